@@ -390,6 +390,8 @@ class Experiment:
             end.run_programs(summary, plan.variants, machine.device)
         else:
             summary = summary_of(result)
+        if not complete:
+            end.show_verdicts(summary)
         complete = complete and not lacking
         rendered = None
         if not (self.brief or (complete and (self.folder / "plot.png").is_file())):

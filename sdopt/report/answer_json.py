@@ -5,7 +5,7 @@ The fields of `Answer` are the schema; `SCHEMA` is its version, which grows with
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Verdict
+from sdopt.report.columns import values_of
 from sdopt.report.program import program_of, said_of
 from sdopt.report.tables import WorstPrompt, worst_prompts
 from sdopt.schema import WORK
@@ -62,7 +63,8 @@ class Candidate:
     `worst` has, by metric, the prompts that lost most. `latency_s` is the time of a call, which makes
     `images_per_call` images. `command` measures it again; "" if none is known to. `program` uses it; null unless it was
     run and drew the measured image, of which `program_run` says more. `at_least_slower` is how many times as long as
-    the baseline's its calls take at least, where that was clear so early that they were not timed further.
+    the baseline's its calls take at least, where that was clear so early that they were not timed further. `columns`
+    has what tables show, by the names of their columns in `table.csv`.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Candidate:
     program: str | None
     program_run: str
     at_least_slower: float | None = None
+    columns: dict[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         program_of(result, row.variant) or None,
         said_of(row.variant.program),
         row.at_least_slower,
+        values_of(row),
     )
 
 

@@ -12,7 +12,7 @@ from sdopt.record.choices import difference
 from sdopt.record.comparisons import Effect, Interval
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.blocks import Block, Cell, Notes, Table
-from sdopt.report.columns import COLUMNS, Look, ratio_cell, table_of, values_of, word
+from sdopt.report.columns import Look, further_columns, ratio_cell, table_of, values_of, word
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, bounds_text
 from sdopt.statistics.objections import REPEATS
 from sdopt.statistics.published import MEMORY, Claim, notes_of_published
@@ -281,8 +281,7 @@ def _records(summary: Summary) -> list[dict[str, Any]]:
     """Returns a row for the baseline and for each comparison: facts, then figures, in the same columns."""
     order = [row.name for row in summary.rows]
     rows = sorted(summary.figures, key=lambda row: len(order) if row.variant.is_control else order.index(row.name))
-    # Here each step has a row of its own.
-    columns = [column for column in COLUMNS if column.name != "step"]
+    columns = further_columns(["step"])  # here each step has a row of its own
     facts, numbers = [], []
     for row in rows:
         values = values_of(_with_verdicts(summary, row), columns)

@@ -50,7 +50,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         if name in last:
             fate = Fate.PASSED if name in passed else _not_passed(answers[name], last[name])
             fate = Fate.WINNER if name == winner else fate
-            entry = _entry(candidate, fate, _because(answers[name], last[name]), [last[name]])
+            entry = entry_of(candidate, fate, _because(answers[name], last[name]), [last[name]])
             speedup = answers[name].speedup
             low, high = (speedup.interval.low, speedup.interval.high) if speedup else (None, None)
             entries.append(
@@ -58,7 +58,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
             )
         else:
             fate, why = search.dropped.get(name, (Fate.OPEN, ""))
-            entries.append(_entry(candidate, fate, why, found.get(name, [])))
+            entries.append(entry_of(candidate, fate, why, found.get(name, [])))
     best = _fastest(entries, Fate.OPEN)
     fastest = f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×" if best else ""
     so_far = f"The search has not ended; {len(entries)} combinations were proposed so far{fastest}."
@@ -110,7 +110,7 @@ def _because(row: Row, finding: Finding) -> str:
     return "; ".join(filter(None, (str(row.speed or ""), out, images)))
 
 
-def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Finding]) -> Entry:
+def entry_of(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Finding]) -> Entry:
     """Returns the entry of a candidate: means over its studies, the largest memory, and the last study's images."""
     timed = [finding for finding in findings if "latency" in finding.losses]
     last = findings[-1] if findings else None
@@ -129,6 +129,7 @@ def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Fi
         processes=sum(finding.processes for finding in findings),
         start=last.start if last else None,
         recompiles=last.recompiles if last else None,
+        columns=dict(last.columns) if last else {},
     )
 
 

@@ -20,6 +20,7 @@ from sdopt.locks import lock_folder
 from sdopt.record.files import inside, write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.report.blocks import Chart
+from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.schema import Tracking
 from sdopt.search.answer import record_of
 from sdopt.search.config import SearchConfig, search_config, split
@@ -198,7 +199,7 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
         files={("images/" if file.suffix == ".png" else "") + file.name: file for file in files},
         # MLflow lists the latest run first.
         below=[
-            _trial_run(entry, record, tags, started + rank)
+            trial_run(entry, record, tags, started + rank)
             for rank, entry in enumerate(reversed(record.entries), start=1)
         ],
     )
@@ -209,7 +210,7 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
     return ask(client.put, tracking, record.name, run, mine, digest, complete, note)
 
 
-def _trial_run(entry: Entry, record: SearchRecord, tags: Mapping[str, str], started: int) -> Run:
+def trial_run(entry: Entry, record: SearchRecord, tags: Mapping[str, str], started: int) -> Run:
     """Returns the run of one candidate, with the tags that all of them have."""
     figures = {
         "speedup": entry.speedup,
@@ -229,11 +230,11 @@ def _trial_run(entry: Entry, record: SearchRecord, tags: Mapping[str, str], star
             "start/extra_s": entry.start.extra_s,
             "break_even/images": entry.start.images,
         }
-    told = {"fate": str(entry.fate), "answer": f"{entry.fate}: {entry.because}"[:5000], "command": entry.command}
+    words = {"fate": str(entry.fate), "answer": f"{entry.fate}: {entry.because}"[:5000], "command": entry.command}
     return Run(
         name=entry.name,
-        tags={**tags, ROLE: "trial", **told},
+        tags={**tags, ROLE: "trial", **tracked_tags(entry.columns), **words},
         started=started,
         parameters=dict(override.lstrip("+").partition("=")[::2] for override in entry.overrides),
-        metrics={name: value for name, value in figures.items() if value is not None},
+        metrics=tracked_metrics(entry.columns) | {name: value for name, value in figures.items() if value is not None},
     )

@@ -1,14 +1,15 @@
 """Reads from a study the figures of each candidate of a search, and why a candidate is ruled out."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
 from sdopt.record.comparisons import BreakEven
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.report.columns import further_columns, values_of
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
 from sdopt.statistics.figures import rows_of
@@ -19,6 +20,9 @@ from sdopt.statistics.rows import Row
 
 RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
 """The ratio from which each objective is computed."""
+
+OWN_COLUMNS = ("speedup", "speed", "latency/p50_s", "memory_ratio", "images", "gate", "step")
+"""Columns of tables for which a search has figures of its own, over several studies, or the outcome."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Finding:
         distances: the distance for each prompt; empty if the metric has none, or one is not finite.
         start: its extra start-up time, and when that is repaid; None if it was not measured.
         recompiles: graphs compiled after the first call; None if nothing is compiled.
+        columns: what further columns of tables have, by their names.
     """
 
     losses: dict[str, float]
@@ -54,6 +59,7 @@ class Finding:
     recompiles: float | None = None
     image_s: float | None = None
     per_image: bool = False
+    columns: Mapping[str, float | str] = field(default_factory=dict)
 
     @property
     def speedup(self) -> float | None:
@@ -133,6 +139,7 @@ def _finding(row: Row, config: SearchConfig, broken: str, failed: Sequence[Rulin
         recompiles=row.figures.get("compile/recompiles"),
         image_s=row.image_time.estimate if row.image_time else None,
         per_image=row.per_image,
+        columns=values_of(row, further_columns(OWN_COLUMNS)),
     )
 
 

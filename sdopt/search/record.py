@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from sdopt.record.comparisons import BreakEven, Interval
 from sdopt.report.blocks import Block, Cell, Chart, Code, Fold, Notes, Page, Prose, Section, Table
+from sdopt.report.columns import Cells, Look, further_columns, ratio_cell, value_cell
 from sdopt.report.markdown import written
 from sdopt.report.tones import Tone
-from sdopt.statistics.measures import bounds_text
+from sdopt.search.findings import OWN_COLUMNS
 from sdopt.statistics.words import gib_text, shortened, start_words, unit_text
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class Entry:
     """The command that measures the candidate again; "" if none is known to, as of those that were not judged."""
     judged: bool = False
     """Whether it was measured in the last study, with the full protocol."""
+    columns: dict[str, float | str] = field(default_factory=dict)
+    """What further columns of tables have, by their names, in the last study that measured it."""
 
 
 @dataclass(frozen=True)
@@ -171,32 +174,48 @@ def space_table(space: "Space") -> list[Block]:
 
 
 def _table(record: SearchRecord, entries: Sequence[Entry], brief: bool) -> Table:
-    """Returns the table; the column of starts is there only if a combination has such a figure."""
+    """Returns the table of combinations, without columns that none of them has a figure for."""
     unit = unit_text(record.per_image)
-    figures = [f"speed-up{unit}", f"latency{unit}", "memory", record.distance]
-    headings = ["options", "outcome", *figures, "start", *([] if brief else ["because"])]
-    rows = [_row(entry, brief, record.per_image)[: len(headings)] for entry in entries]
-    return Table(headings, rows, numbers=figures).filled()
-
-
-def _row(entry: Entry, brief: bool, per_image: bool) -> list[Cell | str]:
-    time_s = entry.image_s if per_image else entry.latency_s
-    speedup: Cell | str = ""
-    if entry.speedup is not None:
-        speedup = Cell(f"{entry.speedup:.2f}×", bounds_text(Interval(entry.speedup, entry.low, entry.high)))
-    words = start_words(entry.start)
-    again = f"{entry.recompiles:g} compiled again later" if entry.recompiles else ""
-    start = "; ".join(filter(None, (start_said(entry.start), again)))
-    return [
-        entry.name,
-        Cell(f"{entry.fate}{', on the front' if entry.on_front else ''}", tone=_TONES.get(entry.fate)),
-        speedup,
-        "" if time_s is None else f"{time_s:.3g} s",
-        "" if entry.memory_gib is None else gib_text(entry.memory_gib),
-        "" if entry.distance is None else f"{entry.distance:.2g}",
-        f"+{words[0]}" if brief and words else start,
-        entry.because,
+    table: list[Cells] = [
+        ("options", [entry.name for entry in entries]),
+        ("outcome", [_outcome_cell(entry) for entry in entries]),
+        (f"speed-up{unit}", [_speedup_cell(entry) for entry in entries]),
+        (f"latency{unit}", [_time_text(entry, record.per_image) for entry in entries]),
+        ("memory", ["" if entry.memory_gib is None else gib_text(entry.memory_gib) for entry in entries]),
+        (record.distance, ["" if entry.distance is None else f"{entry.distance:.2g}" for entry in entries]),
     ]
+    numbers = [heading for heading, _ in table[2:]]
+    for column in further_columns(OWN_COLUMNS):
+        [heading] = column.headings(Look(per_image=record.per_image))
+        table.append((heading, [value_cell(entry.columns.get(column.name)) for entry in entries]))
+        numbers += [heading] if column.number else []
+    table.append(("start", [_start_text(entry, brief) for entry in entries]))
+    if not brief:
+        table.append(("because", [entry.because for entry in entries]))
+    rows = list(zip(*(cells for _, cells in table), strict=True))
+    return Table([heading for heading, _ in table], rows, numbers).filled()
+
+
+def _outcome_cell(entry: Entry) -> Cell:
+    front = ", on the front" if entry.on_front else ""
+    return Cell(f"{entry.fate}{front}", tone=_TONES.get(entry.fate))
+
+
+def _speedup_cell(entry: Entry) -> Cell:
+    return ratio_cell(None if entry.speedup is None else Interval(entry.speedup, entry.low, entry.high))
+
+
+def _time_text(entry: Entry, per_image: bool) -> str:
+    seconds = entry.image_s if per_image else entry.latency_s
+    return "" if seconds is None else f"{seconds:.3g} s"
+
+
+def _start_text(entry: Entry, brief: bool) -> str:
+    words = start_words(entry.start)
+    if brief and words:
+        return f"+{words[0]}"
+    again = f"{entry.recompiles:g} compiled again later" if entry.recompiles else ""
+    return "; ".join(filter(None, (start_said(entry.start), again)))
 
 
 def _reasons(entries: Sequence[Entry], count: int) -> Iterator[str]:

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sdopt.conclusion import Conclusion
 from sdopt.errors import UsageError
 from sdopt.locks import exclusive
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import StudyResult
 from sdopt.report import catalog
-from sdopt.report.catalog import HTML, MARKDOWN, REPORTS, markdown_table
+from sdopt.report.catalog import HTML, MARKDOWN, REPORTS, Report, markdown_table
 from sdopt.schema import Tracking
 from sdopt.statistics.scale import decision_of
-from sdopt.statistics.summary import summary_of
+from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
 from sdopt.tracking.runs import digest_of, download_run, log_study
 from sdopt.tracking.store import end_process, require_store, shown_by, ui_pages
@@ -405,6 +406,30 @@ class TestPlaces:
         left = {run.info.run_id for run in own.runs("shared")}
         assert kept.run in left
         assert not left & {begun, max(first.run, ended)}
+
+
+@needs_mlflow
+def test_a_report_of_any_bytes_is_an_artifact(
+    store: Store, copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One entry of `REPORTS` is all that it takes, and what was rendered for the run's folder is not made again."""
+    content, made = b"\x89\xff\xfe\x00 no text", []
+
+    def render(_summary: Summary, _folder: Path) -> bytes:
+        made.append(1)
+        return content
+
+    monkeypatch.setattr(catalog, "REPORTS", [Report("weights", "weights.bin", render)])
+    result, folder = copied
+    config = replace(result.config, tracking=store.tracking)
+    end = Conclusion(config, folder, context=None)  # type: ignore[arg-type]
+    summary = summary_of(result)
+    end.track(summary, end.report(summary))
+    parent, _ = store.of_study(result)
+    assert "weights.bin" in store.artifacts(parent)
+    kept = store.client.download_artifacts(parent.info.run_id, "weights.bin", str(tmp_path))
+    assert Path(kept).read_bytes() == content
+    assert made == [1]
 
 
 @needs_mlflow

@@ -22,6 +22,7 @@ from sdopt.errors import ConflictError, command_line, print_problems, without_pa
 from sdopt.experiment import check_models, fetch
 from sdopt.locks import reserve
 from sdopt.pipelines.prompts import resolve_prompts
+from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.report.markdown import written
 from sdopt.schema import Serving, Tracking
 from sdopt.scratch import scratch_folder
@@ -174,8 +175,9 @@ def _log(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig,
             metrics |= {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high} if found else {}
         for key in ("p50_s", "p95_s", "p99_s", "goodput", "batch", "queue_s", "compute_s", "image_j"):
             metrics[key] = each.mean(each.typical, key)
-        known = {f"load/{name}": float(value) for name, value in metrics.items() if value is not None}
-        tags = {**common, ROLE: "load row"}
+        known = tracked_metrics(each.row.columns)
+        known |= {f"load/{name}": float(value) for name, value in metrics.items() if value is not None}
+        tags = {**tracked_tags(each.row.columns), **common, ROLE: "load row"}
         below.append(Run(each.row.name, tags, parameters={"policy": each.row.policy}, metrics=known))
     files = {path.name: path for path in sorted(folder.iterdir())}
     parameters = {f"load.{key}": without_passwords(str(value)) for key, value in asdict(load).items()}

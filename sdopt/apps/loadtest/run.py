@@ -6,14 +6,14 @@ import os
 import statistics
 import subprocess
 import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from sdopt.apps.loadtest.config import LoadConfig
-from sdopt.apps.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate
+from sdopt.apps.loadtest.record import OWN_COLUMNS, LoadRecord, LoadRow, Predicted, Replicate
 from sdopt.apps.loadtest.target import Target
 from sdopt.apps.serving.engine import Engine, Work
 from sdopt.apps.serving.server import listen, serve
@@ -24,7 +24,11 @@ from sdopt.errors import SdoptError, UnavailableError
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
 from sdopt.measure.interference import InterferenceMeter
+from sdopt.record.comparisons import Interval
+from sdopt.record.records import Status, VariantResult
+from sdopt.report.columns import further_columns, values_of
 from sdopt.schema import Serving
+from sdopt.statistics.rows import Row
 from sdopt.variant import Variant
 from sdopt.worker.process import Worker
 from sdopt.worker.protocol import Asked
@@ -146,7 +150,7 @@ class LoadTest:
         row, variant = candidate.row, candidate.variant
         service_s = calibrated(engine)
         if not row.service_s:
-            row.service_s = service_s
+            row.service_s, row.columns = service_s, columns_of(variant, service_s)
         if not self._record.limit_s:
             self._record.limit_s = _LIMITS * service_s[min(service_s)]
         largest, window_s = engine.largest, candidate.serving.window_ms / 1000
@@ -237,6 +241,27 @@ class LoadTest:
 
     def _shuffled(self, rates: Sequence[float]) -> list[float]:
         return [float(rate) for rate in self._random.permutation(rates)]
+
+
+def columns_of(variant: Variant, service_s: Mapping[int, float]) -> dict[str, float | str]:
+    """Returns what further columns of tables say of a variant, by its time of a call without load."""
+    measured = VariantResult(
+        name=variant.name,
+        role="variant",
+        choices=dict(variant.choices),
+        overrides=list(variant.overrides),
+        config=variant.config,
+        status=Status.OK,
+    )
+    images = min(service_s)
+    seconds = service_s[images]
+    figures = {
+        "latency/p50_s": seconds,
+        "latency/image_s": seconds / images,
+        "throughput/images_per_s": images / seconds,
+    }
+    row = Row(measured, variant.shapes[0], latency=Interval(seconds), figures=figures)
+    return values_of(row, further_columns(OWN_COLUMNS))
 
 
 def calibrated(engine: Engine) -> dict[int, float]:
