@@ -128,7 +128,7 @@ def test_a_search(summary: Summary) -> None:
     assert run.tags["pace"] == "brisk pace"
 
 
-def test_a_load_test(result: StudyResult, composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_test(result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = load_record([2.0], [4.0])
     load, _, _ = load_config(["load.rates=[1,2]"])
     with composer_of([*SMOKE]) as composer:
