@@ -251,7 +251,7 @@ class TestOnce:
 
 @needs_mlflow
 class TestPlaces:
-    """A store that is not what it was: renamed, deleted, moved, copied."""
+    """A store that is not what it was: renamed, deleted, moved."""
 
     @pytest.fixture
     def own(self, tmp_path: Path) -> Store:
@@ -274,22 +274,7 @@ class TestPlaces:
         own.client.restore_experiment(first.experiment)
         assert not log_study(*copied, own.tracking).new
 
-    def test_a_database_finds_its_artifacts_where_it_is(self, own: Store, copied: Copied) -> None:
-        first, study = log_study(*copied, own.tracking), copied[0].id
-        before, moved = sorted(own.folder.rglob("*")), own.folder.with_name("moved")
-        for there in (own.folder.with_name("copied"), moved):
-            own.folder.rename(there) if there is moved else shutil.copytree(own.folder, there)
-            now = Store(there, images=False)
-            assert download_run(first.run, now.tracking)[0].id == study
-            copied[0].id = uuid.uuid4().hex
-            further = log_study(*copied, now.tracking)
-            assert further.new
-            where = there / "artifacts" / "shared" / further.run / "artifacts"
-            assert now.client.get_run(further.run).info.artifact_uri == where.as_uri()
-            assert (where / "result.json").is_file()
-            assert sorted(own.folder.rglob("*")) == ([] if there is moved else before)
-
-    def test_artifacts_are_found_where_they_were_moved_to(self, own: Store, copied: Copied, tmp_path: Path) -> None:
+    def test_artifacts_lie_where_their_experiment_began(self, own: Store, copied: Copied, tmp_path: Path) -> None:
         first = log_study(*copied, own.tracking)
         elsewhere = replace(own.tracking, artifacts=str(tmp_path / "elsewhere"))
         for ask in (lambda: require_store(elsewhere, "shared"), lambda: log_study(*copied, elsewhere)):
@@ -298,14 +283,14 @@ class TestPlaces:
             ):
                 ask()
         (own.folder / "artifacts").rename(tmp_path / "elsewhere")
-        with pytest.raises(UsageError, match=r"name their folder with tracking\.artifacts="):
+        with pytest.raises(UsageError, match=r"its artifacts were in .*artifacts, which is not here"):
             download_run(first.run, own.tracking)
+        (tmp_path / "elsewhere").rename(own.folder / "artifacts")
+        assert download_run(first.run, own.tracking)[0].id == copied[0].id
         gone = replace(own.tracking, uri="sqlite:////nowhere/runs.db")
         for tracking in (own.tracking, gone):
             with pytest.raises(UsageError, match=r"neither a file .*; name another store with tracking\.uri="):
                 download_run("a name with blanks", tracking)
-        assert download_run(first.run, elsewhere)[0].id == copied[0].id
-        assert require_store(elsewhere, "shared") is None
 
     def test_a_folder_may_have_any_name_that_a_checkout_has(self, copied: Copied, tmp_path: Path) -> None:
         """SQLAlchemy takes %2F for a slash: a checkout of a branch in Jenkins has such a name."""
@@ -394,18 +379,17 @@ class TestPlaces:
         assert "tracking.uri=http://team:5000 uses it" in str(require_store(Tracking(), "shared"))
         assert require_store(Tracking(uri=f"sqlite:///{tmp_path}/own.db"), "shared") is None
 
-    def test_of_two_that_log_the_same_at_once_one_is_kept(self, own: Store, copied: Copied) -> None:
-        """The other had begun, or had even ended."""
+    def test_of_two_that_logged_the_same_one_is_kept(self, own: Store, copied: Copied) -> None:
+        """What the other had begun is deleted with the next logging, also if it had ended."""
         result, folder = copied
         first = log_study(result, folder, own.tracking)
         tags = {"sdopt.study_id": result.id, "sdopt.role": "study"}
         begun = own.client.create_run(first.experiment, tags=tags).info.run_id
         ended = own.client.create_run(first.experiment, tags=tags | {"sdopt.digest": digest_of(result)}).info.run_id
         kept = log_study(result, folder, own.tracking)
-        assert kept.run == min(first.run, ended)
+        assert not kept.new
         left = {run.info.run_id for run in own.runs("shared")}
-        assert kept.run in left
-        assert not left & {begun, max(first.run, ended)}
+        assert left & {first.run, begun, ended} == {kept.run}
 
 
 @needs_mlflow
