@@ -6,6 +6,7 @@ The fields of `Answer` are the schema; `SCHEMA` is its version, which grows with
 import hashlib
 import json
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,8 @@ def baseline_digest(result: StudyResult) -> str:
 
 
 def _candidate(row: Row, result: StudyResult) -> Candidate:
-    rulings = [ruling for found in result.judgements if found.candidate == row.name for ruling in found.rulings]
+    judgements = [judgement for judgement in result.judgements if judgement.candidate == row.name]
+    rulings = chain.from_iterable(judgement.rulings for judgement in judgements)
     comparison = result.first_comparison(row.name)
     scores = {**row.variant.quality, **(comparison.quality if comparison else {})}
     return Candidate(

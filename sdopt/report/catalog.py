@@ -83,7 +83,7 @@ REPORTS = (
 )
 
 
-class Rendered(NamedTuple):
+class RenderedReport(NamedTuple):
     """A report of a study: its content, None if it could not be made, and the error, also one of writing it."""
 
     report: Report
@@ -91,7 +91,7 @@ class Rendered(NamedTuple):
     error: Exception | None = None
 
 
-def write_reports(summary: Summary, folder: Path) -> Iterator[Rendered]:
+def write_reports(summary: Summary, folder: Path) -> Iterator[RenderedReport]:
     """Writes every report of a study into the run's folder; yields each, also with its error.
 
     If one report cannot be made, the others are still written.
@@ -104,6 +104,6 @@ def write_reports(summary: Summary, folder: Path) -> Iterator[Rendered]:
                 continue
             write_atomically(folder / report.file, content)
         except Exception as error:
-            yield Rendered(report, content, error)
+            yield RenderedReport(report, content, error)
         else:
-            yield Rendered(report, content)
+            yield RenderedReport(report, content)

@@ -21,7 +21,7 @@ Value = float | str | None
 
 
 @dataclass(frozen=True)
-class Look:
+class TableView:
     """What a table knows of all its rows.
 
     Attributes:
@@ -54,14 +54,14 @@ class Column:
     name: str
     heading: str
     value: Callable[[Row], Value]
-    cell: Callable[[Row, Look], Cell] | None = None
+    cell: Callable[[Row, TableView], Cell] | None = None
     number: bool = True
     tracked: bool = False
     narrow: int | None = 0
     needless: bool = True
     at_shapes: bool = False
 
-    def headings(self, look: Look) -> list[str]:
+    def headings(self, look: TableView) -> list[str]:
         """Returns its heading, or one for each shape."""
         judged = "" if look.judged else " (not judged)"
         heading = self.heading.format(unit=unit_text(look.per_image), judged=judged)
@@ -69,7 +69,7 @@ class Column:
             return [f"{heading}, {shape}" for shape in look.shapes]
         return [heading]
 
-    def cells(self, row: Row | None, look: Look) -> list[Cell]:
+    def cells(self, row: Row | None, look: TableView) -> list[Cell]:
         """Returns a row's cell below each of its headings."""
         if row is None:
             return [Cell() for _ in self.headings(look)]
@@ -103,19 +103,19 @@ def word(verdict: StrEnum | None) -> Cell:
     return Cell(str(verdict), tone=TONES[verdict]) if verdict is not None else Cell()
 
 
-def speedup_cell(row: Row, look: Look | None = None) -> Cell:
+def speedup_cell(row: Row, look: TableView | None = None) -> Cell:
     """Returns a variant's speed-up over the baseline with its bounds, or the bound at which its timing ended."""
     if row.variant.given_up:
         return slower_cell(row)
     return ratio_cell(row.speedup.interval if row.speedup else None)
 
 
-def speed_cell(row: Row, look: Look | None = None) -> Cell:
+def speed_cell(row: Row, look: TableView | None = None) -> Cell:
     """Returns what a variant's speed-up shows; its status, where that is another than `ok`."""
     return word(row.speed if row.status is Status.OK else row.status)
 
 
-def memory_cell(row: Row, look: Look | None = None) -> Cell:
+def memory_cell(row: Row, look: TableView | None = None) -> Cell:
     """Returns how much more or less memory a variant takes than the baseline, and its peak."""
     peak = ""
     if row.headline_memory and row.status.timed:
@@ -123,7 +123,7 @@ def memory_cell(row: Row, look: Look | None = None) -> Cell:
     return Cell(share_text(row.memory.interval.estimate), f"({peak})") if row.memory else Cell(peak)
 
 
-def images_cell(row: Row, look: Look) -> Cell:
+def images_cell(row: Row, look: TableView) -> Cell:
     """Returns what is known of a variant's images, with the metric that is read first; else that metric alone."""
     metric, figure = row.distance
     shown = f"{figure} dB" if metric == PSNR and figure != "equal" else figure
@@ -132,11 +132,11 @@ def images_cell(row: Row, look: Look) -> Cell:
     return Cell(str(row.images), f"({shown})" if shown not in ("", "equal") else "", TONES[row.images])
 
 
-def _time_cell(row: Row, look: Look) -> Cell:
+def _time_cell(row: Row, look: TableView) -> Cell:
     return Cell(*seconds_parts(row.time)) if row.time and row.status.timed else Cell()
 
 
-def _step_cell(row: Row, look: Look) -> Cell:
+def _step_cell(row: Row, look: TableView) -> Cell:
     figure, _, detail = _steps_text(row).partition(" ")
     return Cell(figure, detail)
 
@@ -235,7 +235,7 @@ Cells = tuple[str, Sequence[Cell | str]]
 
 def table_of(
     rows: Sequence[Row | None],
-    look: Look,
+    look: TableView,
     before: Sequence[Cells],
     after: Sequence[Cells] = (),
     instead: Mapping[str, Sequence[Cell | str]] | None = None,

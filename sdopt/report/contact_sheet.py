@@ -10,7 +10,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageFont
 from sdopt.record.files import inside
 from sdopt.record.images import open_image
 from sdopt.record.scores import ImageRecord
-from sdopt.report.columns import Look, images_cell
+from sdopt.report.columns import TableView, images_cell
 from sdopt.statistics.rows import Row
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import compared, memory_text, seconds_text, unit_text
@@ -63,7 +63,7 @@ def comparison_sheet(summary: Summary, folder: Path, prompts: int = 6) -> bytes 
 
 def _feet(columns: Sequence[Row]) -> list[tuple[str, list[str]]]:
     """Returns the figures below the columns: for each line its title, and one figure per column."""
-    look = Look(judged=any(column.decision for column in columns))
+    look = TableView(judged=any(column.decision for column in columns))
     unit = unit_text(any(column.per_image for column in columns))
     times = [column.time for column in columns]
     lines = [

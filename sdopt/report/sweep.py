@@ -13,7 +13,7 @@ from sdopt.record.files import JobError, read_error, read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import use_of
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
-from sdopt.report.columns import Cells, Look, speed_cell, table_of, word
+from sdopt.report.columns import Cells, TableView, speed_cell, table_of, word
 from sdopt.schema import WORK
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Speed
@@ -79,9 +79,9 @@ class Sweep:
         return {job: summary_of(study) for job, study in self.studies.items()}
 
     @cached_property
-    def jobs(self) -> list["Job"]:
+    def jobs(self) -> list["SweepJob"]:
         """The variants of all jobs, best first, then what has no figure; gains are over each job's own baseline."""
-        found: list[Job] = []
+        found: list[SweepJob] = []
         for job, summary in self.summaries.items():
             why = ""
             if summary.result.status in ("running", "crashed"):
@@ -90,10 +90,10 @@ class Sweep:
             for row in summary.candidates or summary.rows:
                 # What ended the job says more of a row than that it was not measured.
                 because = (row.because or why) if row.status is not Status.PENDING else (why or row.because)
-                found.append(Job(job, self._label(job), row, self._name(job, row), because))
+                found.append(SweepJob(job, self._label(job), row, self._name(job, row), because))
         for job, error in self.errors.items():
             if job not in self.studies:
-                found.append(Job(job, self._label(job), None, "", "; ".join(error.problems), Status(error.status)))
+                found.append(SweepJob(job, self._label(job), None, "", "; ".join(error.problems), Status(error.status)))
         return sorted(found, key=lambda each: (*each.rank, len(each.number), each.number))
 
     def _label(self, job: str) -> str:
@@ -110,7 +110,7 @@ class Sweep:
         return ", ".join([row.name, *keys])
 
     @property
-    def best(self) -> tuple["Job", Row] | None:
+    def best(self) -> tuple["SweepJob", Row] | None:
         """The recommended variant that gains most over the baseline of its own job, with that job; None if none is."""
         return next(((job, job.row) for job in self.jobs if job.row is not None and job.row.recommended), None)
 
@@ -148,7 +148,7 @@ _PER_IMAGE = (
 )
 
 
-def _per_image(jobs: "Sequence[Job]") -> bool:
+def _per_image(jobs: "Sequence[SweepJob]") -> bool:
     """Returns whether calls of the jobs' variants make different numbers of images."""
     rows = [job.row for job in jobs if job.row is not None]
     counts = {row.images_per_call for row in rows}
@@ -156,7 +156,7 @@ def _per_image(jobs: "Sequence[Job]") -> bool:
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """A variant of a sweep's job; `row` is None for a job without a result."""
 
     number: str
@@ -174,8 +174,8 @@ class Job:
         return rank_of(self.row) if self.row else (True, 0.0)
 
 
-def _table(jobs: Sequence[Job], summaries: Mapping[str, Summary], reasons: bool) -> Table:
-    look = Look(judged=any(job.row is not None and job.row.decision for job in jobs), per_image=_per_image(jobs))
+def _table(jobs: Sequence[SweepJob], summaries: Mapping[str, Summary], reasons: bool) -> Table:
+    look = TableView(judged=any(job.row is not None and job.row.decision for job in jobs), per_image=_per_image(jobs))
     names: Cells = ("variant", [job.name for job in jobs])
     labels: Cells = ("job", [job.label for job in jobs])
     because: Cells = ("because", [job.because for job in jobs])
@@ -189,7 +189,7 @@ def _table(jobs: Sequence[Job], summaries: Mapping[str, Summary], reasons: bool)
     return replace(table, numbers=numbers, spare=(), needless=()) if reasons else replace(table, numbers=numbers)
 
 
-def _speed_cell(job: Job) -> Cell:
+def _speed_cell(job: SweepJob) -> Cell:
     if job.row is None:
         return word(job.status)
     if job.row.is_baseline and job.row.status is Status.OK:
@@ -197,14 +197,14 @@ def _speed_cell(job: Job) -> Cell:
     return speed_cell(job.row)
 
 
-def _time_cell(row: Row, summary: Summary, look: Look) -> Cell:
+def _time_cell(row: Row, summary: Summary, look: TableView) -> Cell:
     """Returns a variant's time, with that of the baseline of the same job, unless that is the row itself."""
     time = _time_text(row, look)
     before = "" if row.is_baseline else _time_text(summary.baseline, look)
     return Cell(time, f"from {before}" if before else "")
 
 
-def _time_text(row: Row, look: Look) -> str:
+def _time_text(row: Row, look: TableView) -> str:
     time = row.image_time if look.per_image else row.latency
     return seconds_parts(time)[0] if time else ""
 

@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from csv import DictWriter
 from dataclasses import dataclass, replace
 from io import StringIO
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from sdopt.quality.metrics import in_reading_order, known_family
 from sdopt.record.choices import difference
-from sdopt.record.comparisons import Effect, Interval
-from sdopt.record.records import Status, StudyResult
+from sdopt.record.comparisons import Comparison, Effect, Interval
+from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.report.blocks import Block, Cell, Notes, Table
-from sdopt.report.columns import Look, further_columns, ratio_cell, table_of, values_of, word
+from sdopt.report.columns import TableView, further_columns, ratio_cell, table_of, values_of, word
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, bounds_text
 from sdopt.statistics.objections import REPEATS
-from sdopt.statistics.published import MEMORY, Claim, notes_of_published
+from sdopt.statistics.published import MEMORY, PublishedClaim, notes_of_published
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import Summary
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 def ranking(summary: Summary) -> Table:
     """Returns the table of all variants but the repeated baseline, best first, with their verdicts."""
     result, judged = summary.result, any(row.decision for row in summary.rows)
-    look = Look(judged, result.per_image, result.shapes if len(result.shapes) > 1 else ())
+    look = TableView(judged, result.per_image, result.shapes if len(result.shapes) > 1 else ())
     return table_of(summary.rows, look, before=[("variant", [row.name for row in summary.rows])])
 
 
@@ -54,11 +55,9 @@ def evidence(summary: Summary) -> list[str]:
 def shapes_table(summary: Summary) -> Table | None:
     """Returns the table of time and memory at several shapes, and of the cost of a new one; None for one shape."""
     rows = [row for row in summary.first.values() if row.further and row.latency and not row.variant.is_control]
-    cells = [
-        (str(at.shape), at.variant.name, *_at_shape(at))
-        for of_shape in zip(*(row.shapes for row in rows), strict=True)
-        for at in of_shape
-    ]
+    cells = []
+    for at_shape in zip(*(row.shapes for row in rows), strict=True):
+        cells += [(str(at.shape), at.name, *_at_shape(at)) for at in at_shape]
     time = f"time{unit_text(summary.result.per_image)}"
     headings = ("shape", "variant", time, "memory", "first call", "compiled in it", "compiled later")
     return Table(headings, cells, headings[2:]) if cells else None
@@ -113,9 +112,12 @@ _SAME = 0.9999
 
 def quality_columns(result: StudyResult) -> list[str]:
     """Returns the metrics that some variant has and that tables show, and the count of broken images; [] for none."""
-    scores = [*(variant.quality for variant in result.variants), *(edge.quality for edge in result.comparisons)]
-    families = {name: known_family(name) for name in in_reading_order(name for quality in scores for name in quality)}
-    shown = [name for name, family in families.items() if family is None or family.tabulated]
+    owners: list[VariantResult | Comparison] = [*result.variants, *result.comparisons]
+    shown = []
+    for name in in_reading_order(chain.from_iterable(owner.quality for owner in owners)):
+        family = known_family(name)
+        if family is None or family.tabulated:
+            shown.append(name)
     return [*shown, BROKEN] if shown else []
 
 
@@ -230,7 +232,7 @@ def worst_table(summary: Summary) -> Table | None:
     return Table(("variant", "metric", "worst prompts"), rows) if rows else None
 
 
-def published_blocks(result: StudyResult, claims: Sequence[Claim]) -> list[Block]:
+def published_blocks(result: StudyResult, claims: Sequence[PublishedClaim]) -> list[Block]:
     """Returns a table of the figures of an article beside those measured, and its notes; nothing without a figure."""
     words = {
         SPEEDUP.name: ("speed-up", "×"),
@@ -289,8 +291,8 @@ def _records(summary: Summary) -> list[dict[str, Any]]:
         figures = {name: value for name, value in values.items() if name not in words}
         facts.append({"variant": row.name, **words, **_facts(row)})
         numbers.append({**figures, **row.flat})
-    texts = dict.fromkeys((name for of_row in facts for name in of_row), "")
-    unknown = dict.fromkeys((name for of_row in numbers for name in of_row), math.nan)
+    texts = dict.fromkeys(chain.from_iterable(facts), "")
+    unknown = dict.fromkeys(chain.from_iterable(numbers), math.nan)
     first = ["variant", *(column.name for column in columns if column.name in unknown)]
     empty: dict[str, Any] = dict.fromkeys(first) | texts | unknown
     return [{**empty, **of_facts, **of_figures} for of_facts, of_figures in zip(facts, numbers, strict=True)]

@@ -25,13 +25,13 @@ from sdopt.schema import Tracking
 from sdopt.search.answer import record_of
 from sdopt.search.config import SearchConfig, search_config, split
 from sdopt.search.expectation import Expectation
-from sdopt.search.record import PAGE, PLOT, RECORD, TABLES, Entry, SearchRecord, markdown_of, page_of
+from sdopt.search.record import PAGE, PLOT, RECORD, TABLES, SearchEntry, SearchRecord, markdown_of, page_of
 from sdopt.search.run import Search
 from sdopt.search.space import Space
 from sdopt.search.studies import Studies
 from sdopt.search.trials import Trials
 from sdopt.tracking import client
-from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, Run
+from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, TrackedRun
 from sdopt.tracking.runs import common_tags, digest_of, note_of, time_of
 from sdopt.tracking.store import ask, require_store
 from sdopt.worker.forkserver import StartContext, start_fork_server
@@ -191,7 +191,7 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
     started = time_of(record.started) if record.started else int(1000 * time.time())
     name = f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}"
     own = {f"search.{key}": str(value) for key, value in asdict(search.config).items()}
-    run = Run(
+    run = TrackedRun(
         name=name,
         tags={**tags, ROLE: "search", "answer": record.sentence, NOTE: note_of(markdown_of(record))},
         started=started,
@@ -210,7 +210,7 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
     return ask(client.put, tracking, record.name, run, mine, digest, complete, note)
 
 
-def trial_run(entry: Entry, record: SearchRecord, tags: Mapping[str, str], started: int) -> Run:
+def trial_run(entry: SearchEntry, record: SearchRecord, tags: Mapping[str, str], started: int) -> TrackedRun:
     """Returns the run of one candidate, with the tags that all of them have."""
     figures = {
         "speedup": entry.speedup,
@@ -231,7 +231,7 @@ def trial_run(entry: Entry, record: SearchRecord, tags: Mapping[str, str], start
             "break_even/images": entry.start.images,
         }
     words = {"fate": str(entry.fate), "answer": f"{entry.fate}: {entry.because}"[:5000], "command": entry.command}
-    return Run(
+    return TrackedRun(
         name=entry.name,
         tags={**tags, ROLE: "trial", **tracked_tags(entry.columns), **words},
         started=started,

@@ -26,7 +26,7 @@ OWN_COLUMNS = ("speedup", "speed", "latency/p50_s", "memory_ratio", "images", "g
 
 
 @dataclass(frozen=True)
-class Finding:
+class CandidateFinding:
     """One candidate in one study.
 
     Attributes:
@@ -72,7 +72,7 @@ class Finding:
         return math.exp(self.losses["memory"]) if "memory" in self.losses else None
 
 
-def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[str, Finding]:
+def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[str, CandidateFinding]:
     """Returns the finding on each candidate of a study, by name.
 
     The study ran with `gate=none`, because few images decide little. It is judged here by `gate`: the rules that so few
@@ -96,7 +96,7 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
     return found
 
 
-def _finding(row: Row, config: SearchConfig, broken: str, failed: Sequence[Ruling], beyond: str) -> Finding:
+def _finding(row: Row, config: SearchConfig, broken: str, failed: Sequence[Ruling], beyond: str) -> CandidateFinding:
     losses = {
         objective: -math.log(ratio.measure.gain(ratio.interval.estimate))
         for objective, name in RATIOS.items()
@@ -125,7 +125,7 @@ def _finding(row: Row, config: SearchConfig, broken: str, failed: Sequence[Rulin
     refused = (" ".join(filter(None, (ruling.metric or ruling.rule, ruling.reason))) for ruling in failed)
     because = "; ".join(dict.fromkeys(refused))
     missing = [objective for objective in config.objectives if objective not in losses]
-    return Finding(
+    return CandidateFinding(
         losses,
         len(row.variant.measurements),
         latency,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sdopt.record.comparisons import BreakEven, Interval
 from sdopt.report.blocks import Block, Cell, Chart, Code, Fold, Notes, Page, Prose, Section, Table
-from sdopt.report.columns import Cells, Look, further_columns, ratio_cell, value_cell
+from sdopt.report.columns import Cells, TableView, further_columns, ratio_cell, value_cell
 from sdopt.report.markdown import written
 from sdopt.report.tones import Tone
 from sdopt.search.findings import OWN_COLUMNS
@@ -44,7 +44,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SearchEntry:
     """One candidate. If it was judged, its figures are those of that study; else the means over its studies."""
 
     name: str
@@ -90,7 +90,7 @@ class SearchRecord:
     distance: str
     """The metric of `Entry.distance`."""
     sentence: str
-    entries: list[Entry]
+    entries: list[SearchEntry]
     conflicts: dict[str, str]
     """Why combinations cannot run, by their overrides."""
     left_out: list[str]
@@ -173,7 +173,7 @@ def space_table(space: "Space") -> list[Block]:
     return [table, Notes([f"cannot run: {reason}" for reason in space.left_out])]
 
 
-def _table(record: SearchRecord, entries: Sequence[Entry], brief: bool) -> Table:
+def _table(record: SearchRecord, entries: Sequence[SearchEntry], brief: bool) -> Table:
     """Returns the table of combinations, without columns that none of them has a figure for."""
     unit = unit_text(record.per_image)
     table: list[Cells] = [
@@ -186,7 +186,7 @@ def _table(record: SearchRecord, entries: Sequence[Entry], brief: bool) -> Table
     ]
     numbers = [heading for heading, _ in table[2:]]
     for column in further_columns(OWN_COLUMNS):
-        [heading] = column.headings(Look(per_image=record.per_image))
+        [heading] = column.headings(TableView(per_image=record.per_image))
         table.append((heading, [value_cell(entry.columns.get(column.name)) for entry in entries]))
         numbers += [heading] if column.number else []
     table.append(("start", [_start_text(entry, brief) for entry in entries]))
@@ -196,21 +196,21 @@ def _table(record: SearchRecord, entries: Sequence[Entry], brief: bool) -> Table
     return Table([heading for heading, _ in table], rows, numbers).filled()
 
 
-def _outcome_cell(entry: Entry) -> Cell:
+def _outcome_cell(entry: SearchEntry) -> Cell:
     front = ", on the front" if entry.on_front else ""
     return Cell(f"{entry.fate}{front}", tone=_TONES.get(entry.fate))
 
 
-def _speedup_cell(entry: Entry) -> Cell:
+def _speedup_cell(entry: SearchEntry) -> Cell:
     return ratio_cell(None if entry.speedup is None else Interval(entry.speedup, entry.low, entry.high))
 
 
-def _time_text(entry: Entry, per_image: bool) -> str:
+def _time_text(entry: SearchEntry, per_image: bool) -> str:
     seconds = entry.image_s if per_image else entry.latency_s
     return "" if seconds is None else f"{seconds:.3g} s"
 
 
-def _start_text(entry: Entry, brief: bool) -> str:
+def _start_text(entry: SearchEntry, brief: bool) -> str:
     words = start_words(entry.start)
     if brief and words:
         return f"+{words[0]}"
@@ -218,7 +218,7 @@ def _start_text(entry: Entry, brief: bool) -> str:
     return "; ".join(filter(None, (start_said(entry.start), again)))
 
 
-def _reasons(entries: Sequence[Entry], count: int) -> Iterator[str]:
+def _reasons(entries: Sequence[SearchEntry], count: int) -> Iterator[str]:
     """Yields all reasons of judged combinations, and the first one of those that failed."""
     for entry in entries:
         if entry.judged:

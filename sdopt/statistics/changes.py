@@ -15,19 +15,27 @@ def changes_of(result: StudyResult, candidate: VariantResult, reference: Variant
     mine, other = traced(candidate), traced(reference)
     if not mine or not other:
         return None
-    first, again = (traced(row) if row else {} for row in (result.variant(result.baseline), result.control))
-    chance = _differing(first, again) if first and again else set()
-    names = sorted(_differing(mine, other) - chance)
+    names = sorted(_differing(mine, other) - _chance(result))
     return [f"{name} {other.get(name, 0):g} → {mine.get(name, 0):g}" for name in names]
+
+
+def _chance(result: StudyResult) -> set[str]:
+    """Returns what differs between the two identical baselines."""
+    first = traced(result.variant(result.baseline))
+    again = traced(result.control) if result.control else {}
+    return _differing(first, again) if first and again else set()
 
 
 def traced_active(variant: VariantResult, baseline: VariantResult) -> bool:
     """Returns whether a variant has options beyond the baseline's, and traces of its calls show each as active."""
     added = difference(variant.choices, baseline.choices).keys() & variant.promises.keys()
-    shapes = [shape for measurement in variant.measurements for shape in measurement.shapes]
-    evidence = [item for shape in shapes for item in shape.evidence]
-    shown = {item.axis for item in evidence} - {item.axis for item in evidence if not item.engaged}
-    return bool(added) and added <= shown
+    active: set[str] = set()
+    idle: set[str] = set()
+    for measurement in variant.measurements:
+        for samples in measurement.shapes:
+            for item in samples.evidence:
+                (active if item.engaged else idle).add(item.axis)
+    return bool(added) and added <= active - idle
 
 
 def traced(variant: VariantResult) -> dict[str, float]:

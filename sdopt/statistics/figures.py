@@ -6,6 +6,7 @@ estimates from `statistics.measures`, with one-sided bounds of its own.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -197,8 +198,8 @@ def _times(row: Row, estimator: str) -> Figures:
     for name in ("median", "mean"):
         center = latency(variant, name, 0.95)
         figures[f"latency/{_LABELS.get(name, name)}_s"] = center.estimate if center else None
-    samples = [seconds for times in variant.samples.values() for seconds in times]
-    figures["latency/p95_s"] = float(np.quantile(samples, 0.95)) if samples else None
+    seconds = list(chain.from_iterable(variant.samples.values()))
+    figures["latency/p95_s"] = float(np.quantile(seconds, 0.95)) if seconds else None
     figures["latency/cold_start_s"] = _median(samples.cold_start_s for samples in shapes)
     figures["latency/compile_s"] = _median(samples.compile_s for samples in shapes)
     if time is not None:
@@ -228,7 +229,7 @@ _MEMORY = {
 
 def _memory(variant: VariantResult) -> Figures:
     """Returns the largest of all processes of each kind of memory."""
-    memories = [memory for measurement in variant.measurements for memory in measurement.memories]
+    memories = list(chain.from_iterable(measurement.memories for measurement in variant.measurements))
     figures: Figures = {}
     for name, field in _MEMORY.items():
         values = [getattr(memory, field) for memory in memories]
@@ -263,7 +264,7 @@ def _ratio_figures(row: Row) -> Figures:
 def _main_figures(result: StudyResult, row: Row) -> Figures:
     """Returns operations, interference, energy, loading, stages, scores, the gate's verdict and the start-up cost."""
     variant, images = row.variant, row.images_per_call
-    energy = [joules for measurement in variant.measurements for joules in measurement.energy_j]
+    energy = list(chain.from_iterable(measurement.energy_j for measurement in variant.measurements))
     needed = result.precision.needed if result.precision else {}
     figures = _operations(row) | _interference(variant)
     figures["precision/processes_needed"] = needed.get(variant.name)
@@ -293,7 +294,7 @@ def _operations(row: Row) -> Figures:
 
 def _interference(variant: VariantResult) -> Figures:
     """Returns the mean and the worst share that others took from a call, and what else was counted."""
-    calls = [call for measurement in variant.measurements for call in measurement.shapes[0].calls]
+    calls = list(chain.from_iterable(measurement.shapes[0].calls for measurement in variant.measurements))
     shares = [call.disturbed for call in calls if call.disturbed is not None]
     causes = [call.interference for call in calls if call.interference is not None]
     if not shares:

@@ -34,7 +34,7 @@ ORDER = tuple(Standing)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OptionOutcome:
     """What one study shows of one option."""
 
     group: str
@@ -52,9 +52,9 @@ class Outcome:
         return self.group, self.option, self.model, self.task
 
 
-def outcomes_of(result: StudyResult) -> list[Outcome]:
+def outcomes_of(result: StudyResult) -> list[OptionOutcome]:
     """Returns what a study shows, one outcome for each option that it says something of."""
-    found: dict[tuple[str, str, str, str], Outcome] = {}
+    found: dict[tuple[str, str, str, str], OptionOutcome] = {}
     for row in rows_of(result):
         for outcome in _outcomes(result, row):
             other = found.get(outcome.key)
@@ -63,7 +63,7 @@ def outcomes_of(result: StudyResult) -> list[Outcome]:
     return list(found.values())
 
 
-def _outcomes(result: StudyResult, row: Row) -> Iterator[Outcome]:
+def _outcomes(result: StudyResult, row: Row) -> Iterator[OptionOutcome]:
     variant = row.variant
     if variant.status in (Status.TIMEOUT, Status.INTERRUPTED):
         return  # a limit of time was reached, which says nothing of the option
@@ -91,9 +91,9 @@ def _outcomes(result: StudyResult, row: Row) -> Iterator[Outcome]:
             yield _outcome(variant, axis, option, Standing.PROVEN, items[0].summary)
 
 
-def _outcome(variant: VariantResult, axis: str, option: str, standing: Standing, why: str) -> Outcome:
+def _outcome(variant: VariantResult, axis: str, option: str, standing: Standing, why: str) -> OptionOutcome:
     group, name = axis.partition(".")[0], option_name(option)
-    return Outcome(group, name, variant.config.model.name, variant.config.task.kind, standing, why)
+    return OptionOutcome(group, name, variant.config.model.name, variant.config.task.kind, standing, why)
 
 
 def _alone(result: StudyResult, row: Row) -> str | None:
@@ -128,7 +128,7 @@ def _figures_text(row: Row) -> str:
     return f" ({', '.join(figures)})" if figures else ""
 
 
-def option_of(outcome: Outcome) -> str:
+def option_of(outcome: OptionOutcome) -> str:
     """Returns the option as a command line chooses it."""
     return as_choice(outcome.group, outcome.option)
 

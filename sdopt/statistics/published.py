@@ -189,7 +189,7 @@ class _Figure:
 
 
 @dataclass(frozen=True)
-class Claim:
+class PublishedClaim:
     """One published figure of one variant on one card, with the figure measured here."""
 
     variant: str
@@ -219,7 +219,7 @@ def published_of(result: StudyResult) -> Published | None:
     return None if found is None else _PUBLISHED.validate_python(found)
 
 
-def claims_of(result: StudyResult) -> list[Claim]:
+def claims_of(result: StudyResult) -> list[PublishedClaim]:
     """Returns every figure of the article beside what was measured, in the order of the study's comparisons.
 
     A comparison that the article does not cover gets one claim without a figure, so that no row is left out.
@@ -227,7 +227,7 @@ def claims_of(result: StudyResult) -> list[Claim]:
     published = published_of(result)
     if published is None:
         return []
-    found: list[Claim] = []
+    found: list[PublishedClaim] = []
     for row in rows_of(result):
         if row.variant.is_control:
             continue
@@ -240,7 +240,7 @@ def claims_of(result: StudyResult) -> list[Claim]:
     return found
 
 
-def notes_of_published(result: StudyResult, claims: Sequence[Claim]) -> list[str]:
+def notes_of_published(result: StudyResult, claims: Sequence[PublishedClaim]) -> list[str]:
     """Returns notes that a reader of the claims needs."""
     published = published_of(result)
     if published is None:
@@ -297,7 +297,7 @@ def _quotient(measure: str, lines: dict[str, str], row: Row, column: int, unit: 
 
 def _judged(
     result: StudyResult, published: Published, row: Row, table: PublishedTable, gpu: str, figure: _Figure
-) -> Claim:
+) -> PublishedClaim:
     """Returns the claim for one published figure: with the measured figure beside it, and the verdict."""
     fits = (
         at
@@ -312,7 +312,7 @@ def _judged(
         else (Reproduction.NOT_COMPARABLE, f"not measured at {table.shape}")
     )
     reference = "" if figure.measure == MEMORY else row.reference
-    return Claim(row.variant.name, reference, table.shape, gpu, table.place, figure, measured, verdict, reason)
+    return PublishedClaim(row.variant.name, reference, table.shape, gpu, table.place, figure, measured, verdict, reason)
 
 
 def _measured(row: Row, measure: str) -> Interval | None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Verdict
@@ -267,8 +268,8 @@ def _chosen_otherwise(variant: VariantResult, baseline: VariantResult) -> list[s
 
 def _judging_notes(result: StudyResult) -> Iterator[str]:
     if result.judgements:
-        speedups = [at.speedup for edge in result.comparisons for at in edge.shapes]
-        bounded = any(speedup and speedup.low for speedup in speedups)
+        at_shapes = chain.from_iterable(edge.shapes for edge in result.comparisons)
+        bounded = any(at.speedup and at.speedup.low for at in at_shapes)
         followed = "; speed follows the two-sided intervals" if bounded else ""
         yield f"Images and pass or fail follow gate={result.gate}{followed}."
         return

@@ -91,17 +91,19 @@ def intervals_text(result: StudyResult) -> str:
 
 def sampling_text(result: StudyResult) -> str:
     """Returns the rounds and processes of a study, and the intervals that they give; "" if nothing was timed."""
-    samples = [len(times) for variant in result.variants for times in variant.samples.values()]
-    if not samples:
+    most_calls = 0
+    for variant in result.variants:
+        most_calls = max([most_calls, *map(len, variant.samples.values())])
+    if not any(variant.samples for variant in result.variants):
         return ""
     if result.is_imported:
-        return f"up to {max(samples)} calls of each process, {intervals_text(result)}"
+        return f"up to {most_calls} calls of each process, {intervals_text(result)}"
     counts = [len(variant.samples) for variant in result.variants if variant.samples]
     least, most = min(counts), max(counts)
     processes_text = "1 process" if most == 1 else f"{least}{f' to {most}' if most > least else ''} processes"
-    rounds = f"{max(samples)} interleaved rounds"
+    rounds = f"{most_calls} interleaved rounds"
     if result.schedule.kind != "interleaved":
-        rounds = f"Measured in blocks ({result.schedule.reason}), {max(samples)} rounds"
+        rounds = f"Measured in blocks ({result.schedule.reason}), {most_calls} rounds"
     return f"{rounds}, {processes_text} per variant, {intervals_text(result)}"
 
 

@@ -27,7 +27,7 @@ from sdopt.schema import Tracking
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run as LoggedRun
+    from mlflow.entities import TrackedRun as LoggedRun
 
 ROLE, STUDY, VARIANT = "sdopt.role", "sdopt.study_id", "sdopt.variant"
 """Tags: what a run stands for, and of which study and variant it is. MLflow's UI can rename a run."""
@@ -75,7 +75,7 @@ class RefusedError(TrackingError):
 
 
 @dataclass(frozen=True)
-class Picture:
+class LoggedImage:
     """An image of a run, by the key and the step under which MLflow shows it."""
 
     key: str
@@ -84,7 +84,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrackedRun:
     """What a run of MLflow shall hold, and the runs below it."""
 
     name: str = ""
@@ -98,8 +98,8 @@ class Run:
     metrics: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, bytes | Path] = field(default_factory=dict)
     """The content, or the file, of each artifact, by its path."""
-    pictures: Sequence[Picture] = ()
-    below: Sequence["Run"] = ()
+    pictures: Sequence[LoggedImage] = ()
+    below: Sequence["TrackedRun"] = ()
     leaderboard: Sequence[str] = field(default_factory=leaderboard)
     """The columns of the experiment's page."""
 
@@ -314,7 +314,7 @@ def put(
     client: "MlflowClient",
     tracking: Tracking,
     experiment: str,
-    run: Run,
+    run: TrackedRun,
     mine: Sequence[str],
     digest: str,
     adopted: Sequence[str] = (),
@@ -343,7 +343,7 @@ def put(
     return Logged(kept, home, new)
 
 
-def _created(client: "MlflowClient", home: str, run: Run, digest: str) -> str:
+def _created(client: "MlflowClient", home: str, run: TrackedRun, digest: str) -> str:
     """Creates a run, whole or not at all."""
     created: list[str] = []
     try:
@@ -362,7 +362,7 @@ def amend(
     tracking: Tracking,
     experiment: str,
     mine: Sequence[str],
-    changes: Mapping[str, Run],
+    changes: Mapping[str, TrackedRun],
     replace: bool = True,
 ) -> str:
     """Adds to the runs that queries find: metrics, artifacts, then tags; returns the id of the run above all, or "".
@@ -382,7 +382,7 @@ def amend(
             continue
         there = set() if replace else {item.path for item in client.list_artifacts(run)}
         files = {name: file for name, file in change.files.items() if name not in there}
-        _fill(client, run, Run(files=files, metrics=change.metrics))
+        _fill(client, run, TrackedRun(files=files, metrics=change.metrics))
         for name, value in change.tags.items():  # the digest, which says that all is there, comes last
             client.set_tag(run, name, value)
     return above
@@ -486,7 +486,7 @@ def _found(client: "MlflowClient", queries: Sequence[str], experiment: str) -> l
     return list({run.info.run_id: run for run in runs}.values())
 
 
-def _create(client: "MlflowClient", experiment: str, run: Run, above: str | None, created: list[str]) -> str:
+def _create(client: "MlflowClient", experiment: str, run: TrackedRun, above: str | None, created: list[str]) -> str:
     """Creates a run and those below it; notes their ids as they come."""
     tags = {**run.tags, **({PARENT: above} if above else {})}
     made = str(client.create_run(experiment, run.started, tags, run.name).info.run_id)
@@ -500,7 +500,7 @@ def _create(client: "MlflowClient", experiment: str, run: Run, above: str | None
     return made
 
 
-def _fill(client: "MlflowClient", run: str, content: Run) -> None:
+def _fill(client: "MlflowClient", run: str, content: TrackedRun) -> None:
     """Adds parameters, metrics and artifacts. What is too large for a server is left out, and named in a tag."""
     from mlflow.entities import Metric, Param
 
@@ -588,8 +588,6 @@ def require_place(location: str | None, tracking: Tracking) -> None:
     """Raises RefusedError if artifacts cannot be written, or would lie where nobody looks for them."""
     folder = path_of(location)
     if folder is None:
-        if location and not location.startswith(("mlflow-artifacts:", "dbfs:")):
-            _require_answer(location)
         return
     above = next(path for path in (folder, *folder.parents) if path.exists())
     away = urlparse(tracking.uri).hostname not in (None, "localhost", "127.0.0.1", "::1")
@@ -606,14 +604,3 @@ def require_place(location: str | None, tracking: Tracking) -> None:
         raise RefusedError(
             f"artifacts cannot be written to {folder} ({error.strerror}): allow it, or {todo}"
         ) from error
-
-
-def _require_answer(location: str) -> None:
-    """Raises RefusedError if a store of artifacts, such as a bucket, cannot be listed from here."""
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-    try:
-        get_artifact_repository(location).list_artifacts()
-    except Exception as error:
-        todo = "install its driver with pip" if isinstance(error, ImportError) else "allow it"
-        raise RefusedError(f"artifacts cannot be kept in {location} ({cause_of(error)}): {todo}") from error

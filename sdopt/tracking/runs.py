@@ -34,7 +34,7 @@ from sdopt.statistics.rows import PSNR, Row
 from sdopt.statistics.scale import Decision
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking import client
-from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, VARIANT, Logged, Picture, Run
+from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, VARIANT, Logged, LoggedImage, TrackedRun
 from sdopt.tracking.store import ask, store_exists
 
 _SWEEP = "sdopt.sweep"
@@ -73,7 +73,7 @@ def log_study(
     """
     summary = summary or summary_of(result)
     drawn = [inside(folder, report.file) for report in catalog.REPORTS if report.is_picture and tracking.images]
-    run = Run(
+    run = TrackedRun(
         name=run_name(result, folder.name),
         tags=study_tags(summary),
         status="FINISHED" if result.status == "finished" else "KILLED",
@@ -87,7 +87,7 @@ def log_study(
             "config.yaml": config_yaml(result).encode(),
             **_texts(summary, folder, tracking.images, rendered),
         },
-        pictures=[Picture(file.stem, file) for file in drawn if file.is_file()],
+        pictures=[LoggedImage(file.stem, file) for file in drawn if file.is_file()],
         below=[variant_run(summary, variant, folder, tracking.images) for variant in result.variants],
     )
     note = newest_note(summary, run.name)
@@ -105,10 +105,10 @@ def update_verdicts(result: StudyResult, folder: Path, tracking: Tracking) -> st
     files = {**_texts(summary, folder, images=False), "result.json": to_json(result)}
     # The logged file must equal this result, else a later sync would log it a second time.
     tags = {**judged_tags(summary), DIGEST: digest_of(result)}
-    changes = {"": Run(tags=tags, files=files, metrics=study_metrics(summary))}
+    changes = {"": TrackedRun(tags=tags, files=files, metrics=study_metrics(summary))}
     for variant in result.variants:
         judged = {key: value for key, value in logged_metrics(summary, variant).items() if key == "gate/passed"}
-        changes[variant.name] = Run(tags=verdict_tags(summary, variant), metrics=judged)
+        changes[variant.name] = TrackedRun(tags=verdict_tags(summary, variant), metrics=judged)
     return ask(client.amend, tracking, result.name, [_of_study(result)], changes) or None
 
 
@@ -141,7 +141,7 @@ def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking
     # Made from the sweep's studies, not from its folder, which may be a copy from another machine; a resumed sweep
     # shares some studies with its earlier run.
     ids = " ".join(sorted(study.id[:_SHORT] for study in studies))
-    run = Run(
+    run = TrackedRun(
         name=f"sweep {folder.name}",
         tags={NOTE: note_of(table), ROLE: "sweep", _SWEEP: ids},
         files={"sweep.md": table.encode(), **pages},
@@ -160,7 +160,7 @@ def log_report(
     logged. Raises TrackingError if the server cannot be reached or refuses.
     """
     mine = _of_sweep(studies[0]) if swept else f"{_of_study(studies[0])} and tags.`{ROLE}` = 'study'"
-    added = {"": Run(files={file.name: file for file in files})}
+    added = {"": TrackedRun(files={file.name: file for file in files})}
     return ask(client.amend, tracking, studies[0].name, [mine], added, replace) or None
 
 
@@ -293,7 +293,7 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     return found
 
 
-def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: bool) -> Run:
+def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: bool) -> TrackedRun:
     """Returns the run of a variant; of its images only those of the first prompts, to look at.
 
     Raises UsageError if the result names an image that is not in its folder.
@@ -306,7 +306,9 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
     files = [(record, inside(folder, record.path)) for record in variant.images] if images else []
     shown = variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
     pictures = [
-        Picture(f"{record.prompt_index:02d} {_NO_KEY.sub(' ', record.prompt).strip()[:60]}", file, record.image_index)
+        LoggedImage(
+            f"{record.prompt_index:02d} {_NO_KEY.sub(' ', record.prompt).strip()[:60]}", file, record.image_index
+        )
         for record, file in files[:shown]
         if file.is_file()  # a record may be kept without its images
     ]
@@ -326,7 +328,7 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
     ]
     # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
     rank = len(result.variants) - [row.name for row in result.variants].index(variant.name)
-    return Run(
+    return TrackedRun(
         name=variant.name,
         tags=variant_tags(summary, variant),
         status="FINISHED" if variant.status.measured else "FAILED",

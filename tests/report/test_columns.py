@@ -32,10 +32,10 @@ from sdopt.search.command import trial_run
 from sdopt.search.config import search_config
 from sdopt.search.findings import findings_of
 from sdopt.search.record import Fate, SearchRecord, markdown_of
-from sdopt.search.space import Candidate
+from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
 from sdopt.statistics.summary import Summary, summary_of
-from sdopt.tracking.client import Run
+from sdopt.tracking.client import TrackedRun
 from sdopt.tracking.runs import logged_metrics, verdict_tags
 from tests.apps.loadtest.test_loadtest import record as load_record
 from tests.command import ROOT, SMOKE
@@ -109,7 +109,7 @@ class TestStudy:
         variant = summary.result.variant(NAME)
         assert logged_metrics(summary, variant)["calls_per_s"] == pytest.approx(value(summary))
         assert verdict_tags(summary, variant)["pace"] == "brisk pace"
-        assert {"metrics.`calls_per_s`", "tags.`pace`"} <= {*Run().leaderboard}
+        assert {"metrics.`calls_per_s`", "tags.`pace`"} <= {*TrackedRun().leaderboard}
 
 
 def test_a_sweep(summary: Summary) -> None:
@@ -120,7 +120,7 @@ def test_a_sweep(summary: Summary) -> None:
 def test_a_search(summary: Summary) -> None:
     config = search_config(["search.groups=[caching]"])
     finding = findings_of(summary.result, config, Gate())[NAME]
-    entry = entry_of(Candidate(NAME, ("caching=deepcache",)), Fate.OPEN, "", [finding])
+    entry = entry_of(Combination(NAME, ("caching=deepcache",)), Fate.OPEN, "", [finding])
     record = SearchRecord("mine", "", "", [], ["latency"], "mse", "", [entry], {}, [], [])
     assert has(markdown_of(record), summary)
     run = trial_run(entry, record, {}, 0)
@@ -139,7 +139,7 @@ def test_a_load_test(result: StudyResult, tmp_path: Path, monkeypatch: pytest.Mo
     assert "calls a second" in text
     assert "| 5 | brisk pace |" in text, "of calls of 0.2 s"
 
-    logged: list[Run] = []
+    logged: list[TrackedRun] = []
     monkeypatch.setattr(load_command, "ask", lambda _put, _tracking, _name, run, *_more: logged.append(run))
     record.write(tmp_path)
     load_command._log(record, tmp_path, Tracking(), load, text)

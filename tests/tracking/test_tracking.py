@@ -331,22 +331,18 @@ class TestPlaces:
             (Tracking(tags={"a b!": "1"}), r"tracking\.tags: .* not 'a b!'"),
             (Tracking(tags={"sdopt.digest": "1"}), r"tracking\.tags: sdopt\.digest is sdopt's own"),
             (Tracking(uri="http://localhost:1", artifacts="mine"), r"tracking\.artifacts=mine: .* leave it out"),
-            (Tracking(uri="sqlite:///b.db", artifacts="nothing://here"), "tracking.uri=.* kept in nothing://here"),
             *(
                 (Tracking(uri=uri), f"tracking.uri=.*{said}")
                 for uri, said in {
-                    "http://localhost:1/#/experiments/3": "leave out what follows the #",
                     "./mlruns": "folders",
                     "sqlite:///:memory:": "names no database",
                     "": "names no database",
-                    "http://localhost:500O": "Port",
                     "ftp://somewhere": "ftp.* or a server, as in",
                     "localhost:5000": "or a server, as in",
                     "sqlite:mine.db": "name a database, as in",
                     "file:///mlruns": "name a database, as in",
                     "mysql+nodriver://a:secret@with@at@somewhere/b?password=secret": "nodriver",
                     "postgresql://a:***@somewhere/b": "password is not recorded",
-                    "uc:main": "registry of models",
                     "databricks": "set DATABRICKS_HOST and DATABRICKS_TOKEN",
                 }.items()
             ),
@@ -359,7 +355,7 @@ class TestPlaces:
         with pytest.raises(UsageError, match=said) as caught:
             require_store(tracking, "shared")
         assert "secret" not in str(caught.value)
-        assert tracking.artifacts == "nothing://here" or list(tmp_path.iterdir()) == []
+        assert list(tmp_path.iterdir()) == []
 
     def test_another_database_and_other_tables_are_refused(self, tmp_path: Path, own: Store) -> None:
         with closing(sqlite3.connect(tmp_path / "other.db")) as other, other:

@@ -12,7 +12,7 @@ from sdopt.apps.traffic.figures import Window, interval_of, max_rate, wanted_sha
 from sdopt.errors import UsageError
 from sdopt.record.comparisons import Interval
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
-from sdopt.report.columns import Look, further_columns, value_cell
+from sdopt.report.columns import TableView, further_columns, value_cell
 from sdopt.report.markdown import written
 from sdopt.statistics.measures import ratio_text
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
@@ -285,7 +285,7 @@ def rows_table(record: LoadRecord) -> Table:
     headings += ["batch", "refused", "measured/simulated", "memory", "energy per 1,000", "cost per 1,000"]
     further = further_columns(OWN_COLUMNS)
     for column in further:
-        headings += column.headings(Look())
+        headings += column.headings(TableView())
     lines = []
     for figures in record.figures:
         cells = [value_cell(figures.row.columns.get(column.name)) for column in further]

@@ -50,7 +50,7 @@ _LIMITS = 3.0
 
 
 @dataclass
-class Candidate:
+class ServedRow:
     """A row that is measured."""
 
     row: LoadRow
@@ -71,7 +71,7 @@ class LoadTest:
         self._generator: subprocess.Popen[str] | None = None
         self._monitor = None if device is None else GpuMonitor(device)
 
-    def run(self, candidates: Sequence[Candidate]) -> None:
+    def run(self, candidates: Sequence[ServedRow]) -> None:
         """Measures all rows, the baseline first; later replicates in shuffled order.
 
         Raises:
@@ -125,7 +125,7 @@ class LoadTest:
                     row.reason = str(error)
                     return
 
-    async def _measure(self, candidate: Candidate, number: int) -> None:
+    async def _measure(self, candidate: ServedRow, number: int) -> None:
         """Serves a row, and sends it all windows of a replicate. Raises UnavailableError or KeyboardInterrupt."""
         assert self._device is not None
         listening = listen(candidate.serving)
@@ -146,7 +146,7 @@ class LoadTest:
             raise KeyboardInterrupt
         candidate.row.replicates += found
 
-    def _replicate(self, candidate: Candidate, engine: Engine, target: Target, number: int) -> Replicate:
+    def _replicate(self, candidate: ServedRow, engine: Engine, target: Target, number: int) -> Replicate:
         row, variant = candidate.row, candidate.variant
         service_s = calibrated(engine)
         if not row.service_s:

@@ -11,8 +11,8 @@ from sdopt.report.charts.parts import (
     BARS,
     HAS_BOUNDS,
     ROW,
-    Column,
     Rows,
+    SideText,
     built,
     facts,
     inline,
@@ -22,7 +22,7 @@ from sdopt.report.charts.parts import (
     zoom,
 )
 from sdopt.report.charts.spec import Spec, study_picture
-from sdopt.report.columns import Look, images_cell, memory_cell, slower_cell
+from sdopt.report.columns import TableView, images_cell, memory_cell, slower_cell
 from sdopt.report.tones import BLUE, GREY, INK, MUTED, VERMILION
 from sdopt.statistics.figures import floor_range
 from sdopt.statistics.measures import SPEEDUP, Ratio, ratio_text
@@ -50,7 +50,7 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     for row in [row for row in summary.candidates if row.speedup or row.variant.given_up]:
         told = {
             "memory": str(memory_cell(row)),
-            "images": str(images_cell(row, Look(judged))),
+            "images": str(images_cell(row, TableView(judged))),
             "gate": str(row.decision or ""),
         }
         if row.variant.given_up:
@@ -69,11 +69,11 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     ]
     if not data:
         return None
-    columns = [Column(f"speed-up{unit_text(result.per_image)}", "figure", 136)]
+    columns = [SideText(f"speed-up{unit_text(result.per_image)}", "figure", 136)]
     if detailed:
-        columns += [Column("memory", "memory", 108)]
-        columns += [Column("images", "images", 190)] if any(each["images"] for each in data) else []
-        columns += [Column("gate", "gate", 80)] if judged else []
+        columns += [SideText("memory", "memory", 108)]
+        columns += [SideText("images", "images", 190)] if any(each["images"] for each in data) else []
+        columns += [SideText("gate", "gate", 80)] if judged else []
     # Each shape, and each set of sessions, has a floor of its own, which decides the colours: no band fits several.
     floors = floor_range(result)
     floor = floors[0] if floors and floors[0] == floors[1] and not several else None
@@ -172,7 +172,7 @@ def waterfall(summary: Summary) -> Spec | None:
         })  # fmt: skip
     if not data:
         return None
-    rows = Rows(data, (Column("this step", "figure", 132), Column("in all", "total", 50)))
+    rows = Rows(data, (SideText("this step", "figure", 132), SideText("in all", "total", 50)))
     for placed in rows.placed:
         placed["below"] = placed["at"] + 1 if placed["joined"] else None
     axis = ratio_axis(
