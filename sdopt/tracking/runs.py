@@ -94,15 +94,15 @@ def log_study(
     return ask(client.put, tracking, result.name, run, [_of_study(result)], digest_of(result), (), note)
 
 
-def update_verdicts(result: StudyResult, folder: Path, tracking: Tracking) -> str | None:
+def update_verdicts(summary: Summary, folder: Path, tracking: Tracking, rendered: Mapping[str, bytes]) -> str | None:
     """Updates the runs of a logged study with a gate's later verdicts; returns the id of its run, None if it has none.
 
-    Raises TrackingError if the server cannot be reached or refuses.
+    `rendered` are its reports by their files. Raises TrackingError if the server cannot be reached or refuses.
     """
+    result = summary.result
     if tracking.kind == "none" or not store_exists(tracking):
         return None
-    summary = summary_of(result)
-    files = {**_texts(summary, folder, images=False), "result.json": to_json(result)}
+    files = {**_texts(summary, folder, images=False, rendered=rendered), "result.json": to_json(result)}
     # The logged file must equal this result, else a later sync would log it a second time.
     tags = {**judged_tags(summary), DIGEST: digest_of(result)}
     changes = {"": TrackedRun(tags=tags, files=files, metrics=study_metrics(summary))}
