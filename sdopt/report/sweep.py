@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from sdopt.errors import UnavailableError, UsageError
@@ -104,10 +105,11 @@ class Sweep:
     def _name(self, job: str, row: Row) -> str:
         """Returns the name of a row, with what distinguishes its job's baseline from those of other jobs."""
         plain = {name: study.variant(study.baseline).config for name, study in self.studies.items()}
-        differ = dict.fromkeys(key for config in plain.values() for key in config.differing(plain[job], WORK))
-        sections = {key: getattr(plain[job], key.partition(".")[0]) for key in differ}
-        keys = [f"{key}={getattr(section, key.partition('.')[2])}" for key, section in sections.items()]
-        return ", ".join([row.name, *keys])
+        words = [row.name]
+        for key in dict.fromkeys(chain.from_iterable(config.differing(plain[job], WORK) for config in plain.values())):
+            section, _, name = key.partition(".")
+            words.append(f"{key}={getattr(getattr(plain[job], section), name)}")
+        return ", ".join(words)
 
     @property
     def best(self) -> tuple["SweepJob", Row] | None:

@@ -280,17 +280,19 @@ def judged_tags(summary: Summary) -> dict[str, str]:
 
 def study_metrics(summary: Summary) -> dict[str, float]:
     """Returns the few metrics of a study's run: the best speed-up with its images, and how many options pay."""
+    candidates = summary.candidates
+    metrics = {
+        "options/tried": float(len(candidates)),
+        "options/recommended": float(sum(row.recommended for row in candidates)),
+    }
+    if any(row.decision for row in candidates):
+        metrics["options/passed"] = float(sum(row.decision is Decision.PASS for row in candidates))
     best = summary.best  # what has a speed-up stands before what has none
-    recommended = sum(row.recommended for row in summary.candidates)
-    found = {"options/tried": float(len(summary.candidates)), "options/recommended": float(recommended)}
-    if any(row.decision for row in summary.candidates):
-        found["options/passed"] = float(sum(row.decision is Decision.PASS for row in summary.candidates))
     if best is not None and best.speedup is not None:
-        found["speedup"] = best.speedup.interval.estimate
-        found |= {MEMORY_RATIO.name: best.memory.interval.estimate} if best.memory else {}
-        score = best.scores.get(PSNR)
-        found |= {f"quality/{PSNR}": score.estimate} if score and score.estimate is not None else {}
-    return found
+        for name in (SPEEDUP.name, MEMORY_RATIO.name, f"quality/{PSNR}"):
+            if name in best.flat:
+                metrics[name] = best.flat[name]
+    return metrics
 
 
 def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: bool) -> TrackedRun:
@@ -299,10 +301,6 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
     Raises UsageError if the result names an image that is not in its folder.
     """
     result = summary.result
-    several = len(result.shapes) > 1
-    # If there is one shape, a variant's may differ from the study's.
-    shapes = result.shapes if several else variant.config.shapes[:1]
-    views = [(shape, variant.at(index)) for index, shape in enumerate(shapes)]
     files = [(record, inside(folder, record.path)) for record in variant.images] if images else []
     shown = variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
     pictures = [
@@ -312,20 +310,7 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
         for record, file in files[:shown]
         if file.is_file()  # a record may be kept without its images
     ]
-    evidence = [
-        {
-            "replicate": m.replicate,
-            "session": m.session,
-            **({"shape": shape.name} if several else {}),
-            "axis": e.axis,
-            "option": e.option,
-            "engaged": e.engaged,
-            **e.facts,
-        }
-        for shape, at in views
-        for m in at.measurements
-        for e in m.shapes[0].evidence
-    ]
+    evidence = list(_evidence(result, variant))
     # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
     rank = len(result.variants) - [row.name for row in result.variants].index(variant.name)
     return TrackedRun(
@@ -339,6 +324,19 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
         files={"evidence.json": json.dumps({"evidence": evidence}, indent=2).encode()} if evidence else {},
         pictures=pictures,
     )
+
+
+def _evidence(result: StudyResult, variant: VariantResult) -> Iterator[dict[str, Any]]:
+    """Yields what each process has shown at each shape."""
+    several = len(result.shapes) > 1
+    for shape_index, shape in enumerate(result.shapes):
+        for measurement in variant.at(shape_index).measurements:
+            process: dict[str, Any] = {"replicate": measurement.replicate, "session": measurement.session}
+            if several:
+                process["shape"] = shape.name
+            for item in measurement.shapes[0].evidence:
+                shown = {"axis": item.axis, "option": item.option, "engaged": item.engaged}
+                yield {**process, **shown, **item.facts}
 
 
 def variant_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
