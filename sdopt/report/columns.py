@@ -15,7 +15,12 @@ from sdopt.report.tones import TONES
 from sdopt.schema import Shape
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, bounds_text
 from sdopt.statistics.rows import PSNR, Row
-from sdopt.statistics.words import gib_text, seconds_parts, share_text, unit_text
+from sdopt.statistics.words import (
+    gib_text,
+    seconds_parts,
+    share_text,
+    unit_text,
+)
 
 Value = float | str | None
 
@@ -129,7 +134,11 @@ def images_cell(row: Row, look: TableView) -> Cell:
     shown = f"{figure} dB" if metric == PSNR and figure != "equal" else figure
     if not look.judged or row.images is None:
         return Cell(shown)
-    return Cell(str(row.images), f"({shown})" if shown not in ("", "equal") else "", TONES[row.images])
+    return Cell(
+        str(row.images),
+        f"({shown})" if shown not in ("", "equal") else "",
+        TONES[row.images],
+    )
 
 
 def _time_cell(row: Row, look: TableView) -> Cell:
@@ -158,9 +167,22 @@ COLUMNS: tuple[Column, ...] = (
         needless=False,
         at_shapes=True,
     ),
-    Column("speed", "speed", lambda row: row.speed, speed_cell, number=False, tracked=True, narrow=None),
     Column(
-        "latency/p50_s", "time{unit}", lambda row: row.flat.get("latency/p50_s"), _time_cell, tracked=True, narrow=1
+        "speed",
+        "speed",
+        lambda row: row.speed,
+        speed_cell,
+        number=False,
+        tracked=True,
+        narrow=None,
+    ),
+    Column(
+        "latency/p50_s",
+        "time{unit}",
+        lambda row: row.flat.get("latency/p50_s"),
+        _time_cell,
+        tracked=True,
+        narrow=1,
     ),
     Column(
         MEMORY_RATIO.name,
@@ -189,7 +211,15 @@ COLUMNS: tuple[Column, ...] = (
         tracked=True,
         narrow=None,
     ),
-    Column("step", "step", lambda row: _steps_text(row) or None, _step_cell, number=False, tracked=True, narrow=2),
+    Column(
+        "step",
+        "step",
+        lambda row: _steps_text(row) or None,
+        _step_cell,
+        number=False,
+        tracked=True,
+        narrow=2,
+    ),
 )
 """In the order of display."""
 
@@ -209,7 +239,9 @@ def further_columns(shown: Sequence[str]) -> list[Column]:
     return [column for column in COLUMNS if column.name not in shown]
 
 
-def tracked_metrics(values: Mapping[str, float | str]) -> dict[str, float]:
+def tracked_metrics(
+    values: Mapping[str, float | str],
+) -> dict[str, float]:
     """Returns of values by column those that MLflow gets as metrics."""
     tracked = [column.name for column in COLUMNS if column.tracked and column.number]
     return {name: float(values[name]) for name in tracked if name in values}
@@ -226,7 +258,13 @@ def leaderboard() -> list[str]:
     tracked = [column for column in COLUMNS if column.tracked]
     metrics = [f"metrics.`{column.name}`" for column in tracked if column.number]
     tags = [f"tags.`{column.name}`" for column in tracked if not column.number]
-    return [*metrics, f"metrics.`quality/{PSNR}`", *tags, "tags.`model`", "tags.`device`"]
+    return [
+        *metrics,
+        f"metrics.`quality/{PSNR}`",
+        *tags,
+        "tags.`model`",
+        "tags.`device`",
+    ]
 
 
 Cells = tuple[str, Sequence[Cell | str]]
@@ -256,8 +294,10 @@ def table_of(
         headings = column.headings(look)
         cells = [column.cells(row, look) for row in rows]
         for number, heading in enumerate(headings):
-            own = [of_row[number] for of_row in cells]
-            table.append((heading, own if instead is None else instead.get(column.name, own)))
+            below: Sequence[Cell | str] = [of_row[number] for of_row in cells]
+            if instead is not None:
+                below = instead.get(column.name, below)
+            table.append((heading, below))
             numbers += [heading] if column.number else []
             if column.narrow is not None:
                 narrow.append((column.narrow, heading, column.needless))

@@ -6,17 +6,44 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from sdopt.record.comparisons import BreakEven, Interval
-from sdopt.report.blocks import Block, Cell, Chart, Code, Fold, Notes, Page, Prose, Section, Table
-from sdopt.report.columns import Cells, TableView, further_columns, ratio_cell, value_cell
+from sdopt.report.blocks import (
+    Block,
+    Cell,
+    Chart,
+    Code,
+    Fold,
+    Notes,
+    Page,
+    Prose,
+    Section,
+    Table,
+)
+from sdopt.report.columns import (
+    Cells,
+    TableView,
+    further_columns,
+    ratio_cell,
+    value_cell,
+)
 from sdopt.report.markdown import written
 from sdopt.report.tones import Tone
 from sdopt.search.findings import OWN_COLUMNS
-from sdopt.statistics.words import gib_text, shortened, start_words, unit_text
+from sdopt.statistics.words import (
+    gib_text,
+    shortened,
+    start_words,
+    unit_text,
+)
 
 if TYPE_CHECKING:
     from sdopt.search.space import Space
 
-RECORD, TABLES, PLOT, PAGE = "search.json", "search.md", "search.png", "report.html"
+RECORD, TABLES, PLOT, PAGE = (
+    "search.json",
+    "search.md",
+    "search.png",
+    "report.html",
+)
 
 FINAL = "final"
 """The folder of the study that judges the finalists, within that of the search."""
@@ -117,7 +144,11 @@ _MEANING = {
     Fate.FAILED: "it cannot run, exceeds a limit, or its images or its speed are worse than the gate allows",
 }
 
-_TONES = {Fate.WINNER: Tone.GOOD, Fate.PASSED: Tone.GOOD, Fate.FAILED: Tone.BAD}
+_TONES = {
+    Fate.WINNER: Tone.GOOD,
+    Fate.PASSED: Tone.GOOD,
+    Fate.FAILED: Tone.BAD,
+}
 
 _SHOWN = 15
 """Number of combinations that a terminal shows; the page has all."""
@@ -136,14 +167,23 @@ def blocks_of(record: SearchRecord, brief: bool = False) -> list[Block]:
         blocks.append(Notes(list(_reasons(shown, len(record.entries)))))
     if record.winner:
         if record.lines:
-            blocks.append(Code("To use it in a pipeline `pipe` of diffusers", record.lines, "python"))
+            blocks.append(
+                Code(
+                    "To use it in a pipeline `pipe` of diffusers",
+                    record.lines,
+                    "python",
+                )
+            )
         blocks += [Notes([record.program_run])] if record.program_run else []
         how = "Or, as it was measured" if record.lines else "As it was measured"
         blocks.append(Code(how, [load_line(record, record.winner)], "python"))
     if judged := [entry.command for entry in record.entries if entry.command]:
         blocks.append(Code("To measure the judged combinations again", judged, "bash"))
     blocks.append(Notes([*_words(record), *record.notes]))
-    why = [*record.left_out, *(f"{name}: {reason}" for name, reason in record.conflicts.items())]
+    why = [
+        *record.left_out,
+        *(f"{name}: {reason}" for name, reason in record.conflicts.items()),
+    ]
     if why and not brief:
         blocks.append(Fold("What cannot run here", [Notes(why)]))
     return blocks
@@ -157,8 +197,19 @@ def markdown_of(record: SearchRecord) -> str:
 def page_of(record: SearchRecord, charts: Sequence[Chart]) -> Page:
     """Returns the page of a search, with its plot if there is one."""
     answer, *others = blocks_of(record)
-    facts = [("model", record.header[0]), *(("", line) for line in record.header[1:])] if record.header else []
-    return Page(f"{record.name}: search", facts, [Section("answer", "Answer", [answer, *charts, *others])])
+    facts = (
+        [
+            ("model", record.header[0]),
+            *(("", line) for line in record.header[1:]),
+        ]
+        if record.header
+        else []
+    )
+    return Page(
+        f"{record.name}: search",
+        facts,
+        [Section("answer", "Answer", [answer, *charts, *others])],
+    )
 
 
 def load_line(record: SearchRecord, variant: str | None) -> str:
@@ -170,7 +221,10 @@ def space_table(space: "Space") -> list[Block]:
     """Returns a table of the variables to search, and the options that cannot run here."""
     rows = [[each.name, ", ".join(map(str, each.values)), each.plain or ""] for each in space.variables]
     table = Table(["varied", "values", "of the baseline"], rows)
-    return [table, Notes([f"cannot run: {reason}" for reason in space.left_out])]
+    return [
+        table,
+        Notes([f"cannot run: {reason}" for reason in space.left_out]),
+    ]
 
 
 def _table(record: SearchRecord, entries: Sequence[SearchEntry], brief: bool) -> Table:
@@ -180,14 +234,28 @@ def _table(record: SearchRecord, entries: Sequence[SearchEntry], brief: bool) ->
         ("options", [entry.name for entry in entries]),
         ("outcome", [_outcome_cell(entry) for entry in entries]),
         (f"speed-up{unit}", [_speedup_cell(entry) for entry in entries]),
-        (f"latency{unit}", [_time_text(entry, record.per_image) for entry in entries]),
-        ("memory", ["" if entry.memory_gib is None else gib_text(entry.memory_gib) for entry in entries]),
-        (record.distance, ["" if entry.distance is None else f"{entry.distance:.2g}" for entry in entries]),
+        (
+            f"latency{unit}",
+            [_time_text(entry, record.per_image) for entry in entries],
+        ),
+        (
+            "memory",
+            ["" if entry.memory_gib is None else gib_text(entry.memory_gib) for entry in entries],
+        ),
+        (
+            record.distance,
+            ["" if entry.distance is None else f"{entry.distance:.2g}" for entry in entries],
+        ),
     ]
     numbers = [heading for heading, _ in table[2:]]
     for column in further_columns(OWN_COLUMNS):
         [heading] = column.headings(TableView(per_image=record.per_image))
-        table.append((heading, [value_cell(entry.columns.get(column.name)) for entry in entries]))
+        table.append(
+            (
+                heading,
+                [value_cell(entry.columns.get(column.name)) for entry in entries],
+            )
+        )
         numbers += [heading] if column.number else []
     table.append(("start", [_start_text(entry, brief) for entry in entries]))
     if not brief:
