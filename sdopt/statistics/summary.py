@@ -567,7 +567,10 @@ def _chosen_otherwise(variant: VariantResult, baseline: VariantResult) -> list[s
     pairs = {
         "workload.steps": (other.workload.steps, mine.workload.steps),
         "workload.guidance_scale": (other.workload.guidance(other.model), mine.workload.guidance(mine.model)),
+        "workload.negative_prompt": (other.workload.negative_prompt, mine.workload.negative_prompt),
+        "model": (other.model.name, mine.model.name),
         "scheduler": (other.scheduler.class_name, mine.scheduler.class_name),
+        "scheduler.options": (other.scheduler.options, mine.scheduler.options),
         "hardware.threads": (other.hardware.threads, mine.hardware.threads),
     }
     return [
