@@ -57,7 +57,7 @@ def test_of_a_study(tmp_path: Path, options: list[str], command: list[str]) -> N
     assert found.code == 0, found.shown
     shown = sdopt(tmp_path, "show", str(found.folder), "--json")
     assert shown.code == 0, shown.shown
-    [candidate] = json.loads(shown.out)["candidates"]
+    [candidate] = json.loads(shown.out)["studies"][0]["candidates"]
     saved = image_of(candidate["program"], tmp_path / "elsewhere", command)
     assert distance(saved, measured_image(found.result, found.folder, candidate["name"])) <= SAME
     # The red path: what was measured is not what the baseline draws.
