@@ -248,8 +248,8 @@ _KNOWN = {
     "[Dd]atabricks authentication|configure default credentials": "it does not know who you are: set "
     "DATABRICKS_HOST and DATABRICKS_TOKEN",
     "status 401|UNAUTHENTICATED|CUSTOMER_UNAUTHORIZED": f"401, it does not know who you are: set {_CREDENTIALS}",
-    "Invalid Host header": "403, it does not answer under this name: start it with --allowed-hosts=…, or name it as it "
-    "expects to be named",
+    "Invalid Host header": "403, Invalid Host header, it does not answer under this name: start it with "
+    "--allowed-hosts=…, or name it as it expects to be named",
     "status 403|PERMISSION_DENIED": f"403, this user may not do that: ask for the permission, or set {_CREDENTIALS}",
     "status 413": "413, a request is larger than it or its proxy allows: allow more (client_max_body_size in nginx)",
     "status 429": "429, it gets too many requests, and asks to wait …",

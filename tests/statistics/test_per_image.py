@@ -213,6 +213,10 @@ def test_a_variant_of_one_name_with_other_work_is_no_drift(study: StudyResult) -
     ("options", "refused"),
     [
         (["workload.size:32"], ["workload.size=[64,32]", "-m workload.size=64,32"]),
+        (["workload.seed:5"], ["workload.seed is 5, and 0 in 'baseline'", "-m workload.seed=…"]),
+        (["workload.prompt_start:5"], ["workload.prompt_start is 5"]),
+        (["workload.prompt_count:1"], ["workload.prompt_count is 1"]),
+        (["workload.negative_prompt:grey"], []),
         (["model:sd_turbo"], ["workload.size is 512, and 64 in 'baseline'"]),
         (["workload.batch_size:4", "workload.images_per_prompt:2"], []),
         (["workload.steps:2", "scheduler:unipc", "workload.guidance_scale:1"], []),
@@ -233,11 +237,12 @@ def test_another_task_is_refused_before_anything_is_measured(
 
 def test_what_is_chosen_otherwise_is_said_where_no_name_says_it(study: StudyResult) -> None:
     [row] = study.candidates
-    reconfigure(row, "workload", batch_size=1, steps=4, guidance_scale=1.0)
+    reconfigure(row, "workload", batch_size=1, steps=4, guidance_scale=1.0, negative_prompt="grey")
     row.name = study.comparisons[0].candidate = "few steps"
     compare(study)
     [note, *_] = summary_of(study).notes
     assert "few steps" in note
     assert "workload.steps 25 → 4" in note
     assert "workload.guidance_scale 7.5 → 1.0" in note
+    assert "workload.negative_prompt None → grey" in note
     assert {figures.per_image for figures in rows_of(study)} == {False}

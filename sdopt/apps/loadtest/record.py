@@ -247,7 +247,20 @@ def _header_texts(record: LoadRecord) -> Sequence[str]:
         f"{_replicates_text(replicates)}; {intervals}",
         f"the highest rate is that of windows this long {server}; in longer ones queues grow further",
         *([told] if disturbed else []),
+        *_links(record),
     ]
+
+
+def _links(record: LoadRecord) -> Iterator[str]:
+    for row in record.rows:
+        windows = [window for replicate in row.replicates for window in replicate.windows]
+        fetched_s = [window.link_s for window in windows if window.link_s is not None]
+        if fetched_s:
+            mean_s = sum(fetched_s) / len(fetched_s)
+            yield (
+                f"{row.name} answers with links: an image counts once it is fetched, which takes {mean_s:.3g} s of its "
+                "latency"
+            )
 
 
 def _replicates_text(count: int) -> str:
