@@ -27,7 +27,8 @@ from sdopt.pipelines.loras import (
     misfits,
     networks_of_a_lora,
     rank_of,
-    tensors_of,
+    reads_itself,
+    source_for,
     trains_text_encoder,
     unswappable,
 )
@@ -70,7 +71,6 @@ class Lora(Optimization):
     stage: ClassVar[Stage] = Stage.WEIGHTS
     contract: ClassVar[Contract] = Contract.LOSSY
     assumes: ClassVar[tuple[Assumption, ...]] = (no_lora, plain_weights)
-    unet_only: ClassVar[str | None] = "diffusers drops what it does not know of a LoRA, and sdopt cannot see that here"
     beside_the_weights: ClassVar[bool] = True
     """Whether the LoRA stays in separate layers, which options that join or replace weights would ignore."""
 
@@ -136,7 +136,7 @@ class Lora(Optimization):
         if self.path is None:
             return ()
         try:
-            if self._cached and any(tensors_of(lora_file(self.path, name)) for name in self.names):
+            if self._cached and not all(reads_itself(lora_file(self.path, name)) for name in self.names):
                 return ()
         except (OSError, SafetensorError):
             return ()  # `conflicts` says what is wrong with the file
@@ -147,7 +147,7 @@ class Lora(Optimization):
     def _load(self, pipe: Pipeline, name: str | None, **how: Any) -> None:
         file = lora_file(self.path, name)
         # Without a network, diffusers finds a file in its folder by `weight_name` only.
-        source: Any = tensors_of(file) or str(file.parent)
+        source: Any = source_for(pipe, file) or str(file.parent)
         pipe.load_lora_weights(source, weight_name=file.name, adapter_name=_NAME, local_files_only=True, **how)
 
 

@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
+from sdopt.pipelines import families
 from sdopt.pipelines.catalog import (
     ALT_DIFFUSION,
     ALT_ENCODERS,
@@ -26,6 +27,8 @@ from sdopt.pipelines.factory import KEY
 from sdopt.pipelines.families import fits, fitting_architectures, further_inputs, kind_of_file, text_width
 from sdopt.pipelines.family import Family, family_named
 from sdopt.pipelines.functions import defined
+from sdopt.pipelines.parts import TEXT_ENCODERS
+from sdopt.pipelines.transformer_files import base_of, is_transformer, stored_parts, transformer_in, without_parts
 from sdopt.pipelines.weights import (
     NO_VOCABULARY,
     PICKLED,
@@ -84,8 +87,16 @@ def require_model(model: Model) -> None:
     elif model.path is None:
         raise UsageError("model.path: model.weights=path needs the folder of a diffusers pipeline, or a file")
     else:
-        path = Path(model.path).expanduser()
-        (_require_original if path.is_file() else require_folder)(path, model)
+        _require_at_path(Path(model.path).expanduser(), model)
+
+
+def _require_at_path(path: Path, model: Model) -> None:
+    if is_transformer(model):
+        _require_transformer(path, model)
+    elif path.is_file():
+        _require_original(path, model)
+    else:
+        require_folder(path, model)
 
 
 def _require_keys(model: Model) -> None:
@@ -93,24 +104,30 @@ def _require_keys(model: Model) -> None:
     if wrong := wrong_name(model.name):
         raise UsageError(f"model.name={model.name}: {wrong}")
     file = model.weights == "path" and model.path is not None and Path(model.path).expanduser().is_file()
+    transformer = is_transformer(model)
     reads = {
         "path": (model.weights == "path", "model.weights=path"),
         "factory": (model.weights == "factory", "model=factory"),
-        "tokenizer": (file, "model.path of a single file"),
+        "base": (transformer, "model.path of a file with a transformer"),
+        "parts": (transformer, "model.path of a file with a transformer"),
+        "tokenizer": (file and not transformer, "model.path of a Stable Diffusion in one file"),
         "revision": (model.weights == "hub", "model.weights=hub"),
-        "variant": (model.weights in ("hub", "path") and not file, "a repository or a folder"),
+        "variant": (model.weights in ("hub", "path") and (transformer or not file), "a repository or a folder"),
     }
     idle = [
         f"model.{key}={getattr(model, key)}: only applies to {with_what}; here model.weights={model.weights}"
         for key, (read, with_what) in reads.items()
-        if getattr(model, key) is not None and not read
+        if getattr(model, key) not in (None, {}) and not read
     ]
     if idle:
         raise UsageError(idle)
 
 
-def require_folder(folder: Path, model: Model) -> None:
-    """Raises UsageError if a folder does not hold a complete pipeline that sdopt runs, in safetensors files."""
+def require_folder(folder: Path, model: Model, without: Collection[str] = ()) -> None:
+    """Raises UsageError if a folder does not hold a complete pipeline that sdopt runs, in safetensors files.
+
+    Of the parts `without` weights, only the configurations must be there.
+    """
     at = model.origin
     if not folder.is_dir():
         raise UsageError(f"{at}: there is no such file or folder")
@@ -127,7 +144,8 @@ def require_folder(folder: Path, model: Model) -> None:
             _require_class(index.get(name), name, family.library_of(name), at)
     for file in [file for name in parts for file in sorted((folder / name).glob("*config.json"))]:
         _read_json(file, at)
-    _require_weights(folder, family, [name for name in parts if name in family.networks], model.variant, at)
+    networks = [name for name in parts if name in family.networks and name not in without]
+    _require_weights(folder, family, networks, model.variant, at)
     _require_architecture(model, at, kind, _read_json(folder / family.denoiser / "config.json", at))
 
 
@@ -163,6 +181,26 @@ def _require_class(value: Any, name: str, library: str, at: str) -> None:
             f"{at}: model_index.json names {json.dumps(value)} as its {name}; it must be a class of {library}: "
             "sdopt runs no code that comes with a model"
         )
+
+
+def _require_transformer(path: Path, model: Model) -> None:
+    """Raises UsageError if a file holds no transformer that is read, or not one for the pipeline of its base."""
+    kind, named = transformer_in(path), class_named(model)
+    if kind and named and kind != named:
+        fitting = families.family_of(path)
+        raise UsageError(
+            f"{model.origin}: holds {family_named(kind).title}, not {family_named(named).title}, as model={model.name} "
+            f"is; choose model={fitting or 'its own model'}"
+        )
+    base = base_of(model)
+    if base.weights == "hub":
+        return  # it is fetched, and then checked
+    folder = Path(str(base.path))
+    require_folder(folder, base, without=_ANY_NETWORK)
+    require_folder(folder, base, without={*stored_parts(model, folder), *without_parts(model, folder)})
+
+
+_ANY_NETWORK = ("transformer", "vae", *TEXT_ENCODERS)
 
 
 def _require_original(path: Path, model: Model) -> None:

@@ -1,6 +1,7 @@
 """Writes how a program loads the pipeline of a variant, as a worker does."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from sdopt.hardware.device import Device
@@ -8,6 +9,7 @@ from sdopt.options.precision import Precision
 from sdopt.pipelines.catalog import class_name_of
 from sdopt.pipelines.loading import clip_skip_of, folder_of, left_out, path_of
 from sdopt.pipelines.tasks import pipeline_class
+from sdopt.pipelines.transformer_files import base_of, is_transformer
 from sdopt.pipelines.weights import has_vocabulary, tokenizer_settings
 from sdopt.programs.code import Piece, function_code, literal
 from sdopt.reference import VOCABULARY
@@ -45,6 +47,8 @@ def from_files(model: Model, task: Task, dtype: str) -> Piece:
     """Returns code that loads the pipeline of a model in files, for a task, with weights of a type of PyTorch."""
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
+    if is_transformer(model):
+        return _with_files(model, folder, cls.__name__, dtype)
     single = model.weights == "path" and path_of(model).is_file()
     imports = ["import torch", f"from diffusers import {cls.__name__}"]
     if single:
@@ -67,6 +71,29 @@ def from_files(model: Model, task: Task, dtype: str) -> Piece:
         lines.append('encoder = getattr(pipe.text_encoder, "text_model", pipe.text_encoder).encoder')
         lines.append(f"encoder.layers = encoder.layers[:-{skipped}]  # clip skip, as the file says")
     return Piece(tuple(imports), tuple(lines))
+
+
+def _with_files(model: Model, folder: Path, cls: str, dtype: str) -> Piece:
+    """Returns code that loads a pipeline, some of whose networks lie in files.
+
+    diffusers' own readers know no scales, one width of FLUX.1, and leave out what they do not know.
+    """
+    imports = (
+        *("import torch", "from pathlib import Path", f"from diffusers import {cls}"),
+        *("from sdopt.pipelines.transformer_files import load_parts", "from sdopt.schema import Model"),
+    )
+    whole = replace(model, path=str(path_of(model).absolute()))
+    base = base_of(model)
+    lines = [
+        f"base = {literal(str(folder.absolute()))}",
+        f"parts = load_parts({whole!r}, Path(base), torch.{dtype})",
+        f"pipe = {cls}.from_pretrained(",
+        *(f"    {argument}," for argument in _repository(base, folder)),
+        "    **parts,",
+        f"    dtype=torch.{dtype},",
+        ")",
+    ]
+    return Piece(imports, tuple(lines))
 
 
 def _repository(model: Model, folder: Path) -> Iterator[str]:
