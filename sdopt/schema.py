@@ -56,7 +56,7 @@ class Model:
     base: str | None = None
     """For a file with a transformer: a folder or a repository of a whole pipeline, with the parts that the file lacks,
     the tokenizers and the configurations. Null is `hub_id`."""
-    parts: dict[str, str | None] = field(default_factory=dict, hash=False)
+    parts: dict[str, str | None] | None = field(default=None, hash=False)
     """For a file with a transformer: files of other networks, as in `{text_encoder_2: t5xxl.safetensors}`. Null leaves
     out a part that the pipeline runs without, such as T5 (`text_encoder_3`) of SD 3."""
     tokenizer: str | None = None

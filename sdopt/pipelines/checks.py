@@ -117,7 +117,7 @@ def _require_keys(model: Model) -> None:
     idle = [
         f"model.{key}={getattr(model, key)}: only applies to {with_what}; here model.weights={model.weights}"
         for key, (read, with_what) in reads.items()
-        if getattr(model, key) not in (None, {}) and not read
+        if getattr(model, key) is not None and not read
     ]
     if idle:
         raise UsageError(idle)

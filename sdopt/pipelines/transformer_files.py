@@ -155,7 +155,7 @@ def stored_parts(model: Model, folder: Path) -> dict[str, Stored]:
     classes = {name: class_name for name, (_, class_name) in parts_in(folder).items()}
     family = family_named(class_name_of(folder))
     found = _networks_in(Path(str(model.path)).expanduser(), family, classes)
-    for part, path in model.parts.items():
+    for part, path in (model.parts or {}).items():
         if part not in family.networks or part == family.denoiser:
             raise UsageError(f"model.parts.{part}: the parts of {family.title} are {', '.join(family.networks[1:])}")
         if path is None:
@@ -177,7 +177,7 @@ def without_parts(model: Model, folder: Path) -> list[str]:
         UsageError: the pipeline needs one of them.
     """
     family = family_named(class_name_of(folder))
-    left = [part for part, path in model.parts.items() if path is None]
+    left = [part for part, path in (model.parts or {}).items() if path is None]
     if needed := [part for part in left if part not in family.optional]:
         raise UsageError(f"model.parts.{needed[0]}=null: {family.title} does not run without it")
     return left + [part.replace("text_encoder", "tokenizer") for part in left]

@@ -71,7 +71,7 @@ def of_model(model: Model) -> str:
     try:
         sources = [given if given and given.is_file() else folder_of(model)]
         if is_transformer(model):
-            sources += [folder_of(model), *(Path(part).expanduser() for part in model.parts.values() if part)]
+            sources += [folder_of(model), *(Path(part).expanduser() for part in (model.parts or {}).values() if part)]
     except UsageError:
         return "not fetched"  # a variant that is only planned, or cannot run here, needs no weights
     sources += [Path(model.tokenizer).expanduser()] if model.tokenizer else []

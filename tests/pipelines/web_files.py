@@ -30,7 +30,7 @@ def original(network: Any) -> Tensors:
             continue
         whole, suffix = (name, "") if name in by_modules else (module, f".{leaf}")
         if whole not in by_modules:
-            found[name] = tensor
+            found[name.replace(".weight", ".scale") if ".norms." in name else name] = tensor
             continue
         named, place = by_modules[whole]
         keys = [f"{each}{suffix}" for each in place.modules]
@@ -38,7 +38,7 @@ def original(network: Any) -> Tensors:
         if place.swapped:
             joined = torch.cat([*joined.chunk(2)][::-1])
         taken.update(keys)
-        normed = named.endswith(("query_norm", "key_norm")) or ".norms." in named
+        normed = named.endswith(("query_norm", "key_norm"))
         found[named + (".scale" if normed else suffix)] = joined
     return found
 
