@@ -27,6 +27,7 @@ from sdopt.pipelines.factory import KEY
 from sdopt.pipelines.families import fits, fitting_architectures, further_inputs, kind_of_file, text_width
 from sdopt.pipelines.family import Family, family_named
 from sdopt.pipelines.functions import defined
+from sdopt.pipelines.hub import base_folder
 from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.pipelines.transformer_files import base_of, is_transformer, stored_parts, transformer_in, without_parts
 from sdopt.pipelines.weights import (
@@ -193,9 +194,12 @@ def _require_transformer(path: Path, model: Model) -> None:
             f"is; choose model={fitting or 'its own model'}"
         )
     base = base_of(model)
-    if base.weights == "hub":
-        return  # it is fetched, and then checked
     folder = Path(str(base.path))
+    if base.weights == "hub":
+        try:
+            folder = base_folder(model)
+        except UsageError:
+            return  # it is fetched, and then checked
     require_folder(folder, base, without=_ANY_NETWORK)
     require_folder(folder, base, without={*stored_parts(model, folder), *without_parts(model, folder)})
 

@@ -20,7 +20,7 @@ from sdopt.pipelines.originals import PREFIX, pipeline_in, renamed
 from sdopt.pipelines.parts import kept_in_float32, quiet
 from sdopt.pipelines.random_weights import empty_network
 from sdopt.pipelines.scales import multiplied, scales_of
-from sdopt.pipelines.weights import Header, state_of
+from sdopt.pipelines.weights import Header, state_of, wrong_numbers
 from sdopt.record.files import begins
 from sdopt.schema import Model
 
@@ -56,9 +56,12 @@ class Stored:
         """Reads the tensors; those of 8 bits with scales are multiplied by them, and are in float32."""
         if self.file.suffix == ".gguf":
             from diffusers.models.model_loading_utils import load_gguf_checkpoint
+            from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
 
             read = load_gguf_checkpoint(str(self.file))
-            return {name: read[key] for name, key in self.names.items()}
+            # Only matrices stay in blocks, whose first dimension is that of the rows.
+            plain = {key: each if each.ndim == 2 else dequantize_gguf_tensor(each) for key, each in read.items()}
+            return {name: plain[key] for name, key in self.names.items()}
         from safetensors import safe_open
 
         scales, _, _ = scales_of(self.header())
@@ -106,6 +109,11 @@ def _header(file: Path, _state: tuple[int, ...]) -> Header:
 
 def transformer_in(file: Path) -> str | None:
     """Returns the class name of the pipeline whose transformer a file holds; None if it holds none that is known."""
+    return _pipeline_in(file, state_of(file) if file.exists() else ())
+
+
+@lru_cache(maxsize=16)
+def _pipeline_in(file: Path, _state: tuple[int, ...]) -> str | None:
     return pipeline_in(header_of(file).shapes)
 
 
@@ -144,6 +152,13 @@ def base_of(model: Model) -> Model:
     if model.base is not None and Path(model.base).expanduser().exists():
         return Model(model.name, "path", path=str(Path(model.base).expanduser()), variant=model.variant)
     return Model(model.name, "hub", hub_id=named, variant=model.variant)
+
+
+def source_of(model: Model) -> str:
+    """Returns where the last part of a model comes from, as `model.weights` names it: that of a base is on the hub."""
+    if is_transformer(model) and (model.base or model.hub_id):
+        return base_of(model).weights
+    return model.weights
 
 
 def stored_parts(model: Model, folder: Path) -> dict[str, Stored]:
@@ -226,8 +241,11 @@ def problems(model: Model, folder: Path) -> list[str]:
     """Returns why networks in files cannot be loaded as parts of the pipeline in `folder`; [] if all of them can."""
     found = []
     try:
-        for part, stored in stored_parts(model, folder).items():
+        parts = stored_parts(model, folder)
+        for part, stored in parts.items():
             found += [f"{stored.file.name}: {problem}" for problem in _problems_of(part, stored, folder)]
+        for file in dict.fromkeys(stored.file for stored in parts.values()):
+            found += wrong_numbers(file) if file.suffix == ".safetensors" else []
     except UsageError as error:
         return [problem.removeprefix(f"{model.origin}: ") for problem in error.problems]
     return found

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sdopt.hardware.device import Device
 from sdopt.options.precision import Precision
@@ -48,7 +49,7 @@ def from_files(model: Model, task: Task, dtype: str) -> Piece:
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
     if is_transformer(model):
-        return _with_files(model, folder, cls.__name__, dtype)
+        return _with_files(model, folder, cls, dtype)
     single = model.weights == "path" and path_of(model).is_file()
     imports = ["import torch", f"from diffusers import {cls.__name__}"]
     if single:
@@ -73,13 +74,13 @@ def from_files(model: Model, task: Task, dtype: str) -> Piece:
     return Piece(tuple(imports), tuple(lines))
 
 
-def _with_files(model: Model, folder: Path, cls: str, dtype: str) -> Piece:
+def _with_files(model: Model, folder: Path, cls: Any, dtype: str) -> Piece:
     """Returns code that loads a pipeline, some of whose networks lie in files.
 
     diffusers' own readers know no scales, one width of FLUX.1, and leave out what they do not know.
     """
     imports = (
-        *("import torch", "from pathlib import Path", f"from diffusers import {cls}"),
+        *("import torch", "from pathlib import Path", f"from diffusers import {cls.__name__}"),
         *("from sdopt.pipelines.transformer_files import load_parts", "from sdopt.schema import Model"),
     )
     whole = replace(model, path=str(path_of(model).absolute()))
@@ -87,10 +88,11 @@ def _with_files(model: Model, folder: Path, cls: str, dtype: str) -> Piece:
     lines = [
         f"base = {literal(str(folder.absolute()))}",
         f"parts = load_parts({whole!r}, Path(base), torch.{dtype})",
-        f"pipe = {cls}.from_pretrained(",
+        f"pipe = {cls.__name__}.from_pretrained(",
         *(f"    {argument}," for argument in _repository(base, folder)),
         "    **parts,",
         f"    dtype=torch.{dtype},",
+        *(f"    {name}={value!r}," for name, value in left_out(cls).items()),
         ")",
     ]
     return Piece(imports, tuple(lines))

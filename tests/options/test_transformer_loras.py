@@ -12,11 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sdopt.options.lora import Distilled
 from sdopt.pipelines.originals import renamed
 from sdopt.pipelines.transformer_loras import Scales, converted, scales_beside
 from sdopt.worker.host import PipelineHost
-from tests.fixtures import CPU, Tiny
+from tests.fixtures import CPU, Compose, Tiny
 from tests.options.hosts import proved
 from tests.pipelines.tiny import tiny
 from tests.pipelines.web_files import Tensors, original
@@ -250,4 +249,14 @@ class TestOptions:
     def test_a_lora_for_few_steps_is_for_one_family(self, variant_of: Tiny) -> None:
         [reason] = variant_of("flux", "lora=lcm_sdxl", "scheduler=flow_euler").conflicts(CPU)
         assert "FLUX.1" in reason
-        assert Distilled(path="x/y", pipeline="FluxPipeline").pipeline == "FluxPipeline"
+
+    def test_a_lora_for_few_steps_names_its_steps(self, variant: Compose) -> None:
+        chosen = ("model=flux_dev", "model.weights=random", "lora=hyper_flux")
+        assert variant(*chosen, "workload.steps=8").conflicts(CPU) == []
+        assert any("set workload.steps=8" in reason for reason in variant(*chosen).conflicts(CPU))
+        qwen = ("model=qwen_image", "model.weights=random", "lora=lightning_qwen", "workload.steps=8")
+        assert len(variant(*qwen).conflicts(CPU)) == 2, "another shift, and no guidance"
+        fitting = ("scheduler=flow_lightning", "workload.guidance_scale=1")
+        assert variant(*qwen, *fitting).conflicts(CPU) == []
+        [reason] = variant("model=sd35_large", "model.weights=random", *chosen[2:]).conflicts(CPU)
+        assert "it is for FLUX.1" in reason

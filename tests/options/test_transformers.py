@@ -34,7 +34,6 @@ from sdopt.options.caching import (
     TokenMerging,
     WholeSteps,
 )
-from sdopt.options.lora import Loaded
 from sdopt.options.memory import PrecomputedEmbeddings, SequentialGuidance, TinyVae
 from sdopt.options.precision import Precision
 from sdopt.options.transformer import Calls, blocks_of
@@ -333,7 +332,7 @@ class TestAttention:
 class TestRefusals:
     @pytest.mark.parametrize(
         "option",
-        [DeepCaching(), TokenMerging(), PyramidAttention(), Vanilla(), Loaded(path="/nowhere.safetensors")],
+        [DeepCaching(), TokenMerging(), PyramidAttention(), Vanilla()],
         ids=lambda option: type(option).__name__,
     )
     def test_of_what_needs_a_unet_are_declared(self, option: Optimization) -> None:
