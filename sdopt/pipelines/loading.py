@@ -356,6 +356,7 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
         leave_out_layers(pipe.text_encoder, clip_skip_of(model)[0])
         return pipe
     own: dict[str, Any] = {}
+    arguments = absent_in(folder) | arguments
     if is_transformer(model):
         dtype = arguments.get("dtype", torch.float32)
         arguments = load_parts(model, folder, dtype, {*arguments}) | arguments
@@ -366,6 +367,15 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     pipe = cls.from_pretrained(folder, variant=model.variant, use_safetensors=True, local_files_only=True, **arguments)
     pipe.register_modules(**own)
     return pipe
+
+
+def absent_in(folder: Path) -> dict[str, None]:
+    """Returns as arguments the parts that the pipeline in a folder runs without, such as T5 of SD 3.
+
+    diffusers saves such a pipeline, and loads it only where it is told again that they are None.
+    """
+    there = parts_in(folder)
+    return {name: None for name in family_named(class_name_of(folder)).optional if name not in there}
 
 
 def left_out(cls: Any) -> dict[str, Any]:
