@@ -256,7 +256,7 @@ def _instead_of_part(path: Path, names: Iterable[str], missing: list[str]) -> st
     if (path.parent.parent / "model_index.json").is_file():
         return f"it is a part of a pipeline: give model={path.parent.parent}"
     if any(map(_OTHER_FAMILIES.search, names)):
-        return "it is a model of another family, such as FLUX or SD 3: give the folder of its whole pipeline: model=…"
+        return "it is a transformer: name the folder of a whole pipeline for its other parts: model.base=FOLDER"
     if len(missing) < len(_ORIGINAL):
         return (
             f"load it in diffusers together with a {' and a '.join(missing)}, save that with save_pretrained, and give "

@@ -11,7 +11,7 @@ from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, class_name_of, read
 from sdopt.pipelines.family import Family, Guidance, family_named
 from sdopt.pipelines.originals import shapes_as_config
 from sdopt.pipelines.sampling import marks_in
-from sdopt.pipelines.transformer_files import header_of, transformer_in
+from sdopt.pipelines.stored import header_of, transformer_in
 from sdopt.pipelines.weights import Header
 
 UNMARKED = (

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Naming:
     """How an original program names the layers of a transformer.
 
     Attributes:
@@ -82,7 +82,7 @@ _FLUX_BLOCKS = {
 
 _EMBEDDER = "time_text_embed.timestep_embedder"
 
-_FLUX = Layout(
+_FLUX = Naming(
     "FluxPipeline",
     (r"double_blocks\.0\.", r"vector_in\."),
     {
@@ -100,7 +100,7 @@ _FLUX = Layout(
     _FLUX_BLOCKS,
 )
 
-_CHROMA = Layout(
+_CHROMA = Naming(
     "ChromaPipeline",
     (r"double_blocks\.0\.", r"distilled_guidance_layer\."),
     {"img_in": "x_embedder", "txt_in": "context_embedder", "final_layer.linear": "proj_out"},
@@ -113,7 +113,7 @@ _CHROMA = Layout(
     },
 )
 
-_FLUX2 = Layout(
+_FLUX2 = Naming(
     "Flux2KleinPipeline",
     (r"double_blocks\.0\.", r"double_stream_modulation_img\."),
     {
@@ -152,7 +152,7 @@ _FLUX2 = Layout(
     },
 )
 
-_SD3 = Layout(
+_SD3 = Naming(
     "StableDiffusion3Pipeline",
     (r"joint_blocks\.0\.", r"y_embedder\."),
     {
@@ -199,7 +199,7 @@ _Z_BLOCK = {
     "attention.k_norm": "attention.norm_k",
 }
 
-_Z_IMAGE = Layout(
+_Z_IMAGE = Naming(
     "ZImagePipeline",
     (r"cap_pad_token$", r"cap_embedder\.", r"noise_refiner\.0\."),
     {
@@ -211,9 +211,9 @@ _Z_IMAGE = Layout(
     unused=("norm_final",),
 )
 
-_QWEN = Layout("QwenImagePipeline", (r"transformer_blocks\.0\.img_mod\.1\.", r"txt_norm\."))
+_QWEN = Naming("QwenImagePipeline", (r"transformer_blocks\.0\.img_mod\.1\.", r"txt_norm\."))
 
-LAYOUTS = (_CHROMA, _FLUX2, _FLUX, _SD3, _Z_IMAGE, _QWEN)
+NAMINGS = (_CHROMA, _FLUX2, _FLUX, _SD3, _Z_IMAGE, _QWEN)
 
 _OF_CLASS = {
     "FluxTransformer2DModel": _FLUX,
@@ -234,11 +234,11 @@ def pipeline_in(names: Iterable[str]) -> str | None:
     None if the names are those of no original program that is known. FLUX.2 [klein] has no embedded guidance.
     """
     plain = [name.removeprefix(PREFIX) for name in names]
-    for layout in LAYOUTS:
-        if all(any(re.match(mark, name) for name in plain) for mark in layout.marks):
-            if layout is _FLUX2 and any(name.startswith("guidance_in.") for name in plain):
+    for naming in NAMINGS:
+        if all(any(re.match(mark, name) for name in plain) for mark in naming.marks):
+            if naming is _FLUX2 and any(name.startswith("guidance_in.") for name in plain):
                 return "Flux2Pipeline"
-            return layout.pipeline
+            return naming.pipeline
     return None
 
 
@@ -286,11 +286,11 @@ def places_in(network: Any) -> dict[str, Place]:
     """
     modules = dict(network.named_modules())
     holding = {re.sub(r"\.(weight|bias)$", "", key) for key in network.state_dict()}
-    layout = _OF_CLASS.get(type(network).__name__, Layout("", ()))
+    naming = _OF_CLASS.get(type(network).__name__, Naming("", ()))
     found: dict[str, Place] = {}
-    for original, name in layout.outside.items():
+    for original, name in naming.outside.items():
         _add(found, original, (name,), holding, modules)
-    for original, (blocks, layers) in layout.blocks.items():
+    for original, (blocks, layers) in naming.blocks.items():
         for number in range(len(modules.get(blocks, ()))):
             for layer, names in layers.items():
                 there = tuple(f"{blocks}.{number}.{name}" for name in names.split())
@@ -326,18 +326,20 @@ def renamed(tensors: Mapping[str, torch.Tensor], network: Any) -> tuple[dict[str
         network: of diffusers' class, with or without weights.
     """
     places, shapes = places_in(network), {name: tensor.shape for name, tensor in network.state_dict().items()}
-    unused = _OF_CLASS.get(type(network).__name__, Layout("", ())).unused
+    unused = _OF_CLASS.get(type(network).__name__, Naming("", ())).unused
     found: dict[str, torch.Tensor] = {}
     left = []
     for name, tensor in tensors.items():
         module, _, leaf = name.rpartition(".")
         if module in unused:
             continue
-        place, leaf = (places[name], "") if name in places else (places.get(module), f".{leaf}")
-        targets = [f"{each}{leaf.replace('.scale', '.weight')}" for each in place.modules] if place else []
+        end = "" if name in places else f".{'weight' if leaf == 'scale' else leaf}"
+        place = places.get(name) or places.get(module)
+        targets = [f"{target}{end}" for target in place.modules] if place else []
         parts = None
-        if place and all(target in shapes for target in targets):
-            parts = parted(tensor, place, [shapes[target][0] for target in targets])
+        if place and shapes.keys() >= {*targets} and not found.keys() & {*targets}:
+            rows = [shapes[target][0] for target in targets]
+            parts = parted(tensor, place, rows)
         if parts is None:
             left.append(name)
         else:

@@ -5,116 +5,23 @@ A file names its tensors as the original program does. Weights of 8 bits are mul
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import class_name_of, part_class, parts_in
-from sdopt.pipelines.family import Family, family_named
-from sdopt.pipelines.originals import PREFIX, pipeline_in, renamed
+from sdopt.pipelines.family import family_named
+from sdopt.pipelines.originals import renamed
 from sdopt.pipelines.parts import kept_in_float32, quiet
 from sdopt.pipelines.random_weights import empty_network
-from sdopt.pipelines.scales import multiplied, scales_of
-from sdopt.pipelines.weights import Header, state_of, wrong_numbers
-from sdopt.record.files import begins
+from sdopt.pipelines.scales import scales_of
+from sdopt.pipelines.stored import VAE, Stored, header_of, networks_in, transformer_in
+from sdopt.pipelines.weights import wrong_numbers
 from sdopt.schema import Model
 
 if TYPE_CHECKING:
     import torch
-
-_VAE = ("first_stage_model.", "vae.")
-
-_TEXT = re.compile(r"text_encoders\.(\w+?)\.(?:transformer\.(.+)|(?:logit_scale|\w+_model))")
-"""Names of a text encoder's tensors in a file of several networks; its tokenizer may lie beside it."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """The tensors of one network in a file.
-
-    Attributes:
-        file: where they lie.
-        names: for the name of each without what tells the networks of a file apart, its name in the file.
-    """
-
-    file: Path
-    names: Mapping[str, str]
-
-    def header(self) -> Header:
-        """Returns the types and shapes of the tensors."""
-        whole = header_of(self.file)
-        types = {name: whole.types[key] for name, key in self.names.items()}
-        shapes = {name: whole.shapes[key] for name, key in self.names.items()}
-        return Header(whole.metadata, types, shapes)
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Reads the tensors; those of 8 bits with scales are multiplied by them, and are in float32."""
-        if self.file.suffix == ".gguf":
-            from diffusers.models.model_loading_utils import load_gguf_checkpoint
-            from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
-
-            read = load_gguf_checkpoint(str(self.file))
-            # Only matrices stay in blocks, whose first dimension is that of the rows.
-            plain = {key: each if each.ndim == 2 else dequantize_gguf_tensor(each) for key, each in read.items()}
-            return {name: plain[key] for name, key in self.names.items()}
-        from safetensors import safe_open
-
-        scales, _, _ = scales_of(self.header())
-        with safe_open(self.file, "pt") as opened:
-            tensors = {name: opened.get_tensor(key) for name, key in self.names.items()}
-        return multiplied(tensors, scales)
-
-    def empty(self) -> dict[str, torch.Tensor]:
-        """Returns tensors of the same shapes, without values and without scales."""
-        import torch
-
-        header = self.header()
-        _, beside, _ = scales_of(header)
-        shapes = {name: shape for name, shape in header.shapes.items() if name not in beside}
-        return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-
-
-def header_of(file: Path) -> Header:
-    """Returns what a safetensors or GGUF file says of its tensors.
-
-    Raises:
-        UsageError: the file is not complete, or reading it needs a package.
-    """
-    return _header(file, state_of(file) if file.exists() else ())
-
-
-@lru_cache(maxsize=16)
-def _header(file: Path, _state: tuple[int, ...]) -> Header:
-    if file.suffix != ".gguf":
-        return Header.of_any(file, f"model.path={file}")
-    if find_spec("gguf") is None:
-        raise UsageError(f"model.path={file}: a GGUF file, to be read by: pip install 'sdopt[gguf]'")
-    import gguf
-
-    if not begins(file, b"GGUF"):
-        raise UsageError(f"model.path={file}: is no GGUF file, whatever its name says; fetch it again")
-    try:
-        tensors = gguf.GGUFReader(file).tensors
-    except (OSError, ValueError) as error:
-        raise UsageError(f"model.path={file}: is not a complete GGUF file ({error}); fetch it again") from error
-    types = {tensor.name: tensor.tensor_type.name for tensor in tensors}
-    shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in tensors}
-    return Header({}, types, shapes)
-
-
-def transformer_in(file: Path) -> str | None:
-    """Returns the class name of the pipeline whose transformer a file holds; None if it holds none that is known."""
-    return _pipeline_in(file, state_of(file) if file.exists() else ())
-
-
-@lru_cache(maxsize=16)
-def _pipeline_in(file: Path, _state: tuple[int, ...]) -> str | None:
-    return pipeline_in(header_of(file).shapes)
 
 
 def is_transformer(model: Model) -> bool:
@@ -169,7 +76,7 @@ def stored_parts(model: Model, folder: Path) -> dict[str, Stored]:
     """
     classes = {name: class_name for name, (_, class_name) in parts_in(folder).items()}
     family = family_named(class_name_of(folder))
-    found = _networks_in(Path(str(model.path)).expanduser(), family, classes)
+    found = networks_in(Path(str(model.path)).expanduser(), family, classes)
     for part, path in (model.parts or {}).items():
         if part not in family.networks or part == family.denoiser:
             raise UsageError(f"model.parts.{part}: the parts of {family.title} are {', '.join(family.networks[1:])}")
@@ -179,9 +86,11 @@ def stored_parts(model: Model, folder: Path) -> dict[str, Stored]:
         file = Path(path).expanduser()
         if not file.is_file() or file.suffix != ".safetensors":
             raise UsageError(f"model.parts.{part}={path}: must be a .safetensors file")
-        names = header_of(file).shapes
-        begin = next((start for start in _VAE if any(name.startswith(start) for name in names)), "")
-        found[part] = Stored(file, {name.removeprefix(begin): name for name in names})
+        names = {}
+        for name in header_of(file).shapes:
+            plain = name.partition(".")[2] if part == "vae" and name.startswith(VAE) else name
+            names[plain] = name
+        found[part] = Stored(file, names)
     return found
 
 
@@ -196,42 +105,6 @@ def without_parts(model: Model, folder: Path) -> list[str]:
     if needed := [part for part in left if part not in family.optional]:
         raise UsageError(f"model.parts.{needed[0]}=null: {family.title} does not run without it")
     return left + [part.replace("text_encoder", "tokenizer") for part in left]
-
-
-def _networks_in(file: Path, family: Family, classes: Mapping[str, str]) -> dict[str, Stored]:
-    """Returns the networks in one file; without prefixes, all of it is the transformer."""
-    names = header_of(file).shapes
-    if not any(name.startswith(PREFIX) for name in names):
-        return {family.denoiser: Stored(file, {name: name for name in names})}
-    found: dict[str, dict[str, str]] = {}
-    for name in names:
-        if name.startswith(PREFIX):
-            found.setdefault(family.denoiser, {})[name.removeprefix(PREFIX)] = name
-        elif start := next((start for start in _VAE if name.startswith(start)), None):
-            found.setdefault("vae", {})[name.removeprefix(start)] = name
-        elif text := _TEXT.fullmatch(name):
-            part = _encoder_named(text[1], classes)
-            if part is None:
-                raise UsageError(f"model.path={file}: holds a text encoder {text[1]}, which {family.title} has not")
-            if text[2]:
-                found.setdefault(part, {})[text[2]] = name
-        elif not name.endswith("scaled_fp8"):
-            raise UsageError(f"model.path={file}: holds {name}, which is of no network of {family.title}")
-    return {part: Stored(file, own) for part, own in found.items()}
-
-
-def _encoder_named(word: str, classes: Mapping[str, str]) -> str | None:
-    """Returns the attribute of a text encoder by its name in a file, such as `clip_l`, `t5xxl` or `qwen3_4b`."""
-    encoders = {name: kind for name, kind in classes.items() if name.startswith("text_encoder")}
-    clips = [name for name, kind in encoders.items() if kind.startswith("CLIP")]
-    t5 = [name for name, kind in encoders.items() if kind.startswith(("T5", "UMT5"))]
-    if word.startswith("clip"):
-        place = 1 if word == "clip_g" else 0
-        return clips[place] if place < len(clips) else None
-    if "t5" in word:
-        return t5[0] if t5 else None
-    others = [name for name in encoders if name not in (*clips, *t5)]
-    return others[0] if others else None
 
 
 # ------------------------------------------------------------------------------------------------------------- checks
@@ -273,10 +146,10 @@ def _faults(placed: Mapping[str, torch.Tensor], left: list[str], network: Any) -
         return [f"holds {left[0]}{_more(left)}, which {kind} of this configuration has not, and would run without"]
     if missing:
         return [f"lacks {min(missing)}{_more(missing)} of {kind}, and nothing is filled in"]
-    other = [name for name, tensor in placed.items() if tuple(_shape(tensor)) != tuple(wanted[name].shape)]
-    if other:
-        own, needs = list(_shape(placed[other[0]])), list(wanted[other[0]].shape)
-        return [f"holds {other[0]}{_more(other)} of shape {own}, and the configuration of the base says {needs}"]
+    for name, tensor in placed.items():
+        shape, needed = list(_shape(tensor)), list(wanted[name].shape)
+        if shape != needed:
+            return [f"holds {name} of shape {shape}, and the configuration of the base says {needed}"]
     return []
 
 
@@ -298,10 +171,13 @@ def _placed(tensors: Mapping[str, torch.Tensor], part: str, network: Any) -> tup
 
     of_images = "down_block_types" in network.config
     convert: Callable[..., Any] = convert_ldm_vae_checkpoint if of_images else convert_wan_vae_to_diffusers
-    own = {name: tensor for name, tensor in tensors.items() if name.startswith("bn.")}  # of FLUX.2
-    given = {name: tensor for name, tensor in tensors.items() if name not in own}
-    placed = own | convert(dict(given), config=dict(network.config))
-    used = {id(tensor if tensor._base is None else tensor._base) for tensor in placed.values()}
+    placed, given = {}, {}
+    for name, tensor in tensors.items():
+        (placed if name.startswith("bn.") else given)[name] = tensor  # those of FLUX.2 have no other name
+    placed |= convert(dict(given), config=dict(network.config))
+    used = set()
+    for tensor in placed.values():
+        used.add(id(tensor if tensor._base is None else tensor._base))
     return placed, [name for name, tensor in given.items() if id(tensor) not in used]
 
 
@@ -364,13 +240,15 @@ def _in_blocks(network: Any, tensors: Mapping[str, torch.Tensor], folder: Path, 
 
     layers = dict(network.named_modules())
     linear = {f"{name}.weight" for name, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
-    given = {}
+    weights = {}
     for name, tensor in tensors.items():
-        blocks = hasattr(tensor, "quant_type")
-        given[name] = dequantize_gguf_tensor(tensor).to(dtype) if blocks and name not in linear else tensor
+        if hasattr(tensor, "quant_type") and name not in linear:
+            weights[name] = dequantize_gguf_tensor(tensor).to(dtype)
+        else:
+            weights[name] = tensor
     # The names are diffusers' own, so that nothing is converted.
     return type(network).from_single_file(
-        given,
+        weights,
         config=str(folder),
         quantization_config=GGUFQuantizationConfig(compute_dtype=dtype),
         torch_dtype=dtype,
