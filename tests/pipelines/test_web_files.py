@@ -21,6 +21,7 @@ from sdopt.pipelines.random_weights import empty_network
 from sdopt.schema import Model
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Tiny
+from tests.pipelines.single_file import autoencoder_name
 from tests.pipelines.tiny import saved, tiny
 from tests.pipelines.web_files import PREFIX, Tensors, gguf_file, original, save, scaled
 
@@ -308,7 +309,7 @@ class TestSeveralNetworks:
             "transformer": save(original(pipe.transformer), tmp_path / "flux.safetensors"),
             "text_encoder": save(clip_names(pipe.text_encoder), tmp_path / "clip_l.safetensors"),
             "text_encoder_2": save(t5_names(pipe.text_encoder_2), tmp_path / "t5xxl.safetensors"),
-            "vae": save(pipe.vae.state_dict(), tmp_path / "ae.safetensors"),
+            "vae": save(vae_names(pipe.vae), tmp_path / "ae.safetensors"),
         }
         base = shutil.copytree(tiny_folder("flux"), tmp_path / "base")
         for weights in base.glob("*/*.safetensors"):
@@ -339,6 +340,16 @@ class TestSeveralNetworks:
 def clip_names(encoder: Any) -> Tensors:
     """Returns the tensors of a text encoder of CLIP's as its makers name them."""
     return {f"text_model.{name.removeprefix('text_model.')}": each for name, each in encoder.state_dict().items()}
+
+
+def vae_names(vae: Any) -> Tensors:
+    """Returns the tensors of a VAE as its makers name them, with attention as convolutions of one pixel."""
+    found = {}
+    for name, tensor in vae.state_dict().items():
+        there = autoencoder_name(name, len(vae.config.block_out_channels))
+        one_pixel = ".attn_1." in there and tensor.ndim == 2
+        found[there] = tensor[:, :, None, None] if one_pixel else tensor
+    return found
 
 
 def t5_names(encoder: Any) -> Tensors:

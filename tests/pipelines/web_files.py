@@ -22,7 +22,7 @@ def original(network: Any) -> Tensors:
     for name, place in places.items():
         aliased = ".processor." in name
         if not aliased and place.modules != (name,):
-            by_modules[place.modules[0]] = name, place
+            by_modules |= dict.fromkeys(place.modules, (name, place))
     taken, found = set(), {}
     for name, tensor in tensors.items():
         module, _, leaf = name.rpartition(".")
