@@ -33,6 +33,7 @@ from sdopt.pipelines.prompts import remarks_on_length, remarks_on_prompts
 from sdopt.pipelines.sampling import answers_to, unanswered
 from sdopt.pipelines.sampling import remember as remember_sampling
 from sdopt.pipelines.tasks import remarks_on
+from sdopt.pipelines.transformer_files import source_of
 from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
 from sdopt.quality.metrics import features_of
 from sdopt.record.files import read_result, write_at_last, write_result
@@ -101,7 +102,7 @@ def check_models(variants: Sequence[Variant], weights: Collection[str], context:
     Raises:
         UsageError: a model cannot be built; with the remarks on it, which are not printed any more.
     """
-    for model in dict.fromkeys(variant.model for variant in variants if variant.model.weights in weights):
+    for model in dict.fromkeys(variant.model for variant in variants if source_of(variant.model) in weights):
         try:
             in_process(context, require_parts, model, what=f"model={model.name}")
         except UsageError as error:

@@ -34,7 +34,6 @@ from sdopt.options.caching import (
     TokenMerging,
     WholeSteps,
 )
-from sdopt.options.lora import Loaded
 from sdopt.options.memory import PrecomputedEmbeddings, SequentialGuidance, TinyVae, WithoutT5
 from sdopt.options.precision import Precision
 from sdopt.options.quantization import QuantizedTextEncoders
@@ -334,7 +333,7 @@ class TestAttention:
 class TestRefusals:
     @pytest.mark.parametrize(
         "option",
-        [DeepCaching(), TokenMerging(), PyramidAttention(), Vanilla(), Loaded(path="/nowhere.safetensors")],
+        [DeepCaching(), TokenMerging(), PyramidAttention(), Vanilla()],
         ids=lambda option: type(option).__name__,
     )
     def test_of_what_needs_a_unet_are_declared(self, option: Optimization) -> None:
