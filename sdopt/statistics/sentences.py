@@ -256,7 +256,10 @@ def _chosen_otherwise(variant: VariantResult, baseline: VariantResult) -> list[s
     settings = {
         "workload.steps": (before.workload.steps, after.workload.steps),
         "workload.guidance_scale": (before.workload.guidance(before.model), after.workload.guidance(after.model)),
+        "workload.negative_prompt": (before.workload.negative_prompt, after.workload.negative_prompt),
+        "model": (before.model.name, after.model.name),
         "scheduler": (before.scheduler.class_name, after.scheduler.class_name),
+        "scheduler.options": (before.scheduler.options, after.scheduler.options),
         "hardware.threads": (before.hardware.threads, after.hardware.threads),
     }
     chosen = []
