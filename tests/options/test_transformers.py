@@ -6,6 +6,7 @@ calls them.
 
 import contextlib
 import io
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import PixArtSigmaPipeline, TaylorSeerCacheConfig
+from diffusers import (
+    PixArtSigmaPipeline,
+    PyramidAttentionBroadcastConfig,
+    TaylorSeerCacheConfig,
+    apply_pyramid_attention_broadcast,
+)
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from omegaconf import OmegaConf
 
 from runners.reference import axis_of, class_of
@@ -24,6 +31,7 @@ from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace, trace_call
 from sdopt.options import Context, Finding, Optimization
 from sdopt.options.attention import Default, FusedProjections, Sdpa, Vanilla
+from sdopt.options.attention_backends import Dispatched
 from sdopt.options.caching import (
     DeepCaching,
     FirstBlockCaching,
@@ -240,6 +248,49 @@ class TestTaylorSeer:
         assert far(ours, by_hand.images()) < 1e-4
 
 
+class TestPyramidAttention:
+    @pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=() if n == "chroma" else pytest.mark.slow) for n in TINY if n != "pixart"]
+    )
+    def test_reuses_outputs_of_each_branch(self, name: str, plain: Callable[[str], np.ndarray]) -> None:
+        applied = Applied(name, {"caching": PyramidAttention(spatial=2, cross=4)})
+        images, finding, trace = applied.traced()
+        assert finding.engaged, finding.summary
+        watching: Any = applied.pipe.transformer.forward
+        assert watching.calls.total() == trace.denoiser.calls
+        assert watching.computed[False] == 2 * watching.reused[False], "in two steps of six"
+        assert far(images, plain(name)) > 1e-4
+        assert far(applied.images(PROMPTS[:1]), images[:1]) < 1e-3, "as alone"
+
+    @pytest.mark.parametrize("name", ["flux", pytest.param("sd3", marks=pytest.mark.slow)])
+    def test_reuses_them_as_diffusers_does_where_a_step_is_one_call(self, name: str) -> None:
+        ours = Applied(name, {"caching": PyramidAttention(spatial=2, cross=None)}).images()
+        by_hand = Applied(name, {"caching": WholeSteps()})
+        steps = itertools.count()
+        share = 0.0
+
+        def begin(*_: Any) -> None:
+            nonlocal share
+            share = next(steps) / STEPS
+
+        by_hand.pipe.transformer.register_forward_pre_hook(begin)
+        chosen = PyramidAttentionBroadcastConfig(
+            spatial_attention_block_skip_range=2,
+            spatial_attention_timestep_skip_range=(0.2, 0.9),
+            current_timestep_callback=lambda: share,
+        )
+        apply_pyramid_attention_broadcast(by_hand.pipe.transformer, chosen)
+        assert far(ours, by_hand.images()) < 1e-5
+
+    def test_that_reuses_nothing_is_told(self) -> None:
+        applied = Applied("flux", {"caching": PyramidAttention()})
+        for module in applied.pipe.transformer.modules():
+            vars(module).pop("forward", None)
+        assert not applied.traced()[1].engaged
+        no_layers = Applied("flux", {"caching": PyramidAttention(spatial=None, cross=4)})
+        assert not no_layers.traced()[1].engaged, "all of its layers attend to image and text at once"
+
+
 class TestGuidanceInterval:
     def test_with_a_call_for_each_branch_leaves_the_second_out_as_a_pipeline_does(self) -> None:
         interval = Applied("lumina2", {"caching": GuidanceInterval(start=0, stop=0.5)})
@@ -320,8 +371,6 @@ class TestAttention:
         assert applied.traced()[1].engaged
         applied.pipe.transformer.set_attention_backend("_native_math")
         assert not applied.traced()[1].engaged
-        from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
-
         _AttentionBackendRegistry.set_active_backend(AttentionBackendName.NATIVE)
 
     def test_by_one_kernel_is_seen_in_the_operators(self, plain: Callable[[str], np.ndarray]) -> None:
@@ -329,11 +378,39 @@ class TestAttention:
         assert finding.engaged, finding.summary
         assert far(images, plain("flux")) < 1e-3
 
+    @pytest.mark.parametrize("name", ["flux", pytest.param("chroma", marks=pytest.mark.slow)])
+    def test_by_a_backend_of_diffusers_is_that_of_this_pipeline_alone(
+        self, name: str, plain: Callable[[str], np.ndarray]
+    ) -> None:
+        before = _AttentionBackendRegistry.get_active_backend()[0]
+        applied = Applied(name, {"attention": Dispatched("_native_math")})
+        images, finding, _ = applied.traced()
+        assert finding.engaged, finding.summary
+        assert far(images, plain(name)) < 1e-3
+        assert _AttentionBackendRegistry.get_active_backend()[0] is before
+        _, later, _ = Applied(name, {"attention": Default()}).traced()
+        assert later.engaged, later.summary
+        applied.pipe.transformer.set_attention_backend("native")
+        _AttentionBackendRegistry.set_active_backend(before)
+        assert not applied.traced()[1].engaged, "another backend ran"
+
+    def test_by_a_backend_of_diffusers_is_refused_where_it_would_do_nothing_or_fail(self) -> None:
+        [reason] = Dispatched("native").obstacles(context_of(tiny("sd3")))
+        assert "do not ask diffusers' dispatcher" in reason
+        one = context_of(tiny("z_image"))
+        two = replace(one, workload=replace(one.workload, batch_size=2))
+        flash = Dispatched("_native_flash")
+        assert flash.obstacles(one) == []
+        assert flash.fixed_for(one.model), "prompts of several lengths come with a mask"
+        [reason] = flash.obstacles(two)
+        assert "takes no mask" in reason
+        assert Dispatched("_native_math").obstacles(two) == []
+
 
 class TestRefusals:
     @pytest.mark.parametrize(
         "option",
-        [DeepCaching(), TokenMerging(), PyramidAttention(), Vanilla(), Loaded(path="/nowhere.safetensors")],
+        [DeepCaching(), TokenMerging(), Vanilla(), Loaded(path="/nowhere.safetensors")],
         ids=lambda option: type(option).__name__,
     )
     def test_of_what_needs_a_unet_are_declared(self, option: Optimization) -> None:
