@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from sdopt.options import Context, Contract, Finding, Proof, Trace, bounded
-from sdopt.options.attention import EquivalentAttention, backend_of
-from sdopt.options.base import Assumption
+from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options.attention import backend_of
 from sdopt.pipelines.loading import family_of, published_denoiser
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
 from sdopt.schema import Model
@@ -38,14 +37,14 @@ _NO_MASK = "`attn_mask` is not supported"
 
 
 @dataclass(frozen=True)
-class Dispatched(EquivalentAttention):
+class Dispatched(Optimization):
     """A backend of diffusers' attention dispatcher, for each layer of a transformer (`set_attention_backend`).
 
     diffusers would make it the default of the whole process too, also for a baseline that is loaded later: sdopt puts
     that back.
     """
 
-    assumes: ClassVar[tuple[Assumption, ...]] = ()
+    stage: ClassVar[Stage] = Stage.ATTENTION
 
     backend: str = bounded("native", choices=(*_OF_PYTORCH, *_OF_PACKAGES))
     """The name that diffusers gives it; those of other packages need these."""

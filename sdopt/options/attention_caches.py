@@ -116,7 +116,7 @@ class Broadcasts(Layers):
         every = self._every[cross]
         if every is None or not self._steps:
             return False
-        within = self._start < self._step / self._steps < self._stop
+        within: bool = self._start < self._step / self._steps < self._stop
         return within and self._step % every != 0
 
 
