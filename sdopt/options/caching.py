@@ -58,6 +58,8 @@ class Caching(Optimization):
     claims: ClassVar[frozenset[str]] = frozenset({"latency"})
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {}
     """Compatible compilers, by their names in the group; they compile only code that does not depend on the step."""
+    leaves_calls_whole: ClassVar[bool] = False
+    """Whether a call of a transformer runs all of it or none, so that compilers may have it."""
     batch_sizes: ClassVar[int] = 1
     """Number of batch sizes of the denoiser in one image."""
     idle: ClassVar[str]
@@ -69,7 +71,7 @@ class Caching(Optimization):
         found = []
         if is_unet and config and config.get("_class_name", "UNet2DConditionModel") != "UNet2DConditionModel":
             found.append(f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}")
-        compilers = self.compilers if is_unet else {}
+        compilers = self.compilers if is_unet or self.leaves_calls_whole else {}
         if compiles(ctx, *compilers.values()):
             others = f"eager, {', '.join(compilers)}" if compilers else "eager"
             if is_unet and not compilers:
@@ -257,6 +259,7 @@ class SpectralForecast(SkippedLayers):
 
     assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step)
     begins: ClassVar[bool] = False
+    leaves_calls_whole: ClassVar[bool] = True
     others: ClassVar[str] = "were forecast"
     idle: ClassVar[str] = "all of {steps} steps run, and none is forecast"
 
@@ -651,7 +654,9 @@ def _on_transformer(pipe: Pipeline, watching: "Watching", others: str) -> Proof:
         facts["runs_of_the_last_block"] = min(runs, default=0)
         left_out = sum(facts.get(kind, 0) for kind in ("outer", "forecast", "left out"))
         engaged = cheaper > 0 and watching.calls.total() == calls
-        engaged = engaged and facts["runs_of_the_last_block"] == calls - left_out
+        compiled = watching.is_compiled or trace.is_compiled(denoiser_of(pipe))
+        unseen = compiled and not runs  # a graph shows no blocks
+        engaged = engaged and (unseen or facts["runs_of_the_last_block"] == calls - left_out)
         whole = calls - cheaper
         return Finding(engaged, f"of {calls} traced calls {whole} ran whole, {cheaper} {others}", facts)
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sdopt.options.skipping import Own
 from sdopt.pipelines.family import Guidance, family_named
-from sdopt.pipelines.parts import Pipeline
+from sdopt.pipelines.parts import Pipeline, unwrapped
 
 Block = tuple[str, nn.Module]
 """A block of a transformer, with its name."""
@@ -88,7 +89,11 @@ class Watching:
     """
 
     parts: tuple[str, ...] = ()
-    """Names of the attributes that a compiler may replace by graphs: none."""
+    """Names of the attributes that a compiler may replace by graphs, which then run whole calls."""
+
+    def __init_subclass__(cls) -> None:
+        # As of `__call__`: TorchDynamo would compile it anew for each step and branch.
+        cls._predict = torch.compiler.disable(cls._predict, recursive=False)  # type: ignore[method-assign]
 
     def __init__(self, pipe: Pipeline, denoiser: Any) -> None:
         self._pipe, self._forward = pipe, denoiser.forward
@@ -107,6 +112,11 @@ class Watching:
         """Lets each call run whole, until the next image begins."""
         self._on = False
         self._forget()
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a compiler has replaced what runs whole calls, so that no trace shows their layers."""
+        return any(unwrapped(getattr(self, part)) is not getattr(self, part) for part in self.parts)
 
     @property
     def idle(self) -> int:
@@ -164,9 +174,15 @@ class Forecasts(Watching):
     As `skipping.Spectrum` does for a UNet, whose steps are one call.
     """
 
+    parts = ("whole",)
+
     def __init__(self, pipe: Pipeline, denoiser: Any, chosen: Any) -> None:
         self._chosen = chosen
+        self.whole: nn.Module = Own(denoiser)
         super().__init__(pipe, denoiser)
+
+    def _whole(self, given: Given) -> Any:
+        return self.whole(*given.args, return_dict=False, **given.others)[0]
 
     def _forget(self) -> None:
         self._kept: dict[int, list[tuple[int, list[Tensor]]]] = {}

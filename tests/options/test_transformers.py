@@ -27,6 +27,7 @@ from runners.reference import axis_of, class_of
 from sdopt.assembly import Assembly
 from sdopt.config.groups import optimization_options
 from sdopt.config.paths import CONF
+from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace, trace_call
 from sdopt.options import Context, Finding, Optimization
@@ -42,6 +43,7 @@ from sdopt.options.caching import (
     TokenMerging,
     WholeSteps,
 )
+from sdopt.options.compiler import Inductor
 from sdopt.options.lora import Loaded
 from sdopt.options.memory import PrecomputedEmbeddings, SequentialGuidance, TinyVae
 from sdopt.options.precision import Precision
@@ -216,6 +218,21 @@ class TestForecasts:
         assert far(images, plain(name)) > 1e-4
         assert np.isfinite(images).all()
 
+    @pytest.mark.slow
+    def test_leave_whole_calls_to_a_compiler(self) -> None:
+        options = {"caching": SpectralForecast(warmup=2), "compiler": Inductor()}
+        alone = {"caching": SpectralForecast(warmup=2)}
+        pipe = tiny("chroma")
+        for axis, option in options.items():
+            assert option.obstacles(replace(context_of(pipe), chosen={axis: option, **options})) == []
+        compiled = Applied("chroma", options)
+        images = compiled.images()
+        assert far(images, Applied("chroma", alone).images()) < 1e-3
+        trace = trace_call(compiled.pipe, compiled.images, cuda=False)
+        for axis, finding in compiled.assembly.findings(trace).items():
+            assert finding.engaged, f"{axis}: {finding.summary}"
+        assert TaylorSeer().obstacles(replace(context_of(pipe), chosen=options | {"caching": TaylorSeer()}))
+
     def test_that_cannot_be_counted_are_refused(self) -> None:
         assert not hasattr(PixArtSigmaPipeline, "num_timesteps"), "diffusers says it now: run it in these tests"
         [reason] = SpectralForecast().obstacles(context_of(tiny("pixart")))
@@ -342,6 +359,23 @@ class TestEmbeddings:
         assert finding.engaged, finding.summary
         assert far(images, plain(name)) < 2e-3
 
+    def test_of_several_lengths_are_refused_where_nothing_masks_what_fills_them_up(self) -> None:
+        long = "a blue house at dawn " * 5
+        applied = Applied("cogview4", {})
+        applied.assembly = Assembly.of(applied.pipe, {"memory.precomputed_embeddings": PrecomputedEmbeddings()})
+        applied.assembly.prepare_inputs((PROMPTS[0], long, ""))
+        assert np.isfinite(applied.images((long,), negative_prompt=[long])).all()
+        with pytest.raises(UsageError, match="prompts of several lengths"):
+            applied.images((PROMPTS[0], long))
+
+    def test_are_of_the_length_that_the_calls_ask_for(self) -> None:
+        shorter = Applied("flux", {"memory.precomputed_embeddings": PrecomputedEmbeddings(max_sequence_length=64)})
+        asked = {"max_sequence_length": 64}
+        by_hand = Applied("flux", {"caching": WholeSteps()}).images(**asked)
+        assert far(shorter.images(**asked), by_hand) < 2e-3
+        with pytest.raises(UsageError, match=r"max_sequence_length was not encoded: set memory"):
+            shorter.images(max_sequence_length=128)
+
 
 class TestAttention:
     def test_projections_are_fused_without_a_change(self, plain: Callable[[str], np.ndarray]) -> None:
@@ -452,20 +486,3 @@ class TestWalk:
             assert all(isinstance(reason, str) for reason in reasons), chosen
             if option.unet_only is not None:
                 assert [reason.startswith("not for") for reason in reasons] == [True], chosen
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("name", list(TINY))
-    def test_every_option_takes_effect_or_is_refused(self, name: str) -> None:
-        ctx = replace(context_of(tiny(name)), shapes=())
-        without_effect = set()
-        for chosen, (axis, option) in every_option().items():
-            alone = replace(ctx, chosen={axis: option}, workload=replace(ctx.workload, batch_size=2, steps=STEPS))
-            left_to_others = axis.startswith(("compiler", "environment", "patch")) or option.load_kwargs()
-            if left_to_others or option.obstacles(alone) or option.ineffective(alone) or option.loads_on_host:
-                continue
-            images, finding, _ = Applied(name, {axis: option}).traced()
-            assert np.isfinite(images).all(), chosen
-            if not finding.engaged:
-                without_effect.add(chosen)
-        # With random weights, no two steps are alike enough; diffusers fuses nothing of some transformers.
-        assert without_effect <= {"caching=first_block", "attention=fused_qkv", "layout=channels_last"}

@@ -125,11 +125,18 @@ def context_on_card(pipe: Any, options: Mapping[str, Any]) -> Context:
     return Context(planned_device(data_sheets()[CARD]), model, workload, options, scheduler)
 
 
-def walked(pipelines: Sequence[str], only: Sequence[str] = ()) -> Iterator[tuple[str, str, Cell]]:
-    """Yields pipeline, option and what came of it, of those options that begin as one of `only`; compilers last."""
+def walked(
+    pipelines: Sequence[str], only: Sequence[str] = (), kept: Mapping[str, Mapping[str, Cell]] | None = None
+) -> Iterator[tuple[str, str, Cell]]:
+    """Yields pipeline, option and what came of it, of those options that begin as one of `only`; compilers last.
+
+    Those that are in `kept` are not tried again.
+    """
     jobs = [(pipeline, *option) for pipeline in pipelines for option in chosen_options(pipeline)]
     for pipeline, group, option in sorted(jobs, key=lambda job: job[1] == "compiler"):
         name = f"{group}={option}"
+        if pipeline in (kept or {}).get(name, ()):
+            continue
         if not only or name.startswith(tuple(only)):
             yield pipeline, name, tried(pipeline, group, option)
 
@@ -195,10 +202,13 @@ def main(argv: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m tests.options.walk")
     parser.add_argument("names", nargs="*", help="pipelines, and how options begin; all without any")
-    names = parser.parse_args(argv).names
-    pipelines = [name for name in names if name in TINY] or list(TINY)
+    parser.add_argument("--missing", action="store_true", help="only what was not tried yet")
+    arguments = parser.parse_args(argv)
+    pipelines = [name for name in arguments.names if name in TINY] or list(TINY)
+    only = [name for name in arguments.names if name not in TINY]
     kept = read() if (FOLDER / "options.json").is_file() else {}
-    for pipeline, option, cell in walked(pipelines, [name for name in names if name not in TINY]):
+    before = {option: dict(row) for option, row in kept.items()} if arguments.missing else None
+    for pipeline, option, cell in walked(pipelines, only, before):
         print(f"{time.strftime('%X')} {pipeline:10} {option:32} {cell.outcome}: {cell.why[:150]}", flush=True)
         kept.setdefault(option, {})[pipeline] = cell
         write(kept)

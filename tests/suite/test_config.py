@@ -27,7 +27,7 @@ SOME_STUDIES = [
 PARTS = SUITE.parts
 _ROW_S = 11
 """About what a row of two short calls takes on a card, most of it to load and to trace."""
-FASTEST = [name for name in PARTS if name.startswith(("fastest_", "mlperf_"))]
+FASTEST = [name for name in PARTS if name.startswith(("fastest_", "mlperf_", "transformer_"))]
 
 
 def composed(part: Part, device: Device) -> Sequence[str]:
