@@ -349,7 +349,7 @@ def cogview4() -> Any:
         sample_size=8,
     )
     config = transformers.GlmConfig(num_hidden_layers=3, head_dim=8, pad_token_id=49407, **_DECODER_ONLY)
-    tokenizer = _word_tokenizer()
+    tokenizer = _clip_tokenizer()
     tokenizer.padding_side = "left"
     return diffusers.CogView4Pipeline(
         transformer=transformer,
