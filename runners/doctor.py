@@ -15,9 +15,9 @@ from sdopt.terminal import console as terminal
 from . import Arguments, end_with_code
 
 if TYPE_CHECKING:
+    from sdopt.apps.doctor.diagnosis import Diagnosis
+    from sdopt.apps.doctor.matrix import Cell
     from sdopt.config.composer import HydraComposer
-    from sdopt.doctor.diagnosis import Diagnosis
-    from sdopt.doctor.matrix import Cell
     from sdopt.hardware.device import Device
     from sdopt.worker.forkserver import StartContext
     from sdopt.worker.machine import Machine
@@ -62,12 +62,12 @@ def main(argv: list[str]) -> int:
 
 
 def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
+    from sdopt.apps.doctor.diagnosis import diagnose
+    from sdopt.apps.doctor.options import check_options
+    from sdopt.apps.doctor.tables import matrix_table, tables
     from sdopt.config.command import add_working_folder
     from sdopt.config.composer import composer_of
     from sdopt.config.groups import data_sheets, optimization_options
-    from sdopt.doctor.diagnosis import diagnose
-    from sdopt.doctor.options import check_options
-    from sdopt.doctor.tables import matrix_table, tables
     from sdopt.hardware.ceilings import measure_ceilings
     from sdopt.hardware.probe import list_cards
     from sdopt.locks import reserve
@@ -111,9 +111,9 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
 
 def _matrix(arguments: argparse.Namespace, composer: "HydraComposer", device: "Device") -> "list[Cell]":
     """Returns what is known of each option with each model and task on a device."""
+    from sdopt.apps.doctor.matrix import RECORDS, Matrix, records_in, shown_in
     from sdopt.config.groups import data_sheets, optimization_options
     from sdopt.config.paths import options_of
-    from sdopt.doctor.matrix import RECORDS, Matrix, records_in, shown_in
 
     own, sheets = arguments.config_dir, data_sheets()
     if arguments.records and not arguments.records.is_dir():
@@ -167,7 +167,7 @@ def _as_json(found: "Diagnosis") -> str:
 
 
 def _save(found: "Diagnosis", path: Path) -> None:
-    from sdopt.doctor.tables import sheet_yaml
+    from sdopt.apps.doctor.tables import sheet_yaml
 
     path.write_text(sheet_yaml(found), encoding="utf-8")
     print(command_line("run", "--config-dir", path.parent.parent, f"hardware={path.stem}"), file=sys.stderr)

@@ -11,7 +11,7 @@ from . import Arguments, end_with_code
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sdopt.training.cards import Figure
+    from sdopt.apps.training.cards import Figure
 
 
 @end_with_code
@@ -39,8 +39,8 @@ def main(argv: list[str]) -> int:
 
     from rich.console import Console
 
-    from sdopt.training.cards import write_card, write_evaluation
-    from sdopt.training.evaluation import evaluate_family
+    from sdopt.apps.training.cards import write_card, write_evaluation
+    from sdopt.apps.training.evaluation import evaluate_family
 
     console = Console()
     with console.status("starting") as status:

@@ -33,7 +33,7 @@ Exit codes: 0 everything is done; 2 usage or configuration; 3 something failed, 
 
 
 def _help() -> str:
-    from sdopt.suite.config import suite_config
+    from sdopt.apps.suite.config import suite_config
 
     from .reference import own_keys
 
@@ -52,11 +52,11 @@ def main(argv: list[str]) -> int:
     parser = Arguments(prog="sdopt gpu-suite", text=_help)
     parser.add_argument("overrides", nargs="*")
     overrides = parser.parsed(argv).overrides
-    from sdopt.suite.config import suite_config
+    from sdopt.apps.suite.config import suite_config
 
     config = suite_config(overrides)
-    from sdopt.suite.record import PAGE, Ending
-    from sdopt.suite.run import Suite, run_suite, slug_of
+    from sdopt.apps.suite.record import PAGE, Ending
+    from sdopt.apps.suite.run import Suite, run_suite, slug_of
     from sdopt.worker.forkserver import independent_children, start_fork_server
     from sdopt.worker.machine import probe_machine
 

@@ -33,7 +33,7 @@ Exit codes: 0 measured; 2 usage, configuration or conflict; 3 a row could not be
 
 
 def _help() -> str:
-    from sdopt.loadtest.config import LoadCommand, load_config
+    from sdopt.apps.loadtest.config import LoadCommand, load_config
 
     from .reference import own_keys
 
@@ -55,9 +55,9 @@ def main(argv: list[str]) -> int:
     if find_spec("prometheus_client") is None:
         raise UsageError("a load test needs an extra: pip install 'sdopt[serve]'")
     context = start_fork_server()
+    from sdopt.apps.loadtest.command import run
+    from sdopt.apps.loadtest.record import blocks_of
     from sdopt.config.command import add_working_folder
-    from sdopt.loadtest.command import run
-    from sdopt.loadtest.record import blocks_of
     from sdopt.report.terminal import shown
 
     add_working_folder()

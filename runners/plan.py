@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
         type=Path,
         metavar="TRUTH.csv",
         help="hold predictions against published figures, each predicted without its device; see "
-        "sdopt/foresight/README.md for the columns",
+        "sdopt/apps/foresight/README.md for the columns",
     )
     parser.add_argument(
         "--by",
@@ -45,8 +45,8 @@ def main(argv: list[str]) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from sdopt.foresight.plan import plan_of, text_of
-    from sdopt.foresight.tables import plan_table, remarks
+    from sdopt.apps.foresight.plan import plan_of, text_of
+    from sdopt.apps.foresight.tables import plan_table, remarks
     from sdopt.report.terminal import shown
 
     if arguments.by != "chip":
@@ -67,7 +67,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         for line in (*notes, *remarks(predictions, command)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     if arguments.plot:
-        from sdopt.foresight.charts import picture_of
+        from sdopt.apps.foresight.charts import picture_of
 
         arguments.plot.parent.mkdir(parents=True, exist_ok=True)
         arguments.plot.write_bytes(picture_of(predictions))
@@ -76,10 +76,10 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from sdopt.foresight.check import check
-    from sdopt.foresight.latency import coefficients
-    from sdopt.foresight.published import read_figures
-    from sdopt.foresight.tables import check_blocks
+    from sdopt.apps.foresight.check import check
+    from sdopt.apps.foresight.latency import coefficients
+    from sdopt.apps.foresight.published import read_figures
+    from sdopt.apps.foresight.tables import check_blocks
     from sdopt.report.terminal import shown
     from sdopt.worker.preload import import_all
 

@@ -20,11 +20,11 @@ from typing import Any, get_type_hints
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+from sdopt.apps.doctor.matrix import RECORDS, Cell, Matrix, State, grouped, records_in, shown_in
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, default_options, optimization_options
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF, SHEETS, options_of
-from sdopt.doctor.matrix import RECORDS, Cell, Matrix, State, grouped, records_in, shown_in
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device

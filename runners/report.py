@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 def _embed(page: Path, check: bool) -> int:
     """Updates the results in a page, or with `check` only says whether they are up to date; returns the exit code."""
-    from sdopt.loadtest.record import embedded
+    from sdopt.apps.loadtest.record import embedded
     from sdopt.record.files import write_atomically
     from sdopt.report.embedded import embed
 

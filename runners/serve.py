@@ -88,11 +88,11 @@ def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> Non
     from contextlib import ExitStack
     from functools import partial
 
+    from sdopt.apps.serving.engine import Engine, unservable
+    from sdopt.apps.serving.server import listen, serve
     from sdopt.config.groups import data_sheets
     from sdopt.experiment import check_models, fetch
     from sdopt.locks import reserve
-    from sdopt.serving.engine import Engine, unservable
-    from sdopt.serving.server import listen, serve
     from sdopt.worker.machine import find_machine
     from sdopt.worker.process import WorkerProcess
 
@@ -110,7 +110,7 @@ def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> Non
     fetch([variant], context)
     check_models([variant], ("path", "hub"), context)
     if listening is None:
-        from sdopt.serving.ray import deploy
+        from sdopt.apps.serving.ray import deploy
 
         site = f"http://{serving.host}:{serving.port}"
         print(f"{site}: loading {_described(variant, serving)}, {serving.replicas} replicas", flush=True)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 from . import Arguments, end_with_code, printed
 
@@ -19,9 +18,9 @@ def main(argv: list[str]) -> int:
         print(json.dumps(printed().model_json_schema(), indent=1))
         return 0
 
-    import sdopt
+    from sdopt.about import PACKAGE
 
-    print((Path(sdopt.__file__).parent / "agents" / "SKILL.md").read_text(encoding="utf-8"), end="")
+    print((PACKAGE / "agents" / "SKILL.md").read_text(encoding="utf-8"), end="")
     return 0
 
 

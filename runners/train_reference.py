@@ -10,7 +10,7 @@ from sdopt.errors import UsageError
 from . import Arguments, end_with_code, indented
 
 if TYPE_CHECKING:
-    from sdopt.training.config import TrainReferenceConfig
+    from sdopt.apps.training.config import TrainReferenceConfig
 
 _HELP = """\
 usage: sdopt train-reference [key=value ...]
@@ -32,7 +32,7 @@ Exit codes: 0 done; 2 usage or configuration; 3 the data cannot be fetched, or t
 
 
 def _help() -> str:
-    from sdopt.training.config import STAGES
+    from sdopt.apps.training.config import STAGES
 
     from .reference import own_keys
 
@@ -41,8 +41,8 @@ def _help() -> str:
 
 def training_config(overrides: Sequence[str]) -> "TrainReferenceConfig":
     """Returns `conf/train_reference.yaml` with overrides applied. Raises UsageError for all wrong ones together."""
+    from sdopt.apps.training.config import TrainReferenceConfig
     from sdopt.config.own import own_config
-    from sdopt.training.config import TrainReferenceConfig
 
     config = own_config("train-reference", TrainReferenceConfig, overrides)
     if Path(config.export.companions).resolve() == Path(config.folder).resolve():
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*")
     config = training_config(parser.parsed(argv).overrides)
     # A heavy import, made only now so that a usage error is reported at once.
-    from sdopt.training.stages import run
+    from sdopt.apps.training.stages import run
 
     run(config)
     return 0

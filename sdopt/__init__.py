@@ -12,19 +12,19 @@ Nothing heavy is imported before it is used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sdopt.about import __version__
+
 if TYPE_CHECKING:
+    from sdopt.apps.foresight.plan import plan
     from sdopt.errors import ConflictError, UnavailableError, UsageError
-    from sdopt.foresight.plan import plan
     from sdopt.guest import run
     from sdopt.library import Report, load, optimize, prove, undo
     from sdopt.record.records import StudyResult
     from sdopt.report.outcome import Outcome, load_result
 
-__version__ = "0.1.0"
-
 _MODULES = {
     "sdopt.errors": ("ConflictError", "UnavailableError", "UsageError"),
-    "sdopt.foresight.plan": ("plan",),
+    "sdopt.apps.foresight.plan": ("plan",),
     "sdopt.guest": ("run",),
     "sdopt.library": ("Report", "load", "optimize", "prove", "undo"),
     "sdopt.record.records": ("StudyResult",),

@@ -81,7 +81,7 @@ def _run(arguments: list[str]) -> int:
         print(_HELP.format(commands="\n".join(f"  {name:<18} {text}" for name, text in COMMANDS.items())))
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
-        from sdopt import __version__
+        from sdopt.about import __version__
 
         print(f"sdopt {__version__}")
         return 0

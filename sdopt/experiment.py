@@ -20,7 +20,7 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems, without_passwords
-from sdopt.foresight.plan import Prediction, predict, predict_here, text_of
+from sdopt.forecast import lines_of
 from sdopt.gate.calibration import remarks_on_calibration
 from sdopt.gate.rule_checks import applicable, remarks_on_rules, require_measured
 from sdopt.hardware.faults import faults_of
@@ -125,29 +125,6 @@ def card_remarks(variants: Sequence[Variant], machine: Machine) -> list[str]:
     return [f"{machine.device.name}: {fault}" for fault in faults_of(machine.device.name, machine.sheet, types)]
 
 
-def foreseen(variants: Sequence[Variant], machine: Machine, context: StartContext) -> list[str]:
-    """Returns lines on what variants would take on a card with a data sheet or on this CPU, as `sdopt plan` says."""
-    try:
-        predictions = predicted(variants, machine, context)
-    except UsageError as error:  # a model that was not fetched has no configuration here
-        return [f"no prediction: {error}"]
-    name = machine.device.name if machine.sheet is None else machine.sheet.name
-    lines = [f"  {prediction.variant}, {prediction.shape}: {text_of(prediction)}" for prediction in predictions]
-    return [f"expected on {name} (80 % intervals):", *lines]
-
-
-def predicted(variants: Sequence[Variant], machine: Machine, context: StartContext) -> list[Prediction]:
-    """Returns what `sdopt plan` predicts of variants on a card with a data sheet, or on this CPU.
-
-    Raises UsageError if a model has no configuration here, because it was not fetched.
-    """
-    sheet = machine.sheet
-    if sheet is None:
-        return in_process(context, predict_here, variants, what="the networks")
-    card = next((key for key, other in data_sheets().items() if other == sheet), machine.device.name)
-    return in_process(context, predict, variants, {card: sheet}, what="the networks")
-
-
 @dataclass
 class Experiment:
     """One study in one folder. `run` executes the steps in order; each step is a method.
@@ -237,7 +214,7 @@ class Experiment:
         expected = forecast(measured, result, Path("outputs"))
         show_plan(result, expected, self.console)
         if machine.sheet is not None or (expected.seconds is None and not machine.device.is_cuda):
-            for line in foreseen(plan.variants, machine, self.context):
+            for line in lines_of(plan.variants, machine, self.context):
                 self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _continued(self, fresh: StudyResult, plan: Plan) -> StudyResult:

@@ -18,6 +18,8 @@ FILES = sorted(path.relative_to(ROOT) for folder in ("sdopt", "runners") for pat
 def room_of(module: str) -> str:
     """The room of a dotted module name: the part below `sdopt`, or `runners`."""
     parts = module.split(".")
+    if parts[:2] == ["sdopt", "apps"]:
+        return "/".join(parts[1:3])
     return parts[1] if parts[0] == "sdopt" and len(parts) > 1 else parts[0]
 
 
@@ -48,11 +50,30 @@ def violations(path: Path, source: str) -> list[str]:
     found = []
     for line, module in imports_of(path, source):
         other = room_of(module)
-        if module.partition(".")[0] not in ("sdopt", "runners") or other == room or module == "sdopt":
+        if module.partition(".")[0] not in ("sdopt", "runners") or other == room:
             continue
         if other not in FLOORS or FLOORS.index(other) <= FLOORS.index(room):
             found.append(f"{path}:{line}: {room} imports {module}; a room imports only rooms below it")
     return found
+
+
+def named_for_applications() -> set[str]:
+    """The modules of the core that `sdopt/apps/README.md` names."""
+    table = (ROOT / "sdopt" / "apps" / "README.md").read_text().split("\n| room | modules |\n|---|---|\n")[1]
+    named = set()
+    for row in table.splitlines():
+        room, modules = (cell.strip() for cell in row.strip("|").split("|"))
+        for module in modules.split(", "):
+            named.add(f"sdopt.{room}" if module == "itself" else f"sdopt.{room}.{module}")
+    return {name.replace("`", "") for name in named}
+
+
+def test_applications_import_only_what_is_named_for_them() -> None:
+    used = set()
+    for path in (path for path in FILES if path.parts[:2] == ("sdopt", "apps")):
+        modules = {module for _, module in imports_of(path, (ROOT / path).read_text())}
+        used |= {module for module in modules if module.startswith("sdopt.") and not module.startswith("sdopt.apps.")}
+    assert used == named_for_applications()
 
 
 def test_a_room_imports_only_rooms_below_it() -> None:

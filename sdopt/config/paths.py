@@ -8,13 +8,11 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # OmegaConf's own dependency; its C parser reads all sheets in some hundredths of a second
 
-import sdopt
+from sdopt.about import PACKAGE
 from sdopt.errors import UsageError
 
-_PACKAGE = Path(sdopt.__file__).parent
-
 # A wheel carries `conf` inside the package; a checkout has it at the top.
-CONF = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
+CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 """The folder of the packaged groups."""
 
 CONFIG_NAME = "config"

@@ -1,4 +1,4 @@
-"""Paths of the packaged models and their companion files, which `sdopt.training` creates."""
+"""Paths of the packaged models and their companion files, which `sdopt.apps.training` creates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TRANSFORMER = MODEL.with_name("emoji_dit")
 """A diffusers pipeline folder with a transformer that draws the same, and its card."""
 
 PROMPTS = MODEL.with_name("prompts.json")
-"""Captions by purpose; see `sdopt.training.captions.choose_prompts`."""
+"""Captions by purpose; see `sdopt.apps.training.captions.choose_prompts`."""
 
 CLIP = MODEL.with_name("clip")
 """A small `CLIPModel` folder with its tokenizer, image processor and card."""

@@ -37,11 +37,11 @@ def exit_code(folder: Path) -> int:
 
 def _code_of(result: StudyResult) -> int:
     """Returns the exit code of a study that has a result."""
-    measured = {row.name for row in result.variants if row.status.measured}
+    timed = {row.name for row in result.variants if row.status.measured and not row.given_up}
     uncompared = [
         edge
         for edge in ([] if result.is_imported else result.comparisons)
-        if {edge.candidate, edge.reference} <= measured and not all(at.speedup for at in edge.shapes)
+        if {edge.candidate, edge.reference} <= timed and not all(at.speedup for at in edge.shapes)
     ]
     failed = [row for row in result.variants if not row.status.measured and row.status is not Status.SKIPPED]
     code = 3 if failed or uncompared or left_unjudged(result) else 0

@@ -14,7 +14,8 @@ from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
-from sdopt.experiment import awaits_clip, fetch_clip, foreseen, predicted
+from sdopt.experiment import awaits_clip, fetch_clip
+from sdopt.forecast import expected, lines_of
 from sdopt.locks import lock_folder
 from sdopt.record.files import inside, write_atomically
 from sdopt.record.records import StudyResult
@@ -73,13 +74,13 @@ class Prepared:
         return [
             f"{whole}{' or more' if whole == _MANY else ''} combinations: the {len(alone)} single options come first",
             f"it ends after {self.config.budget_s / 60:.3g} min (search.budget_s), or later where judging takes longer",
-            *foreseen(self.space.variants(alone), self.machine, self.context),
+            *lines_of(self.space.variants(alone), self.machine, self.context),
         ]
 
     def expected_call_s(self) -> float | None:
-        """Returns the seconds that `sdopt plan` expects of a call of the baseline; None where it expects none."""
+        """Returns the seconds that are expected of a call of the baseline; None where it expects none."""
         try:
-            predictions = predicted(self.space.variants([]), self.machine, self.context)
+            predictions = expected(self.space.variants([]), self.machine, self.context)
         except UsageError:
             return None
         seconds = [prediction.seconds for prediction in predictions]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-import sdopt
+from sdopt.about import PACKAGE
 from sdopt.errors import UsageError
 from sdopt.pipelines.factory import built
 from sdopt.pipelines.loading import folder_of
@@ -23,8 +23,6 @@ from sdopt.pipelines.tasks import files_of
 from sdopt.pipelines.weights import state_of
 from sdopt.schema import Model
 from sdopt.variant import Variant
-
-_PACKAGE = Path(sdopt.__file__).parent
 
 _WEIGHTS_AND_SETTINGS = (".safetensors", ".json", ".txt", ".model")
 
@@ -53,7 +51,7 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
 @cache
 def code() -> str:
     """Returns a digest of sdopt's own source files."""
-    return _digest(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
+    return _digest(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))
 
 
 def of_prompts(prompts: Iterable[str]) -> str:
@@ -128,7 +126,7 @@ def _own(file: Path) -> bool:
     """Returns whether a file belongs neither to sdopt, nor to Python, nor to a library that is installed."""
     standard = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}
     resolved = file.resolve()
-    if any(resolved.is_relative_to(folder.resolve()) for folder in (_PACKAGE, *map(Path, standard))):
+    if any(resolved.is_relative_to(folder.resolve()) for folder in (PACKAGE, *map(Path, standard))):
         return False
     # By name, because an environment may take libraries from the folder of another one.
     return not {"site-packages", "dist-packages"} & {*resolved.parts}

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
 
-import sdopt
+from sdopt.about import CHECKOUT, __version__
 from sdopt.contract import Contract
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.device import Device
@@ -207,14 +207,14 @@ def _shortage(folder: Path, needed: int, way_out: str) -> list[str]:
 
 def describe_environment(machine: Machine, command: list[str]) -> Environment:
     """Returns versions, the commit of a checkout, and the machine that a first worker found."""
-    commit, dirty = _checkout(Path(sdopt.__file__).parents[1])
+    commit, dirty = _checkout(CHECKOUT)
     caches = named_caches()
     kept = (
         f"{name}={path}: first calls may find kernels there that earlier processes compiled"
         for name, path in caches.items()
     )
     return Environment(
-        sdopt_version=sdopt.__version__,
+        sdopt_version=__version__,
         sdopt_commit=commit,
         sdopt_dirty=dirty,
         python=platform.python_version(),

@@ -9,11 +9,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from sdopt.apps.doctor import tables
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.paths import cards
 from sdopt.config.typed import build_typed
-from sdopt.doctor import tables
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware import ceilings
 from sdopt.hardware.cards import (
@@ -342,7 +342,7 @@ def test_a_gpu_works_for_a_second_before_samples_of_a_tenth(monkeypatch: pytest.
 def test_what_failed_stands_below_the_table_and_in_no_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    from sdopt.doctor.diagnosis import Diagnosis
+    from sdopt.apps.doctor.diagnosis import Diagnosis
 
     measured = [Ceiling("fp32", 64, 1e9, [0.001]), Ceiling(COPY, 2**20, 2.0**21, [0.001])]
     failed = Ceiling("int8", 0, 0.0, failure="RuntimeError: no such product")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hydra import initialize_config_dir
 
+from sdopt.apps.doctor.options import compose_options
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets, optimization_options
 from sdopt.config.paths import CONF
-from sdopt.doctor.options import compose_options
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.loadtest.record import embedded
+from sdopt.apps.loadtest.record import embedded
 from sdopt.record.records import StudyResult
 from sdopt.report.embedded import embed
 from sdopt.report.tables import ranking
@@ -65,7 +65,7 @@ def test_a_page_that_is_wrong_is_named_with_its_line(page: Path, text: str, mess
     assert page.read_text() == text
 
 
-@pytest.mark.parametrize("name", ["README.md", "sdopt/serving/README.md"])
+@pytest.mark.parametrize("name", ["README.md", "sdopt/apps/serving/README.md"])
 def test_the_pages_are_current(name: str) -> None:
     page = ROOT / name
     assert embed(page, {"load": embedded}) == page.read_text(encoding="utf-8"), f"run `sdopt report --readme {name}`"

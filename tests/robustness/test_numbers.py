@@ -11,13 +11,13 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from sdopt import options
+from sdopt.apps.training.config import TrainReferenceConfig
 from sdopt.config.composer import HydraComposer
 from sdopt.config.parse import SECTIONS
 from sdopt.errors import UsageError
 from sdopt.options.base import Optimization
 from sdopt.schema import ExplicitEdge, Rates, Rule, Sheet, out_of_range
 from sdopt.study.designs import Design, Explicit
-from sdopt.training.config import TrainReferenceConfig
 from tests.fixtures import CPU
 
 BEYOND = (2**63, math.inf, -math.inf, math.nan)

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from sdopt.apps.foresight.published import COLUMNS, read_figures
+from sdopt.apps.traffic.twin import unit_trace
 from sdopt.config.composer import composer_of
 from sdopt.errors import UsageError
 from sdopt.exchange.pictures import read_table
-from sdopt.foresight.published import COLUMNS, read_figures
 from sdopt.gate.calibration import FOLDER, read_calibration
 from sdopt.pipelines.functions import defined
 from sdopt.pipelines.prompt_files import Unreadable, read_prompts
 from sdopt.text_files import NotUtf8Error, decoded
-from sdopt.traffic.twin import unit_trace
 
 BOM = b"\xef\xbb\xbf"
 

@@ -175,7 +175,7 @@ def test_a_gate_that_wants_more_prompts_than_are_left_is_refused(tmp_path: Path)
 def test_a_dry_run_shows_the_space_and_what_it_takes_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sdopt.search.command.foreseen", lambda *_: ["seconds on this machine"])
+    monkeypatch.setattr("sdopt.search.command.lines_of", lambda *_: ["seconds on this machine"])
     dry = sdopt(tmp_path, "search", "search.groups=[layout]", "dry_run=true", "tracking=none")
     assert dry.code == 0
     assert "channels_last, contiguous" in dry.shown

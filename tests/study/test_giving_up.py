@@ -15,6 +15,7 @@ from sdopt.record.verdicts import Verdict
 from sdopt.report.answer_json import answer_of
 from sdopt.report.answer_json import to_json as answer_json
 from sdopt.report.charts.comparisons import forest
+from sdopt.report.sweep import exit_code as folder_code
 from sdopt.report.tables import ranking, to_csv
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.effects import effects_of
@@ -92,6 +93,12 @@ def test_is_shown_on_every_surface(tmp_path: Path) -> None:
     assert variant_run(summary, row.variant, tmp_path, images=False).status == "FINISHED"
     alone, _ = measured(tmp_path, ("slow",))
     assert "slow is at least 16." in summary_of(alone).sentence
+
+
+@pytest.mark.parametrize("claims", [["latency"], ["memory"]])
+def test_is_no_failure_of_the_study(tmp_path: Path, claims: list[str]) -> None:
+    measured(tmp_path, claims=claims)
+    assert folder_code(tmp_path) == 0
 
 
 def test_of_memory_alone_still_has_its_memory_and_its_images(tmp_path: Path) -> None:

@@ -1,0 +1,176 @@
+"""Reports per option, model and task whether a record proves the option on a device, or why it cannot run there."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import product
+from pathlib import Path
+
+from sdopt.apps.doctor.options import compose_options, fit_on
+from sdopt.errors import UsageError
+from sdopt.hardware.cards import sheet_of
+from sdopt.hardware.device import Device
+from sdopt.pipelines.catalog import architecture_folder
+from sdopt.record.files import read_result
+from sdopt.record.records import Status, StudyResult
+from sdopt.schema import Model, Sheet
+from sdopt.statistics.outcomes import ORDER, Outcome, Standing, outcomes_of
+from sdopt.study.designs import Composer
+from sdopt.variant import Variant
+
+RECORDS = Path("outputs") / "records"
+"""Folder of the results that show the effects of options."""
+
+_CPU = "CPU"
+
+
+class State(StrEnum):
+    """The knowledge about an option with a model and a task on a device."""
+
+    PROVEN = "proven"
+    """A record shows that the option took effect there."""
+    REFUTED = "refuted"
+    """A record shows that the option runs there without a gain."""
+    FAILED = "cannot run"
+    """A record shows that the option failed there."""
+    UNPROVEN = "unproven"
+    """No conflict is known."""
+    IMPOSSIBLE = "impossible"
+    """The option conflicts with the device, the model or the task."""
+
+
+@dataclass
+class Cell:
+    """One option with one model and one task."""
+
+    group: str
+    option: str
+    model: str
+    task: str
+    state: State
+    reasons: list[str] = field(default_factory=list)
+    """Why the option is impossible, refuted or cannot run; otherwise the choices that it needs besides."""
+    shown: dict[str, str] = field(default_factory=dict)
+    """The state that a record shows, by device: proven, refuted or cannot run."""
+
+    @property
+    def text(self) -> str:
+        """The state of the cell with its reasons, as one text."""
+        reasons = "; ".join(self.reasons)
+        elsewhere = ", ".join(f"{standing} on {device}" for device, standing in self.shown.items())
+        if self.state is State.PROVEN:
+            return elsewhere
+        state = f"{self.state}: {reasons}" if reasons else str(self.state)
+        return state + (f" ({elsewhere})" if elsewhere and self.state in (State.IMPOSSIBLE, State.UNPROVEN) else "")
+
+
+Key = tuple[str, str, str, str]
+"""Group, option, model and task."""
+
+Shown = Mapping[Key, Mapping[str, Outcome]]
+"""The state that records show, by device."""
+
+
+class Matrix:
+    """Every option with every model and every task.
+
+    A model on the hub is judged by its architecture, so that the local cache makes no difference.
+    A model that lacks a key, such as the user's own folder, is left out; tasks have the packaged images.
+    """
+
+    def __init__(
+        self, composer: Composer, options: Iterable[tuple[str, str]], models: Iterable[str], tasks: Iterable[str]
+    ) -> None:
+        self._made = compose_options(composer, options)
+        self._models = {name: model for name in models if (model := _model(composer, name)) is not None}
+        # A task's input images do not affect options; the reference model has images of its own.
+        self._tasks = {name: composer.variant(name, ["model=emoji", f"task={name}"]).task for name in tasks}
+
+    def cells(self, device: Device, shown: Shown, sheets: Mapping[str, Sheet]) -> list[Cell]:
+        """Returns a cell for each option, model and task."""
+        label, found = _label(device.type, device.name, sheets), list[Cell]()
+        places = {
+            (model, task): {
+                key: replace(made, model=self._models[model], task=self._tasks[task])
+                for key, made in self._made.items()
+                if isinstance(made, Variant)
+            }
+            for model, task in product(self._models, self._tasks)
+        }
+        for (group, option), made in self._made.items():
+            for (model, task), variants in places.items():
+                outcomes = shown.get((group, option, model, task), {})
+                if isinstance(made, Variant):
+                    fit = fit_on(device, group, variants[group, option], variants)
+                    state, reasons = State.UNPROVEN if fit.runs else State.IMPOSSIBLE, fit.remarks
+                else:
+                    state, reasons = State.IMPOSSIBLE, made
+                here = outcomes.get(label)
+                if state is not State.IMPOSSIBLE and here is not None:
+                    state = State(str(here.standing))
+                    reasons = reasons if here.standing is Standing.PROVEN else [here.why]
+                standings = {name: str(outcome.standing) for name, outcome in outcomes.items()}
+                found.append(Cell(group, option, model, task, state, reasons, standings))
+        return found
+
+
+def _model(composer: Composer, name: str) -> Model | None:
+    """Returns a model that needs no hub; None if a key of it is missing, or only a hub has its architecture."""
+    try:
+        model = composer.variant(name, [f"model={name}"]).model
+    except UsageError:
+        return None
+    if model.weights != "hub":
+        return model
+    return None if architecture_folder(model) is None else replace(model, weights="random")
+
+
+def records_in(folder: Path) -> list[StudyResult]:
+    """Returns the results below a folder. Raises UsageError if one cannot be read."""
+    return [read_result(path) for path in sorted(folder.rglob("result.json"))]
+
+
+def shown_in(records: Iterable[StudyResult], sheets: Mapping[str, Sheet]) -> dict[Key, dict[str, Outcome]]:
+    """Returns the state that records show for each option, model and task, by device; the best of several counts.
+
+    Skipped variants are left out: their conflicts are found anew by the matrix itself.
+    """
+    found: dict[Key, dict[str, Outcome]] = {}
+    for record in records:
+        device = record.environment.device
+        label = _label(str(device["type"]), str(device["name"]), sheets)
+        skipped = {variant.reason for variant in record.variants if variant.status is Status.SKIPPED}
+        for outcome in outcomes_of(record):
+            if outcome.standing is Standing.CANNOT_RUN and outcome.why in skipped:
+                continue
+            known = found.setdefault(outcome.key, {})
+            other = known.get(label)
+            if other is None or ORDER.index(outcome.standing) < ORDER.index(other.standing):
+                known[label] = outcome
+    return {key: dict(sorted(known.items())) for key, known in found.items()}
+
+
+def _label(kind: str, name: str, sheets: Mapping[str, Sheet]) -> str:
+    """Returns a device's name in the matrix: the name on the card's data sheet, or one name for all processors."""
+    if kind == "cpu":
+        return _CPU
+    sheet = next((sheet for sheet in sheets.values() if sheet.name == name), sheet_of(name, sheets.values()))
+    return name if sheet is None else sheet.name
+
+
+def grouped(texts: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, str, str]]:
+    """Yields models and tasks grouped by their common statement, with as few groups as possible."""
+    models, tasks = (list(dict.fromkeys(names)) for names in zip(*texts, strict=True))
+    alike: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for model in models:
+        by_text: dict[str, list[str]] = {}
+        for task in tasks:
+            by_text.setdefault(texts[model, task], []).append(task)
+        for text, of_tasks in by_text.items():
+            alike.setdefault((tuple(of_tasks), text), []).append(model)
+    for (same, text), of_models in alike.items():
+        yield _listed(of_models, models), _listed(same, tasks), text
+
+
+def _listed(names: Sequence[str], everything: Sequence[str]) -> str:
+    return "all" if len(names) == len(everything) else ", ".join(names)

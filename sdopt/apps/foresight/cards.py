@@ -1,0 +1,123 @@
+"""Tells for which cards a plan is asked, however they are named, and what is to be said of those names."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sdopt.apps.foresight.cpu import measure_machine, sheet_of_cpu, threads_of
+from sdopt.config.composer import HydraComposer
+from sdopt.config.groups import data_sheets
+from sdopt.config.overrides import key_of
+from sdopt.config.paths import options_of
+from sdopt.errors import UsageError
+from sdopt.hardware.names import cards_named, nearest_cards, other_forms, sold_memory, why_out_of_scope
+from sdopt.schema import Sheet
+
+_CPU = "cpu"
+
+_GROUP = "hardware"
+
+NO_CARD = (
+    "no card is named: choose one, as in hardware=rtx4090, or several, as in 'plan.hardware=[t4,l4,rtx4090]'; "
+    "hardware=cpu is this machine"
+)
+
+
+@dataclass
+class Asked:
+    """The cards that a plan is for.
+
+    Attributes:
+        options: of the group `hardware`; empty if the configuration has the card.
+        notes: what is to be said of the names.
+    """
+
+    options: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def asked_for(names: Sequence[str]) -> Asked:
+    """Returns the cards that names mean. A name that means none is said, and leaves the others.
+
+    Raises:
+        UsageError: no name means a card.
+    """
+    sheets, asked = data_sheets(), Asked()
+    problems = []
+    for name in names:
+        options = [_CPU] if name == _CPU else cards_named(name, sheets)
+        if not options:
+            problems.append(why_unknown(name))
+            continue
+        if len(options) > 1:
+            listed = ", ".join(f"{option} ({sold_memory(sheets[option])} GB)" for option in options)
+            asked.notes.append(f"{name} is the name of several cards: {listed}")
+        asked.options += options
+    asked.options = list(dict.fromkeys(asked.options))
+    if not asked.options:
+        raise UsageError(problems)
+    asked.notes += [f"left out: {problem}" for problem in problems]
+    asked.notes += [note for option in asked.options if (note := _note_on_forms(option, asked.options))]
+    return asked
+
+
+def _note_on_forms(option: str, asked: Sequence[str]) -> str:
+    """Returns which cards are of the same model and have another memory or form; "" without one."""
+    sheets = data_sheets()
+    if option not in sheets:
+        return ""
+    others = [other for other in other_forms(option, sheets) if other not in asked]
+    listed = ", ".join(f"{other} ({sold_memory(sheets[other])} GB)" for other in others)
+    card = f"{sheets[option].name} of {sold_memory(sheets[option])} GB"
+    return f"{option} is the {card}; others of this model are {listed}" if others else ""
+
+
+def why_unknown(name: str) -> str:
+    """Returns why a name means no card, and which ones may be meant."""
+    why = why_out_of_scope(name)
+    if why:
+        return f"{name}: {why}"
+    near = nearest_cards(name, data_sheets())
+    meant = f"; the nearest are {', '.join(near)}" if near else ""
+    return (
+        f"{name}: no data sheet{meant}. `sdopt run --help` lists all cards; one of your own is a nearest card with "
+        "figures changed, as in hardware=rtx4090 hardware.sheet.memory_gib=7.6"
+    )
+
+
+def with_known_card(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[list[str], Asked]:
+    """Returns overrides whose card is an option of `hardware`, and the cards that its name means.
+
+    Raises:
+        UsageError: the name means no card.
+    """
+    chosen = [override for override in overrides if key_of(override) == _GROUP]
+    name = chosen[-1].partition("=")[2].strip("'\" ") if chosen else ""
+    if not name or name in options_of(_GROUP, config_dir) or "/" in name or name.endswith(".yaml"):
+        return list(overrides), Asked()
+    changed = any(key_of(override).startswith("hardware.sheet") for override in overrides)
+    if changed and name in data_sheets():
+        return list(overrides), Asked()
+    asked = asked_for([name])
+    first = f"{_GROUP}={asked.options[0]}"
+    return [first if override in chosen else override for override in overrides], asked
+
+
+def sheets_for(composer: HydraComposer, asked: Asked, overrides: Sequence[str]) -> dict[str, Sheet]:
+    """Returns the data sheets of the cards to plan for, by option of `hardware`."""
+    sheets, hardware = data_sheets(), composer.current.hardware
+    if _CPU in asked.options or (hardware.sheet is None and hardware.device == _CPU):
+        measure_machine(threads_of(hardware))  # again, since other work may have slowed it before
+    if asked.options:
+        return {name: sheet_of_cpu(hardware) if name == _CPU else sheets[name] for name in asked.options}
+    if hardware.sheet is None and hardware.device == _CPU:
+        return {_CPU: sheet_of_cpu(hardware)}
+    if hardware.sheet is None:
+        raise UsageError(NO_CARD)
+    chosen = next((str(o).partition("=")[2] for o in reversed(overrides) if key_of(o) == _GROUP), "")
+    # A preset chooses without a word on the command line.
+    return {chosen or _option_of(hardware.sheet, sheets): hardware.sheet}
+
+
+def _option_of(sheet: Sheet, sheets: Mapping[str, Sheet]) -> str:
+    return next((name for name, other in sheets.items() if other == sheet), sheet.name)

@@ -1,0 +1,195 @@
+"""This machine's CPU as a card: rates that are measured here in two seconds take the place of a data sheet.
+
+No fitted coefficient is needed, since the layers of which the networks mostly consist can be timed where they run: a
+convolution of the denoiser, one of the decoder, a matrix product, attention, a copy, and a small operator. It shows
+also how well a pass is told by its operations, bytes and kernels alone, without a published figure.
+"""
+
+import hashlib
+import json
+import math
+import os
+import platform
+import timeit
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from sdopt.about import __version__
+from sdopt.apps.foresight.latency import PARTS, Array, Costs
+from sdopt.hardware.probe import describe_cpu
+from sdopt.record.files import write_atomically
+from sdopt.schema import Hardware, Rates, Sheet
+from sdopt.scratch import cache_folder
+
+ARCHITECTURE = "cpu"
+
+HALF_WIDTH = math.log(1.3)
+"""Half-width of the interval (log), wider than the largest error that was seen; see README.md."""
+
+_SAMPLES = 5
+
+_RESTRICTING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+"""Environment variables that restrict which instructions libraries use."""
+
+_DENOISER, _DECODER = [(2, 320, 32), (2, 1280, 8)], [(1, 512, 64)]
+"""Typical 3×3 convolutions: samples, channels, height and width."""
+
+_PRODUCT_SHARE = 0.7
+"""Of a large square product's rate, what the flat products of a transformer reach."""
+
+_MODULE = 9
+"""Python and PyTorch around an operator of a network, in times of a bare operator on a few numbers."""
+
+_BYTES = 4
+"""Of a number in float32."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a CPU reaches in float32: FLOP/s, bytes/s, and seconds per operator."""
+
+    denoiser: float
+    decoder: float
+    products: float
+    attention: float
+    copy: float
+    operator: float
+
+    def parts(self, denoiser: Costs, decoder: Costs, text_flop: float) -> Array:
+        """Returns the seconds of each part of a call, in the order of `latency.Table.parts`; nothing is launched."""
+        return np.array([
+            *self._pass(denoiser, self.denoiser), *self._pass(decoder, self.decoder),
+            text_flop / (self.products * _PRODUCT_SHARE), 0.0,
+        ])  # fmt: skip
+
+    def _pass(self, costs: Costs, convolutions: float) -> list[float]:
+        seconds = _BYTES / self.copy
+        return [
+            costs.convolutions / convolutions,
+            costs.products / (self.products * _PRODUCT_SHARE),
+            costs.attention / self.attention,
+            (costs.moved - costs.between) * seconds,
+            costs.between * seconds,
+            costs.kernels * self.operator,
+            0.0,
+        ]
+
+
+def seconds_of(parts: Array, steps: int) -> float:
+    """Returns the seconds of a call of some steps."""
+    size = len(PARTS)
+    return float(steps * parts[:size].sum() + parts[size:].sum())
+
+
+@lru_cache(maxsize=8)
+def measure_machine(threads: int) -> Machine:
+    """Times typical layers on this CPU, two seconds in all, and keeps the rates for `known_machine`.
+
+    Other work on the machine makes it look slower, so the highest rates that were ever measured count.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            found = _measure()
+    finally:
+        torch.set_num_threads(before)
+    if earlier := known_machine(threads):
+        pairs = zip(astuple(found), astuple(earlier), strict=True)
+        found = Machine(*map(max, pairs))
+    with suppress(OSError):  # a home that cannot be written
+        file = _rates_file(threads)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(asdict(found)).encode())
+    return found
+
+
+def known_machine(threads: int) -> Machine | None:
+    """Returns the rates that `measure_machine` kept; None where nothing measured this CPU with these versions."""
+    try:
+        rates = json.loads(_rates_file(threads).read_text(encoding="utf-8"))
+        return Machine(**{name: float(rate) for name, rate in rates.items()})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def machine_of(threads: int) -> Machine:
+    """Returns the rates of this machine, measured now where they are not known."""
+    return known_machine(threads) or measure_machine(threads)
+
+
+def _rates_file(threads: int) -> Path:
+    """Returns the file of this machine's rates, by processor, threads, versions and what restricts instructions."""
+    import torch
+
+    variables = [os.environ.get(name, "") for name in _RESTRICTING]
+    key = [describe_cpu(), platform.node(), threads, torch.__version__, __version__, variables]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    return cache_folder() / "sdopt" / "rates" / f"{digest}.json"
+
+
+def _measure() -> Machine:
+    import torch
+
+    square, tokens = torch.randn(1024, 1024), torch.randn(2, 8, 1024, 40)
+    source, few = torch.ones(2**26, dtype=torch.uint8), torch.ones(16)
+    target = torch.empty_like(source)
+    rates = {shape: _fastest(partial(_convolution, *shape)) for shape in (*_DENOISER, *_DECODER)}
+    return Machine(
+        math.prod(rates[shape] for shape in _DENOISER) ** (1 / len(_DENOISER)),
+        rates[_DECODER[0]],
+        _fastest(lambda: (2.0 * 1024**3, lambda: square @ square)),
+        _fastest(
+            lambda: (
+                4.0 * 16 * 1024**2 * 40,
+                lambda: torch.nn.functional.scaled_dot_product_attention(tokens, tokens, tokens),
+            )
+        ),
+        _fastest(lambda: (2.0 * source.numel(), lambda: target.copy_(source))),
+        _MODULE / _fastest(lambda: (500.0, lambda: [few.add(1.0) for _ in range(500)])),
+    )
+
+
+def _convolution(samples: int, channels: int, side: int) -> tuple[float, Callable[[], object]]:
+    import torch
+
+    layer = torch.nn.Conv2d(channels, channels, 3, padding=1)
+    pixels = torch.randn(samples, channels, side, side)
+    return 18.0 * samples * channels**2 * side**2, lambda: layer(pixels)
+
+
+def _fastest(make: Callable[[], tuple[float, Callable[[], object]]]) -> float:
+    """Returns the highest rate of some samples: what else runs on the machine only ever makes them slower."""
+    work, run = make()
+    run()
+    return work / min(timeit.repeat(run, number=1, repeat=_SAMPLES))
+
+
+def threads_of(hardware: Hardware) -> int:
+    """Returns how many CPU threads a worker has."""
+    import torch
+
+    return hardware.threads or torch.get_num_threads()
+
+
+def sheet_of_cpu(hardware: Hardware) -> Sheet:
+    """Returns this machine as a data sheet; its memory is the machine's."""
+    threads = threads_of(hardware)
+    found = machine_of(threads)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    plural = "" if threads == 1 else "s"
+    return Sheet(
+        name=f"this machine's CPU ({threads} thread{plural})",
+        device_names=[],
+        memory_gib=memory,
+        bandwidth_gb_s=found.copy / 1e9,
+        vector=Rates(fp32=found.products / 1e12),
+        architecture=ARCHITECTURE,
+    )

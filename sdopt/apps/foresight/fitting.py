@@ -1,0 +1,222 @@
+"""Fits the coefficients to published figures, and again without each chip, generation and publisher.
+
+`python -m sdopt.apps.foresight.fitting published.csv` writes `coefficients.json`: numbers only, none of the figures.
+"""
+
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sdopt.apps.foresight.latency import (
+    COEFFICIENTS,
+    NAMES,
+    Array,
+    Case,
+    Coefficients,
+    Table,
+    fit,
+    generation_of,
+)
+from sdopt.apps.foresight.published import TEXT, Figure, read_figures
+from sdopt.apps.foresight.software import Software
+from sdopt.config.groups import data_sheets
+from sdopt.pipelines.catalog import ARCHITECTURES
+from sdopt.schema import Sheet
+
+KNOWN, EXTRAPOLATED = "known", "extrapolated"
+
+FAMILY = 3
+"""Devices of a generation that make it known."""
+
+UNTOLD = ("cdna", "cdna2", "cdna3", "cdna4")
+"""Generations about which the figures say too little: they are refused."""
+
+_TINY_SHARE = 0.04
+"""Work of a tiny autoencoder's decoder, as a share of the whole one's."""
+
+LEVEL = 0.8
+"""Share of figures that an interval is made to hold."""
+
+Z80 = 1.2816
+"""Half-width of a normal distribution's 80 % interval, in standard deviations."""
+
+_FEW = 2
+"""Devices of which a class must be for half of what they tell of its width to count."""
+
+ALL, NEW = "all", "new "
+
+GROUPS: Mapping[str, Callable[[Figure], str]] = {
+    "chip": lambda figure: str(figure.sheet.chip),
+    "generation": lambda figure: generation_of(figure.sheet),
+    "publisher": lambda figure: figure.publisher,
+}
+"""What can be left out whole."""
+
+
+def case_of(figure: Figure) -> Case:
+    """Counts what a published figure's work costs."""
+    from sdopt.apps.foresight.trace import pass_costs
+
+    work, software = figure.work, figure.software
+    folder, size = ARCHITECTURES / work.architecture, (work.width, work.height)
+    denoiser = pass_costs(folder, "unet", work.batch * work.samples, *size, software.attention)
+    decoded = 1 if work.sliced else work.batch
+    decoder = pass_costs(folder, "vae", decoded, *size, software.attention)
+    decoder = decoder.times(work.batch / decoded * (_TINY_SHARE if work.tiny else 1))
+    return Case(figure.sheet, software, denoiser, decoder, work.steps, work.batch, work.part)
+
+
+def why_not(sheet: Sheet) -> str:
+    """Returns why no time is predicted for a card; "" if it can be."""
+    if not (sheet.architecture and sheet.chip and sheet.vector.fp32):
+        return "its data sheet lacks architecture, chip or vector.fp32"
+    if sheet.architecture in UNTOLD:
+        return f"too few published figures of {sheet.architecture.upper()} cards to learn from"
+    if sheet.memory_gib < 5:
+        return "cards of 4 GiB spill into system memory"
+    return ""
+
+
+@dataclass
+class Data:
+    """Published times as arrays, beside where each is from."""
+
+    figures: list[Figure]
+    table: Table
+    seconds: Array
+
+    @classmethod
+    def of(cls, figures: Sequence[Figure]) -> "Data":
+        """Takes the figures that can be predicted."""
+        kept = [figure for figure in figures if not refused(figure)]
+        return cls(kept, Table.of([case_of(figure) for figure in kept]), np.array([figure.seconds for figure in kept]))
+
+    def groups(self, by: str) -> list[str]:
+        """Returns the chip, generation or publisher of each figure."""
+        return [GROUPS[by](figure) for figure in self.figures]
+
+    def errors(self, found: Coefficients, by: str) -> Array:
+        """Returns log(predicted / published) of each figure, each predicted without its group."""
+        groups, errors = np.array(self.groups(by)), np.zeros(len(self.figures))
+        for group in set(groups.tolist()):
+            chosen = np.flatnonzero(groups == group)
+            predicted = self.table.take(chosen).log_seconds(found.left_out(by, group))
+            errors[chosen] = predicted - np.log(self.seconds[chosen])
+        return errors
+
+    def fit(self) -> Coefficients:
+        """Fits to all figures, and without each group; then the widths of intervals from what was left out."""
+        whole = fit(self.table, self.seconds)
+        without: dict[str, dict[str, Array]] = {}
+        for by in GROUPS:
+            groups = np.array(self.groups(by))
+            without[by] = {}
+            for group in sorted(set(groups.tolist())):
+                rest = np.flatnonzero(groups != group)
+                without[by][group] = fit(self.table.take(rest), self.seconds[rest], whole, most=12)
+        cards = dict(Counter(figure.card for figure in self.figures))
+        found = Coefficients(whole, without, cards)
+        return Coefficients(whole, without, cards, self._widths(found))
+
+    def _widths(self, found: Coefficients) -> dict[str, float]:
+        """Returns by how much each class changes the half-width (log), so that intervals hold `LEVEL` of the errors.
+
+        Each class gets what the others leave it, shrunk where it is of few devices. What is extrapolated has the errors
+        of generations left out whole besides, and new publishers have those of publishers left out.
+        """
+        rows = [
+            (by, figure.card, labels(state, figure.software, "" if by == "generation" else own, by != "publisher"))
+            for by in GROUPS
+            for figure, group, own in zip(self.figures, self.groups(by), self.groups("generation"), strict=True)
+            for state in [state_of(found.cards, figure.sheet, "" if by == "publisher" else group)]
+        ]
+        errors = np.concatenate([np.log(np.maximum(np.abs(self.errors(found, by)), 1e-6)) for by in GROUPS])
+        tells: dict[str, tuple[str, ...]] = {EXTRAPOLATED: ("chip", "generation")}
+        chosen = {}
+        for name in sorted({name for _, _, names in rows for name in names} - {ALL}):
+            sources: tuple[str, ...] = ("publisher",) if name.startswith(NEW) else tells.get(name, ("chip",))
+            member = np.array([name in names for _, _, names in rows])
+            told = member & np.array([by in sources for by, _, _ in rows])
+            devices = len({card for (_, card, _), tell in zip(rows, told, strict=True) if tell})
+            chosen[name] = member, told, devices / (devices + _FEW)
+        widths = {ALL: float(np.quantile(errors[: len(self.figures)], LEVEL))} | dict.fromkeys(chosen, 0.0)
+        total = np.full(len(rows), widths[ALL])
+        for _ in range(20):
+            for name, (member, told, share) in chosen.items():
+                left = float(np.quantile(errors[told] - total[told] + widths[name], LEVEL)) * share
+                total[member] += left - widths[name]
+                widths[name] = left
+        return widths
+
+
+def refused(figure: Figure) -> str:
+    """Returns why a published figure is no time that can be predicted; "" if it is one."""
+    if not np.isfinite(figure.seconds):
+        return "not a time"
+    if figure.work.part == TEXT:
+        return "text encoders alone are not described"
+    return why_not(figure.sheet)
+
+
+def relatives(cards: Mapping[str, int], sheet: Sheet, without: str = "") -> int:
+    """Returns how many cards of a card's generation the figures are of, leaving out a chip or generation."""
+    own, others = generation_of(sheet), [data_sheets()[card] for card in cards]
+    return sum(generation_of(other) == own and without not in (other.chip, own) for other in others)
+
+
+def state_of(cards: Mapping[str, int], sheet: Sheet, without: str = "") -> str:
+    """Returns whether a card is of a generation that the figures know."""
+    return KNOWN if relatives(cards, sheet, without) >= FAMILY else EXTRAPOLATED
+
+
+def labels(state: str, software: Software, generation: str, seen: bool) -> tuple[str, ...]:
+    """Returns the classes that the width of an interval goes by.
+
+    Args:
+        state: `known` or `extrapolated`.
+        software: with what.
+        generation: of the card; "" if it is left out.
+        seen: whether other figures are of the same publisher; a user is a new one.
+    """
+    kind = "fp16" if software.precision == "bf16" else software.precision
+    new = () if seen else (f"{NEW}{software.application}",)
+    return ALL, state, software.application, kind, *([generation] if generation else []), *new
+
+
+def half_width(widths: Mapping[str, float], classes: Sequence[str], untold: float = 0.0) -> float:
+    """Returns the half-width of an 80 % interval on the log scale."""
+    return math.hypot(math.exp(sum(widths.get(name, 0.0) for name in classes)), Z80 * untold)
+
+
+def save(found: Coefficients) -> None:
+    """Writes coefficients to the packaged file."""
+
+    def numbers(values: Array) -> list[float]:
+        return [round(float(value), 4) for value in values]
+
+    content = {
+        "names": NAMES,
+        "all": numbers(found.all),
+        "without": {
+            by: {name: numbers(values) for name, values in folds.items()} for by, folds in found.without.items()
+        },
+        "cards": dict(sorted(found.cards.items())),
+        "widths": {name: round(value, 4) for name, value in sorted(found.widths.items())},
+    }
+    lines = json.dumps(content, separators=(",", ":")).replace('"all"', '\n"all"').replace("],", "],\n")
+    COEFFICIENTS.write_text(lines.replace('"cards"', '\n"cards"') + "\n", encoding="utf-8")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Fits to a file of published figures, and writes the packaged coefficients."""
+    save(Data.of(read_figures(Path(argv[0]))[0]).fit())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,381 @@
+"""The latency model: what a call takes, from operation counts, a data sheet and the class of the software.
+
+A call is a fixed part, one per image, its steps and the decoder. A pass of a network takes as long as its kernels on
+the device, or as launching them on the host, whichever is longer:
+
+    device = convolutions + products + attention + bytes of matrix operators + other bytes + kernels · gap
+    pass   = (device⁴ + (kernels · launch)⁴)^¼
+
+Each of these parts is work ÷ rate of the data sheet × exp(a sum of coefficients): its logarithm is linear in the
+coefficients, which makes gradients exact and the fit a matter of a second. Every coefficient has a prior, so that what
+the figures do not tell stays at what is plausible, and a new generation gets the average of the others.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdopt.apps.foresight.software import Software
+from sdopt.schema import Sheet
+
+Array = NDArray[np.float64]
+
+COEFFICIENTS = Path(__file__).parent / "coefficients.json"
+
+GENERATIONS = (
+    "pascal", "volta", "turing", "turing_gtx", "ampere", "ada", "hopper", "blackwell", "rdna2", "rdna3", "rdna4",
+)  # fmt: skip
+
+_STACKED = ("GP100", "GV100", "GA100", "GH100", "GB100")
+"""Chips with stacked memory, which reach less of their large peaks."""
+
+_LAUNCHES = {
+    "eager_1": 10e-6,
+    "eager_2": 20e-6,
+    "eager_3": 25e-6,
+    "compiled": 4e-6,
+    "graphs": 1e-6,
+    "engine": 1e-6,
+    "a1111": 12e-6,
+    "sdnext": 12e-6,
+    "sdnext_diffusers": 9e-6,
+    "other": 12e-6,
+    "comfy": 9e-6,
+}
+"""Seconds to launch a kernel, by class of software."""
+
+_FIXED = {"library_1": 0.3, "library_2": 0.05, "library_3": 0.06, "web": 0.3, "engine": 0.02}
+"""Seconds of a call beside its networks: Python, text encoders, images; by application and age of PyTorch."""
+
+UNSEEN = ("launch_eager_3", "fixed_library_3")
+"""What no figure tells: PyTorch since 2.4. The centres are an operator's Python, dispatch and launch (15 to 40 µs on
+hosts of today), and the Python of a pipeline's call. Their deviations widen the intervals."""
+
+_CLASSES = (
+    "a1111", "sdnext", "sdnext_diffusers", "other", "comfy", "eager", "compiled",
+    "tensorrt", "aitemplate", "oneflow", "stable_fast",
+)  # fmt: skip
+
+
+def _priors() -> dict[str, tuple[float, float]]:
+    """Returns mean and standard deviation of each coefficient before any figure is seen."""
+    log = math.log
+    found = {
+        # Shares of the peak rate; `tensor` is what tensor cores reach less, or more, than that.
+        "conv": (log(0.4), 0.5),
+        "gemm": (log(0.45), 0.2),
+        "attn": (log(0.3), 0.3),
+        "tensor": (0.0, 1.0),
+        "vector_conv": (log(0.6), 0.25),
+        "vector_gemm": (log(0.85), 0.1),
+        "bandwidth": (log(0.75), 0.2),
+        "large": (0.0, 0.1),
+        "split": (0.0, 0.3),
+        "decoder": (0.0, 0.3),
+        "gap": (log(3e-6), 0.4),
+        "image_web": (log(0.05), 0.5),
+        "image_library": (log(0.02), 0.5),
+    }
+    found |= {f"fixed_{name}": (log(seconds), 0.5) for name, seconds in _FIXED.items()}
+    found |= {f"generation_{name}": (0.0, 0.15) for name in GENERATIONS}
+    found |= {f"launch_{name}": (log(seconds), 0.3) for name, seconds in _LAUNCHES.items()}
+    # Classes were measured by few publishers each: most of what sets them apart are the publishers.
+    found |= {f"class_{name}": (0.0, 0.1) for name in _CLASSES}
+    return found | {"launch_eager_3": (log(_LAUNCHES["eager_3"]), 0.4)}
+
+
+PRIORS = _priors()
+NAMES = tuple(PRIORS)
+_INDEX = {name: index for index, name in enumerate(NAMES)}
+_MEAN = np.array([mean for mean, _ in PRIORS.values()])
+_DEVIATION = np.array([deviation for _, deviation in PRIORS.values()])
+
+PARTS = ("convolutions", "products", "attention", "matrix bytes", "other bytes", "kernels", "launches")
+"""The parts of a pass; the last one is the host's."""
+
+_COUNT = 2 * len(PARTS) + 2
+"""Parts of a call: those of the denoiser, those of the decoder, the fixed part, and that of each image."""
+
+_MATRIX_SHARE = 0.7
+"""Bytes of matrix operators that are not hidden behind their arithmetic."""
+
+_FUSED_SHARE = 0.5
+"""Bytes of other operators that are left when a compiler fuses them."""
+
+_GRAPH_GAP = 0.25
+"""Gaps between kernels that are left in a recorded graph, where the device starts them: 1 to 2 µs."""
+
+_VECTOR_SHARE = 0.6
+"""Share of the peak rate that cards without tensor cores reach."""
+
+_STACKED_LOSS = 0.3
+"""How the share of the peak falls with the peak of chips with stacked memory, as a power."""
+
+_POWER_GAIN = 0.1
+"""How the rate grows with the power per peak rate, as a power."""
+
+Terms = dict[str, float]
+
+
+@dataclass
+class Costs:
+    """What passes of a network cost: operations in FLOP, by class of operator, and what else takes time or memory."""
+
+    convolutions: float = 0.0
+    products: float = 0.0
+    """Matrix products, those of attention without a fused kernel included."""
+    attention: float = 0.0
+    """Attention in a fused kernel."""
+    moved: float = 0.0
+    """Numbers that kernels read and write, weights included; times the size of the type they are bytes."""
+    between: float = 0.0
+    """Part of `moved`: that of kernels that only move or map numbers, which a compiler may fuse."""
+    kernels: float = 0.0
+    peak: float = 0.0
+    """Most bytes that were alive together, without parameters."""
+
+    def times(self, factor: float) -> "Costs":
+        """Returns the costs of several passes, one after the other."""
+        return replace(Costs(*(factor * value for value in vars(self).values())), peak=self.peak)
+
+
+def averaged(passes: Sequence[tuple[int, Costs]]) -> Costs:
+    """Returns the mean costs of passes, of which some number each costs the same, and the largest peak."""
+    counts = np.array([count for count, _ in passes]) / sum(count for count, _ in passes)
+    means = counts @ np.array([list(vars(costs).values()) for _, costs in passes])
+    return replace(Costs(*map(float, means)), peak=max(costs.peak for _, costs in passes))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call on one card: everything that the model needs to know.
+
+    Attributes:
+        denoiser: costs of one step.
+        decoder: costs of decoding all images of the call.
+        part: what the time is of: `call`, `step`, `image`, `unet` or `vae`.
+        decodes_in_float32: whether the decoder runs in float32, whatever the precision.
+    """
+
+    sheet: Sheet
+    software: Software
+    denoiser: Costs
+    decoder: Costs
+    steps: int
+    images: int
+    part: str = "call"
+    decodes_in_float32: bool = False
+
+
+def generation_of(sheet: Sheet) -> str:
+    """Returns the architecture whose coefficients a card shares."""
+    # TU11x has no tensor cores, and half precision overflows on it: programs compute in float32.
+    return "turing_gtx" if sheet.architecture == "turing" and sheet.tensor.fp16 is None else str(sheet.architecture)
+
+
+@dataclass
+class Table:
+    """Cases as arrays: the logarithm of each part is `base + design @ coefficients`."""
+
+    base: Array
+    design: Array
+    weights: Array
+    """How often each sum counts: steps, decoders, fixed parts, parts of an image."""
+
+    @classmethod
+    def of(cls, cases: Sequence[Case]) -> "Table":
+        """Lays out cases."""
+        base = np.zeros((_COUNT, len(cases)))
+        design = np.zeros((_COUNT, len(cases), len(NAMES)))
+        weights = np.zeros((4, len(cases)))
+        for column, case in enumerate(cases):
+            for row, (value, terms) in enumerate(_parts(case)):
+                base[row, column] = value
+                for name, factor in terms.items():
+                    design[row, column, _INDEX[name]] += factor
+            weights[:, column] = _weights(case)
+        return cls(base, design, weights)
+
+    def take(self, chosen: NDArray[Any]) -> "Table":
+        """Returns some of the cases."""
+        return Table(self.base[:, chosen], self.design[:, chosen], self.weights[:, chosen])
+
+    def parts(self, coefficients: Array) -> Array:
+        """Returns the seconds of each part (rows) of each case (columns)."""
+        return np.asarray(np.exp(self.base + self.design @ coefficients))
+
+    def log_seconds(self, coefficients: Array) -> Array:
+        """Returns the logarithm of the time of each case."""
+        return np.log(self.sums(self.parts(coefficients))[0])
+
+    def sums(self, parts: Array) -> tuple[Array, Array, Array]:
+        """Returns the seconds of each case, of a step of it, and of its decoder."""
+        size = len(PARTS)
+        step, decoder = (_longer(parts[start : start + size]) for start in (0, size))
+        total = self.weights[0] * step + self.weights[1] * decoder
+        return total + self.weights[2] * parts[-2] + self.weights[3] * parts[-1], step, decoder
+
+    def gradient(self, coefficients: Array) -> tuple[Array, Array]:
+        """Returns the logarithm of the time of each case, and its derivatives by coefficients (columns)."""
+        parts, size = self.parts(coefficients), len(PARTS)
+        total, step, decoder = self.sums(parts)
+        slope = np.empty_like(parts)
+        for start, weight, whole in ((0, self.weights[0], step), (size, self.weights[1], decoder)):
+            device = parts[start : start + size - 1].sum(0)
+            slope[start : start + size - 1] = weight * (device / whole) ** 3 * parts[start : start + size - 1]
+            slope[start + size - 1] = weight * (parts[start + size - 1] / whole) ** 3 * parts[start + size - 1]
+        slope[-2:] = self.weights[2:] * parts[-2:]
+        return np.log(total), np.einsum("kn,knp->np", slope / total, self.design)
+
+    def untold(self, coefficients: Array) -> Array:
+        """Returns the deviation (log) of the time of each case by what no figure tells (`UNSEEN`)."""
+        slope, chosen = self.gradient(coefficients)[1], [_INDEX[name] for name in UNSEEN]
+        return np.asarray(np.sqrt(((slope[:, chosen] * _DEVIATION[chosen]) ** 2).sum(1)))
+
+
+def _longer(parts: Array) -> Array:
+    """Returns the time of passes: of their kernels, or of launching these; near equality somewhat more than either."""
+    return np.asarray((parts[:-1].sum(0) ** 4 + parts[-1] ** 4) ** 0.25)
+
+
+def _weights(case: Case) -> tuple[float, float, float, float]:
+    if case.part == "call":
+        return case.steps, 1.0, 1.0, 1.0
+    if case.part == "image":  # in a stream, where the fixed part of a call is hidden behind the next one
+        return case.steps / case.images, 1 / case.images, 0.0, 1 / case.images
+    return (1.0, 0.0, 0.0, 0.0) if case.part in ("step", "unet") else (0.0, 1.0, 0.0, 0.0)
+
+
+def _parts(case: Case) -> list[tuple[float, Terms]]:
+    software = case.software
+    found = _pass(case, case.denoiser, False) + _pass(case, case.decoder, True)
+    found.append((0.0, {f"fixed_{software.fixed}": 1.0}))
+    if software.application == "engine":
+        return [*found, (-30.0, {})]
+    return [*found, (math.log(case.images), {f"image_{software.application}": 1.0})]
+
+
+def _pass(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, Terms]]:
+    sheet, software = case.sheet, case.software
+    full = decodes and case.decodes_in_float32
+    convolution, product = ("tf32", "fp32") if full and software.application == "library" else software.types
+    by_class = f"class_{software.name}"
+    found: list[tuple[float, Terms]] = []
+    for amount, name, kind in (
+        (costs.convolutions, "conv", convolution),
+        (costs.products, "gemm", product),
+        (costs.attention, "attn", product),
+    ):
+        rate, terms = _rate(sheet, name, kind)
+        seconds = max(amount, 1.0) / (rate * 1e12 * _power(sheet))
+        terms |= {by_class: -1.0} | ({"decoder": 1.0} if decodes else {})
+        found.append((math.log(seconds), {key: -factor for key, factor in terms.items()}))
+    seconds = (4 if full else software.bytes) / (sheet.bandwidth_gb_s * 1e9)
+    moving: Terms = {"bandwidth": -1.0, by_class: 0.5}
+    found.append((math.log(max(costs.moved - costs.between, 1.0) * seconds * _MATRIX_SHARE), moving))
+    between = max(costs.between, 1.0) * seconds * (_FUSED_SHARE if software.compiled else 1.0)
+    found.append((math.log(between), moving | ({"split": 1.0} if software.split else {})))
+    kernels = math.log(max(costs.kernels, 1.0))
+    gap = kernels + (math.log(_GRAPH_GAP) if software.graphs else 0.0)
+    return [*found, (gap, {"gap": 1.0}), (kernels, {f"launch_{software.launcher}": 1.0})]
+
+
+def _rate(sheet: Sheet, name: str, kind: str) -> tuple[float, Terms]:
+    """Returns the rate (TFLOP/s) that a class of operator may reach in a type, and the coefficients of its share."""
+    generation = generation_of(sheet)
+    own: Terms = {f"generation_{generation}": 1.0}
+    half, cores, vector = sheet.tensor.fp16, sheet.tensor, float(sheet.vector.fp32 or 1.0)
+    if half is None:
+        # Half precision is slow or overflows on these: programs compute in float32.
+        slow = generation in ("pascal", "turing_gtx") and sheet.chip not in _STACKED
+        whole = kind in ("fp32", "tf32") or slow or sheet.vector.fp16 is None
+        return _VECTOR_SHARE * (vector if whole else float(sheet.vector.fp16 or 1.0)), own
+    if kind == "fp32" or (kind == "tf32" and cores.tf32 is None):
+        return vector, {"vector_conv" if name == "conv" else "vector_gemm": 1.0}
+    # GeForce accumulates in float16 at twice the rate. In TF32, too, it does more than its peak by others says.
+    peak = sheet.half_accumulation or half
+    terms = own | {"tensor": 1.0, name: 1.0}
+    share = 1.0
+    if sheet.chip in _STACKED:
+        share = (peak / 312) ** -_STACKED_LOSS
+    else:
+        terms["large"] = -math.log(peak / 150)
+    if kind in ("fp8", "int8"):
+        return share * float(sheet.peak(kind) or sheet.peak("int8") or half), terms
+    return share * (float(cores.tf32) * peak / half if kind == "tf32" and cores.tf32 else float(peak)), terms
+
+
+_USUAL_POWER = {
+    "pascal": 20.6, "volta": 19.1, "turing": 18.9, "turing_gtx": 19.9, "ampere": 8.6, "ada": 6.2, "hopper": 9.8,
+    "blackwell": 6.3, "rdna2": 15.5, "rdna3": 6.8, "rdna4": 6.2,
+}  # fmt: skip
+"""Median watts per TFLOP/s in float32 of a generation's data sheets: below it, power may hold the clocks down."""
+
+
+def _power(sheet: Sheet) -> float:
+    usual = _USUAL_POWER.get(generation_of(sheet))
+    if not (sheet.power_w and sheet.vector.fp32 and usual):
+        return 1.0
+    return float((sheet.power_w / sheet.vector.fp32 / usual) ** _POWER_GAIN)
+
+
+_SCALE = 0.2
+"""Residual (log) from which on a figure counts less: somewhat more than what two publishers of one figure differ by."""
+
+
+def fit(table: Table, seconds: Array, start: Array | None = None, most: int = 40) -> Array:
+    """Fits the coefficients: Student's t with two degrees of freedom, their priors, and Gauss-Newton steps."""
+    found = _MEAN.copy() if start is None else start.copy()
+    wanted = np.log(seconds)
+    for _ in range(most):
+        predicted, slope = table.gradient(found)
+        left = wanted - predicted
+        weighed = slope / (_SCALE**2 + left[:, None] ** 2 / 2)
+        curvature = weighed.T @ slope + np.diag(1 / _DEVIATION**2)
+        step = np.linalg.solve(curvature, weighed.T @ left + (_MEAN - found) / _DEVIATION**2)
+        found += step * min(1.0, 0.7 / float(np.abs(step).max()))
+        if np.abs(step).max() < 2e-3:
+            break
+    return found
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Fitted coefficients, those without parts of the figures, and what the figures say of errors.
+
+    Attributes:
+        all: fitted to all figures.
+        without: by `chip`, `generation` or `publisher`, the coefficients without the figures of each.
+        cards: number of figures by card.
+        widths: factors (log) of the half-width of an 80 % interval, by class; see `fitting.labels`.
+    """
+
+    all: Array
+    without: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    cards: Mapping[str, int] = field(default_factory=dict)
+    widths: Mapping[str, float] = field(default_factory=dict)
+
+    def left_out(self, by: str, value: str) -> Array:
+        """Returns the coefficients without the figures of a chip, generation or publisher."""
+        return self.without.get(by, {}).get(value, self.all)
+
+
+@cache
+def coefficients() -> Coefficients:
+    """Returns the packaged coefficients."""
+    content = json.loads(COEFFICIENTS.read_text(encoding="utf-8"))
+    names = content["names"]
+    order = [names.index(name) for name in NAMES]
+
+    def vector(values: list[float]) -> Array:
+        return np.array(values)[order]
+
+    without = {by: {name: vector(values) for name, values in folds.items()} for by, folds in content["without"].items()}
+    return Coefficients(vector(content["all"]), without, content["cards"], content["widths"])

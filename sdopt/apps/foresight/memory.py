@@ -1,0 +1,265 @@
+"""Memory of a variant without running it: its networks are built on the meta device, changed by options, and traced.
+
+The trace gives a floor. What lies above it is elastic: cuDNN's workspaces and the allocator's cache grow while there is
+room, and shrink when there is none. So two figures are given, *at least* and *likely*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from sdopt.apps.foresight.latency import Costs, averaged
+from sdopt.apps.foresight.published import Work
+from sdopt.apps.foresight.software import Software
+from sdopt.errors import UsageError
+from sdopt.hardware.cards import CUDA_CONTEXT_GIB
+from sdopt.options.attention import FusedProjections, Sliced, Vanilla
+from sdopt.options.base import Optimization
+from sdopt.options.caching import DeepCaching, GuidanceInterval, SpectralForecast
+from sdopt.options.memory import (
+    LayerwiseCasting,
+    PrecomputedEmbeddings,
+    SequentialGuidance,
+    TinyVae,
+    VaeSlicing,
+    VaeTiling,
+)
+from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
+from sdopt.options.precision import FixedVae, FullVae, Precision
+from sdopt.options.quantization import Quantized, QuantizedTextEncoders, Sdnq
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, architecture_folder, parts_in
+from sdopt.pipelines.loading import family_of, folder_of
+from sdopt.pipelines.parts import STEPS, TEXT_ENCODERS
+from sdopt.pipelines.random_weights import empty_network, empty_part
+from sdopt.schema import Shape
+from sdopt.variant import Variant
+
+if TYPE_CHECKING:
+    import torch
+
+_SLACK = 1.15
+"""What the allocator reserves for the largest stage, as a multiple of what is alive there, where memory is scarce."""
+
+_ROOMY_DENOISER, _ROOMY_DECODER = 1.17, {2: 2.75, 4: 2.25}
+"""The same where memory is not scarce, by bytes of a number: cuDNN's workspaces for large images count there."""
+
+_STRUCTURAL = (Vanilla, Sliced, FusedProjections, VaeSlicing, VaeTiling)
+"""Options that change networks in a way that a trace on the meta device shows."""
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a variant's pipeline consists of, in GiB, and what its passes cost.
+
+    Attributes:
+        weights: of each network as stored: `unet`, `vae`, `text_encoder`, ….
+        denoiser: costs of one step.
+        decoder: costs of decoding the images of a call.
+        layer: the largest layer's weights, which an offloading option holds at a time.
+    """
+
+    weights: dict[str, float]
+    denoiser: Costs
+    decoder: Costs
+    layer: float
+    host_bytes: float
+    """Bytes that offloading moves from the host in a step; 0 without it."""
+    call_bytes: float
+    """Bytes that it moves once in a call."""
+    decodes_in_float32: bool = False
+    """Whether the decoder runs in float32, whatever the precision of the denoiser."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory of a call, in GiB.
+
+    Attributes:
+        floor: weights and activations that must be there together, and the CUDA context.
+        likely: with the allocator's slack.
+    """
+
+    floor: float
+    likely: float
+
+    def verdict(self, memory_gib: float) -> str:
+        """Returns `fits`, `tight` (only if the allocator gives up its slack) or `does not fit`."""
+        if self.floor > memory_gib:
+            return "does not fit"
+        return "fits" if self.likely <= memory_gib else "tight"
+
+
+def blueprint(variant: Variant, shape: Shape) -> Blueprint:
+    """Builds the networks of a variant on the meta device, applies its options, and traces one step and one decoding.
+
+    Raises:
+        UsageError: the model's configuration is not on this machine.
+    """
+    import torch
+
+    from sdopt.apps.foresight.trace import denoiser_inputs, on_meta, trace
+
+    family = family_of(variant.model)
+    if not family.is_unet:
+        raise UsageError(f"model={variant.model.name}: sdopt plans UNets alone, and not {family.title}: measure it")
+    options = variant.optimizations
+    chosen = {type(option) for option in options.values()}
+    precision = options.get("precision")
+    folder = _folder(variant)
+    kind = precision.others if isinstance(precision, Quantized) else getattr(precision, "weights", "float32")
+    dtype: torch.dtype = getattr(torch, kind)
+    parts = parts_in(folder)
+    networks = {
+        name: on_meta(empty_part(folder, name), dtype) for name in ("unet", "vae", *TEXT_ENCODERS) if name in parts
+    }
+    if TinyVae in chosen:
+        tiny = ARCHITECTURES / "taesd" if folder.parent == ARCHITECTURES else PACKAGED / "tiny_autoencoder"
+        networks["vae"] = on_meta(empty_network(tiny, "diffusers", "AutoencoderTiny"), dtype)
+    unet, vae = networks["unet"], networks["vae"]
+    pipe: Any = SimpleNamespace(unet=unet, vae=vae, vae_scale_factor=8, components=networks)
+    for _, option in variant.applied:
+        if isinstance(option, _STRUCTURAL):
+            option.apply(pipe)
+        elif getattr(option, "backend", "") == "math":  # PyTorch's own arithmetic writes all scores, too
+            Vanilla().apply(pipe)
+    images = shape.batch_size * variant.workload.images_per_prompt
+    samples = images * (2 if variant.guidance_scale > 1 and SequentialGuidance not in chosen else 1)
+    upcast = getattr(vae.config, "force_upcast", False) and "xl" in variant.model.name.lower()
+    upcast = upcast and dtype == torch.float16 and not isinstance(precision, FixedVae)
+    vae_type = torch.float32 if upcast or isinstance(precision, FullVae) else dtype
+    vae = on_meta(vae, vae_type)
+    inputs, more = denoiser_inputs(unet, samples, shape.size, shape.size, dtype)
+    side = shape.size // 8
+    latents = torch.empty(images, vae.config.latent_channels, side, side, dtype=vae_type, device="meta")
+    weights = _stored(networks, options.values())
+    if isinstance(precision, Precision) and precision.autocast and precision.weights == "float32":
+        weights["autocast's copies"] = weights["unet"] / 2
+    whole = sum(weights.values()) * 2**30
+    moved = weights["unet"] * 2**30 if {SequentialOffload, GroupOffload} & chosen else 0.0
+    once = whole - moved if moved or ModelOffload in chosen else 0.0
+    layer = max(_bytes(module, recurse=False) for part in networks.values() for module in part.modules()) / 2**30
+    return Blueprint(
+        weights,
+        averaged(_steps(variant, pipe, inputs, more)),
+        trace(vae.decode, latents, kept=[latents]),
+        layer,
+        moved,
+        once,
+        vae_type == torch.float32 != dtype,
+    )
+
+
+def steps_of(variant: Variant) -> int:
+    """Returns how many steps a call of a variant has."""
+    return max(1, variant.task.steps_of(variant.workload.steps))
+
+
+def _steps(variant: Variant, pipe: Any, inputs: list[Any], more: dict[str, Any]) -> list[tuple[int, Costs]]:
+    """Returns how many steps of a call cost what. Steps that are forecast, without any layer, cost nothing."""
+    from sdopt.apps.foresight.trace import trace
+
+    unet, steps, caching = pipe.unet, steps_of(variant), variant.optimizations.get("caching")
+    if isinstance(caching, DeepCaching):
+        caching.apply(pipe)
+        unet.__dict__[STEPS].begin()
+    whole = trace(unet, *inputs, kept=inputs[:1], **more)
+    if isinstance(caching, DeepCaching | SpectralForecast):
+        runs = sum(caching.runs(steps))
+        fewer = trace(unet, *inputs, kept=inputs[:1], **more) if isinstance(caching, DeepCaching) else Costs()
+        return [(runs, whole), (steps - runs, fewer)]
+    if isinstance(caching, GuidanceInterval):
+        runs = sum(caching.guides(step, steps) for step in range(steps))
+        from sdopt.options.skipping import half
+
+        own, further = half((inputs, more), len(inputs[0]), 1)
+        return [(runs, whole), (steps - runs, trace(unet, *own, **further))]
+    halved = any(isinstance(option, SequentialGuidance) for option in variant.optimizations.values())
+    return [(steps, whole.times(2 if halved and variant.guidance_scale > 1 else 1))]
+
+
+def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint:
+    """Returns the memory of a variant's calls."""
+    chosen = {type(option) for option in variant.optimizations.values()}
+    context = CUDA_CONTEXT_GIB if cuda else 0.0
+    denoiser, decoder = plan.denoiser.peak / 2**30, plan.decoder.peak / 2**30
+    unet, vae = plan.weights["unet"] + plan.weights.get("autocast's copies", 0.0), plan.weights["vae"]
+    texts = sum(size for name, size in plan.weights.items() if name in TEXT_ENCODERS)
+    if ModelOffload in chosen:
+        stages = [(unet, denoiser), (vae, decoder), (texts, 0.0)]
+    elif SequentialOffload in chosen or GroupOffload in chosen:
+        # A stream holds the next layer too.
+        held = plan.layer * (2 if GroupOffload in chosen else 1)
+        stages = [(held, denoiser), (held, decoder)]
+    elif PrecomputedEmbeddings in chosen:
+        stages = [(unet + vae, max(denoiser, decoder)), (unet + vae + texts, 0.0)]
+    else:
+        stages = [(unet + vae + texts, max(denoiser, decoder))]
+    held, alive = max(stages, key=lambda stage: stage[0] + stage[1])
+    return Footprint(held + alive + context, held + alive * _SLACK + context)
+
+
+def _folder(variant: Variant) -> Path:
+    """Returns the folder with the configurations of a model; if it was not fetched, those of its architecture."""
+    try:
+        return folder_of(variant.model)
+    except UsageError:
+        known = architecture_folder(variant.model)
+        if known is None:
+            raise
+        return known
+
+
+def _bytes(module: torch.nn.Module, recurse: bool = True) -> float:
+    return float(sum(p.numel() * p.element_size() for p in module.parameters(recurse=recurse)))
+
+
+def _stored(networks: Mapping[str, torch.nn.Module], options: Iterable[Optimization]) -> dict[str, float]:
+    """Returns the GiB of networks whose weights some options store in few bits, without the scales of these."""
+    import torch
+
+    weights = {name: _bytes(part) / 2**30 for name, part in networks.items()}
+    for option in options:
+        if not isinstance(option, LayerwiseCasting | Quantized | QuantizedTextEncoders):
+            continue
+        of_text = isinstance(option, QuantizedTextEncoders)
+        only_linear = of_text or (isinstance(option, Quantized) and not isinstance(option, Sdnq))
+        kinds = (torch.nn.Linear,) if only_linear else (torch.nn.Linear, torch.nn.Conv2d)
+        bits = 4 if getattr(option, "weights", "") == "uint4" else 8
+        for name in weights.keys() & ({*TEXT_ENCODERS} if of_text else {"unet"}):
+            stored = [layer.get_parameter("weight") for layer in networks[name].modules() if isinstance(layer, kinds)]
+            saved = sum(weight.numel() * (weight.element_size() - bits / 8) for weight in stored)
+            weights[name] = (_bytes(networks[name]) - saved) / 2**30
+    return weights
+
+
+@lru_cache
+def _parameters(folder: Path) -> int:
+    """Returns how many parameters a published architecture has."""
+    from sdopt.apps.foresight.trace import network
+
+    texts = [empty_part(folder, name) for name in TEXT_ENCODERS if name in parts_in(folder)]
+    parts = network(folder, "unet"), network(folder, "vae"), *texts
+    return sum(each.numel() for part in parts for each in part.parameters())
+
+
+def likely_of(work: Work, software: Software, kind: str, card_gib: float) -> tuple[float, float]:
+    """Returns floor and likely GiB of a published figure: `allocated`, `reserved` where there is room, or `device`."""
+    from sdopt.apps.foresight.trace import pass_costs
+
+    folder, bytes_each = ARCHITECTURES / work.architecture, software.bytes
+    weights = _parameters(folder) * bytes_each / 2**30
+    denoiser, decoder = (
+        pass_costs(folder, name, samples, work.width, work.height, software.attention).peak * bytes_each / 2 / 2**30
+        for name, samples in (("unet", work.batch * work.samples), ("vae", 1 if work.sliced else work.batch))
+    )
+    floor = weights + max(denoiser, decoder)
+    if kind == "allocated":
+        return floor, floor
+    roomy = weights + max(denoiser * _ROOMY_DENOISER, decoder * _ROOMY_DECODER[software.bytes])
+    context = CUDA_CONTEXT_GIB if kind == "device" else 0.0
+    return floor + context, min(roomy, max(floor, card_gib - context)) + context

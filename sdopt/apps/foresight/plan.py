@@ -1,0 +1,497 @@
+"""Predicts seconds and GiB of variants on cards: known, extrapolated, or refused with a reason (`sdopt plan`)."""
+
+import math
+import os
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sdopt.apps.foresight.advice import what_fits
+from sdopt.apps.foresight.cards import Asked, asked_for, sheets_for, with_known_card
+from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
+from sdopt.apps.foresight.cpu import (
+    HALF_WIDTH,
+    known_machine,
+    machine_of,
+    seconds_of,
+    sheet_of_cpu,
+    threads_of,
+)
+from sdopt.apps.foresight.fitting import EXTRAPOLATED, Z80, half_width, labels, relatives, state_of, why_not
+from sdopt.apps.foresight.latency import NAMES, PARTS, Array, Case, Table, coefficients, generation_of
+from sdopt.apps.foresight.memory import Blueprint, Footprint, blueprint, footprint, steps_of
+from sdopt.apps.foresight.software import Software, software_of
+from sdopt.config.composer import HydraComposer, composer_of
+from sdopt.config.groups import data_sheets
+from sdopt.config.models import with_own_models
+from sdopt.config.overrides import key_of, written_key
+from sdopt.config.paths import options_of
+from sdopt.errors import UsageError, command_line, require_texts
+from sdopt.hardware.cards import planned_device, sheet_of
+from sdopt.hardware.device import Device
+from sdopt.hardware.faults import faults_of
+from sdopt.measure.generators import kept_generators
+from sdopt.options.caching import Caching
+from sdopt.options.memory import TinyVae
+from sdopt.pipelines.parts import TEXT_ENCODERS
+from sdopt.record.comparisons import Interval
+from sdopt.record.files import read_result
+from sdopt.schema import Shape, Sheet
+from sdopt.statistics.words import gib_text, seconds_text
+from sdopt.variant import Variant
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+REFUSED = "refused"
+
+Learned = tuple[Array, str]
+"""Coefficients that a measurement has changed, and a summary."""
+
+_LINK = (0.4, 0.9)
+"""Shares of the link's peak rate at which offloading moves weights: pageable memory, and pinned with a stream."""
+
+_ENCODER_SHARE = 0.45
+"""Work of the VAE's encoder, as a share of its decoder's."""
+
+_TOKENS = 77
+"""Length of a prompt, as CLIP pads it."""
+
+_SIZES = (512, 1024)
+"""Sizes of the images in the figures; time for smaller and larger ones is extrapolated."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One variant on one card, at one shape.
+
+    Attributes:
+        card: the name in `hardware=`.
+        images: of a call.
+        memory: of a call; told where the time is refused, too.
+        state: `known`, `extrapolated` or `refused`.
+        reason: why a time is refused; "" if there is one.
+        seconds: of a call; NaN if refused.
+        low: lower end of the 80 % interval.
+        high: upper end.
+        shares: of the time, by what it is spent on.
+        price: of 1,000 images, where a price per hour is known.
+        warning: known faults of the card in the types of the variant.
+    """
+
+    variant: str
+    card: str
+    sheet: Sheet
+    shape: Shape
+    images: int
+    memory: Footprint
+    state: str
+    reason: str = ""
+    seconds: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    shares: Mapping[str, float] = field(default_factory=dict)
+    evidence: str = ""
+    price: float | None = None
+    warning: str = ""
+
+    @property
+    def fits(self) -> str:
+        """Whether it fits: `fits`, `tight` or `does not fit`."""
+        return self.memory.verdict(self.sheet.memory_gib)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the logarithm of the time."""
+        return math.log(self.high / self.low) / 2 / Z80
+
+    def row(self) -> dict[str, Any]:
+        """Returns the prediction as a flat row."""
+        return {
+            "variant": self.variant,
+            "card": self.card,
+            "name": self.sheet.name,
+            "size": self.shape.size,
+            "batch_size": self.shape.batch_size,
+            "images": self.images,
+            "state": self.state,
+            "seconds": self.seconds,
+            "low": self.low,
+            "high": self.high,
+            "at_least_gib": self.memory.floor,
+            "likely_gib": self.memory.likely,
+            "card_gib": self.sheet.memory_gib,
+            "fits": self.fits,
+            "price_per_1000_images": math.nan if self.price is None else self.price,
+            **{f"share_{name.replace(' ', '_')}": share for name, share in self.shares.items()},
+            "evidence": self.evidence,
+            "reason": self.reason,
+            "warning": self.warning,
+        }
+
+
+def predict(
+    variants: Sequence[Variant],
+    cards: Mapping[str, Sheet],
+    learned: Learned | None = None,
+    torch: tuple[int, int] | None = None,
+) -> list[Prediction]:
+    """Predicts each variant at each of its shapes on each card.
+
+    Args:
+        variants: what would run.
+        cards: the data sheets of the cards in question, by option of `hardware`.
+        learned: what a user's own measurement says of this software and host.
+        torch: version of PyTorch there; this machine's if not given.
+    """
+    there = torch or version_of(version("torch"))
+    return [
+        _prediction(variant, plan, shape, card, sheet, learned, there)
+        for variant in variants
+        for shape in variant.shapes
+        for plan in [blueprint(variant, shape)]
+        for card, sheet in cards.items()
+    ]
+
+
+def predict_here(variants: Sequence[Variant]) -> list[Prediction]:
+    """Predicts each variant at each of its shapes on this machine's CPU, from rates that were measured before.
+
+    Raises:
+        UsageError: they are not known yet.
+    """
+    if known_machine(threads_of(variants[0].hardware)) is None:
+        raise UsageError("this machine's rates are not known yet; `sdopt plan hardware=cpu` measures them")
+    return predict(variants, {"cpu": sheet_of_cpu(variants[0].hardware)})
+
+
+def _prediction(
+    variant: Variant,
+    plan: Blueprint,
+    shape: Shape,
+    card: str,
+    sheet: Sheet,
+    learned: Learned | None,
+    torch: tuple[int, int],
+) -> Prediction:
+    found = coefficients()
+    memory = footprint(variant, plan, _device(sheet).is_cuda)
+    images = shape.batch_size * variant.workload.images_per_prompt
+    faults = "; ".join(faults_of(sheet.name, sheet, variant.number_types))
+    made = Prediction(variant.name, card, sheet, shape, images, memory, REFUSED, warning=faults)
+    conflicts = variant.conflicts(_device(sheet))
+    software = conflicts[0] if conflicts else software_of(variant, torch)
+    if isinstance(software, str):
+        return replace(made, reason=software)
+    reason = _why_not_here(software) if sheet.architecture == CPU else why_not(sheet)
+    if not reason and made.fits == "does not fit":
+        reason = f"needs at least {memory.floor:.1f} GiB of {sheet.memory_gib:.1f}: it would spill or run out of memory"
+    if reason:
+        return replace(made, reason=reason)
+    case = case_of_variant(variant, plan, shape, sheet, software)
+    if sheet.architecture == CPU:
+        return _here(made, variant, plan, case)
+    table = Table.of([case])
+    vector = found.all if learned is None else learned[0]
+    seconds = float(np.exp(table.log_seconds(vector)[0]))
+    state = state_of(found.cards, sheet)
+    if not _SIZES[0] <= shape.size <= _SIZES[1] or isinstance(variant.optimizations.get("caching"), Caching):
+        state = EXTRAPOLATED
+    # A user is a new publisher, until a measurement of theirs tells of the host.
+    classes = labels(state, software, generation_of(sheet), seen=learned is not None)
+    half = half_width(found.widths, classes, 0.0 if learned else float(table.untold(vector)[0]))
+    low, high = seconds * math.exp(-half), seconds * math.exp(half)
+    moved = plan.host_bytes * case.steps + plan.call_bytes
+    if moved:
+        slowest, fastest = (moved / ((sheet.pcie_gb_s or 16) * 1e9 * share) for share in _LINK)
+        low, high = max(low, fastest), high + slowest
+        seconds = math.sqrt(low * high)
+    return replace(
+        made,
+        state=state,
+        seconds=seconds,
+        low=low,
+        high=high,
+        shares=_shares(case, table.parts(vector)[:, 0], moved / ((sheet.pcie_gb_s or 16) * 1e9)),
+        evidence=_evidence(card, sheet, state, software, learned),
+        price=_price(variant, seconds / images),
+    )
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Returns major and minor version. Raises ValueError if there are none."""
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def case_of_variant(variant: Variant, plan: Blueprint, shape: Shape, sheet: Sheet, software: Software) -> Case:
+    """Returns what the latency model needs to know of a variant's call on a card."""
+    decoder = plan.decoder
+    if variant.task.kind != "txt2img" and TinyVae not in map(type, variant.optimizations.values()):
+        decoder = decoder.times(1 + _ENCODER_SHARE)
+    images = shape.batch_size * variant.workload.images_per_prompt
+    steps, full = steps_of(variant), plan.decodes_in_float32
+    return Case(sheet, software, plan.denoiser, decoder, steps, images, decodes_in_float32=full)
+
+
+def _device(sheet: Sheet) -> Device:
+    return Device("cpu", name=sheet.name) if sheet.architecture == CPU else planned_device(sheet)
+
+
+def _why_not_here(software: Software) -> str:
+    if software.compiled:
+        return "a compiler's kernels cannot be timed without it: measure, which is quick here"
+    # Large products in bfloat16 were twice as fast on a CPU where the whole call gained nothing.
+    return "" if software.bytes == 4 else "half types gain in some layers of a CPU only: measure, which is quick here"
+
+
+def _here(made: Prediction, variant: Variant, plan: Blueprint, case: Case) -> Prediction:
+    """Adds the time on this machine's CPU, from the rates that it reaches."""
+    machine = machine_of(threads_of(variant.hardware))
+    texts = sum(gib for name, gib in plan.weights.items() if name in TEXT_ENCODERS) * 2**30 / 4
+    prompts = 2 if variant.guidance_scale > 1 else 1
+    parts = machine.parts(case.denoiser, case.decoder, 2.0 * texts * _TOKENS * prompts)
+    seconds = seconds_of(parts, case.steps)
+    return replace(
+        made,
+        state=EXTRAPOLATED,
+        seconds=seconds,
+        low=seconds * math.exp(-HALF_WIDTH),
+        high=seconds * math.exp(HALF_WIDTH),
+        shares=_shares(case, parts, 0.0),
+        evidence="rates of typical layers, measured here",
+        price=_price(variant, seconds / made.images),
+    )
+
+
+def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
+    """Returns what shares of a call are spent on matrix products, memory, launches, moving weights, and the rest."""
+    size = len(PARTS)
+    sums = {"matrix products": 0.0, "memory": 0.0, "launches": 0.0, "weights from the host": link, "fixed": 0.0}
+    for start, times in ((0, case.steps), (size, 1)):
+        products, memory = parts[start : start + 3].sum(), parts[start + 3 : start + 5].sum()
+        device, host = parts[start : start + size - 1].sum(), parts[start + size - 1]
+        whole = (device**4 + host**4) ** 0.25
+        # What the host adds, and gaps between kernels, are both launches.
+        sums["matrix products"] += times * products * min(1.0, device / whole)
+        sums["memory"] += times * memory * min(1.0, device / whole)
+        sums["launches"] += times * (whole - (products + memory) * min(1.0, device / whole))
+    sums["fixed"] = float(parts[-2] + parts[-1])
+    total = sum(sums.values())
+    return {name: float(value / total) for name, value in sums.items() if value > 0}
+
+
+def _evidence(card: str, sheet: Sheet, state: str, software: Software, learned: Learned | None) -> str:
+    known = coefficients().cards
+    generation, count = generation_of(sheet), relatives(known, sheet)
+    own = f", {known[card]} figures of this card" if card in known else ""
+    text = f"{count} {generation.upper() if generation.startswith('rdna') else generation.capitalize()} cards{own}"
+    text = text if count else f"no {generation.capitalize()} card; others only"
+    if state == EXTRAPOLATED and count:
+        text += "; few of such cards, sizes or caches"
+    if learned:
+        return f"{text}; {learned[1]}"
+    return text + ("; none with PyTorch since 2.4" if software.application == "library" and software.age == 3 else "")
+
+
+def _price(variant: Variant, seconds_per_image: float) -> float | None:
+    per_hour = variant.hardware.price_per_hour
+    return None if per_hour is None else seconds_per_image * 1000 / 3600 * per_hour
+
+
+def names_of(predictions: Sequence[Prediction]) -> list[str]:
+    """Returns what tells predictions apart: the cards, and variants and shapes where there are several."""
+    variants = len({each.variant for each in predictions}) > 1
+    shapes = len({each.shape for each in predictions}) > 1
+    return [
+        f"{each.card}{f' {each.variant}' if variants else ''}{f' {each.shape}' if shapes else ''}"
+        for each in predictions
+    ]
+
+
+def ranks(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, float]]:
+    """Yields those with a time, the fastest per image first, each with the probability that it beats the next one.
+
+    Errors of two cards on the same work are partly the same: only what differs between cards counts.
+    """
+    ordered = sorted(
+        (each for each in predictions if math.isfinite(each.seconds)), key=lambda each: each.seconds / each.images
+    )
+    for each, other in pairwise(ordered):
+        apart = math.log(other.seconds / other.images / (each.seconds / each.images))
+        # Two variants on one card share its error, and two cards the error of their software.
+        shared = 0.85 if each.card == other.card else 0.3
+        spread = math.sqrt((each.deviation**2 + other.deviation**2) * (1 - shared))
+        yield each, statistics.NormalDist().cdf(apart / spread)
+    yield from ((last, math.nan) for last in ordered[-1:])
+
+
+def text_of(prediction: Prediction) -> str:
+    """Returns a prediction as a sentence."""
+    parts = []
+    if math.isfinite(prediction.seconds):
+        parts.append(seconds_text(Interval(prediction.seconds, prediction.low, prediction.high)))
+    least, likely, total = prediction.memory.floor, prediction.memory.likely, prediction.sheet.memory_gib
+    parts.append(f"at least {gib_text(least)}, likely {gib_text(likely)}, of {gib_text(total)}: {prediction.fits}")
+    if prediction.shares:
+        largest = sorted(prediction.shares.items(), key=lambda item: -item[1])[:3]
+        parts.append(", ".join(f"{name} {100 * share:.0f} %" for name, share in largest))
+    if prediction.state == REFUSED:
+        parts.append(f"no time: {prediction.reason}")
+    else:
+        parts.append(f"{prediction.state}: {prediction.evidence}")
+    return " · ".join(parts)
+
+
+# ---- from a command line ---------------------------------------------------------------------------------------------
+
+KEYS = {
+    "plan.hardware": "the cards, as in 'plan.hardware=[t4,l4,rtx4090]'",
+    "plan.measured": "a measured run whose stage times tell of this software and host",
+    "plan.torch": "the version of PyTorch there, as in plan.torch=2.3; this machine's if not given",
+}
+"""Keys of the command itself."""
+
+
+@kept_generators()
+def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame":
+    """Predicts seconds and GiB on cards that one does not have: a row per variant, card and shape.
+
+    Args:
+        overrides: as of `sdopt plan`: those of a study, `hardware=…` or `plan.hardware=[…]`, and `plan.measured=…`.
+        config_dir: a folder with additional configuration groups, like `--config-dir`.
+
+    Raises:
+        UsageError: the overrides cannot be composed, or a card is unknown.
+    """
+    import pandas as pd
+
+    require_texts("plan", overrides)
+    predictions, _, _ = plan_of(overrides, None if config_dir is None else Path(config_dir))
+    return pd.DataFrame([each.row() for each in predictions])
+
+
+def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[list[Prediction], list[str], str]:
+    """Composes a study; returns predictions of its variants, notes on them, and the command that would measure them.
+
+    Raises:
+        UsageError: the overrides cannot be composed, or a card is unknown.
+    """
+    from sdopt.worker.preload import import_all  # what it imports takes seconds
+
+    import_all(("diffusers.models",))  # without what other libraries say of themselves when they are imported
+    # Several cards are asked for under either name.
+    overrides = [f"plan.{each}" if re.match(r"hardware=.*,", each) else each for each in overrides]
+    own = [override for override in overrides if written_key(override).startswith("plan.")]
+    rest = [override for override in overrides if override not in own]
+    rest = list(with_own_models(rest, options_of("model", config_dir)))
+    asked: dict[str, str] = {}
+    for override in own:
+        key = key_of(override)
+        if key not in KEYS:
+            raise UsageError(f"{key}: unknown key; {', '.join(f'{name} is {what}' for name, what in KEYS.items())}")
+        # A version is as written: 2.10 is not 2.1.
+        asked[key] = override.partition("=")[2].strip("'\"")
+    names = [name for each in asked.get("plan.hardware", "").strip("[]").split(",") if (name := each.strip(" '\""))]
+    if names and (others := [override for override in rest if key_of(override) == "hardware"]):
+        raise UsageError(f"{others[0]}: plan.hardware names the cards; leave one of the two out")
+    written = asked.get("plan.torch")
+    learned: Learned | None = None
+    try:
+        torch = version_of(written) if written else None
+    except ValueError:
+        raise UsageError(f"plan.torch={written}: is no version; write it as in plan.torch=2.3") from None
+    if "plan.measured" in asked:
+        if torch:
+            raise UsageError("plan.torch: the run of plan.measured has a PyTorch of its own; leave one of the two out")
+        torch, learned = _learned(Path(asked["plan.measured"]))
+    rest, cards = with_known_card(rest, config_dir) if not names else (rest, asked_for(names))
+    with composer_of(rest, config_dir) as composer:
+        predictions = predict(_variants(composer, rest), sheets_for(composer, cards, rest), learned, torch)
+        notes = _notes(composer, cards, predictions)
+    return predictions, notes, command_line("run", *rest, "protocol.replicates=3")
+
+
+def _notes(composer: HydraComposer, cards: Asked, predictions: Sequence[Prediction]) -> list[str]:
+    """Returns what the cards' names mean, their known faults, and what would fit where something does not."""
+    notes = [*cards.notes]
+    notes += dict.fromkeys(f"{made.card}, {made.variant}: {made.warning}" for made in predictions if made.warning)
+    for made in {made.card: made for made in predictions if made.fits == "does not fit"}.values():
+        notes.append(what_fits(composer, made.card, made.sheet, made.shape))
+    return [note for note in notes if note]
+
+
+def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant]:
+    """Returns the variants of the study, if one is asked for; else the one that the overrides compose."""
+    if any(key_of(override).split(".")[0] in ("study", "experiment") for override in overrides):
+        return list(composer.current.study.plan(composer).variants)
+    return [composer.variant(None)]
+
+
+def _learned(folder: Path) -> tuple[tuple[int, int], Learned]:
+    """Returns the PyTorch of a measured run, and what its baseline tells of software and host. Raises UsageError."""
+    result = read_result(folder)
+    row = result.variant(result.baseline)
+    device = str(result.environment.device["name"])
+    sheet = sheet_of(device, data_sheets().values())
+    if sheet is None:
+        raise UsageError(f"plan.measured={folder}: was measured on {device}, for which there is no data sheet")
+    measured = [found for found in row.measurements if found.stages_s.get("denoiser_step")]
+    calls = [seconds for times in row.samples.values() for seconds in times]
+    if not measured or not calls:
+        raise UsageError(f"plan.measured={folder}: has no stage times; measure with protocol.stage_calls=1 or more")
+    with composer_of(list(row.overrides)) as measured_composer:
+        variant = measured_composer.variant(None)
+    torch = version_of(result.environment.packages.get("torch", "0.0"))
+    software = software_of(variant, torch)
+    if isinstance(software, str):
+        raise UsageError(f"plan.measured={folder}: {software}")
+    shape = variant.shapes[0]
+    case = case_of_variant(variant, blueprint(variant, shape), shape, sheet, software)
+    stages = {
+        name: statistics.median([t for each in measured for t in each.stages_s.get(name, [])] or [float("nan")])
+        for name in ("denoiser_step", "vae_decoder")
+    }
+    source = f"stages of {os.fspath(folder)}"
+    return torch, learn(case, stages, statistics.median(calls), coefficients().all, source)
+
+
+_TRUST = 0.5
+"""How much of a component's residual is taken over: a stage's time holds the card's error too."""
+
+
+def learn(case: Case, stages: Mapping[str, float], call: float, coefficients: Array, source: str) -> Learned:
+    """Changes coefficients by what a measured call says of the host and the software, and of the card nothing.
+
+    One ratio over everything would carry the card's own factor to other cards, and makes predictions worse.
+    """
+    table = Table.of([case])
+    parts = table.parts(coefficients)
+    _, (expected,), (decoding,) = table.sums(parts)
+    step, decoder = stages["denoiser_step"], stages["vae_decoder"]
+    changes: dict[str, float] = {}
+    words = []
+    if step > 0:
+        # Bound by launches it tells of the host's own speed, else of the software.
+        bound = parts[len(PARTS) - 1, 0] > parts[: len(PARTS) - 1, 0].sum()
+        change = _TRUST * math.log(step / expected)
+        changes[f"launch_{case.software.launcher}" if bound else f"class_{case.software.name}"] = change
+        words.append(f"{'launches' if bound else 'software'} {math.exp(change):.2f}×")
+    if step > 0 and decoder > 0:
+        changes["decoder"] = -_TRUST * (math.log(decoder / decoding) - math.log(step / expected))
+        words.append(f"VAE {math.exp(-changes['decoder']):.2f}×")
+    rest = call - step * case.steps - decoder
+    if rest > 0:
+        changes[f"fixed_{case.software.fixed}"] = math.log(max(rest, 1e-3) / float(parts[-2, 0]))
+        words.append(f"fixed part {rest:.2f} s")
+    vector = coefficients.copy()
+    for name, change in changes.items():
+        vector[NAMES.index(name)] += change
+    return vector, f"with {source}: {', '.join(words) or 'nothing to learn'}"

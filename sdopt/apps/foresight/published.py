@@ -1,0 +1,290 @@
+"""Reads published figures: a CSV file whose rows give a time or a memory of one device, with settings and software.
+
+What people wrote freely (device, model, software) is read by words. A row that cannot be read, or that the model does
+not describe, is refused with a reason instead of being guessed at.
+"""
+
+import csv
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import TypeVar
+
+from sdopt.apps.foresight.software import Software
+from sdopt.config.groups import data_sheets
+from sdopt.errors import UsageError
+from sdopt.schema import Sheet
+from sdopt.text_files import read_text
+
+T = TypeVar("T")
+
+COLUMNS = (
+    "source", "gpu", "model", "width", "height", "steps", "batch", "precision", "backend", "metric", "value", "unit",
+    "note",
+)  # fmt: skip
+
+CALL, STEP, IMAGE, UNET, VAE, TEXT = "call", "step", "image", "unet", "vae", "text"
+"""What a time is of: a call, a step of it, or an image of it in a stream of full batches; or one network of a call."""
+
+_TIMES = {
+    "latency_s": CALL,
+    "latency_p90_s": CALL,
+    "steps_per_s": STEP,
+    "steps_times_batch_per_s": CALL,
+    "images_per_s_per_accelerator": IMAGE,
+    "images_per_s": IMAGE,
+    "seconds_per_image": IMAGE,
+    "stage_ms": "stage",
+}
+
+_MEMORIES: Mapping[str, str] = {
+    "memory_reserved_gb": "reserved",
+    "memory_allocated_gb": "allocated",
+    "gpu_memory_gb": "device",
+}
+
+_PARTS = _TIMES | dict.fromkeys(_MEMORIES, CALL)
+
+STREAM_BATCH = 8
+"""Images of a batch where a throughput is given without one."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a figure is of: enough to count its operations.
+
+    Attributes:
+        architecture: `sd15`, `sd21` or `sdxl`.
+        batch: images of a call.
+        samples: of the denoiser per image and step: 2 with guidance.
+        part: what a time is of, `call`, `step`, `image`, or a network.
+        sliced: whether the VAE decodes one image at a time.
+        tiny: whether a tiny autoencoder decodes.
+    """
+
+    architecture: str
+    width: int
+    height: int
+    steps: int
+    batch: int
+    samples: int = 2
+    part: str = CALL
+    sliced: bool = False
+    tiny: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One published figure.
+
+    Attributes:
+        line: of the file.
+        gpu: the device as written.
+        card: the name of its data sheet in `hardware=`.
+        seconds: the time, if it is one.
+        gib: the memory, if it is one.
+        memory: which memory: `reserved`, `allocated` or `device`.
+    """
+
+    line: int
+    publisher: str
+    gpu: str
+    card: str
+    work: Work
+    software: Software
+    seconds: float = math.nan
+    gib: float = math.nan
+    memory: str = ""
+
+    @property
+    def sheet(self) -> Sheet:
+        """The data sheet of its card."""
+        return data_sheets()[self.card]
+
+
+def read_figures(path: Path) -> tuple[list[Figure], list[str]]:
+    """Reads a file of published figures.
+
+    Returns:
+        The figures, and why each other row is none.
+
+    Raises:
+        UsageError: the file cannot be read, or lacks a column.
+    """
+    figures: list[Figure] = []
+    refusals: list[str] = []
+    names = Names()
+    try:
+        reader = csv.DictReader(StringIO(read_text(path), newline=""))
+        lacking = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        if lacking:
+            raise UsageError(f"{path}: lacks the column {lacking[0]}; its columns must be {','.join(COLUMNS)}")
+        for line, row in enumerate(reader, 2):
+            try:
+                figures.append(_figure(line, {name: (row[name] or "").strip() for name in COLUMNS}, names))
+            except _RefusedError as reason:
+                refusals.append(str(reason))
+    except (OSError, csv.Error) as error:
+        raise UsageError(f"{path}: cannot be read ({error})") from error
+    return figures, refusals
+
+
+class _RefusedError(Exception):
+    """Why a row cannot be read or predicted."""
+
+
+def _figure(line: int, row: Mapping[str, str], names: "Names") -> Figure:
+    card = names.card(row["gpu"])
+    if card is None:
+        raise _RefusedError("no data sheet")
+    value, work = _positive(row["value"], "value"), _work(row)
+    software = Software.read(row["backend"], row["precision"])
+    if isinstance(software, str):
+        raise _RefusedError(software)
+    figure = Figure(line, publisher_of(row["source"]), row["gpu"], card, work, software)
+    metric, unit = row["metric"], row["unit"].lower()
+    if metric in _MEMORIES:
+        return replace(figure, gib=value * _in_table(unit, _BYTES, "unit") / 2**30, memory=_MEMORIES[metric])
+    return replace(figure, seconds=_seconds(metric, value, unit, work))
+
+
+_BYTES = {"gb (1e9)": 1e9, "gb": 2**30, "gib": 2**30, "mb": 2**20, "mib": 2**20}
+
+
+def _seconds(metric: str, value: float, unit: str, work: Work) -> float:
+    """Returns the time of the work's part that a value means."""
+    if metric == "steps_times_batch_per_s":
+        return work.steps * work.batch / value
+    if metric in ("steps_per_s", "images_per_s_per_accelerator", "images_per_s"):
+        return 1 / value
+    return value * _in_table(unit, {"s": 1.0, "ms": 1e-3}, "unit")
+
+
+def _work(row: Mapping[str, str]) -> Work:
+    """Returns the work of a row. Raises _RefusedError if it cannot be told."""
+    model, note, backend = row["model"].lower(), row["note"].lower(), row["backend"].lower()
+    for pattern, text, reason in (
+        ("controlnet", f"{note} {model}", "ControlNet is not described"),
+        (r"sd ?3|flux|pixart|cascade|refiner", model, f"unknown model '{row['model']}'"),
+        (
+            r"t-?gate|hypertile|deepcache|\btoma\b|consistency decoder|minsdxl",
+            backend,
+            f"the software '{row['backend']}' is not described",
+        ),
+        (r"tome(?!.*r=0%)", backend, "token merging is not described"),
+    ):
+        if re.search(pattern, text):
+            raise _RefusedError(reason)
+    if not re.search(r"\bsd\b|\bsd[ -]?(xl|[12])|stable diffusion|sdxl", model):
+        raise _RefusedError(f"unknown model '{row['model']}'")
+    width, height = (int(_positive(row[name], name)) for name in ("width", "height"))
+    if width % 8 or height % 8 or min(width, height) < _SIZES[0] or max(width, height) > _SIZES[1]:
+        raise _RefusedError(f"unknown size {row['width']}×{row['height']}")
+    part = _in_table(row["metric"], _PARTS, "metric")
+    if part == "stage":
+        part = _in_table(note.partition(" ")[0], {"clip": TEXT, "unet": UNET, "vae": VAE}, "stage")
+    # A rate of steps does not depend on their number.
+    steps = int(_positive(row["steps"] or ("50" if part == STEP else ""), "steps"))
+    batch = int(_positive(row["batch"] or str(STREAM_BATCH if part == IMAGE else 1), "batch"))
+    single = re.search(r"turbo|lightning|hyper|lcm", model) or re.search(r"no guidance|guidance (1\b|off)", note)
+    return Work(
+        "sdxl" if "xl" in model else "sd21" if re.search(r"\b2\.|sd turbo|sd 2", model) else "sd15",
+        width,
+        height,
+        steps,
+        batch,
+        samples=1 if single else 2,
+        part=part,
+        sliced="vae slicing when batch > 16" in note and batch > _SLICED_ABOVE,
+        tiny="taesd" in backend or "tiny vae" in backend,
+    )
+
+
+_SIZES = (64, 4096)
+
+_SLICED_ABOVE = 16
+
+
+def _positive(text: str, name: str) -> float:
+    """Reads a positive number, or raises _RefusedError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise _RefusedError(f"its {name} is no positive number: '{text}'" if text else f"its {name} is not stated")
+    return number
+
+
+def _in_table(key: str, table: Mapping[str, T], name: str) -> T:
+    """Looks a word up, or raises _RefusedError."""
+    if key not in table:
+        raise _RefusedError(f"unknown {name} '{key}'")
+    return table[key]
+
+
+def publisher_of(source: str) -> str:
+    """Returns who published a figure: the owner and repository, or the site, that a source begins with."""
+    return re.split(r"[:@ ?]", re.sub(r"^https?://", "", source.strip()))[0].removesuffix("/") or "unknown"
+
+
+class Names:
+    """Finds a card's data sheet by a name as people write it."""
+
+    def __init__(self) -> None:
+        self._cards: dict[str, str] = {}
+        for card, sheet in data_sheets().items():
+            for name in (*sheet.device_names, sheet.name, card.replace("_", " ")):
+                for form in forms(name):
+                    self._cards.setdefault(form, card)
+        # A name without form factor stands for the card that most people mean by it.
+        for name, card in _USUAL.items():
+            self._cards.setdefault(plain(name), card)
+
+    def card(self, name: str) -> str | None:
+        """Returns the card of a name; None if there is none."""
+        return next((card for form in forms(name) if (card := self._cards.get(form))), None)
+
+
+_USUAL = {
+    "A100": "a100_40",
+    "A100 SXM4 80GB": "a100_80",
+    "A100 80GB": "a100_80",
+    "A100-40GB": "a100_40",
+    "H100": "h100",
+    "H100 SXM": "h100",
+    "H100-SXM-80GB": "h100",
+    "H200 SXM": "h200",
+    "V100": "v100",
+    "V100 SXM2": "v100",
+    "P100": "p100",
+    "B200 SXM": "b200",
+    "MI250 1 GCD": "mi250",
+    "GTX 1060": "gtx1060",
+    "TITAN X": "titan_x_pascal",
+}
+
+
+def plain(name: str) -> str:
+    """Returns a name without case, makers, series and punctuation."""
+    text = re.sub(r"\(r\)|\(tm\)|®|™", " ", name.lower())
+    text = re.sub(r"[^a-z0-9.]+", " ", text)
+    text = re.sub(
+        r"\b(nvidia|amd|geforce|tesla|quadro|radeon|instinct|graphics|gpu|pcie \d+ ?gb|generation|"
+        r"virtualized|card|edition)\b",
+        lambda found: "pcie" if found[0].startswith("pcie") else " ",
+        text,
+    )
+    return " ".join(re.sub(r"(?<=[a-z])(?=\d{4})|(?<=\d{4})(?=(ti|super|xtx|xt)\b)", " ", text).split())
+
+
+def forms(name: str) -> Iterator[str]:
+    """Yields the plain forms of a name: whole, and without the size and kind of its memory."""
+    whole = plain(name)
+    yield whole
+    bare = " ".join(re.sub(r"\b\d+ ?gb?\b|\bhbm\w+", " ", whole).split())
+    yield bare
+    yield " ".join(re.sub(r"\b(pcie|sxm\d?)\b", " ", bare).split())

@@ -1,0 +1,94 @@
+"""Shows predictions, and what checking them against published figures found, as tables."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from sdopt.apps.foresight.check import Check
+from sdopt.apps.foresight.fitting import EXTRAPOLATED
+from sdopt.apps.foresight.plan import REFUSED, Prediction, names_of, ranks
+from sdopt.record.comparisons import Interval
+from sdopt.report.blocks import Block, Notes, Prose, Table
+from sdopt.statistics.words import seconds_text
+
+TIE = 0.75
+"""Below this probability, two neighbours in a ranking are called a tie."""
+
+
+def plan_table(predictions: Sequence[Prediction]) -> Table:
+    """Returns a row per prediction."""
+    several = len({each.variant for each in predictions}) > 1
+    shapes = len({each.shape for each in predictions}) > 1
+    headings = ["card", "variant", "shape", "one call, 80 % interval", "at least", "likely", "of", "fits?"]
+    headings += ["per 1,000 images", "bound by", "rests on"]
+    rows = []
+    for each in predictions:
+        largest = sorted(each.shares.items(), key=lambda item: -item[1])[:2]
+        rows.append([
+            each.card,
+            each.variant if several else "",
+            str(each.shape) if shapes else "",
+            "—" if math.isnan(each.seconds) else seconds_text(Interval(each.seconds, each.low, each.high)),
+            f"{each.memory.floor:.1f} GiB",
+            f"{each.memory.likely:.1f}",
+            f"{each.sheet.memory_gib:.1f}",
+            each.fits,
+            "" if each.price is None else f"{each.price:.2f}",
+            ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest),
+            "refused" if each.state == REFUSED else f"{each.state}: {each.evidence}",
+        ])  # fmt: skip
+    return Table(headings, rows).filled()
+
+
+def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
+    """Yields what stands below the table: refusals, the ranking, and the command that measures."""
+    refusals = {f"{each.card}, {each.variant}: {each.reason}" for each in predictions if each.state == REFUSED}
+    for refusal in sorted(refusals):
+        yield f"no time for {refusal}"
+    ordered = list(ranks(predictions))
+    if len(ordered) > 1:
+        words = []
+        for name, (_, chance) in zip(names_of([each for each, _ in ordered]), ordered, strict=True):
+            sign = "" if math.isnan(chance) else f" ({100 * chance:.0f} %) >" if chance >= TIE else " ="
+            words.append(f"{name}{sign}")
+        yield f"fastest per image first, with the chance that each beats the next; = is a tie: {' '.join(words)}"
+    if any(each.state == EXTRAPOLATED and each.card != "cpu" for each in predictions):
+        yield "extrapolated: no or few published figures of that generation or size; the interval is wider"
+    yield f"to measure it there: {command}"
+
+
+def check_blocks(found: Check) -> list[Block]:
+    """Returns the table of a check, and what else it found."""
+    headings = ["class", "figures", "devices", "median", "80th pct", "devices' median", "within 25 %"]
+    headings += ["in the 80 % interval", "width", "ratio of peaks"]
+    rows = [
+        [
+            score.name,
+            str(score.figures),
+            str(score.devices),
+            *map(_percent, (score.median, score.p80, score.devices_median, score.devices_near, score.covered)),
+            f"{score.width:.2f}×",
+            _percent(score.peaks),
+        ]
+        for score in found.scores
+    ]
+    title = f"latency, each figure predicted without its {found.by} (errors as a share of the published time):"
+    return [Prose(title), Table(headings, rows, numbers=headings[1:]), Notes([*_notes(found)])]
+
+
+def _notes(found: Check) -> Iterator[str]:
+    apart = "that differ by over 10 %"
+    right, peaks, pairs = found.order
+    yield f"order of pairs of devices {apart}: {_percent(right)} right (by peak rates {_percent(peaks)}), {pairs} pairs"
+    right, pairs = found.options
+    yield f"order of pairs of options on one device {apart}: {_percent(right)} right, {pairs} pairs"
+    for kind, figures, median, p80, above in found.memory:
+        yield (
+            f"memory, {kind}: {figures} figures, median error {_percent(median)}, 80th percentile {_percent(p80)}; "
+            f"the floor is not above {_percent(above)} of them"
+        )
+    for reason, count in found.refusals.items():
+        yield f"refused: {count} figures: {reason}"
+
+
+def _percent(value: float) -> str:
+    return "—" if math.isnan(value) else f"{100 * value:.1f} %"

@@ -1,0 +1,187 @@
+"""Runs the load test of a command line: composes its rows, measures them, and writes and logs what was found."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from sdopt.apps.loadtest.config import LoadConfig, load_config
+from sdopt.apps.loadtest.record import LoadRecord, LoadRow, answer_of, blocks_of
+from sdopt.apps.loadtest.run import Candidate, LoadTest
+from sdopt.apps.loadtest.target import Target, target_of
+from sdopt.apps.serving.engine import unservable
+from sdopt.config.composer import composer_of
+from sdopt.config.groups import data_sheets
+from sdopt.config.overrides import key_of
+from sdopt.config.own import BATCHES
+from sdopt.config.tracking import tracking_of
+from sdopt.errors import ConflictError, command_line, print_problems, without_passwords
+from sdopt.experiment import check_models, fetch
+from sdopt.locks import reserve
+from sdopt.pipelines.prompts import resolve_prompts
+from sdopt.report.markdown import written
+from sdopt.schema import Serving, Tracking
+from sdopt.scratch import scratch_folder
+from sdopt.tracking import client
+from sdopt.tracking.client import NOTE, ROLE, Run
+from sdopt.tracking.runs import note_of
+from sdopt.tracking.store import ask, require_store
+from sdopt.variant import Variant
+from sdopt.worker.forkserver import StartContext
+from sdopt.worker.machine import Machine, find_machine
+from sdopt.worker.process import WorkerProcess
+
+_LOAD = "sdopt.load"
+
+
+def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say: Callable[[str], None]) -> LoadRecord:
+    """Measures what a command line asks for, and writes and logs it.
+
+    Raises:
+        UsageError: the command line cannot be composed, or a row cannot be served here.
+        UnavailableError: the baseline could not be measured.
+    """
+    load, policies, others = load_config(argv, config_dir)
+    began = f"{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S-%f}"
+    folder = Path(load.folder) / load.title / began
+    record = LoadRecord(
+        load.title, [], began, command_line("load-test", *argv), load.requests, load.attainment, load.limit_s or 0.0,
+        load.arrivals, None, early_stopping=load.early_stopping,
+        interference=load.interference,
+    )  # fmt: skip
+    if load.url is not None:
+        tracking = tracking_of([override for override in others if key_of(override).startswith("tracking")])
+        measure: Callable[[], None] = partial(_measure_url, load, target_of(load, load.url), others, record, say)
+    else:
+        preset = any(key_of(override) == "experiment" for override in others)
+        with composer_of(others if preset else [BATCHES, *others], config_dir) as composer:
+            chosen, plan = composer.current, composer.current.study.plan(composer)
+        tracking, record.price_per_hour = chosen.tracking, chosen.hardware.price_per_hour
+        machine, context = find_machine(context, plan.baseline.hardware, data_sheets)
+        rows = [(variant, policy) for variant in plan.variants for policy in policies.values()]
+        refused = [unservable(variant, policy, machine.device) for variant, policy in rows]
+        candidates = [reasons for (variant, _), reasons in zip(rows, refused, strict=True) if variant != plan.baseline]
+        # As in a study: some may be left out, but neither the baseline nor all others.
+        if refused[0] or (candidates and all(candidates)):
+            raise ConflictError(list(dict.fromkeys(reason for reasons in refused for reason in reasons)))
+        for line in _planned(load, rows, refused):
+            say(line)
+        if chosen.dry_run:
+            return record
+        measure = partial(_measure, load, rows, refused, record, machine, context, say)
+    if warning := require_store(tracking, load.title):
+        print_problems([warning])
+    folder.mkdir(parents=True)
+    try:
+        measure()
+    finally:
+        if any(row.replicates for row in record.rows):
+            _conclude(record, folder, tracking, load)
+            say(f"load test: {folder}")
+    return record
+
+
+def _planned(
+    load: LoadConfig, rows: Sequence[tuple[Variant, Serving]], refused: Sequence[Sequence[str]]
+) -> Iterator[str]:
+    """Yields what is served and what cannot be, a line for each row, and how much is sent."""
+    for (variant, policy), reasons in zip(rows, refused, strict=True):
+        verdict = f"cannot be served here: {'; '.join(reasons)}" if reasons else "is served"
+        yield f"{variant.name}, {policy.policy}: {verdict}"
+    windows = load.replicates * len(load.rates or load.ladder) * sum(not reasons for reasons in refused)
+    lasting = f", {load.duration_s:g} s or longer" if load.duration_s else ""
+    further = "" if load.rates else "; further ones, where these do not bracket a row's highest rate"
+    yield f"{windows} windows, each of {load.requests} requests or more{lasting}{further}"
+
+
+def _measure(
+    load: LoadConfig,
+    rows: Sequence[tuple[Variant, Serving]],
+    refused: Sequence[Sequence[str]],
+    record: LoadRecord,
+    machine: Machine,
+    context: StartContext,
+    say: Callable[[str], None],
+) -> None:
+    running = [variant for (variant, _), reasons in zip(rows, refused, strict=True) if not reasons]
+    variants = [variant for number, variant in enumerate(running) if variant not in running[:number]]
+    fetch(variants, context)
+    check_models(variants, ("path", "hub"), context)
+    first = variants[0]
+    most = max(shape.batch_size for shape in first.shapes)
+    work = f"{first.model.name} {first.size}×{first.size}, {first.workload.steps} steps"
+    record.header = [f"{work}, batches of up to {most}, on {machine.device.name}"]
+    print_problems(machine.warnings)
+    with ExitStack() as stack:
+        scratch = stack.enter_context(scratch_folder("load"))
+        if holder := stack.enter_context(reserve(machine.device, "sdopt load-test")):
+            print_problems([f"{holder} measures on {machine.device.name}, and disturbs this load test"])
+        candidates = []
+        for number, (variant, policy) in enumerate(rows):
+            name = f"{variant.name}, {policy.policy}"
+            log, timeout_s = scratch / f"{number}.log", variant.protocol.timeout_s
+            start = partial(WorkerProcess, context, machine.device, timeout_s, variant, log, scratch)
+            row = LoadRow(name, variant.name, policy.policy, reason="; ".join(refused[number]))
+            candidates.append(Candidate(row, variant, policy, start))
+        record.rows = [candidate.row for candidate in candidates]
+        LoadTest(load, record, machine.device, say).run(candidates)
+
+
+def _measure_url(
+    load: LoadConfig, target: Target, overrides: Sequence[str], record: LoadRecord, say: Callable[[str], None]
+) -> None:
+    with composer_of([override for override in overrides if not key_of(override).startswith("tracking")]) as composer:
+        workload, model = composer.current.workload, composer.current.model
+    prompts = resolve_prompts(workload, model)
+    shown = without_passwords(load.url or target.address)
+    record.header = [f"the server at {shown}, with {len(prompts)} prompts"]
+    row = LoadRow(shown, shown, "its own")
+    record.rows = [row]
+    LoadTest(load, record, None, say).run_url(row, target, prompts)
+
+
+def _conclude(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig) -> None:
+    """Writes and logs what was found."""
+    record.write(folder)
+    text = written(blocks_of(record))
+    (folder / "load.md").write_text(text, encoding="utf-8")
+    try:
+        from sdopt.apps.loadtest.charts import draw  # a machine that only measures may lack the library of charts
+
+        draw(record, folder)
+    except ModuleNotFoundError as error:
+        print_problems([f"not drawn: {error}; the figures are in {folder / 'load.md'}"])
+    if tracking.kind == "mlflow":
+        try:
+            _log(record, folder, tracking, load, text)
+        except client.TrackingError as error:
+            print_problems([f"not logged to {error}"])
+
+
+def _log(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig, text: str) -> None:
+    """Logs a load test: a run above one for each row. Raises TrackingError."""
+    identity = hashlib.sha256(f"{folder.absolute()}".encode()).hexdigest()[:16]
+    common = {_LOAD: identity, **{name: str(value) for name, value in (tracking.tags or {}).items()}}
+    below = []
+    for each in record.figures:
+        # A chart of runs has no sign for a bound, so that only the rate, which the answer explains, is logged for one.
+        ratio = each.ratio if each.ratio_bound == "=" else None
+        metrics = {"cost_per_1000": each.cost(record.price_per_hour)}
+        for name, found in (("max_rate_per_s", each.most), ("ratio", ratio)):
+            metrics |= {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high} if found else {}
+        for key in ("p50_s", "p95_s", "p99_s", "goodput", "batch", "queue_s", "compute_s", "image_j"):
+            metrics[key] = each.mean(each.typical, key)
+        known = {f"load/{name}": float(value) for name, value in metrics.items() if value is not None}
+        tags = {**common, ROLE: "load row"}
+        below.append(Run(each.row.name, tags, parameters={"policy": each.row.policy}, metrics=known))
+    files = {path.name: path for path in sorted(folder.iterdir())}
+    parameters = {f"load.{key}": without_passwords(str(value)) for key, value in asdict(load).items()}
+    answer = answer_of(record)
+    tags = {**common, ROLE: "load test", "answer": answer, NOTE: note_of(text)}
+    run = Run(f"{record.name} {record.began}", tags, parameters=parameters, files=files, below=below)
+    digest = hashlib.sha256((folder / "load.json").read_bytes()).hexdigest()[:16]
+    mine = [f"tags.`{_LOAD}` = '{identity}'"]
+    ask(client.put, tracking, record.name, run, mine, digest, (), note_of(f"**{record.name}:** {answer}"))

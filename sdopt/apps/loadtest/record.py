@@ -1,0 +1,335 @@
+"""What a load test found: the record as a file, its figures, its answer in a sentence, and its tables."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from sdopt.apps.traffic.figures import Window, interval_of, max_rate, wanted_share
+from sdopt.errors import UsageError
+from sdopt.record.comparisons import Interval
+from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
+from sdopt.report.markdown import written
+from sdopt.statistics.figures import ratio_text
+from sdopt.statistics.ratios import MINIMUM_PROCESSES
+
+RECORD = "load.json"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the simulated queue of a row does at a rate, on the same trace, from its service times alone."""
+
+    rate: float
+    attainment: float
+    p50_s: float
+    p95_s: float
+    p99_s: float
+
+
+@dataclass
+class Replicate:
+    """What one process of a row did."""
+
+    number: int
+    windows: list[Window]
+    predicted: list[Predicted]
+    """Of the same rates; none for a server that is only known by its address."""
+
+
+@dataclass
+class LoadRow:
+    """A variant with a policy of batching.
+
+    Attributes:
+        service_s: seconds of a call by its number of images, without load.
+        rates: requests a second.
+        replicates: what its processes did.
+        memory_gib: what its worker held after the last call.
+        reason: why it was not measured, or not whole.
+    """
+
+    name: str
+    variant: str
+    policy: str
+    service_s: dict[int, float] = field(default_factory=dict)
+    rates: list[float] = field(default_factory=list)
+    replicates: list[Replicate] = field(default_factory=list)
+    memory_gib: float | None = None
+    reason: str = ""
+
+
+@dataclass
+class LoadRecord:
+    """A load test.
+
+    Attributes:
+        header: what was measured, and where.
+        requests: requests of each window.
+        attainment: the share that is to be in time.
+        limit_s: what in time means.
+        rows: the baseline first.
+        interference: the share of the processor time above which a window counts as disturbed.
+        early_stopping: whether each window must show with 99 % confidence that the share is in time.
+    """
+
+    name: str
+    header: list[str]
+    began: str
+    command: str
+    requests: int
+    attainment: float
+    limit_s: float
+    arrivals: str
+    price_per_hour: float | None
+    rows: list[LoadRow] = field(default_factory=list)
+    early_stopping: bool = False
+    interference: float | None = None
+
+    def wanted(self, requests: int) -> float:
+        """Returns the share of a window's requests that must be in time."""
+        return wanted_share(self.attainment, requests, self.early_stopping)
+
+    @property
+    def figures(self) -> list["RowFigures"]:
+        """The figures of the measured rows; the baseline first."""
+        measured = [row for row in self.rows if row.replicates]
+        return [figures_of(row, measured[0], self.wanted) for row in measured]
+
+    def write(self, folder: Path) -> None:
+        """Writes it to a folder. Raises OSError."""
+        (folder / RECORD).write_text(json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def read(cls, folder: Path) -> "LoadRecord":
+        """Reads it from a folder. Raises UsageError."""
+        try:
+            return TypeAdapter(cls).validate_json((folder / RECORD).read_bytes())
+        except (OSError, ValidationError) as error:
+            reason = str(error).splitlines()[0]
+            raise UsageError(f"{folder / RECORD}: is no load test that can be read: {reason}") from error
+
+
+@dataclass(frozen=True)
+class RowFigures:
+    """The figures of a row over its replicates.
+
+    Attributes:
+        most: the highest rate at which enough requests are in time.
+        bound: `=`, or `>` or `<` if it lies beyond the measured rates in some replicate.
+        ratio: `most` over the baseline's, of the same traces; None for the baseline, and where two bounds say nothing.
+        ratio_bound: `=`, or `>` or `<` if it is only a bound.
+        windows: by rate, those of all replicates that count.
+    """
+
+    row: LoadRow
+    most: Interval
+    bound: str
+    ratio: Interval | None
+    ratio_bound: str
+    windows: dict[float, list[Window]]
+
+    def mean(self, rate: float, key: str) -> float | None:
+        """Returns the mean of a figure at a rate over the replicates; None if one has none."""
+        values = [getattr(window, key) for window in self.windows[rate]]
+        return None if not values or None in values else sum(values) / len(values)
+
+    @property
+    def typical(self) -> float:
+        """The rate whose figures are shown: not above `most`, and the highest that most replicates had."""
+        below = [rate for rate in self.windows if rate <= self.most.estimate] or [min(self.windows)]
+        return max(below, key=lambda rate: (len(self.windows[rate]), rate))
+
+    def cost(self, price_per_hour: float | None) -> float | None:
+        """Returns what 1,000 images cost at `typical`, idle time included, in the unit of the price."""
+        achieved = self.mean(self.typical, "achieved")
+        return None if price_per_hour is None or not achieved else 1000 / achieved * price_per_hour / 3600
+
+    @property
+    def gap(self) -> float | None:
+        """Measured over predicted 95th percentile at `typical`; None where there is none."""
+        pairs = [
+            (window.p95_s, predicted.p95_s)
+            for replicate in self.row.replicates
+            for window, predicted in zip(replicate.windows, replicate.predicted, strict=False)
+            if window.rate == self.typical and window.p95_s is not None and math.isfinite(predicted.p95_s)
+        ]
+        return math.exp(sum(math.log(one / other) for one, other in pairs) / len(pairs)) if pairs else None
+
+
+def figures_of(row: LoadRow, baseline: LoadRow, wanted: Callable[[int], float]) -> RowFigures:
+    """Returns the figures of a row, beside those of the baseline in the same replicates; `wanted` as in `max_rate`."""
+    mine, base = ({r.number: max_rate(r.windows, wanted) for r in each.replicates} for each in (row, baseline))
+    most, bound = _over([rate for rate, _ in mine.values()], [each for _, each in mine.values()])
+    ratios, relations = [], []
+    for number in mine.keys() & base.keys() if row is not baseline else ():
+        (rate, mine_is), (base_rate, base_is) = mine[number], base[number]
+        ratios.append(rate / base_rate)
+        relations += [mine_is, {"<": ">", ">": "<"}.get(base_is, base_is)]
+    ratio, ratio_bound = _over(ratios, relations) if ratios else (None, "=")
+    windows: dict[float, list[Window]] = {}
+    for replicate in row.replicates:
+        for window in replicate.windows:
+            windows.setdefault(window.rate, []).append(window)
+    return RowFigures(row, most, bound, None if ratio_bound == "?" else ratio, ratio_bound, windows)
+
+
+def _over(values: Sequence[float], relations: Sequence[str]) -> tuple[Interval, str]:
+    """Returns the mean of figures, and how it relates to the true one; of bounds without an interval."""
+    bounds, found = set(relations) - {"="}, interval_of(values)
+    if not bounds:
+        return found, "="
+    return Interval(found.estimate), bounds.pop() if len(bounds) == 1 else "?"
+
+
+def answer_of(record: LoadRecord) -> str:
+    """Returns which row carries most, in a sentence."""
+    shown = " (at 99 % confidence, by MLPerf's early stopping)" if record.early_stopping else ""
+    within = f"with {100 * record.attainment:g} % of the requests within {record.limit_s:.3g} s{shown}"
+    figures = record.figures
+    if not figures:
+        return "nothing was measured"
+    baseline, *others = figures
+    told = f"{baseline.row.name} carries {rate_text(baseline)} requests/s {within}"
+    compared = [(each.ratio, each) for each in others if each.ratio is not None and each.ratio_bound != "<"]
+    if not compared:
+        unknown = "; whether another row carries more cannot be told from these rates" if others else ""
+        return f"{told}{unknown}."
+    ratio, best = max(compared, key=lambda pair: pair[0].estimate)
+    carries = "carries" if best.ratio_bound == "=" else "carries at least"
+    if ratio.low is None:
+        doubt = "; the rates do not bracket it" if best.ratio_bound != "=" else ""
+        doubt = doubt or "; three replicates or more would give an interval"
+    else:
+        doubt = "" if ratio.low > 1 else "; the interval includes 1, so it may carry no more"
+    return (
+        f"{best.row.name} {carries} {ratio_text(ratio)} the requests of {baseline.row.name} {within}: "
+        f"{rate_text(best)} instead of {rate_text(baseline)} a second{doubt}."
+    )
+
+
+_SIGNS = {"=": "", ">": "more than ", "<": "less than ", "?": "about "}
+
+
+def rate_text(figures: RowFigures) -> str:
+    """Returns the highest rate, with a sign if it is only a bound."""
+    most = figures.most
+    return f"{_SIGNS[figures.bound]}{most.estimate:.3g}" + (
+        "" if most.low is None else f" [{most.low:.3g}, {most.high:.3g}]"
+    )
+
+
+def _header_texts(record: LoadRecord) -> Sequence[str]:
+    """Returns what the figures of a record rest on."""
+    replicates = max((len(row.replicates) for row in record.rows), default=0)
+    windows = [window for row in record.rows for each in row.replicates for window in each.windows]
+    most = max((window.requests for window in windows), default=0)
+    shares = [window.disturbed for window in windows if window.disturbed is not None]
+    disturbed = [share for share in shares if record.interference and share > record.interference]
+    requests = f"{record.requests}" + (f" to {most}" if most > record.requests else "")
+    told = (
+        f"disturbed by other work: {len(disturbed)} of {len(windows)} windows, by up to "
+        f"{100 * max(disturbed, default=0):.0f} % of the worker's processor time, also when they were sent again; "
+        "their figures say little of the server"
+    )
+    intervals = "two-sided 95 % intervals" if replicates >= MINIMUM_PROCESSES else "no intervals"
+    here = any(row.service_s for row in record.rows)  # a server that sdopt has started and called before
+    server = "on an empty, warm server" if here else "on a server whose other work nobody knows"
+    return [
+        *record.header,
+        f"{record.arrivals} arrivals, {requests} requests per rate; latency from the scheduled arrival",
+        f"{_replicates_text(replicates)}; {intervals}",
+        f"the highest rate is that of windows this long {server}; in longer ones queues grow further",
+        *([told] if disturbed else []),
+    ]
+
+
+def _replicates_text(count: int) -> str:
+    if count == 1:
+        return "1 replicate, with the same trace for all rows"
+    return f"{count} replicates, each with a fresh trace, the same for all rows"
+
+
+def blocks_of(record: LoadRecord) -> list[Block]:
+    """Returns the answer, the table, and what the figures rest on."""
+    missing = [f"{row.name}: not measured to the end: {row.reason}" for row in record.rows if row.reason]
+    notes = [*_header_texts(record), *_not_measured(record), *missing]
+    return [Prose(answer_of(record), strong=True), rows_table(record), Notes(notes)]
+
+
+def _not_measured(record: LoadRecord) -> Iterator[str]:
+    counted = any(window.image_j for row in record.rows for each in row.replicates for window in each.windows)
+    if counted or record.price_per_hour is not None:
+        yield "energy and cost are those of the whole device at that rate, idle time included"
+    if not counted:
+        here = any(row.service_s for row in record.rows)
+        why = "there is no card whose own counter can be read" if here else "the server's card is not within reach"
+        yield f"energy: not measured here, since {why}"
+    if record.price_per_hour is None:
+        yield "cost: not measured here, since hardware.price_per_hour is not given"
+
+
+def rows_table(record: LoadRecord) -> Table:
+    """Returns a table with a line for each row: the highest rate, and figures at the highest measured one below it."""
+    headings = ["variant, policy", "most requests/s", "of the baseline's", "at", "p50", "p95", "p99", "queue", "call"]
+    headings += ["batch", "refused", "measured/simulated", "memory", "energy per 1,000", "cost per 1,000"]
+    return Table(headings, [_line(record, each) for each in record.figures], numbers=headings[1:]).filled()
+
+
+def embedded(folder: Path) -> str:
+    """Returns the table of a load test as a page has it that `sdopt report --readme` writes. Raises UsageError."""
+    record = LoadRecord.read(folder)
+    table = rows_table(record).filled("p50", "p99", "queue", "call", "memory")
+    return written([Prose(answer_of(record), strong=True), table, Notes(_header_texts(record))])
+
+
+def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:
+    rate = figures.typical
+    cost, image_j = figures.cost(record.price_per_hour), figures.mean(rate, "image_j")
+    memory = figures.row.memory_gib
+    seconds = [figures.mean(rate, key) for key in ("p50_s", "p95_s", "p99_s", "queue_s", "compute_s")]
+    lost = (figures.mean(rate, "rejected") or 0) + (figures.mean(rate, "errors") or 0)
+    return [
+        figures.row.name,
+        rate_text(figures),
+        f"{_SIGNS[figures.ratio_bound]}{ratio_text(figures.ratio)}" if figures.ratio else "",
+        f"{rate:.3g}/s",
+        *("" if value is None else f"{value:.3g} s" for value in seconds),
+        _number(figures.mean(rate, "batch")),
+        f"{lost:.3g}" if lost else "",
+        _number(figures.gap),
+        "" if memory is None else f"{memory:.2f} GiB",
+        "" if image_j is None else f"{image_j:.3g} kJ",
+        "" if cost is None else f"{cost:.3g}",
+    ]
+
+
+def windows_table(figures: Sequence[RowFigures]) -> Table:
+    """Returns a table of all windows."""
+    headings = ["variant, policy", "offered/s", "images/s", "in time/s", "in time", "p50", "p95", "p99"]
+    headings += ["refused", "errors", "sent late by", "disturbed"]
+    rows = [
+        [
+            each.row.name,
+            f"{window.rate:.3g}",
+            f"{window.achieved:.3g}",
+            f"{window.goodput:.3g}",
+            f"{100 * window.attainment:.1f} %",
+            *("" if value is None else f"{value:.3g} s" for value in (window.p50_s, window.p95_s, window.p99_s)),
+            str(window.rejected),
+            str(window.errors),
+            f"{1000 * window.lag_s:.1f} ms",
+            "" if window.disturbed is None else f"{100 * window.disturbed:.0f} %",
+        ]
+        for each in figures
+        for rate in sorted(each.windows)
+        for window in each.windows[rate]
+    ]
+    return Table(headings, rows, numbers=headings[1:])
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

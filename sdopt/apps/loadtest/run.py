@@ -1,0 +1,250 @@
+"""Measures rows under load, one after the other: each a fresh server, and requests at several rates."""
+
+import asyncio
+import math
+import os
+import statistics
+import subprocess
+import timeit
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from sdopt.apps.loadtest.config import LoadConfig
+from sdopt.apps.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate
+from sdopt.apps.loadtest.target import Target
+from sdopt.apps.serving.engine import Engine, Work
+from sdopt.apps.serving.server import listen, serve
+from sdopt.apps.traffic.figures import Window, bracketing, window_of
+from sdopt.apps.traffic.generator import PATH, generate
+from sdopt.apps.traffic.twin import batched, highest_rate, unit_trace
+from sdopt.errors import SdoptError, UnavailableError
+from sdopt.hardware.device import Device
+from sdopt.hardware.nvml import GpuMonitor
+from sdopt.measure.interference import InterferenceMeter
+from sdopt.schema import Serving
+from sdopt.variant import Variant
+from sdopt.worker.process import Worker
+from sdopt.worker.protocol import Asked
+
+_CALIBRATIONS = 3
+"""Calls at each batch size that give its service time, their median."""
+
+_ATTEMPTS = 3
+"""Times that a window is sent if it was sent too late, or disturbed."""
+
+_PATIENCE_S = 60.0
+"""The least time in which an answer is waited for."""
+
+_UNKNOWN = (400, 422)
+"""How a server answers a field that it does not know."""
+
+_LIMITS = 3.0
+"""The limit, in single calls of the baseline, where nobody names one."""
+
+
+@dataclass
+class Candidate:
+    """A row that is measured."""
+
+    row: LoadRow
+    variant: Variant
+    serving: Serving
+    start: Callable[[], Worker]
+
+
+class LoadTest:
+    """A load test of several rows.
+
+    `say` takes lines of progress; the device is None of a server that is only known by its address.
+    """
+
+    def __init__(self, load: LoadConfig, record: LoadRecord, device: Device | None, say: Callable[[str], None]) -> None:
+        self._load, self._record, self._device, self._say = load, record, device, say
+        self._random = np.random.default_rng(load.seed)
+        self._generator: subprocess.Popen[str] | None = None
+        self._monitor = None if device is None else GpuMonitor(device)
+
+    def run(self, candidates: Sequence[Candidate]) -> None:
+        """Measures all rows, the baseline first; later replicates in shuffled order.
+
+        Raises:
+            UnavailableError: the baseline cannot be served.
+            KeyboardInterrupt: a signal ended it.
+        """
+        for replicate in range(self._load.replicates):
+            order = list(candidates)
+            if replicate:  # at first, the limit is the baseline's
+                self._random.shuffle(order)
+            for candidate in order:
+                row = candidate.row
+                if row.reason:
+                    continue
+                self._say(f"{row.name}, replicate {replicate + 1} of {self._load.replicates}: loading")
+                try:
+                    asyncio.run(self._measure(candidate, replicate))
+                except SdoptError as error:
+                    row.reason = "; ".join(error.problems)
+                    self._say(f"{row.name}: {row.reason}")
+                    if candidate is candidates[0] and not row.replicates:
+                        raise
+
+    def run_url(self, row: LoadRow, target: Target, prompts: Sequence[str]) -> None:
+        """Measures a server that is only known by its address. Raises UnavailableError if it gives no image."""
+        # The image itself; a link costs its client another request, which counts. Some servers know no such field.
+        asked, target = target, replace(target, fields={"response_format": "b64_json", **target.fields})
+
+        def require_image(request: str) -> None:
+            nonlocal target
+            [sent] = generate(target.schedule(prompts, self._load.seed, [0.0], _PATIENCE_S))
+            if sent.status in _UNKNOWN and target is not asked:
+                target = asked
+                require_image(request)
+            elif sent.status != 200:
+                raise UnavailableError(
+                    f"load.url={row.name}: {request} got no image (status {sent.status}: {target.shown(sent.said)}); "
+                    f"see whether it is up, warm, and has OpenAI's interface at {target.address}, and whether it "
+                    "wants more (load.model, load.key, load.headers, load.fields)"
+                )
+
+        require_image("a first request")
+        row.rates = list(self._load.rates or ())
+        for replicate in range(self._load.replicates):
+            windows = [self._window(target, rate, prompts, replicate, row, None) for rate in self._shuffled(row.rates)]
+            row.replicates.append(Replicate(replicate, windows, []))
+            if any(window.errors == window.requests for window in windows):
+                try:
+                    require_image("a last request")
+                except UnavailableError as error:
+                    row.reason = str(error)
+                    return
+
+    async def _measure(self, candidate: Candidate, number: int) -> None:
+        """Serves a row, and sends it all windows of a replicate. Raises UnavailableError or KeyboardInterrupt."""
+        assert self._device is not None
+        listening = listen(candidate.serving)
+        target = Target(f"http://127.0.0.1:{listening.getsockname()[1]}{PATH}")
+        engine = Engine(candidate.variant, candidate.serving, candidate.start)
+        found: list[Replicate] = []
+
+        async def send() -> None:
+            try:
+                found.append(await asyncio.to_thread(self._replicate, candidate, engine, target, number))
+            except asyncio.CancelledError:
+                if self._generator is not None:
+                    self._generator.kill()
+                raise
+
+        await serve(engine, candidate.serving, self._device, listening, send)
+        if not found:  # a signal ended the server
+            raise KeyboardInterrupt
+        candidate.row.replicates += found
+
+    def _replicate(self, candidate: Candidate, engine: Engine, target: Target, number: int) -> Replicate:
+        row, variant = candidate.row, candidate.variant
+        service_s = calibrated(engine)
+        if not row.service_s:
+            row.service_s = service_s
+        if not self._record.limit_s:
+            self._record.limit_s = _LIMITS * service_s[min(service_s)]
+        largest, window_s = engine.largest, candidate.serving.window_ms / 1000
+
+        def seconds(images: int) -> float:
+            size = engine.batch_for(images)
+            return float(np.interp(size, list(service_s), list(service_s.values())))
+
+        def latencies(rate: float) -> np.ndarray:
+            return batched(self._arrivals(number, rate), seconds, largest, window_s)
+
+        def attained(rate: float) -> float:
+            return float((latencies(rate) <= self._record.limit_s).mean())
+
+        def spare(rate: float) -> float:
+            return attained(rate) - self._record.wanted(self._load.count(rate))
+
+        # What carries less than a tenth of its single calls within the limit is not searched for further.
+        slowest = 0.1 / seconds(1)
+        if not row.rates:
+            high = largest / seconds(largest)
+            most = highest_rate(spare, 0.0, slowest, 2 * high)
+            row.rates = list(self._load.rates or [float(f"{share * most:.4g}") for share in self._load.ladder])
+        windows = [
+            self._window(target, rate, variant.prompts, number, row, engine.pid) for rate in self._shuffled(row.rates)
+        ]
+        if self._load.rates is None:
+            send = partial(self._window, target, prompts=variant.prompts, replicate=number, row=row, worker=engine.pid)
+            windows += bracketing(windows, self._record.wanted, send, slowest)
+        predicted = []
+        for window in windows:
+            percentiles = np.quantile(latencies(window.rate), [0.5, 0.95, 0.99], method="higher")
+            predicted.append(Predicted(window.rate, attained(window.rate), *map(float, percentiles)))
+        row.memory_gib = engine.held_gib
+        return Replicate(number, windows, predicted)
+
+    def _window(
+        self, target: Target, rate: float, prompts: Sequence[str], replicate: int, row: LoadRow, worker: int | None
+    ) -> Window:
+        """Sends a window, again if it was sent too late, or other work disturbed the process `worker`.
+
+        What decides is the cause and never a latency, so that the choice does not favour quick windows.
+
+        Raises:
+            UnavailableError: it is always sent too late.
+        """
+        load, limit_s, times_s = self._load, self._record.limit_s, self._arrivals(replicate, rate)
+        seed = load.seed + replicate * len(times_s)
+        schedule = target.schedule(prompts, seed, times_s.tolist(), timeout_s=max(_PATIENCE_S, 20 * limit_s))
+        note, tried, lags_ms = partial(setattr, self, "_generator"), list[Window](), []
+        for _ in range(_ATTEMPTS):
+            self._say(f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s")
+            before_j, meter = self._energy_j(), None if worker is None else InterferenceMeter(worker)
+            begun_s = sum(os.times()[:4])
+            found = window_of(generate(schedule, note), rate, limit_s, load.lag_ms / 1000)
+            # This process and the one that sends, which has ended, take processor time as a server and its clients do.
+            causes = None if meter is None else meter.stop(0.0, sum(os.times()[:4]) - begun_s)
+            found = replace(found, disturbed=None if causes is None else causes.waited + causes.stolen)
+            after_j, images = self._energy_j(), found.requests - found.rejected - found.errors
+            if before_j is not None and after_j is not None and images:
+                found = replace(found, image_j=(after_j - before_j) / images)
+            if found.void:
+                lags_ms.append(1000 * found.lag_s)
+                self._say(
+                    f"{row.name}: void, since requests were sent {lags_ms[-1]:.0f} ms late, of {load.lag_ms:g} ms at "
+                    "most (load.lag_ms)"
+                )
+                continue
+            tried.append(found)
+            if not load.interference or (found.disturbed or 0) <= load.interference:
+                return found
+            self._say(f"{row.name}: other work took {100 * (found.disturbed or 0):.0f} % (load.interference)")
+        if not tried:
+            enough_ms = 10 * math.ceil(1.5 * max(lags_ms) / 10)
+            raise UnavailableError(
+                f"{row.name}: requests at {rate:.3g}/s cannot be sent in time here: at least {min(lags_ms):.0f} ms "
+                f"late, of {load.lag_ms:g} ms at most; end other programs, or allow it with load.lag_ms={enough_ms}: "
+                "latencies, which count from the schedule, then include it"
+            )
+        return min(tried, key=lambda window: window.disturbed or 0)
+
+    def _energy_j(self) -> float | None:
+        return None if self._monitor is None else self._monitor.energy_j()
+
+    def _arrivals(self, replicate: int, rate: float) -> np.ndarray:
+        """Returns when the requests of a window are sent, in seconds: the same trace for all rows, scaled."""
+        return unit_trace(self._load.arrivals, self._load.count(rate), self._load.seed + replicate) / rate
+
+    def _shuffled(self, rates: Sequence[float]) -> list[float]:
+        return [float(rate) for rate in self._random.permutation(rates)]
+
+
+def calibrated(engine: Engine) -> dict[int, float]:
+    """Returns the seconds of a call by its number of images, as the server's process sees it, without load."""
+    workload, found = engine.variant.workload, {}
+    work = Work(workload.steps, engine.variant.guidance_scale, workload.negative_prompt is not None)
+    for size in sorted({1, *(size for size in engine.batch_sizes if size <= engine.largest), engine.largest}):
+        asked = [Asked("a red apple", seed, workload.negative_prompt) for seed in range(size)]
+        taken_s = timeit.repeat(partial(engine.render, asked, work), number=1, repeat=_CALIBRATIONS)
+        found[size] = statistics.median(taken_s)
+    return found

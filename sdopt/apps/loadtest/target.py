@@ -1,0 +1,117 @@
+"""Where the requests of a load test go, and what each of them has beside its prompt and seed."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from sdopt.apps.loadtest.config import LoadConfig
+from sdopt.apps.traffic.generator import PATH, Schedule
+from sdopt.errors import HIDDEN, UsageError
+
+_ENDING = PATH.removeprefix("/v1")
+_SECRET = re.compile(r"auth|key|token|secret|cookie|passw", re.IGNORECASE)
+"""Names of headers whose values nobody may read in a record."""
+_VARIABLE = re.compile(r"\$(\w+)")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server of images."""
+
+    address: str
+    """Of requests for images."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of each request; None leaves one out."""
+    secrets: Sequence[str] = field(default=(), repr=False)
+    """Values from the environment, which are neither shown nor written."""
+
+    def schedule(self, prompts: Sequence[str], seed: int, times_s: Sequence[float], timeout_s: float) -> Schedule:
+        """Returns requests at these times, whose prompts take turns and whose seeds count upwards."""
+        bodies = []
+        for number in range(len(times_s)):
+            prompt = prompts[number % len(prompts)]
+            bodies.append(self._body(prompt, seed + number))
+        return Schedule(self.address, times_s, bodies, timeout_s, dict(self.headers))
+
+    def _body(self, prompt: str, seed: int) -> dict[str, Any]:
+        body = {"prompt": prompt, "seed": seed, **self.fields}
+        return {name: value for name, value in body.items() if value is not None}
+
+    def shown(self, text: str) -> str:
+        """Returns a server's words without the secrets that it may repeat."""
+        for secret in self.secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+
+def target_of(load: LoadConfig, url: str) -> Target:
+    """Returns the server at an address, with what `load` says that it wants.
+
+    Raises:
+        UsageError: an environment variable is missing, or a header would be recorded with its secret.
+    """
+    secrets = _Secrets()
+    headers = {}
+    for name, text in (load.headers or {}).items():
+        headers[name] = secrets.in_header(name, text)
+    if load.key is not None:
+        headers["Authorization"] = secrets.in_authorization(load.key)
+    if secrets.problems:
+        raise UsageError(secrets.problems)
+    fields: dict[str, Any] = {}
+    if load.model is not None:
+        fields["model"] = load.model
+    fields.update(load.fields or {})
+    return Target(address_of(url), headers, fields, secrets.values)
+
+
+class _Secrets:
+    """Values of environment variables, and what is wrong with the names of these."""
+
+    def __init__(self) -> None:
+        self.values: list[str] = []
+        self.problems: list[str] = []
+
+    def in_header(self, name: str, text: str) -> str:
+        """Returns the text of a header with values in place of `$VARIABLE`."""
+        variables = _VARIABLE.findall(text)
+        if not variables and _SECRET.search(name):
+            self.problems.append(
+                f"load.headers.{name}: would be written into the record; name the environment variable that has it, "
+                f"as in 'load.headers={{{name}: $NAME}}', in single quotes"
+            )
+        for variable in variables:
+            if not self._value(variable):
+                self.problems.append(f"load.headers.{name}: the environment variable {variable} is not set")
+        return _VARIABLE.sub(lambda match: os.environ.get(match[1], ""), text)
+
+    def in_authorization(self, variable: str) -> str:
+        """Returns the header that has the key in a variable."""
+        key = self._value(variable)
+        if not key:
+            # Who gives the key itself must not find it in a log.
+            self.problems.append(
+                "load.key: is the name of an environment variable that has the key, and none has this name"
+            )
+        return f"Bearer {key}"
+
+    def _value(self, variable: str) -> str:
+        value = os.environ.get(variable, "")
+        if value:
+            self.values.append(value)
+        return value
+
+
+def address_of(url: str) -> str:
+    """Returns where a server takes requests for images: at `url` itself, or below a version or root that it names."""
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/")
+    if path.endswith(_ENDING):
+        return url
+    # Clients of OpenAI's are given the address with its version.
+    versioned = re.search(r"/v\d\w*$", path)
+    return urlunsplit(parts._replace(path=path + (_ENDING if versioned else PATH)))
