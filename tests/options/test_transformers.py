@@ -44,8 +44,11 @@ from sdopt.options.caching import (
     WholeSteps,
 )
 from sdopt.options.compiler import Inductor
+from sdopt.options.grad_mode import GradMode
+from sdopt.options.layout import Layout
 from sdopt.options.lora import Loaded
 from sdopt.options.memory import PrecomputedEmbeddings, SequentialGuidance, TinyVae, WithoutT5
+from sdopt.options.offload import GroupOffload
 from sdopt.options.precision import Precision
 from sdopt.options.quantization import QuantizedTextEncoders
 from sdopt.options.transformer import Calls, blocks_of
@@ -442,7 +445,27 @@ class TestAttention:
         assert Dispatched("_native_math").obstacles(two) == []
 
 
+class TestOffload:
+    def test_statistics_that_a_pipeline_reads_without_running_a_layer_stay(
+        self, plain: Callable[[str], np.ndarray]
+    ) -> None:
+        images, finding, _ = Applied("flux2", {"memory.group_offload": GroupOffload()}).traced()
+        assert finding.engaged, finding.summary
+        assert far(images, plain("flux2")) < 1e-4
+
+
+class TestGradients:
+    def test_are_seen_in_a_list_of_predictions(self) -> None:
+        assert Applied("z_image", {"grad_mode": GradMode("enabled")}).traced()[1].engaged
+        assert not Applied("z_image", {"grad_mode": GradMode("inference_mode")}).traced()[2].denoiser.grad_enabled
+
+
 class TestRefusals:
+    def test_of_a_layout_that_kernels_for_video_do_not_have(self) -> None:
+        assert Layout("channels_last").obstacles(context_of(tiny("flux"))) == []
+        [reason] = Layout("channels_last").obstacles(context_of(tiny("qwen_image")))
+        assert "have three dimensions" in reason
+
     @pytest.mark.parametrize(
         "option",
         [DeepCaching(), TokenMerging(), Vanilla(), Loaded(path="/nowhere.safetensors")],

@@ -36,11 +36,8 @@ PROMPTS = ["a red circle", "a much longer prompt about a blue house at dawn"]
 CARD = "h200"
 """The data sheet of the card whose features an option may lack here."""
 
-ELSEWHERE = ("environment", "patch")
-"""Groups of which nothing changes a pipeline."""
-
-COMPILED = ("flux", "sd3")
-"""The pipelines on which compilers are tried: they take minutes."""
+ELSEWHERE = ("compiler", "environment", "patch")
+"""Groups of which nothing changes a pipeline, or whose options take minutes."""
 
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     # With random weights, no two steps are alike.
@@ -67,10 +64,9 @@ class Cell:
 SIGNS = {"took effect": "✓", "no effect": "∅", "refused": "–", "needs a card": "card", "failed": "✗"}
 
 
-def chosen_options(pipeline: str) -> list[tuple[str, str]]:
-    """Returns the options to try on a pipeline, by group and name."""
-    left_out = (*ELSEWHERE, *(() if pipeline in COMPILED else ("compiler",)))
-    return sorted(option for option in optimization_options() if option[0] not in left_out)
+def chosen_options() -> list[tuple[str, str]]:
+    """Returns the options to try, by group and name."""
+    return sorted(option for option in optimization_options() if option[0] not in ELSEWHERE)
 
 
 def tried(pipeline: str, group: str, option: str) -> Cell:
@@ -128,17 +124,17 @@ def context_on_card(pipe: Any, options: Mapping[str, Any]) -> Context:
 def walked(
     pipelines: Sequence[str], only: Sequence[str] = (), kept: Mapping[str, Mapping[str, Cell]] | None = None
 ) -> Iterator[tuple[str, str, Cell]]:
-    """Yields pipeline, option and what came of it, of those options that begin as one of `only`; compilers last.
+    """Yields pipeline, option and what came of it, of those options that begin as one of `only`.
 
     Those that are in `kept` are not tried again.
     """
-    jobs = [(pipeline, *option) for pipeline in pipelines for option in chosen_options(pipeline)]
-    for pipeline, group, option in sorted(jobs, key=lambda job: job[1] == "compiler"):
-        name = f"{group}={option}"
-        if pipeline in (kept or {}).get(name, ()):
-            continue
-        if not only or name.startswith(tuple(only)):
-            yield pipeline, name, tried(pipeline, group, option)
+    for pipeline in pipelines:
+        for group, option in chosen_options():
+            name = f"{group}={option}"
+            if pipeline in (kept or {}).get(name, ()):
+                continue
+            if not only or name.startswith(tuple(only)):
+                yield pipeline, name, tried(pipeline, group, option)
 
 
 def read() -> dict[str, dict[str, Cell]]:
@@ -178,8 +174,8 @@ parameters and random weights, and were called with two prompts of different len
 
 **✓** took effect, as its proof shows from the trace of a call. **∅** ran without effect, which the proof says too.
 **–** is refused before anything is changed. **card**: nothing is in its way on an NVIDIA H200 by its data sheet, and a
-CPU cannot try it. **✗** fails. Numbers name the reasons below. Compilers are tried on two of the pipelines. What each
-proof saw is in [options.json](options.json)."""
+CPU cannot try it. **✗** fails. Numbers name the reasons below. Compilers are not tried here: they take minutes.
+What each proof saw is in [options.json](options.json)."""
 
 _WRITTEN = "<!-- Written by python -m tests.options.walk -->"
 
