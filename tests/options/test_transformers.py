@@ -21,12 +21,8 @@ from diffusers import (
     apply_pyramid_attention_broadcast,
 )
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
-from omegaconf import OmegaConf
 
-from runners.reference import axis_of, class_of
 from sdopt.assembly import Assembly
-from sdopt.config.groups import optimization_options
-from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace, trace_call
@@ -57,6 +53,7 @@ from sdopt.pipelines.family import family_named
 from sdopt.pipelines.loading import LoadedModel, guidance_of
 from sdopt.schema import Scheduler, Workload
 from tests.fixtures import CPU
+from tests.options.walk import every_option
 from tests.pipelines.tiny import TINY, tiny
 
 PROMPTS = ("a red circle", "a much longer prompt about a blue house at dawn")
@@ -374,7 +371,7 @@ class TestEmbeddings:
 
     def test_are_of_the_length_that_the_calls_ask_for(self) -> None:
         shorter = Applied("flux", {"memory.precomputed_embeddings": PrecomputedEmbeddings(max_sequence_length=64)})
-        asked = {"max_sequence_length": 64}
+        asked: dict[str, Any] = {"max_sequence_length": 64}
         by_hand = Applied("flux", {"caching": WholeSteps()}).images(**asked)
         assert far(shorter.images(**asked), by_hand) < 2e-3
         with pytest.raises(UsageError, match=r"max_sequence_length was not encoded: set memory"):
@@ -486,19 +483,6 @@ class TestRefusals:
     def test_of_a_tiny_autoencoder_for_other_latents(self) -> None:
         [reason] = TinyVae().obstacles(context_of(tiny("sana")))
         assert "set memory.tiny_vae.path" in reason
-
-
-def every_option() -> dict[str, tuple[str, Optimization]]:
-    """Returns the axis and the option of each yaml file, by what chooses it."""
-    found = {}
-    for group, name in optimization_options():
-        file = CONF / group / f"{name}.yaml"
-        cls = class_of(group, file)
-        node: Any = OmegaConf.to_container(OmegaConf.load(file))
-        assert cls is not None
-        keys = {key: value for key, value in node.items() if key != "_target_"}
-        found[f"{group}={name}"] = axis_of(file), cls(**keys)
-    return found
 
 
 class TestWalk:

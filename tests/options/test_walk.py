@@ -7,7 +7,6 @@ import pytest
 
 from tests.fixtures import CPU
 from tests.options import walk
-from tests.options.test_transformers import every_option
 from tests.pipelines.tiny import TINY, tiny
 
 FAST = ("flux", "z_image")
@@ -41,7 +40,7 @@ def test_nothing_fails() -> None:
 def test_what_is_refused_still_is(name: str) -> None:
     pipe = tiny(name)
     kept = walk.read()
-    for chosen, (axis, option) in every_option().items():
+    for chosen, (axis, option) in walk.every_option().items():
         outcome = kept.get(chosen, {}).get(name)
         if outcome is None:
             continue

@@ -12,22 +12,25 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 import sdopt
-from sdopt.config.composer import composer_of
+from runners.reference import axis_of, class_of
 from sdopt.config.groups import data_sheets, optimization_options
 from sdopt.config.paths import CONF
 from sdopt.errors import ConflictError, UnavailableError, UsageError
 from sdopt.hardware.cards import planned_device
-from sdopt.options.base import Context
+from sdopt.options.base import Context, Optimization
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.loading import LoadedModel, guidance_of
 from sdopt.report.markdown import markdown
 from sdopt.schema import Scheduler, Workload
+from tests.fixtures import CPU
 
 FOLDER = CONF.parent / "outputs" / "records" / "transformers"
 
@@ -69,22 +72,39 @@ def chosen_options() -> list[tuple[str, str]]:
     return sorted(option for option in optimization_options() if option[0] not in ELSEWHERE)
 
 
-def tried(pipeline: str, group: str, option: str) -> Cell:
+def every_option() -> dict[str, tuple[str, Optimization]]:
+    """Returns the axis and the option of each yaml file, by what chooses it."""
+    options = {}
+    for group, name in optimization_options():
+        file = CONF / group / f"{name}.yaml"
+        cls: Any = class_of(group, file)
+        node: Any = OmegaConf.to_container(OmegaConf.load(file))
+        keys = {key: value for key, value in node.items() if key != "_target_"}
+        options[f"{group}={name}"] = axis_of(file), cls(**keys)
+    return options
+
+
+def tried(pipeline: str, chosen: str, axis: str, option: Optimization) -> Cell:
     """Applies an option to a pipeline and proves it; returns what came of it."""
     from tests.pipelines.tiny import tiny
 
     pipe = tiny(pipeline)
+    on_card = context_on_card(pipe, {axis: option})
+    reasons = option.obstacles(replace(on_card, device=CPU)) or option.broken(pipe)
+    if reasons:
+        return Cell("refused" if option.obstacles(on_card) or option.broken(pipe) else "needs a card", reasons[0])
     guidance = family_named(type(pipe).__name__).guidance
     call = {**family_named(type(pipe).__name__).call, "height": 64, "width": 64, guidance.argument: 4.0}
     if guidance.needs_negative:
         call["negative_prompt"] = [""] * len(PROMPTS)
-    chosen: Any = {group: [option] if group == "memory" else option}
+    group, _, name = chosen.partition("=")
+    groups: Any = {group: [name] if group == "memory" else name}
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            sdopt.optimize(pipe, *SETTINGS.get(f"{group}={option}", ()), prompts=[*PROMPTS, ""], **chosen)
+            sdopt.optimize(pipe, *SETTINGS.get(chosen, ()), prompts=[*PROMPTS, ""], **groups)
             report = sdopt.prove(pipe, PROMPTS, **call, output_type="np")
     except (ConflictError, UsageError) as error:
-        return Cell(_standing(pipe, group, option), reason_of(error.problems[0], group, option))
+        return Cell("refused", error.problems[0].removeprefix(f"{chosen}: "))
     except UnavailableError as error:
         return Cell("failed", str(error).splitlines()[0])
     except Exception as error:  # whatever a library raises is what the table has to say
@@ -93,20 +113,6 @@ def tried(pipeline: str, group: str, option: str) -> Cell:
         return Cell("failed", report.broken)
     [evidence] = report.evidence
     return Cell("took effect" if report.engaged else "no effect", evidence.summary)
-
-
-def reason_of(problem: str, group: str, option: str) -> str:
-    """Returns a refusal without the option that it begins with."""
-    return problem.removeprefix(f"{group}={option}: ")
-
-
-def _standing(pipe: Any, group: str, option: str) -> str:
-    """Returns whether an option that was refused would be so on a card."""
-    word = f"{group}=[{option}]" if group == "memory" else f"{group}={option}"
-    with composer_of([word]) as composer:
-        options = {axis: one for axis, one in composer.variant("one", [word]).applied if axis.startswith(group)}
-    context = context_on_card(pipe, options)
-    return "refused" if any(one.obstacles(context) for one in options.values()) else "needs a card"
 
 
 def context_on_card(pipe: Any, options: Mapping[str, Any]) -> Context:
@@ -128,13 +134,14 @@ def walked(
 
     Those that are in `kept` are not tried again.
     """
+    options = every_option()
     for pipeline in pipelines:
         for group, option in chosen_options():
             name = f"{group}={option}"
             if pipeline in (kept or {}).get(name, ()):
                 continue
             if not only or name.startswith(tuple(only)):
-                yield pipeline, name, tried(pipeline, group, option)
+                yield pipeline, name, tried(pipeline, name, *options[name])
 
 
 def read() -> dict[str, dict[str, Cell]]:
