@@ -190,7 +190,10 @@ class Data:
         for _ in range(20):
             for name, (member, told, share) in chosen.items():
                 spare = errors[told] - total[told] + widths[name]
-                left = _quantile(spare, shares[told], LEVEL) * share
+                left = _quantile(spare, shares[told], LEVEL)
+                if name.startswith(NEW):  # which adds to what is known, or nothing
+                    left = max(0.0, left, float(np.quantile(spare, LEVEL)))
+                left *= share
                 total[member] += left - widths[name]
                 widths[name] = left
         return widths
