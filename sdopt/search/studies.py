@@ -27,7 +27,7 @@ from sdopt.study.resume import missing_of
 from sdopt.variant import Variant
 
 _OTHER_NOISE = 500_000
-"""Added to the noise seed for the final study; a search draws fewer images than that before it judges."""
+"""Added to the noise seed for each judged study; a search draws fewer images than that before it judges."""
 
 CALIBRATE = "calibrate"
 """The folder of the study that measures how much images differ by chance."""
@@ -73,10 +73,10 @@ class Studies:
         design = [*_DESIGN, f"study.name={quoted(self.config.title)}"]
         if self.config.objectives != ["latency"]:  # else what is clearly slower cannot be the best
             design.insert(0, "protocol.give_up=null")
-        if stage != FINAL:
+        if not stage.startswith(FINAL):
             own = [*map(as_override, self.config.screen if stage.startswith("screen") else self.config.race)]
             return merge_overrides(self.given, ["protocol=default", *_UNTRACKED, *own, *design])
-        return [*self.judged(merge_overrides(self.given, design)), *self._fresh()]
+        return [*self.judged(merge_overrides(self.given, design)), *self._fresh(stage)]
 
     def judged(self, overrides: Sequence[str]) -> list[str]:
         """Returns overrides with the gate that judges: the one that was asked for, or the default one, calibrated."""
@@ -85,15 +85,19 @@ class Studies:
         # The gate is first, because a choice of a gate replaces the keys that were set for another one.
         return [*gate, *overrides, *fit]
 
-    def _fresh(self) -> list[str]:
-        """Returns overrides for prompts, noise and an order of rounds that the search has not used yet."""
+    def _fresh(self, stage: str) -> list[str]:
+        """Returns overrides for prompts, noise and an order of rounds that the search has not used yet.
+
+        A later judgement has the prompts of the first one and other noise.
+        """
+        number = 1 + int(stage.partition("-")[2] or 0)
         with composer_of(self.given, self.config_dir) as composer:
             workload, protocol = composer.current.workload, composer.current.protocol
-        noise = [] if workload.latents else [f"workload.seed={(workload.seed + _OTHER_NOISE) % 2**53}"]
+        noise = [] if workload.latents else [f"workload.seed={(workload.seed + number * _OTHER_NOISE) % 2**53}"]
         return [
             f"workload.prompt_start={workload.prompt_start + self._seen}",
             *noise,
-            f"protocol.shuffle_seed={(protocol.shuffle_seed + 1) % 2**53}",
+            f"protocol.shuffle_seed={(protocol.shuffle_seed + number) % 2**53}",
         ]
 
     @cached_property

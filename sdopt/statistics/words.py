@@ -93,9 +93,10 @@ def sampling_text(result: StudyResult) -> str:
     counts = [len(variant.samples) for variant in result.variants if variant.samples]
     least, most = min(counts), max(counts)
     processes_text = "1 process" if most == 1 else f"{least}{f' to {most}' if most > least else ''} processes"
-    rounds = f"{max(samples)} interleaved rounds"
+    count = max(samples)
+    rounds = "1 interleaved round" if count == 1 else f"{count} interleaved rounds"
     if result.schedule.kind != "interleaved":
-        rounds = f"Measured in blocks ({result.schedule.reason}), {max(samples)} rounds"
+        rounds = f"Measured in blocks ({result.schedule.reason}), {count} round{'s' if count > 1 else ''}"
     return f"{rounds}, {processes_text} per variant, {intervals_text(result)}"
 
 

@@ -30,7 +30,7 @@ from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import IMAGES_PER_CALL, floor_range
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, with_shape
 from sdopt.statistics.scale import Decision
-from sdopt.statistics.summary import PSNR, Summary, summary_of
+from sdopt.statistics.summary import PSNR, Summary, described, summary_of
 from sdopt.tracking import client
 from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, VARIANT, Logged, Picture, Run
 from sdopt.tracking.store import ask, store_exists
@@ -262,17 +262,20 @@ def judged_tags(summary: Summary) -> dict[str, str]:
 
 
 def study_metrics(summary: Summary) -> dict[str, float]:
-    """Returns the few metrics of a study's run: the best speed-up with its images, and how many options pay."""
+    """Returns the few metrics of a study's run: how many options pay, and the figures of the best one.
+
+    They have names of their own, so that the study is no second row and no second bar beside its winner.
+    """
     best = summary.best  # what has a speed-up stands before what has none
     recommended = sum(row.recommended for row in summary.candidates)
     found = {"options/tried": float(len(summary.candidates)), "options/recommended": float(recommended)}
     if any(row.decision for row in summary.candidates):
         found["options/passed"] = float(sum(row.decision is Decision.PASS for row in summary.candidates))
     if best is not None and best.speedup is not None:
-        found["speedup"] = best.speedup.interval.estimate
-        found |= {MEMORY_RATIO.name: best.memory.interval.estimate} if best.memory else {}
+        found["best/speedup"] = best.speedup.interval.estimate
+        found |= {f"best/{MEMORY_RATIO.name}": best.memory.interval.estimate} if best.memory else {}
         score = best.figures.scores.get(PSNR)
-        found |= {f"quality/{PSNR}": score.estimate} if score and score.estimate is not None else {}
+        found |= {f"best/quality/{PSNR}": score.estimate} if score and score.estimate is not None else {}
     return found
 
 
@@ -332,22 +335,38 @@ def variant_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
         VARIANT: variant.name,
         "status": str(variant.status),
         "contract": variant.contract,
-        **({NOTE: note_of(variant.reason)} if variant.reason else {}),
     }
 
 
 def verdict_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
     """Returns the tags of a variant's run with its verdicts, and what it gains on top of other variants."""
     row = summary.row(variant.name)
+    note = {NOTE: note_of(described_in_note(summary, variant))}
     if row is None or row.is_baseline:
-        return {}
+        return note
     steps = "; ".join(step.text for step in row.steps if step.text)
-    return {
+    return note | {
         **{name: found for name, found in verdicts_of(row).items() if name not in ("variant", "status")},
         "because": row.because[:_TAG_LIMIT] or ("recommended" if row.recommended else "a trade"),
         **({"step": steps[:_TAG_LIMIT]} if steps else {}),
         **({"gate.name": summary.result.gate} if row.decision else {}),
     }
+
+
+def described_in_note(summary: Summary, variant: VariantResult) -> str:
+    """Returns the description of a variant's run: what was found of it, why, and how to measure it again."""
+    row = summary.row(variant.name)
+    lines = [variant.reason]
+    if variant.is_control:
+        lines.insert(0, "The baseline once more. What the two differ by is chance: no option is credited with less.")
+    elif row is None or row.is_baseline:
+        lines.insert(0, "The baseline, with which the others are compared.")
+    else:
+        lines.insert(0, f"**{described(row, summary.row(summary.result.baseline))}**")
+        lines.append(": ".join(filter(None, (str(row.decision or ""), row.because))))
+        if row.command:
+            lines.append(f"Measure it again: `{row.command}`")
+    return "\n\n".join(filter(None, lines))
 
 
 def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, Any]:
@@ -418,6 +437,8 @@ def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]
     for at in figures.further if variant.status.measured else ():
         found |= {with_shape(name, at.shape.name): ratio.interval.estimate for name, ratio in at.overall.items()
                   if ratio.measure.claim}  # fmt: skip
+    if variant.is_control:  # it is no option, so it has no bar beside those of options
+        return {f"repeated/{name}": value for name, value in found.items()}
     return found
 
 

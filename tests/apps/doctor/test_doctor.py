@@ -18,7 +18,7 @@ from rich.console import Console
 from sdopt.apps.doctor.diagnosis import Diagnosis, diagnose
 from sdopt.apps.doctor.matrix import Cell, Key, Matrix, Shown, State, grouped, shown_in
 from sdopt.apps.doctor.options import OptionReport, check_options
-from sdopt.apps.doctor.tables import matrix_table, sheet_yaml, tables
+from sdopt.apps.doctor.tables import brief_tables, matrix_table, sheet_yaml, tables
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets, optimization_options
 from sdopt.config.paths import CONF
@@ -157,6 +157,19 @@ def test_tables_fit_and_name_every_option(diagnosis: Diagnosis, width: int) -> N
     for report in diagnosis.options:
         assert report.option in text
     assert "needs a CUDA device" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_brief_answer_is_short_and_names_every_option(diagnosis: Diagnosis, width: int) -> None:
+    out = StringIO()
+    Console(file=out, width=width).print(brief_tables(diagnosis))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= {80: 75, 120: 50}[width], out.getvalue()
+    assert f"of {len(diagnosis.options)} options run here" in lines[0]
+    words = set(re.split(r"[\s,]+", out.getvalue()))
+    assert {report.group for report in diagnosis.options} <= words
+    assert {report.option for report in diagnosis.options if len(report.option) < 12} <= words
 
 
 OPTIONS = [("attention", "math"), ("attention", "cudnn"), ("precision", "bf16"), ("precision", "fp16_vae_fix")]
