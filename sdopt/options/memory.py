@@ -281,6 +281,46 @@ class TinyVae(Optimization):
 
 
 @dataclass(frozen=True)
+class WithoutT5(Optimization):
+    """Loads the pipeline without the text encoder that it can do without, for which zeros stand in the states.
+
+    It is T5 of Stable Diffusion 3 (Esser et al. 2024, section 5.3.2), which has most of the weights of a medium model.
+    """
+
+    stage: ClassVar[Stage] = Stage.LOAD
+    contract: ClassVar[Contract] = Contract.LOSSY
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.register_modules(text_encoder_3=None, tokenizer_3=None)",)
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        family = family_of(ctx.model)
+        if not family.optional:
+            return [f"{family.title} runs with all of its text encoders"]
+        parts = part_config(ctx.model, "") or {}
+        has = all(parts.get(name, [None])[0] for name in family.optional)
+        return [] if has or not parts else ["the model has no T5 already"]
+
+    @override
+    def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
+        return dict.fromkeys(family_of(model).optional)
+
+    @override
+    def apply(self, pipe: Pipeline) -> Proof:
+        names = family_named(type(pipe).__name__).optional
+
+        def proof(trace: Trace) -> Finding:
+            left = [name for name in names if getattr(pipe, name, None) is not None]
+            encoders, calls = text_encoders_of(pipe), trace.stages[TEXT_ENCODER].calls
+            summary = f"{len(encoders)} text encoders, which ran {calls} times"
+            if left:
+                summary += f"; {' and '.join(left)} are still there"
+            return Finding(not left and calls > 0, summary, {"encoders": len(encoders), "calls": calls, "left": left})
+
+        return proof
+
+
+@dataclass(frozen=True)
 class PrecomputedEmbeddings(Optimization):
     """Encodes all prompts before the first call and frees the text encoders; calls get embeddings.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +20,15 @@ from sdopt.options.compiler import CudaGraphs, Regional
 from sdopt.options.compiler.base import missing_for_triton
 from sdopt.options.conflicts import is_channels_last, missing_packages, records_autograd
 from sdopt.options.lora import Hotswap, Loaded
-from sdopt.pipelines.parts import Pipeline, denoiser_of, layers_with_weights, text_encoders_of, unwrapped
+from sdopt.pipelines.loading import family_of
+from sdopt.pipelines.parts import (
+    TEXT_ENCODERS,
+    Pipeline,
+    denoiser_of,
+    layers_with_weights,
+    text_encoders_of,
+    unwrapped,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -274,10 +282,19 @@ class QuantizedTextEncoders(Optimization):
 
     weights: str = bounded("int8", choices=("int8", "uint4"))
     """The type of the quantized weights; `uint4` has a scale for each group of weights."""
+    encoders: list[int] = field(default_factory=list)
+    """Which text encoders, in the order of the pipeline's: `[3]` is T5 of Stable Diffusion 3; an empty list is all."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = missing_packages(ctx, "sdnq", "sdnq")
+        family = family_of(ctx.model)
+        has = len(family.encoders)
+        if wrong := [number for number in self.encoders if not 1 <= number <= has]:
+            encoders = f"{has} text encoders" if has > 1 else "one text encoder"
+            found.append(f"memory.quantized_text_encoders.encoders={wrong}: {family.title} has {encoders}")
+        if "memory.without_t5" in ctx.chosen and family.optional and self.encoders == [has]:
+            found.append("memory=without_t5 leaves out the one text encoder to quantize: choose one of them")
         if "memory.precomputed_embeddings" in ctx.chosen:
             found.append("memory=precomputed_embeddings removes the text encoders: choose one of them")
         if isinstance(ctx.chosen.get("lora"), Loaded | Hotswap):
@@ -295,22 +312,43 @@ class QuantizedTextEncoders(Optimization):
     def apply(self, pipe: Pipeline) -> Proof:
         import torch
 
-        for encoder in text_encoders_of(pipe):
+        for name in self._chosen(pipe):
+            encoder = getattr(pipe, name)
             _quantize_by_sdnq(encoder, weights_dtype=self.weights, torch_dtype=next(encoder.parameters()).dtype)
 
-        def layers() -> list[torch.nn.Module]:
-            return [layer for encoder in text_encoders_of(pipe) for layer in encoder.modules()]
+        def quantized() -> dict[str, int]:
+            """Counts the quantized layers of each text encoder."""
+            encoders = {name: getattr(pipe, name) for name in _encoders_in(pipe)}
+            return {name: sum(map(_is_quantized_by_sdnq, encoder.modules())) for name, encoder in encoders.items()}
 
-        wanted = sum(map(_is_quantized_by_sdnq, layers()))
+        wanted = quantized()
 
         def proof(trace: Trace) -> Finding:
-            done, calls = sum(map(_is_quantized_by_sdnq, layers())), trace.stages[TEXT_ENCODER].calls
-            left = sum(isinstance(layer, torch.nn.Linear) and not _is_quantized_by_sdnq(layer) for layer in layers())
-            summary = f"{done} of {done + left} linear layers in {self.weights}; text encoders ran {calls} times"
-            facts = {"quantized": done, "left_alone": left, "calls": calls}
-            return Finding(0 < done == wanted and calls > 0, summary, facts)
+            done, calls = quantized(), trace.stages[TEXT_ENCODER].calls
+            layers = [layer for encoder in text_encoders_of(pipe) for layer in encoder.modules()]
+            left = sum(isinstance(layer, torch.nn.Linear) and not _is_quantized_by_sdnq(layer) for layer in layers)
+            count = sum(done.values())
+            where = ", ".join(f"{number} of {name}" for name, number in done.items() if number)
+            summary = f"{count} of {count + left} linear layers in {self.weights}"
+            if len(done) > 1:
+                summary += f" ({where or 'none'})"
+            everywhere = all(done.get(name) for name in self._chosen(pipe))
+            facts = {"quantized": count, "left_alone": left, "calls": calls, "by_encoder": done}
+            return Finding(
+                done == wanted and everywhere and calls > 0, f"{summary}; text encoders ran {calls} times", facts
+            )
 
         return proof
+
+    def _chosen(self, pipe: Pipeline) -> list[str]:
+        """Returns the attributes of the text encoders that are quantized; a model may have been saved without one."""
+        names = {number: name for number, name in enumerate(TEXT_ENCODERS, 1) if name in _encoders_in(pipe)}
+        return [name for number, name in names.items() if number in (self.encoders or names)]
+
+
+def _encoders_in(pipe: Pipeline) -> list[str]:
+    """Returns the attributes of the text encoders that a pipeline has."""
+    return [name for name in TEXT_ENCODERS if getattr(pipe, name, None) is not None]
 
 
 def _quantize_by_sdnq(network: Any, weights_dtype: str, **arguments: Any) -> None:

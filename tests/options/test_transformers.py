@@ -35,8 +35,9 @@ from sdopt.options.caching import (
     WholeSteps,
 )
 from sdopt.options.lora import Loaded
-from sdopt.options.memory import PrecomputedEmbeddings, SequentialGuidance, TinyVae
+from sdopt.options.memory import PrecomputedEmbeddings, SequentialGuidance, TinyVae, WithoutT5
 from sdopt.options.precision import Precision
+from sdopt.options.quantization import QuantizedTextEncoders
 from sdopt.options.transformer import Calls, blocks_of
 from sdopt.pipelines.factory import configs_of
 from sdopt.pipelines.family import family_named
@@ -392,3 +393,64 @@ class TestWalk:
                 without_effect.add(chosen)
         # With random weights, no two steps are alike enough; diffusers fuses nothing of some transformers.
         assert without_effect <= {"caching=first_block", "attention=fused_qkv", "layout=channels_last"}
+
+
+class TestTextEncoders:
+    def test_of_sd3_draws_without_t5_what_diffusers_draws_without_it(self) -> None:
+        option = WithoutT5()
+        without = tiny("sd3")
+        with_t5 = Applied("sd3", {"caching": WholeSteps()}).images()
+        pipe = tiny("sd3")
+        pipe.register_modules(**option.parts(model_of(pipe), torch.float32))
+        assembly = Assembly.of(pipe, {"memory.without_t5": option})
+        given: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "np"}
+
+        def images(of: Any) -> np.ndarray:
+            drawn: np.ndarray = of(list(PROMPTS), generator=torch.Generator().manual_seed(0), **given).images
+            return drawn
+
+        without.text_encoder_3 = without.tokenizer_3 = None
+        drawn: list[np.ndarray] = []
+        trace = trace_call(pipe, lambda: drawn.append(images(pipe)), cuda=False)
+        [finding] = assembly.findings(trace).values()
+        assert finding.engaged, finding
+        assert np.array_equal(drawn[0], images(without))
+        assert far(with_t5, Applied("sd3", {"memory.without_t5": option}).images()) == 0, "`parts` leaves it out"
+
+    def test_without_t5_is_for_models_that_run_without_one(self) -> None:
+        assert WithoutT5().obstacles(context_of(tiny("flux")))
+        pipe = tiny("sd3")
+        assert not WithoutT5().obstacles(context_of(pipe))
+        pipe.register_modules(text_encoder_3=None, tokenizer_3=None)
+        assert WithoutT5().obstacles(context_of(pipe))
+
+    def test_a_t5_that_is_still_there_is_no_evidence(self) -> None:
+        _, finding, _ = Applied("sd3", {"memory.without_t5": WithoutT5()}).traced()
+        assert not finding.engaged
+        assert "text_encoder_3" in finding.summary
+
+    def test_each_is_quantized_by_itself(self) -> None:
+        pipe = tiny("sd3")
+        config = type(pipe.text_encoder_3.config)(**pipe.text_encoder_3.config.to_dict() | {"d_ff": 512})
+        wide = type(pipe.text_encoder_3)(config).eval()  # SDNQ passes smaller layers over
+        pipe.register_modules(text_encoder_3=wide)
+        assembly = Assembly.of(pipe, {"memory.quantized_text_encoders": QuantizedTextEncoders(encoders=[3])})
+
+        def call() -> Any:
+            return pipe("a cat", height=64, width=64, num_inference_steps=2, output_type="np")
+
+        [finding] = assembly.findings(trace_call(pipe, call, cuda=False)).values()
+        assert finding.engaged, finding
+        counts = finding.facts["by_encoder"]
+        assert counts["text_encoder_3"]
+        assert not counts["text_encoder"]
+        assert not counts["text_encoder_2"]
+
+    def test_one_without_quantized_layers_is_no_evidence(self) -> None:
+        _, finding, _ = Applied("sd3", {"memory.quantized_text_encoders": QuantizedTextEncoders()}).traced()
+        assert not finding.engaged
+
+    def test_a_number_that_no_encoder_has_is_refused(self) -> None:
+        option = QuantizedTextEncoders(encoders=[3])
+        assert any("encoders=[3]" in reason for reason in option.conflicts(context_of(tiny("flux"))))
+        assert not option.conflicts(context_of(tiny("sd3")))
