@@ -40,8 +40,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--matrix",
         action="store_true",
-        help="print the state of each option, model and task instead of the diagnosis: proven, refuted or cannot run, "
-        "by the records; impossible, with the reason; or unproven",
+        help="print the state of each option, model and task instead of the diagnosis: pass, fail or cannot run, by "
+        "the records; impossible, with the reason; or not judged",
     )
     parser.add_argument(
         "--records",

@@ -26,7 +26,7 @@ _KINDS: dict[str, tuple[str, str]] = {
 """Colour and shape by fate."""
 
 _HEIGHT, _PADDING = 420, 20
-_WIDTH, _PICTURE_WIDTH, _WIDTH_WITH_KEY = 280, 800, 560
+_WIDTH, _PICTURE_WIDTH, _WIDTH_WITH_KEY = 190, 800, 560
 """Widths of the plot in pixels: on a phone, in a picture, and in one with a key."""
 
 
@@ -94,8 +94,10 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
     if distance:
         scale = alt.Scale(type="symlog", constant=_small(points), padding=20, nice=False)
         ticks = alt.Axis(values=_ticks(points), format="~g")
-    about = f"how far images are from the baseline's ({distance})" if distance else "memory (GiB)"
-    x = alt.X("x:Q", title=f"{about}, better to the left", scale=scale, axis=ticks)
+    title = ["memory (GiB), better to the left"]
+    if distance:  # on a phone there is no room for one line
+        title = ["how far images are from the baseline's", f"({distance}; left is better)"]
+    x = alt.X("x:Q", title=title, scale=scale, axis=ticks)
     y = alt.Y("speed:Q", **axis)
     looks = {kind: look for kind, look in _KINDS.items() if any(point["kind"] == kind for point in points)}
     every = alt.Chart().encode(x=x)
@@ -120,9 +122,9 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
         *([key_layer(key)] if key else []),
         data=alt.InlineData(values=points),
     )
-    title = record.header or [record.name]
-    look = {"text": title, "anchor": "start", "fontSize": 12, "offset": 8}
-    return {**built(chart, " · ".join(title), height), "title": look}
+    heading = record.header or [record.name]
+    look = {"text": heading, "anchor": "start", "fontSize": 12, "offset": 8}
+    return {**built(chart, " · ".join(heading), height), "title": look}
 
 
 def _ticks(points: list[dict[str, Any]]) -> list[float]:

@@ -279,7 +279,7 @@ class Search:
         words = [
             "" if finding.speedup is None else f"{finding.speedup:.2f}×",
             "" if finding.memory_gib is None else gib_text(finding.memory_gib),
-            "" if finding.distance is None else f"{self.config.distance} {finding.distance:.2g}",
+            "" if finding.distance is None else f"image distance {finding.distance:.2g}",
             f"start {said}" if (said := start_said(finding.start)) else "",
         ]
         return ", ".join(filter(None, words)) or "no figures"

@@ -28,7 +28,7 @@ _SHAPES: dict[str, str] = {
 """Shape by what is known of the images: two may have one colour."""
 
 _HEIGHT, _PADDING = 380, 26
-_WIDTH, _PICTURE_WIDTH, _WIDTH_WITH_KEY = 280, 800, 560
+_WIDTH, _PICTURE_WIDTH, _WIDTH_WITH_KEY = 190, 800, 560
 """Widths of a plot in pixels: on a phone, in a picture, and in one with a key."""
 
 _FACTS = {
