@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.experiment import awaits_clip, fetch_clip
-from sdopt.forecast import expected, lines_of
+from sdopt.forecast import expected_call_s, lines_of
 from sdopt.locks import lock_folder
 from sdopt.record.files import inside, write_atomically
 from sdopt.schema import Tracking
@@ -79,12 +78,7 @@ class Prepared:
 
     def expected_call_s(self) -> float | None:
         """Returns the seconds that are expected of a call of the baseline; None where it expects none."""
-        try:
-            predictions = expected(self.space.variants([]), self.machine, self.context)
-        except UsageError:
-            return None
-        seconds = [prediction.seconds for prediction in predictions]
-        return None if any(map(math.isnan, seconds)) else sum(seconds) / len(seconds)
+        return expected_call_s(self.space.variants([]), self.machine, self.context)
 
 
 def prepare(overrides: Sequence[str], config_dir: Path | None, dry: bool = False) -> Prepared:
