@@ -19,6 +19,7 @@ import pytest
 from hydra import initialize_config_dir
 from PIL import Image
 from rich.console import Console
+from safetensors.numpy import save_file
 from typing_extensions import override
 
 from sdopt.config.composer import HydraComposer
@@ -39,7 +40,7 @@ from sdopt.study.progress import Progress
 from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline
 from sdopt.variant import Variant
-from sdopt.worker.draws import Draw, timed_draw
+from sdopt.worker.draws import LATENTS, Draw, timed_draw
 from sdopt.worker.host import describe_error
 from sdopt.worker.machine import Machine
 from sdopt.worker.process import Worker
@@ -124,7 +125,9 @@ class FakeWorker(Worker):
     def _prepare(self) -> float:
         return 0.5
 
-    def _time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
+    def _time_once(
+        self, shape_index: int = 0, number: int = 0, memory: bool = False, every_image: bool = False
+    ) -> TimedCall:
         self.given.append((shape_index, number))
         self.fakes.called.append(self.log.stem)
         compiled = Compiled(0.1 * self.graphs, self.graphs, self.packages, self.earlier_s)
@@ -133,7 +136,8 @@ class FakeWorker(Worker):
         self._called(seconds)
         draw = timed_draw(self.variant, shape_index)
         image = SampledImage(number * draw.batch_size % len(draw.prompts), 0, self._pixels(draw), self._finite)
-        return TimedCall(seconds, None, compiled, 0.3, self._memory_so_far() if memory else None, image)
+        every = (replace(image, latents=np.full((1, 2, 2), image.prompt_index, np.float32)),) if every_image else ()
+        return TimedCall(seconds, None, compiled, 0.3, self._memory_so_far() if memory else None, image, every)
 
     def _memory_so_far(self) -> Memory:
         return Memory(0.2, 0.3)
@@ -165,9 +169,12 @@ class FakeWorker(Worker):
         folder.mkdir(parents=True, exist_ok=True)
         start = batch * draw.batch_size
         records = []
-        for index, prompt in enumerate(draw.prompts[start : start + draw.batch_size], start):
+        for index in draw.positions[start : start + draw.batch_size]:
             Image.fromarray(self._pixels(draw)).save(folder / f"{index}.png")
-            records.append(ImageRecord(prompt, index, 0, draw.seed + index, f"{index}.png"))
+            records.append(ImageRecord(draw.prompts[index], index, 0, draw.seed + index, f"{index}.png"))
+        if batch == draw.calls - 1:
+            latents = [np.full((1, 2, 2), index, np.float32) for index in draw.positions]
+            save_file({"latents": np.stack(latents)}, folder / LATENTS)
         return Batch(records, 0.1, 0.3)
 
     @property

@@ -18,6 +18,8 @@ class ImageRecord:
     finite: bool = True
     negative: str = ""
     """Its negative prompt."""
+    process: int | None = None
+    """The process, from 0, of whose timed calls it is an image; None if the quality pass generated it."""
 
 
 @dataclass

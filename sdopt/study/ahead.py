@@ -170,7 +170,8 @@ class Ahead:
             # In the other batch and number of threads, then from other noise.
             return found + floors * (main_s + image_s)
         prompts = len(draw.prompts) if extent.prompts is None else min(extent.prompts, len(draw.prompts))
-        return found + prompts * image_s / study.sharing.processes
+        timed = self._session.timed_images.ahead(prompts)
+        return found + (prompts - timed) * image_s / study.sharing.processes
 
 
 def _latest_s(samples: ShapeSamples) -> float | None:

@@ -13,6 +13,7 @@ from sdopt.quality.images import read_image
 from sdopt.record.records import REDRAWN, append_reason
 from sdopt.record.samples import TimedImage
 from sdopt.record.scores import BrokenImage, ImageRecord
+from sdopt.study.reuse import TimedImages
 from sdopt.study.session import Session, Study, VariantProcess, batched
 from sdopt.worker.draws import Draw, draw_of, floor_draws
 from sdopt.worker.host import PipelineHost
@@ -51,7 +52,7 @@ class Inspection:
             self._take_stages(process)
         # Processes whose calls an earlier session timed, and did not live to compare, make one more.
         for process in self._group:
-            if process.takes_part and not process.images:
+            if process.takes_part and not process.images and not process.pictures:
                 number = self._session.next_batch(process, 0, 0)
                 for _, call in self._ask([process], "timed calls", PipelineHost.time_once, 0, number):
                     process.images += [] if call.image is None else [call.image]
@@ -130,6 +131,8 @@ class ImagePass:
     process: VariantProcess
     draw: Draw
     name: str
+    timed: TimedImages | None = None
+    """Images of timed calls, which complete the pass."""
     asked: int = 0
     """How many of its batches the worker was asked for."""
     batches: list[Batch] = field(default_factory=list)
@@ -158,14 +161,19 @@ class ImagePass:
     @property
     def images(self) -> list[ImageRecord]:
         """The drawn images, by their paths in the run."""
-        drawn = [record for batch in self.batches for record in batch.records]
-        return [replace(record, path=str(Path("images", self.name, record.path))) for record in drawn]
+        records = [record for batch in self.batches for record in batch.records]
+        if self.timed is not None and records:
+            records = self.timed.added(self.process, self.draw, self.folder, records)
+        return [replace(record, path=str(Path("images", self.name, record.path))) for record in records]
 
 
 def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
     """Draws the images of variants side by side."""
-    study = session.study
-    passes = {process: ImagePass(study, process, _draw(study, process), study.slug(process.row)) for process in group}
+    study, timed = session.study, session.timed_images
+    passes = {
+        process: ImagePass(study, process, timed.left_out(_draw(study, process)), study.slug(process.row), timed)
+        for process in group
+    }
     while wanted := [process for process, drawing in passes.items() if drawing.ahead]:
         for process, batch in session.ask_each(wanted, "images", lambda asked: passes[asked].begin(), lenient=True):
             passes[process].receive(batch)
@@ -220,20 +228,21 @@ def hold_against_drawn(study: Study, process: VariantProcess) -> None:
     row = process.row
     if not row.images and row.is_control:
         row = study.result.variant(study.result.baseline)  # whose images are the control's too
-    drawn = {(record.prompt_index, record.image_index): record for record in row.images}
+    drawn = {(record.prompt_index, record.image_index): record for record in row.images if record.process is None}
 
     def error(image: SampledImage) -> float | None:
         record = drawn.get((image.prompt_index, image.image_index))
         return None if record is None else _squared_difference(image.pixels, study.folder / record.path)
 
     timed_images = process.measurement.shapes[0].timed_images
-    timed_images += [TimedImage(i.prompt_index, i.image_index, error(i)) for i in process.images]
+    again = [process.pictures[place] for place in drawn if place in process.pictures]
+    timed_images += [TimedImage(i.prompt_index, i.image_index, error(i)) for i in [*again, *process.images]]
     if not study.quality.metrics:  # else all tripwires look at the images
         paths = [record.path for record in process.row.images if not record.finite]
         paths = paths or ["" for image in process.images if not image.finite][:1]
         found = [BrokenImage("non_finite", path, "pixels are NaN or infinite") for path in paths]
         process.row.trips = process.row.trips or found
-    process.images = []
+    process.images, process.pictures = [], {}
 
 
 def _squared_difference(pixels: np.ndarray, file: Path) -> float | None:

@@ -41,7 +41,8 @@ class _Timing:
         samples, count = process.measurement.shapes[shape_index], len(process.given)
         batch = session.next_batch(process, shape_index, 1 + self._study.warmup + number)
         meter = InterferenceMeter(process.worker.pid)
-        answer = process.worker.ask(PipelineHost.time_once, shape_index, batch)
+        every_image = not shape_index and session.timed_images.wanted
+        answer = process.worker.ask(PipelineHost.time_once, shape_index, batch, every_image=every_image)
         call = Call(
             answer.seconds,
             len(samples.calls),
@@ -53,7 +54,8 @@ class _Timing:
         samples.calls.append(call)
         if meter.off:
             self._study.warn_once(meter.off)
-        _keep_image(process, shape_index, answer)
+        if not session.timed_images.keep(process, answer.images):
+            _keep_image(process, shape_index, answer)
         session.note_call(process, shape_index, answer)
 
     def _round_numbers(self, timed: _Samples, start: int = 0) -> Iterator[int]:
@@ -132,6 +134,7 @@ class Rounds(_Timing):
             if process.active:  # else another process of its variant has failed meanwhile
                 with session.noting_failure(process):
                     process.measurement.memory_after = process.worker.ask(PipelineHost.memory_so_far)
+        session.timed_images.settle()
         self._spending.choose_images()
         # Processes that draw images come first, so that they draw side by side; the baseline is the first of them.
         waiting = sorted(

@@ -24,6 +24,7 @@ from sdopt.study.forecast import calls_ahead
 from sdopt.study.plan import runnable_of, warmup_calls
 from sdopt.study.progress import Progress
 from sdopt.study.resume import Missing
+from sdopt.study.reuse import TimedImages
 from sdopt.variant import Variant
 from sdopt.worker.draws import drawing_batch, timed_draw
 from sdopt.worker.host import PipelineHost
@@ -173,6 +174,8 @@ class VariantProcess:
     """False after its variant has failed."""
     images: list[SampledImage] = field(default_factory=list)
     """A sample of the images of its timed calls at the first shape."""
+    pictures: dict[tuple[int, int], SampledImage] = field(default_factory=dict)
+    """All of those images, by prompt and image, where the quality pass need not generate them again."""
     compiled_packages: int = 0
     """Packages that its worker compiled to disk; 0 once it is replaced by one that loads them."""
     trials: int = 0
@@ -235,6 +238,7 @@ class Session:
         self.rounds = missing.rounds
         self.settled: set[str] = set()
         """The variants that were shown to be faster or slower, and on which no further round is spent."""
+        self.timed_images = TimedImages(self)
         self._starved: list[tuple[VariantProcess, str]] = []
         self._number = len(self.result.sessions)
         self.record = MeasurementSession(now())

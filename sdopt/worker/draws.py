@@ -31,11 +31,18 @@ class Draw:
     """The negative prompt of each prompt; () gives none."""
     threads: int | None = None
     """Number of CPU threads; None leaves it unchanged."""
+    others: frozenset[int] = frozenset()
+    """Positions of prompts that are not drawn: their images are there."""
+
+    @property
+    def positions(self) -> list[int]:
+        """The positions of the prompts that are drawn."""
+        return [position for position in range(len(self.prompts)) if position not in self.others]
 
     @property
     def calls(self) -> int:
         """How many calls of the pipeline the draw takes."""
-        return -(-len(self.prompts) // self.batch_size)
+        return -(-len(self.positions) // self.batch_size)
 
 
 def timed_draw(variant: Variant, shape_index: int = 0) -> Draw:

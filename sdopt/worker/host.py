@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import product
 from multiprocessing.connection import Connection
@@ -164,11 +164,13 @@ class PipelineHost:
         self._memory.loaded()
         return load_s
 
-    def time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
+    def time_once(
+        self, shape_index: int = 0, number: int = 0, memory: bool = False, every_image: bool = False
+    ) -> TimedCall:
         """Times one call, from prompts to images, at the shape with index `shape_index`.
 
         `number` is that of the batch of prompts and noise in `timed_draw`; after the last comes the first. `memory`
-        says whether to measure the call's peak memory, too.
+        says whether to measure the call's peak memory, too; `every_image`, whether to return all of its images.
         """
         compiled, packages = compiled_so_far(), packages_so_far()
         if memory:
@@ -185,7 +187,25 @@ class PipelineHost:
             note_cost()
             gc.collect()  # what a compiler leaves
         held_gib = self._memory.held_gib()
-        return TimedCall(seconds, state, found, held_gib, peak, image=self._sample(number, draw, images, pixels))
+        sample = self._sample(number, draw, images, pixels)
+        every = tuple(self._every(number, draw, images, pixels)) if every_image else ()
+        return TimedCall(seconds, state, found, held_gib, peak, sample, every)
+
+    def _every(self, number: int, draw: Draw, images: np.ndarray, pixels: np.ndarray) -> Iterator[SampledImage]:
+        """Yields the images of a call with their latents, without those that fill up a short batch."""
+        latents = self._final_latents(len(images))
+        count, start = self._variant.workload.images_per_prompt, number % draw.calls * draw.batch_size
+        positions = range(start, min(start + draw.batch_size, len(draw.prompts)))
+        for row, (position, image_index) in enumerate(product(positions, range(count))):
+            finite = bool(np.isfinite(images[row]).all() and np.isfinite(latents[row]).all())
+            yield SampledImage(position, image_index, pixels[row], finite, latents[row])
+
+    def _final_latents(self, count: int) -> np.ndarray:
+        """Returns the final latents of the last call, float32 (n, channels, height, width); empty if it gave none."""
+        if self._last is None:
+            return np.empty((count, 0), np.float32)
+        found: np.ndarray = spatial(self._last, self._latents_form).float().cpu().numpy()
+        return found
 
     def _sample(self, number: int, draw: Draw, images: np.ndarray, pixels: np.ndarray) -> SampledImage:
         """Returns one image of a call, at a position that changes from call to call."""
@@ -331,12 +351,11 @@ class PipelineHost:
         # Never zero, even for a call that mostly waited: the kernel's clock differs from this one.
         worked_s = max(seconds - (waited_s() - waited), seconds / 100)
         held_gib = self._memory.held_gib()
-        latents = torch.empty(len(images), 0) if self._last is None else spatial(self._last, self._latents_form)
-        latents = latents.float().cpu()
+        latents = torch.from_numpy(self._final_latents(len(images)))
         records = []
         # Without those that fill up a short batch.
         start, count = batch * draw.batch_size, self._variant.workload.images_per_prompt
-        positions = range(start, min(start + draw.batch_size, len(draw.prompts)))
+        positions = draw.positions[start : start + draw.batch_size]
         for number, (position, image_index) in enumerate(product(positions, range(count))):
             path = folder / f"{position:04d}_{image_index:02d}.png"
             finite = bool(np.isfinite(images[number]).all()) and bool(latents[number].isfinite().all())

@@ -31,7 +31,8 @@ def prompts_and_noise(
     `given` are latents from a file that replace the noise; `index` is the number of the call within the draw.
     """
     count = variant.workload.images_per_prompt
-    chosen = [(index * draw.batch_size + offset) % len(draw.prompts) for offset in range(draw.batch_size)]
+    positions = draw.positions
+    chosen = [positions[(index * draw.batch_size + offset) % len(positions)] for offset in range(draw.batch_size)]
     numbers = [prompt * count + image for prompt in chosen for image in range(count)]
     prompts = [draw.prompts[i] for i in chosen]
     negatives = [draw.negatives[i] for i in chosen] if draw.negatives else None

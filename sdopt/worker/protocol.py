@@ -51,7 +51,9 @@ class SampledImage:
     pixels: np.ndarray
     """uint8 (height, width, 3)."""
     finite: bool
-    """Whether all pixels were finite before rounding."""
+    """Whether all pixels were finite before rounding, and all latents."""
+    latents: np.ndarray | None = None
+    """Its final latents, float32 (channels, height, width); None of an image that is only compared."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ class TimedCall:
     memory: Memory | None = None
     """The peak memory of the call, if requested."""
     image: SampledImage | None = None
+    """One of its images, at a position that changes from call to call."""
+    images: tuple[SampledImage, ...] = ()
+    """All of them, if requested."""
 
 
 @dataclass(frozen=True)
