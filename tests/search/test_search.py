@@ -147,7 +147,8 @@ class TestSearch:
         storage = searched.finished.cwd / "outputs" / "optuna.db"
         with create_engine(f"sqlite:///{storage}").begin() as database:
             database.execute(text("update studies set study_name = 'other'"))
-        assert "do not belong together" in refused(searched.finished.cwd, *SEARCH, "tracking=none").shown
+        longer = (*SEARCH, "tracking=none", "search.budget_s=9000")
+        assert "do not belong together" in refused(searched.finished.cwd, *longer).shown
 
 
 def test_a_study_whose_baseline_fails_says_why_and_is_measured_again_by_the_next_call(tmp_path: Path) -> None:
