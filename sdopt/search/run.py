@@ -161,7 +161,7 @@ class Search:
         if tried := len(self.trials.candidates):
             self.say(f"going on: {tried} combination{'s were' if tried > 1 else ' was'} tried before")
         for reasons in self.space.left_out:
-            self.say(f"left out: {shortened(reasons)}")
+            self.say(f"cannot run here: {shortened(reasons)}")
         self.studies.require_final(self.space.candidates(self.space.alone()))
         self._require_time()
         self.studies.calibrate(self.say, self.budget.left_s)
@@ -187,10 +187,11 @@ class Search:
         if self.budget.costs or least_s <= _SLACK * self.budget.left_s:
             return
         used_s = self.config.budget_s - self.budget.left_s
+        to_try = math.ceil((used_s + least_s) / 60)
+        to_judge = math.ceil((used_s + self.budget.left_s + self.budget.missing_s) / 60)
         raise UsageError(
-            f"search.budget_s={self.config.budget_s:g}: to try one option takes about "
-            f"{math.ceil((used_s + least_s) / 60)} min here, and to judge it about "
-            f"{math.ceil((used_s + self.budget.left_s + self.budget.missing_s) / 60)} min"
+            f"search.budget_s={self.config.budget_s:g}: to try one option takes about {to_try} min here, and to judge it "
+            f"about {to_judge} min: give search.budget_s={60 * to_judge}, or to sdopt optimize --budget {to_judge}m"
         )
 
     # ---------------------------------------------------------------------------------------------------- screening
