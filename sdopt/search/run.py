@@ -190,8 +190,8 @@ class Search:
         to_try = math.ceil((used_s + least_s) / 60)
         to_judge = math.ceil((used_s + self.budget.left_s + self.budget.missing_s) / 60)
         raise UsageError(
-            f"search.budget_s={self.config.budget_s:g}: to try one option takes about {to_try} min here, and to judge it "
-            f"about {to_judge} min: give search.budget_s={60 * to_judge}, or to sdopt optimize --budget {to_judge}m"
+            f"search.budget_s={self.config.budget_s:g}: to try one option takes about {to_try} min here, and to judge "
+            f"it about {to_judge} min: give search.budget_s={60 * to_judge}, or to sdopt optimize --budget {to_judge}m"
         )
 
     # ---------------------------------------------------------------------------------------------------- screening
