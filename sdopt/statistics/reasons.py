@@ -166,11 +166,30 @@ def sentence(ruling: Ruling, worst: str = "") -> str:
         return _unjudged(ruling)
     if ruling.rule == "must pay":
         known = _PAYOFFS.get(ruling.payoff) if ruling.payoff else "Not enough runs to tell whether it gains anything"
-        return f"{known}: {ruling.reason.removeprefix(f'{ruling.payoff}: ')}"
+        return f"{known}: {_claims_in_words(ruling.reason.removeprefix(f'{ruling.payoff}: '))}"
     if ruling.rule in _CHECKS:
         return f"{_CHECKS[ruling.rule]}: {ruling.reason}"
     said = _of_figures(ruling)
     return f"{said}, most of all for “{worst}”" if worst and ruling.verdict is Verdict.FAIL else said
+
+
+_CLAIM = re.compile(
+    r"(?P<ratio>speedup|memory_ratio)(?P<shape>/\S+)? [\d.e+-]+× \[(?P<low>[\d.e+-]+), (?P<high>[\d.e+-]+)\] "
+    r"\(one-sided [\d.]+ % bounds\) (?:straddles|excludes) a gain of (?P<gain>[\d.]+ %)"
+)
+
+
+def _claims_in_words(reason: str) -> str:
+    """Returns what was found of each claim of a gain, without the names of ratios and of statistics."""
+
+    def worded(found: re.Match[str]) -> str:
+        at = f" at {found['shape'][1:]}" if found["shape"] else ""
+        if found["ratio"] == "speedup":
+            return f"its speed is {found['low']}× to {found['high']}×{at}, and a gain counts from {found['gain']} on"
+        memory = f"it takes {found['low']}× to {found['high']}× the memory{at}"
+        return f"{memory}, and a saving counts from {found['gain']} on"
+
+    return _CLAIM.sub(worded, reason)
 
 
 def _of_figures(ruling: Ruling) -> str:
