@@ -96,37 +96,47 @@ def searched(
     """
     from sdopt.config.overrides import asks_dry_run, key_of
     from sdopt.search.answered import answered_before, question_of
-    from sdopt.search.record import PAGE, read_record
-
-    console = terminal()
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    from sdopt.search.record import read_record
 
     dry = asks_dry_run(overrides)
     overrides = [override for override in overrides if key_of(override) != "dry_run"]
     question = question_of(overrides, config_dir)
     earlier = None if dry or again else answered_before(overrides, config_dir)
     if earlier is not None:
-        return _told(read_record(earlier), answer, f"{_ANSWERED_BEFORE}: {earlier}", say)
+        return _told(read_record(earlier), answer, f"{_ANSWERED_BEFORE}: {earlier}")
 
+    return _run(overrides, config_dir, began, answer, hand_out, again, dry, question)
+
+
+def _run(
+    overrides: "Sequence[str]",
+    config_dir: Path | None,
+    began: float,
+    answer: "Callable[[SearchRecord], RenderableType] | None",
+    hand_out: "Callable[[SearchRecord], None] | None",
+    again: bool,
+    dry: bool,
+    question: str,
+) -> int:
+    """Runs a search that was not answered before, or says what it would try (`dry`); returns the exit code."""
     from sdopt.config.models import with_own_models
     from sdopt.config.paths import options_of
     from sdopt.report.terminal import shown
     from sdopt.search.command import answered, begun, concluded, logged, prepare
-    from sdopt.search.record import space_table
+    from sdopt.search.record import PAGE, space_table
     from sdopt.tracking.client import TrackingError
     from sdopt.worker.forkserver import independent_children
 
+    console = terminal()
     overrides = with_own_models(overrides, options_of("model", config_dir))
     with independent_children():
         prepared = prepare(overrides, config_dir, dry)
         if dry:
             console.print(shown(space_table(prepared.space), console.width))
             for line in prepared.foreseen():
-                say(line)
+                _say(line)
             return 0
-        with begun(prepared, began, say, brief=answer is not None, again=again) as search:
+        with begun(prepared, began, _say, brief=answer is not None, again=again) as search:
             folder, tracking = search.studies.folder, prepared.baseline.tracking
             try:
                 search.run()
@@ -145,14 +155,17 @@ def searched(
                 answered(search, question)
             except TrackingError as error:
                 print_problems([f"not logged to {error}; the same command logs it"])
-            return _told(record, answer, f"search: {folder}", say)
+            return _told(record, answer, f"search: {folder}")
+
+
+def _say(line: str) -> None:
+    terminal().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _told(
     record: "SearchRecord",
     answer: "Callable[[SearchRecord], RenderableType] | None",
     last: str,
-    say: "Callable[[str], None]",
 ) -> int:
     """Prints the answer of a search, and a last line; returns the exit code."""
     from sdopt.report.terminal import shown
@@ -160,7 +173,7 @@ def _told(
 
     console = terminal()
     console.print(answer(record) if answer else shown(blocks_of(record, brief=True), console.width))
-    say(last)
+    _say(last)
     return 0 if record.winner else 3
 
 
