@@ -163,7 +163,8 @@ class Search:
         for reasons in self.space.left_out:
             self.say(f"cannot run here: {shortened(reasons)}")
         self.studies.require_final(self.space.candidates(self.space.alone()))
-        self._require_time()
+        call_s = self.budget.baseline.call_s if self.budget.baseline else 0.0
+        self._require_time(call_s * self.studies.calibration_images)
         self.studies.calibrate(self.say, self.budget.left_s)
         self._learn_baseline(self.budget)
         self._require_time()
@@ -181,14 +182,14 @@ class Search:
                 break
         return finalists
 
-    def _require_time(self) -> None:
+    def _require_time(self, calibrating_s: float = 0.0) -> None:
         """Raises UsageError if not even one option can be tried; what was measured serves another call."""
-        least_s = self.budget.least_s
+        least_s = calibrating_s + self.budget.least_s
         if self.budget.costs or least_s <= _SLACK * self.budget.left_s:
             return
         used_s = self.config.budget_s - self.budget.left_s
         to_try = math.ceil((used_s + least_s) / 60)
-        to_judge = math.ceil((used_s + self.budget.left_s + self.budget.missing_s) / 60)
+        to_judge = math.ceil((used_s + calibrating_s + self.budget.needed_s) / 60)
         raise UsageError(
             f"search.budget_s={self.config.budget_s:g}: to try one option takes about {to_try} min here, and to judge "
             f"it about {to_judge} min: give search.budget_s={60 * to_judge}, or to sdopt optimize --budget {to_judge}m"

@@ -126,21 +126,28 @@ class Studies:
                 f"seen, but only {there} follow after the first {first}; name a file of at least {first + wanted}"
             )
 
+    @property
+    def calibration_images(self) -> int:
+        """How many images of the baseline `calibrate` generates; 0 if the gate needs none, or a packaged file fits."""
+        run, _ = self.composed(FINAL)
+        shares = (rule for rules in run.gate.rules.values() for rule in rules if rule.of_seeds or rule.deviations)
+        if run.gate.calibration or not any(shares):
+            return 0
+        packaged = calibration_file(run.recorded)
+        there = run.model.weights == "packaged" and packaged.is_file()
+        if there and fit_of(read_calibration(packaged), run.recorded, named=False).calibration is not None:
+            return 0
+        return 2 * self._seen
+
     def calibrate(self, say: Callable[[str], None], limit_s: float | None = None) -> None:
         """Measures how much the baseline's images differ by chance, if the gate needs it and no packaged file fits.
 
         On the prompts and noise that the search may see, and not on those that the finalists are judged by. Raises
         UsageError if that takes more than `limit_s` seconds; another call goes on.
         """
-        run, _ = self.composed(FINAL)
-        shares = (rule for rules in run.gate.rules.values() for rule in rules if rule.of_seeds or rule.deviations)
-        if run.gate.calibration or not any(shares):
+        if not (images := self.calibration_images):
             return
-        packaged = calibration_file(run.recorded)
-        there = run.model.weights == "packaged" and packaged.is_file()
-        if there and fit_of(read_calibration(packaged), run.recorded, named=False).calibration is not None:
-            return
-        say(f"{CALIBRATE}: how much {2 * self._seen} images of the baseline differ by chance, for the gate's margins")
+        say(f"{CALIBRATE}: how much {images} images of the baseline differ by chance, for the gate's margins")
         own = [f"quality.{key}={self._seen}" for key in ("prompt_count", "floor_prompts")]
         once = ["protocol=smoke", "protocol.rounds=1", *_UNTRACKED, *own]
         overrides = [*merge_overrides(self.given, once), *_DESIGN, "study.name=calibrate", "study.edges=[]"]
