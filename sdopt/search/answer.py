@@ -7,13 +7,14 @@ from dataclasses import replace
 from sdopt.record.records import StudyResult
 from sdopt.report.header import header_of
 from sdopt.report.program import said_of
-from sdopt.search.findings import RATIOS, Finding
+from sdopt.search.findings import RATIOS, CandidateFinding
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import UNKNOWN, front_of
-from sdopt.search.record import Entry, Fate, SearchRecord
+from sdopt.search.record import Fate, SearchEntry, SearchRecord
 from sdopt.search.run import Search, standing_of
-from sdopt.search.space import Candidate
-from sdopt.statistics.summary import Row, described, unconfirmed
+from sdopt.search.space import Combination
+from sdopt.statistics.rows import Row
+from sdopt.statistics.sentences import described, unconfirmed
 from sdopt.statistics.words import shortened, start_words
 
 
@@ -29,7 +30,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
             entries.append(_judged_entry(candidate, judgements, search.config.objectives))
         else:
             fate, why = search.dropped.get(candidate.name, (Fate.OPEN, ""))
-            entries.append(_entry(candidate, fate, why, found.get(candidate.name, [])))
+            entries.append(entry_of(candidate, fate, why, found.get(candidate.name, [])))
     studies = [summary.result for summary in judgements.studies.values()]
     shown = next(iter(search.results("screen-")), next(iter(studies), None))
     started = search.trials.started
@@ -55,7 +56,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
     )
 
 
-def _judged_entry(candidate: Candidate, judgements: Judgements, objectives: Sequence[str]) -> Entry:
+def _judged_entry(candidate: Combination, judgements: Judgements, objectives: Sequence[str]) -> SearchEntry:
     """Returns the entry of a candidate that was judged, with the figures of that study."""
     name, passed = candidate.name, judgements.passed
     row, finding = judgements.rows[name], judgements.findings[name]
@@ -65,7 +66,7 @@ def _judged_entry(candidate: Candidate, judgements: Judgements, objectives: Sequ
     losses = {other: [judgements.findings[other].losses[objective] for objective in objectives] for other in passed}
     low, high = (row.speedup.interval.low, row.speedup.interval.high) if row.speedup else (None, None)
     return replace(
-        _entry(candidate, fate, _because(row, finding), [finding]),
+        entry_of(candidate, fate, _because(row, finding), [finding]),
         judged=True,
         low=low,
         high=high,
@@ -75,7 +76,7 @@ def _judged_entry(candidate: Candidate, judgements: Judgements, objectives: Sequ
     )
 
 
-def _answer(search: Search, judgements: Judgements, entries: Sequence[Entry], ended: bool) -> str:
+def _answer(search: Search, judgements: Judgements, entries: Sequence[SearchEntry], ended: bool) -> str:
     """Returns the answer, and what is still to do where the search did not come to its end."""
     if ended and search.unjudged is None:
         return _sentence(judgements, entries)
@@ -87,7 +88,7 @@ def _answer(search: Search, judgements: Judgements, entries: Sequence[Entry], en
     return f"{shown}The search has not ended; {len(entries)} combinations were proposed so far{fastest}."
 
 
-def _unjudged(best: Entry, search: Search) -> str:
+def _unjudged(best: SearchEntry, search: Search) -> str:
     """Returns what a search says of its best candidate if the budget left no time to judge it."""
     needed_s = search.config.budget_s - search.budget.left_s + (search.unjudged or 0.0)
     return (
@@ -97,18 +98,18 @@ def _unjudged(best: Entry, search: Search) -> str:
     )
 
 
-def _because(row: Row, finding: Finding) -> str:
+def _because(row: Row, finding: CandidateFinding) -> str:
     """Returns why a finalist passed or not; the row repeats the gate's objections."""
     out = finding.out if row.pays else row.because
     images = f"images {row.images}" if row.images else ""
     return "; ".join(filter(None, (str(row.speed or ""), out, images)))
 
 
-def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Finding]) -> Entry:
+def entry_of(candidate: Combination, fate: Fate, because: str, findings: Sequence[CandidateFinding]) -> SearchEntry:
     """Returns the entry of a candidate: means over its studies, the largest memory, and the last study's images."""
     timed = [finding for finding in findings if "latency" in finding.losses]
     last = findings[-1] if findings else None
-    return Entry(
+    return SearchEntry(
         name=candidate.name,
         overrides=list(candidate.overrides),
         fate=fate,
@@ -123,10 +124,11 @@ def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Fi
         processes=sum(finding.processes for finding in findings),
         start=last.start if last else None,
         recompiles=last.recompiles if last else None,
+        columns=dict(last.columns) if last else {},
     )
 
 
-def _sentence(judgements: Judgements, entries: Sequence[Entry]) -> str:
+def _sentence(judgements: Judgements, entries: Sequence[SearchEntry]) -> str:
     tried, passed = len(entries), judgements.passed
     if passed:
         return _winning(judgements, tried)
@@ -155,7 +157,7 @@ def _winning(judgements: Judgements, tried: int) -> str:
     return f"{said}. {best}.{f' {len(others)} more passed.' if others else ''}"
 
 
-def _nothing_judged(entries: Sequence[Entry]) -> str:
+def _nothing_judged(entries: Sequence[SearchEntry]) -> str:
     """Returns the answer of a search of which no combination was worth to be judged."""
     if not entries:
         return "No combination was tried."
@@ -165,7 +167,7 @@ def _nothing_judged(entries: Sequence[Entry]) -> str:
     return f"Keep the baseline: {kept}{refused}."
 
 
-def _fastest(entries: Sequence[Entry], fate: Fate) -> Entry | None:
+def _fastest(entries: Sequence[SearchEntry], fate: Fate) -> SearchEntry | None:
     faster = [entry for entry in entries if entry.fate is fate and (entry.speedup or 0) > 1]
     return max(faster, key=lambda entry: entry.speedup or 0, default=None)
 

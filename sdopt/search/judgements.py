@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
-from sdopt.search.findings import Finding, findings_of
+from sdopt.search.findings import CandidateFinding, findings_of
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision, Speed
-from sdopt.statistics.summary import Row, Summary, summary_of
+from sdopt.statistics.summary import Summary, summary_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Judgements:
     studies: dict[str, Summary] = field(default_factory=dict)
     folders: dict[str, str] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
-    findings: dict[str, Finding] = field(default_factory=dict)
+    findings: dict[str, CandidateFinding] = field(default_factory=dict)
 
     @classmethod
     def of(cls, results: Sequence[tuple[str, StudyResult]], config: SearchConfig) -> "Judgements":

@@ -9,7 +9,7 @@ import pytest
 
 from sdopt.report.charts.labels import MOST_NAMES, Place, places
 from sdopt.search.plot import search_chart, search_plot
-from sdopt.search.record import Entry, Fate, SearchRecord
+from sdopt.search.record import Fate, SearchEntry, SearchRecord
 
 
 def overlaps(points: Sequence[tuple[float, float]], texts: Sequence[str], found: Sequence[Place]) -> int:
@@ -34,7 +34,7 @@ def test_labels_do_not_overlap_even_where_points_lie_together(count: int, long: 
 
 def record(count: int) -> SearchRecord:
     entries = [
-        Entry(f"option {n}", [], Fate.LEFT_OUT, "", math.exp(n / count), 1.0, 1.0, 1.0, 1e-4 * n, 1)
+        SearchEntry(f"option {n}", [], Fate.LEFT_OUT, "", math.exp(n / count), 1.0, 1.0, 1.0, 1e-4 * n, 1)
         for n in range(count)
     ]
     return SearchRecord("s", "folder", "", [], ["latency"], "mse", "Nothing.", entries, {}, [], [])
