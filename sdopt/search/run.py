@@ -165,7 +165,8 @@ class Search:
         self.studies.require_final(self.space.candidates(self.space.alone()))
         call_s = self.budget.baseline.call_s if self.budget.baseline else 0.0
         self._require_time(call_s * self.studies.calibration_images)
-        self.studies.calibrate(self.say, self.budget.left_s)
+        # To judge takes longer than to calibrate: what needs more than half of the time leaves none for that.
+        self.studies.calibrate(self.say, self.budget.left_s / 2)
         self._learn_baseline(self.budget)
         self._require_time()
         if more_s := self.budget.missing_s:

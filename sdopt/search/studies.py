@@ -154,8 +154,8 @@ class Studies:
         result = self._within(limit_s, CALIBRATE, [*overrides, _variants([])], brief=True)
         if result.status == "interrupted":
             raise UsageError(
-                f"search.budget_s={self.config.budget_s:g}: is too short to measure how much images differ by chance, "
-                "without which no image can be judged; the same command with more time goes on"
+                f"search.budget_s={self.config.budget_s:g}: half of it is too short to measure how much images differ "
+                "by chance, without which no image can be judged; the same command with more time goes on"
             )
         write_calibration(calibration_of(result), self._calibration)
 
