@@ -166,7 +166,7 @@ def _row(variant: Variant, name: str, role: str, conflicts: list[str], device: D
         config=variant.config,
         contract=variant.contract_on(device),
         promises={
-            axis: Promise(option.contract_on(device), sorted(option.claims))
+            axis: Promise(option.contract_on(device), sorted(option.claimed()))
             for axis, option in variant.optimizations.items()
         },
         status=Status.SKIPPED if conflicts else Status.PENDING,

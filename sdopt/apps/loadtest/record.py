@@ -12,8 +12,9 @@ from sdopt.apps.traffic.figures import Window, interval_of, max_rate, wanted_sha
 from sdopt.errors import UsageError
 from sdopt.record.comparisons import Interval
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
+from sdopt.report.columns import TableView, further_columns, value_cell
 from sdopt.report.markdown import written
-from sdopt.statistics.figures import ratio_text
+from sdopt.statistics.measures import ratio_text
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
 
 RECORD = "load.json"
@@ -50,6 +51,7 @@ class LoadRow:
         replicates: what its processes did.
         memory_gib: what its worker held after the last call.
         reason: why it was not measured, or not whole.
+        columns: what further columns of tables have, by their names, of calls without load.
     """
 
     name: str
@@ -60,6 +62,7 @@ class LoadRow:
     replicates: list[Replicate] = field(default_factory=list)
     memory_gib: float | None = None
     reason: str = ""
+    columns: dict[str, float | str] = field(default_factory=dict)
 
 
 @dataclass
@@ -293,11 +296,22 @@ def _not_measured(record: LoadRecord) -> Iterator[str]:
         yield "cost: not measured here, since hardware.price_per_hour is not given"
 
 
+OWN_COLUMNS = ("speedup", "speed", "latency/p50_s", "memory_ratio", "images", "gate", "step")
+"""Columns of tables for which a load test has figures of its own under load, or none."""
+
+
 def rows_table(record: LoadRecord) -> Table:
     """Returns a table with a line for each row: the highest rate, and figures at the highest measured one below it."""
     headings = ["variant, policy", "most requests/s", "of the baseline's", "at", "p50", "p95", "p99", "queue", "call"]
     headings += ["batch", "refused", "measured/simulated", "memory", "energy per 1,000", "cost per 1,000"]
-    return Table(headings, [_line(record, each) for each in record.figures], numbers=headings[1:]).filled()
+    further = further_columns(OWN_COLUMNS)
+    for column in further:
+        headings += column.headings(TableView())
+    lines = []
+    for figures in record.figures:
+        cells = [value_cell(figures.row.columns.get(column.name)) for column in further]
+        lines.append([*_line(record, figures), *cells])
+    return Table(headings, lines, numbers=headings[1:]).filled()
 
 
 def embedded(folder: Path) -> str:
