@@ -154,7 +154,7 @@ def _option_row(path: Path, cls: type | None, is_default: bool) -> tuple[str, ..
     node = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(node, dict)
     option = cls(**{str(key): value for key, value in node.items() if key != "_target_"})
-    return name, comment, str(option.contract), ", ".join(sorted(option.claims))
+    return name, comment, str(option.promised()), ", ".join(sorted(option.claimed()))
 
 
 def option_comment(path: Path) -> str:

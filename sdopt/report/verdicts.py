@@ -15,12 +15,14 @@ from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.blocks import Block, Fold, Notes, Prose, Table
+from sdopt.report.columns import word
 from sdopt.report.markdown import escaped, written
-from sdopt.report.tables import ranking, word
+from sdopt.report.tables import ranking
 from sdopt.statistics.measures import measure_named, with_shape
 from sdopt.statistics.reasons import reasons_of
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision, decision_of
-from sdopt.statistics.summary import Row, Summary
+from sdopt.statistics.summary import Summary
 
 _BOUNDS = (
     "A gate's bounds are one-sided, each at its rule's confidence: "

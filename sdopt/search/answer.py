@@ -8,13 +8,15 @@ from sdopt.record.records import Status, StudyResult
 from sdopt.report.header import header_of
 from sdopt.report.program import said_of
 from sdopt.schema import Gate
-from sdopt.search.findings import RATIOS, Finding, findings_of
+from sdopt.search.findings import RATIOS, CandidateFinding, findings_of
 from sdopt.search.racing import UNKNOWN, front_of
-from sdopt.search.record import Entry, Fate, SearchRecord
+from sdopt.search.record import Fate, SearchEntry, SearchRecord
 from sdopt.search.run import Search, standing_of
-from sdopt.search.space import Candidate
+from sdopt.search.space import Combination
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision, Speed
-from sdopt.statistics.summary import Row, Summary, described, summary_of, unconfirmed
+from sdopt.statistics.sentences import described, unconfirmed
+from sdopt.statistics.summary import Summary, summary_of
 from sdopt.statistics.words import shortened, start_words
 
 
@@ -48,7 +50,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         if name in last:
             fate = Fate.PASSED if name in passed else _not_passed(answers[name], last[name])
             fate = Fate.WINNER if name == winner else fate
-            entry = _entry(candidate, fate, _because(answers[name], last[name]), [last[name]])
+            entry = entry_of(candidate, fate, _because(answers[name], last[name]), [last[name]])
             speedup = answers[name].speedup
             low, high = (speedup.interval.low, speedup.interval.high) if speedup else (None, None)
             entries.append(
@@ -56,7 +58,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
             )
         else:
             fate, why = search.dropped.get(name, (Fate.OPEN, ""))
-            entries.append(_entry(candidate, fate, why, found.get(name, [])))
+            entries.append(entry_of(candidate, fate, why, found.get(name, [])))
     best = _fastest(entries, Fate.OPEN)
     fastest = f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×" if best else ""
     so_far = f"The search has not ended; {len(entries)} combinations were proposed so far{fastest}."
@@ -85,7 +87,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
     )
 
 
-def _unjudged(best: Entry, search: Search) -> str:
+def _unjudged(best: SearchEntry, search: Search) -> str:
     """Returns what a search says of its best candidate if the budget left no time to judge it."""
     needed_s = search.config.budget_s - search.budget.left_s + (search.unjudged or 0.0)
     return (
@@ -95,24 +97,24 @@ def _unjudged(best: Entry, search: Search) -> str:
     )
 
 
-def _not_passed(row: Row, finding: Finding) -> Fate:
+def _not_passed(row: Row, finding: CandidateFinding) -> Fate:
     """Returns the fate of a judged candidate that did not pass: whether something speaks against it."""
     against = row.decision is Decision.FAIL or row.speed is Speed.SLOWER or row.status is not Status.OK
     return Fate.FAILED if against or finding.out else Fate.UNDECIDED
 
 
-def _because(row: Row, finding: Finding) -> str:
+def _because(row: Row, finding: CandidateFinding) -> str:
     """Returns why a finalist passed or not; the row repeats the gate's objections."""
     out = finding.out if row.pays else row.because
     images = f"images {row.images}" if row.images else ""
     return "; ".join(filter(None, (str(row.speed or ""), out, images)))
 
 
-def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Finding]) -> Entry:
+def entry_of(candidate: Combination, fate: Fate, because: str, findings: Sequence[CandidateFinding]) -> SearchEntry:
     """Returns the entry of a candidate: means over its studies, the largest memory, and the last study's images."""
     timed = [finding for finding in findings if "latency" in finding.losses]
     last = findings[-1] if findings else None
-    return Entry(
+    return SearchEntry(
         name=candidate.name,
         overrides=list(candidate.overrides),
         fate=fate,
@@ -127,6 +129,7 @@ def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Fi
         processes=sum(finding.processes for finding in findings),
         start=last.start if last else None,
         recompiles=last.recompiles if last else None,
+        columns=dict(last.columns) if last else {},
     )
 
 
@@ -135,8 +138,8 @@ def _sentence(
     undecided: str | None,
     passed: Sequence[str],
     summary: Summary | None,
-    last: dict[str, Finding],
-    entries: Sequence[Entry],
+    last: dict[str, CandidateFinding],
+    entries: Sequence[SearchEntry],
 ) -> str:
     tried = len(entries)
     row = summary.row(winner) if summary and winner else None
@@ -169,7 +172,7 @@ def _sentence(
     return f"Keep the baseline: {none} shown to be better."
 
 
-def _fastest(entries: Sequence[Entry], fate: Fate) -> Entry | None:
+def _fastest(entries: Sequence[SearchEntry], fate: Fate) -> SearchEntry | None:
     faster = [entry for entry in entries if entry.fate is fate and (entry.speedup or 0) > 1]
     return max(faster, key=lambda entry: entry.speedup or 0, default=None)
 

@@ -16,7 +16,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Work:
+class StudyWork:
     """What a study does with each of its variants; the calls are those of all processes together."""
 
     processes: int
@@ -24,7 +24,7 @@ class Work:
 
 
 @dataclass
-class Budget:
+class SearchBudget:
     """The time of a search, which always leaves enough of it to judge.
 
     While options are left that were not tried alone, enough is kept to judge one candidate; later, to judge all
@@ -39,7 +39,7 @@ class Budget:
         costs: of each measured candidate, by name.
     """
 
-    work: Mapping[str, Work]
+    work: Mapping[str, StudyWork]
     deadline: float
     finalists: int
     clock: Callable[[], float] = time.monotonic

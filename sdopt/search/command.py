@@ -20,17 +20,18 @@ from sdopt.locks import lock_folder
 from sdopt.record.files import inside, write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.report.blocks import Chart
+from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.schema import Tracking
 from sdopt.search.answer import record_of
 from sdopt.search.config import SearchConfig, search_config, split
 from sdopt.search.expectation import Expectation
-from sdopt.search.record import PAGE, PLOT, RECORD, TABLES, Entry, SearchRecord, markdown_of, page_of
+from sdopt.search.record import PAGE, PLOT, RECORD, TABLES, SearchEntry, SearchRecord, markdown_of, page_of
 from sdopt.search.run import Search
 from sdopt.search.space import Space
 from sdopt.search.studies import Studies
 from sdopt.search.trials import Trials
 from sdopt.tracking import client
-from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, Run
+from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, TrackedRun
 from sdopt.tracking.runs import common_tags, digest_of, note_of, time_of
 from sdopt.tracking.store import ask, require_store
 from sdopt.worker.forkserver import StartContext, start_fork_server
@@ -190,7 +191,7 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
     started = time_of(record.started) if record.started else int(1000 * time.time())
     name = f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}"
     own = {f"search.{key}": str(value) for key, value in asdict(search.config).items()}
-    run = Run(
+    run = TrackedRun(
         name=name,
         tags={**tags, ROLE: "search", "answer": record.sentence, NOTE: note_of(markdown_of(record))},
         started=started,
@@ -198,7 +199,7 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
         files={("images/" if file.suffix == ".png" else "") + file.name: file for file in files},
         # MLflow lists the latest run first.
         below=[
-            _trial_run(entry, record, tags, started + rank)
+            trial_run(entry, record, tags, started + rank)
             for rank, entry in enumerate(reversed(record.entries), start=1)
         ],
     )
@@ -209,7 +210,7 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
     return ask(client.put, tracking, record.name, run, mine, digest, complete, note)
 
 
-def _trial_run(entry: Entry, record: SearchRecord, tags: Mapping[str, str], started: int) -> Run:
+def trial_run(entry: SearchEntry, record: SearchRecord, tags: Mapping[str, str], started: int) -> TrackedRun:
     """Returns the run of one candidate, with the tags that all of them have."""
     figures = {
         "speedup": entry.speedup,
@@ -229,11 +230,11 @@ def _trial_run(entry: Entry, record: SearchRecord, tags: Mapping[str, str], star
             "start/extra_s": entry.start.extra_s,
             "break_even/images": entry.start.images,
         }
-    told = {"fate": str(entry.fate), "answer": f"{entry.fate}: {entry.because}"[:5000], "command": entry.command}
-    return Run(
+    words = {"fate": str(entry.fate), "answer": f"{entry.fate}: {entry.because}"[:5000], "command": entry.command}
+    return TrackedRun(
         name=entry.name,
-        tags={**tags, ROLE: "trial", **told},
+        tags={**tags, ROLE: "trial", **tracked_tags(entry.columns), **words},
         started=started,
         parameters=dict(override.lstrip("+").partition("=")[::2] for override in entry.overrides),
-        metrics={name: value for name, value in figures.items() if value is not None},
+        metrics=tracked_metrics(entry.columns) | {name: value for name, value in figures.items() if value is not None},
     )

@@ -18,12 +18,12 @@ from sdopt.gate.rule_checks import decidable
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.schema import Gate
-from sdopt.search.budget import Budget, Cost, Work
+from sdopt.search.budget import Cost, SearchBudget, StudyWork
 from sdopt.search.config import SearchConfig
-from sdopt.search.findings import RATIOS, Finding, control_of, findings_of
-from sdopt.search.racing import DistanceStanding, Noise, RatioStanding, Standing, Standings, contenders, is_gain, race
+from sdopt.search.findings import RATIOS, CandidateFinding, control_of, findings_of
+from sdopt.search.racing import DistanceStanding, RatioStanding, Scatter, Standing, Standings, contenders, is_gain, race
 from sdopt.search.record import FINAL, Fate, start_said
-from sdopt.search.space import Candidate, Space
+from sdopt.search.space import Combination, Space
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.search.trials import Trials
 from sdopt.statistics.break_even import first_image_s
@@ -64,12 +64,12 @@ class Search:
     expected_call_s: Callable[[], float | None] = lambda: None
     unjudged: float | None = None
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
-    _read: dict[str, dict[str, Finding]] = field(default_factory=dict)
+    _read: dict[str, dict[str, CandidateFinding]] = field(default_factory=dict)
     _cut: bool = False
     """Whether a study was ended because its time was up: this call screens no more, and the next one completes it."""
 
     @cached_property
-    def budget(self) -> Budget:
+    def budget(self) -> SearchBudget:
         """Plans the time, with what the studies of this folder cost so far."""
         work = {}
         for stage in ("screen", "race", FINAL):
@@ -77,8 +77,8 @@ class Search:
             processes = run.protocol.replicates or 1
             # The images of two variants are as many as those of any two.
             calls = calls_ahead([baseline] * 2, 2 * processes, run.protocol.rounds, run.protocol, None) / 2
-            work[stage] = Work(processes, calls)
-        budget = Budget(work, self.deadline, self.config.finalists)
+            work[stage] = StudyWork(processes, calls)
+        budget = SearchBudget(work, self.deadline, self.config.finalists)
         # The first study of candidates is planned by what the baseline took, if it was calibrated.
         for result in self.finished("screen-"):
             budget.baseline, costs = costs_of(result)
@@ -88,7 +88,7 @@ class Search:
             budget.baseline = Cost(_LOADING_S + call_s, call_s)
         return budget
 
-    def _learn_baseline(self, budget: Budget) -> None:
+    def _learn_baseline(self, budget: SearchBudget) -> None:
         """Lets a budget know what the baseline took while it was calibrated, unless a screening study says so."""
         if not budget.costs:
             for result in self.finished(CALIBRATE):
@@ -123,7 +123,7 @@ class Search:
         self.unjudged = needed_s
         return None
 
-    def _selected(self) -> list[Candidate]:
+    def _selected(self) -> list[Combination]:
         """Screens and races; returns the finalists, ranked."""
         for reasons in self.space.left_out:
             self.say(f"left out: {shortened(reasons)}")
@@ -138,7 +138,7 @@ class Search:
                 f"to screen and to judge one combination takes about {needed} min here: with "
                 f"search.budget_s={self.config.budget_s:g}, what is faster will not be judged"
             )
-        finalists: list[Candidate] = []
+        finalists: list[Combination] = []
         # A race that ends early, or that nobody needs any more, leaves time to screen more.
         while self.screen() or not finalists:
             finalists = self.race()
@@ -214,7 +214,7 @@ class Search:
     def _duration_text(self, stage: str, names: Sequence[str]) -> str:
         return f" (about {math.ceil(self.budget.seconds_of(stage, names) / 60)} min)"
 
-    def _screen(self, stage: str, candidates: Sequence[Candidate]) -> None:
+    def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:
         self.say(f"{stage}: {len(candidates)} candidates")
         began = time.monotonic()
         # The first study ends in any case: a search that tries nothing answers nothing.
@@ -233,7 +233,7 @@ class Search:
         for name, finding in sorted(found.items(), key=lambda of: (bool(of[1].out), of[1].losses.get(first, math.inf))):
             self.say(f"  {self.figures_of(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")
 
-    def figures_of(self, finding: Finding) -> str:
+    def figures_of(self, finding: CandidateFinding) -> str:
         """Returns the figures of a candidate in one line."""
         words = [
             "" if finding.speedup is None else f"{finding.speedup:.2f}×",
@@ -245,7 +245,7 @@ class Search:
 
     # ------------------------------------------------------------------------------------------------------- racing
 
-    def race(self) -> list[Candidate]:
+    def race(self) -> list[Combination]:
         """Drops candidates that cannot win any more, and measures the others again while they cannot be told apart.
 
         Returns the finalists, ranked.
@@ -289,7 +289,7 @@ class Search:
                 found[name] = [standing_of(findings, objective, noise[objective]) for objective in noise]
         return found
 
-    def _finalists(self, order: Sequence[str], known: dict[str, Candidate]) -> list[str]:
+    def _finalists(self, order: Sequence[str], known: dict[str, Combination]) -> list[str]:
         """Returns the first candidates; if none promises equal images, replaces the last by the best one that does."""
         chosen = list(order[: self.budget.to_judge(order)])
         equal = [name for name in order if self.space.contract(known[name]) is not Contract.LOSSY]
@@ -302,14 +302,14 @@ class Search:
 
     # ------------------------------------------------------------------------------------------------------- reading
 
-    def noise(self, objective: str, stages: Sequence[str]) -> Noise:
+    def noise(self, objective: str, stages: Sequence[str]) -> Scatter:
         """Estimates from the repeated baselines of some stages how far processes differ in time or memory."""
         controls = [control_of(result, objective) for stage in stages for result in self.finished(stage)]
-        return Noise.of_controls([control for control in controls if control is not None])
+        return Scatter.of_controls([control for control in controls if control is not None])
 
-    def all_findings(self, stages: Sequence[str]) -> dict[str, list[Finding]]:
+    def all_findings(self, stages: Sequence[str]) -> dict[str, list[CandidateFinding]]:
         """Returns each candidate's findings in the studies of some stages, by name."""
-        found: dict[str, list[Finding]] = {}
+        found: dict[str, list[CandidateFinding]] = {}
         for stage in stages:
             for result in self.finished(stage):
                 if result.id not in self._read:
@@ -318,7 +318,7 @@ class Search:
                     found.setdefault(name, []).append(finding)
         return found
 
-    def findings(self, result: StudyResult) -> dict[str, Finding]:
+    def findings(self, result: StudyResult) -> dict[str, CandidateFinding]:
         """Returns each candidate's finding in one study, by name."""
         quality, model = result.config.quality, result.config.model
         images = (quality.prompt_count or 0) * result.config.workload.images_per_prompt
@@ -350,7 +350,7 @@ def costs_of(result: StudyResult) -> tuple[Cost, dict[str, Cost]]:
     return baseline, {row.name: found[row.name] for row in result.candidates if row.name in found}
 
 
-def standing_of(findings: Sequence[Finding], objective: str, noise: Noise) -> Standing:
+def standing_of(findings: Sequence[CandidateFinding], objective: str, noise: Scatter) -> Standing:
     """Returns the estimate of a candidate in one objective, from all studies that measured it."""
     if objective in RATIOS:
         return RatioStanding.of([(finding.losses[objective], finding.processes) for finding in findings], noise)

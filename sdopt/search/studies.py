@@ -22,7 +22,7 @@ from sdopt.record.files import read_error, read_result
 from sdopt.record.records import StudyResult
 from sdopt.search.config import SearchConfig
 from sdopt.search.record import FINAL
-from sdopt.search.space import BASELINE, Candidate
+from sdopt.search.space import BASELINE, Combination
 from sdopt.study.resume import missing_of
 from sdopt.variant import Variant
 
@@ -102,7 +102,7 @@ class Studies:
         runs = [self.composed(stage)[0] for stage in ("screen", "race")]
         return max(count or 0 for run in runs for count in (run.workload.prompt_count, run.quality.prompt_count))
 
-    def require_final(self, candidates: Sequence[Candidate]) -> None:
+    def require_final(self, candidates: Sequence[Combination]) -> None:
         """Checks before anything is measured that the gate will be able to judge.
 
         Raises:
@@ -153,7 +153,7 @@ class Studies:
         return self.folder / "calibration.json"
 
     def measure(
-        self, stage: str, candidates: Sequence[Candidate], brief: bool = True, limit_s: float | None = None
+        self, stage: str, candidates: Sequence[Combination], brief: bool = True, limit_s: float | None = None
     ) -> StudyResult:
         """Measures the candidates beside a baseline, or completes such a study; shows nothing of it if `brief`.
 
@@ -206,7 +206,7 @@ class Studies:
             return composer.current, composer.variant(BASELINE)
 
 
-def _variants(candidates: Sequence[Candidate]) -> str:
+def _variants(candidates: Sequence[Combination]) -> str:
     """Returns the override that names the variants of a study: the baseline and the candidates."""
     named = {BASELINE: ()} | {candidate.name: candidate.overrides for candidate in candidates}
     # As Hydra's grammar takes the keys of a dictionary.

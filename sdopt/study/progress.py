@@ -95,8 +95,9 @@ class Progress:
 
     def _left_s(self) -> float | None:
         """Returns the seconds that are expected to be left; None while they are unknown."""
-        if self._ends is not None:
-            return max(0.0, self._ends - time.monotonic())
+        if self._ends is not None and self._ends > time.monotonic():
+            return self._ends - time.monotonic()
+        # Without a forecast, or with one that has run out, the pace of the calls so far tells.
         task = self._bar.tasks[self._task]
         if not task.total or not task.completed:
             return None

@@ -42,7 +42,6 @@ from sdopt.options.caching import (
 from sdopt.options.compiler import Inductor
 from sdopt.options.grad_mode import GradMode
 from sdopt.options.layout import Layout
-from sdopt.options.lora import Loaded
 from sdopt.options.memory import PrecomputedEmbeddings, SequentialGuidance, TinyVae, WithoutT5
 from sdopt.options.offload import GroupOffload
 from sdopt.options.precision import Precision
@@ -465,7 +464,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         "option",
-        [DeepCaching(), TokenMerging(), Vanilla(), Loaded(path="/nowhere.safetensors")],
+        [DeepCaching(), TokenMerging(), Vanilla()],
         ids=lambda option: type(option).__name__,
     )
     def test_of_what_needs_a_unet_are_declared(self, option: Optimization) -> None:

@@ -14,7 +14,7 @@ from sdopt.pipelines.catalog import architecture_folder
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Model, Sheet
-from sdopt.statistics.outcomes import ORDER, Outcome, Standing, outcomes_of
+from sdopt.statistics.outcomes import ORDER, OptionOutcome, Standing, outcomes_of
 from sdopt.study.designs import Composer
 from sdopt.variant import Variant
 
@@ -67,7 +67,7 @@ class Cell:
 Key = tuple[str, str, str, str]
 """Group, option, model and task."""
 
-Shown = Mapping[Key, Mapping[str, Outcome]]
+Shown = Mapping[Key, Mapping[str, OptionOutcome]]
 """The state that records show, by device."""
 
 
@@ -130,12 +130,12 @@ def records_in(folder: Path) -> list[StudyResult]:
     return [read_result(path) for path in sorted(folder.rglob("result.json"))]
 
 
-def shown_in(records: Iterable[StudyResult], sheets: Mapping[str, Sheet]) -> dict[Key, dict[str, Outcome]]:
+def shown_in(records: Iterable[StudyResult], sheets: Mapping[str, Sheet]) -> dict[Key, dict[str, OptionOutcome]]:
     """Returns the state that records show for each option, model and task, by device; the best of several counts.
 
     Skipped variants are left out: their conflicts are found anew by the matrix itself.
     """
-    found: dict[Key, dict[str, Outcome]] = {}
+    found: dict[Key, dict[str, OptionOutcome]] = {}
     for record in records:
         device = record.environment.device
         label = _label(str(device["type"]), str(device["name"]), sheets)

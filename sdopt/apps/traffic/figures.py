@@ -50,6 +50,8 @@ class Window:
     """Share of the worker's processor time that other work took, by the kernel's counters; None without any."""
     image_j: float | None = None
     """Energy of the whole device for each image, in joules, idle time included; None where it is not counted."""
+    link_s: float | None = None
+    """Mean time to fetch an image behind a link, which latencies include; None where the answers have the images."""
 
 
 def window_of(sent: Sequence[Sent], rate: float, limit_s: float, lag_limit_s: float) -> Window:
@@ -78,6 +80,7 @@ def window_of(sent: Sequence[Sent], rate: float, limit_s: float, lag_limit_s: fl
         errors=len(sent) - len(served) - rejected,
         lag_s=lag_s,
         void=lag_s > lag_limit_s,
+        link_s=_mean([each.link_s for each in served]),
     )
 
 

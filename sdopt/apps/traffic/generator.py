@@ -61,6 +61,8 @@ class Sent:
     compute_s: float | None = None
     said: str = ""
     """Why there is no image, in the server's own words where it has some."""
+    link_s: float | None = None
+    """What it took to fetch the image behind a link, which its latency includes; None of an image in the answer."""
 
     @property
     def latency_s(self) -> float:
@@ -110,16 +112,19 @@ async def _send(
     session: aiohttp.ClientSession, url: str, scheduled_s: float, body: dict[str, Any], start_s: float
 ) -> Sent:
     sent_s = time.perf_counter() - start_s
+    link_s = None
     try:
         # Elsewhere a key would be read by another.
         async with session.post(url, json=body, allow_redirects=False) as answer:
             content = await answer.read()
             status = answer.status
+        answered_s = time.perf_counter() - start_s
         image, said = _image_in(content), " ".join(content[:_SAID].decode(errors="replace").split())
         there = status == 200 and bool(image.get("b64_json") or image.get("url"))
         if there and not image.get("b64_json"):
             said = await _fetched(session, urljoin(url, str(image["url"])))
             there = not said
+            link_s = time.perf_counter() - start_s - answered_s
         done_s = time.perf_counter() - start_s
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         said = str(error) or "no answer in time"
@@ -127,7 +132,7 @@ async def _send(
     if not there:
         return Sent(scheduled_s, sent_s, done_s, 0 if status == 200 else status, said=said)
     batch, queue_s, compute_s = (value if isinstance(value := image.get(key), int | float) else None for key in _TOLD)
-    return Sent(scheduled_s, sent_s, done_s, status, int(batch or 0), queue_s, compute_s)
+    return Sent(scheduled_s, sent_s, done_s, status, int(batch or 0), queue_s, compute_s, link_s=link_s)
 
 
 def _image_in(content: bytes) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from sdopt.report.charts.parts import FEW_TICKS, built, facts, inline, kinds, ra
 from sdopt.report.charts.spec import Spec, study_picture
 from sdopt.report.tables import metric_text, quality_columns, quality_heading
 from sdopt.report.tones import BASELINE, COLOUR, MUTED, TONES
-from sdopt.statistics.figures import Figures
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Images
-from sdopt.statistics.summary import Row, Summary
+from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import gib_text, seconds_text, unit_text
 
 _SHAPES: dict[str, str] = {
@@ -42,7 +42,7 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
 
     Points bear numbers, which the legend explains, or in a picture their names.
     """
-    rows = [row for row in summary.rows if row.figures.latency and row.status.measured and not row.figures.is_step]
+    rows = [row for row in summary.rows if row.latency and row.status.measured and not row.is_step]
     families = {name: known_family(name) for name in quality_columns(summary.result)}
     views, legend = [], dict[int, tuple[int, str, Cell]]()
     for metric in [name for name, family in families.items() if family and family.higher_is_better is not None]:
@@ -69,12 +69,12 @@ def tradeoff_picture(summary: Summary) -> bytes | None:
 def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any]]:
     points: list[dict[str, Any]] = []
     for number, row in enumerate(rows, 1):
-        loss = _loss(row.figures, metric, row.is_baseline)
+        loss = _loss(row, metric, row.is_baseline)
         speed = 1.0 if row.is_baseline else row.speedup.interval.estimate if row.speedup else None
         if loss is None or speed is None:
             continue
-        itself = row.is_baseline and metric not in row.figures.scores
-        kind, time = BASELINE if row.images is None else str(row.images), row.figures.time
+        itself = row.is_baseline and metric not in row.scores
+        kind, time = BASELINE if row.images is None else str(row.images), row.time
         points.append({
             "number": number,
             "name": row.name,
@@ -83,15 +83,15 @@ def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any
             "loss": loss,
             "speed": speed,
             "kind": kind,
-            "memory": gib_text(row.figures.headline_memory[1]) if row.figures.headline_memory else "",
+            "memory": gib_text(row.headline_memory[1]) if row.headline_memory else "",
             "speed_text": row.speedup.text if row.speedup else "",
-            "latency": f"{seconds_text(time)}{unit_text(row.figures.per_image)}" if time else "",
-            "loss_text": "the reference itself" if itself else metric_text(row.figures, metric),
+            "latency": f"{seconds_text(time)}{unit_text(row.per_image)}" if time else "",
+            "loss_text": "the reference itself" if itself else metric_text(row, metric),
         })  # fmt: skip
     return points
 
 
-def _loss(row: Figures, metric: str, is_baseline: bool) -> float | None:
+def _loss(row: Row, metric: str, is_baseline: bool) -> float | None:
     """Returns the value of a metric; infinity if the images are equal and the metric has no figure for that."""
     family, score = family_of(metric), row.scores.get(metric)
     if is_baseline and family.needs_pair:

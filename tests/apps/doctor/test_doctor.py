@@ -28,7 +28,7 @@ from sdopt.hardware.device import Device
 from sdopt.hardware.probe import probe_device
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult
-from sdopt.statistics.outcomes import Outcome, Standing
+from sdopt.statistics.outcomes import OptionOutcome, Standing
 from sdopt.worker.machine import Machine
 from tests.command import Finished, refused, sdopt
 from tests.fixtures import CPU
@@ -206,7 +206,7 @@ def cells(matrix: Matrix, device: Device, shown: Shown | None = None) -> dict[Ke
 
 
 def outcomes(key: Key, standing: Standing, *devices: str) -> Shown:
-    return {key: {device: Outcome(*key, standing, "it brought nothing") for device in devices}}
+    return {key: {device: OptionOutcome(*key, standing, "it brought nothing") for device in devices}}
 
 
 BF16 = ("precision", "bf16", "emoji", "txt2img")

@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +174,8 @@ class TestTheGenerator:
             "a page": 0,
             "a file": 0,
         }
-        assert sent["a slow link"].latency_s >= 0.3
+        slow = sent["a slow link"]
+        assert slow.latency_s >= (slow.link_s or 0) >= 0.3
         assert "404" in sent["a dead link"].said
         assert "file:" in sent["a file"].said
 
@@ -203,6 +205,11 @@ class TestFigures:
         assert found.p99_s is None
         assert found.batch == 2
         assert found.goodput == pytest.approx(90 / (9.9 + 9.0), rel=0.01)
+        assert found.link_s is None
+
+    def test_of_a_window_have_what_links_take(self) -> None:
+        behind_links = [replace(one, link_s=0.2) for one in sent([0.3, 0.3])]
+        assert window_of(behind_links, 10.0, limit_s=0.5, lag_limit_s=0.02).link_s == pytest.approx(0.2)
 
     def test_no_percentile_below_the_requests_that_it_needs(self) -> None:
         assert percentile(np.ones(458), 99) is None
