@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import io
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -170,7 +171,13 @@ def _shown(cell: Cell | None, notes: dict[str, int]) -> str:
         return ""
     if cell.outcome == "took effect":
         return SIGNS[cell.outcome]
-    return f"{SIGNS[cell.outcome]} {notes.setdefault(cell.why, len(notes) + 1)}"
+    return f"{SIGNS[cell.outcome]} {notes.setdefault(_in_common(cell.why), len(notes) + 1)}"
+
+
+def _in_common(why: str) -> str:
+    """Returns a reason without the names by which it would differ from one kind of pipeline to the other."""
+    own = re.sub(r"^not for .+?, whose denoiser is a transformer: ", "", why)
+    return re.sub(r"\w+Transformer2DModel", "transformer", own)
 
 
 _ABOUT = """\
