@@ -95,7 +95,7 @@ class Variant:
     @property
     def contract(self) -> Contract:
         """The weakest contract among the variant's optimizations."""
-        return weakest(option.contract for option in self.optimizations.values())
+        return weakest(option.promised() for option in self.optimizations.values())
 
     def contract_on(self, device: Device) -> Contract:
         """Returns the weakest of what its optimizations promise on a device."""

@@ -188,7 +188,7 @@ class TorchAo(Quantized):
             config = fp8(granularity=PerRow(), set_inductor_config=False)
         else:
             config = quantization.Float8WeightOnlyConfig(set_inductor_config=False)
-        quantization.quantize_(denoiser, config, filter_fn=_multiplies_in_8_bits)
+        quantization.quantize_(denoiser, config, filter_fn=multiplies_in_8_bits)
 
     @override
     def _is_quantized(self, layer: torch.nn.Module) -> bool:
@@ -197,7 +197,7 @@ class TorchAo(Quantized):
         return isinstance(getattr(layer, "weight", None), TorchAOBaseTensor)
 
 
-def _multiplies_in_8_bits(layer: torch.nn.Module, name: str) -> bool:
+def multiplies_in_8_bits(layer: torch.nn.Module, name: str) -> bool:
     """Returns whether cuBLAS supports an 8-bit product for a layer; TorchAO would compute others on the host."""
     import torch
 

@@ -188,6 +188,22 @@ class TestCalls:
         short = variant_of("flux", "workload.prompts=[a red circle]")
         assert remarks_on_length(short.workload, short.model) == []
 
+    @pytest.mark.parametrize(
+        ("name", "lengths"),
+        [
+            ("z_image", (512,)),
+            *(
+                pytest.param(name, lengths, marks=pytest.mark.slow)
+                for name, lengths in (("sd3", (77, 256)), ("lumina2", (256,)), ("pixart", (300,)), ("chroma", (512,)))
+            ),
+        ],
+    )
+    def test_cut_what_no_encoder_reads(self, variant_of: Tiny, name: str, lengths: tuple[int, ...]) -> None:
+        variant = variant_of(name, f"workload.prompts=[{'a red circle and ' * 160}]")
+        remarks = remarks_on_length(variant.workload, variant.model)
+        for length in lengths:
+            assert [remark for remark in remarks if f"reads {length} tokens and cuts 1 of 1" in remark], remarks
+
 
 def _prepared(variant: Variant) -> PipelineHost:
     host = PipelineHost(variant, CPU)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdopt.apps.foresight.fitting import Data, half_width, labels, refused, state_of
+from sdopt.apps.foresight.fitting import UNSEEN_BY, Data, half_width, labels, left_out, refused, state_of
 from sdopt.apps.foresight.latency import Coefficients
 from sdopt.apps.foresight.memory import likely_of
 from sdopt.apps.foresight.published import Figure
@@ -91,11 +91,11 @@ def _table(data: Data, found: Coefficients, by: str) -> "pd.DataFrame":
     table["application"] = [software.application for software in table.software]
     table["precision"] = [software.precision for software in table.software]
     table["state"] = [
-        state_of(found.cards, sheet, group if by != "publisher" else "")
-        for sheet, group in zip(sheets, table.group, strict=True)
+        state_of(found.cards_of(software), sheet, left_out(by, group))
+        for sheet, software, group in zip(sheets, table.software, table.group, strict=True)
     ]
     classes = (
-        labels(row.state, row.software, "" if by == "generation" else row.generation, by != "publisher" and known)
+        labels(row.state, row.software, "" if by == "generation" else row.generation, by not in UNSEEN_BY and known)
         for row, known in zip(table.itertuples(), table.publisher.isin([*seen]), strict=True)
     )
     untold = data.table.untold(found.all)

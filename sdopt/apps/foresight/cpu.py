@@ -75,6 +75,7 @@ class Machine:
             costs.attention / self.attention,
             (costs.moved - costs.between) * seconds,
             costs.between * seconds,
+            0.0,
             costs.kernels * self.operator,
             0.0,
         ]

@@ -12,21 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sdopt.apps.foresight.latency import (
+    BOTH,
     COEFFICIENTS,
     NAMES,
     Array,
     Case,
     Coefficients,
     Table,
+    added,
     fit,
     generation_of,
 )
 from sdopt.apps.foresight.published import TEXT, Figure, read_figures
-from sdopt.apps.foresight.software import Software
+from sdopt.apps.foresight.software import SCORES, Software
 from sdopt.config.groups import data_sheets
 from sdopt.pipelines.catalog import ARCHITECTURES
+from sdopt.pipelines.families import family_of_folder
 from sdopt.schema import Sheet
 
 KNOWN, EXTRAPOLATED = "known", "extrapolated"
@@ -55,8 +59,9 @@ GROUPS: Mapping[str, Callable[[Figure], str]] = {
     "chip": lambda figure: str(figure.sheet.chip),
     "generation": lambda figure: generation_of(figure.sheet),
     "publisher": lambda figure: figure.publisher,
+    "both": lambda figure: f"{figure.sheet.chip}{BOTH}{figure.publisher}",
 }
-"""What can be left out whole."""
+"""What can be left out whole; `both` are all figures of a chip, and all of a publisher."""
 
 
 def case_of(figure: Figure) -> Case:
@@ -64,12 +69,31 @@ def case_of(figure: Figure) -> Case:
     from sdopt.apps.foresight.trace import pass_costs
 
     work, software = figure.work, figure.software
+    if software.is_transformer:
+        return _case_of_transformer(figure)
     folder, size = ARCHITECTURES / work.architecture, (work.width, work.height)
     denoiser = pass_costs(folder, "unet", work.batch * work.samples, *size, software.attention)
     decoded = 1 if work.sliced else work.batch
     decoder = pass_costs(folder, "vae", decoded, *size, software.attention)
     decoder = decoder.times(work.batch / decoded * (_TINY_SHARE if work.tiny else 1))
     return Case(figure.sheet, software, denoiser, decoder, work.steps, work.batch, work.part)
+
+
+def _case_of_transformer(figure: Figure) -> Case:
+    from sdopt.apps.foresight.transformers import (
+        decoder_costs,
+        denoiser_costs,
+        encoding_costs,
+        for_samples,
+        words_of,
+    )
+
+    work = figure.work
+    folder, size = ARCHITECTURES / work.architecture, (work.width, work.height)
+    one = denoiser_costs(folder, size, words_of(family_of_folder(folder), None), figure.software.attention == SCORES)
+    step = for_samples(one, work.batch * work.samples).times(work.calls)
+    once = added(decoder_costs(folder, size).times(work.batch), encoding_costs(folder, max(work.calls, work.samples)))
+    return Case(figure.sheet, figure.software, step, once, work.steps, work.batch, work.part)
 
 
 def why_not(sheet: Sheet) -> str:
@@ -112,47 +136,83 @@ class Data:
 
     def fit(self) -> Coefficients:
         """Fits to all figures, and without each group; then the widths of intervals from what was left out."""
-        whole = fit(self.table, self.seconds)
+        everything = np.ones(len(self.figures), dtype=bool)
+        whole = self._fitted(everything, None, 40)
         without: dict[str, dict[str, Array]] = {}
         for by in GROUPS:
-            groups = np.array(self.groups(by))
-            without[by] = {}
-            for group in sorted(set(groups.tolist())):
-                rest = np.flatnonzero(groups != group)
-                without[by][group] = fit(self.table.take(rest), self.seconds[rest], whole, most=12)
-        cards = dict(Counter(figure.card for figure in self.figures))
-        found = Coefficients(whole, without, cards)
-        return Coefficients(whole, without, cards, self._widths(found))
+            groups = sorted(set(self.groups(by)))
+            without[by] = {group: self._fitted(~self._of(by, group), whole, 12) for group in groups}
+        cards = dict(Counter(figure.card for figure in self.figures if not figure.software.is_transformer))
+        blocks = dict(Counter(figure.card for figure in self.figures if figure.software.is_transformer))
+        found = Coefficients(whole, without, cards, {}, blocks)
+        return Coefficients(whole, without, cards, self._widths(found), blocks)
+
+    def _fitted(self, kept: NDArray[np.bool_], start: Array | None, most: int) -> Array:
+        """Fits to some figures: first what UNets tell, and then what transformers have of their own."""
+        transformers = np.array([figure.software.is_transformer for figure in self.figures])
+        unets, blocks = np.flatnonzero(kept & ~transformers), np.flatnonzero(kept & transformers)
+        shared = fit(self.table.take(unets), self.seconds[unets], start, most)
+        return fit(self.table.take(blocks), self.seconds[blocks], most=40, shared=shared)
+
+    def _of(self, by: str, group: str) -> NDArray[np.bool_]:
+        """Returns which figures are left out with a group."""
+        if by != "both":
+            return np.array(self.groups(by)) == group
+        chip, publisher = group.split(BOTH)
+        return (np.array(self.groups("chip")) == chip) | (np.array(self.groups("publisher")) == publisher)
 
     def _widths(self, found: Coefficients) -> dict[str, float]:
         """Returns by how much each class changes the half-width (log), so that intervals hold `LEVEL` of the errors.
 
         Each class gets what the others leave it, shrunk where it is of few devices. What is extrapolated has the errors
-        of generations left out whole besides, and new publishers have those of publishers left out.
+        of generations left out whole besides, and new publishers have those of publishers left out with the chip. There
+        each publisher counts by the root of its figures, since a user is none of those with many.
         """
         rows = [
-            (by, figure.card, labels(state, figure.software, "" if by == "generation" else own, by != "publisher"))
+            (by, figure, labels(state, figure.software, "" if by == "generation" else own, by not in UNSEEN_BY))
             for by in GROUPS
             for figure, group, own in zip(self.figures, self.groups(by), self.groups("generation"), strict=True)
-            for state in [state_of(found.cards, figure.sheet, "" if by == "publisher" else group)]
+            for state in [state_of(found.cards_of(figure.software), figure.sheet, left_out(by, group))]
         ]
         errors = np.concatenate([np.log(np.maximum(np.abs(self.errors(found, by)), 1e-6)) for by in GROUPS])
+        counts = Counter(figure.publisher for figure in self.figures)
+        shares = np.array([counts[figure.publisher] ** -0.5 if by in UNSEEN_BY else 1.0 for by, figure, _ in rows])
         tells: dict[str, tuple[str, ...]] = {EXTRAPOLATED: ("chip", "generation")}
         chosen = {}
         for name in sorted({name for _, _, names in rows for name in names} - {ALL}):
-            sources: tuple[str, ...] = ("publisher",) if name.startswith(NEW) else tells.get(name, ("chip",))
+            sources: tuple[str, ...] = ("both",) if name.startswith(NEW) else tells.get(name, ("chip",))
             member = np.array([name in names for _, _, names in rows])
             told = member & np.array([by in sources for by, _, _ in rows])
-            devices = len({card for (_, card, _), tell in zip(rows, told, strict=True) if tell})
+            devices = len({figure.card for (_, figure, _), tell in zip(rows, told, strict=True) if tell})
             chosen[name] = member, told, devices / (devices + _FEW)
         widths = {ALL: float(np.quantile(errors[: len(self.figures)], LEVEL))} | dict.fromkeys(chosen, 0.0)
         total = np.full(len(rows), widths[ALL])
         for _ in range(20):
             for name, (member, told, share) in chosen.items():
-                left = float(np.quantile(errors[told] - total[told] + widths[name], LEVEL)) * share
+                spare = errors[told] - total[told] + widths[name]
+                left = _quantile(spare, shares[told], LEVEL)
+                if name.startswith(NEW):  # which adds to what is known, or nothing
+                    left = max(0.0, left, float(np.quantile(spare, LEVEL)))
+                left *= share
                 total[member] += left - widths[name]
                 widths[name] = left
         return widths
+
+
+def _quantile(values: Array, shares: Array, level: float) -> float:
+    """Returns the quantile of values that count by their shares."""
+    order = np.argsort(values)
+    reached = (np.cumsum(shares[order]) - 0.5 * shares[order]) / shares.sum()
+    return float(np.interp(level, reached, values[order]))
+
+
+UNSEEN_BY = ("publisher", "both")
+"""What leaves the publisher out."""
+
+
+def left_out(by: str, group: str) -> str:
+    """Returns the chip or the generation of a group that is left out; "" for a publisher."""
+    return "" if by == "publisher" else group.partition(BOTH)[0]
 
 
 def refused(figure: Figure) -> str:
@@ -207,6 +267,7 @@ def save(found: Coefficients) -> None:
             by: {name: numbers(values) for name, values in folds.items()} for by, folds in found.without.items()
         },
         "cards": dict(sorted(found.cards.items())),
+        "blocks": dict(sorted(found.blocks.items())),
         "widths": {name: round(value, 4) for name, value in sorted(found.widths.items())},
     }
     lines = json.dumps(content, separators=(",", ":")).replace('"all"', '\n"all"').replace("],", "],\n")
@@ -214,8 +275,8 @@ def save(found: Coefficients) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Fits to a file of published figures, and writes the packaged coefficients."""
-    save(Data.of(read_figures(Path(argv[0]))[0]).fit())
+    """Fits to files of published figures, and writes the packaged coefficients."""
+    save(Data.of([figure for path in argv for figure in read_figures(Path(path))[0]]).fit())
 
 
 if __name__ == "__main__":

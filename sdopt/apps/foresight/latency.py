@@ -3,7 +3,7 @@
 A call is a fixed part, one per image, its steps and the decoder. A pass of a network takes as long as its kernels on
 the device, or as launching them on the host, whichever is longer:
 
-    device = convolutions + products + attention + bytes of matrix operators + other bytes + kernels · gap
+    device = convolutions + products + attention + bytes of matrix operators + other bytes + unpacking + kernels · gap
     pass   = (device⁴ + (kernels · launch)⁴)^¼
 
 Each of these parts is work ÷ rate of the data sheet × exp(a sum of coefficients): its logarithm is linear in the
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdopt.apps.foresight.software import Software
+from sdopt.apps.foresight.software import EIGHT_BITS, Software
 from sdopt.schema import Sheet
 
 Array = NDArray[np.float64]
@@ -60,8 +60,35 @@ hosts of today), and the Python of a pipeline's call. Their deviations widen the
 
 _CLASSES = (
     "a1111", "sdnext", "sdnext_diffusers", "other", "comfy", "eager", "compiled",
-    "tensorrt", "aitemplate", "oneflow", "stable_fast",
+    "tensorrt", "aitemplate", "oneflow", "stable_fast", "blocks_eager", "blocks_compiled",
 )  # fmt: skip
+
+_BLOCKS = {
+    # Products of thousands of tokens, and attention with heads of 64 to 128 numbers, beside those of UNets.
+    "blocks_gemm": (0.0, 0.2),
+    "blocks_attn": (0.2, 0.3),
+    "blocks_decoder": (0.0, 0.2),
+    # How their shares fall with the peak rate, as powers.
+    "blocks_gemm_peak": (0.05, 0.05),
+    "blocks_attn_peak": (0.15, 0.05),
+    # Long kernels hide gaps between them, and the bytes of products behind arithmetic.
+    "blocks_gap": (-1.0, 0.5),
+    "blocks_matrix": (-0.7, 0.5),
+    # What eight bits reach of their own, doubled peak, beside what sixteen reach of theirs.
+    "blocks_fp8": (-0.2, 0.2),
+    "blocks_int8": (-0.2, 0.2),
+    # Bytes of norms, shifts and rotations, many of which are float32; and what a compiler leaves of them.
+    "blocks_between": (0.2, 0.3),
+    # Stacked memory is further from its peak there, and has no large cache before it.
+    "blocks_between_stacked": (0.3, 0.2),
+    "blocks_fused": (-1.0, 0.4),
+    # Bytes that pass for each stored weight: it is read, written in the type of the product, and read again.
+    "unpack_eager": (math.log(8.0), 0.5),
+    "unpack_compiled": (math.log(2.0), 0.5),
+    # Bytes that pass for each number of a product whose inputs are quantized without a compiler.
+    "quantize_eager": (math.log(4.0), 0.5),
+}
+"""Mean and deviation of the coefficients of diffusion transformers, which share all others with UNets."""
 
 
 def _priors() -> dict[str, tuple[float, float]]:
@@ -87,7 +114,7 @@ def _priors() -> dict[str, tuple[float, float]]:
     found |= {f"generation_{name}": (0.0, 0.15) for name in GENERATIONS}
     found |= {f"launch_{name}": (log(seconds), 0.3) for name, seconds in _LAUNCHES.items()}
     # Classes were measured by few publishers each: most of what sets them apart are the publishers.
-    found |= {f"class_{name}": (0.0, 0.1) for name in _CLASSES}
+    found |= {f"class_{name}": (0.0, 0.04 if "blocks" in name else 0.1) for name in _CLASSES} | _BLOCKS
     return found | {"launch_eager_3": (log(_LAUNCHES["eager_3"]), 0.4)}
 
 
@@ -97,7 +124,10 @@ _INDEX = {name: index for index, name in enumerate(NAMES)}
 _MEAN = np.array([mean for mean, _ in PRIORS.values()])
 _DEVIATION = np.array([deviation for _, deviation in PRIORS.values()])
 
-PARTS = ("convolutions", "products", "attention", "matrix bytes", "other bytes", "kernels", "launches")
+OF_TRANSFORMERS = np.array([name in _BLOCKS or name.startswith("class_blocks") for name in NAMES])
+"""Which coefficients are of diffusion transformers alone: they are fitted after all others, which then stay."""
+
+PARTS = ("convolutions", "products", "attention", "matrix bytes", "other bytes", "unpacking", "kernels", "launches")
 """The parts of a pass; the last one is the host's."""
 
 _COUNT = 2 * len(PARTS) + 2
@@ -111,6 +141,12 @@ _FUSED_SHARE = 0.5
 
 _GRAPH_GAP = 0.25
 """Gaps between kernels that are left in a recorded graph, where the device starts them: 1 to 2 µs."""
+
+_UNPACKING_KERNELS = 1.8
+"""Kernels of a pass without a compiler, to those without unpacking weights or quantizing inputs for each product."""
+
+_PEAK = 312.0
+"""The peak rate (TFLOP/s) at which shares are the coefficients themselves: an A100's."""
 
 _VECTOR_SHARE = 0.6
 """Share of the peak rate that cards without tensor cores reach."""
@@ -138,12 +174,20 @@ class Costs:
     between: float = 0.0
     """Part of `moved`: that of kernels that only move or map numbers, which a compiler may fuse."""
     kernels: float = 0.0
+    stored: float = 0.0
+    """Part of `moved`: weights, where they are counted apart."""
     peak: float = 0.0
     """Most bytes that were alive together, without parameters."""
 
     def times(self, factor: float) -> "Costs":
         """Returns the costs of several passes, one after the other."""
         return replace(Costs(*(factor * value for value in vars(self).values())), peak=self.peak)
+
+
+def added(first: Costs, second: Costs) -> Costs:
+    """Returns the costs of two passes, one after the other."""
+    sums = {name: value + getattr(second, name) for name, value in vars(first).items()}
+    return Costs(**(sums | {"peak": max(first.peak, second.peak)}))
 
 
 def averaged(passes: Sequence[tuple[int, Costs]]) -> Costs:
@@ -258,37 +302,85 @@ def _parts(case: Case) -> list[tuple[float, Terms]]:
     found = _pass(case, case.denoiser, False) + _pass(case, case.decoder, True)
     found.append((0.0, {f"fixed_{software.fixed}": 1.0}))
     if software.application == "engine":
-        return [*found, (-30.0, {})]
-    return [*found, (math.log(case.images), {f"image_{software.application}": 1.0})]
+        return [*found, _NOTHING]
+    kind = "library" if software.is_library else software.application
+    return [*found, (math.log(case.images), {f"image_{kind}": 1.0})]
+
+
+_NOTHING: tuple[float, Terms] = (-30.0, {})
+"""A part that takes no time."""
 
 
 def _pass(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, Terms]]:
     sheet, software = case.sheet, case.software
     full = decodes and case.decodes_in_float32
-    convolution, product = ("tf32", "fp32") if full and software.application == "library" else software.types
-    by_class = f"class_{software.name}"
+    convolution, product = ("tf32", "fp32") if full and software.is_library else software.types
+    if decodes and software.is_transformer and not full:
+        convolution = product = "fp16"  # the denoiser's weights alone are quantized
+    attention = "fp16" if software.is_transformer and product in EIGHT_BITS else product
+    shared: Terms = {f"class_{software.name}": -1.0} | ({"decoder": 1.0} if decodes else {})
+    if software.is_transformer and decodes:
+        shared |= {"blocks_decoder": 1.0}
     found: list[tuple[float, Terms]] = []
     for amount, name, kind in (
         (costs.convolutions, "conv", convolution),
         (costs.products, "gemm", product),
-        (costs.attention, "attn", product),
+        (costs.attention, "attn", attention),
     ):
-        rate, terms = _rate(sheet, name, kind)
+        rate, terms = _rate(sheet, name, kind, doubled=not software.is_transformer)
         seconds = max(amount, 1.0) / (rate * 1e12 * _power(sheet))
-        terms |= {by_class: -1.0} | ({"decoder": 1.0} if decodes else {})
+        terms |= shared
+        if software.is_transformer and name != "conv":
+            terms |= {f"blocks_{name}": 1.0, f"blocks_{name}_peak": -math.log((sheet.tensor.fp16 or _PEAK) / _PEAK)}
+            terms |= {f"blocks_{kind}": 1.0} if kind in EIGHT_BITS else {}
         found.append((math.log(seconds), {key: -factor for key, factor in terms.items()}))
-    seconds = (4 if full else software.bytes) / (sheet.bandwidth_gb_s * 1e9)
-    moving: Terms = {"bandwidth": -1.0, by_class: 0.5}
-    found.append((math.log(max(costs.moved - costs.between, 1.0) * seconds * _MATRIX_SHARE), moving))
-    between = max(costs.between, 1.0) * seconds * (_FUSED_SHARE if software.compiled else 1.0)
-    found.append((math.log(between), moving | ({"split": 1.0} if software.split else {})))
-    kernels = math.log(max(costs.kernels, 1.0))
+    return (
+        found + _bytes_moved(case, costs, decodes) + _launched(software, costs, software.is_transformer and not decodes)
+    )
+
+
+def _bytes_moved(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, Terms]]:
+    """Returns what the bytes of a pass take: of matrix operators, of others, and of unpacking weights."""
+    sheet, software = case.sheet, case.software
+    blocks = software.is_transformer and not decodes
+    a_byte = 1 / (sheet.bandwidth_gb_s * 1e9)
+    seconds = (4 if decodes and case.decodes_in_float32 else software.bytes) * a_byte
+    moving: Terms = {"bandwidth": -1.0, f"class_{software.name}": 0.5}
+    products = moving | ({"blocks_matrix": 1.0} if blocks else {})
+    within = math.log(max(costs.moved - costs.between, 1.0) * seconds * _MATRIX_SHARE)
+    between = math.log(max(costs.between, 1.0) * seconds * (_FUSED_SHARE if software.compiled else 1.0))
+    others = moving | ({"split": 1.0} if software.split else {})
+    if blocks:
+        others |= {"blocks_between": 1.0} | ({"blocks_between_stacked": 1.0} if sheet.chip in _STACKED else {})
+        others |= {"blocks_fused": 1.0} if software.compiled else {}
+    unpacking = _NOTHING
+    if blocks and software.stored:
+        name = f"unpack_{'compiled' if software.compiled else 'eager'}"
+        unpacking = (math.log(max(costs.stored, 1.0) * a_byte), {"bandwidth": -1.0, name: 1.0})
+    elif blocks and software.types[1] in EIGHT_BITS and not software.compiled:
+        numbers = max(costs.moved - costs.between, 1.0)
+        unpacking = (math.log(numbers * a_byte), {"bandwidth": -1.0, "quantize_eager": 1.0})
+    return [(within, products), (between, others), unpacking]
+
+
+def _launched(software: Software, costs: Costs, blocks: bool) -> list[tuple[float, Terms]]:
+    unpacks = software.stored or software.types[1] in EIGHT_BITS
+    more = _UNPACKING_KERNELS if blocks and unpacks and not software.compiled else 1.0
+    kernels = math.log(max(costs.kernels * more, 1.0))
     gap = kernels + (math.log(_GRAPH_GAP) if software.graphs else 0.0)
-    return [*found, (gap, {"gap": 1.0}), (kernels, {f"launch_{software.launcher}": 1.0})]
+    between: Terms = {"gap": 1.0} | ({"blocks_gap": 1.0} if blocks else {})
+    return [(gap, between), (kernels, {f"launch_{software.launcher}": 1.0})]
 
 
-def _rate(sheet: Sheet, name: str, kind: str) -> tuple[float, Terms]:
-    """Returns the rate (TFLOP/s) that a class of operator may reach in a type, and the coefficients of its share."""
+def _rate(sheet: Sheet, name: str, kind: str, doubled: bool = True) -> tuple[float, Terms]:
+    """Returns the rate (TFLOP/s) that a class of operator may reach in a type, and the coefficients of its share.
+
+    Args:
+        sheet: of the card.
+        name: of the class of operator.
+        kind: the type.
+        doubled: whether a card that accumulates in float16 at twice the rate does so.
+    """
     generation = generation_of(sheet)
     own: Terms = {f"generation_{generation}": 1.0}
     half, cores, vector = sheet.tensor.fp16, sheet.tensor, float(sheet.vector.fp32 or 1.0)
@@ -300,14 +392,14 @@ def _rate(sheet: Sheet, name: str, kind: str) -> tuple[float, Terms]:
     if kind == "fp32" or (kind == "tf32" and cores.tf32 is None):
         return vector, {"vector_conv" if name == "conv" else "vector_gemm": 1.0}
     # GeForce accumulates in float16 at twice the rate. In TF32, too, it does more than its peak by others says.
-    peak = sheet.half_accumulation or half
+    peak = (sheet.half_accumulation if doubled else None) or half
     terms = own | {"tensor": 1.0, name: 1.0}
     share = 1.0
     if sheet.chip in _STACKED:
         share = (peak / 312) ** -_STACKED_LOSS
     else:
         terms["large"] = -math.log(peak / 150)
-    if kind in ("fp8", "int8"):
+    if kind in EIGHT_BITS:
         return share * float(sheet.peak(kind) or sheet.peak("int8") or half), terms
     return share * (float(cores.tf32) * peak / half if kind == "tf32" and cores.tf32 else float(peak)), terms
 
@@ -326,21 +418,35 @@ def _power(sheet: Sheet) -> float:
     return float((sheet.power_w / sheet.vector.fp32 / usual) ** _POWER_GAIN)
 
 
+BOTH = " | "
+"""Stands between a chip and a publisher."""
+
 _SCALE = 0.2
 """Residual (log) from which on a figure counts less: somewhat more than what two publishers of one figure differ by."""
 
 
-def fit(table: Table, seconds: Array, start: Array | None = None, most: int = 40) -> Array:
-    """Fits the coefficients: Student's t with two degrees of freedom, their priors, and Gauss-Newton steps."""
-    found = _MEAN.copy() if start is None else start.copy()
+def fit(table: Table, seconds: Array, start: Array | None = None, most: int = 40, shared: Array | None = None) -> Array:
+    """Fits the coefficients: Student's t with two degrees of freedom, their priors, and Gauss-Newton steps.
+
+    Args:
+        table: the cases.
+        seconds: what each took.
+        start: from where to search.
+        most: steps of the search.
+        shared: coefficients of which only those of transformers are fitted, and all others stay.
+    """
+    mean, free = (
+        (_MEAN, ~OF_TRANSFORMERS) if shared is None else (np.where(OF_TRANSFORMERS, _MEAN, shared), OF_TRANSFORMERS)
+    )
+    found = mean.copy() if start is None or shared is not None else start.copy()
     wanted = np.log(seconds)
-    for _ in range(most):
+    for _ in range(most if len(seconds) else 0):
         predicted, slope = table.gradient(found)
-        left = wanted - predicted
+        slope, left = slope[:, free], wanted - predicted
         weighed = slope / (_SCALE**2 + left[:, None] ** 2 / 2)
-        curvature = weighed.T @ slope + np.diag(1 / _DEVIATION**2)
-        step = np.linalg.solve(curvature, weighed.T @ left + (_MEAN - found) / _DEVIATION**2)
-        found += step * min(1.0, 0.7 / float(np.abs(step).max()))
+        curvature = weighed.T @ slope + np.diag(1 / _DEVIATION[free] ** 2)
+        step = np.linalg.solve(curvature, weighed.T @ left + (mean - found)[free] / _DEVIATION[free] ** 2)
+        found[free] += step * min(1.0, 0.7 / float(np.abs(step).max()))
         if np.abs(step).max() < 2e-3:
             break
     return found
@@ -352,8 +458,9 @@ class Coefficients:
 
     Attributes:
         all: fitted to all figures.
-        without: by `chip`, `generation` or `publisher`, the coefficients without the figures of each.
-        cards: number of figures by card.
+        without: by `chip`, `generation`, `publisher` or `both`, the coefficients without the figures of each.
+        cards: number of figures of UNets by card.
+        blocks: number of figures of transformers by card.
         widths: factors (log) of the half-width of an 80 % interval, by class; see `fitting.labels`.
     """
 
@@ -361,10 +468,22 @@ class Coefficients:
     without: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
     cards: Mapping[str, int] = field(default_factory=dict)
     widths: Mapping[str, float] = field(default_factory=dict)
+    blocks: Mapping[str, int] = field(default_factory=dict)
+
+    def cards_of(self, software: Software) -> Mapping[str, int]:
+        """Returns the number of figures by card that tell of a software."""
+        return self.blocks if software.is_transformer else self.cards
 
     def left_out(self, by: str, value: str) -> Array:
-        """Returns the coefficients without the figures of a chip, generation or publisher."""
-        return self.without.get(by, {}).get(value, self.all)
+        """Returns the coefficients without the figures of a chip, a generation or a publisher, or of two of them.
+
+        `both` leaves out all figures of the chip, and all of the publisher, where there are any.
+        """
+        found = self.without.get(by, {}).get(value)
+        if found is None and by == "both":
+            chip, publisher = value.split(BOTH)
+            found = self.without.get("chip", {}).get(chip, self.without.get("publisher", {}).get(publisher))
+        return self.all if found is None else found
 
 
 @cache
@@ -378,4 +497,4 @@ def coefficients() -> Coefficients:
         return np.array(values)[order]
 
     without = {by: {name: vector(values) for name, values in folds.items()} for by, folds in content["without"].items()}
-    return Coefficients(vector(content["all"]), without, content["cards"], content["widths"])
+    return Coefficients(vector(content["all"]), without, content["cards"], content["widths"], content["blocks"])

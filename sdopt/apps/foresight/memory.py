@@ -7,7 +7,7 @@ room, and shrink when there is none. So two figures are given, *at least* and *l
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +48,9 @@ _SLACK = 1.15
 _ROOMY_DENOISER, _ROOMY_DECODER = 1.17, {2: 2.75, 4: 2.25}
 """The same where memory is not scarce, by bytes of a number: cuDNN's workspaces for large images count there."""
 
+WORKSPACE, AT_LEAST = 1.3, 0.4
+"""What decoding an image of a transformer takes beside what is alive: a factor, and GiB."""
+
 _STRUCTURAL = (Vanilla, Sliced, FusedProjections, VaeSlicing, VaeTiling)
 """Options that change networks in a way that a trace on the meta device shows."""
 
@@ -73,6 +76,19 @@ class Blueprint:
     """Bytes that it moves once in a call."""
     decodes_in_float32: bool = False
     """Whether the decoder runs in float32, whatever the precision of the denoiser."""
+    name: str = "unet"
+    """The name of the denoiser among the weights."""
+    texts: float | None = None
+    """What model offloading holds of the text encoders at once; None is all of them."""
+    loading: float = 0.0
+    """What is on the device while weights are quantized there."""
+    encoding: Costs = field(default_factory=Costs)
+    """Costs of encoding the prompts, where they are counted apart."""
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether the denoiser is a transformer."""
+        return self.name == "transformer"
 
 
 @dataclass(frozen=True)
@@ -104,13 +120,14 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
 
     from sdopt.apps.foresight.trace import denoiser_inputs, on_meta, trace
 
-    family = family_of(variant.model)
-    if not family.is_unet:
-        raise UsageError(f"model={variant.model.name}: sdopt plans UNets alone, and not {family.title}: measure it")
+    if not family_of(variant.model).is_unet:
+        from sdopt.apps.foresight.transformer_blueprint import of_transformer
+
+        return of_transformer(variant, shape)
     options = variant.optimizations
     chosen = {type(option) for option in options.values()}
     precision = options.get("precision")
-    folder = _folder(variant)
+    folder = folder_for(variant)
     kind = precision.others if isinstance(precision, Quantized) else getattr(precision, "weights", "float32")
     dtype: torch.dtype = getattr(torch, kind)
     parts = parts_in(folder)
@@ -187,23 +204,36 @@ def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint
     chosen = {type(option) for option in variant.optimizations.values()}
     context = CUDA_CONTEXT_GIB if cuda else 0.0
     denoiser, decoder = plan.denoiser.peak / 2**30, plan.decoder.peak / 2**30
-    unet, vae = plan.weights["unet"] + plan.weights.get("autocast's copies", 0.0), plan.weights["vae"]
+    network = plan.weights[plan.name] + plan.weights.get("autocast's copies", 0.0)
+    vae = plan.weights["vae"]
     texts = sum(size for name, size in plan.weights.items() if name in TEXT_ENCODERS)
     if ModelOffload in chosen:
-        stages = [(unet, denoiser), (vae, decoder), (texts, 0.0)]
+        held_of_texts = texts if plan.texts is None else plan.texts
+        stages = [(network, denoiser, 0.0), (vae, 0.0, decoder), (held_of_texts, 0.0, 0.0)]
     elif SequentialOffload in chosen or GroupOffload in chosen:
         # A stream holds the next layer too.
         held = plan.layer * (2 if GroupOffload in chosen else 1)
-        stages = [(held, denoiser), (held, decoder)]
+        stages = [(held, denoiser, 0.0), (held, 0.0, decoder)]
     elif PrecomputedEmbeddings in chosen:
-        stages = [(unet + vae, max(denoiser, decoder)), (unet + vae + texts, 0.0)]
+        stages = [(network + vae, denoiser, decoder), (network + vae + texts, 0.0, 0.0)]
     else:
-        stages = [(unet + vae + texts, max(denoiser, decoder))]
-    held, alive = max(stages, key=lambda stage: stage[0] + stage[1])
-    return Footprint(held + alive + context, held + alive * _SLACK + context)
+        stages = [(network + vae + texts, denoiser, decoder)]
+    floor = max(held + max(step, decoding) for held, step, decoding in stages)
+    if plan.is_transformer and decoder:
+        # Its decoder has more to do than its denoiser, and convolutions take workspaces.
+        decoding = [
+            held + max(step * _SLACK, once * WORKSPACE + (AT_LEAST if once else 0.0)) for held, step, once in stages
+        ]
+        likely = max(decoding)
+    else:
+        held, alive = max(
+            ((held, max(step, decoding)) for held, step, decoding in stages), key=lambda stage: stage[0] + stage[1]
+        )
+        likely = held + alive * _SLACK
+    return Footprint(max(floor, plan.loading) + context, max(likely, plan.loading) + context)
 
 
-def _folder(variant: Variant) -> Path:
+def folder_for(variant: Variant) -> Path:
     """Returns the folder with the configurations of a model; if it was not fetched, those of its architecture."""
     try:
         return folder_of(variant.model)
@@ -251,6 +281,10 @@ def likely_of(work: Work, software: Software, kind: str, card_gib: float) -> tup
     """Returns floor and likely GiB of a published figure: `allocated`, `reserved` where there is room, or `device`."""
     from sdopt.apps.foresight.trace import pass_costs
 
+    if software.is_transformer:
+        from sdopt.apps.foresight.transformer_blueprint import likely_of_transformer
+
+        return likely_of_transformer(work, software, kind, card_gib)
     folder, bytes_each = ARCHITECTURES / work.architecture, software.bytes
     weights = _parameters(folder) * bytes_each / 2**30
     denoiser, decoder = (

@@ -25,9 +25,10 @@ from sdopt.apps.foresight.cpu import (
     threads_of,
 )
 from sdopt.apps.foresight.fitting import EXTRAPOLATED, Z80, half_width, labels, relatives, state_of, why_not
-from sdopt.apps.foresight.latency import NAMES, PARTS, Array, Case, Table, coefficients, generation_of
+from sdopt.apps.foresight.latency import NAMES, PARTS, Array, Case, Table, added, coefficients, generation_of
 from sdopt.apps.foresight.memory import Blueprint, Footprint, blueprint, footprint, steps_of
 from sdopt.apps.foresight.software import Software, software_of
+from sdopt.apps.foresight.transfers import transfer_of
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.models import with_own_models
@@ -54,9 +55,6 @@ REFUSED = "refused"
 
 Learned = tuple[Array, str]
 """Coefficients that a measurement has changed, and a summary."""
-
-_LINK = (0.4, 0.9)
-"""Shares of the link's peak rate at which offloading moves weights: pageable memory, and pinned with a stream."""
 
 _ENCODER_SHARE = 0.45
 """Work of the VAE's encoder, as a share of its decoder's."""
@@ -201,17 +199,17 @@ def _prediction(
     table = Table.of([case])
     vector = found.all if learned is None else learned[0]
     seconds = float(np.exp(table.log_seconds(vector)[0]))
-    state = state_of(found.cards, sheet)
+    state = state_of(found.cards_of(software), sheet)
     if not _SIZES[0] <= shape.size <= _SIZES[1] or isinstance(variant.optimizations.get("caching"), Caching):
         state = EXTRAPOLATED
     # A user is a new publisher, until a measurement of theirs tells of the host.
     classes = labels(state, software, generation_of(sheet), seen=learned is not None)
     half = half_width(found.widths, classes, 0.0 if learned else float(table.untold(vector)[0]))
     low, high = seconds * math.exp(-half), seconds * math.exp(half)
-    moved = plan.host_bytes * case.steps + plan.call_bytes
-    if moved:
-        slowest, fastest = (moved / ((sheet.pcie_gb_s or 16) * 1e9 * share) for share in _LINK)
-        low, high = max(low, fastest), high + slowest
+    options = variant.optimizations.values()
+    transfer = transfer_of(options, plan.host_bytes, plan.call_bytes, case.steps, sheet)
+    if transfer:
+        low, high = transfer.with_calls(low, high)
         seconds = math.sqrt(low * high)
     return replace(
         made,
@@ -219,7 +217,7 @@ def _prediction(
         seconds=seconds,
         low=low,
         high=high,
-        shares=_shares(case, table.parts(vector)[:, 0], moved / ((sheet.pcie_gb_s or 16) * 1e9)),
+        shares=_shares(case, table.parts(vector)[:, 0], math.sqrt(transfer.least * transfer.most) if transfer else 0.0),
         evidence=_evidence(card, sheet, state, software, learned),
         price=_price(variant, seconds / images),
     )
@@ -233,7 +231,7 @@ def version_of(text: str) -> tuple[int, int]:
 
 def case_of_variant(variant: Variant, plan: Blueprint, shape: Shape, sheet: Sheet, software: Software) -> Case:
     """Returns what the latency model needs to know of a variant's call on a card."""
-    decoder = plan.decoder
+    decoder = added(plan.decoder, plan.encoding)
     if variant.task.kind != "txt2img" and TinyVae not in map(type, variant.optimizations.values()):
         decoder = decoder.times(1 + _ENCODER_SHARE)
     images = shape.batch_size * variant.workload.images_per_prompt
@@ -257,7 +255,9 @@ def _here(made: Prediction, variant: Variant, plan: Blueprint, case: Case) -> Pr
     machine = machine_of(threads_of(variant.hardware))
     texts = sum(gib for name, gib in plan.weights.items() if name in TEXT_ENCODERS) * 2**30 / 4
     prompts = 2 if variant.guidance_scale > 1 else 1
-    parts = machine.parts(case.denoiser, case.decoder, 2.0 * texts * _TOKENS * prompts)
+    # The decoder of a transformer's pipeline has the products of its text encoders.
+    encoding = 0.0 if plan.is_transformer else 2.0 * texts * _TOKENS * prompts
+    parts = machine.parts(case.denoiser, case.decoder, encoding)
     seconds = seconds_of(parts, case.steps)
     return replace(
         made,
@@ -276,7 +276,7 @@ def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
     size = len(PARTS)
     sums = {"matrix products": 0.0, "memory": 0.0, "launches": 0.0, "weights from the host": link, "fixed": 0.0}
     for start, times in ((0, case.steps), (size, 1)):
-        products, memory = parts[start : start + 3].sum(), parts[start + 3 : start + 5].sum()
+        products, memory = parts[start : start + 3].sum(), parts[start + 3 : start + 6].sum()
         device, host = parts[start : start + size - 1].sum(), parts[start + size - 1]
         whole = (device**4 + host**4) ** 0.25
         # What the host adds, and gaps between kernels, are both launches.
@@ -289,10 +289,11 @@ def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
 
 
 def _evidence(card: str, sheet: Sheet, state: str, software: Software, learned: Learned | None) -> str:
-    known = coefficients().cards
+    known = coefficients().cards_of(software)
     generation, count = generation_of(sheet), relatives(known, sheet)
     own = f", {known[card]} figures of this card" if card in known else ""
-    text = f"{count} {generation.upper() if generation.startswith('rdna') else generation.capitalize()} cards{own}"
+    named = generation.upper() if generation.startswith("rdna") else generation.capitalize()
+    text = f"{count} {named} card{'' if count == 1 else 's'}{own}"
     text = text if count else f"no {generation.capitalize()} card; others only"
     if state == EXTRAPOLATED and count:
         text += "; few of such cards, sizes or caches"

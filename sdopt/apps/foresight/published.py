@@ -8,14 +8,28 @@ import csv
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sdopt.apps.foresight.software import Software
+from sdopt.apps.foresight.storage import Storage
+from sdopt.apps.foresight.transformer_rows import (
+    architecture_of,
+    is_guided,
+    is_transformer,
+    memory_kind,
+    moves_layers,
+    software_of_row,
+    storage_of_row,
+    why_untimed,
+)
 from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import ARCHITECTURES, read_json
+from sdopt.pipelines.families import family_of_folder, guidance_from
+from sdopt.pipelines.family import Family
 from sdopt.schema import Sheet
 from sdopt.text_files import read_text
 
@@ -57,12 +71,14 @@ class Work:
     """What a figure is of: enough to count its operations.
 
     Attributes:
-        architecture: `sd15`, `sd21` or `sdxl`.
+        architecture: of those that come with sdopt, such as `sd15` or `flux_dev`.
         batch: images of a call.
-        samples: of the denoiser per image and step: 2 with guidance.
+        samples: of the denoiser per image and call of it: 2 with guidance in one call.
         part: what a time is of, `call`, `step`, `image`, or a network.
         sliced: whether the VAE decodes one image at a time.
         tiny: whether a tiny autoencoder decodes.
+        calls: of the denoiser in a step: 2 with guidance in two calls.
+        storage: how the weights of a transformer's pipeline are stored.
     """
 
     architecture: str
@@ -74,6 +90,8 @@ class Work:
     part: str = CALL
     sliced: bool = False
     tiny: bool = False
+    calls: int = 1
+    storage: Storage = field(default_factory=Storage)
 
 
 @dataclass(frozen=True)
@@ -86,7 +104,7 @@ class Figure:
         card: the name of its data sheet in `hardware=`.
         seconds: the time, if it is one.
         gib: the memory, if it is one.
-        memory: which memory: `reserved`, `allocated` or `device`.
+        memory: which memory: `reserved`, `allocated`, `device`, or that of `weights` alone.
     """
 
     line: int
@@ -140,15 +158,50 @@ def _figure(line: int, row: Mapping[str, str], names: "Names") -> Figure:
     card = names.card(row["gpu"])
     if card is None:
         raise _RefusedError("no data sheet")
-    value, work = _positive(row["value"], "value"), _work(row)
-    software = Software.read(row["backend"], row["precision"])
+    value, tokens = _positive(row["value"], "value"), is_transformer(row["model"])
+    work, software = _of_transformer(row) if tokens else (_work(row), Software.read(row["backend"], row["precision"]))
     if isinstance(software, str):
         raise _RefusedError(software)
     figure = Figure(line, publisher_of(row["source"]), row["gpu"], card, work, software)
     metric, unit = row["metric"], row["unit"].lower()
     if metric in _MEMORIES:
-        return replace(figure, gib=value * _in_table(unit, _BYTES, "unit") / 2**30, memory=_MEMORIES[metric])
+        kind = memory_kind(row) if tokens and metric == "gpu_memory_gb" else _MEMORIES[metric]
+        return replace(figure, gib=value * _in_table(unit, _BYTES, "unit") / 2**30, memory=kind)
     return replace(figure, seconds=_seconds(metric, value, unit, work))
+
+
+def _of_transformer(row: Mapping[str, str]) -> tuple[Work, Software]:
+    """Returns the work and the software of a figure of a transformer. Raises _RefusedError if they cannot be told."""
+    architecture = architecture_of(row["model"])
+    if architecture is None:
+        raise _RefusedError(f"unknown model '{row['model']}'")
+    software, timed = software_of_row(row), row["metric"] not in _MEMORIES
+    if software is None:
+        raise _RefusedError(f"unknown precision '{row['precision']}'")
+    storage, part = storage_of_row(row), _in_table(row["metric"], _PARTS, "metric")
+    reason = why_untimed(row) if timed else "it moves weights in each step" if moves_layers(row) else ""
+    if reason or (timed and storage.offload):
+        raise _RefusedError(reason or "its host moves weights, how fast is not known")
+    if part not in (CALL, STEP, IMAGE):
+        raise _RefusedError("no time of a call")
+    width, height = (int(_positive(row[name], name)) for name in ("width", "height"))
+    if width % 16 or height % 16 or not _SIZES[0] <= min(width, height) <= max(width, height) <= _SIZES[1]:
+        raise _RefusedError(f"unknown size {row['width']}×{row['height']}")
+    steps = int(_positive(row["steps"] or ("50" if part == STEP or not timed else ""), "steps"))
+    batch = int(_positive(row["batch"] or "1", "batch"))
+    guidance = guidance_from(*_configs(architecture))
+    scale = 2 + guidance.above if is_guided(row) else guidance.above
+    calls, samples = guidance.calls_a_step(scale), guidance.samples_a_call(scale)
+    work = Work(architecture, width, height, steps, batch, samples, part, calls=calls, storage=storage)
+    return work, software
+
+
+def _configs(architecture: str) -> tuple[Family, dict[str, dict[str, Any]]]:
+    """Returns the family of an architecture, and the configurations that say how it is guided."""
+    folder = ARCHITECTURES / architecture
+    family = family_of_folder(folder)
+    index, denoiser = (read_json(folder / name) for name in ("model_index.json", f"{family.denoiser}/config.json"))
+    return family, {"": index, family.denoiser: denoiser}
 
 
 _BYTES = {"gb (1e9)": 1e9, "gb": 2**30, "gib": 2**30, "mb": 2**20, "mib": 2**20}
@@ -227,8 +280,13 @@ def _in_table(key: str, table: Mapping[str, T], name: str) -> T:
 
 
 def publisher_of(source: str) -> str:
-    """Returns who published a figure: the owner and repository, or the site, that a source begins with."""
-    return re.split(r"[:@ ?]", re.sub(r"^https?://", "", source.strip()))[0].removesuffix("/") or "unknown"
+    """Returns who published a figure: the owner of the repository that a source begins with, or the site.
+
+    Repositories of one owner share machines and habits: they are one publisher.
+    """
+    written = re.split(r"[:@ ?]", re.sub(r"^https?://", "", source.strip()))[0].removesuffix("/") or "unknown"
+    owner, _, rest = written.partition("/")
+    return f"{owner}/{rest.partition('/')[0]}".removesuffix("/") if "." in owner else owner
 
 
 class Names:
@@ -251,6 +309,8 @@ class Names:
 
 _USUAL = {
     "A100": "a100_40",
+    "A800": "a800",
+    "H800": "h800",
     "A100 SXM4 80GB": "a100_80",
     "A100 80GB": "a100_80",
     "A100-40GB": "a100_40",

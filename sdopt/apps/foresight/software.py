@@ -4,14 +4,25 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sdopt.options.attention import Sliced, Vanilla
+from sdopt.options.attention import Default, FusedProjections, Sdpa, Sliced, Vanilla, Xformers
 from sdopt.options.base import Optimization
 from sdopt.options.caching import DeepCaching, GuidanceInterval, SpectralForecast, WholeSteps
 from sdopt.options.lora import Fused, NoLora
+from sdopt.options.memory import LayerwiseCasting
 from sdopt.options.precision import Precision
+from sdopt.options.quantization import Quantized, TorchAo
+from sdopt.pipelines.loading import family_of
 from sdopt.variant import Variant
 
 FUSED, SPLIT, SCORES = "fused", "split", "scores"
+
+EIGHT_BITS = ("fp8", "int8")
+"""Types of products in eight bits."""
+
+TRANSFORMERS = "transformers"
+"""The application of diffusion transformers in libraries."""
+
+_LIBRARIES = ("library", TRANSFORMERS)
 
 
 @dataclass(frozen=True)
@@ -19,7 +30,8 @@ class Software:
     """How a pipeline is run.
 
     Attributes:
-        application: `library` (diffusers, or code like it), `web` (a user interface), `engine` (a compiled engine).
+        application: `library` (diffusers, or code like it), `web` (a user interface), `engine` (a compiled engine),
+            `transformers` (a library that runs a diffusion transformer).
         name: the class within the application, for a factor of its own.
         attention: `fused`, or `scores` if attention writes all its scores to memory.
         split: whether it does so in slices, which are read again.
@@ -27,6 +39,7 @@ class Software:
         compiled: whether kernels are generated or fused by a compiler.
         graphs: whether launches are recorded once and replayed.
         torch: major and minor version of PyTorch; (0, 0) if unknown.
+        stored: whether weights are stored in fewer bits than products read, and unpacked for each of these.
     """
 
     application: str
@@ -37,6 +50,17 @@ class Software:
     compiled: bool = False
     graphs: bool = False
     torch: tuple[int, int] = (0, 0)
+    stored: bool = False
+
+    @property
+    def is_library(self) -> bool:
+        """Whether diffusers runs it, or code like it."""
+        return self.application in _LIBRARIES
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether the denoiser is a transformer, whose parts have coefficients of their own."""
+        return self.application == TRANSFORMERS
 
     @property
     def types(self) -> tuple[str, str]:
@@ -59,12 +83,12 @@ class Software:
     @property
     def fixed(self) -> str:
         """The class by which a call takes its fixed part."""
-        return f"library_{self.age}" if self.application == "library" else self.application
+        return f"library_{self.age}" if self.is_library else self.application
 
     @property
     def launcher(self) -> str:
         """The class by which launching a kernel takes its time."""
-        if self.application == "library":
+        if self.is_library:
             return "graphs" if self.graphs else "compiled" if self.compiled else f"eager_{self.age}"
         return self.name if self.application == "web" else "engine"
 
@@ -166,30 +190,55 @@ _TYPES = {"float16": "fp16", "bfloat16": "bf16"}
 
 def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
     """Returns the class of software that a variant runs with a PyTorch, or why no time can be told for it."""
-    options = variant.optimizations
+    options, transformer = variant.optimizations, not family_of(variant.model).is_unet
     compiler, attention, precision = (options.get(axis) for axis in ("compiler", "attention", "precision"))
     kind = type(compiler).__name__ if compiler is not None else "Eager"
-    numbers = _numbers(precision)
+    casts = any(isinstance(option, LayerwiseCasting) for option in options.values())
+    timed = Precision | TorchAo | None if transformer else Precision | None
     for axis, untold, reason in (
-        ("precision", not isinstance(precision, Precision | None), "there are no figures of 8-bit back ends"),
+        ("precision", not isinstance(precision, timed), "there are no figures of its kernels"),
+        ("attention", not isinstance(attention, _ATTENDS), "there are no figures of its kernels"),
         ("lora", not isinstance(options.get("lora"), NoLora | Fused | None), "there are no figures of unfused LoRAs"),
         ("caching", not isinstance(options.get("caching"), _COUNTED), "there are no figures of what it leaves out"),
         ("grad_mode", getattr(options.get("grad_mode"), "mode", "") == "enabled", "there are no figures with autograd"),
-        ("compiler", kind not in (*_COMPILERS, "TensorRt"), "there are no figures of it"),
+        ("compiler", kind not in _known_compilers(transformer), "there are no figures of it"),
     ):
         if untold:
             return f"{axis}={variant.choices.get(axis, axis)}: {reason} to learn from"
     if kind == "TensorRt":
-        return Software("engine", "tensorrt", FUSED, False, numbers, True, True, torch)
+        return Software("engine", "tensorrt", FUSED, False, _numbers(precision), True, True, torch)
     compiled, graphs = _COMPILERS[kind]
     graphs = graphs or getattr(compiler, "mode", "") in ("reduce-overhead", "max-autotune")
     plain = isinstance(attention, Vanilla | Sliced) or getattr(attention, "backend", "") == "math"
     kept, split = SCORES if plain else FUSED, isinstance(attention, Sliced)
-    return Software("library", "compiled" if compiled else "eager", kept, split, numbers, compiled, graphs, torch)
+    named = "compiled" if compiled else "eager"
+    if not transformer:
+        return Software("library", named, kept, split, _numbers(precision), compiled, graphs, torch)
+    numbers = _numbers(precision)
+    if numbers == "int8" and not compiled:
+        chosen = variant.choices.get("precision", "int8")
+        return f"precision={chosen}: int8 products without a compiler run 20 times slower: choose compiler=inductor"
+    stored = casts or (isinstance(precision, TorchAo) and not precision.activations)
+    return Software(TRANSFORMERS, f"blocks_{named}", kept, split, numbers, compiled, graphs, torch, stored)
+
+
+_ATTENDS = Default | Vanilla | Sdpa | Sliced | Xformers | FusedProjections | None
+"""Ways to attend that run in PyTorch's or xFormers' fused kernels, or without one."""
+
+
+def _known_compilers(transformer: bool) -> tuple[str, ...]:
+    """Returns the classes of compilers of which there are figures; none are of transformers in an engine."""
+    return (*_COMPILERS, *(() if transformer else ("TensorRt",)))
 
 
 def _numbers(precision: Optimization | None) -> str:
     """Returns the type of the arithmetic."""
+    if isinstance(precision, Quantized):
+        return (
+            ("fp8" if "float8" in precision.weights else "int8")
+            if precision.activations
+            else _TYPES.get(precision.others, "fp32")
+        )
     if not isinstance(precision, Precision):
         return "fp32"
     kind = precision.autocast or precision.weights

@@ -1,0 +1,214 @@
+"""Memory and costs of a pipeline with a diffusion transformer: of a variant, and of a published figure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from sdopt.apps.foresight.latency import Costs, averaged
+from sdopt.apps.foresight.memory import AT_LEAST, WORKSPACE, Blueprint, folder_for, steps_of
+from sdopt.apps.foresight.published import Work
+from sdopt.apps.foresight.software import SCORES, Software
+from sdopt.apps.foresight.storage import BITS, Storage, encoder_stage, gib_of, weights_in
+from sdopt.apps.foresight.trace import on_meta, trace
+from sdopt.apps.foresight.transformers import (
+    decoder_costs,
+    denoiser_costs,
+    encoding_costs,
+    for_samples,
+    latents_of,
+    network,
+    words_of,
+)
+from sdopt.errors import UsageError
+from sdopt.hardware.cards import CUDA_CONTEXT_GIB
+from sdopt.options.attention import Sliced, Vanilla
+from sdopt.options.base import Optimization
+from sdopt.options.caching import GuidanceInterval, SpectralForecast
+from sdopt.options.memory import LayerwiseCasting, TinyVae, VaeInPieces, WithoutT5
+from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
+from sdopt.options.precision import FullVae
+from sdopt.options.quantization import Quantized, QuantizedTextEncoders, TorchAo
+from sdopt.pipelines.catalog import ARCHITECTURES
+from sdopt.pipelines.families import family_of_folder
+from sdopt.pipelines.family import Family
+from sdopt.pipelines.loading import family_of, guidance_of
+from sdopt.schema import Shape
+from sdopt.variant import Variant
+
+_ROOMY_DENOISER, _ROOMY_DECODER = 1.17, 3.0
+"""What PyTorch reserves for what is alive where memory is not scarce."""
+
+_CONVERTING = 0.17
+"""GiB beside all weights while the largest layer is quantized."""
+
+
+def of_transformer(variant: Variant, shape: Shape) -> Blueprint:
+    """Counts what the networks of a variant weigh, and what one step and one decoding cost.
+
+    Raises:
+        UsageError: the model's configuration is not on this machine, or its transformer is of an unknown class.
+    """
+    folder, family = folder_for(variant), family_of(variant.model)
+    chosen, guidance = variant.optimizations, guidance_of(variant.model)
+    kinds = {type(option) for option in chosen.values()}
+    dtype = _dtype_of(chosen.get("precision"))
+    images = shape.batch_size * variant.workload.images_per_prompt
+    size = shape.size, shape.size
+    words = words_of(family, variant.model.max_sequence_length)
+    scores = isinstance(chosen.get("attention"), Vanilla | Sliced)
+    scores = scores or getattr(chosen.get("attention"), "backend", "") == "math"
+    one = _in_type(denoiser_costs(folder, size, words, scores), dtype)
+    whole = for_samples(one, images * guidance.samples_a_call(variant.guidance_scale))
+    whole = whole.times(guidance.calls_a_step(variant.guidance_scale))
+    both = guidance.guides(variant.guidance_scale)
+    storage = Storage()
+    before = weights_in(folder, storage, dtype)
+    before = before if WithoutT5 not in kinds else {k: v for k, v in before.items() if k not in family.optional}
+    weights = {name: _stored(folder, name, family, dtype, variant) for name in before}
+    if TinyVae in kinds:
+        weights["vae"] = _gib(_tiny_vae(folder), dtype)
+    if isinstance(chosen.get("precision"), FullVae):
+        weights["vae"] *= 4 / dtype.itemsize
+    quantizes = any(
+        isinstance(option, Quantized | QuantizedTextEncoders | LayerwiseCasting) for option in chosen.values()
+    )
+    offloads = bool({ModelOffload, SequentialOffload, GroupOffload} & kinds)
+    denoiser = weights[family.denoiser]
+    moves = bool({SequentialOffload, GroupOffload} & kinds)
+    return Blueprint(
+        weights,
+        averaged(_steps(variant, whole, both)),
+        _decoding(variant, folder, size, images, dtype),
+        _largest_layer(folder, tuple(weights), dtype),
+        denoiser * 2**30 * guidance.calls_a_step(variant.guidance_scale) if moves else 0.0,
+        (sum(weights.values()) - (denoiser if moves else 0.0)) * 2**30 if offloads else 0.0,
+        isinstance(chosen.get("precision"), FullVae) and dtype != torch.float32,
+        name=family.denoiser,
+        texts=encoder_stage(family, weights, both and guidance.takes_negative),
+        loading=sum(before.values()) + _CONVERTING if quantizes and not offloads else 0.0,
+        encoding=encoding_costs(folder, shape.batch_size * (2 if both else 1)),
+    )
+
+
+def _dtype_of(precision: Optimization | None) -> torch.dtype:
+    kind = precision.others if isinstance(precision, Quantized) else getattr(precision, "weights", "float32")
+    dtype: torch.dtype = getattr(torch, kind)
+    return dtype
+
+
+def _in_type(costs: Costs, dtype: torch.dtype) -> Costs:
+    """Returns costs whose peak was traced in two bytes a number, in another type."""
+    return replace(costs, peak=costs.peak * dtype.itemsize / 2)
+
+
+def _stored(folder: Path, name: str, family: Family, dtype: torch.dtype, variant: Variant) -> float:
+    """Returns the GiB of a network as the options of a variant store it."""
+    part, form = network(folder, name), ""
+    for option in variant.optimizations.values():
+        if isinstance(option, QuantizedTextEncoders) and name in family.encoders:
+            chosen = not option.encoders or family.encoders.index(name) + 1 in option.encoders
+            form = option.weights if chosen else form
+        elif name == family.denoiser and isinstance(option, LayerwiseCasting):
+            form = "cast8"
+        elif name == family.denoiser and isinstance(option, Quantized):
+            form = {"float8_e4m3fn": "fp8"}.get(option.weights, option.weights)
+            form = f"{form}_tokens" if isinstance(option, TorchAo) else form
+    if form and form not in BITS:
+        raise UsageError(f"model={variant.model.name}: sdopt plan does not know weights in {form}: measure it")
+    return gib_of(part, dtype, form, Storage())
+
+
+def _gib(part: Any, dtype: torch.dtype) -> float:
+    return sum(weight.numel() for weight in part.parameters()) * dtype.itemsize / 2**30
+
+
+def _tiny_vae(folder: Path) -> Any:
+    """Builds a tiny autoencoder for the latents of a folder's own."""
+    from diffusers import AutoencoderTiny
+
+    channels = network(folder, "vae").config.latent_channels
+    with torch.device("meta"):
+        return AutoencoderTiny(latent_channels=channels)
+
+
+def _decoding(variant: Variant, folder: Path, size: tuple[int, int], images: int, dtype: torch.dtype) -> Costs:
+    """Returns the costs of decoding the images of a call, as the options decode them."""
+    options = variant.optimizations.values()
+    pieces = [option for option in options if isinstance(option, VaeInPieces)]
+    tiny = any(isinstance(option, TinyVae) for option in options)
+    full = isinstance(variant.optimizations.get("precision"), FullVae)
+    if not pieces and not tiny:
+        one = _in_type(decoder_costs(folder, size), torch.float32 if full else dtype)
+        return replace(one.times(images), kernels=one.kernels, peak=one.peak * images)
+    vae = on_meta(_tiny_vae(folder), dtype) if tiny else on_meta(empty_vae(folder), torch.float32 if full else dtype)
+    pipe: Any = SimpleNamespace(vae=vae, vae_scale_factor=_factor(vae))
+    for option in pieces:
+        option.apply(pipe)
+    latents = latents_of(network(folder, "vae"), size, images, next(vae.parameters()).dtype)
+    return trace(vae.decode, latents, kept=[latents])
+
+
+def empty_vae(folder: Path) -> Any:
+    """Builds the autoencoder of a folder anew, since options change it."""
+    from sdopt.pipelines.random_weights import empty_part
+
+    return empty_part(folder, "vae")
+
+
+def _factor(vae: Any) -> int:
+    from sdopt.pipelines.families import factor_of
+
+    return factor_of(vae.config)
+
+
+def _largest_layer(folder: Path, names: tuple[str, ...], dtype: torch.dtype) -> float:
+    layers = (module for name in names for module in network(folder, name).modules())
+    return max(sum(w.numel() for w in layer.parameters(recurse=False)) for layer in layers) * dtype.itemsize / 2**30
+
+
+def _steps(variant: Variant, whole: Costs, both: bool) -> list[tuple[int, Costs]]:
+    """Returns how many steps of a call cost what. Steps that are forecast cost nothing."""
+    steps, caching = steps_of(variant), variant.optimizations.get("caching")
+    if isinstance(caching, SpectralForecast):
+        runs = sum(caching.runs(steps))
+        return [(runs, whole), (steps - runs, Costs())]
+    if isinstance(caching, GuidanceInterval) and both:
+        runs = sum(caching.guides(step, steps) for step in range(steps))
+        return [(runs, whole), (steps - runs, whole.times(0.5))]
+    return [(steps, whole)]
+
+
+def likely_of_transformer(work: Work, software: Software, kind: str, card_gib: float) -> tuple[float, float]:
+    """Returns floor and likely GiB of a published figure, as `memory.likely_of`."""
+    folder, storage = ARCHITECTURES / work.architecture, work.storage
+    family, size = family_of_folder(folder), (work.width, work.height)
+    dtype = torch.float16 if software.precision == "fp16" else torch.bfloat16
+    weights = weights_in(folder, storage, dtype)
+    whole = sum(weights.values())
+    if kind == "weights":
+        return whole, whole
+    one = denoiser_costs(folder, size, words_of(family, None), software.attention == SCORES)
+    denoiser = for_samples(one, work.batch * work.samples).peak / 2**30
+    decoder = decoder_costs(folder, size).peak * work.batch / 2**30
+    roomy = kind in ("reserved", "device")
+    wide = (
+        denoiser * (_ROOMY_DENOISER if roomy else 1.0),
+        (decoder * _ROOMY_DECODER if roomy else decoder * WORKSPACE + AT_LEAST),
+    )
+    held = [whole, whole]
+    encoding = 0.0
+    if storage.offload:
+        both = work.calls * work.samples > 1
+        held, encoding = [weights[family.denoiser], weights["vae"]], encoder_stage(family, weights, both)
+    floor = max(held[0] + denoiser, held[1] + decoder, encoding)
+    likely = max(held[0] + wide[0], held[1] + wide[1], encoding)
+    if storage.loads_whole and storage.denoiser:
+        plain = replace(storage, denoiser="", texts="")
+        likely = max(likely, sum(weights_in(folder, plain, dtype).values()) + _CONVERTING)
+    context = CUDA_CONTEXT_GIB if kind == "device" else 0.0
+    return floor + context, min(likely + context, max(floor + context, card_gib))
