@@ -29,7 +29,8 @@ from sdopt.pipelines.family import Family, family_named
 from sdopt.pipelines.functions import defined
 from sdopt.pipelines.hub import base_folder
 from sdopt.pipelines.parts import TEXT_ENCODERS
-from sdopt.pipelines.transformer_files import base_of, is_transformer, stored_parts, transformer_in, without_parts
+from sdopt.pipelines.stored import transformer_in
+from sdopt.pipelines.transformer_files import base_of, is_transformer, stored_parts, without_parts
 from sdopt.pipelines.weights import (
     NO_VOCABULARY,
     PICKLED,

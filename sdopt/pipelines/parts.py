@@ -137,7 +137,10 @@ def computing_types(module: torch.nn.Module) -> list[str]:
     plain = (parameter for parameter in module.parameters() if not hasattr(parameter, "quant_type"))
     types = {parameter.dtype for parameter in plain if parameter.dtype not in only_stored}
     types |= {hook.compute_dtype for layer in module.modules() if (hook := casting_hook(layer)) is not None}
-    types |= {layer.compute_dtype for layer in module.modules() if type(layer).__name__ == "GGUFLinear"}
+    for layer in module.modules():
+        if type(layer).__name__ == "GGUFLinear":
+            compute: Any = layer
+            types.add(compute.compute_dtype)
     return sorted(str(dtype).removeprefix("torch.") for dtype in types)
 
 

@@ -171,7 +171,8 @@ def _placed(tensors: Mapping[str, torch.Tensor], part: str, network: Any) -> tup
 
     of_images = "down_block_types" in network.config
     convert: Callable[..., Any] = convert_ldm_vae_checkpoint if of_images else convert_wan_vae_to_diffusers
-    placed, given = {}, {}
+    placed: dict[str, torch.Tensor] = {}
+    given: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         (placed if name.startswith("bn.") else given)[name] = tensor  # those of FLUX.2 have no other name
     placed |= convert(dict(given), config=dict(network.config))

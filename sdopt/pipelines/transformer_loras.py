@@ -132,7 +132,7 @@ def _network_of(module: str) -> tuple[str, str]:
 
 def _layers(network: Any) -> dict[str, Place]:
     """Returns where layers with a matrix lie in a network, by the letters of their names."""
-    found = {}
+    found: dict[str, Place] = {}
     for name, place in places_in(network).items():
         modules = [network.get_submodule(each) for each in place.modules if _is_module(network, each)]
         if len(modules) == len(place.modules) and all(_has_matrix(each) for each in modules):

@@ -78,7 +78,8 @@ def lora(name: str, written: Names, alpha: float | None, layers: list[str]) -> t
     """Returns the tensors of a LoRA, and the updates that they mean, by the names of the original program."""
     weights = original(transformer(name))
     generator = torch.Generator().manual_seed(0)
-    tensors, updates = {}, {}
+    tensors: Tensors = {}
+    updates: Tensors = {}
     for layer in layers:
         rows, columns = weights[f"{layer}.weight"].shape
         down = torch.randn(RANK, columns, generator=generator) / columns**0.5
@@ -118,7 +119,8 @@ class TestNames:
     def test_of_diffusers_layers_arrive_at_them(self, name: str, written: Names) -> None:
         layers = [key for key, each in transformer(name).named_modules() if isinstance(each, torch.nn.Linear)]
         shapes = {key: transformer(name).get_submodule(key).weight.shape for key in layers}
-        tensors, wanted = {}, {}
+        tensors: Tensors = {}
+        wanted: Tensors = {}
         for key, (rows, columns) in shapes.items():
             pair = torch.randn(RANK, columns), torch.randn(rows, RANK)
             tensors |= dict(zip((written(key, "down"), written(key, "up")), pair, strict=True))
@@ -137,7 +139,7 @@ class TestNames:
             "single_blocks.2.processor.qkv_lora": (width, 3 * width),
             "single_blocks.2.processor.proj_lora": (5 * width, width),
         }
-        tensors = {}
+        tensors: Tensors = {}
         for name, (columns, rows) in shapes.items():
             tensors |= {f"{name}.down.weight": torch.randn(RANK, columns), f"{name}.up.weight": torch.randn(rows, RANK)}
         found = converted(tensors, {"transformer": transformer("flux")})

@@ -285,7 +285,8 @@ class TestBlocksOfFewBits:
 
 class TestSeveralNetworks:
     def test_in_one_file_are_all_read(self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path) -> None:
-        pipe, tensors = tiny("sd3"), {}
+        pipe = tiny("sd3")
+        tensors: Tensors = {}
         networks = {
             PREFIX: original(pipe.transformer),
             "first_stage_model.": pipe.vae.state_dict(),
