@@ -1,7 +1,7 @@
 """Ends a study whose images and times are there: scores, verdicts, reports, and the tracker."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from sdopt.report.answer import answer_shown
 from sdopt.report.catalog import HTML, write_reports
 from sdopt.report.verdicts import append_step_summary
 from sdopt.scratch import scratch_folder
-from sdopt.statistics.summary import Summary, summary_of
+from sdopt.statistics.summary import Summary
 from sdopt.terminal import console as terminal
 from sdopt.terminal import working
 from sdopt.tracking.client import TrackingError
@@ -79,15 +79,15 @@ class Conclusion:
         if left_unjudged(result):
             print_problems([f"gate={gate.name}: has no comparison to judge"])
         write_at_last(result, self.folder)
-        append_step_summary(summary_of(result))
 
-    def run_programs(self, result: StudyResult, variants: Sequence[Variant], device: Device) -> None:
+    def run_programs(self, summary: Summary, variants: Sequence[Variant], device: Device) -> None:
         """Runs the programs of the variants that have none yet, the best one's first, as long as there is time.
 
         What goes wrong with one is its reason for not being shown: no measurement depends on it.
         """
-        wanted = [row.variant for row in summary_of(result).candidates if row.status is Status.OK]
-        wanted = [row for row in wanted if row.program is None]
+        result = summary.result
+        ran = [row.variant for row in summary.candidates if row.status is Status.OK]
+        wanted = [variant for variant in ran if variant.program is None]
         budget_s = result.config.protocol.programs_s
         if budget_s is None:
             budget_s = max(_PROGRAMS_S, _PROGRAMS_SHARE * result.seconds)
@@ -101,22 +101,35 @@ class Conclusion:
         finally:
             write_at_last(result, self.folder)
 
-    def report(self, result: StudyResult) -> None:
-        """Prints the answer and writes all reports to the run's folder."""
+    def show_verdicts(self, summary: Summary) -> None:
+        """Appends the verdicts, if there are any, to what a page of CI shows."""
+        if summary.result.judgements:
+            append_step_summary(summary)
+
+    def report(self, summary: Summary) -> dict[str, bytes] | None:
+        """Prints the answer and writes all reports to the run's folder.
+
+        Returns:
+            the reports by their files; None if it is `brief`, and none was made.
+        """
+        self.show_verdicts(summary)
         if self.brief:
-            return
-        summary = summary_of(result)
+            return None
         self.console.print()
         self.console.print(answer_shown(summary, self.console.width, self.folder))
-        self.write_reports(summary)
-        failed = [row.name for row in result.variants if row.to_retry]
+        rendered = self.write_reports(summary)
+        failed = [variant.name for variant in summary.result.variants if variant.to_retry]
         if failed and self.again:
             print_problems([f"`{self.again} retry_failed=true` measures again: {', '.join(failed)}"])
+        return rendered
 
-    def write_reports(self, summary: Summary) -> None:
-        """Writes all reports to the study's folder, and names those that people open."""
+    def write_reports(self, summary: Summary) -> dict[str, bytes]:
+        """Writes all reports to the study's folder, names those that people open, and returns them by their files."""
+        rendered: dict[str, bytes] = {}
         missing: dict[str, list[str]] = {}
-        for report, error in write_reports(summary, self.folder):
+        for report, content, error in write_reports(summary, self.folder):
+            if content is not None:
+                rendered[report.file] = content
             if error is not None:
                 reason = str(error) if isinstance(error, UnavailableError) else f"{type(error).__name__}: {error}"
                 missing.setdefault(reason, []).append(report.name)
@@ -124,14 +137,18 @@ class Conclusion:
                 path = self.folder / report.file
                 self.console.print(f"{report.name}: {path}", markup=False, highlight=False, soft_wrap=True)
         print_problems(f"no {', '.join(names)}: {reason}" for reason, names in missing.items())
+        return rendered
 
-    def track(self, result: StudyResult) -> None:
-        """Logs the result to MLflow if tracking is enabled; a failure is printed and not raised."""
+    def track(self, summary: Summary, rendered: Mapping[str, bytes] | None = None) -> None:
+        """Logs the study to MLflow if tracking is enabled; a failure is printed and not raised.
+
+        `rendered` are its reports by their files; None to render those that are texts.
+        """
         if self.config.tracking.kind == "none":
             return
         try:
             with working(self.console, "logging to MLflow"):
-                logged = log_study(result, self.folder, self.config.tracking)
+                logged = log_study(summary.result, self.folder, self.config.tracking, summary, rendered)
         except (TrackingError, UsageError) as error:
             print_problems([f"not logged to {error}" if isinstance(error, TrackingError) else f"not logged: {error}"])
             here, there = command_line("sync", self.folder), sync_command(self.folder, self.config.tracking)

@@ -20,7 +20,7 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems, without_passwords
-from sdopt.forecast import lines_of
+from sdopt.forecast import expected_call_s, lines_of
 from sdopt.gate.calibration import remarks_on_calibration
 from sdopt.gate.rule_checks import applicable, remarks_on_rules, require_measured
 from sdopt.hardware.faults import faults_of
@@ -33,13 +33,14 @@ from sdopt.pipelines.prompts import remarks_on_length, remarks_on_prompts
 from sdopt.pipelines.sampling import answers_to, unanswered
 from sdopt.pipelines.sampling import remember as remember_sampling
 from sdopt.pipelines.tasks import remarks_on
+from sdopt.pipelines.transformer_files import source_of
 from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
 from sdopt.quality.metrics import features_of
 from sdopt.record.files import read_result, write_at_last, write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
 from sdopt.report.header import announce, show_plan
-from sdopt.statistics.summary import summary_of
+from sdopt.statistics.summary import Summary, summary_of
 from sdopt.study.designs import Plan
 from sdopt.study.forecast import forecast
 from sdopt.study.plan import plan_result, refused, require_room, require_same_task, runnable_of
@@ -101,7 +102,7 @@ def check_models(variants: Sequence[Variant], weights: Collection[str], context:
     Raises:
         UsageError: a model cannot be built; with the remarks on it, which are not printed any more.
     """
-    for model in dict.fromkeys(variant.model for variant in variants if variant.model.weights in weights):
+    for model in dict.fromkeys(variant.model for variant in variants if source_of(variant.model) in weights):
         try:
             in_process(context, require_parts, model, what=f"model={model.name}")
         except UsageError as error:
@@ -189,21 +190,23 @@ class Experiment:
             if not self.brief:
                 announce(result, self.console)
             write_result(result, self.folder)  # a full disk should fail before measuring, not after
-            end = self._conclusion
+            end, summary = self._conclusion, None
             try:
-                with Progress(self.console, self.timeline) as progress:
+                with Progress(self.console, self.timeline, self.brief) as progress:
                     workers = partial(WorkerProcess, self.context, machine.device, self.config.protocol.timeout_s)
                     run_study(plan, result, machine, workers, self.folder, progress)
                 self.timeline.enter("quality and verdicts")
                 start_ahead(self.config.tracking)
                 end.evaluate(result, machine.device.torch_name)
                 end.judge(result)
-                self._hand_out(result, plan, machine)
+                summary = self._with_commands(result, plan)
+                end.run_programs(summary, plan.variants, machine.device)
             finally:
+                summary = summary or summary_of(result)
                 self.timeline.enter("table and pictures")
-                end.report(result)
+                rendered = end.report(summary)
                 self.timeline.enter("logging to MLflow")
-                end.track(result)
+                end.track(summary, rendered)
                 with suppress(OSError):  # the result itself is already written
                     self.timeline.write(self.folder)
             return result
@@ -211,11 +214,16 @@ class Experiment:
     def _foretell(self, plan: Plan, result: StudyResult, machine: Machine) -> None:
         """Says what a study would measure, and what it would take as far as that is known."""
         measured = [*runnable_of(plan, result), plan.baseline]  # the baseline is measured twice
-        expected = forecast(measured, result, Path("outputs"))
-        show_plan(result, expected, self.console)
-        if machine.sheet is not None or (expected.seconds is None and not machine.device.is_cuda):
-            for line in lines_of(plan.variants, machine, self.context):
-                self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        cost = forecast(measured, result, Path("outputs"))
+        told: list[str] = []
+        if machine.sheet is not None or (cost.seconds is None and not machine.device.is_cuda):
+            told = lines_of(plan.variants, machine, self.context)
+            if cost.seconds is None and (call_s := expected_call_s(plan.variants, machine, self.context)) is not None:
+                based_on = f"predicted; {cost.based_on}"
+                cost = replace(cost, seconds=cost.calls * call_s, based_on=based_on)
+        show_plan(result, cost, self.console)
+        for line in told:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _continued(self, fresh: StudyResult, plan: Plan) -> StudyResult:
         """Returns the folder's result to continue; a sweep job restarted on another host starts over."""
@@ -364,12 +372,12 @@ class Experiment:
         where = f"{holder}, which measures on {machine.device.name}"
         print_problems([f"waiting for {where}; hardware.exclusive=false measures concurrently"])
 
-    def _hand_out(self, result: StudyResult, plan: Plan, machine: Machine) -> None:
-        """Finds out which commands and programs do what was measured: only these are shown."""
+    def _with_commands(self, result: StudyResult, plan: Plan) -> Summary:
+        """Finds out which commands do what was measured: only these are shown; returns the study, summed up."""
         self.timeline.enter("commands and programs")
         note_commands(self.composer, result, plan)
         write_at_last(result, self.folder)
-        self._conclusion.run_programs(result, plan.variants, machine.device)
+        return summary_of(result)
 
     def _complete(self, result: StudyResult, plan: Plan, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""
@@ -384,11 +392,17 @@ class Experiment:
         wanted = result.config.protocol.programs_s != 0
         lacking = wanted and any(row.program is None for row in result.candidates if row.status is Status.OK)
         if lacking:
-            self._hand_out(result, plan, machine)
+            summary = self._with_commands(result, plan)
+            end.run_programs(summary, plan.variants, machine.device)
+        else:
+            summary = summary_of(result)
+        if not complete:
+            end.show_verdicts(summary)
         complete = complete and not lacking
+        rendered = None
         if not (self.brief or (complete and (self.folder / "plot.png").is_file())):
-            end.write_reports(summary_of(result))
-        end.track(result)
+            rendered = end.write_reports(summary)
+        end.track(summary, rendered)
 
     def _all_refused(self, plan: Plan, machine: Machine) -> bool:
         """Returns whether the study ends because no candidate can run; with `study.skip_conflicts` it goes on.
@@ -407,5 +421,6 @@ class Experiment:
             row.status, row.reason = Status.SKIPPED, row.reason or "nothing is left to compare with it"
         result.status = "finished"
         write_result(result, self.folder)
-        self.console.print(answer_shown(summary_of(result), self.console.width))
-        self._conclusion.track(result)
+        summary = summary_of(result)
+        self.console.print(answer_shown(summary, self.console.width))
+        self._conclusion.track(summary)

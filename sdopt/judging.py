@@ -22,7 +22,7 @@ from sdopt.report.catalog import write_reports
 from sdopt.report.terminal import shown
 from sdopt.report.verdicts import against_sentence, verdict_blocks, write_verdicts
 from sdopt.schema import Tracking
-from sdopt.statistics.summary import summary_of
+from sdopt.statistics.summary import Summary, summary_of
 from sdopt.terminal import console as terminal
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.finding import Found, find_result
@@ -101,9 +101,9 @@ class Judging:
             raise UnavailableError(f"{target}: {error.strerror}; choose another folder with --output") from error
         self.console.print(f"verdicts: {target / 'verdicts.md'}", markup=False, highlight=False, soft_wrap=True)
         if self.against is None and output is None:
-            for _ in write_reports(summary, folder):
-                pass
-            self._track(result, folder)
+            reports = list(write_reports(summary, folder))
+            rendered = {made.report.file: made.content for made in reports if made.content is not None}
+            self._track(summary, folder, rendered)
         return result
 
     def _drift(self, result: StudyResult, folder: Path, against: str) -> list[Judgement]:
@@ -119,12 +119,13 @@ class Judging:
         fit = calibration_for(result, gate.calibration)
         return judge_drift(result, earlier, gate, fit, self.waived, folders)
 
-    def _track(self, result: StudyResult, folder: Path) -> None:
+    def _track(self, summary: Summary, folder: Path, rendered: Mapping[str, bytes]) -> None:
         """Updates the verdicts of the study's MLflow runs, if it was logged; a failure is printed."""
         # The result says where it was logged, unless the command names another place.
-        tracking = self.config.tracking if self.config.tracking != Tracking() else result.config.tracking
+        own = self.config.tracking
+        tracking = own if own != Tracking() else summary.result.config.tracking
         try:
-            run = update_verdicts(result, folder, tracking)
+            run = update_verdicts(summary, folder, tracking, rendered)
         except (TrackingError, UsageError) as error:  # such as a password that the result does not hold
             print_problems([f"the verdicts were not logged to MLflow: {error}"])
             return

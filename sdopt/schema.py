@@ -42,7 +42,8 @@ class Model:
 
     `weights`: `packaged` weights come with sdopt; `hub` weights are downloaded once from the Hugging Face Hub; `path`
     is a local diffusers folder, or a single file in the original layout; `random` is the exact architecture, untrained;
-    a `factory` is a function of one's own. Weights are read from safetensors files only, but by a factory.
+    a `factory` is a function of one's own. Weights are read from safetensors files, and transformers from GGUF files,
+    too.
     """
 
     name: str = "emoji"
@@ -50,8 +51,14 @@ class Model:
     weights: str = bounded("packaged", choices=("packaged", "hub", "path", "random", "factory"))
     """Where the weights come from."""
     path: str | None = None
-    """For `path`: the folder of a Stable Diffusion, SDXL or AltDiffusion pipeline, or a `.safetensors` file.
-    `model=PATH` finds the other keys in it."""
+    """For `path`: the folder of a pipeline, or a file: a Stable Diffusion or SDXL, or a transformer alone or with other
+    networks (`.safetensors`, `.gguf`). `model=PATH` finds the other keys in it."""
+    base: str | None = None
+    """For a file with a transformer: a folder or a repository of a whole pipeline, with the parts that the file lacks,
+    the tokenizers and the configurations. Null is `hub_id`."""
+    parts: dict[str, str | None] | None = field(default=None, hash=False)
+    """For a file with a transformer: files of other networks, as in `{text_encoder_2: t5xxl.safetensors}`. Null leaves
+    out a part that the pipeline runs without, such as T5 (`text_encoder_3`) of SD 3."""
     tokenizer: str | None = None
     """For a single file, which has no vocabulary: a folder like `tokenizer/` in a diffusers folder; null is CLIP's."""
     hub_id: str | None = None

@@ -9,13 +9,15 @@ from typing import Any
 from sdopt.contract import Contract, weakest
 from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
-from sdopt.options.base import Context, Optimization
+from sdopt.options.assumptions import plain_weights
+from sdopt.options.base import Context, Optimization, Stage
 from sdopt.options.lora import Lora, NoLora
 from sdopt.options.patch import Patch
 from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion
 from sdopt.pipelines.loading import family_of, name_of, sampling_problems
 from sdopt.pipelines.sampling import few_steps
 from sdopt.pipelines.tasks import no_task
+from sdopt.pipelines.transformer_files import is_gguf
 from sdopt.record.choices import PATCH, as_choice
 from sdopt.record.configuration import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Shape, Task, Workload
@@ -93,7 +95,7 @@ class Variant:
     @property
     def contract(self) -> Contract:
         """The weakest contract among the variant's optimizations."""
-        return weakest(option.contract for option in self.optimizations.values())
+        return weakest(option.promised() for option in self.optimizations.values())
 
     def contract_on(self, device: Device) -> Contract:
         """Returns the weakest of what its optimizations promise on a device."""
@@ -147,7 +149,7 @@ class Variant:
         return [
             reason if len(shapes) == everywhere else f"{reason} (at {'; '.join(map(str, shapes))})"
             for reason, shapes in found.items()
-        ] + [*self.undistilled(), *self._unsupported(), *self._crowded(device), *self._unsampled()]
+        ] + [*self.undistilled(), *self._unsupported(), *self._in_blocks(), *self._crowded(device), *self._unsampled()]
 
     def slow_here(self, device: Device) -> list[str]:
         """Returns why options are expected to make calls slower on a device, each with the choice that causes it."""
@@ -170,6 +172,17 @@ class Variant:
         step = family.latents.multiple * 8
         if not family.is_unet and any(shape.size % step for shape in self.shapes):
             found.append(f"workload.size: must be a multiple of {step} for {family.title}, whose tokens are squares")
+        return found
+
+    def _in_blocks(self) -> list[str]:
+        """Returns the conflicts of options that would read the blocks of a GGUF file as numbers."""
+        if not is_gguf(self.model):
+            return []
+        found = []
+        for axis, option in self.optimizations.items():
+            if plain_weights in option.assumes and option.stage in (Stage.WEIGHTS, Stage.QUANTIZE):
+                chosen = as_choice(axis, self.choices.get(axis, type(option).__name__))
+                found.append(f"{chosen}: reads weights, and those of a GGUF file are blocks of few bits")
         return found
 
     def _unsampled(self) -> list[str]:

@@ -20,7 +20,8 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from sdopt.config.composer import HydraComposer
-from sdopt.config.paths import CONF
+from sdopt.config.models import with_own_options
+from sdopt.config.paths import CONF, options_of
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import probe_device
 from sdopt.record.records import StudyResult
@@ -102,6 +103,34 @@ Compose = Callable[..., Variant]
 @cache
 def _smallest() -> HydraComposer:
     return HydraComposer([*SMOKE, "workload.size=null"])
+
+
+Tiny = Callable[..., Variant]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns the folder of a tiny pipeline of a diffusion transformer, which is saved once."""
+    from tests.pipelines.tiny import saved
+
+    root = tmp_path_factory.mktemp("tiny")
+
+    def folder(name: str) -> Path:
+        return root / name if (root / name).is_dir() else saved(name, root / name)
+
+    return folder
+
+
+@pytest.fixture
+def variant_of(composer: Composers, tiny_folder: Callable[[str], Path]) -> Tiny:
+    """Returns a variant of a tiny pipeline: images of 64×64 pixels, in three steps; or of a file of a user's own."""
+
+    def make(model: str | Path, *overrides: str) -> Variant:
+        path = model if isinstance(model, Path) else tiny_folder(model)
+        words = [*SMOKE, f"model={path}", "workload.size=64", "workload.steps=3", *overrides]
+        return composer(with_own_options(words, options_of("model"))).variant(None)
+
+    return make
 
 
 @pytest.fixture

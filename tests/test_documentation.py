@@ -13,6 +13,9 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.overrides import group_of
 from sdopt.config.paths import CONF
 from sdopt.record.records import Status, StudyResult
+from sdopt.report import columns
+from sdopt.report.catalog import markdown_table
+from sdopt.report.columns import Column
 from sdopt.statistics.summary import summary_of
 from tests.command import ROOT, SMOKE, sdopt
 from tests.pipelines.test_hub import cache  # noqa: F401
@@ -121,6 +124,13 @@ def test_the_documented_report_writes(result: StudyResult, tmp_path: Path) -> No
     content = names["speedups_csv"](summary_of(result), tmp_path)  # type: ignore[operator]
     assert content.decode().splitlines()[0] == "variant,speedup,verdict"
     assert "bfloat16," in content.decode()
+
+
+def test_the_documented_column_is_shown(result: StudyResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "images/s" not in markdown_table(summary_of(result))
+    column = eval(block("Add a column", "python"), {"Column": Column})
+    monkeypatch.setattr(columns, "COLUMNS", (*columns.COLUMNS, column))
+    assert "images/s" in markdown_table(summary_of(result))
 
 
 def test_the_documented_optimized_pipeline_runs(

@@ -13,6 +13,7 @@ from sdopt.record.choices import NONE, PLAIN, is_plain, option_name, written_val
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import StudyResult
 from sdopt.study.designs import Plan
+from sdopt.study.plan import require_same_task
 from sdopt.variant import Variant
 
 _ELSEWHERE = ("study", "experiment", "tracking", "hydra", "dry_run", "objective", *COMMAND_KEYS)
@@ -23,11 +24,26 @@ _BASELINE, _CANDIDATE = "baseline", "candidate"
 
 
 def note_commands(composer: HydraComposer, result: StudyResult, plan: Plan) -> None:
-    """Records for each variant that was timed the command that compares it with the baseline again, if there is one."""
+    """Records for each variant that was timed the command that compares it again, if there is one."""
     for variant in plan.variants[1:]:
         row = result.variant(variant.name)
         if row.status.timed and not row.command:
-            row.command = command_again(composer, variant, plan.baseline)
+            row.command = command_of(composer, variant, plan)
+
+
+def command_of(composer: HydraComposer, variant: Variant, plan: Plan) -> str:
+    """Returns the command that compares a variant of a plan with the baseline again; "" if there is none.
+
+    Where no command composes both, as where the baseline is of another task, it is compared with what the plan compares
+    it with.
+    """
+    references = [edge.reference for edge in plan.edges if edge.candidate == variant.name]
+    for other in plan.variants:
+        if other is plan.baseline or other.name in references:
+            command = command_again(composer, variant, other)
+            if command:
+                return command
+    return ""
 
 
 def command_again(composer: HydraComposer, variant: Variant, baseline: Variant) -> str:
@@ -56,6 +72,7 @@ def _composes(composer: HydraComposer, words: Sequence[str], variant: Variant, b
     plan = again.current.study.plan(again)
     if len(plan.variants) != 2:
         return False
+    require_same_task(plan)
     first, second = plan.variants
     return not differing(baseline.config, first.config) and not differing(variant.config, second.config)
 

@@ -63,20 +63,29 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
         return list(overrides)
     chosen = [value for override in found["model"][-1:] for value in _values(override)]
     paths = found["model.path"][-1:]
+    base = _value_of("model.base", overrides)
     named = [override.partition("=")[2].strip("'\"") for override in overrides if written_key(override) == _REVISION]
     revision = next((each for each in named[-1:] if each != "null" and "," not in each), None)
     others = [override for override in overrides if written_key(override) not in _KEYS]
     if paths and set(chosen) <= {_ANY_FOLDER} and (given := _values(paths[0])) and any(map(_is_there, given)):
-        return [f"model={','.join(_option(value, ()) for value in given)}", *others]
+        return [f"model={','.join(_option(value, (), base=base) for value in given)}", *others]
     if chosen and not set(chosen) <= set(options):
-        changed = [
-            f"model={','.join(value if value in options else _option(value, options, revision) for value in chosen)}"
-        ]
+        changed = [f"model={','.join(_named(value, options, revision, base) for value in chosen)}"]
     else:
         changed = found["model"][-1:]
     if paths and not any(written_key(override) == "model.weights" for override in overrides):
         paths = [*paths, "model.weights=path"]
     return [*changed, *others, *paths]
+
+
+def _named(value: str, options: Collection[str], revision: str | None, base: str | None) -> str:
+    return value if value in options else _option(value, options, revision, base)
+
+
+def _value_of(key: str, overrides: Iterable[str]) -> str | None:
+    """Returns the value that overrides give a key at last; None if they do not, or give it null."""
+    values = [override.partition("=")[2].strip("'\"") for override in overrides if written_key(override) == key]
+    return next((value for value in values[-1:] if value != "null"), None)
 
 
 def _of_functions(override: str) -> str:
@@ -125,16 +134,17 @@ def _is_there(value: str) -> bool:
         return False
 
 
-def _option(value: str, options: Collection[str], revision: str | None = None) -> str:
+def _option(value: str, options: Collection[str], revision: str | None = None, base: str | None = None) -> str:
     """Registers the option of a value, and returns its name as Hydra's grammar takes it.
 
-    The settings of a repository are those of the `revision`, which may be the only one that holds a pipeline.
+    The settings of a repository are those of the `revision`, which may be the only one that holds a pipeline; those of
+    a file with a transformer are those of its `base`.
     """
     if FUNCTION.fullmatch(value):
         return quoted(_registered("model", value, _keys("factory") | {"factory": value}))
     if _is_there(value):
         path = whole_path(value)
-        return quoted(_registered("model", str(path), _at_path(path)))
+        return quoted(_registered("model", str(path), _at_path(path, base)))
     if _HUB_ID.fullmatch(value) and not value.endswith((".safetensors", ".ckpt")):
         return quoted(_registered("model", value, _on_hub(value, revision)))
     if "://" in value:
@@ -158,14 +168,19 @@ def _registered(group: str, name: str, node: dict[str, Any]) -> str:
     return name
 
 
-def _at_path(path: Path) -> dict[str, Any]:
+def _at_path(path: Path, base: str | None) -> dict[str, Any]:
     from sdopt.pipelines.families import family_of, family_of_folder, settings_of_folder
 
     here = {"weights": "path", "path": str(path)}
     if path.is_dir():
         return _keys(_ANY_FOLDER) | settings_of_folder(path) | here | _defaults(family_of_folder(path))
-    family = family_of(path) if path.suffix == ".safetensors" else None
-    return _keys(family or _ANY_FOLDER) | here | {"hub_id": None}
+    if base is not None:
+        node = _at_path(whole_path(base), None) if _is_there(base) else _on_hub(base, None)
+        return node | here
+    family = family_of(path) if path.suffix in (".safetensors", ".gguf") else None
+    keys = _keys(family or _ANY_FOLDER) | here
+    # The other parts of a transformer are those of the published model.
+    return keys if "defaults" in keys else keys | {"hub_id": None}
 
 
 def _on_hub(repository: str, revision: str | None) -> dict[str, Any]:

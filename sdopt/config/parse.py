@@ -207,7 +207,7 @@ def _optimizations_at(key: str, node: Any, choices: Mapping[str, str], problems:
             problems.append(f"{axis}: this option is not chosen; choose it with {key}=[{axis.rpartition('.')[2]}]")
         else:
             made[axis] = build_typed(axis, child, Optimization, problems)
-    built = {axis: option for axis, option in made.items() if option is not None}
+    built = {axis: option.located() for axis, option in made.items() if option is not None}
     problems += [f"{axis}: {wrong}" for axis, option in built.items() if (wrong := _wrong_contract(option))]
     return built
 

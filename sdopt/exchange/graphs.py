@@ -100,15 +100,35 @@ class _Graph:
             facts[setting] = self.first_value(parts, names, (*names, "value"))
         latents = self.first_value(parts, ("latent_image", "latent"), ())
         for side in ("width", "height"):
-            facts[side] = self.follow(latents, (side, "value", *_LATENTS))
+            facts[side] = self.follow(latents, (side, f"empty_latent_{side}", "value", *_LATENTS))
         facts |= self.model(parts)
         for inputs in self.upstream(sampler):
             if "stop_at_clip_layer" in inputs:
                 facts.setdefault("clip_skip", self.follow(inputs["stop_at_clip_layer"], ("value",)))
+            elif "clip_skip" in inputs:  # nodes that load and encode in one
+                facts.setdefault("clip_skip", self.follow(inputs["clip_skip"], ("value",)))
+        facts |= self.conditions(sampler)
         decoders = {inputs["vae_name"] for inputs in self.inputs.values() if isinstance(inputs.get("vae_name"), str)}
         if len(decoders) == 1:
             facts["vae"] = decoders.pop()
         return {name: value for name, value in facts.items() if isinstance(value, str | int | float)}
+
+    def conditions(self, sampler: Inputs) -> dict[str, Any]:
+        """Returns what acts on a sampler beside its prompts: guidance as an input, shifted noise, ControlNets."""
+        facts: dict[str, Any] = {}
+        nets = []
+        for inputs in self.upstream(sampler):
+            if "guidance" in inputs and "conditioning" in inputs:
+                facts.setdefault("distilled_guidance", self.follow(inputs["guidance"], ("value",)))
+            shift = next((inputs[key] for key in ("shift", "max_shift") if key in inputs), None)
+            if shift is not None and "model" in inputs:
+                facts.setdefault("shift", self.follow(shift, ("value",)))
+            if "control_net" in inputs:
+                name = self.follow(inputs["control_net"], ("control_net_name", "control_net"))
+                nets.append(f"{name}:{inputs.get('strength', 1)}")
+        if nets:
+            facts["controlnet"] = ", ".join(sorted(nets))
+        return facts
 
     def first_value(self, parts: Sequence[Inputs], names: Sequence[str], through: Sequence[str]) -> Any:
         """Returns what the first part that has one of the names says; the link itself if it is not to be followed."""

@@ -16,6 +16,7 @@ from sdopt.record.records import StudyResult, now
 from sdopt.report.sweep import exit_code
 from sdopt.schema import THRESHOLDS
 from sdopt.statistics.ratios import compare
+from sdopt.statistics.summary import summary_of
 from sdopt.study.plan import describe_environment
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.machine import find_machine
@@ -56,8 +57,8 @@ def judge_folders(
     end = Conclusion(result.config, folder, context)
     end.evaluate(result, machine.device.torch_name)
     end.judge(result)
-    end.report(result)
-    end.track(result)
+    summary = summary_of(result)
+    end.track(summary, end.report(summary))
     return exit_code(folder), folder
 
 

@@ -166,7 +166,7 @@ def _json(text: Any) -> dict[str, Any]:
     if not isinstance(text, str) or not text.lstrip().startswith("{"):
         return {}
     try:
-        value = json.loads(text)
+        value = json.loads(text.strip("\0"))
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -180,8 +180,7 @@ Texts = Mapping[str, str]
 def _invokeai(texts: Texts) -> Origin | None:
     values = _json(texts.get("invokeai_metadata"))
     if values:
-        # What it calls a scheduler is the sampler.
-        return origin_from("InvokeAI", {("sampler" if key == "scheduler" else key): v for key, v in values.items()})
+        return origin_from("InvokeAI", {_INVOKEAI.get(key, key): value for key, value in values.items()})
     values = _json(texts.get("sd-metadata"))
     image = values.get("image")
     if isinstance(image, dict):
@@ -191,6 +190,9 @@ def _invokeai(texts: Texts) -> Origin | None:
         return _bracketed(values | image, prompt)
     return None
 
+
+_INVOKEAI = {"scheduler": "sampler", "guidance": "distilled_guidance"}
+"""What it calls otherwise than the rest: it has a guidance scale beside the guidance that FLUX takes as an input."""
 
 _DREAM = {"s": "steps", "S": "seed", "W": "width", "H": "height", "C": "cfg", "A": "sampler", "f": "strength"}
 
@@ -221,14 +223,20 @@ def _json_settings(texts: Texts) -> Origin | None:
 
 
 def _of_json(values: Mapping[str, Any], texts: Texts | None = None) -> Origin | None:
+    if not values:
+        return None
     texts = texts or {}
     program = "JSON"
     if isinstance(values.get("sui_image_params"), dict):
         program, values = "SwarmUI", _swarm(values["sui_image_params"])
     elif texts.get("software") == "NovelAI":
-        program, values = "NovelAI", {"prompt": texts.get("description"), **values}
+        program, values = "NovelAI", {"prompt": texts.get("description"), "model": texts.get("source"), **values}
     elif "base_model" in values or "metadata_scheme" in values:
         program, values = "Fooocus", _fooocus(values)
+    elif values.get("software") == "RuinedFooocus":
+        program, values = "RuinedFooocus", _ruined_fooocus(values)
+    elif isinstance(values.get("baseModel"), dict):
+        program, values = "Tensor.Art", _tensor_art(values)
     elif "c" in values and "uc" in values:
         program = "Draw Things"
     elif "use_stable_diffusion_model" in values:
@@ -257,6 +265,24 @@ def _fooocus(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "loras": listed, "prompt": "\n".join(prompt) if isinstance(prompt, list) else prompt}
 
 
+def _ruined_fooocus(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns RuinedFooocus' values, whose LoRAs are lists of a digest and of a text `0.8 - name`."""
+    loras = []
+    for lora in values.get("loras") or ():
+        if isinstance(lora, list) and lora:
+            weight, _, name = str(lora[-1]).partition(" - ")
+            loras.append({"name": name, "weight": weight})
+    return {**values, "loras": loras}
+
+
+def _tensor_art(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns Tensor.Art's values, which list all files of weights as models."""
+    listed = [model for model in values.get("models") or () if isinstance(model, dict)]
+    chosen = [model for model in listed if model.get("type") == "LORA"]
+    loras = [{"name": lora.get("modelFileName"), "weight": lora.get("weight", 1)} for lora in chosen]
+    return {**values, "model": values["baseModel"].get("modelFileName"), "loras": loras}
+
+
 def _is_node(node: Any) -> bool:
     return isinstance(node, dict) and "inputs" in node
 
@@ -264,8 +290,8 @@ def _is_node(node: Any) -> bool:
 _LAST_LINE = re.compile(r"(?s)(.*(?:^|\n))\s*(Steps: \d.*)")
 """Prompts, and then settings on the last line that begins as they do: prompts may hold such words, too."""
 
-_ENTRY = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
-"""One of A1111's settings, as its own reader has it."""
+_ENTRY = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|\{[^{}]*\}|\[\{.*?\}\]|[^,]*)(?:,|$)')
+"""One of A1111's settings, as its own reader has it; that one cuts JSON at its commas."""
 
 
 def _web_ui(texts: Texts) -> Origin | None:
@@ -279,8 +305,35 @@ def _web_ui(texts: Texts) -> Origin | None:
         for key, value in _ENTRY.findall(parts[2].partition("\n")[0]):
             entries.setdefault(key.strip(), value.strip().strip('"'))
         asked = {"prompt": prompt.strip(), "negative_prompt": negative.strip()}
-        return origin_from(_fork(entries), {**entries, **asked})
+        return origin_from(_fork(entries), {**entries, **_weights_of(entries), **asked})
     return None
+
+
+def _weights_of(entries: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the files of weights that lists of digests or of Civitai's resources name.
+
+    Tags in the prompt say more of LoRAs, where they are left in.
+    """
+    named: dict[str, Any] = {}
+    if entries.get("Lora hashes"):
+        names = [part.partition(":")[0].strip() for part in entries["Lora hashes"].split(",")]
+        named["lora"] = [{"name": name, "weight": ""} for name in names]
+    try:
+        resources = json.loads(entries.get("Civitai resources", "[]"))
+    except (ValueError, RecursionError):
+        return named
+    loras = []
+    for resource in resources:
+        if not isinstance(resource, dict):
+            continue
+        name = " ".join(str(resource.get(key, "")) for key in ("modelName", "modelVersionName", "modelVersionId"))
+        if resource.get("type") == "checkpoint":
+            named["model"] = name
+        elif resource.get("type") in ("lora", "lycoris", "dora"):
+            loras.append({"name": name, "weight": resource.get("weight", 1)})
+    if loras:
+        named["lora"] = loras
+    return named
 
 
 def _fork(entries: Mapping[str, str]) -> str:

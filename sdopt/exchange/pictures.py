@@ -27,7 +27,7 @@ from sdopt.text_files import read_text
 
 
 @dataclass(frozen=True)
-class Row:
+class ImportedRow:
     """One row of a table; names of columns are in lower case.
 
     Every method takes several names of a column, of which the first one that the table has counts.
@@ -72,7 +72,7 @@ class Row:
             raise UsageError(f"{self.place}: {names[0]} is '{found}', which is not a whole number") from None
 
 
-def read_table(file: Path) -> list[Row]:
+def read_table(file: Path) -> list[ImportedRow]:
     """Returns the rows of a table. Raises UsageError if it cannot be read, is empty, or a row has too many values."""
     try:
         text = read_text(file)
@@ -84,7 +84,7 @@ def read_table(file: Path) -> list[Row]:
     return rows
 
 
-def _csv_rows(file: Path, text: str) -> list[Row]:
+def _csv_rows(file: Path, text: str) -> list[ImportedRow]:
     head = text.partition("\n")[0]
     delimiter = next((each for each in ",;\t" if each in head), ",")
     # A prompt may hold what `str.splitlines` takes for the end of a line.
@@ -98,10 +98,13 @@ def _csv_rows(file: Path, text: str) -> list[Row]:
     for line, row in rows:
         if None in row or None in row.values():
             raise UsageError(f"{file}:{line}: has not as many values as there are names; quote values with commas")
-    return [Row(f"{file}:{line}", {name.strip().lower(): value for name, value in row.items()}) for line, row in rows]
+    return [
+        ImportedRow(f"{file}:{line}", {name.strip().lower(): value for name, value in row.items()})
+        for line, row in rows
+    ]
 
 
-def _json_rows(file: Path, text: str) -> list[Row]:
+def _json_rows(file: Path, text: str) -> list[ImportedRow]:
     found = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -112,7 +115,7 @@ def _json_rows(file: Path, text: str) -> list[Row]:
             raise UsageError(f"{file}:{number}: {error}") from error
         if not isinstance(row, dict):
             raise UsageError(f"{file}:{number}: is not an object")
-        found.append(Row(f"{file}:{number}", {str(name).strip().lower(): value for name, value in row.items()}))
+        found.append(ImportedRow(f"{file}:{number}", {str(name).strip().lower(): value for name, value in row.items()}))
     return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UnavailableError, UsageError, os_problem
-from sdopt.exchange.pictures import Row, read_table
+from sdopt.exchange.pictures import ImportedRow, read_table
 from sdopt.exchange.study import TIMES
 from sdopt.quality.by_prompt import by_prompt
 from sdopt.quality.metrics import slug
@@ -122,7 +122,7 @@ def import_scores(result: StudyResult, table: Path, lower_is_better: Collection[
     names = {column: f"{'penalty' if column in lower else 'score'}_{slug(column)}" for column in columns}
     if len({*names.values()}) < len(names):
         raise UsageError(f"{table}: of {', '.join(columns)} several would be one metric; rename them")
-    found: dict[str, dict[str, Row]] = {}
+    found: dict[str, dict[str, ImportedRow]] = {}
     for row in rows:
         variant = result.variant(row.need("variant"))
         record = _image(variant, row)
@@ -145,14 +145,14 @@ def import_scores(result: StudyResult, table: Path, lower_is_better: Collection[
     return list(names.values())
 
 
-def _value(row: Row, column: str) -> float:
+def _value(row: ImportedRow, column: str) -> float:
     value = row.number(column)
     if value is None:
         raise UsageError(f"{row.place}: no {column}; each image of a variant needs a score")
     return value
 
 
-def _image(variant: VariantResult, row: Row) -> ImageRecord:
+def _image(variant: VariantResult, row: ImportedRow) -> ImageRecord:
     """Returns the image that a row is about. Raises UsageError if there is none, or several."""
     file, prompt, seed = row.text("file"), row.text("prompt"), row.whole("seed")
     if file is not None:

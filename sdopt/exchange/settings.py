@@ -4,6 +4,7 @@ Programs call one thing by several names: `Steps`, `num_inference_steps`, `-s`. 
 how its values are made alike.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -31,10 +32,16 @@ def _word(value: Any) -> str:
     return " ".join(str(value).lower().split())
 
 
+def _text(value: Any) -> str:
+    """Returns a value of any form, in which names of files, weights and modes differ where images do."""
+    return _word(json.dumps(value, sort_keys=True, default=str) if isinstance(value, list | dict) else value)
+
+
 def _weights(value: Any) -> str:
     """Returns the name of a file of weights without its folders and its suffix."""
     if isinstance(value, dict):
-        value = value.get("name") or value.get("model_name") or value.get("key") or ""
+        names = (value.get(key) for key in ("name", "model_name", "key", "Model"))
+        value = next((name for name in names if name), "")
     name = re.split(r"[/\\]", str(value).strip())[-1].lower()
     return _FILE.sub("", _FILE.sub("", name))
 
@@ -49,11 +56,18 @@ _SCHEDULES = ("karras", "exponential", "polyexponential", "sgm uniform", "simple
 def _sampler(value: Any) -> str:
     """Returns a sampler's name as the others write it: `k_dpmpp_2m`, `DPM++ 2M Karras` and `dpmpp_2m` are one."""
     name = _word(value).replace("dpmpp", "dpm++").removeprefix("k_")
-    for schedule in _SCHEDULES:
-        name = name.removesuffix(f" {schedule}")
+    schedule = _schedule_in(name)
+    if schedule is not None:
+        name = name[: -len(schedule)]
     name = re.sub(r"[^a-z0-9+]", "", name).removesuffix("scheduler").removesuffix("discrete")
     name = name.replace("ancestral", "a")
     return _SAME_SAMPLERS.get(name, name)
+
+
+def _schedule_in(sampler: str) -> str | None:
+    """Returns the schedule with which a sampler's name ends, as in `DPM++ 2M Karras` and `dpmpp_2m_karras`."""
+    spaced = sampler.lower().replace("_", " ")
+    return next((schedule for schedule in _SCHEDULES if spaced.endswith(f" {schedule}")), None)
 
 
 _SAME_SAMPLERS = {
@@ -89,7 +103,7 @@ def _loras(value: Any) -> str:
         elif isinstance(entry, str) and re.search(r":\s*-?[\d.]+\s*$", entry):
             file, _, weight = entry.rpartition(":")
         if name := _weights(file):
-            names.append(f"{name}:{_number(weight)}")
+            names.append(f"{name}:{_number(weight)}".removesuffix(":"))
     return ", ".join(sorted(names))
 
 
@@ -114,7 +128,7 @@ class Setting:
 
 _MODELS = (
     "model", "modelname", "basemodel", "usestablediffusionmodel", "stablediffusionmodel", "modelweights", "checkpoint",
-    "ckptname", "sdmodel", "modelid",
+    "ckptname", "sdmodel", "modelid", "basemodelname",
 )  # fmt: skip
 
 SETTINGS = (
@@ -127,6 +141,12 @@ SETTINGS = (
         known=("karras", "exponential"),
     ),
     Setting("guidance scale", ("cfgscale", "cfg", "guidancescale", "guidance", "scale"), _number),
+    Setting(
+        "distilled guidance", ("distilledcfgscale", "distilledguidance", "fluxguidance", "fluxguidancescale"), _number
+    ),
+    Setting("guidance rescale", ("cfgrescalemultiplier", "cfgrescale", "guidancerescale"), _number, default="0"),
+    Setting("shift", ("shift", "sigmashift", "fluxshift"), _number),
+    Setting("eta", ("eta", "etaddim"), _number, default="none"),
     Setting("size", ("size", "resolution"), _size),
     Setting("model", _MODELS, _weights),
     Setting("model hash", ("modelhash", "basemodelhash", "sdmodelhash"), _digest),
@@ -140,18 +160,32 @@ SETTINGS = (
     Setting("LoRA", ("lora", "loras", "useloramodel", "loramodel"), _loras, default="none"),
     Setting("hires upscale", ("hiresupscale", "refinerupscale"), _number, default="none"),
     Setting("hires steps", ("hiressteps", "hiresteps"), _number, default="none"),
-    Setting("hires upscaler", ("hiresupscaler",), default="none"),
+    Setting("hires upscaler", ("hiresupscaler", "ultimatesdupscaleupscaler"), default="none"),
     Setting("refiner", ("refiner", "refinermodel"), _weights, default="none"),
+    Setting(
+        "refiner switch",
+        ("refinerswitchat", "refinerswitch", "refinerstart", "refinercontrolpercentage"),
+        _number,
+        default="none",
+    ),
+    Setting(
+        "ControlNet",
+        ("controlnet", "controlnet0", "controlnets", "usecontrolnetmodel"),
+        _text,
+        default="none",
+        known=("none",),
+    ),
+    Setting("ADetailer", ("adetailermodel",), default="none"),
     Setting("variation seed", ("variationseed",), _number, default="none"),
     Setting("variation strength", ("variationseedstrength", "variationstrength"), _number, default="0"),
-    Setting("noise source", ("rng", "noisesource"), default="gpu", known=("cpu", "nv")),
+    Setting("noise source", ("rng", "noisesource", "randdevice"), default="gpu", known=("cpu", "nv")),
     Setting("noise seed delta", ("ensd", "etanoiseseeddelta"), _number, default="0"),
 )
 """Settings that decide what an image shows or how long it takes. What only makes it faster is the option's own."""
 
 _BY_KEY = {key: setting for setting in SETTINGS for key in setting.keys}
 
-_NOT_SAID = ("", "none", "null", "automatic", "auto", "default", "0x0", "[]", "{}", "nan")
+_NOT_SAID = ("", "none", "null", "automatic", "baked vae", "auto", "default", "0x0", "[]", "{}", "nan")
 """What programs write where nothing was chosen."""
 
 
@@ -164,13 +198,16 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, str]:
             continue
         if _word(value) not in _NOT_SAID and (text := setting.alike(value)):
             settings.setdefault(setting.name, text)
+    # diffusers calls its samplers schedulers.
+    if settings.get("schedule", "").endswith("scheduler"):
+        settings.setdefault("sampler", _sampler(settings.pop("schedule")))
     sides = {plain_key(key): str(value) for key, value in values.items()}
     if sides.get("width", "").isdigit() and sides.get("height", "").isdigit():
         settings.setdefault("size", f"{sides['width']}×{sides['height']}")
     # Programs had one name for both, as in "DPM++ 2M Karras".
     for key, value in values.items():
         if _BY_KEY.get(plain_key(key)) is _BY_KEY["sampler"]:
-            schedule = next((name for name in _SCHEDULES if _word(value).endswith(f" {name}")), None)
+            schedule = _schedule_in(_word(value))
             if schedule is not None:
                 settings.setdefault("schedule", schedule)
     return settings

@@ -9,7 +9,7 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.exchange.formats import common_format
 from sdopt.exchange.pairing import of_other_noise, other_settings, partners, require_alike
-from sdopt.exchange.pictures import Picture, Row, read_folder, read_table, repeated
+from sdopt.exchange.pictures import ImportedRow, Picture, read_folder, read_table, repeated
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import IMPORTED, Environment, Promise, Status, StudyResult, VariantResult
@@ -37,7 +37,7 @@ class _Side:
     name: str
     folder: Path
     pictures: list[Picture]
-    times: list[Row]
+    times: list[ImportedRow]
     unlike: list[str] = field(default_factory=list)
     """Settings with which its images were made otherwise than the baseline's, in words."""
 
@@ -179,7 +179,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return []
 
 
-def _times(folder: Path) -> list[Row]:
+def _times(folder: Path) -> list[ImportedRow]:
     file = folder / TIMES
     return read_table(file) if file.is_file() else []
 
@@ -197,7 +197,7 @@ def _claims(sides: Sequence[_Side]) -> list[str]:
 def _measurements(side: _Side, first: _Side) -> list[Measurement]:
     """Returns the calls of a folder's table, a process for each replicate; calls of the same image are paired."""
     order = {key: number for number, key in enumerate(_calls(first))}
-    found: dict[int, list[tuple[int, Row]]] = {}
+    found: dict[int, list[tuple[int, ImportedRow]]] = {}
     for number, (key, row) in enumerate(zip(_calls(side), side.times, strict=True)):
         if order and key not in order:
             raise UsageError(f"{row.place}: {first.folder / TIMES} has no such call; give both the same calls")
@@ -229,7 +229,7 @@ def _calls(side: _Side) -> list[tuple[int, object, int]]:
     return found
 
 
-def _positive(row: Row, name: str) -> float:
+def _positive(row: ImportedRow, name: str) -> float:
     value = row.number(name)
     if value is None or value <= 0:
         raise UsageError(f"{row.place}: {name} is {'missing' if value is None else value}; it must be above 0")

@@ -54,6 +54,7 @@ from sdopt.record.verdicts import Judgement, Look, Payoff, Ruling, Verdict
 from sdopt.schema import Gate, Protocol, Rule
 from sdopt.statistics.bounds import Bounds, subtract
 from sdopt.statistics.break_even import first_image_s
+from sdopt.statistics.changes import changes_of
 from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import (
     FIRST_IMAGE,
@@ -66,7 +67,6 @@ from sdopt.statistics.measures import (
     with_shape,
 )
 from sdopt.statistics.ratios import LogRatio, exceeds
-from sdopt.statistics.summary import changes_of
 
 
 def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:

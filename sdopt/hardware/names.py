@@ -12,8 +12,8 @@ from sdopt.hardware.cards import plain_name
 from sdopt.schema import Sheet
 
 _WORDLESS = re.compile(
-    r"\b(?:nvidia|geforce|amd|ati|radeon|tesla|quadro|corporation|gpu|graphics|card|generation|edition|with|design|"
-    r"lite|hash|rate|graphic|hbm2e?|hbm3e?|gddr\d\w?|standard|[124]x)\b"
+    r"\b(?:nvidia|geforce|amd|ati|radeon|tesla|quadro(?! rtx)|corporation|gpu|graphics|card|generation|edition|with|"
+    r"design|lite|hash|rate|graphic|hbm2e?|hbm3e?|gddr\d\w?|standard|[124]x)\b"
 )
 
 _KINDS = {
@@ -29,6 +29,8 @@ _KINDS = {
     "pcie": "pcie?",
     "nvl": "nvl",
     "sxm": r"sxm\d?",
+    "sff": "sff",
+    "quadro": "quadro(?= rtx)",  # of Turing: an RTX 4000 without it is a later card
 }
 
 _MEMORY = re.compile(r"\b(\d{1,3}) ?g(?:i?b)?\b")
@@ -36,7 +38,7 @@ _MEMORY = re.compile(r"\b(\d{1,3}) ?g(?:i?b)?\b")
 _ROUNDING = 0.15
 """Share by which the memory that a program sees may be below the one that is sold."""
 
-_FORMS = frozenset(("pcie", "nvl", "sxm", "ada", "pro"))
+_FORMS = frozenset(("pcie", "nvl", "sxm", "ada", "pro", "quadro"))
 """Kinds that people leave out where a model has several of them."""
 
 _CLOUDS = {
@@ -49,9 +51,17 @@ _CLOUDS = {
     r"p4d(?:\.|$| )|a2 highgpu": "a100_40",
     r"p5(?:\.|$| )|a3 highgpu": "h100",
     r"p5en?(?:\.|$| )": "h200",
-    r"nv\d*ads a10": "a10",
+    r"nv(?:36|72)\w* a10": "a10",
 }
 """Machines of clouds (AWS, GCP, Azure), by what their names contain, and the card that they have."""
+
+_SHARE = re.compile(r"\bmig\b|\b\dg\.\d+gb|-\d{1,2}[abcq]\b|(?<![a-z0-9])nv(?:6|12|18)[a-z]\w*?[ _]a10")
+"""How a part of a card is named: a MIG instance, a vGPU (`A10-8Q`), a machine of Azure with a share of an A10."""
+
+_SHARES = (
+    "is a part of a card (MIG, vGPU), which has less memory and fewer cores; plan the whole card for the time at best, "
+    "and hold its GiB against those of the part"
+)
 
 OUT_OF_SCOPE = {
     r"^(?:apple ?)?m[1-9](?: |$)|apple|\bmac|\bmps\b|\bmetal\b": "Apple's GPUs are out of scope: hardware=cpu is a "
@@ -124,6 +134,8 @@ def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
     """Returns the options whose card a name means; several where it says neither the memory nor the form."""
     if text in sheets:
         return [text, *siblings(text, sheets)]
+    if _SHARE.search(text.lower()):
+        return []
     exact = [option for option, sheet in sheets.items() if plain_name(text) in map(plain_name, sheet.device_names)]
     if exact:
         return exact
@@ -212,5 +224,7 @@ def sold_memory(sheet: Sheet) -> int:
 
 def why_out_of_scope(text: str) -> str:
     """Returns why no card of a name is described; "" if one may be."""
+    if _SHARE.search(text.lower()):
+        return _SHARES
     plain = re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
     return next((why for pattern, why in OUT_OF_SCOPE.items() if re.search(pattern, plain)), "")

@@ -206,6 +206,7 @@ def trace_call(pipe: DiffusionPipeline, call: Callable[[], Any], cuda: bool) -> 
     def leave(stage: str, output: Any) -> None:
         regions.pop().__exit__(None, None, None)
         first = next(iter(output.values())) if isinstance(output, dict) else output[0]
+        first = first[0] if isinstance(first, list) else first  # some transformers return a tensor for each sample
         if isinstance(first, torch.Tensor):
             trace.stages[stage].output_requires_grad = first.requires_grad
             if stage == VAE_DECODER:

@@ -65,9 +65,7 @@ def _set(pipe: Pipeline, processor: str) -> Any:
     return denoiser
 
 
-_OTHER_PROCESSORS = (
-    "the processor would leave out what else its attention does, such as rotary positions: choose attention=math"
-)
+_OTHER_PROCESSORS = "the processor would leave out what else its attention does, such as rotary positions: choose "
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ class EquivalentAttention(Optimization):
 class Vanilla(EquivalentAttention):
     """diffusers' `AttnProcessor`: two matrix products and a softmax, the "default attention" of older articles."""
 
-    unet_only: ClassVar[str | None] = _OTHER_PROCESSORS
+    unet_only: ClassVar[str | None] = f"{_OTHER_PROCESSORS}attention=math"
     diffusers_lines: ClassVar[tuple[str, ...]] = _setting("AttnProcessor")
 
     @override
@@ -270,7 +268,7 @@ class Xformers(EquivalentAttention):
     """xFormers' memory-efficient attention, with an operator that xFormers selects."""
 
     claims: ClassVar[frozenset[str]] = frozenset({"latency", "memory"})
-    unet_only: ClassVar[str | None] = _OTHER_PROCESSORS
+    unet_only: ClassVar[str | None] = f"{_OTHER_PROCESSORS}attention=dispatched attention.backend=xformers"
     diffusers_lines: ClassVar[tuple[str, ...]] = _setting("XFormersAttnProcessor")
 
     @override

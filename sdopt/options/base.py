@@ -150,7 +150,19 @@ class Optimization:
     def contract_on(self, device: Device) -> Contract:
         """Returns what the option promises about the images on a device: its `contract`, or less."""
         del device
+        return self.promised()
+
+    def promised(self) -> Contract:
+        """Returns its `contract`, which an option may hold as a word of its yaml."""
         return self.contract
+
+    def claimed(self) -> frozenset[str]:
+        """Returns its `claims`, which an option may hold as a word of its yaml."""
+        return self.claims
+
+    def located(self) -> Optimization:
+        """Returns the option with whole paths of the files that it names, which a worker finds from any folder."""
+        return self
 
     @property
     def diffusers_lines(self) -> tuple[str, ...]:

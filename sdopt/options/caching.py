@@ -58,6 +58,8 @@ class Caching(Optimization):
     claims: ClassVar[frozenset[str]] = frozenset({"latency"})
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {}
     """Compatible compilers, by their names in the group; they compile only code that does not depend on the step."""
+    leaves_calls_whole: ClassVar[bool] = False
+    """Whether a call of a transformer runs all of it or none, so that compilers may have it."""
     batch_sizes: ClassVar[int] = 1
     """Number of batch sizes of the denoiser in one image."""
     idle: ClassVar[str]
@@ -69,7 +71,7 @@ class Caching(Optimization):
         found = []
         if is_unet and config and config.get("_class_name", "UNet2DConditionModel") != "UNet2DConditionModel":
             found.append(f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}")
-        compilers = self.compilers if is_unet else {}
+        compilers = self.compilers if is_unet or self.leaves_calls_whole else {}
         if compiles(ctx, *compilers.values()):
             others = f"eager, {', '.join(compilers)}" if compilers else "eager"
             if is_unet and not compilers:
@@ -257,6 +259,7 @@ class SpectralForecast(SkippedLayers):
 
     assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step)
     begins: ClassVar[bool] = False
+    leaves_calls_whole: ClassVar[bool] = True
     others: ClassVar[str] = "were forecast"
     idle: ClassVar[str] = "all of {steps} steps run, and none is forecast"
 
@@ -329,9 +332,6 @@ class PyramidAttention(Caching):
     """Reuses the outputs of attention layers from earlier steps (pyramid attention broadcast)."""
 
     assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step)
-    unet_only: ClassVar[str | None] = (
-        "diffusers keeps one output for both branches of guidance, or knows none of its layers: choose first_block"
-    )
     idle: ClassVar[str] = "no step of {steps} reuses an output between the shares {self.start} and {self.stop}"
 
     spatial: int | None = bounded(2, ge=2, le=1000)
@@ -357,10 +357,12 @@ class PyramidAttention(Caching):
             found.append("caching.spatial and caching.cross are both null, so that nothing is reused: set one")
         if isinstance(ctx.chosen.get("attention"), DeepSpeedAttention):
             found.append("reuses outputs of diffusers' layers, which attention=deepspeed replaces: choose another")
-        return found
+        return found + untold(ctx, "num_timesteps")
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        if denoiser_name(pipe) != "unet":
+            return self._apply_to_transformer(pipe)
         from diffusers import PyramidAttentionBroadcastConfig, apply_pyramid_attention_broadcast
 
         unet = denoiser_of(pipe)
@@ -386,6 +388,34 @@ class PyramidAttention(Caching):
             engaged = trace.denoiser.calls > 0 and all(ran[kind] < whole for kind in chosen)
             summary = f"self-attention computed {ran['attn1']}, cross-attention {ran['attn2']} of {whole} times"
             return Finding(engaged, summary, {"self_attention": ran["attn1"], "cross_attention": ran["attn2"]})
+
+        return proof
+
+    def _apply_to_transformer(self, pipe: Pipeline) -> Proof:
+        """Applies it to a transformer, whose layers may attend to image and text at once, and count as spatial then."""
+        from sdopt.options.attention_caches import Broadcasts, attention_layers, is_cross
+
+        denoiser = denoiser_of(pipe)
+        layers = {layer: is_cross(layer) for layer in attention_layers(denoiser)}
+        names = {name: layers[layer] for name, layer in denoiser.named_modules() if layer in layers}
+        watching = denoiser.__dict__[STEPS] = Broadcasts(pipe, denoiser, self)
+        denoiser.forward = watching
+
+        def proof(trace: Trace) -> Finding:
+            ran = {False: 0, True: 0}
+            for name, cross in names.items():
+                inner = [n for layer, n in trace.denoiser.ran.items() if layer.startswith(f"{name}.")]
+                ran[cross] += max(inner, default=0)
+            every = {False: self.spatial, True: self.cross}
+            chosen = [kind for kind in set(names.values()) if every[kind] is not None]
+            computed, reused = watching.computed, watching.reused
+            told = trace.denoiser.calls == watching.calls.total() and all(ran[kind] == computed[kind] for kind in ran)
+            engaged = told and bool(chosen) and all(reused[kind] > 0 for kind in chosen)
+            total = {kind: computed[kind] + reused[kind] for kind in ran}
+            summary = f"self-attention computed {ran[False]} of {total[False]} times"
+            if total[True]:
+                summary += f", cross-attention {ran[True]} of {total[True]}"
+            return Finding(engaged, summary, {"self_attention": ran[False], "cross_attention": ran[True]})
 
         return proof
 
@@ -460,7 +490,7 @@ class TaylorSeer(Caching):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        from sdopt.options.transformer import Expansions, attention_layers
+        from sdopt.options.attention_caches import Expansions, attention_layers
 
         denoiser = denoiser_of(pipe)
         layers = set(attention_layers(denoiser))
@@ -624,7 +654,9 @@ def _on_transformer(pipe: Pipeline, watching: "Watching", others: str) -> Proof:
         facts["runs_of_the_last_block"] = min(runs, default=0)
         left_out = sum(facts.get(kind, 0) for kind in ("outer", "forecast", "left out"))
         engaged = cheaper > 0 and watching.calls.total() == calls
-        engaged = engaged and facts["runs_of_the_last_block"] == calls - left_out
+        compiled = watching.is_compiled or trace.is_compiled(denoiser_of(pipe))
+        unseen = compiled and not runs  # a graph shows no blocks
+        engaged = engaged and (unseen or facts["runs_of_the_last_block"] == calls - left_out)
         whole = calls - cheaper
         return Finding(engaged, f"of {calls} traced calls {whole} ran whole, {cheaper} {others}", facts)
 

@@ -5,8 +5,9 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from sdopt.options import Assumption, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import a_vae, plain_weights
+from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import Pipeline, denoiser_of
 
 
@@ -35,6 +36,14 @@ class Layout(Optimization):
     def diffusers_lines(self) -> tuple[str, ...]:
         order = f"torch.{'contiguous_format' if self.memory_format == 'contiguous' else 'channels_last'}"
         return "import torch", f"pipe.unet.to(memory_format={order})", f"pipe.vae.to(memory_format={order})"
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        vae = part_config(ctx.model, "vae") or {}
+        if self.memory_format == "channels_last" and "temperal_downsample" in vae:
+            made_for = "kernels of a VAE for video have three dimensions, for which there is no such layout"
+            return [f"{made_for}: leave it out"]
+        return []
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

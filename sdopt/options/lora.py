@@ -18,7 +18,8 @@ from sdopt.measure.compilation import compiled_so_far, eagerly
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import no_lora, plain_weights
 from sdopt.options.base import Inputs, outdated
-from sdopt.pipelines.loading import LoadedModel, part_config, published_denoiser
+from sdopt.pipelines.family import family_named
+from sdopt.pipelines.loading import LoadedModel, family_of, part_config, published_denoiser
 from sdopt.pipelines.loras import (
     has_biases,
     is_on_hub,
@@ -27,7 +28,8 @@ from sdopt.pipelines.loras import (
     misfits,
     networks_of_a_lora,
     rank_of,
-    tensors_of,
+    reads_itself,
+    source_for,
     trains_text_encoder,
     unswappable,
 )
@@ -70,7 +72,6 @@ class Lora(Optimization):
     stage: ClassVar[Stage] = Stage.WEIGHTS
     contract: ClassVar[Contract] = Contract.LOSSY
     assumes: ClassVar[tuple[Assumption, ...]] = (no_lora, plain_weights)
-    unet_only: ClassVar[str | None] = "diffusers drops what it does not know of a LoRA, and sdopt cannot see that here"
     beside_the_weights: ClassVar[bool] = True
     """Whether the LoRA stays in separate layers, which options that join or replace weights would ignore."""
 
@@ -136,7 +137,7 @@ class Lora(Optimization):
         if self.path is None:
             return ()
         try:
-            if self._cached and any(tensors_of(lora_file(self.path, name)) for name in self.names):
+            if self._cached and not all(reads_itself(lora_file(self.path, name)) for name in self.names):
                 return ()
         except (OSError, SafetensorError):
             return ()  # `conflicts` says what is wrong with the file
@@ -147,7 +148,7 @@ class Lora(Optimization):
     def _load(self, pipe: Pipeline, name: str | None, **how: Any) -> None:
         file = lora_file(self.path, name)
         # Without a network, diffusers finds a file in its folder by `weight_name` only.
-        source: Any = tensors_of(file) or str(file.parent)
+        source: Any = source_for(pipe, file) or str(file.parent)
         pipe.load_lora_weights(source, weight_name=file.name, adapter_name=_NAME, local_files_only=True, **how)
 
 
@@ -239,6 +240,8 @@ class Distilled(Fused):
 
     claims: ClassVar[frozenset[str]] = frozenset({"latency"})
 
+    pipeline: str | None = None
+    """The class of pipelines of transformers that it is for; null is Stable Diffusion, by `text_width`."""
     text_width: int = bounded(768, ge=1, le=1_000_000)
     """Channels of the states of text that the LoRA's model reads: 768 in Stable Diffusion 1.x, 2048 in SDXL."""
     scheduler: str = "lcm"
@@ -282,6 +285,12 @@ class Distilled(Fused):
         return super().conflicts(ctx)
 
     def _of_another_model(self, ctx: Context) -> list[str]:
+        family = family_of(ctx.model)
+        if self.pipeline is not None or not family.is_unet:
+            if family.pipeline == self.pipeline:
+                return []
+            own = family_named(self.pipeline).title if self.pipeline else "Stable Diffusion"
+            return [f"it is for {own}, and this model is {family.title}"]
         has = published_denoiser(ctx.model).get("cross_attention_dim", self.text_width)
         if has == self.text_width:
             return []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -333,8 +333,14 @@ class PrecomputedEmbeddings(Optimization):
     contract: ClassVar[Contract] = Contract.EQUIVALENT
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
+    max_sequence_length: int | None = bounded(None, ge=1, le=100_000)
+    """How many tokens of a prompt the calls read; null is `model.max_sequence_length`, or what the pipeline's call does
+    by default. Only for a transformer."""
+
     @override
     def conflicts(self, ctx: Context) -> list[str]:
+        if family_of(ctx.model).is_unet and self.max_sequence_length is not None:
+            return ["memory.precomputed_embeddings.max_sequence_length: a UNet's pipeline takes none; leave it out"]
         if family_of(ctx.model).is_unet or ctx.workload.images_per_prompt == 1:
             return []
         return ["diffusers draws one image of each embedding with such a model: set workload.images_per_prompt=1"]
@@ -355,9 +361,12 @@ class PrecomputedEmbeddings(Optimization):
         device, encodes = device_of(pipe), set(signature(pipe.encode_prompt).parameters)
         guidance = guidance_of_pipe(pipe)
         instead = _instead_of_defaults(pipe)
+        call = dict(vars(pipe).get(CALL, {}))
+        if self.max_sequence_length is not None:
+            call[_LENGTH] = self.max_sequence_length
         both = guidance.form == "sequential"  # whose other branch is encoded as a prompt, the empty one by default
         with torch.no_grad(), encoding_noted(pipe):
-            encoded = {prompt: _encoded(pipe, prompt, device) for prompt in (*prompts, *([""] if both else []))}
+            encoded = {prompt: _encoded(pipe, prompt, device, call) for prompt in (*prompts, *([""] if both else []))}
         embeddings = {name for row in encoded.values() for name in (*row, *_as_negative(row))}
         for name in TEXT_ENCODERS:
             if getattr(pipe, name, None) is not None:
@@ -368,9 +377,7 @@ class PrecomputedEmbeddings(Optimization):
 
         def embedded(inputs: Inputs) -> Inputs:
             given = {name for name, value in inputs.items() if value is not None}
-            known = {"prompt", "negative_prompt", "num_images_per_prompt", *embeddings}
-            if further := sorted((given & encodes) - known):
-                raise UsageError(f"memory=precomputed_embeddings: {further[0]} was not encoded: leave it out")
+            _require_encoded(inputs, given & encodes, embeddings, call)
             if "scale" in (inputs.get("cross_attention_kwargs") or {}):
                 scales = "cross_attention_kwargs scales a LoRA in the text encoders too, which are gone"
                 raise UsageError(f"memory=precomputed_embeddings: {scales}: scale it by pipe.set_adapters before")
@@ -396,7 +403,8 @@ class PrecomputedEmbeddings(Optimization):
             like = inputs["prompt_embeds"] if own else device
             rest = {name: value for name, value in inputs.items() if name not in ("prompt", "negative_prompt")}
             rest |= instead
-            return rest | {name: _in_a_batch([row.get(name) for row in rows], like) for name in names}
+            masked = any("mask" in name for name in embeddings)
+            return rest | {name: _in_a_batch([row.get(name) for row in rows], like, masked) for name in names}
 
         return embedded
 
@@ -410,6 +418,20 @@ class PrecomputedEmbeddings(Optimization):
         return proof
 
 
+def _require_encoded(
+    inputs: Inputs, given: Collection[str], embeddings: Collection[str], encoded: Mapping[str, Any]
+) -> None:
+    """Raises UsageError for an argument that changes how prompts are encoded, and that they were not `encoded` with."""
+    known = {"prompt", "negative_prompt", "num_images_per_prompt", *embeddings}
+    if inputs.get(_LENGTH) == encoded.get(_LENGTH):
+        known.add(_LENGTH)
+    further = sorted(set(given) - known)
+    if not further:
+        return
+    way = f"set memory.precomputed_embeddings.{_LENGTH}" if further[0] == _LENGTH else "leave it out"
+    raise UsageError(f"memory=precomputed_embeddings: {further[0]} was not encoded: {way}")
+
+
 def _instead_of_defaults(pipe: Pipeline) -> dict[str, None]:
     """Returns what keeps a call from a negative prompt that it has by default, beside embeddings of one."""
     negative = signature(type(pipe).__call__).parameters.get("negative_prompt")
@@ -421,10 +443,14 @@ def _as_negative(embeddings: dict[str, Embeddings]) -> dict[str, Embeddings]:
     return {f"negative_{name}": value for name, value in embeddings.items() if not name.startswith("negative_")}
 
 
-def _encoded(pipe: Pipeline, prompt: str, device: torch.device) -> dict[str, Embeddings]:
+_LENGTH = "max_sequence_length"
+
+
+def _encoded(pipe: Pipeline, prompt: str, device: torch.device, arguments: Mapping[str, Any]) -> dict[str, Embeddings]:
     """Returns a prompt's embeddings by call argument, on the CPU, since there may be thousands of prompts.
 
-    What a call passes on to `encode_prompt` by default is passed on here, too, such as the number of tokens.
+    What a call passes on to `encode_prompt` by default is passed on here, too, such as the number of tokens, unless
+    `arguments` of all calls have another one.
     """
     import torch
     from torch.utils._pytree import tree_map_only
@@ -435,7 +461,7 @@ def _encoded(pipe: Pipeline, prompt: str, device: torch.device) -> dict[str, Emb
         if name in call and name != "prompt":
             default = call[name].default
             given[name] = default if parameter.default is not parameter.empty else None
-    given |= vars(pipe).get(CALL, {})
+    given |= arguments
     given |= {"device": device, "num_images_per_prompt": 1, "do_classifier_free_guidance": True}
     if family_named(type(pipe).__name__).is_unet:
         found = pipe.encode_prompt(prompt, **{name: given[name] for name in _OF_UNETS})
@@ -454,10 +480,13 @@ _OF_UNETS = ("device", "num_images_per_prompt", "do_classifier_free_guidance")
 """What a UNet's pipeline encodes a prompt with."""
 
 
-def _in_a_batch(rows: Sequence[Embeddings | None], like: Any) -> Embeddings:
+def _in_a_batch(rows: Sequence[Embeddings | None], like: Any, masked: bool) -> Embeddings:
     """Returns the embeddings of several prompts as one batch: shorter ones are filled up with zeros, as masks are.
 
     A row without a mask reads all its tokens.
+
+    Raises:
+        UsageError: they are of several lengths, and the pipeline has no mask: it encodes them otherwise together.
     """
     import torch
 
@@ -465,6 +494,9 @@ def _in_a_batch(rows: Sequence[Embeddings | None], like: Any) -> Embeddings:
         return [tensor.to(like) for row in rows if isinstance(row, list) for tensor in row]
     tensors = [row for row in rows if isinstance(row, torch.Tensor)]
     longest = max(tensor.shape[1] for tensor in tensors)
+    if not masked and any(tensor.shape[1] < longest for tensor in tensors):
+        alike = "prompts of several lengths, which this pipeline encodes otherwise in a batch than alone"
+        raise UsageError(f"memory=precomputed_embeddings: {alike}: draw one prompt per call")
     filled = []
     for tensor in tensors:
         pad = (0, 0) * (tensor.ndim - 2) + (0, longest - tensor.shape[1])

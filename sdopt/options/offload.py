@@ -203,6 +203,7 @@ class GroupOffload(Offload):
                 # Files are named after layers, whose names repeat between networks.
                 offload_to_disk_path=None if folder is None else str(folder / name),
             )
+            _keep_statistics(network)
             # Ids: a reference to a group would keep the weights of a removed text encoder alive.
             groups[name] = [id(group) for group in _groups(network)]
             _count_onloads(name, _groups(network), brought)
@@ -277,6 +278,18 @@ def _groups(network: torch.nn.Module) -> list[Any]:
     """Returns the distinct groups in which diffusers loads a network's layers."""
     hooks = [hook_of(layer, "group_offloading") for layer in network.modules()]
     return list({id(hook.group): hook.group for hook in hooks if hook is not None}.values())
+
+
+def _keep_statistics(network: torch.nn.Module) -> None:
+    """Keeps layers that hold no parameters on the device: FLUX.2 reads its VAE's statistics without running a layer."""
+    from diffusers.hooks import HookRegistry
+
+    for layer in network.modules():
+        hook = hook_of(layer, "group_offloading")
+        if hook is None or any(True for _ in layer.parameters()) or not any(True for _ in layer.buffers(recurse=False)):
+            continue
+        hook.group.onload_()
+        HookRegistry.check_if_exists_or_initialize(layer).remove_hook("group_offloading", recurse=False)
 
 
 def _count_onloads(name: str, groups: Iterable[Any], brought: Counter[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
@@ -46,19 +46,23 @@ class Patch(Optimization):
 
     functions: list[str] = field(default_factory=list)
     """`file.py:function`, in the order in which they are called."""
-    # Fields, where the base class computes properties; YAML has neither enumerations nor sets.
+    # Words, because YAML has neither enumerations nor sets: see `promised` and `claimed`.
     contract: str = bounded("lossy", choices=tuple(Contract))  # type: ignore[assignment]
     """What they promise about the images: `exact`, `equivalent` or `lossy`."""
     claims: str = bounded("latency", choices=tuple(_CLAIMS))  # type: ignore[assignment]
     """What they are for: `latency`, `memory`, `both` or `nothing`."""
 
-    def __post_init__(self) -> None:
-        made: dict[str, Any] = {"functions": tuple(map(absolute, self.functions))}
-        # A wrong value stays, and its range says what is wrong with it.
-        made |= {"contract": Contract(self.contract)} if self.contract in list(Contract) else {}
-        made |= {"claims": _CLAIMS[self.claims]} if self.claims in _CLAIMS else {}
-        for name, value in made.items():
-            object.__setattr__(self, name, value)
+    @override
+    def promised(self) -> Contract:
+        return Contract(self.contract)
+
+    @override
+    def claimed(self) -> frozenset[str]:
+        return _CLAIMS[self.claims]
+
+    @override
+    def located(self) -> Patch:
+        return replace(self, functions=list(map(absolute, self.functions)))
 
     @override
     def lacking(self, ctx: Context) -> list[str]:

@@ -439,14 +439,14 @@ class Last(_Step):
 
 
 class Own(torch.nn.Module):
-    """A UNet with the forward function that it had."""
+    """A denoiser with the forward function that it had."""
 
-    def __init__(self, unet: Any) -> None:
+    def __init__(self, denoiser: Any) -> None:
         super().__init__()
-        self._unet, self._forward = unet, unet.forward
+        self._denoiser, self._forward = denoiser, denoiser.forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the UNet would."""
+        """Returns what the denoiser would."""
         return self._forward(*args, **kwargs)
 
 

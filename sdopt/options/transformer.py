@@ -3,7 +3,6 @@
 Nothing here knows a pipeline by its name. Import it where a pipeline is at hand: it needs diffusers.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sdopt.options.skipping import Own
 from sdopt.pipelines.family import Guidance, family_named
-from sdopt.pipelines.parts import Pipeline
+from sdopt.pipelines.parts import Pipeline, unwrapped
 
 Block = tuple[str, nn.Module]
 """A block of a transformer, with its name."""
@@ -89,7 +89,11 @@ class Watching:
     """
 
     parts: tuple[str, ...] = ()
-    """Names of the attributes that a compiler may replace by graphs: none."""
+    """Names of the attributes that a compiler may replace by graphs, which then run whole calls."""
+
+    def __init_subclass__(cls) -> None:
+        # As of `__call__`: TorchDynamo would compile it anew for each step and branch.
+        cls._predict = torch.compiler.disable(cls._predict, recursive=False)  # type: ignore[method-assign]
 
     def __init__(self, pipe: Pipeline, denoiser: Any) -> None:
         self._pipe, self._forward = pipe, denoiser.forward
@@ -108,6 +112,11 @@ class Watching:
         """Lets each call run whole, until the next image begins."""
         self._on = False
         self._forget()
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a compiler has replaced what runs whole calls, so that no trace shows their layers."""
+        return any(unwrapped(getattr(self, part)) is not getattr(self, part) for part in self.parts)
 
     @property
     def idle(self) -> int:
@@ -165,9 +174,15 @@ class Forecasts(Watching):
     As `skipping.Spectrum` does for a UNet, whose steps are one call.
     """
 
+    parts = ("whole",)
+
     def __init__(self, pipe: Pipeline, denoiser: Any, chosen: Any) -> None:
         self._chosen = chosen
+        self.whole: nn.Module = Own(denoiser)
         super().__init__(pipe, denoiser)
+
+    def _whole(self, given: Given) -> Any:
+        return self.whole(*given.args, return_dict=False, **given.others)[0]
 
     def _forget(self) -> None:
         self._kept: dict[int, list[tuple[int, list[Tensor]]]] = {}
@@ -197,89 +212,6 @@ class Forecasts(Watching):
                 forecast.add_(sample, alpha=weight)
             found.append(forecast.to(dtype))
         return found if listed else found[0]
-
-
-class Expansions(Watching):
-    """Expands the outputs of attention layers in a Taylor series over the steps, for each branch from its own.
-
-    TaylorSeer (Liu et al. 2025, https://arxiv.org/abs/2503.06923): a step that runs the layers gives the differences to
-    the last such step, and each later step adds them up. As diffusers' hooks do, which need pipelines that name the
-    branch of each call.
-    """
-
-    def __init__(self, pipe: Pipeline, denoiser: Any, chosen: Any) -> None:
-        self._chosen = chosen
-        for layer in attention_layers(denoiser):
-            layer.forward = _Expanded(self, layer.forward)
-        super().__init__(pipe, denoiser)
-
-    def _forget(self) -> None:
-        self._kept: dict[tuple[Any, int], tuple[int, list[list[Tensor]]]] = {}
-        self._samples, self._runs = 0, True
-
-    def _predict(self, given: Given) -> Any:
-        self._step, self._branch = self._at.next()
-        samples = len(given.hidden)
-        if samples != self._samples:  # a callback may leave out a part of the batch
-            self._forget()
-            self._samples = samples
-        steps = int(self._pipe.num_timesteps) if self._on else 0
-        known = any(branch == self._branch for _, branch in self._kept)
-        self._runs = not (known and self._step < steps) or self._chosen.runs(steps)[self._step]
-        found = self._whole(given)
-        self.calls["whole" if self._runs else "expanded"] += 1
-        return found
-
-    def run(self, layer: "_Expanded", given: Given) -> Any:
-        """Runs a layer and notes how its output changes, or returns what that makes of it."""
-        place = layer, self._branch
-        if not self._runs:
-            since, factors = self._kept[place]
-            found = tuple(_series(orders, self._step - since).to(layer.dtype) for orders in factors)
-            return found if layer.several else found[0]
-        output = layer.forward(*given.args, **given.others)
-        if self._on:
-            layer.several = isinstance(output, tuple)
-            outputs = output if layer.several else (output,)
-            layer.dtype = outputs[0].dtype
-            self._kept[place] = self._step, self._factors(place, outputs)
-        return output
-
-    def _factors(self, place: tuple[Any, int], outputs: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Returns for each output of a layer itself, and its differences up to the chosen order."""
-        since, before = self._kept.get(place, (0, [[] for _ in outputs]))
-        found = []
-        for output, earlier in zip(outputs, before, strict=True):
-            orders = [output.float()]
-            for factor in earlier[: self._chosen.order]:
-                orders.append((orders[-1] - factor) / (self._step - since))
-            found.append(orders)
-        return found
-
-
-class _Expanded:
-    """The forward of an attention layer, which its watcher runs or expands."""
-
-    several, dtype = False, torch.float32
-
-    def __init__(self, watcher: Expansions, forward: Any) -> None:
-        self._watcher, self.forward = watcher, forward
-
-    def __call__(self, *args: Any, **others: Any) -> Any:
-        return self._watcher.run(self, Given(args, others))
-
-
-def _series(factors: Sequence[Tensor], ahead: int) -> Tensor:
-    """Returns a Taylor series from its differences, so many steps ahead."""
-    found = torch.zeros_like(factors[0])
-    for order, factor in enumerate(factors):
-        found = found + factor * (ahead**order / math.factorial(order))
-    return found
-
-
-def attention_layers(denoiser: nn.Module) -> list[nn.Module]:
-    """Returns the attention layers of a denoiser: the modules that have a processor."""
-    return [layer for layer in denoiser.modules() if getattr(layer, "processor", None) is not None]
 
 
 class FirstBlock(Watching):

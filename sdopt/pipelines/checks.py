@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
+from sdopt.pipelines import families
 from sdopt.pipelines.catalog import (
     ALT_DIFFUSION,
     ALT_ENCODERS,
@@ -26,6 +27,9 @@ from sdopt.pipelines.factory import KEY
 from sdopt.pipelines.families import fits, fitting_architectures, further_inputs, kind_of_file, text_width
 from sdopt.pipelines.family import Family, family_named
 from sdopt.pipelines.functions import defined
+from sdopt.pipelines.hub import base_folder
+from sdopt.pipelines.parts import TEXT_ENCODERS
+from sdopt.pipelines.transformer_files import base_of, is_transformer, stored_parts, transformer_in, without_parts
 from sdopt.pipelines.weights import (
     NO_VOCABULARY,
     PICKLED,
@@ -84,8 +88,16 @@ def require_model(model: Model) -> None:
     elif model.path is None:
         raise UsageError("model.path: model.weights=path needs the folder of a diffusers pipeline, or a file")
     else:
-        path = Path(model.path).expanduser()
-        (_require_original if path.is_file() else require_folder)(path, model)
+        _require_at_path(Path(model.path).expanduser(), model)
+
+
+def _require_at_path(path: Path, model: Model) -> None:
+    if is_transformer(model):
+        _require_transformer(path, model)
+    elif path.is_file():
+        _require_original(path, model)
+    else:
+        require_folder(path, model)
 
 
 def _require_keys(model: Model) -> None:
@@ -93,12 +105,15 @@ def _require_keys(model: Model) -> None:
     if wrong := wrong_name(model.name):
         raise UsageError(f"model.name={model.name}: {wrong}")
     file = model.weights == "path" and model.path is not None and Path(model.path).expanduser().is_file()
+    transformer = is_transformer(model)
     reads = {
         "path": (model.weights == "path", "model.weights=path"),
         "factory": (model.weights == "factory", "model=factory"),
-        "tokenizer": (file, "model.path of a single file"),
+        "base": (transformer, "model.path of a file with a transformer"),
+        "parts": (transformer, "model.path of a file with a transformer"),
+        "tokenizer": (file and not transformer, "model.path of a Stable Diffusion in one file"),
         "revision": (model.weights == "hub", "model.weights=hub"),
-        "variant": (model.weights in ("hub", "path") and not file, "a repository or a folder"),
+        "variant": (model.weights in ("hub", "path") and (transformer or not file), "a repository or a folder"),
     }
     idle = [
         f"model.{key}={getattr(model, key)}: only applies to {with_what}; here model.weights={model.weights}"
@@ -109,8 +124,11 @@ def _require_keys(model: Model) -> None:
         raise UsageError(idle)
 
 
-def require_folder(folder: Path, model: Model) -> None:
-    """Raises UsageError if a folder does not hold a complete pipeline that sdopt runs, in safetensors files."""
+def require_folder(folder: Path, model: Model, without: Collection[str] = ()) -> None:
+    """Raises UsageError if a folder does not hold a complete pipeline that sdopt runs, in safetensors files.
+
+    Of the parts `without` weights, only the configurations must be there.
+    """
     at = model.origin
     if not folder.is_dir():
         raise UsageError(f"{at}: there is no such file or folder")
@@ -127,7 +145,8 @@ def require_folder(folder: Path, model: Model) -> None:
             _require_class(index.get(name), name, family.library_of(name), at)
     for file in [file for name in parts for file in sorted((folder / name).glob("*config.json"))]:
         _read_json(file, at)
-    _require_weights(folder, family, [name for name in parts if name in family.networks], model.variant, at)
+    networks = [name for name in parts if name in family.networks and name not in without]
+    _require_weights(folder, family, networks, model.variant, at)
     _require_architecture(model, at, kind, _read_json(folder / family.denoiser / "config.json", at))
 
 
@@ -163,6 +182,29 @@ def _require_class(value: Any, name: str, library: str, at: str) -> None:
             f"{at}: model_index.json names {json.dumps(value)} as its {name}; it must be a class of {library}: "
             "sdopt runs no code that comes with a model"
         )
+
+
+def _require_transformer(path: Path, model: Model) -> None:
+    """Raises UsageError if a file holds no transformer that is read, or not one for the pipeline of its base."""
+    kind, named = transformer_in(path), class_named(model)
+    if kind and named and kind != named:
+        fitting = families.family_of(path)
+        raise UsageError(
+            f"{model.origin}: holds {family_named(kind).title}, not {family_named(named).title}, as model={model.name} "
+            f"is; choose model={fitting or 'its own model'}"
+        )
+    base = base_of(model)
+    folder = Path(str(base.path))
+    if base.weights == "hub":
+        try:
+            folder = base_folder(model)
+        except UsageError:
+            return  # it is fetched, and then checked
+    require_folder(folder, base, without=_ANY_NETWORK)
+    require_folder(folder, base, without={*stored_parts(model, folder), *without_parts(model, folder)})
+
+
+_ANY_NETWORK = ("transformer", "vae", *TEXT_ENCODERS)
 
 
 def _require_original(path: Path, model: Model) -> None:
@@ -214,7 +256,7 @@ def _instead_of_part(path: Path, names: Iterable[str], missing: list[str]) -> st
     if (path.parent.parent / "model_index.json").is_file():
         return f"it is a part of a pipeline: give model={path.parent.parent}"
     if any(map(_OTHER_FAMILIES.search, names)):
-        return "it is a model of another family, such as FLUX or SD 3: give the folder of its whole pipeline: model=…"
+        return "it is a transformer: name the folder of a whole pipeline for its other parts: model.base=FOLDER"
     if len(missing) < len(_ORIGINAL):
         return (
             f"load it in diffusers together with a {' and a '.join(missing)}, save that with save_pretrained, and give "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -16,6 +16,8 @@ from sdopt.pipelines.hub import NETWORK_WEIGHTS
 from sdopt.pipelines.loading import folder_of, network_config, path_of
 from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
 from sdopt.pipelines.random_weights import empty_network
+from sdopt.pipelines.transformer_files import is_transformer, stored_parts, without_parts
+from sdopt.pipelines.transformer_files import problems as problems_of_files
 from sdopt.pipelines.weights import Header, lacking_vocabulary, state_of, variants_of, weight_files, wrong_numbers
 from sdopt.schema import Model
 
@@ -32,8 +34,12 @@ def require_parts(model: Model) -> None:
         UsageError: a line for each faulty part, with the file and the reason.
     """
     folder = folder_of(model)
-    single = model.weights == "path" and folder != path_of(model)
-    found = _problems_in_file(path_of(model), folder) if single else _problems(folder, model)
+    if is_transformer(model):
+        found: Iterable[str] = [*_problems(folder, model), *problems_of_files(model, folder)]
+    elif model.weights == "path" and folder != path_of(model):
+        found = _problems_in_file(path_of(model), folder)
+    else:
+        found = _problems(folder, model)
     problems = [f"{model.origin}: {problem}" for problem in found]
     if problems:
         raise UsageError(problems)
@@ -93,7 +99,9 @@ def _problems(folder: Path, model: Model) -> Iterator[str]:
     """Yields what is wrong with the parts of a pipeline in a folder."""
     parts: dict[str, Any] = {}
     faultless = True
-    for problem in chain.from_iterable(_of_part(folder, model, parts, *part) for part in _run(folder)):
+    apart = {*stored_parts(model, folder), *without_parts(model, folder)} if is_transformer(model) else set()
+    read = [part for part in _run(folder) if part[0] not in apart]
+    for problem in chain.from_iterable(_of_part(folder, model, parts, *part) for part in read):
         faultless = False
         yield problem
     if faultless:

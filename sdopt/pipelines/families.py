@@ -9,7 +9,9 @@ from typing import Any
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, class_name_of, read_json, text_to_image
 from sdopt.pipelines.family import Family, Guidance, family_named
+from sdopt.pipelines.originals import shapes_as_config
 from sdopt.pipelines.sampling import marks_in
+from sdopt.pipelines.stored import header_of, transformer_in
 from sdopt.pipelines.weights import Header
 
 UNMARKED = (
@@ -68,8 +70,10 @@ def family_of(file: Path) -> str | None:
     """Returns the name of the architecture of a single file in the original layout; None if sdopt has none that fits.
 
     Raises:
-        UsageError: the file is not complete, or holds quantized weights; or it may be of two architectures.
+        UsageError: the file is not complete, or holds weights that are not read; or it may be of two architectures.
     """
+    if (kind := transformer_in(file)) is not None:
+        return _published_transformer(file, kind)
     header = Header.of(file, f"model.path={file}")
     first = header.shapes.get("model.diffusion_model.input_blocks.0.0.weight")
     read = {"cross_attention_dim": text_width(header.shapes)}
@@ -79,6 +83,26 @@ def family_of(file: Path) -> str | None:
             raise UsageError(f"model.path={file}: {UNMARKED}")
         return "sd21_base" if noise else "sd21"
     return found[0] if found else None
+
+
+def _published_transformer(file: Path, kind: str) -> str | None:
+    """Returns the name of the published architecture of the transformer in a file; None if sdopt has none that fits.
+
+    Raises:
+        UsageError: several models have this architecture, and are sampled in different ways.
+    """
+    wanted = shapes_as_config(kind, header_of(file).shapes)
+    fitting = []
+    for name, (other, config) in _architectures().items():
+        if other == kind and all(config.get(key) == value for key, value in wanted.items()):
+            fitting.append(name)
+    if len(fitting) > 1:
+        choice = " or ".join(f"model={name}" for name in fitting)
+        raise UsageError(
+            f"model.path={file}: holds {family_named(kind).title}, and nothing in it says of which model, whose steps "
+            f"and guidance differ: choose {choice} beside model.path=…"
+        )
+    return fitting[0] if fitting else None
 
 
 def predicts_noise(file: Path) -> bool | None:

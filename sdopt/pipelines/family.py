@@ -85,6 +85,7 @@ class Encoding:
 _MARKS = (
     *("num_layers", "num_single_layers", "attention_head_dim", "num_attention_heads", "in_channels"),
     *("joint_attention_dim", "caption_channels", "guidance_embeds", "dim", "n_layers", "hidden_size", "cap_feat_dim"),
+    *("text_embed_dim",),
 )
 """Keys by which transformers of one class differ: depth, width, and what text they read."""
 
@@ -394,6 +395,19 @@ FAMILIES = (
         latents=Latents(multiple=2),
         steps=50,
         scale=3.5,
+    ),
+    Family(
+        pipeline="CogView4Pipeline",
+        title="CogView4",
+        encoders=("text_encoder",),
+        tasks=_tasks("CogView4"),
+        guidance=Guidance("sequential"),
+        # Shorter prompts of a batch are filled up in front, and nothing masks what fills them.
+        encoding=Encoding(("prompt_embeds", "negative_prompt_embeds"), tokens=(1024,)),
+        latents=Latents(kept="float32", multiple=2),
+        float16="clipped",
+        steps=50,
+        scale=5.0,
     ),
 )
 """All pipelines that sdopt runs, the UNets first."""

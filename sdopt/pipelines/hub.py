@@ -1,6 +1,6 @@
 """Models on the Hugging Face Hub: the parent process fetches them once; the workers read the local cache."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
@@ -9,6 +9,8 @@ from typing import Any
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import NOT_RUN, parts_of, read_json, require_kind, text_to_image
 from sdopt.pipelines.family import family_named
+from sdopt.pipelines.parts import TEXT_ENCODERS
+from sdopt.pipelines.transformer_files import base_of, is_transformer, stored_parts, without_parts
 from sdopt.pipelines.weights import SENTENCEPIECES, require_variant, variants_among
 from sdopt.schema import Model
 
@@ -22,22 +24,55 @@ def fetch_models(models: Iterable[Model]) -> None:
     Raises:
         UsageError: a model cannot be fetched, or is not a pipeline that sdopt runs; reports all of them together.
     """
-    from sdopt.pipelines.checks import require_folder
+    from sdopt.pipelines.checks import require_folder, require_model
 
     problems = []
-    for model in dict.fromkeys(model for model in models if model.weights == "hub"):
+    for model in dict.fromkeys(models):
         try:
-            require_folder(hub_folder(model, fetch=True), model)
+            if model.weights == "hub":
+                require_folder(hub_folder(model, fetch=True), model)
+            elif is_transformer(model):
+                fetch_base(model)
+                require_model(model)
         except UsageError as error:
             problems += error.problems
     if problems:
         raise UsageError(problems)
 
 
-def hub_folder(model: Model, fetch: bool) -> Path:
+def fetch_base(model: Model) -> None:
+    """Downloads what a transformer in a file has not: the pipeline of its base, without the networks in files.
+
+    Raises UsageError as `hub_folder` does.
+    """
+    base = base_of(model)
+    if base.weights == "hub":
+        # Which networks lie in files is known when the index is here; the transformer always does.
+        index = hub_folder(base, fetch=True, without=_ALL)
+        hub_folder(base, fetch=True, without={*stored_parts(model, index), *without_parts(model, index)})
+
+
+_ALL = ("transformer", "vae", *TEXT_ENCODERS)
+"""All networks of a pipeline: without their weights, its configurations and tokenizers remain."""
+
+
+def base_folder(model: Model) -> Path:
+    """Returns the local folder of the pipeline that a transformer in a file belongs to.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    base = base_of(model)
+    if base.weights != "hub":
+        return Path(str(base.path))
+    index = hub_folder(base, fetch=False, without=_ALL)
+    return hub_folder(base, fetch=False, without={*stored_parts(model, index), *without_parts(model, index)})
+
+
+def hub_folder(model: Model, fetch: bool, without: Collection[str] = ()) -> Path:
     """Returns the local copy of a repository, with the files that its pipeline needs and no others.
 
-    Without `fetch`, only the local cache is read.
+    Without `fetch`, only the local cache is read. Of the parts `without` weights, the configurations are.
 
     Raises:
         UsageError: the repository or revision does not exist, is gated, is not in the cache and cannot be reached, or
@@ -52,7 +87,7 @@ def hub_folder(model: Model, fetch: bool) -> Path:
         index = read_json(Path(file))
         require_kind(index, at)
         names = _names(repository, model.revision) if fetch else []
-        found = _variants(index, names)
+        found = {part: there for part, there in _variants(index, names).items() if part not in without}
         if names and (lacking := [part for part, there in found.items() if not there]):
             raise UsageError(
                 f"{at}: has no safetensors files of {' and '.join(lacking)}, and sdopt loads no pickled weights: "
@@ -60,13 +95,14 @@ def hub_folder(model: Model, fetch: bool) -> Path:
             )
         if names:
             require_variant(found, model.variant, at)
-        wanted = _files(index, model.variant, names)
+        wanted = _files(index, model.variant, names, without)
         folder = Path(
             snapshot_download(repository, revision=model.revision, allow_patterns=wanted, local_files_only=not fetch)
         )
         # Of a repository that was looked at, or fetched in another variant, some files are there.
         there = [str(path.relative_to(folder)) for path in folder.glob("*/*") if path.exists()]
-        if not fetch and not all({model.variant, None} & each for each in _variants(index, there).values()):
+        needed = [own for part, own in _variants(index, there).items() if part not in without]
+        if not fetch and not all({model.variant, None} & each for each in needed):
             raise LocalEntryNotFoundError(f"not complete: {folder}")
         return folder
 
@@ -202,16 +238,21 @@ def _names(repository: str, revision: str | None) -> list[str]:
     return []
 
 
-def _files(index: dict[str, object], variant: str | None, names: Sequence[str]) -> list[str]:
+def _files(
+    index: dict[str, object], variant: str | None, names: Sequence[str], without: Collection[str] = ()
+) -> list[str]:
     """Returns patterns of a pipeline's files: configurations, vocabularies, and safetensors weights.
 
     Of a part that has no files of the `variant`, those without one are read; `names` are those of all files, if known.
+    The weights of the parts `without` are left out.
     """
     patterns = ["model_index.json"]
     for name, value in index.items():
         if isinstance(value, list) and value[0] is not None and name not in NOT_RUN:
             patterns += [f"{name}/*.json", f"{name}/*.txt", f"{name}/*.jinja"]
             patterns += [f"{name}/{file}" for file in SENTENCEPIECES]
+            if name in without:
+                continue
             own = _weights(name, f".{variant}") if variant else []
             there = not names or any(fnmatch(file, pattern) for file in names for pattern in own)
             patterns += own if own and there else _weights(name, "")

@@ -23,11 +23,12 @@ from sdopt.pipelines.catalog import (
 from sdopt.pipelines.factory import Built, build, built
 from sdopt.pipelines.families import guidance_from, predicts_noise
 from sdopt.pipelines.family import Family, Guidance, family_named
-from sdopt.pipelines.hub import hub_folder
+from sdopt.pipelines.hub import base_folder, hub_folder
 from sdopt.pipelines.parts import Pipeline, cast, place
 from sdopt.pipelines.random_weights import build_pipeline, random_network
 from sdopt.pipelines.sampling import is_flow, marks_in, misnamed, remarks, scheduler_like, unsuited
 from sdopt.pipelines.tasks import adapt, pipeline_class
+from sdopt.pipelines.transformer_files import is_transformer, load_parts, load_stored, stored_parts
 from sdopt.pipelines.weights import Header, load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
 
@@ -87,7 +88,7 @@ def architecture_config(model: Model, part: str) -> dict[str, Any] | None:
 
 def marks_of(model: Model) -> dict[str, Any]:
     """Returns what the file of a model says of how it was trained; {} for a folder, which has a configuration."""
-    return marks_in(path_of(model)) if _is_file(model) else {}
+    return marks_in(path_of(model)) if _is_original(model) else {}
 
 
 def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> list[str]:
@@ -123,7 +124,11 @@ def name_of(model: Model) -> str:
 
 def _contradicted(model: Model, scheduler: Scheduler) -> list[str]:
     """Returns a problem if a file of Stable Diffusion 2.x says, but not as a mark, that it is sampled otherwise."""
-    if model.name not in _OF_SD2 or not _is_file(model) or {"prediction_type"} & {*marks_of(model), *scheduler.options}:
+    if (
+        model.name not in _OF_SD2
+        or not _is_original(model)
+        or {"prediction_type"} & {*marks_of(model), *scheduler.options}
+    ):
         return []
     says = predicts_noise(path_of(model))
     if says is None or says == _OF_SD2[model.name]:
@@ -142,7 +147,7 @@ def clip_skip_of(model: Model) -> tuple[int, list[str]]:
     `modelspec.encoder_layer` counts from the end, so that 1 is the last layer. The architectures of SDXL and of Stable
     Diffusion 2.x leave out one anyway.
     """
-    said = Header.of(path_of(model), "").metadata.get(_LAYER, "") if _is_file(model) else ""
+    said = Header.of(path_of(model), "").metadata.get(_LAYER, "") if _is_original(model) else ""
     if not said.strip():
         return 0, []
     layers = int((part_config(model, "text_encoder") or {})["num_hidden_layers"])
@@ -165,8 +170,9 @@ def leave_out_layers(text_encoder: Any, count: int) -> None:
         text_encoder.config.num_hidden_layers -= count
 
 
-def _is_file(model: Model) -> bool:
-    return model.weights == "path" and path_of(model).is_file()
+def _is_original(model: Model) -> bool:
+    """Returns whether a model is one file that holds all networks of a Stable Diffusion."""
+    return model.weights == "path" and path_of(model).is_file() and not is_transformer(model)
 
 
 def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
@@ -259,8 +265,10 @@ def load_part(model: Model, part: str, dtype: torch.dtype) -> Any:
     library, class_name = parts_in(folder)[part]
     if model.weights == "random":
         return random_network(folder / part, library, class_name, part, dtype)
+    if is_transformer(model) and (stored := stored_parts(model, folder).get(part)):
+        return load_stored(model, part, stored, folder, dtype)
     cls = part_class(library, class_name)
-    if _is_file(model):
+    if _is_original(model):
         return cls.from_single_file(
             str(path_of(model)), config=str(folder), subfolder=part, torch_dtype=dtype, local_files_only=True
         )
@@ -341,13 +349,17 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     arguments = left_out(cls) | load_kwargs
     if model.weights == "random":
         return build_pipeline(folder, cls, device, arguments.pop("dtype", torch.float32), **arguments)
-    if _is_file(model):
+    if _is_original(model):
         tokenizers = {path.name: load_tokenizer(path, model.tokenizer) for path in folder.glob("tokenizer*")}
         file = str(path_of(model))
         pipe = cls.from_single_file(file, config=str(folder), local_files_only=True, **tokenizers | arguments)
         leave_out_layers(pipe.text_encoder, clip_skip_of(model)[0])
         return pipe
     own: dict[str, Any] = {}
+    arguments = absent_in(folder) | arguments
+    if is_transformer(model):
+        dtype = arguments.get("dtype", torch.float32)
+        arguments = load_parts(model, folder, dtype, {*arguments}) | arguments
     if class_name_of(folder) == ALT_DIFFUSION:
         # diffusers neither finds the class of its text encoder, nor accepts one in place of what it cannot find.
         own["text_encoder"] = load_part(model, "text_encoder", arguments.get("dtype", torch.float32))
@@ -355,6 +367,15 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     pipe = cls.from_pretrained(folder, variant=model.variant, use_safetensors=True, local_files_only=True, **arguments)
     pipe.register_modules(**own)
     return pipe
+
+
+def absent_in(folder: Path) -> dict[str, None]:
+    """Returns as arguments the parts that the pipeline in a folder runs without, such as T5 of SD 3.
+
+    diffusers saves such a pipeline, and loads it only where it is told again that they are None.
+    """
+    there = parts_in(folder)
+    return {name: None for name in family_named(class_name_of(folder)).optional if name not in there}
 
 
 def left_out(cls: Any) -> dict[str, Any]:
@@ -393,6 +414,8 @@ def folder_of(model: Model) -> Path:
         )
     if model.weights == "path" and path_of(model).is_dir():
         return path_of(model)
+    if is_transformer(model):
+        return base_folder(model)
     if (folder := architecture_folder(model)) is None:
         raise UsageError(f"{model.origin}: sdopt has no architecture named {model.name}")
     return folder

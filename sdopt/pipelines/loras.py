@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.hub import fetch_files
-from sdopt.pipelines.loading import LoadedModel, folder_of, is_sdxl, part_config
+from sdopt.pipelines.loading import LoadedModel, family_of, folder_of, is_sdxl, part_config
 from sdopt.pipelines.parts import TEXT_ENCODERS, Pipeline, denoiser_of, quiet, text_encoders_of, unwrapped
 from sdopt.pipelines.random_weights import empty_like, empty_part
+from sdopt.pipelines.transformer_loras import Converted, converted, scales_beside
 from sdopt.pipelines.weights import Header, state_of
 from sdopt.reference import LORAS
 from sdopt.schema import Model
@@ -173,7 +174,8 @@ def misfits(file: Path, model: Model) -> list[str]:
     Where the model's files are not local yet, only the file itself is checked.
     """
     # A model that is loaded is not kept alive by a cache.
-    found = _misfits.__wrapped__ if isinstance(model, LoadedModel) else _misfits
+    check = _misfits if family_of(model).is_unet else _misfits_of_transformer
+    found = check.__wrapped__ if isinstance(model, LoadedModel) else check
     return [f"{file.name} {problem}" for problem in found(file, state_of(file), model)]
 
 
@@ -189,6 +191,57 @@ def _misfits(file: Path, _state: tuple[int, ...], model: Model) -> tuple[str, ..
     if half := [module for module, pair in pairs.items() if len(pair) < 2]:
         return (f"has only one of the two matrices of {half[0]}",)
     return tuple(_malformed(file) or _of_another_family(file, model) or _lost(file, model) or _idle(file))
+
+
+@lru_cache(maxsize=64)
+def _misfits_of_transformer(file: Path, _state: tuple[int, ...], model: Model) -> tuple[str, ...]:
+    for name in _header(file).shapes:
+        if kind := next((kind for part, kind in _KINDS.items() if re.search(part, name)), None):
+            return (f"holds {name}, which is {kind}, and would be left out",)
+    return tuple(_malformed(file) or _lost_in_transformer(file, model))
+
+
+def _lost_in_transformer(file: Path, model: Model) -> list[str]:
+    """Returns what of a LoRA has no layer in the networks of a model whose denoiser is a transformer."""
+    pipe = _empty_pipeline(model)
+    if pipe is None:
+        return []
+    if not hasattr(pipe, "load_lora_weights"):
+        return [f"cannot be loaded: diffusers loads no LoRA into {family_of(model).title}"]
+    found = _for_transformer(file, pipe)
+    if problems := found.problems():
+        return problems
+    with quiet():
+        pipe.load_lora_weights(dict(found.tensors), adapter_name=_ADAPTER)
+    arrived, _ = _arrived(pipe)
+    for name, pair in _pairs(found.tensors).items():
+        marks = tuple(_mark(found.tensors[pair[which]]) for which in ("down", "up"))
+        if 1.0 not in arrived[marks]:
+            return [f"has an update of {name}, which diffusers would leave out"]
+    return []
+
+
+def _for_transformer(file: Path, pipe: Any) -> Converted:
+    """Returns a LoRA by the names of diffusers, for the networks of a pipeline that diffusers loads LoRAs into."""
+    parts = {name: getattr(pipe, name, None) for name in pipe._lora_loadable_modules}
+    networks = {name: unwrapped(network) for name, network in parts.items() if network is not None}
+    return converted(_read(file), networks, scales_beside(file, _header(file).metadata))
+
+
+def source_for(pipe: Any, file: Path) -> Any:
+    """Returns what `load_lora_weights` of a pipeline must get for a LoRA: its tensors, or None for the file itself."""
+    if hasattr(pipe, "unet"):
+        return tensors_of(file)
+    return _for_transformer(file, pipe).tensors
+
+
+def reads_itself(file: Path) -> bool:
+    """Returns whether diffusers reads a LoRA as it is, and needs no tensors made of it."""
+    names = _header(file).shapes
+    if all(re.fullmatch(r"transformer\..+\.lora_[AB]\.weight", name) for name in names):
+        return True
+    of_unet = all(name.startswith(("unet.", "text_encoder", "lora_")) for name in names)
+    return of_unet and tensors_of(file) is None
 
 
 def _malformed(file: Path) -> list[str]:
@@ -307,7 +360,7 @@ def unswappable(file: Path, other: Path, model: Model) -> list[str]:
     try:
         with quiet():
             for each, how in ((file, {}), (other, {"hotswap": True})):
-                source: Any = tensors_of(each) or str(each)
+                source: Any = source_for(pipe, each) or str(each)
                 pipe.load_lora_weights(source, adapter_name=_ADAPTER, local_files_only=True, **how)
     except RuntimeError as error:
         why = " ".join(str(error).split())[:150]
@@ -396,7 +449,8 @@ def _empty_pipeline(model: Model) -> Any:
     """
     import diffusers
 
-    names = ("unet", *TEXT_ENCODERS[:2])
+    family = family_of(model)
+    names = (family.denoiser, *TEXT_ENCODERS[:2])
     if isinstance(model, LoadedModel):
         networks = {name: empty_like(model.networks[name]) for name in names if name in model.networks}
     else:
@@ -408,6 +462,8 @@ def _empty_pipeline(model: Model) -> Any:
     parts = dict.fromkeys(("vae", "tokenizer", "scheduler", "text_encoder")) | {
         name: network.to_empty(device="cpu") for name, network in networks.items()
     }
+    if not family.is_unet:
+        return getattr(diffusers, family.pipeline)(**dict.fromkeys(family.parts) | parts)
     if is_sdxl(model):
         return diffusers.StableDiffusionXLPipeline(
             **{"text_encoder_2": None, "tokenizer_2": None, "add_watermarker": False} | parts

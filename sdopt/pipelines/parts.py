@@ -133,8 +133,11 @@ def computing_types(module: torch.nn.Module) -> list[str]:
     import torch
 
     only_stored = (torch.float8_e4m3fn, torch.float8_e5m2)
-    types = {parameter.dtype for parameter in module.parameters() if parameter.dtype not in only_stored}
+    # The weights of a GGUF file are blocks of bits, which their layers make numbers of.
+    plain = (parameter for parameter in module.parameters() if not hasattr(parameter, "quant_type"))
+    types = {parameter.dtype for parameter in plain if parameter.dtype not in only_stored}
     types |= {hook.compute_dtype for layer in module.modules() if (hook := casting_hook(layer)) is not None}
+    types |= {layer.compute_dtype for layer in module.modules() if type(layer).__name__ == "GGUFLinear"}
     return sorted(str(dtype).removeprefix("torch.") for dtype in types)
 
 

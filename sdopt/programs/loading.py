@@ -1,13 +1,16 @@
 """Writes how a program loads the pipeline of a variant, as a worker does."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sdopt.hardware.device import Device
 from sdopt.options.precision import Precision
 from sdopt.pipelines.catalog import class_name_of
-from sdopt.pipelines.loading import clip_skip_of, folder_of, left_out, path_of
+from sdopt.pipelines.loading import absent_in, clip_skip_of, folder_of, left_out, path_of
 from sdopt.pipelines.tasks import pipeline_class
+from sdopt.pipelines.transformer_files import base_of, is_transformer, without_parts
 from sdopt.pipelines.weights import has_vocabulary, tokenizer_settings
 from sdopt.programs.code import Piece, function_code, literal
 from sdopt.reference import VOCABULARY
@@ -45,6 +48,8 @@ def from_files(model: Model, task: Task, dtype: str) -> Piece:
     """Returns code that loads the pipeline of a model in files, for a task, with weights of a type of PyTorch."""
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
+    if is_transformer(model):
+        return _with_files(model, folder, cls, dtype)
     single = model.weights == "path" and path_of(model).is_file()
     imports = ["import torch", f"from diffusers import {cls.__name__}"]
     if single:
@@ -57,7 +62,8 @@ def from_files(model: Model, task: Task, dtype: str) -> Piece:
         imports.append("from transformers import CLIPTokenizer")
     # Where nothing is said, each part keeps the type in which it was saved.
     arguments.append(f"dtype=torch.{dtype}")
-    for name, value in left_out(cls).items():
+    absent = {} if single else absent_in(folder)
+    for name, value in (absent | left_out(cls)).items():
         arguments.append(f"{name}={value!r}")
     lines = [f"pipe = {cls.__name__}.{method}("]
     lines += [f"    {argument}," for argument in arguments]
@@ -67,6 +73,31 @@ def from_files(model: Model, task: Task, dtype: str) -> Piece:
         lines.append('encoder = getattr(pipe.text_encoder, "text_model", pipe.text_encoder).encoder')
         lines.append(f"encoder.layers = encoder.layers[:-{skipped}]  # clip skip, as the file says")
     return Piece(tuple(imports), tuple(lines))
+
+
+def _with_files(model: Model, folder: Path, cls: Any, dtype: str) -> Piece:
+    """Returns code that loads a pipeline, some of whose networks lie in files.
+
+    diffusers' own readers know no scales, one width of FLUX.1, and leave out what they do not know.
+    """
+    imports = (
+        *("import torch", "from pathlib import Path", f"from diffusers import {cls.__name__}"),
+        *("from sdopt.pipelines.transformer_files import load_parts", "from sdopt.schema import Model"),
+    )
+    whole = replace(model, path=str(path_of(model).absolute()))
+    base, without = base_of(model), without_parts(model, folder)
+    lines = [
+        f"base = {literal(str(folder.absolute()))}",
+        f"parts = load_parts({whole!r}, Path(base), torch.{dtype})",
+        f"pipe = {cls.__name__}.from_pretrained(",
+        *(f"    {argument}," for argument in _repository(base, folder)),
+        "    **parts,",
+        *(f"    {name}={value!r}," for name, value in absent_in(folder).items() if name not in without),
+        f"    dtype=torch.{dtype},",
+        *(f"    {name}={value!r}," for name, value in left_out(cls).items()),
+        ")",
+    ]
+    return Piece(imports, tuple(lines))
 
 
 def _repository(model: Model, folder: Path) -> Iterator[str]:

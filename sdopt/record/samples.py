@@ -192,6 +192,11 @@ class ShapeSamples:
         """End-to-end times of the calls that count, in their order."""
         return [call.seconds for call in self.calls if not call.left_out]
 
+    @property
+    def deciding_rounds(self) -> list[int]:
+        """The numbers of the rounds of these calls."""
+        return [call.round for call in self.calls if not call.left_out]
+
 
 @dataclass
 class Measurement:

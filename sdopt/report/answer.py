@@ -12,9 +12,10 @@ from sdopt.report.notes import caveats_of, notes_of
 from sdopt.report.program import said_of
 from sdopt.report.tables import effects_table, quality_table, ranking, shapes_table
 from sdopt.report.terminal import shown
+from sdopt.statistics.changes import traced_active
 from sdopt.statistics.published import published_of
 from sdopt.statistics.scale import Decision
-from sdopt.statistics.summary import Summary, traced_active
+from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import shortened
 from sdopt.terminal import LOG_WIDTH
 
@@ -49,7 +50,7 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
     told = [row for row in summary.candidates if row.status is not Status.OK or row.decision in open_or_failed]
     reasons = [f"{row.name}: {shortened(row.because)}" for row in told if row.because]
     left_out = f"{len(reasons) - _REASONS} more have reasons like these"
-    cut = [_cut(line, width - 4) for line in reasons[:_REASONS]] + ([left_out] if len(reasons) > _REASONS else [])
+    cut = [_cut(line, 2 * width - 8) for line in reasons[:_REASONS]] + ([left_out] if len(reasons) > _REASONS else [])
     notes: list[Block] = [Notes(cut)] if cut else []
     first, *others = [*caveats_of(summary)] or [""]
     opening = " ".join(filter(None, (first, _verified(summary))))

@@ -5,7 +5,8 @@ The fields of `Answer` are the schema; `SCHEMA` is its version, which grows with
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from pydantic import TypeAdapter
 
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Verdict
+from sdopt.report.columns import values_of
 from sdopt.report.program import program_of, said_of
 from sdopt.report.tables import WorstPrompt, worst_prompts
 from sdopt.schema import WORK
-from sdopt.statistics.figures import Ratio
+from sdopt.statistics.measures import Ratio
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import decision_of
-from sdopt.statistics.summary import Row, Summary
+from sdopt.statistics.summary import Summary
 
 SCHEMA = 1
 
@@ -61,7 +64,8 @@ class Candidate:
     `worst` has, by metric, the prompts that lost most. `latency_s` is the time of a call, which makes
     `images_per_call` images. `command` measures it again; "" if none is known to. `program` uses it; null unless it was
     run and drew the measured image, of which `program_run` says more. `at_least_slower` is how many times as long as
-    the baseline's its calls take at least, where that was clear so early that they were not timed further.
+    the baseline's its calls take at least, where that was clear so early that they were not timed further. `columns`
+    has what tables show, by the names of their columns in `table.csv`.
     """
 
     name: str
@@ -83,6 +87,7 @@ class Candidate:
     program: str | None
     program_run: str
     at_least_slower: float | None = None
+    columns: dict[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ def answer_of(summary: Summary, folder: Path) -> Answer:
         result.name,
         str(folder),
         result.status,
-        Baseline(own.name, baseline_digest(result), _latency(own), own.figures.images_per_call),
+        Baseline(own.name, baseline_digest(result), _latency(own), own.images_per_call),
         [_candidate(row, result) for row in summary.candidates],
         list(summary.notes),
     )
@@ -142,7 +147,8 @@ def baseline_digest(result: StudyResult) -> str:
 
 
 def _candidate(row: Row, result: StudyResult) -> Candidate:
-    rulings = [ruling for found in result.judgements if found.candidate == row.name for ruling in found.rulings]
+    judgements = [judgement for judgement in result.judgements if judgement.candidate == row.name]
+    rulings = chain.from_iterable(judgement.rulings for judgement in judgements)
     comparison = result.first_comparison(row.name)
     scores = {**row.variant.quality, **(comparison.quality if comparison else {})}
     return Candidate(
@@ -157,7 +163,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         _estimate(row.speedup),
         _estimate(row.memory),
         _latency(row),
-        row.figures.images_per_call,
+        row.images_per_call,
         {name: score.estimate for name, score in scores.items()},
         worst_prompts(result, row.name),
         [
@@ -169,11 +175,12 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         program_of(result, row.variant) or None,
         said_of(row.variant.program),
         row.at_least_slower,
+        values_of(row),
     )
 
 
 def _latency(row: Row) -> float | None:
-    return row.figures.latency.estimate if row.figures.latency else None
+    return row.latency.estimate if row.latency else None
 
 
 def _estimate(ratio: Ratio | None) -> Estimate | None:

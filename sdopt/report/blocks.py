@@ -111,7 +111,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Picture:
+class ShownImage:
     """One image of a variant; `uri` is "" if it is the same as the baseline's."""
 
     variant: str
@@ -125,8 +125,8 @@ class PromptImages:
     """The images of one prompt: the baseline's, and those of the variants."""
 
     prompt: str
-    baseline: Picture
-    variants: Sequence[Picture]
+    baseline: ShownImage
+    variants: Sequence[ShownImage]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from sdopt.record.files import write_atomically
 from sdopt.report.answer import table_blocks
@@ -82,17 +83,27 @@ REPORTS = (
 )
 
 
-def write_reports(summary: Summary, folder: Path) -> Iterator[tuple[Report, Exception | None]]:
-    """Writes every report of a study into the run's folder; yields each with its error, if it could not be made.
+class RenderedReport(NamedTuple):
+    """A report of a study: its content, None if it could not be made, and the error, also one of writing it."""
+
+    report: Report
+    content: bytes | None
+    error: Exception | None = None
+
+
+def write_reports(summary: Summary, folder: Path) -> Iterator[RenderedReport]:
+    """Writes every report of a study into the run's folder; yields each, also with its error.
 
     If one report cannot be made, the others are still written.
     """
     for report in REPORTS:
+        content = None
         try:
-            if (content := report.render(summary, folder)) is None:
+            content = report.render(summary, folder)
+            if content is None:
                 continue
             write_atomically(folder / report.file, content)
         except Exception as error:
-            yield report, error
+            yield RenderedReport(report, content, error)
         else:
-            yield report, None
+            yield RenderedReport(report, content)

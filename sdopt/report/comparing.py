@@ -3,10 +3,10 @@
 from sdopt.gate.drift import changed_choices, differences
 from sdopt.record.records import StudyResult
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
+from sdopt.report.columns import word
 from sdopt.report.header import header_of
-from sdopt.report.tables import word
-from sdopt.statistics.figures import figures_by_variant, ratio_text
-from sdopt.statistics.measures import SPEEDUP
+from sdopt.statistics.figures import first_rows
+from sdopt.statistics.measures import SPEEDUP, ratio_text
 from sdopt.statistics.ratios import speedup_drift
 from sdopt.statistics.words import gib_text, seconds_parts, unit_text
 
@@ -67,7 +67,7 @@ def _known(result: StudyResult) -> dict[str, object]:
 
 def _table(first: StudyResult, second: StudyResult, ratios: bool) -> Table:
     rows: list[list[Cell | str]] = []
-    mine, other = figures_by_variant(first), figures_by_variant(second)
+    mine, other = first_rows(first), first_rows(second)
     changed = {name for names in changed_choices(second, first).values() for name in names}
     unit = unit_text(len({row.images_per_call for row in (*mine.values(), *other.values())}) > 1)
     for name in dict.fromkeys([*mine, *other]):
@@ -76,7 +76,7 @@ def _table(first: StudyResult, second: StudyResult, ratios: bool) -> Table:
             taken = row.image_time if unit else row.latency
             time = seconds_parts(taken)[0] if taken else ""
             memory = gib_text(row.headline_memory[1]) if row.headline_memory else ""
-            speedup = row.overall.get(SPEEDUP.name)
+            speedup = row.over_baseline.get(SPEEDUP.name)
             status = word(row.variant.status)
             rows.append(["" if number else name, letter, status, time, speedup.text if speedup else "", memory])
         same = len(shown) == 2 and name not in changed

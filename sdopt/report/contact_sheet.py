@@ -10,8 +10,9 @@ from PIL import Image, ImageChops, ImageDraw, ImageFont
 from sdopt.record.files import inside
 from sdopt.record.images import open_image
 from sdopt.record.scores import ImageRecord
-from sdopt.report.tables import images_cell
-from sdopt.statistics.summary import Row, Summary
+from sdopt.report.columns import TableView, images_cell
+from sdopt.statistics.rows import Row
+from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import compared, memory_text, seconds_text, unit_text
 
 _CELL = 160
@@ -54,22 +55,22 @@ def comparison_sheet(summary: Summary, folder: Path, prompts: int = 6) -> bytes 
         }
         rows.append((record.prompt, list(map(_cell, images.values()))))
         if len(columns) > 1:
-            differences = [_difference(images[column.name], images.get(column.figures.reference)) for column in columns]
+            differences = [_difference(images[column.name], images.get(column.reference)) for column in columns]
             rows.append((f"difference, amplified {_AMPLIFIED} times", list(map(_cell, differences))))
-    heads = [compared(summary.result, column.figures) for column in columns]
+    heads = [compared(summary.result, column) for column in columns]
     return _draw(heads, rows, _feet(columns))
 
 
 def _feet(columns: Sequence[Row]) -> list[tuple[str, list[str]]]:
     """Returns the figures below the columns: for each line its title, and one figure per column."""
-    judged = any(column.decision for column in columns)
-    unit = unit_text(any(column.figures.per_image for column in columns))
-    times = [column.figures.time for column in columns]
+    look = TableView(judged=any(column.decision for column in columns))
+    unit = unit_text(any(column.per_image for column in columns))
+    times = [column.time for column in columns]
     lines = [
         (f"time{unit}", [seconds_text(time) if time else "" for time in times]),
         (f"speed-up{unit}", [column.speedup.text if column.speedup else "" for column in columns]),
-        ("memory", [memory_text(column.figures) for column in columns]),
-        ("images", [str(images_cell(column, judged)) for column in columns]),
+        ("memory", [memory_text(column) for column in columns]),
+        ("images", [str(images_cell(column, look)) for column in columns]),
     ]
     return [(title, cells) for title, cells in lines if any(cells)]
 

@@ -38,7 +38,7 @@ def notes_of(summary: Summary) -> Iterator[str]:
         f"{compared(result, row)} {ratio.text}{f' at {at.shape}' if row.further else ''}"
         for row in summary.figures
         for at in row.shapes
-        if (ratio := at.ratios.get(TAIL_RATIO.name)) and ratio.gain and not row.variant.is_control
+        if (ratio := at.beside_reference.get(TAIL_RATIO.name)) and ratio.gain and not row.variant.is_control
     ]
     if tails:
         yield f"Slowest call of a process (tail latency), over that of the reference's: {'; '.join(tails)}."
@@ -181,10 +181,10 @@ def _start_notes(summary: Summary) -> Iterator[str]:
 def _reached(summary: Summary) -> str:
     """Returns the share of the card's peak rate that variants reached; "" without a data sheet."""
     sheet, shares = summary.result.environment.sheet, dict[tuple[str, float], list[str]]()
-    for name, figures in summary.first.items():
-        share = figures.at_main_shape["compute/of_peak"]
-        if figures.peak is not None and share is not None and figures.variant.status.measured:
-            shares.setdefault(figures.peak, []).append(f"{name} {100 * share:.0f} %")
+    for name, row in summary.first.items():
+        share = row.flat.get("compute/of_peak")
+        if row.peak_rate is not None and share is not None:
+            shares.setdefault(row.peak_rate, []).append(f"{name} {100 * share:.0f} %")
     if not shares or sheet is None:
         return ""
     told = "; ".join(f"of {kind}'s {rate:g} TFLOP/s {', '.join(names)}" for (kind, rate), names in shares.items())

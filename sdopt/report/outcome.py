@@ -10,7 +10,8 @@ from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.report.catalog import markdown_table
 from sdopt.report.tables import to_dataframe
-from sdopt.statistics.summary import Row, Summary, summary_of
+from sdopt.statistics.rows import Row
+from sdopt.statistics.summary import Summary, summary_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +93,7 @@ def _paper_row(row: Row) -> dict[str, str]:
         found = row.speedup.interval
         bounds = "" if found.low is None or found.high is None else f" [{found.low:.2f}, {found.high:.2f}]"
         speedup = f"{found.estimate:.2f}{bounds}"
-    latency, memory = row.figures.latency, row.figures.headline_memory
+    latency, memory = row.latency, row.headline_memory
     return {
         "variant": row.name,
         "speed-up": speedup,

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from sdopt.errors import UnavailableError, UsageError
@@ -13,11 +14,13 @@ from sdopt.record.files import JobError, read_error, read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import use_of
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
-from sdopt.report.tables import images_cell, memory_cell, ratio_cell, speed_cell, word
+from sdopt.report.columns import Cells, TableView, speed_cell, table_of, word
 from sdopt.schema import WORK
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Speed
-from sdopt.statistics.summary import Row, Summary, described, lacking_text, rank_of, summary_of
-from sdopt.statistics.words import seconds_parts, unit_text
+from sdopt.statistics.sentences import described, lacking_text
+from sdopt.statistics.summary import Summary, rank_of, summary_of
+from sdopt.statistics.words import seconds_parts
 
 
 def exit_code(folder: Path) -> int:
@@ -77,9 +80,9 @@ class Sweep:
         return {job: summary_of(study) for job, study in self.studies.items()}
 
     @cached_property
-    def jobs(self) -> list["Job"]:
+    def jobs(self) -> list["SweepJob"]:
         """The variants of all jobs, best first, then what has no figure; gains are over each job's own baseline."""
-        found: list[Job] = []
+        found: list[SweepJob] = []
         for job, summary in self.summaries.items():
             why = ""
             if summary.result.status in ("running", "crashed"):
@@ -88,10 +91,10 @@ class Sweep:
             for row in summary.candidates or summary.rows:
                 # What ended the job says more of a row than that it was not measured.
                 because = (row.because or why) if row.status is not Status.PENDING else (why or row.because)
-                found.append(Job(job, self._label(job), row, self._name(job, row), because))
+                found.append(SweepJob(job, self._label(job), row, self._name(job, row), because))
         for job, error in self.errors.items():
             if job not in self.studies:
-                found.append(Job(job, self._label(job), None, "", "; ".join(error.problems), Status(error.status)))
+                found.append(SweepJob(job, self._label(job), None, "", "; ".join(error.problems), Status(error.status)))
         return sorted(found, key=lambda each: (*each.rank, len(each.number), each.number))
 
     def _label(self, job: str) -> str:
@@ -102,13 +105,14 @@ class Sweep:
     def _name(self, job: str, row: Row) -> str:
         """Returns the name of a row, with what distinguishes its job's baseline from those of other jobs."""
         plain = {name: study.variant(study.baseline).config for name, study in self.studies.items()}
-        differ = dict.fromkeys(key for config in plain.values() for key in config.differing(plain[job], WORK))
-        sections = {key: getattr(plain[job], key.partition(".")[0]) for key in differ}
-        keys = [f"{key}={getattr(section, key.partition('.')[2])}" for key, section in sections.items()]
-        return ", ".join([row.name, *keys])
+        words = [row.name]
+        for key in dict.fromkeys(chain.from_iterable(config.differing(plain[job], WORK) for config in plain.values())):
+            section, _, name = key.partition(".")
+            words.append(f"{key}={getattr(getattr(plain[job], section), name)}")
+        return ", ".join(words)
 
     @property
-    def best(self) -> tuple["Job", Row] | None:
+    def best(self) -> tuple["SweepJob", Row] | None:
         """The recommended variant that gains most over the baseline of its own job, with that job; None if none is."""
         return next(((job, job.row) for job in self.jobs if job.row is not None and job.row.recommended), None)
 
@@ -146,15 +150,15 @@ _PER_IMAGE = (
 )
 
 
-def _per_image(jobs: "Sequence[Job]") -> bool:
+def _per_image(jobs: "Sequence[SweepJob]") -> bool:
     """Returns whether calls of the jobs' variants make different numbers of images."""
     rows = [job.row for job in jobs if job.row is not None]
-    counts = {row.figures.images_per_call for row in rows}
-    return len(counts) > 1 or any(row.figures.per_image for row in rows)
+    counts = {row.images_per_call for row in rows}
+    return len(counts) > 1 or any(row.per_image for row in rows)
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """A variant of a sweep's job; `row` is None for a job without a result."""
 
     number: str
@@ -172,42 +176,39 @@ class Job:
         return rank_of(self.row) if self.row else (True, 0.0)
 
 
-def _table(jobs: Sequence[Job], summaries: Mapping[str, Summary], reasons: bool) -> Table:
-    judged = any(job.row is not None and job.row.decision for job in jobs)
-    per_image = _per_image(jobs)
-    rows: list[list[Cell | str]] = []
-    for job in jobs:
-        if job.row is None:
-            rows.append([job.name, job.label, "", word(job.status), "", "", "", "", job.because])
-            continue
-        before, after = _times(job.row, summaries[job.number], per_image)
-        rows.append([
-            job.name,
-            job.label,
-            ratio_cell(job.row.speedup.interval if job.row.speedup else None),
-            word(Status.OK) if job.row.is_baseline and job.row.status is Status.OK else speed_cell(job.row),
-            Cell(after, f"from {before}" if before else ""),
-            memory_cell(job.row),
-            images_cell(job.row, judged),
-            word(job.row.decision),
-            job.because,
-        ])  # fmt: skip
-    images = "images" if judged else "images (not judged)"
-    time, speedup = f"time{unit_text(per_image)}", f"speed-up{unit_text(per_image)}"
-    headings = ("variant", "job", speedup, "speed", time, "memory", images, "gate", "because")
-    table = Table(headings, rows, ("job", speedup, time, "memory"))
-    if reasons:
-        return table.filled()
-    return replace(table, spare=("memory", images, time, speedup), needless=("memory", time)).filled("because")
+def _table(jobs: Sequence[SweepJob], summaries: Mapping[str, Summary], reasons: bool) -> Table:
+    look = TableView(judged=any(job.row is not None and job.row.decision for job in jobs), per_image=_per_image(jobs))
+    names: Cells = ("variant", [job.name for job in jobs])
+    labels: Cells = ("job", [job.label for job in jobs])
+    because: Cells = ("because", [job.because for job in jobs])
+    own = {
+        "speed": [_speed_cell(job) for job in jobs],
+        "latency/p50_s": [_time_cell(job.row, summaries[job.number], look) if job.row else Cell() for job in jobs],
+        "step": [Cell() for _ in jobs],  # of a study, which has a table of its own
+    }
+    table = table_of([job.row for job in jobs], look, [names, labels], [because] if reasons else [], own)
+    numbers = ["job", *table.numbers]
+    return replace(table, numbers=numbers, spare=(), needless=()) if reasons else replace(table, numbers=numbers)
 
 
-def _times(row: Row, summary: Summary, per_image: bool) -> tuple[str, str]:
-    """Returns the time of the baseline of the same job ("" if that is the row itself), and that of a variant."""
-    baseline = None if row.is_baseline else summary.row(summary.result.baseline)
-    sides = [row.figures, *([baseline.figures] if baseline else [])]
-    mine, *others = [side.image_time if per_image else side.latency for side in sides]
-    other = others[0] if others else None
-    return seconds_parts(other)[0] if other else "", seconds_parts(mine)[0] if mine else ""
+def _speed_cell(job: SweepJob) -> Cell:
+    if job.row is None:
+        return word(job.status)
+    if job.row.is_baseline and job.row.status is Status.OK:
+        return word(Status.OK)
+    return speed_cell(job.row)
+
+
+def _time_cell(row: Row, summary: Summary, look: TableView) -> Cell:
+    """Returns a variant's time, with that of the baseline of the same job, unless that is the row itself."""
+    time = _time_text(row, look)
+    before = "" if row.is_baseline else _time_text(summary.baseline, look)
+    return Cell(time, f"from {before}" if before else "")
+
+
+def _time_text(row: Row, look: TableView) -> str:
+    time = row.image_time if look.per_image else row.latency
+    return seconds_parts(time)[0] if time else ""
 
 
 def read_sweep(folder: Path) -> Sweep:

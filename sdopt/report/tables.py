@@ -3,23 +3,24 @@
 import math
 from collections.abc import Sequence
 from csv import DictWriter
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from io import StringIO
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from sdopt.quality.metrics import in_reading_order, known_family
 from sdopt.record.choices import difference
-from sdopt.record.comparisons import Effect, Interval
-from sdopt.record.records import Status, StudyResult
+from sdopt.record.comparisons import Comparison, Effect, Interval
+from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.report.blocks import Block, Cell, Notes, Table
-from sdopt.report.tones import TONES
-from sdopt.statistics.figures import Figures, bounds_text
-from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
-from sdopt.statistics.published import MEMORY, Claim, notes_of_published
+from sdopt.report.columns import TableView, further_columns, ratio_cell, table_of, values_of, word
+from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, bounds_text
+from sdopt.statistics.objections import REPEATS
+from sdopt.statistics.published import MEMORY, PublishedClaim, notes_of_published
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import decision_of
-from sdopt.statistics.summary import PSNR, REPEATS, Row, Summary
-from sdopt.statistics.words import compared, gib_text, seconds_parts, seconds_text, share_text, unit_text
+from sdopt.statistics.summary import Summary
+from sdopt.statistics.words import compared, gib_text, seconds_parts, seconds_text, unit_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,82 +28,9 @@ if TYPE_CHECKING:
 
 def ranking(summary: Summary) -> Table:
     """Returns the table of all variants but the repeated baseline, best first, with their verdicts."""
-    judged = any(row.decision for row in summary.rows)
-    images = "images" if judged else "images (not judged)"
-    shapes, unit = summary.result.shapes, unit_text(summary.result.per_image)
-    speedups = [f"speed-up{unit}, {shape}" if len(shapes) > 1 else f"speed-up{unit}" for shape in shapes]
-    time = f"time{unit}"
-    rows = [
-        [
-            Cell(row.name),
-            *_speedups(row),
-            speed_cell(row),
-            _time(row),
-            memory_cell(row),
-            images_cell(row, judged),
-            word(row.decision),
-            _steps(row),
-        ]
-        for row in summary.rows
-    ]
-    headings = ["variant", *speedups, "speed", time, "memory", images, "gate", "step"]
-    spare = (time, "step", images, "memory", *reversed(speedups))
-    return Table(headings, rows, [*speedups, time, "memory"], spare, needless=(time, "step", "memory")).filled()
-
-
-def ratio_cell(ratio: Interval | None) -> Cell:
-    """Returns a cell with a ratio and its bounds; an empty one for None."""
-    return Cell(f"{ratio.estimate:.2f}×", bounds_text(ratio)) if ratio else Cell()
-
-
-def slower_cell(figures: Figures) -> Cell:
-    """Returns a cell with the bound of a speed-up whose timing ended early, as in `≤ 0.14×`."""
-    times = figures.at_least_slower
-    return Cell(f"≤ {1 / times:.2f}×") if times is not None else Cell()
-
-
-def word(verdict: StrEnum | None) -> Cell:
-    """Returns a cell with a verdict or a status, in its tone; an empty one for None."""
-    return Cell(str(verdict), tone=TONES[verdict]) if verdict is not None else Cell()
-
-
-def speed_cell(row: Row) -> Cell:
-    """Returns what a variant's speed-up shows; its status, where that is another than `ok`."""
-    return word(row.speed if row.status is Status.OK else row.status)
-
-
-def images_cell(row: Row, judged: bool = True) -> Cell:
-    """Returns what is known of a variant's images, with the metric that is read first; else that metric alone."""
-    metric, figure = row.distance
-    shown = f"{figure} dB" if metric == PSNR and figure != "equal" else figure
-    if judged and row.images is not None:
-        return Cell(str(row.images), f"({shown})" if shown not in ("", "equal") else "", TONES[row.images])
-    return Cell(shown)
-
-
-def memory_cell(row: Row) -> Cell:
-    """Returns how much more or less memory a variant takes than the baseline, and its peak."""
-    peak = row.figures.headline_memory
-    shown = gib_text(peak[1]) if peak and row.status.timed else ""
-    return Cell(share_text(row.memory.interval.estimate), f"({shown})") if row.memory else Cell(shown)
-
-
-def _time(row: Row) -> Cell:
-    return Cell(*seconds_parts(row.figures.time)) if row.figures.time and row.status.timed else Cell()
-
-
-def _speedups(row: Row) -> list[Cell]:
-    """Returns the speed-up at each shape."""
-    if row.variant.given_up:
-        return [slower_cell(at) for at in row.figures.shapes]
-    ratios = [at.overall.get(SPEEDUP.name) if row.speedup else None for at in row.figures.shapes]
-    return [ratio_cell(ratio.interval if ratio else None) for ratio in ratios]
-
-
-def _steps(row: Row) -> Cell:
-    told = [step.text for step in row.steps if step.text]
-    figure, _, detail = told[0].partition(" ") if told else ("", "", "")
-    return Cell(figure, "; ".join([detail, *told[1:]]).strip("; "))
+    result, judged = summary.result, any(row.decision for row in summary.rows)
+    look = TableView(judged, result.per_image, result.shapes if len(result.shapes) > 1 else ())
+    return table_of(summary.rows, look, before=[("variant", [row.name for row in summary.rows])])
 
 
 def evidence(summary: Summary) -> list[str]:
@@ -127,30 +55,33 @@ def evidence(summary: Summary) -> list[str]:
 def shapes_table(summary: Summary) -> Table | None:
     """Returns the table of time and memory at several shapes, and of the cost of a new one; None for one shape."""
     rows = [row for row in summary.first.values() if row.further and row.latency and not row.variant.is_control]
-    cells = [
-        (str(at.shape), at.variant.name, *_at_shape(at))
-        for of_shape in zip(*(row.shapes for row in rows), strict=True)
-        for at in of_shape
-    ]
+    cells = []
+    for at_shape in zip(*(row.shapes for row in rows), strict=True):
+        cells += [(str(at.shape), at.name, *_at_shape(at)) for at in at_shape]
     time = f"time{unit_text(summary.result.per_image)}"
     headings = ("shape", "variant", time, "memory", "first call", "compiled in it", "compiled later")
     return Table(headings, cells, headings[2:]) if cells else None
 
 
-def _at_shape(figures: Figures) -> tuple[Cell | str, ...]:
-    found = figures.at_shape
-    first, compiled = found["latency/cold_start_s"], found["latency/compile_s"]
-    graphs, later = (
-        "" if count is None else f"{count:g} graph{'s' if count != 1 else ''}"
-        for count in (found["compile/graphs"], found["compile/recompiles"])
-    )
+def _at_shape(figures: Row) -> tuple[Cell | str, ...]:
+    known = figures.figures
+    first, compiled = known.get("latency/cold_start_s"), known.get("latency/compile_s")
+    graphs = _graphs_text(known.get("compile/graphs"))
+    if graphs and known["compile/graphs"] and compiled is not None:
+        graphs += f", {seconds_text(Interval(compiled))}"
     return (
         Cell(*seconds_parts(figures.time)) if figures.time else "",
         gib_text(figures.headline_memory[1]) if figures.headline_memory else "",
         "" if first is None else seconds_text(Interval(first)),
-        graphs + ("" if compiled is None or not found["compile/graphs"] else f", {seconds_text(Interval(compiled))}"),
-        later,
+        graphs,
+        _graphs_text(known.get("compile/recompiles")),
     )
+
+
+def _graphs_text(count: float | None) -> str:
+    if count is None:
+        return ""
+    return f"{count:g} graph" if count == 1 else f"{count:g} graphs"
 
 
 def effects_table(summary: Summary) -> Table | None:
@@ -181,9 +112,12 @@ _SAME = 0.9999
 
 def quality_columns(result: StudyResult) -> list[str]:
     """Returns the metrics that some variant has and that tables show, and the count of broken images; [] for none."""
-    scores = [*(variant.quality for variant in result.variants), *(edge.quality for edge in result.comparisons)]
-    families = {name: known_family(name) for name in in_reading_order(name for quality in scores for name in quality)}
-    shown = [name for name, family in families.items() if family is None or family.tabulated]
+    owners: list[VariantResult | Comparison] = [*result.variants, *result.comparisons]
+    shown = []
+    for name in in_reading_order(chain.from_iterable(owner.quality for owner in owners)):
+        family = known_family(name)
+        if family is None or family.tabulated:
+            shown.append(name)
     return [*shown, BROKEN] if shown else []
 
 
@@ -211,7 +145,7 @@ def quality_notes(names: Sequence[str]) -> list[str]:
     return [f"↑ more is better, ↓ less is better. {meanings}."] if families else []
 
 
-def metric_text(figures: Figures, name: str) -> str:
+def metric_text(figures: Row, name: str) -> str:
     """Returns a comparison's score in one metric as tables show it; "" if it has none."""
     variant, score = figures.variant, figures.scores.get(name)
     if name == BROKEN:
@@ -298,7 +232,7 @@ def worst_table(summary: Summary) -> Table | None:
     return Table(("variant", "metric", "worst prompts"), rows) if rows else None
 
 
-def published_blocks(result: StudyResult, claims: Sequence[Claim]) -> list[Block]:
+def published_blocks(result: StudyResult, claims: Sequence[PublishedClaim]) -> list[Block]:
     """Returns a table of the figures of an article beside those measured, and its notes; nothing without a figure."""
     words = {
         SPEEDUP.name: ("speed-up", "×"),
@@ -347,37 +281,40 @@ def to_csv(summary: Summary) -> str:
 
 def _records(summary: Summary) -> list[dict[str, Any]]:
     """Returns a row for the baseline and for each comparison: facts, then figures, in the same columns."""
-    result, order = summary.result, [row.name for row in summary.rows]
-    rows = sorted(
-        summary.figures, key=lambda one: len(order) if one.variant.is_control else order.index(one.variant.name)
-    )
-    facts = [
-        {
-            "variant": row.variant.name,
-            **_verdicts(summary, row),
-            "role": "baseline" if row.variant.name == result.baseline else row.variant.role,
-            "status": str(row.variant.status),
-            "reason": row.variant.reason,
-            "contract": row.variant.contract,
-            "against": row.reference,
-            **row.variant.choices,
-        }
-        for row in rows
-    ]
-    figures = [row.flat for row in rows]
-    texts = dict.fromkeys((name for row in facts for name in row), "")
-    numbers = dict.fromkeys((name for row in figures for name in row), math.nan)
-    first = ["variant", *(name for name in ("speedup", "latency/p50_s", "memory_ratio") if name in numbers)]
-    empty: dict[str, Any] = dict.fromkeys(first) | texts | numbers
-    return [empty | told | known for told, known in zip(facts, figures, strict=True)]
+    order = [row.name for row in summary.rows]
+    rows = sorted(summary.figures, key=lambda row: len(order) if row.variant.is_control else order.index(row.name))
+    columns = further_columns(["step"])  # here each step has a row of its own
+    facts, numbers = [], []
+    for row in rows:
+        values = values_of(_with_verdicts(summary, row), columns)
+        words = {column.name: values.get(column.name, "") for column in columns if not column.number}
+        figures = {name: value for name, value in values.items() if name not in words}
+        facts.append({"variant": row.name, **words, **_facts(row)})
+        numbers.append({**figures, **row.flat})
+    texts = dict.fromkeys(chain.from_iterable(facts), "")
+    unknown = dict.fromkeys(chain.from_iterable(numbers), math.nan)
+    first = ["variant", *(column.name for column in columns if column.name in unknown)]
+    empty: dict[str, Any] = dict.fromkeys(first) | texts | unknown
+    return [{**empty, **of_facts, **of_figures} for of_facts, of_figures in zip(facts, numbers, strict=True)]
 
 
-def _verdicts(summary: Summary, figures: Figures) -> dict[str, str]:
-    """Returns the verdicts on a variant, or on its step on top of another one; "" for none."""
-    row = summary.row(figures.variant.name)
-    found = next((step for step in row.steps if step.figures is figures), row) if row else None
+def _facts(row: Row) -> dict[str, str]:
+    variant = row.variant
     return {
-        "speed": str((found.speed if found else None) or ""),
-        "images": str((row.images if row else None) or ""),
-        "gate": str(decision_of(figures.judgement.verdict)) if figures.judgement else "",
+        "role": "baseline" if row.is_baseline else variant.role,
+        "status": str(variant.status),
+        "reason": variant.reason,
+        "contract": variant.contract,
+        "against": row.reference,
+        **variant.choices,
     }
+
+
+def _with_verdicts(summary: Summary, row: Row) -> Row:
+    """Returns the row of a comparison with the verdicts on its variant, or on its step on top of another one."""
+    whole = summary.row(row.name)
+    if whole is None:
+        return row
+    step = next((step for step in whole.steps if step.comparison is row.comparison), whole)
+    decision = decision_of(row.judgement.verdict) if row.judgement else None
+    return replace(row, speed=step.speed, images=whole.images, decision=decision)

@@ -16,7 +16,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Work:
+class StudyWork:
     """What a study does with each of its variants; the calls are those of all processes together."""
 
     processes: int
@@ -24,7 +24,7 @@ class Work:
 
 
 @dataclass
-class Budget:
+class SearchBudget:
     """The time of a search, which always leaves enough of it to judge.
 
     While options are left that were not tried alone, enough is kept to judge one candidate; later, to judge all
@@ -39,7 +39,7 @@ class Budget:
         costs: of each measured candidate, by name.
     """
 
-    work: Mapping[str, Work]
+    work: Mapping[str, StudyWork]
     deadline: float
     finalists: int
     clock: Callable[[], float] = time.monotonic
@@ -59,12 +59,14 @@ class Budget:
         return 0.0 if self.baseline is None else self.seconds("screen", [self._usual()])
 
     @property
+    def needed_s(self) -> float:
+        """Seconds of the least search, which screens and judges one candidate; 0 where nothing is known yet."""
+        return 0.0 if self.baseline is None else self.least_s + self.seconds("final", [self._usual()])
+
+    @property
     def missing_s(self) -> float:
-        """Seconds that the least search, which screens and judges one candidate, takes beyond what is left."""
-        if self.baseline is None:  # without a study, there is no estimate
-            return 0.0
-        usual = [self._usual()]
-        return max(0.0, self.seconds("screen", usual) + self.seconds("final", usual) - self.left_s)
+        """Seconds that the least search takes beyond what is left."""
+        return max(0.0, self.needed_s - self.left_s)
 
     def seconds(self, stage: str, costs: Sequence[Cost]) -> float:
         """Returns how many seconds a study of candidates takes, with the baseline and its control beside them."""

@@ -17,7 +17,7 @@ from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.device import Device
 from sdopt.record.choices import difference, option_name
 from sdopt.record.records import StudyResult
-from sdopt.statistics.figures import figures_of
+from sdopt.statistics.figures import rows_of
 from sdopt.statistics.measures import SPEEDUP
 from sdopt.study.forecast import newest_results
 
@@ -92,8 +92,8 @@ def single_speedups(result: StudyResult) -> list[tuple[str, float]]:
     if result.is_imported:
         return []
     speedups = []
-    for row in figures_of(result):
-        ratio = row.ratios.get(SPEEDUP.name)
+    for row in rows_of(result):
+        ratio = row.beside_reference.get(SPEEDUP.name)
         if ratio is None or row.comparison is None or row.variant.is_control:
             continue
         reference = result.variant(row.comparison.reference)

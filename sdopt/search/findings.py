@@ -1,27 +1,33 @@
 """Reads from a study the figures of each candidate of a search, and why a candidate is ruled out."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
 from sdopt.record.comparisons import BreakEven
 from sdopt.record.records import Status, StudyResult, VariantResult
-from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.record.verdicts import Judgement, Verdict
+from sdopt.report.columns import further_columns, values_of
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
-from sdopt.statistics.figures import Figures, figures_of
+from sdopt.statistics.figures import rows_of
 from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_change, spared_growth
-from sdopt.statistics.summary import broken_because
+from sdopt.statistics.objections import broken_because
+from sdopt.statistics.reasons import percent_text, reasons_of
+from sdopt.statistics.rows import Row
 
 RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
 """The ratio from which each objective is computed."""
 
+OWN_COLUMNS = ("speedup", "speed", "latency/p50_s", "memory_ratio", "images", "gate", "step")
+"""Columns of tables for which a search has figures of its own, over several studies, or the outcome."""
+
 
 @dataclass(frozen=True)
-class Finding:
+class CandidateFinding:
     """One candidate in one study.
 
     Attributes:
@@ -38,6 +44,7 @@ class Finding:
         distances: the distance for each prompt; empty if the metric has none, or one is not finite.
         start: its extra start-up time, and when that is repaid; None if it was not measured.
         recompiles: graphs compiled after the first call; None if nothing is compiled.
+        columns: what further columns of tables have, by their names.
     """
 
     losses: dict[str, float]
@@ -53,6 +60,7 @@ class Finding:
     recompiles: float | None = None
     image_s: float | None = None
     per_image: bool = False
+    columns: Mapping[str, float | str] = field(default_factory=dict)
 
     @property
     def speedup(self) -> float | None:
@@ -65,7 +73,7 @@ class Finding:
         return math.exp(self.losses["memory"]) if "memory" in self.losses else None
 
 
-def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[str, Finding]:
+def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[str, CandidateFinding]:
     """Returns the finding on each candidate of a study, by name.
 
     The study ran with `gate=none`, because few images decide little. It is judged here by `gate`: the rules that so few
@@ -74,26 +82,32 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
     broken = {row.name: why for row in result.candidates if (why := broken_because(row))}
     if gate.judges and any(row.quality for row in result.variants):
         judge(result, gate, calibration_for(result, gate.calibration))
-    failed = {
-        judged.candidate: [ruling for ruling in judged.rulings if ruling.verdict is Verdict.FAIL]
-        for judged in result.judgements
-        if judged.verdict is Verdict.FAIL
-    }
+    failed = {judged.candidate: judged for judged in result.judgements if judged.verdict is Verdict.FAIL}
     found = {}
-    for row in [row for row in figures_of(result) if row.comparison and not row.variant.is_control]:
-        name, beyond = row.variant.name, _memory_beyond(row, gate, result)
-        finding = _finding(row, config, broken.get(name, ""), failed.get(name, []), beyond)
+    for row in [row for row in rows_of(result) if row.comparison and not row.variant.is_control]:
+        name = row.variant.name
+        refused = reasons_of(failed[name], result) if name in failed else []
+        because = broken.get(name) or "; ".join(refused) or _memory_beyond(row, gate, result)
+        spoiled = name in failed and name not in broken and _spoils(failed[name])
+        finding = _finding(row, config, because, spoiled)
         # A study that ended early says nothing of a candidate that it had not come to.
         if row.variant.status is not Status.INTERRUPTED or set(config.objectives) <= finding.losses.keys():
             found[name] = finding
     return found
 
 
-def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[Ruling], beyond: str) -> Finding:
+def _spoils(judgement: Judgement) -> bool:
+    """Returns whether a rule on images failed, not only one on speed or memory."""
+    failed = [ruling for ruling in judgement.rulings if ruling.verdict is Verdict.FAIL]
+    return any(ruling.metric and ruling.metric not in RULED for ruling in failed)
+
+
+def _finding(row: Row, config: SearchConfig, because: str, spoiled: bool) -> CandidateFinding:
+    """Returns the finding on one candidate; `because` is why the gate or its evidence rules it out, "" if neither."""
     losses = {
         objective: -math.log(ratio.measure.gain(ratio.interval.estimate))
         for objective, name in RATIOS.items()
-        if (ratio := row.ratios.get(name)) is not None
+        if (ratio := row.beside_reference.get(name)) is not None
     }
     # For a metric over features, the first score.
     scores = (score for name, score in row.scores.items() if f"{name}_".startswith(f"{config.distance}_"))
@@ -114,34 +128,43 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
         for name, (value, limit) in limits.items()
         if value is not None and limit is not None
     }
-    unknown = [name for name, (value, limit) in limits.items() if limit is not None and value is None]
-    refused = (" ".join(filter(None, (ruling.metric or ruling.rule, ruling.reason))) for ruling in failed)
-    because = "; ".join(dict.fromkeys(refused))
-    missing = [objective for objective in config.objectives if objective not in losses]
-    return Finding(
+    unknown = [_QUANTITIES[name] for name, (value, limit) in limits.items() if limit is not None and value is None]
+    missing = [_QUANTITIES[objective] for objective in config.objectives if objective not in losses]
+    return CandidateFinding(
         losses,
         len(row.variant.measurements),
         latency,
         memory,
         distance,
         excess,
-        broken or because or beyond or _why_out(row.variant, [*unknown, *missing], excess, config),
-        spoiled=not broken and any(ruling.metric and ruling.metric not in RULED for ruling in failed),
+        because or _why_out(row.variant, [*unknown, *missing], excess, config),
+        spoiled=spoiled,
         distances=tuple(by_prompt) if score and len(by_prompt) == len(score.per_prompt) else (),
         start=row.break_even,
-        recompiles=row.at_shape["compile/recompiles"],
+        recompiles=row.figures.get("compile/recompiles"),
         image_s=row.image_time.estimate if row.image_time else None,
         per_image=row.per_image,
+        columns=values_of(row, further_columns(OWN_COLUMNS)),
     )
 
+
+_QUANTITIES = {
+    "latency": "time of a call",
+    "latency_s": "time of a call",
+    "memory": "peak memory",
+    "memory_gib": "peak memory",
+    "distance": "distance of images",
+    "distance_limit": "distance of images",
+}
+"""What objectives and limits are about."""
 
 _PEAKS_VARY = 1.1
 """Largest factor by which peaks of two processes of a variant may differ; of repeated baselines they are within 3 %."""
 
 
-def _memory_beyond(row: Figures, gate: Gate, result: StudyResult) -> str:
+def _memory_beyond(row: Row, gate: Gate, result: StudyResult) -> str:
     """Returns how far the peak exceeds the gate's limit; "" unless even one process, without an interval, shows it."""
-    ratio = row.ratios.get(MEMORY_RATIO.name)
+    ratio = row.beside_reference.get(MEMORY_RATIO.name)
     rules = [rule for rule in gate.rules.get(row.variant.contract, []) if rule.metric == MEMORY_RATIO.name]
     limits = [rule.limit for rule in rules if rule.test == "at_most" and rule.limit is not None]
     if ratio is None or not limits:
@@ -149,7 +172,9 @@ def _memory_beyond(row: Figures, gate: Gate, result: StudyResult) -> str:
     baseline, found = result.variant(result.baseline), ratio.interval.estimate
     least, _ = smallest_change(MEMORY_RATIO, result.config.protocol, baseline)
     limit = max(min(limits), least, spared_growth(gate, baseline, result))
-    return f"memory_ratio {found:.3g} exceeds {limit:.3g}" if found > limit * _PEAKS_VARY else ""
+    if found <= limit * _PEAKS_VARY:
+        return ""
+    return f"It takes {percent_text(found - 1)} more memory ({percent_text(limit - 1)} allowed)"
 
 
 def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, float], config: SearchConfig) -> str:
@@ -159,13 +184,17 @@ def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, f
         return f"{variant.status}: {variant.reason}" if variant.reason else str(variant.status)
     if unknown:
         return f"not measured: {', '.join(dict.fromkeys(unknown))}"
-    beyond = [f"search.{name}={getattr(config, name):g}" for name, share in excess.items() if share > 0]
-    return f"exceeds {', '.join(beyond)}" if beyond else ""
+    beyond = [
+        f"{_QUANTITIES[name]} beyond search.{name}={getattr(config, name):g}"
+        for name, share in excess.items()
+        if share > 0
+    ]
+    return ", ".join(beyond)
 
 
 def control_of(result: StudyResult, objective: str) -> tuple[float, int] | None:
     """Returns the log ratio of the repeated baseline to the baseline in time or memory, and its number of processes."""
-    for row in figures_of(result):
-        if row.variant.is_control and (ratio := row.ratios.get(RATIOS.get(objective, ""))) is not None:
+    for row in rows_of(result):
+        if row.variant.is_control and (ratio := row.beside_reference.get(RATIOS.get(objective, ""))) is not None:
             return math.log(ratio.interval.estimate), len(row.variant.measurements)
     return None

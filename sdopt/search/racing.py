@@ -24,7 +24,7 @@ from sdopt.search.record import Fate
 
 
 @dataclass(frozen=True)
-class Noise:
+class Scatter:
     """The scatter of log ratios between two processes of the same variant.
 
     Attributes:
@@ -36,7 +36,7 @@ class Noise:
     degrees: int
 
     @classmethod
-    def of_controls(cls, log_ratios: Sequence[tuple[float, int]]) -> "Noise":
+    def of_controls(cls, log_ratios: Sequence[tuple[float, int]]) -> "Scatter":
         """Estimates the noise from repeated baselines.
 
         Args:
@@ -48,7 +48,7 @@ class Noise:
         return cls(float(np.mean([processes * ratio**2 for ratio, processes in log_ratios])), len(log_ratios))
 
 
-UNKNOWN = Noise(math.inf, 0)
+UNKNOWN = Scatter(math.inf, 0)
 """The noise if no control was measured."""
 
 
@@ -64,10 +64,10 @@ class RatioStanding:
 
     loss: float
     processes: int
-    noise: Noise
+    noise: Scatter
 
     @classmethod
-    def of(cls, found: Sequence[tuple[float, int]], noise: Noise) -> "RatioStanding":
+    def of(cls, found: Sequence[tuple[float, int]], noise: Scatter) -> "RatioStanding":
         """Returns the mean of several studies, each a log ratio over some processes."""
         total = sum(processes for _, processes in found)
         return cls(sum(ratio * processes for ratio, processes in found) / total, total, noise)

@@ -1,21 +1,52 @@
 """The record of a search, which files store and trackers log; and its report: the answer and all combinations."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from sdopt.errors import UsageError
 from sdopt.record.comparisons import BreakEven, Interval
-from sdopt.report.blocks import Block, Cell, Chart, Code, Fold, Notes, Page, Prose, Section, Table
+from sdopt.report.blocks import (
+    Block,
+    Cell,
+    Chart,
+    Code,
+    Fold,
+    Notes,
+    Page,
+    Prose,
+    Section,
+    Table,
+)
+from sdopt.report.columns import (
+    Cells,
+    TableView,
+    further_columns,
+    ratio_cell,
+    value_cell,
+)
 from sdopt.report.markdown import written
 from sdopt.report.tones import Tone
-from sdopt.statistics.figures import bounds_text
-from sdopt.statistics.words import gib_text, shortened, start_words, unit_text
+from sdopt.search.findings import OWN_COLUMNS
+from sdopt.statistics.words import (
+    gib_text,
+    shortened,
+    start_words,
+    unit_text,
+)
 
 if TYPE_CHECKING:
     from sdopt.search.space import Space
 
-RECORD, TABLES, PLOT, PAGE = "search.json", "search.md", "search.png", "report.html"
+RECORD, TABLES, PLOT, PAGE = (
+    "search.json",
+    "search.md",
+    "search.png",
+    "report.html",
+)
 
 FINAL = "final"
 """The folder of the study that judges the finalists, within that of the search."""
@@ -43,7 +74,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SearchEntry:
     """One candidate. If it was judged, its figures are those of that study; else the means over its studies."""
 
     name: str
@@ -72,7 +103,11 @@ class Entry:
     command: str = ""
     """The command that measures the candidate again; "" if none is known to, as of those that were not judged."""
     judged: bool = False
-    """Whether it was measured in the last study, with the full protocol."""
+    """Whether it was measured in a judged study, with the full protocol."""
+    study: str = FINAL
+    """The folder of the study that judged it."""
+    columns: dict[str, float | str] = field(default_factory=dict)
+    """What further columns of tables have, by their names, in the last study that measured it."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +120,9 @@ class SearchRecord:
     header: list[str]
     objectives: list[str]
     distance: str
-    """The metric of `Entry.distance`."""
+    """The metric of `SearchEntry.distance`."""
     sentence: str
-    entries: list[Entry]
+    entries: list[SearchEntry]
     conflicts: dict[str, str]
     """Why combinations cannot run, by their overrides."""
     left_out: list[str]
@@ -99,12 +134,39 @@ class SearchRecord:
     lines: list[str] = field(default_factory=list)
     """Code that turns the winner on for a pipeline `pipe` of diffusers."""
     program_run: str = ""
-    """Whether that code was run, and what it generated."""
+    """Whether the code of the winner, or of what is undecided, was run, and what it generated."""
+    judged: list[str] = field(default_factory=list)
+    """The folders of the judged studies, the newest first."""
+
+    @property
+    def best(self) -> SearchEntry | None:
+        """The winner, or else what is undecided."""
+        name = self.winner or self.undecided
+        return next((entry for entry in self.entries if entry.name == name), None)
 
     @property
     def per_image(self) -> bool:
         """Whether times are shown per image, because calls of candidates make different numbers of images."""
         return any(entry.per_image for entry in self.entries)
+
+
+def read_record(folder: Path) -> SearchRecord:
+    """Reads the record of a search from its folder.
+
+    Raises:
+        UsageError: there is none, or another version of sdopt wrote it.
+    """
+    try:
+        written = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        entries = [_entry_of(entry) for entry in written.pop("entries")]
+        return SearchRecord(**written, entries=entries)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{folder / RECORD}: cannot be read: {error}") from error
+
+
+def _entry_of(written: dict[str, Any]) -> SearchEntry:
+    start = written.pop("start")
+    return SearchEntry(**written | {"fate": Fate(written["fate"]), "start": BreakEven(**start) if start else None})
 
 
 _MEANING = {
@@ -114,7 +176,11 @@ _MEANING = {
     Fate.FAILED: "it cannot run, exceeds a limit, or its images or its speed are worse than the gate allows",
 }
 
-_TONES = {Fate.WINNER: Tone.GOOD, Fate.PASSED: Tone.GOOD, Fate.FAILED: Tone.BAD}
+_TONES = {
+    Fate.WINNER: Tone.GOOD,
+    Fate.PASSED: Tone.GOOD,
+    Fate.FAILED: Tone.BAD,
+}
 
 _SHOWN = 15
 """Number of combinations that a terminal shows; the page has all."""
@@ -133,14 +199,23 @@ def blocks_of(record: SearchRecord, brief: bool = False) -> list[Block]:
         blocks.append(Notes(list(_reasons(shown, len(record.entries)))))
     if record.winner:
         if record.lines:
-            blocks.append(Code("To use it in a pipeline `pipe` of diffusers", record.lines, "python"))
+            blocks.append(
+                Code(
+                    "To use it in a pipeline `pipe` of diffusers",
+                    record.lines,
+                    "python",
+                )
+            )
         blocks += [Notes([record.program_run])] if record.program_run else []
         how = "Or, as it was measured" if record.lines else "As it was measured"
         blocks.append(Code(how, [load_line(record, record.winner)], "python"))
     if judged := [entry.command for entry in record.entries if entry.command]:
         blocks.append(Code("To measure the judged combinations again", judged, "bash"))
     blocks.append(Notes([*_words(record), *record.notes]))
-    why = [*record.left_out, *(f"{name}: {reason}" for name, reason in record.conflicts.items())]
+    why = [
+        *record.left_out,
+        *(f"{name}: {reason}" for name, reason in record.conflicts.items()),
+    ]
     if why and not brief:
         blocks.append(Fold("What cannot run here", [Notes(why)]))
     return blocks
@@ -154,52 +229,97 @@ def markdown_of(record: SearchRecord) -> str:
 def page_of(record: SearchRecord, charts: Sequence[Chart]) -> Page:
     """Returns the page of a search, with its plot if there is one."""
     answer, *others = blocks_of(record)
-    facts = [("model", record.header[0]), *(("", line) for line in record.header[1:])] if record.header else []
-    return Page(f"{record.name}: search", facts, [Section("answer", "Answer", [answer, *charts, *others])])
+    facts = (
+        [
+            ("model", record.header[0]),
+            *(("", line) for line in record.header[1:]),
+        ]
+        if record.header
+        else []
+    )
+    return Page(
+        f"{record.name}: search",
+        facts,
+        [Section("answer", "Answer", [answer, *charts, *others])],
+    )
 
 
 def load_line(record: SearchRecord, variant: str | None) -> str:
     """Returns the line of Python that loads the pipeline of a judged candidate."""
-    return f"pipe = sdopt.load({f'{record.folder}/{FINAL}'!r}, variant={variant!r})"
+    study = next((entry.study for entry in record.entries if entry.name == variant), FINAL)
+    return f"pipe = sdopt.load({f'{record.folder}/{study}'!r}, variant={variant!r})"
 
 
 def space_table(space: "Space") -> list[Block]:
     """Returns a table of the variables to search, and the options that cannot run here."""
     rows = [[each.name, ", ".join(map(str, each.values)), each.plain or ""] for each in space.variables]
     table = Table(["varied", "values", "of the baseline"], rows)
-    return [table, Notes([f"cannot run: {reason}" for reason in space.left_out])]
-
-
-def _table(record: SearchRecord, entries: Sequence[Entry], brief: bool) -> Table:
-    """Returns the table; the column of starts is there only if a combination has such a figure."""
-    unit = unit_text(record.per_image)
-    figures = [f"speed-up{unit}", f"latency{unit}", "memory", record.distance]
-    headings = ["options", "outcome", *figures, "start", *([] if brief else ["because"])]
-    rows = [_row(entry, brief, record.per_image)[: len(headings)] for entry in entries]
-    return Table(headings, rows, numbers=figures).filled()
-
-
-def _row(entry: Entry, brief: bool, per_image: bool) -> list[Cell | str]:
-    time_s = entry.image_s if per_image else entry.latency_s
-    speedup: Cell | str = ""
-    if entry.speedup is not None:
-        speedup = Cell(f"{entry.speedup:.2f}×", bounds_text(Interval(entry.speedup, entry.low, entry.high)))
-    words = start_words(entry.start)
-    again = f"{entry.recompiles:g} compiled again later" if entry.recompiles else ""
-    start = "; ".join(filter(None, (start_said(entry.start), again)))
     return [
-        entry.name,
-        Cell(f"{entry.fate}{', on the front' if entry.on_front else ''}", tone=_TONES.get(entry.fate)),
-        speedup,
-        "" if time_s is None else f"{time_s:.3g} s",
-        "" if entry.memory_gib is None else gib_text(entry.memory_gib),
-        "" if entry.distance is None else f"{entry.distance:.2g}",
-        f"+{words[0]}" if brief and words else start,
-        entry.because,
+        table,
+        Notes([f"cannot run: {reason}" for reason in space.left_out]),
     ]
 
 
-def _reasons(entries: Sequence[Entry], count: int) -> Iterator[str]:
+def _table(record: SearchRecord, entries: Sequence[SearchEntry], brief: bool) -> Table:
+    """Returns the table of combinations, without columns that none of them has a figure for."""
+    unit = unit_text(record.per_image)
+    table: list[Cells] = [
+        ("options", [entry.name for entry in entries]),
+        ("outcome", [_outcome_cell(entry) for entry in entries]),
+        (f"speed-up{unit}", [_speedup_cell(entry) for entry in entries]),
+        (
+            f"latency{unit}",
+            [_time_text(entry, record.per_image) for entry in entries],
+        ),
+        (
+            "memory",
+            ["" if entry.memory_gib is None else gib_text(entry.memory_gib) for entry in entries],
+        ),
+        (
+            record.distance,
+            ["" if entry.distance is None else f"{entry.distance:.2g}" for entry in entries],
+        ),
+    ]
+    numbers = [heading for heading, _ in table[2:]]
+    for column in further_columns(OWN_COLUMNS):
+        [heading] = column.headings(TableView(per_image=record.per_image))
+        table.append(
+            (
+                heading,
+                [value_cell(entry.columns.get(column.name)) for entry in entries],
+            )
+        )
+        numbers += [heading] if column.number else []
+    table.append(("start", [_start_text(entry, brief) for entry in entries]))
+    if not brief:
+        table.append(("because", [entry.because for entry in entries]))
+    rows = list(zip(*(cells for _, cells in table), strict=True))
+    return Table([heading for heading, _ in table], rows, numbers).filled()
+
+
+def _outcome_cell(entry: SearchEntry) -> Cell:
+    front = ", on the front" if entry.on_front else ""
+    return Cell(f"{entry.fate}{front}", tone=_TONES.get(entry.fate))
+
+
+def _speedup_cell(entry: SearchEntry) -> Cell:
+    return ratio_cell(None if entry.speedup is None else Interval(entry.speedup, entry.low, entry.high))
+
+
+def _time_text(entry: SearchEntry, per_image: bool) -> str:
+    seconds = entry.image_s if per_image else entry.latency_s
+    return "" if seconds is None else f"{seconds:.3g} s"
+
+
+def _start_text(entry: SearchEntry, brief: bool) -> str:
+    words = start_words(entry.start)
+    if brief and words:
+        return f"+{words[0]}"
+    again = f"{entry.recompiles:g} compiled again later" if entry.recompiles else ""
+    return "; ".join(filter(None, (start_said(entry.start), again)))
+
+
+def _reasons(entries: Sequence[SearchEntry], count: int) -> Iterator[str]:
     """Yields all reasons of judged combinations, and the first one of those that failed."""
     for entry in entries:
         if entry.judged:

@@ -18,12 +18,13 @@ from sdopt.gate.rule_checks import decidable
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.schema import Gate
-from sdopt.search.budget import Budget, Cost, Work
+from sdopt.search.budget import Cost, SearchBudget, StudyWork
 from sdopt.search.config import SearchConfig
-from sdopt.search.findings import RATIOS, Finding, control_of, findings_of
-from sdopt.search.racing import DistanceStanding, Noise, RatioStanding, Standing, Standings, contenders, is_gain, race
+from sdopt.search.findings import RATIOS, CandidateFinding, control_of, findings_of
+from sdopt.search.judgements import Judgements
+from sdopt.search.racing import DistanceStanding, RatioStanding, Scatter, Standing, Standings, contenders, is_gain, race
 from sdopt.search.record import FINAL, Fate, start_said
-from sdopt.search.space import Candidate, Space
+from sdopt.search.space import Combination, Space
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.search.trials import Trials
 from sdopt.statistics.break_even import first_image_s
@@ -50,6 +51,8 @@ class Search:
         brief: whether the judged study is not shown, because the caller answers in other words.
         expected_call_s: returns the seconds to expect of the baseline's call before anything is measured; None where
             nothing is expected.
+        answered: whether an earlier call answered.
+        goes_on: whether this call has more time than those that answered, so that it tries more.
         unjudged: the seconds that judging the best candidate takes; set if the budget does not leave them.
         dropped: the fate of each candidate that is out of the search, with the reason, by name.
     """
@@ -62,14 +65,16 @@ class Search:
     say: Callable[[str], None]
     brief: bool = False
     expected_call_s: Callable[[], float | None] = lambda: None
+    answered: bool = False
+    goes_on: bool = False
     unjudged: float | None = None
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
-    _read: dict[str, dict[str, Finding]] = field(default_factory=dict)
+    _read: dict[str, dict[str, CandidateFinding]] = field(default_factory=dict)
     _cut: bool = False
     """Whether a study was ended because its time was up: this call screens no more, and the next one completes it."""
 
     @cached_property
-    def budget(self) -> Budget:
+    def budget(self) -> SearchBudget:
         """Plans the time, with what the studies of this folder cost so far."""
         work = {}
         for stage in ("screen", "race", FINAL):
@@ -77,8 +82,8 @@ class Search:
             processes = run.protocol.replicates or 1
             # The images of two variants are as many as those of any two.
             calls = calls_ahead([baseline] * 2, 2 * processes, run.protocol.rounds, run.protocol, None) / 2
-            work[stage] = Work(processes, calls)
-        budget = Budget(work, self.deadline, self.config.finalists)
+            work[stage] = StudyWork(processes, calls)
+        budget = SearchBudget(work, self.deadline, self.config.finalists)
         # The first study of candidates is planned by what the baseline took, if it was calibrated.
         for result in self.finished("screen-"):
             budget.baseline, costs = costs_of(result)
@@ -88,48 +93,80 @@ class Search:
             budget.baseline = Cost(_LOADING_S + call_s, call_s)
         return budget
 
-    def _learn_baseline(self, budget: Budget) -> None:
+    def _learn_baseline(self, budget: SearchBudget) -> None:
         """Lets a budget know what the baseline took while it was calibrated, unless a screening study says so."""
         if not budget.costs:
             for result in self.finished(CALIBRATE):
                 budget.baseline, _ = costs_of(result)
 
-    def run(self) -> StudyResult | None:
-        """Takes all steps; returns the judged study, or None if no candidate was judged.
+    def run(self) -> None:
+        """Takes all steps, or those that are left.
 
         Raises UsageError if the budget is too short to try a single option.
         """
-        judged = next(self.results(FINAL), None)
-        finalists = self.race() if judged is not None else self._selected()
+        if self.answered and not self.goes_on:
+            self.say("answered before: a larger budget goes on from there, and --again begins anew")
+        at_hand = self._at_hand()
+        if at_hand is None and self.answered and not self.goes_on:
+            self.race()
+            return
+        finalists = self.race() if at_hand is not None else self._selected()
         if not finalists:
-            return None
-        names = [candidate.name for candidate in finalists]
-        if judged is not None and judged.status == "finished":
-            self.say(
-                "this search was judged before, and more time does not extend it: search.title=… begins another one"
-            )
-            return self.studies.measure(FINAL, finalists, brief=self.brief)
+            return
+        stage, names = self._judging_stage, [candidate.name for candidate in finalists]
+        if at_hand is not None and at_hand.status == "finished":
+            self.studies.measure(stage, finalists, brief=self.brief)
+            return
         needed_s = self.budget.seconds_of(FINAL, names)
         if needed_s > _SLACK * self.budget.left_s:
             self.unjudged = needed_s
-            return None
+            return
         self.say(
             f"judging {len(finalists)} on fresh prompts, noise and processes{self._duration_text(FINAL, names)}: "
             f"{'; '.join(names)}"
         )
-        result = self.studies.measure(FINAL, finalists, brief=self.brief, limit_s=_SLACK * self.budget.left_s)
-        if result.status == "finished":
-            return result
-        self.unjudged = needed_s
-        return None
+        result = self.studies.measure(stage, finalists, brief=self.brief, limit_s=_SLACK * self.budget.left_s)
+        if result.status != "finished":
+            self.unjudged = needed_s
 
-    def _selected(self) -> list[Candidate]:
+    @property
+    def judgements(self) -> Judgements:
+        """The verdicts of the judged studies that ended."""
+        ended = [(folder, result) for folder, result in self._judged() if result.status == "finished"]
+        return Judgements.of(ended, self.config)
+
+    def _judged(self) -> list[tuple[str, StudyResult]]:
+        """Returns the judged studies, be they unfinished, each with the name of its folder, the oldest first."""
+        judged = [(FINAL, result) for result in self.results(FINAL)]
+        for number, result in enumerate(self.results(f"{FINAL}-"), start=1):
+            judged.append((f"{FINAL}-{number}", result))
+        return judged
+
+    def _at_hand(self) -> StudyResult | None:
+        """Returns the judged study that this call completes; None if it may select anew."""
+        judged = self._judged()
+        if not judged or (self.goes_on and judged[-1][1].status == "finished"):
+            return None
+        return judged[-1][1]
+
+    @property
+    def _judging_stage(self) -> str:
+        """The folder of the judged study that this call completes or begins."""
+        judged = self._judged()
+        number = len(judged) if self._at_hand() is None else len(judged) - 1
+        return f"{FINAL}-{number}" if number else FINAL
+
+    def _selected(self) -> list[Combination]:
         """Screens and races; returns the finalists, ranked."""
+        if tried := len(self.trials.candidates):
+            self.say(f"going on: {tried} combination{'s were' if tried > 1 else ' was'} tried before")
         for reasons in self.space.left_out:
-            self.say(f"left out: {shortened(reasons)}")
+            self.say(f"cannot run here: {shortened(reasons)}")
         self.studies.require_final(self.space.candidates(self.space.alone()))
-        self._require_time()
-        self.studies.calibrate(self.say, self.budget.left_s)
+        call_s = self.budget.baseline.call_s if self.budget.baseline else 0.0
+        self._require_time(call_s * self.studies.calibration_images)
+        # To judge takes longer than to calibrate: what needs more than half of the time leaves none for that.
+        self.studies.calibrate(self.say, self.budget.left_s / 2)
         self._learn_baseline(self.budget)
         self._require_time()
         if more_s := self.budget.missing_s:
@@ -138,7 +175,7 @@ class Search:
                 f"to screen and to judge one combination takes about {needed} min here: with "
                 f"search.budget_s={self.config.budget_s:g}, what is faster will not be judged"
             )
-        finalists: list[Candidate] = []
+        finalists: list[Combination] = []
         # A race that ends early, or that nobody needs any more, leaves time to screen more.
         while self.screen() or not finalists:
             finalists = self.race()
@@ -146,16 +183,17 @@ class Search:
                 break
         return finalists
 
-    def _require_time(self) -> None:
+    def _require_time(self, calibrating_s: float = 0.0) -> None:
         """Raises UsageError if not even one option can be tried; what was measured serves another call."""
-        least_s = self.budget.least_s
+        least_s = calibrating_s + self.budget.least_s
         if self.budget.costs or least_s <= _SLACK * self.budget.left_s:
             return
         used_s = self.config.budget_s - self.budget.left_s
+        to_try = math.ceil((used_s + least_s) / 60)
+        to_judge = math.ceil((used_s + calibrating_s + self.budget.needed_s) / 60)
         raise UsageError(
-            f"search.budget_s={self.config.budget_s:g}: to try one option takes about "
-            f"{math.ceil((used_s + least_s) / 60)} min here, and to judge it about "
-            f"{math.ceil((used_s + self.budget.left_s + self.budget.missing_s) / 60)} min"
+            f"search.budget_s={self.config.budget_s:g}: to try one option takes about {to_try} min here, and to judge "
+            f"it about {to_judge} min: give search.budget_s={60 * to_judge}, or to sdopt optimize --budget {to_judge}m"
         )
 
     # ---------------------------------------------------------------------------------------------------- screening
@@ -203,8 +241,14 @@ class Search:
     def _order(self) -> tuple[list[str], bool]:
         """Returns the candidates that may still be the best one, the best first, and whether any of them gains."""
         standings = self._standings(self._races)
-        found = contenders(standings, self.config.error / (self.config.races + 1))
+        contending = contenders(standings, self.config.error / (self.config.races + 1))
+        found = self._earlier.open_among(contending)
         return found, any(is_gain(standings[name]) for name in found)
+
+    @cached_property
+    def _earlier(self) -> Judgements:
+        """The verdicts of earlier calls."""
+        return self.judgements
 
     @property
     def _races(self) -> int:
@@ -214,7 +258,7 @@ class Search:
     def _duration_text(self, stage: str, names: Sequence[str]) -> str:
         return f" (about {math.ceil(self.budget.seconds_of(stage, names) / 60)} min)"
 
-    def _screen(self, stage: str, candidates: Sequence[Candidate]) -> None:
+    def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:
         self.say(f"{stage}: {len(candidates)} candidates")
         began = time.monotonic()
         # The first study ends in any case: a search that tries nothing answers nothing.
@@ -233,26 +277,26 @@ class Search:
         for name, finding in sorted(found.items(), key=lambda of: (bool(of[1].out), of[1].losses.get(first, math.inf))):
             self.say(f"  {self.figures_of(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")
 
-    def figures_of(self, finding: Finding) -> str:
+    def figures_of(self, finding: CandidateFinding) -> str:
         """Returns the figures of a candidate in one line."""
         words = [
             "" if finding.speedup is None else f"{finding.speedup:.2f}×",
             "" if finding.memory_gib is None else gib_text(finding.memory_gib),
-            "" if finding.distance is None else f"{self.config.distance} {finding.distance:.2g}",
+            "" if finding.distance is None else f"image distance {finding.distance:.2g}",
             f"start {said}" if (said := start_said(finding.start)) else "",
         ]
         return ", ".join(filter(None, words)) or "no figures"
 
     # ------------------------------------------------------------------------------------------------------- racing
 
-    def race(self) -> list[Candidate]:
+    def race(self) -> list[Combination]:
         """Drops candidates that cannot win any more, and measures the others again while they cannot be told apart.
 
         Returns the finalists, ranked.
         """
         self.dropped.clear()
         candidates = {candidate.name: candidate for candidate in self.trials.candidates}
-        judged = next(iter(self.results(FINAL)), None)
+        judged = self._at_hand()
 
         def measure(number: int, names: list[str]) -> bool:
             stage = f"race-{number}"
@@ -268,7 +312,9 @@ class Search:
 
         order = race(self.config, self._standings, measure, self._drop)
         there = [row.name for row in judged.candidates] if judged else []
-        finalists = [name for name in there if name in candidates] or self._finalists(order, candidates)
+        finalists = [name for name in there if name in candidates]
+        if not finalists:
+            finalists = self._finalists(self._earlier.open_among(order), candidates)
         self._drop(
             [name for name in order if name not in finalists], Fate.LEFT_OUT, "others came first: search.finalists"
         )
@@ -289,7 +335,7 @@ class Search:
                 found[name] = [standing_of(findings, objective, noise[objective]) for objective in noise]
         return found
 
-    def _finalists(self, order: Sequence[str], known: dict[str, Candidate]) -> list[str]:
+    def _finalists(self, order: Sequence[str], known: dict[str, Combination]) -> list[str]:
         """Returns the first candidates; if none promises equal images, replaces the last by the best one that does."""
         chosen = list(order[: self.budget.to_judge(order)])
         equal = [name for name in order if self.space.contract(known[name]) is not Contract.LOSSY]
@@ -302,14 +348,14 @@ class Search:
 
     # ------------------------------------------------------------------------------------------------------- reading
 
-    def noise(self, objective: str, stages: Sequence[str]) -> Noise:
+    def noise(self, objective: str, stages: Sequence[str]) -> Scatter:
         """Estimates from the repeated baselines of some stages how far processes differ in time or memory."""
         controls = [control_of(result, objective) for stage in stages for result in self.finished(stage)]
-        return Noise.of_controls([control for control in controls if control is not None])
+        return Scatter.of_controls([control for control in controls if control is not None])
 
-    def all_findings(self, stages: Sequence[str]) -> dict[str, list[Finding]]:
+    def all_findings(self, stages: Sequence[str]) -> dict[str, list[CandidateFinding]]:
         """Returns each candidate's findings in the studies of some stages, by name."""
-        found: dict[str, list[Finding]] = {}
+        found: dict[str, list[CandidateFinding]] = {}
         for stage in stages:
             for result in self.finished(stage):
                 if result.id not in self._read:
@@ -318,7 +364,7 @@ class Search:
                     found.setdefault(name, []).append(finding)
         return found
 
-    def findings(self, result: StudyResult) -> dict[str, Finding]:
+    def findings(self, result: StudyResult) -> dict[str, CandidateFinding]:
         """Returns each candidate's finding in one study, by name."""
         quality, model = result.config.quality, result.config.model
         images = (quality.prompt_count or 0) * result.config.workload.images_per_prompt
@@ -350,7 +396,7 @@ def costs_of(result: StudyResult) -> tuple[Cost, dict[str, Cost]]:
     return baseline, {row.name: found[row.name] for row in result.candidates if row.name in found}
 
 
-def standing_of(findings: Sequence[Finding], objective: str, noise: Noise) -> Standing:
+def standing_of(findings: Sequence[CandidateFinding], objective: str, noise: Scatter) -> Standing:
     """Returns the estimate of a candidate in one objective, from all studies that measured it."""
     if objective in RATIOS:
         return RatioStanding.of([(finding.losses[objective], finding.processes) for finding in findings], noise)

@@ -61,7 +61,7 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Combination:
     """A combination that can run: its difference from the baseline, as tables show it, and as overrides."""
 
     name: str
@@ -128,7 +128,7 @@ class Space:
             for axis, option in found
         )
 
-    def candidate(self, point: Point) -> Candidate | list[str] | None:
+    def candidate(self, point: Point) -> Combination | list[str] | None:
         """Returns the candidate of a point, the reasons why it cannot run, or None if it is the baseline itself."""
         overrides = self.overrides(point)
         composed, baseline = self._variant(overrides), self._variant([])
@@ -139,18 +139,18 @@ class Space:
         assert isinstance(baseline, Variant)
         if (composed.choices, composed.work, composed.hardware) == (baseline.choices, baseline.work, baseline.hardware):
             return None
-        return Candidate(
+        return Combination(
             re.sub("['\"]", "", ", ".join(override.lstrip("+") for override in overrides)), tuple(overrides)
         )
 
-    def slow_here(self, found: Candidate | list[str] | None) -> list[str]:
+    def slow_here(self, found: Combination | list[str] | None) -> list[str]:
         """Returns why a candidate is expected to be slower than the baseline on this device; [] if it is not."""
-        composed = self._variant(list(found.overrides)) if isinstance(found, Candidate) else None
+        composed = self._variant(list(found.overrides)) if isinstance(found, Combination) else None
         return composed.slow_here(self.device) if isinstance(composed, Variant) else []
 
-    def candidates(self, points: Iterable[Point]) -> list[Candidate]:
+    def candidates(self, points: Iterable[Point]) -> list[Combination]:
         """Returns the candidates of those points that have one."""
-        return [found for found in map(self.candidate, points) if isinstance(found, Candidate)]
+        return [found for found in map(self.candidate, points) if isinstance(found, Combination)]
 
     def settings(self, point: Point) -> Settings:
         """Returns the settings of a point that differ from the baseline's."""
@@ -169,12 +169,12 @@ class Space:
         """
         return part < whole and not any(name.partition(".")[0] in _REDRAWING for name, _ in whole - part)
 
-    def contract(self, candidate: Candidate) -> Contract:
+    def contract(self, candidate: Combination) -> Contract:
         """Returns the contract that a candidate promises for its images."""
         composed = self._variant(candidate.overrides)
         return composed.contract if isinstance(composed, Variant) else Contract.LOSSY
 
-    def variants(self, candidates: Sequence[Candidate]) -> list[Variant]:
+    def variants(self, candidates: Sequence[Combination]) -> list[Variant]:
         """Returns the baseline and some candidates, composed."""
         named = {BASELINE: ()} | {each.name: each.overrides for each in candidates}
         composed = ((name, self._variant(overrides)) for name, overrides in named.items())

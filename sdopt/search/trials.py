@@ -18,8 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sdopt.errors import UsageError
 from sdopt.search.config import SearchConfig
-from sdopt.search.findings import Finding
-from sdopt.search.space import Candidate, Point, Settings, Space
+from sdopt.search.findings import CandidateFinding
+from sdopt.search.space import Combination, Point, Settings, Space
 
 if TYPE_CHECKING:
     import optuna
@@ -74,7 +74,7 @@ class Trials:
                 study.enqueue_trial(point)
         return trials
 
-    def propose(self, count: int, begun: str) -> list[Candidate]:
+    def propose(self, count: int, begun: str) -> list[Combination]:
         """Returns up to `count` untried candidates; fewer, or none, if the space has no more.
 
         Single options come first, in studies without combinations: their results show which combinations are worth the
@@ -86,7 +86,7 @@ class Trials:
             quick = [point for point in alone if not self.space.compiles(point)]
             new = len(alone) == len([point for point in self.space.alone() if self.space.compiles(point)])
             count = min(count, len(quick) or (1 if new else len(alone)))
-        found: list[Candidate] = []
+        found: list[Combination] = []
         misses = 0
         while len(found) < count and (misses < _MISSES or self._enqueue_untried()):
             candidate = self._ask(begun)
@@ -94,11 +94,11 @@ class Trials:
             found += [] if candidate is None else [candidate]
         return found
 
-    def unfinished(self) -> dict[str, list[Candidate]]:
+    def unfinished(self) -> dict[str, list[Combination]]:
         """Returns the candidates that were proposed but have no result yet, by the study that measures them."""
         from optuna.trial import TrialState
 
-        found: dict[str, list[Candidate]] = {}
+        found: dict[str, list[Combination]] = {}
         for trial in self._trials(TrialState.RUNNING):
             if _STUDY in trial.user_attrs:
                 found.setdefault(trial.user_attrs[_STUDY], []).append(self._candidate(trial))
@@ -106,7 +106,7 @@ class Trials:
                 self.study.tell(trial.number, state=TrialState.FAIL)
         return found
 
-    def tell(self, findings: dict[str, Finding]) -> None:
+    def tell(self, findings: dict[str, CandidateFinding]) -> None:
         """Reports the findings on candidates to Optuna."""
         import optuna
         from optuna.trial import TrialState
@@ -131,7 +131,7 @@ class Trials:
         return self.study.get_trials(deepcopy=False, states=states or None)
 
     @property
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[Combination]:
         """All proposed candidates that can run, in the order of proposal."""
         return [self._candidate(trial) for trial in self._trials() if _NAME in trial.user_attrs]
 
@@ -199,7 +199,7 @@ class Trials:
 
         return [trial.system_attrs["fixed_params"] for trial in self._trials(TrialState.WAITING)]
 
-    def _ask(self, begun: str) -> Candidate | None:
+    def _ask(self, begun: str) -> Combination | None:
         """Asks Optuna once; returns None if its proposal cannot run, is the baseline, or was proposed before."""
         from optuna.trial import TrialState
 
@@ -213,7 +213,7 @@ class Trials:
             return None
         known = self._known(but=trial.number)
         found = None if tuple(self.space.overrides(point)) in known else self.space.candidate(point)
-        if isinstance(found, Candidate):
+        if isinstance(found, Combination):
             trial.set_user_attr(_NAME, found.name)
             trial.set_user_attr(_STUDY, begun)
             return found
@@ -250,8 +250,8 @@ class Trials:
                 return True
         return False
 
-    def _candidate(self, trial: FrozenTrial) -> Candidate:
-        return Candidate(trial.user_attrs[_NAME], tuple(self.space.overrides(self._point(trial))))
+    def _candidate(self, trial: FrozenTrial) -> Combination:
+        return Combination(trial.user_attrs[_NAME], tuple(self.space.overrides(self._point(trial))))
 
     def _point(self, trial: FrozenTrial) -> dict[str, Any]:
         names = [variable.name for variable in self.space.variables if variable.name in trial.params]

@@ -9,6 +9,7 @@ from sdopt.record.records import StudyResult, VariantResult
 from sdopt.schema import Gate, Protocol
 from sdopt.statistics.ratios import (
     LogRatio,
+    exceeds,
     log_memory_ratio,
     log_speedup,
     log_tail,
@@ -44,6 +45,71 @@ class Measure:
         """Returns the interval that a study recorded, at the protocol's confidence."""
         found: Interval | None = getattr(comparison.shapes[0], self.name)
         return found
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How a candidate compares with its reference in one measure.
+
+    Attributes:
+        measure: the measure.
+        interval: the ratio, with its bounds.
+        floor: the ratio, at least 1, by which two identical baselines differed; None if it is not known.
+        smallest: the smallest factor, at least 1, that counts.
+        key: the key of the configuration that sets `smallest`.
+    """
+
+    measure: Measure
+    interval: Interval
+    floor: float | None
+    smallest: float = 1.0
+    key: str = ""
+
+    @property
+    def within_floor(self) -> bool:
+        """Whether the ratio is no larger than the difference between two identical baselines, or that is not known."""
+        return self.floor is None or not exceeds(self.interval.estimate, self.floor)
+
+    @property
+    def gain(self) -> int:
+        """1 if the whole interval shows a gain that counts and the floor does not explain, -1 for such a harm, else 0.
+
+        Without an interval or a floor nothing is shown.
+        """
+        low, high = self.gain_bounds
+        if low is None or high is None or self.within_floor:
+            return 0
+        return 1 if low > self.smallest else -1 if high < 1 / self.smallest else 0
+
+    @property
+    def gain_bounds(self) -> tuple[float | None, float | None]:
+        """The bounds, turned so that more than 1 is better; None without an interval."""
+        low, high = self.interval.low, self.interval.high
+        if low is None or high is None or self.measure.higher_is_better:
+            return low, high
+        return self.measure.gain(high), self.measure.gain(low)
+
+    @property
+    def excludes_gain(self) -> bool:
+        """Whether the whole interval lies below a gain that counts; False without an interval or a floor."""
+        _, high = self.gain_bounds
+        return high is not None and self.floor is not None and high < self.smallest
+
+    @property
+    def text(self) -> str:
+        """The ratio with its bounds."""
+        return ratio_text(self.interval)
+
+
+def ratio_text(interval: Interval) -> str:
+    """Returns a ratio with its bounds."""
+    return f"{interval.estimate:.2f}× {bounds_text(interval)}".rstrip()
+
+
+def bounds_text(interval: Interval) -> str:
+    """Returns the bounds of a ratio; "" without any."""
+    known = interval.low is not None and interval.high is not None
+    return f"[{interval.low:.2f}, {interval.high:.2f}]" if known else ""
 
 
 def _floor(result: StudyResult, log_ratio: LogRatioOf, fully: bool) -> float | None:

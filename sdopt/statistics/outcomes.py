@@ -10,8 +10,9 @@ from sdopt.record.choices import as_choice, difference, option_name
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import Evidence
 from sdopt.schema import WORK
-from sdopt.statistics.figures import Figures, figures_of
+from sdopt.statistics.figures import rows_of
 from sdopt.statistics.measures import SPEEDUP
+from sdopt.statistics.rows import Row
 
 LAUNCH_BOUND = 0.8
 """If the device is busy for less than this share of a denoiser step, Python and kernel launches limit it."""
@@ -20,9 +21,9 @@ LAUNCH_BOUND = 0.8
 class Standing(StrEnum):
     """What is shown of an option with a model and a task on a device."""
 
-    PROVEN = "proven"
+    PROVEN = "pass"
     """It took effect, as its trace shows; if it was measured alone, the figures do not rule out its claimed gain."""
-    REFUTED = "refuted"
+    REFUTED = "fail"
     """It ran without benefit: its trace shows no effect, or the intervals rule out every gain that it claims."""
     CANNOT_RUN = "cannot run"
     """It conflicts with the device or the model, or it failed there. To take longer than a limit is no such failure."""
@@ -33,7 +34,7 @@ ORDER = tuple(Standing)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OptionOutcome:
     """What one study shows of one option."""
 
     group: str
@@ -51,10 +52,10 @@ class Outcome:
         return self.group, self.option, self.model, self.task
 
 
-def outcomes_of(result: StudyResult) -> list[Outcome]:
+def outcomes_of(result: StudyResult) -> list[OptionOutcome]:
     """Returns what a study shows, one outcome for each option that it says something of."""
-    found: dict[tuple[str, str, str, str], Outcome] = {}
-    for row in figures_of(result):
+    found: dict[tuple[str, str, str, str], OptionOutcome] = {}
+    for row in rows_of(result):
         for outcome in _outcomes(result, row):
             other = found.get(outcome.key)
             if other is None or ORDER.index(outcome.standing) < ORDER.index(other.standing):
@@ -62,7 +63,7 @@ def outcomes_of(result: StudyResult) -> list[Outcome]:
     return list(found.values())
 
 
-def _outcomes(result: StudyResult, row: Figures) -> Iterator[Outcome]:
+def _outcomes(result: StudyResult, row: Row) -> Iterator[OptionOutcome]:
     variant = row.variant
     if variant.status in (Status.TIMEOUT, Status.INTERRUPTED):
         return  # a limit of time was reached, which says nothing of the option
@@ -90,12 +91,12 @@ def _outcomes(result: StudyResult, row: Figures) -> Iterator[Outcome]:
             yield _outcome(variant, axis, option, Standing.PROVEN, items[0].summary)
 
 
-def _outcome(variant: VariantResult, axis: str, option: str, standing: Standing, why: str) -> Outcome:
+def _outcome(variant: VariantResult, axis: str, option: str, standing: Standing, why: str) -> OptionOutcome:
     group, name = axis.partition(".")[0], option_name(option)
-    return Outcome(group, name, variant.config.model.name, variant.config.task.kind, standing, why)
+    return OptionOutcome(group, name, variant.config.model.name, variant.config.task.kind, standing, why)
 
 
-def _alone(result: StudyResult, row: Figures) -> str | None:
+def _alone(result: StudyResult, row: Row) -> str | None:
     """Returns the axis of the one option by which a variant differs from its reference; None if there are others."""
     if row.comparison is None or row.variant.role == "control":
         return None
@@ -107,10 +108,10 @@ def _alone(result: StudyResult, row: Figures) -> str | None:
     return axes[0] if len(axes) == 1 and axes[0] in row.variant.choices and axes[0] in row.variant.promises else None
 
 
-def _nothing_gained(row: Figures, axis: str) -> str:
+def _nothing_gained(row: Row, axis: str) -> str:
     """Returns why an option counts as refuted: the figures rule out each gain that it claims; "" if they do not."""
     claims = row.variant.promises[axis].claims
-    ratios = [ratio for ratio in row.ratios.values() if ratio.measure.claim in claims]
+    ratios = [ratio for ratio in row.beside_reference.values() if ratio.measure.claim in claims]
     if not ratios or not all(ratio.excludes_gain for ratio in ratios):
         return ""
     shares = busy_share(row.variant)
@@ -118,16 +119,16 @@ def _nothing_gained(row: Figures, axis: str) -> str:
     return f"took effect, but brought no gain{_figures_text(row)}{idle}"
 
 
-def _figures_text(row: Figures) -> str:
+def _figures_text(row: Row) -> str:
     figures = [
         f"{'speed-up' if ratio.measure is SPEEDUP else ratio.measure.claim} {ratio.text}"
-        for ratio in row.ratios.values()
+        for ratio in row.beside_reference.values()
         if ratio.measure.claim
     ]
     return f" ({', '.join(figures)})" if figures else ""
 
 
-def option_of(outcome: Outcome) -> str:
+def option_of(outcome: OptionOutcome) -> str:
     """Returns the option as a command line chooses it."""
     return as_choice(outcome.group, outcome.option)
 

@@ -16,9 +16,10 @@ from sdopt.errors import UsageError
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult
 from sdopt.schema import bounded
-from sdopt.statistics.figures import Figures, figures_of
+from sdopt.statistics.figures import rows_of
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
+from sdopt.statistics.rows import Row
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class _Figure:
 
 
 @dataclass(frozen=True)
-class Claim:
+class PublishedClaim:
     """One published figure of one variant on one card, with the figure measured here."""
 
     variant: str
@@ -218,7 +219,7 @@ def published_of(result: StudyResult) -> Published | None:
     return None if found is None else _PUBLISHED.validate_python(found)
 
 
-def claims_of(result: StudyResult) -> list[Claim]:
+def claims_of(result: StudyResult) -> list[PublishedClaim]:
     """Returns every figure of the article beside what was measured, in the order of the study's comparisons.
 
     A comparison that the article does not cover gets one claim without a figure, so that no row is left out.
@@ -226,8 +227,8 @@ def claims_of(result: StudyResult) -> list[Claim]:
     published = published_of(result)
     if published is None:
         return []
-    found: list[Claim] = []
-    for row in figures_of(result):
+    found: list[PublishedClaim] = []
+    for row in rows_of(result):
         if row.variant.is_control:
             continue
         told = [(table, gpu, one) for table in published.tables for gpu, one in _figures_in(table, row)]
@@ -239,7 +240,7 @@ def claims_of(result: StudyResult) -> list[Claim]:
     return found
 
 
-def notes_of_published(result: StudyResult, claims: Sequence[Claim]) -> list[str]:
+def notes_of_published(result: StudyResult, claims: Sequence[PublishedClaim]) -> list[str]:
     """Returns notes that a reader of the claims needs."""
     published = published_of(result)
     if published is None:
@@ -256,7 +257,7 @@ def notes_of_published(result: StudyResult, claims: Sequence[Claim]) -> list[str
     ]
 
 
-def _figures_in(table: PublishedTable, row: Figures) -> Iterator[tuple[str, _Figure]]:
+def _figures_in(table: PublishedTable, row: Row) -> Iterator[tuple[str, _Figure]]:
     """Yields a table's figures of one comparison, each with its card."""
     for column, gpu in enumerate(table.gpus):
         memory = _quotient(MEMORY_RATIO.name, table.memory_gb, row, column, "GB", more=True)
@@ -266,7 +267,7 @@ def _figures_in(table: PublishedTable, row: Figures) -> Iterator[tuple[str, _Fig
         yield from ((gpu, figure) for figure in (_speedup(table, row, column), memory, own) if figure is not None)
 
 
-def _speedup(table: PublishedTable, row: Figures, column: int) -> _Figure | None:
+def _speedup(table: PublishedTable, row: Row, column: int) -> _Figure | None:
     """Returns the factor or the saving that a table prints; else the quotient of its times or rates."""
     name, reference = row.variant.name, row.reference
     if reference == table.reference:
@@ -281,9 +282,7 @@ def _speedup(table: PublishedTable, row: Figures, column: int) -> _Figure | None
     return _quotient(SPEEDUP.name, table.time, row, column, table.unit, more=table.unit == "it/s")
 
 
-def _quotient(
-    measure: str, lines: dict[str, str], row: Figures, column: int, unit: str, *, more: bool
-) -> _Figure | None:
+def _quotient(measure: str, lines: dict[str, str], row: Row, column: int, unit: str, *, more: bool) -> _Figure | None:
     """Returns candidate over reference (`more`), or reference over candidate; None if one of them has no figure."""
     texts = [lines[name].split()[column] for name in (row.reference, row.variant.name) if name in lines]
     other, mine = (read_figure(lines.get(name), column) for name in (row.reference, row.variant.name))
@@ -297,8 +296,8 @@ def _quotient(
 
 
 def _judged(
-    result: StudyResult, published: Published, row: Figures, table: PublishedTable, gpu: str, figure: _Figure
-) -> Claim:
+    result: StudyResult, published: Published, row: Row, table: PublishedTable, gpu: str, figure: _Figure
+) -> PublishedClaim:
     """Returns the claim for one published figure: with the measured figure beside it, and the verdict."""
     fits = (
         at
@@ -313,12 +312,12 @@ def _judged(
         else (Reproduction.NOT_COMPARABLE, f"not measured at {table.shape}")
     )
     reference = "" if figure.measure == MEMORY else row.reference
-    return Claim(row.variant.name, reference, table.shape, gpu, table.place, figure, measured, verdict, reason)
+    return PublishedClaim(row.variant.name, reference, table.shape, gpu, table.place, figure, measured, verdict, reason)
 
 
-def _measured(row: Figures, measure: str) -> Interval | None:
+def _measured(row: Row, measure: str) -> Interval | None:
     if measure != MEMORY:
-        ratio = row.ratios.get(measure)
+        ratio = row.beside_reference.get(measure)
         return ratio.interval if ratio else None
     peak = row.largest_memory_gib
     return None if peak is None else Interval(peak * _GIB_IN_GB)
@@ -329,7 +328,7 @@ _Reasoned = tuple[Reproduction, str]
 
 
 def _verdict(
-    result: StudyResult, published: Published, row: Figures, figure: _Figure, measured: Interval | None, gpu: str
+    result: StudyResult, published: Published, row: Row, figure: _Figure, measured: Interval | None, gpu: str
 ) -> _Reasoned:
     """Judges a figure of a comparison whose two sides both ran."""
     if figure.out_of_memory:
@@ -352,7 +351,7 @@ def _verdict(
     return _compared(figure.measure, figure.value, measured)
 
 
-def _not_run(result: StudyResult, row: Figures, figure: _Figure) -> _Reasoned | None:
+def _not_run(result: StudyResult, row: Row, figure: _Figure) -> _Reasoned | None:
     """Returns why one of the sides has no figure here; running out of memory may be what the article reports, too."""
     sides = [row.variant, *([] if figure.measure == MEMORY else [result.variant(row.reference)])]
     if figure.out_of_memory and any(side.status is Status.OUT_OF_MEMORY for side in sides):

@@ -149,16 +149,25 @@ def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]])
     if _beside_their_own(flat):
         return _one_sample(np.array([values.mean() for values in logs]), "process")
     in_blocks = any(m.shapes[0].latency_before_s for m, _ in flat)
-    sides = [_same_rounds(log_times(m, in_blocks), log_times(r, in_blocks)) for m, r in flat]
+    sides = [_shared_rounds(m, r, in_blocks) for m, r in flat]
     mine = np.array([times.mean() for times, _ in sides])
     other = np.array([times.mean() for _, times in sides])
     return two_samples(other, mine)
 
 
-def _same_rounds(mine: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rounds that both sides have: a budget may time one of them in fewer."""
-    rounds = min(mine.size, other.size)
-    return mine[:rounds], other[:rounds]
+def _shared_rounds(candidate: Measurement, reference: Measurement, in_blocks: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the log of the times of the rounds that both have: a budget may time one of them in fewer.
+
+    Rounds of one number belong together. In blocks no two processes share one, and the first ones are taken.
+    """
+    mine, other = log_times(candidate, in_blocks), log_times(reference, in_blocks)
+    if in_blocks:
+        count = min(mine.size, other.size)
+        return mine[:count], other[:count]
+    by_round = dict(zip(candidate.shapes[0].deciding_rounds, mine, strict=True))
+    beside = dict(zip(reference.shapes[0].deciding_rounds, other, strict=True))
+    shared = [number for number in by_round if number in beside]
+    return np.array([by_round[number] for number in shared]), np.array([beside[number] for number in shared])
 
 
 def logs_by_replicate(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> dict[int, np.ndarray]:
@@ -191,12 +200,9 @@ def log_tail(candidate: VariantResult, reference: VariantResult) -> LogRatio | N
         return None
     in_blocks = any(m.shapes[0].latency_before_s or r.shapes[0].latency_before_s for m, r in flat)
 
-    def largest(measurement: Measurement, beside: Measurement) -> float:
-        times = log_times(measurement, in_blocks)
-        return float(times[: min(times.size, log_times(beside, in_blocks).size)].max())
-
-    mine = np.array([largest(m, r) for m, r in flat]) - log_images(candidate, reference)
-    other = np.array([largest(r, m) for m, r in flat])
+    sides = [_shared_rounds(m, r, in_blocks) for m, r in flat]
+    mine = np.array([times.max() for times, _ in sides]) - log_images(candidate, reference)
+    other = np.array([times.max() for _, times in sides])
     return _one_sample(mine - other, "process") if _beside_their_own(flat) else two_samples(mine, other)
 
 
@@ -346,10 +352,9 @@ def two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
 def paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
     """Returns log(reference / candidate) by round."""
     in_blocks = bool(candidate.shapes[0].latency_before_s or reference.shapes[0].latency_before_s)
-    mine, other = log_times(candidate, in_blocks), log_times(reference, in_blocks)
-    rounds = min(mine.size, other.size)
-    found: np.ndarray = other[:rounds] - mine[:rounds]
-    return found
+    mine, other = _shared_rounds(candidate, reference, in_blocks)
+    gained: np.ndarray = other - mine
+    return gained
 
 
 def speedup_drift(

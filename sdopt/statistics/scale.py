@@ -4,10 +4,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import TypeVar
 
-from sdopt.contract import Contract
 from sdopt.record.verdicts import Verdict
-from sdopt.statistics.figures import Figures, Ratio
-from sdopt.statistics.measures import RULED
+from sdopt.statistics.measures import Ratio
 
 
 class Speed(StrEnum):
@@ -63,22 +61,6 @@ def speed_over(speeds: Iterable[Speed]) -> Speed | None:
     found = set(speeds)
     order = (Speed.SLOWER, Speed.FEW, Speed.FASTER, Speed.CLOSE)
     return next((speed for speed in order if speed in found), None)
-
-
-def images_of(row: Figures) -> Images:
-    """Returns what is known of a comparison's images."""
-    error = row.scores.get("mse")
-    if row.variant.trips:
-        return Images.WORSE
-    if error is not None and error.per_prompt and not any(value != 0 for value in error.per_prompt):
-        return Images.EQUAL
-    rulings = row.judgement.rulings if row.judgement else []
-    verdicts = {r.verdict for r in rulings if r.metric and r.metric.partition("/")[0] not in RULED}
-    if Verdict.FAIL in verdicts:
-        return Images.WORSE
-    if row.judgement is None or verdicts != {Verdict.PASS}:
-        return Images.NOT_JUDGED
-    return Images.WITHIN if row.judgement.contract is Contract.LOSSY else Images.EQUAL
 
 
 def decision_of(verdict: Verdict) -> Decision:

@@ -1,11 +1,15 @@
 """Puts figures into words, alike in every report: times, memory, the sampling of a study, and start-up."""
 
+from typing import TYPE_CHECKING
+
 from sdopt.record.comparisons import BreakEven, Interval
 from sdopt.record.records import StudyResult
 from sdopt.statistics.break_even import break_even_text, start_text
-from sdopt.statistics.figures import Figures, Ratio
-from sdopt.statistics.measures import MEMORY_RATIO
+from sdopt.statistics.measures import MEMORY_RATIO, Ratio
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
+
+if TYPE_CHECKING:
+    from sdopt.statistics.rows import Row
 
 
 def seconds_text(interval: Interval) -> str:
@@ -54,18 +58,20 @@ def share_text(ratio: float) -> str:
     return f"{'−' if change < 0 else '+'}{abs(change)} %"
 
 
-def memory_text(figures: Figures) -> str:
+def memory_text(row: "Row") -> str:
     """Returns the peak of memory, and by how much it differs from the baseline's; "" if it was not measured."""
-    if figures.headline_memory is None:
+    if row.headline_memory is None:
         return ""
-    ratio = figures.overall.get(MEMORY_RATIO.name)
-    return gib_text(figures.headline_memory[1]) + (f" ({share_text(ratio.interval.estimate)})" if ratio else "")
+    _, peak = row.headline_memory
+    ratio = row.over_baseline.get(MEMORY_RATIO.name)
+    return f"{gib_text(peak)} ({share_text(ratio.interval.estimate)})" if ratio else gib_text(peak)
 
 
-def compared(result: StudyResult, figures: Figures) -> str:
+def compared(result: StudyResult, row: "Row") -> str:
     """Returns the variant's name, with that of its reference where this is not the baseline."""
-    against = f" against {figures.reference}" if figures.reference not in ("", result.baseline) else ""
-    return f"{figures.variant.name}{against}"
+    if row.reference in ("", result.baseline):
+        return row.name
+    return f"{row.name} against {row.reference}"
 
 
 def has_intervals(result: StudyResult) -> bool:
@@ -85,17 +91,19 @@ def intervals_text(result: StudyResult) -> str:
 
 def sampling_text(result: StudyResult) -> str:
     """Returns the rounds and processes of a study, and the intervals that they give; "" if nothing was timed."""
-    samples = [len(times) for variant in result.variants for times in variant.samples.values()]
-    if not samples:
+    most_calls = 0
+    for variant in result.variants:
+        most_calls = max([most_calls, *map(len, variant.samples.values())])
+    if not any(variant.samples for variant in result.variants):
         return ""
     if result.is_imported:
-        return f"up to {max(samples)} calls of each process, {intervals_text(result)}"
+        return f"up to {most_calls} calls of each process, {intervals_text(result)}"
     counts = [len(variant.samples) for variant in result.variants if variant.samples]
     least, most = min(counts), max(counts)
     processes_text = "1 process" if most == 1 else f"{least}{f' to {most}' if most > least else ''} processes"
-    rounds = f"{max(samples)} interleaved rounds"
+    rounds = "1 interleaved round" if most_calls == 1 else f"{most_calls} interleaved rounds"
     if result.schedule.kind != "interleaved":
-        rounds = f"Measured in blocks ({result.schedule.reason}), {max(samples)} rounds"
+        rounds = f"Measured in blocks ({result.schedule.reason}), {most_calls} round{'s' if most_calls > 1 else ''}"
     return f"{rounds}, {processes_text} per variant, {intervals_text(result)}"
 
 

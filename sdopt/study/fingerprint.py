@@ -20,6 +20,7 @@ from sdopt.errors import UsageError
 from sdopt.pipelines.factory import built
 from sdopt.pipelines.loading import folder_of
 from sdopt.pipelines.tasks import files_of
+from sdopt.pipelines.transformer_files import is_transformer
 from sdopt.pipelines.weights import state_of
 from sdopt.schema import Model
 from sdopt.variant import Variant
@@ -67,6 +68,8 @@ def of_model(model: Model) -> str:
     given = Path(model.path).expanduser() if model.path else None
     try:
         sources = [given if given and given.is_file() else folder_of(model)]
+        if is_transformer(model):
+            sources += [folder_of(model), *(Path(part).expanduser() for part in (model.parts or {}).values() if part)]
     except UsageError:
         return "not fetched"  # a variant that is only planned, or cannot run here, needs no weights
     sources += [Path(model.tokenizer).expanduser()] if model.tokenizer else []

@@ -12,6 +12,7 @@ import numpy as np
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.hub import download_bytes
+from sdopt.pipelines.transformer_files import base_of, is_transformer
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
@@ -20,6 +21,12 @@ from sdopt.statistics.ratios import latency, peak_memory_gib
 from sdopt.study.plan import warmup_calls
 from sdopt.variant import Variant
 from sdopt.worker.draws import draw_of, drawing_batch
+
+PATIENCE_S = 600.0
+"""From this long on, it is said before and while measuring what takes less time."""
+
+SHORTER = "protocol.budget_s=600 ends in 10 min with what decides most; so do fewer variants or steps."
+"""What shortens a study."""
 
 _NEWEST = 30
 """Maximum number of earlier results to read: reading one takes some hundredths of a second."""
@@ -63,7 +70,8 @@ def forecast(variants: Sequence[Variant], result: StudyResult, records: Path) ->
     batch = drawing_batch(variants, config.quality.batch_size, config.gate.judges)
     calls = calls_ahead(variants, processes, config.protocol.rounds, config.protocol, batch)
     models = dict.fromkeys(variant.model for variant in variants)
-    downloads = {str(model.hub_id): download_bytes(model) for model in models if model.weights == "hub"}
+    fetched = [base_of(model) if is_transformer(model) else model for model in models]
+    downloads = {str(model.hub_id): download_bytes(model) for model in fetched if model.weights == "hub"}
     earlier = _earlier(result, records)
     if earlier is None:
         weights = _weights_gib(config.model)

@@ -67,10 +67,15 @@ def refused(plan: Plan, device: Device) -> list[str]:
     return [] if baseline or not all(candidates) else list(chain(*candidates))
 
 
+_PAIRED = tuple(f"workload.{key}" for key in ("seed", "prompts", "prompt_start", "prompt_count", "latents"))
+"""Keys that decide from which prompt and noise each image is made, and so which images may be compared."""
+
+
 def require_same_task(plan: Plan) -> None:
     """Raises UsageError if two variants that are to be compared make images of other sizes, or from other inputs.
 
-    The ratio of their times would read like a gain. How many images a call makes, and in how many steps, may differ.
+    The ratio of their times would read like a gain, and the distance of their images like a loss. How many images a
+    call makes, and in how many steps, may differ.
     """
     by_name = {variant.name: variant for variant in plan.variants}
     problems = []
@@ -86,6 +91,12 @@ def require_same_task(plan: Plan) -> None:
             if key == "workload.size":
                 ways = f"workload.size=[{other},{mine}] times all variants at both, and {ways}"
             problems.append(f"{what}: another task, so that no speed-up could be told; {ways}")
+        for key, (mine, other) in candidate.differing(reference, ["workload"]).items():
+            if key in _PAIRED:
+                problems.append(
+                    f"variant '{edge.candidate}': {key} is {mine}, and {other} in '{edge.reference}': images of other "
+                    f"prompts or noise, which cannot be compared; `-m {key}=…` makes a study of each"
+                )
     if problems:
         raise UsageError(problems)
 
@@ -155,7 +166,7 @@ def _row(variant: Variant, name: str, role: str, conflicts: list[str], device: D
         config=variant.config,
         contract=variant.contract_on(device),
         promises={
-            axis: Promise(option.contract_on(device), sorted(option.claims))
+            axis: Promise(option.contract_on(device), sorted(option.claimed()))
             for axis, option in variant.optimizations.items()
         },
         status=Status.SKIPPED if conflicts else Status.PENDING,

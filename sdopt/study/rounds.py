@@ -31,10 +31,10 @@ class _Timing:
         self._session, self._study = session, session.study
         self._spending = Spending(session, pace)
 
-    def _time(self, process: VariantProcess, shape_index: int, number: int) -> None:
-        """Times one call at a shape; a number beyond the rounds of the session is an extra round.
+    def _time(self, process: VariantProcess, shape_index: int, number: int, start: int = 0) -> None:
+        """Times one call at a shape, in a round of some number; one beyond the rounds of the session is an extra round.
 
-        Raises WorkerError.
+        `start` is the number of calls that the process had before the first of these rounds. Raises WorkerError.
         """
         session, again = self._session, number > self._session.rounds
         session.progress.phase(process.row.name, "timing again" if again else "timing", None if again else number)
@@ -45,7 +45,7 @@ class _Timing:
         answer = process.worker.ask(PipelineHost.time_once, shape_index, batch, every_image=every_image)
         call = Call(
             answer.seconds,
-            len(samples.calls),
+            round=start + number - 1,
             repeated=len(process.given) == count,
             interference=meter.stop(answer.seconds),
             held_gib=answer.held_gib,
@@ -234,7 +234,7 @@ class Blocks(_Timing):
             start = len(shapes[0].calls)
             for number in self._round_numbers(lambda: shapes, start):
                 for shape_index in self._study.shapes:
-                    self._time(process, shape_index, number)
+                    self._time(process, shape_index, number, start)
             self._leave_out(shapes, start)
             process.measurement.memory_after = process.worker.ask(PipelineHost.memory_so_far)
         Inspection(self._session, [process]).take()

@@ -22,11 +22,12 @@ from sdopt.errors import SdoptError, UnavailableError, UsageError
 from sdopt.locks import exclusive
 from sdopt.measure.garbage import no_garbage
 from sdopt.record.images import open_image
+from sdopt.report.columns import leaderboard
 from sdopt.schema import Tracking
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run as LoggedRun
+    from mlflow.entities import TrackedRun as LoggedRun
 
 ROLE, STUDY, VARIANT = "sdopt.role", "sdopt.study_id", "sdopt.variant"
 """Tags: what a run stands for, and of which study and variant it is. MLflow's UI can rename a run."""
@@ -36,12 +37,6 @@ NOTE, PARENT, DIGEST = "mlflow.note.content", "mlflow.parentRunId", "sdopt.diges
 
 VIEW = "sdopt"
 """The name of the shared view, in an experiment's tag and in a link to its page."""
-
-_COLUMNS = (
-    *("metrics.`speedup`", "metrics.`memory_ratio`", "metrics.`quality/psnr_db`"),
-    *("tags.`speed`", "tags.`images`", "tags.`gate`", "tags.`model`", "tags.`device`"),
-)
-"""Columns of the leaderboard, beside the name of a run."""
 
 _CHARTS = ("speedup", "memory_ratio", "quality/psnr_db")
 """Metrics of the first charts."""
@@ -58,9 +53,6 @@ _SETTINGS = {
 
 _FORCED = {"MLFLOW_ENABLE_ASYNC_LOGGING": "false"}
 """Environment variables whatever the user has set: else a run is said to be logged that a thread still writes."""
-
-_HOME = "sdopt.home"
-"""Tag of an experiment: where its SQLite database was when the places of its artifacts were written."""
 
 _LEFT_OUT = "sdopt.left_out"
 """Tag: the artifacts that a server did not take because of their size."""
@@ -83,7 +75,7 @@ class RefusedError(TrackingError):
 
 
 @dataclass(frozen=True)
-class Picture:
+class LoggedImage:
     """An image of a run, by the key and the step under which MLflow shows it."""
 
     key: str
@@ -92,7 +84,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrackedRun:
     """What a run of MLflow shall hold, and the runs below it."""
 
     name: str = ""
@@ -106,8 +98,10 @@ class Run:
     metrics: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, bytes | Path] = field(default_factory=dict)
     """The content, or the file, of each artifact, by its path."""
-    pictures: Sequence[Picture] = ()
-    below: Sequence["Run"] = ()
+    pictures: Sequence[LoggedImage] = ()
+    below: Sequence["TrackedRun"] = ()
+    leaderboard: Sequence[str] = field(default_factory=leaderboard)
+    """The columns of the experiment's page."""
 
 
 class Logged(NamedTuple):
@@ -196,8 +190,9 @@ def _require_database(tracking: Tracking) -> None:
         return
     from sqlalchemy import create_engine, inspect
 
-    if (file := file_of(tracking)) is not None and not file.exists():
-        _make_database(file)
+    file = file_of(tracking)
+    if file is not None and not file.exists():
+        return  # MLflow makes it
     engine = create_engine(address_of(tracking))
     try:
         tables = inspect(engine).get_table_names()
@@ -205,21 +200,6 @@ def _require_database(tracking: Tracking) -> None:
         engine.dispose()
     if tables and not {"experiments", "alembic_version"} & set(tables):
         raise RefusedError(f"it holds other tables ({', '.join(tables[:3])}), not MLflow's: choose another")
-
-
-def _make_database(file: Path) -> None:
-    """Makes a SQLite database under another name first: no process meets it half made, also where locks do not hold."""
-    from mlflow import MlflowClient
-
-    with tempfile.TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as folder:
-        made = Path(folder) / file.name
-        MlflowClient(tracking_uri=address_of(Tracking(uri=f"sqlite:///{made}"))).search_experiments(max_results=1)
-        try:
-            os.link(made, file)
-        except FileExistsError:  # another process was faster
-            return
-        except OSError:  # a file system without links
-            made.replace(file)
 
 
 def file_of(tracking: Tracking) -> Path | None:
@@ -268,8 +248,8 @@ _KNOWN = {
     "[Dd]atabricks authentication|configure default credentials": "it does not know who you are: set "
     "DATABRICKS_HOST and DATABRICKS_TOKEN",
     "status 401|UNAUTHENTICATED|CUSTOMER_UNAUTHORIZED": f"401, it does not know who you are: set {_CREDENTIALS}",
-    "Invalid Host header": "403, it does not answer under this name: start it with --allowed-hosts=…, or name it as it "
-    "expects to be named",
+    "Invalid Host header": "403, Invalid Host header, it does not answer under this name: start it with "
+    "--allowed-hosts=…, or name it as it expects to be named",
     "status 403|PERMISSION_DENIED": f"403, this user may not do that: ask for the permission, or set {_CREDENTIALS}",
     "status 413": "413, a request is larger than it or its proxy allows: allow more (client_max_body_size in nginx)",
     "status 429": "429, it gets too many requests, and asks to wait …",
@@ -326,7 +306,6 @@ def check(client: "MlflowClient", tracking: Tracking, experiment: str) -> None:
         location = place_of(tracking, experiment)
     else:
         _require_active(found, tracking)
-        _settle(client, tracking, found.experiment_id)
         location = _place(client, tracking, found.experiment_id)
     require_place(location, tracking)
 
@@ -335,7 +314,7 @@ def put(
     client: "MlflowClient",
     tracking: Tracking,
     experiment: str,
-    run: Run,
+    run: TrackedRun,
     mine: Sequence[str],
     digest: str,
     adopted: Sequence[str] = (),
@@ -343,40 +322,39 @@ def put(
 ) -> Logged:
     """Logs a run and those below it, once, and deletes earlier ones of the same.
 
-    Several processes, also of several machines, may log the same at once: one of theirs is kept, whole. The queries
-    `mine` find the same run and those below it, also in an experiment that was renamed; a run that has the `digest` is
-    complete. `adopted` are queries for runs of others that are put below it, `note` is the experiment's.
+    The queries `mine` find the same run and those below it, also in an experiment that was renamed; a run that has the
+    `digest` is complete, and stays as it is. `adopted` are queries for runs of others that are put below it, `note` is
+    the experiment's.
     """
-    found = _found(client, mine, experiment)
-    home = str(found[0].info.experiment_id) if found else _experiment(client, tracking, experiment)
-    _settle(client, tracking, home)
+    earlier = _found(client, mine, experiment)
+    home = str(earlier[0].info.experiment_id) if earlier else _experiment(client, tracking, experiment, run.leaderboard)
     require_place(_place(client, tracking, home), tracking)
-    new = False
-    while True:
-        if (kept := _whole(found, digest)) is None:
-            new = True
-            if note is not None:
-                client.set_experiment_tag(home, NOTE, note)
-            created: list[str] = []
-            try:
-                kept = _create(client, home, run, None, created)
-                client.set_tag(kept, DIGEST, digest)
-            except Exception:
-                # Another process has logged the same meanwhile, and has deleted what this one began.
-                kept = _whole(_found(client, mine, experiment), digest)
-                if kept is None:
-                    _delete(client, created)
-                    raise
-            found = _found(client, mine, experiment)
-            kept = _whole(found, digest) or kept
-        _delete(client, [r.info.run_id for r in found if kept not in (r.info.run_id, r.data.tags.get(PARENT))])
-        if client.get_run(kept).info.lifecycle_stage == "active":
-            break
-        # Of two processes, each has deleted the other's run, which it had found before that one was complete.
-        found = _found(client, mine, experiment)
+    kept = next((str(one.info.run_id) for one in earlier if one.data.tags.get(DIGEST) == digest), None)
+    new = kept is None
+    if kept is None:
+        if note is not None:
+            client.set_experiment_tag(home, NOTE, note)
+        kept = _created(client, home, run, digest)
+    for one in earlier:
+        if kept not in (one.info.run_id, one.data.tags.get(PARENT)):
+            client.delete_run(one.info.run_id)
     for other in _found(client, adopted, experiment):
         client.set_tag(other.info.run_id, PARENT, kept)
     return Logged(kept, home, new)
+
+
+def _created(client: "MlflowClient", home: str, run: TrackedRun, digest: str) -> str:
+    """Creates a run, whole or not at all."""
+    created: list[str] = []
+    try:
+        made = _create(client, home, run, None, created)
+        client.set_tag(made, DIGEST, digest)
+    except Exception:
+        with suppress(Exception):  # as far as the store answers
+            for begun in created:
+                client.delete_run(begun)
+        raise
+    return made
 
 
 def amend(
@@ -384,7 +362,7 @@ def amend(
     tracking: Tracking,
     experiment: str,
     mine: Sequence[str],
-    changes: Mapping[str, Run],
+    changes: Mapping[str, TrackedRun],
     replace: bool = True,
 ) -> str:
     """Adds to the runs that queries find: metrics, artifacts, then tags; returns the id of the run above all, or "".
@@ -404,7 +382,7 @@ def amend(
             continue
         there = set() if replace else {item.path for item in client.list_artifacts(run)}
         files = {name: file for name, file in change.files.items() if name not in there}
-        _fill(client, run, Run(files=files, metrics=change.metrics))
+        _fill(client, run, TrackedRun(files=files, metrics=change.metrics))
         for name, value in change.tags.items():  # the digest, which says that all is there, comes last
             client.set_tag(run, name, value)
     return above
@@ -416,7 +394,6 @@ def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, s
     Raises UsageError if there is no such run, or no result among its artifacts.
     """
     from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         found = client.get_run(run)
@@ -424,13 +401,10 @@ def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, s
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):  # such as a name with blanks
             raise unknown(run, f"at {tracking.uri}") from error
         raise
-    with suppress(MlflowException, SQLAlchemyError):  # a database that can only be read
-        _settle(client, tracking, found.info.experiment_id)
     top = run if found.data.tags.get(ROLE) == "study" else found.data.tags.get(PARENT, run)
     folder = path_of(client.get_run(top).info.artifact_uri)
     if folder is not None and not folder.exists():
-        raise UsageError(f"{run}: its artifacts were in {folder}, which is not here; name their folder with "
-                         "tracking.artifacts=…")  # fmt: skip
+        raise UsageError(f"{run}: its artifacts were in {folder}, which is not here")
     if "result.json" not in [item.path for item in client.list_artifacts(top)]:
         raise UsageError(f"{run}: this MLflow run at {tracking.uri} has no result.json; name a study's run")
     with tempfile.TemporaryDirectory() as below:
@@ -448,22 +422,19 @@ def unknown(run: str, where: str) -> UsageError:
 
 def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:
     """Returns the ids of the experiments by their names."""
-    found = [experiment for experiment in client.search_experiments() if experiment.name != "Default"]
-    for experiment in found:
-        _settle(client, tracking, experiment.experiment_id)
-    return {experiment.name: str(experiment.experiment_id) for experiment in found}
+    experiments = client.search_experiments()
+    return {found.name: str(found.experiment_id) for found in experiments if found.name != "Default"}
 
 
 # How it is done -------------------------------------------------------------------------------------------------------
 
 
-def _experiment(client: "MlflowClient", tracking: Tracking, name: str) -> str:
+def _experiment(client: "MlflowClient", tracking: Tracking, name: str, columns: Sequence[str]) -> str:
     """Returns the id of the experiment of a name; creates it if there is none. Raises RefusedError if it is deleted."""
-    tags, file = _experiment_tags(), file_of(tracking)
+    tags = _experiment_tags(columns)
     found = client.get_experiment_by_name(name)
     if found is None:
-        home = {_HOME: str(file)} if file else {}
-        return str(client.create_experiment(name, place_of(tracking, name), tags | home))
+        return str(client.create_experiment(name, place_of(tracking, name), tags))
     _require_active(found, tracking)
     for key, value in tags.items():
         if found.tags.get(key) != value:  # made by an earlier version, or by hand
@@ -479,10 +450,10 @@ def _require_active(found: Any, tracking: Tracking) -> None:
         )
 
 
-def _experiment_tags() -> dict[str, str]:
+def _experiment_tags(columns: Sequence[str]) -> dict[str, str]:
     """Returns tags that make MLflow's UI show an experiment as a leaderboard of runs, rather than traces of agents."""
     view = {
-        "selectedColumns": _COLUMNS,
+        "selectedColumns": list(columns),
         "orderByKey": "metrics.`speedup`",
         "orderByAsc": False,
         # Charts of all other metrics follow in sections of their own.
@@ -515,19 +486,7 @@ def _found(client: "MlflowClient", queries: Sequence[str], experiment: str) -> l
     return list({run.info.run_id: run for run in runs}.values())
 
 
-def _whole(runs: Sequence["LoggedRun"], digest: str) -> str | None:
-    """Returns the complete run; of several, the one that all processes choose."""
-    return min((str(run.info.run_id) for run in runs if run.data.tags.get(DIGEST) == digest), default=None)
-
-
-def _delete(client: "MlflowClient", runs: Sequence[str]) -> None:
-    """Deletes runs as far as the store answers; others may have deleted some already."""
-    with suppress(Exception):
-        for run in runs:
-            client.delete_run(run)
-
-
-def _create(client: "MlflowClient", experiment: str, run: Run, above: str | None, created: list[str]) -> str:
+def _create(client: "MlflowClient", experiment: str, run: TrackedRun, above: str | None, created: list[str]) -> str:
     """Creates a run and those below it; notes their ids as they come."""
     tags = {**run.tags, **({PARENT: above} if above else {})}
     made = str(client.create_run(experiment, run.started, tags, run.name).info.run_id)
@@ -541,7 +500,7 @@ def _create(client: "MlflowClient", experiment: str, run: Run, above: str | None
     return made
 
 
-def _fill(client: "MlflowClient", run: str, content: Run) -> None:
+def _fill(client: "MlflowClient", run: str, content: TrackedRun) -> None:
     """Adds parameters, metrics and artifacts. What is too large for a server is left out, and named in a tag."""
     from mlflow.entities import Metric, Param
 
@@ -567,11 +526,15 @@ def _fill(client: "MlflowClient", run: str, content: Run) -> None:
 
 
 def _upload(client: "MlflowClient", run: str, path: str, content: bytes | Path) -> None:
-    """Logs a text, or a file, as an artifact under a path."""
+    """Logs what a file holds, or bytes of any kind, as an artifact under a path."""
+    folder, _, name = path.rpartition("/")
     if isinstance(content, Path):
-        client.log_artifact(run, str(content), path.rpartition("/")[0] or None)
-    else:
-        client.log_text(run, content.decode(), path)
+        client.log_artifact(run, str(content), folder or None)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / name
+        file.write_bytes(content)
+        client.log_artifact(run, str(file), folder or None)
 
 
 def _sent(send: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
@@ -625,8 +588,6 @@ def require_place(location: str | None, tracking: Tracking) -> None:
     """Raises RefusedError if artifacts cannot be written, or would lie where nobody looks for them."""
     folder = path_of(location)
     if folder is None:
-        if location and not location.startswith(("mlflow-artifacts:", "dbfs:")):
-            _require_answer(location)
         return
     above = next(path for path in (folder, *folder.parents) if path.exists())
     away = urlparse(tracking.uri).hostname not in (None, "localhost", "127.0.0.1", "::1")
@@ -643,57 +604,3 @@ def require_place(location: str | None, tracking: Tracking) -> None:
         raise RefusedError(
             f"artifacts cannot be written to {folder} ({error.strerror}): allow it, or {todo}"
         ) from error
-
-
-def _require_answer(location: str) -> None:
-    """Raises RefusedError if a store of artifacts, such as a bucket, cannot be listed from here."""
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-    try:
-        get_artifact_repository(location).list_artifacts()
-    except Exception as error:
-        todo = "install its driver with pip" if isinstance(error, ImportError) else "allow it"
-        raise RefusedError(f"artifacts cannot be kept in {location} ({cause_of(error)}): {todo}") from error
-
-
-def _settle(client: "MlflowClient", tracking: Tracking, experiment: str) -> None:
-    """Corrects where a SQLite database finds its artifacts, once it lies elsewhere than when it was written.
-
-    MLflow keeps absolute paths. In a project that was moved, copied or mounted elsewhere, further artifacts would be
-    written to the former place, and those beside the database not be found.
-    """
-    file = file_of(tracking)
-    found = client.get_experiment(experiment)
-    former, home = path_of(found.artifact_location), found.tags.get(_HOME)
-    if file is None or former is None or (home == str(file) and former.exists()):
-        return
-    now = former
-    if home not in (None, str(file)) and former.is_relative_to(Path(home).parent):
-        now = file.parent / former.relative_to(Path(home).parent)
-    elif not former.exists():  # they were moved by themselves, or logged by an earlier version
-        named = path_of(place_of(tracking, former.name))
-        now = named if named is not None and (home is None or named.exists()) else former
-    if now != former:
-        _move(tracking, experiment, now)
-        notes.append(f"{file}: artifacts of {found.name!r} are now in {now}, not in {former}")
-    client.set_experiment_tag(experiment, _HOME, str(file))
-
-
-def _move(tracking: Tracking, experiment: str, now: Path) -> None:
-    """Writes to a database where the artifacts of an experiment are, and of its runs that have theirs there."""
-    from sqlalchemy import create_engine, text
-
-    engine = create_engine(address_of(tracking))
-    try:
-        with engine.begin() as database:
-            place = "UPDATE experiments SET artifact_location = :uri WHERE experiment_id = :id"
-            database.execute(text(place), {"uri": now.as_uri(), "id": int(experiment)})
-            runs = database.execute(
-                text("SELECT run_uuid FROM runs WHERE experiment_id = :id"), {"id": int(experiment)}
-            )
-            for (run,) in runs.all():
-                if (folder := now / run / "artifacts").is_dir():
-                    moved = "UPDATE runs SET artifact_uri = :uri WHERE run_uuid = :run"
-                    database.execute(text(moved), {"uri": folder.as_uri(), "run": run})
-    finally:
-        engine.dispose()

@@ -8,7 +8,7 @@ import getpass
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,16 +23,19 @@ from sdopt.record.files import inside, parse_result, to_json
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.report import catalog
 from sdopt.report.catalog import HTML, MARKDOWN, markdown_table
+from sdopt.report.columns import tracked_metrics, tracked_tags, values_of
 from sdopt.report.page.gallery import has_images
-from sdopt.report.verdicts import verdict_markdown, verdicts_of
+from sdopt.report.verdicts import verdict_markdown
 from sdopt.schema import Tracking
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import IMAGES_PER_CALL, floor_range
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, with_shape
+from sdopt.statistics.rows import PSNR, Row
 from sdopt.statistics.scale import Decision
-from sdopt.statistics.summary import PSNR, Summary, summary_of
+from sdopt.statistics.sentences import described
+from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking import client
-from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, VARIANT, Logged, Picture, Run
+from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, VARIANT, Logged, LoggedImage, TrackedRun
 from sdopt.tracking.store import ask, store_exists
 
 _SWEEP = "sdopt.sweep"
@@ -40,7 +43,13 @@ _SWEEP = "sdopt.sweep"
 _SHORT = 12  # digits of a study's id in lists
 
 
-def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
+def log_study(
+    result: StudyResult,
+    folder: Path,
+    tracking: Tracking,
+    summary: Summary | None = None,
+    rendered: Mapping[str, bytes] | None = None,
+) -> Logged:
     """Logs a finished study with all its variants, once.
 
     The study's run has the result table and the verdicts as its note, the machine, versions and answer as tags
@@ -52,13 +61,20 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
     They go to the experiment that has the study's name, in the database or server `tracking.uri`; artifacts go to
     `tracking.artifacts`, or where a server keeps them. `client.put` writes them, in MLflow's process.
 
+    Args:
+        result: the study.
+        folder: where its images and pictures are.
+        tracking: where it goes.
+        summary: the study summed up, where that was done.
+        rendered: its reports by their files, where they were rendered; None to render those that are texts.
+
     Raises:
         UsageError: the result names files that are not in its folder; nothing was logged.
         TrackingError: the server cannot be reached or refuses.
     """
-    summary = summary_of(result)
+    summary = summary or summary_of(result)
     drawn = [inside(folder, report.file) for report in catalog.REPORTS if report.is_picture and tracking.images]
-    run = Run(
+    run = TrackedRun(
         name=run_name(result, folder.name),
         tags=study_tags(summary),
         status="FINISHED" if result.status == "finished" else "KILLED",
@@ -70,30 +86,30 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
         files={
             "result.json": to_json(result),
             "config.yaml": config_yaml(result).encode(),
-            **_texts(summary, folder, tracking.images),
+            **_texts(summary, folder, tracking.images, rendered),
         },
-        pictures=[Picture(file.stem, file) for file in drawn if file.is_file()],
+        pictures=[LoggedImage(file.stem, file) for file in drawn if file.is_file()],
         below=[variant_run(summary, variant, folder, tracking.images) for variant in result.variants],
     )
     note = newest_note(summary, run.name)
     return ask(client.put, tracking, result.name, run, [_of_study(result)], digest_of(result), (), note)
 
 
-def update_verdicts(result: StudyResult, folder: Path, tracking: Tracking) -> str | None:
+def update_verdicts(summary: Summary, folder: Path, tracking: Tracking, rendered: Mapping[str, bytes]) -> str | None:
     """Updates the runs of a logged study with a gate's later verdicts; returns the id of its run, None if it has none.
 
-    Raises TrackingError if the server cannot be reached or refuses.
+    `rendered` are its reports by their files. Raises TrackingError if the server cannot be reached or refuses.
     """
+    result = summary.result
     if tracking.kind == "none" or not store_exists(tracking):
         return None
-    summary = summary_of(result)
-    files = {**_texts(summary, folder, images=False), "result.json": to_json(result)}
+    files = {**_texts(summary, folder, images=False, rendered=rendered), "result.json": to_json(result)}
     # The logged file must equal this result, else a later sync would log it a second time.
     tags = {**judged_tags(summary), DIGEST: digest_of(result)}
-    changes = {"": Run(tags=tags, files=files, metrics=study_metrics(summary))}
+    changes = {"": TrackedRun(tags=tags, files=files, metrics=study_metrics(summary))}
     for variant in result.variants:
         judged = {key: value for key, value in logged_metrics(summary, variant).items() if key == "gate/passed"}
-        changes[variant.name] = Run(tags=verdict_tags(summary, variant), metrics=judged)
+        changes[variant.name] = TrackedRun(tags=verdict_tags(summary, variant), metrics=judged)
     return ask(client.amend, tracking, result.name, [_of_study(result)], changes) or None
 
 
@@ -126,7 +142,7 @@ def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking
     # Made from the sweep's studies, not from its folder, which may be a copy from another machine; a resumed sweep
     # shares some studies with its earlier run.
     ids = " ".join(sorted(study.id[:_SHORT] for study in studies))
-    run = Run(
+    run = TrackedRun(
         name=f"sweep {folder.name}",
         tags={NOTE: note_of(table), ROLE: "sweep", _SWEEP: ids},
         files={"sweep.md": table.encode(), **pages},
@@ -145,7 +161,7 @@ def log_report(
     logged. Raises TrackingError if the server cannot be reached or refuses.
     """
     mine = _of_sweep(studies[0]) if swept else f"{_of_study(studies[0])} and tags.`{ROLE}` = 'study'"
-    added = {"": Run(files={file.name: file for file in files})}
+    added = {"": TrackedRun(files={file.name: file for file in files})}
     return ask(client.amend, tracking, studies[0].name, [mine], added, replace) or None
 
 
@@ -162,20 +178,22 @@ def _of_sweep(study: StudyResult) -> str:
     return f"tags.`{_SWEEP}` LIKE '%{study.id[:_SHORT]}%'"
 
 
-def _texts(summary: Summary, folder: Path, images: bool) -> dict[str, bytes]:
-    """Renders the reports that are texts."""
-    found: dict[str, bytes] = {}
+def _texts(
+    summary: Summary, folder: Path, images: bool, rendered: Mapping[str, bytes] | None = None
+) -> dict[str, bytes]:
+    """Returns the reports that are no pictures, of those that were `rendered`, or else renders them."""
+    texts: dict[str, bytes] = {}
     for report in catalog.REPORTS:
         # Without the images beside it, a page would take the place of the logged one, which has them.
         if report.is_picture or (report.file == HTML and not images and not has_images(summary.result, folder)):
             continue
         try:
-            content = report.render(summary, folder)
+            content = report.render(summary, folder) if rendered is None else rendered.get(report.file)
         except UnavailableError:  # as `write_reports` has said
             continue
         if content is not None:
-            found[report.file] = content
-    return found
+            texts[report.file] = content
+    return texts
 
 
 # What runs hold ------------------------------------------------------------------------------------------------------
@@ -262,54 +280,44 @@ def judged_tags(summary: Summary) -> dict[str, str]:
 
 
 def study_metrics(summary: Summary) -> dict[str, float]:
-    """Returns the few metrics of a study's run: the best speed-up with its images, and how many options pay."""
+    """Returns the few metrics of a study's run: how many options pay, and the figures of the best one.
+
+    They have names of their own, so that the study is no second row and no second bar beside its winner.
+    """
+    candidates = summary.candidates
+    metrics = {
+        "options/tried": float(len(candidates)),
+        "options/recommended": float(sum(row.recommended for row in candidates)),
+    }
+    if any(row.decision for row in candidates):
+        metrics["options/passed"] = float(sum(row.decision is Decision.PASS for row in candidates))
     best = summary.best  # what has a speed-up stands before what has none
-    recommended = sum(row.recommended for row in summary.candidates)
-    found = {"options/tried": float(len(summary.candidates)), "options/recommended": float(recommended)}
-    if any(row.decision for row in summary.candidates):
-        found["options/passed"] = float(sum(row.decision is Decision.PASS for row in summary.candidates))
     if best is not None and best.speedup is not None:
-        found["speedup"] = best.speedup.interval.estimate
-        found |= {MEMORY_RATIO.name: best.memory.interval.estimate} if best.memory else {}
-        score = best.figures.scores.get(PSNR)
-        found |= {f"quality/{PSNR}": score.estimate} if score and score.estimate is not None else {}
-    return found
+        for name in (SPEEDUP.name, MEMORY_RATIO.name, f"quality/{PSNR}"):
+            if name in best.flat:
+                metrics[f"best/{name}"] = best.flat[name]
+    return metrics
 
 
-def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: bool) -> Run:
+def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: bool) -> TrackedRun:
     """Returns the run of a variant; of its images only those of the first prompts, to look at.
 
     Raises UsageError if the result names an image that is not in its folder.
     """
     result = summary.result
-    several = len(result.shapes) > 1
-    # If there is one shape, a variant's may differ from the study's.
-    shapes = result.shapes if several else variant.config.shapes[:1]
-    views = [(shape, variant.at(index)) for index, shape in enumerate(shapes)]
     files = [(record, inside(folder, record.path)) for record in variant.images] if images else []
     shown = variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
     pictures = [
-        Picture(f"{record.prompt_index:02d} {_NO_KEY.sub(' ', record.prompt).strip()[:60]}", file, record.image_index)
+        LoggedImage(
+            f"{record.prompt_index:02d} {_NO_KEY.sub(' ', record.prompt).strip()[:60]}", file, record.image_index
+        )
         for record, file in files[:shown]
         if file.is_file()  # a record may be kept without its images
     ]
-    evidence = [
-        {
-            "replicate": m.replicate,
-            "session": m.session,
-            **({"shape": shape.name} if several else {}),
-            "axis": e.axis,
-            "option": e.option,
-            "engaged": e.engaged,
-            **e.facts,
-        }
-        for shape, at in views
-        for m in at.measurements
-        for e in m.shapes[0].evidence
-    ]
+    evidence = list(_evidence(result, variant))
     # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
     rank = len(result.variants) - [row.name for row in result.variants].index(variant.name)
-    return Run(
+    return TrackedRun(
         name=variant.name,
         tags=variant_tags(summary, variant),
         status="FINISHED" if variant.status.measured else "FAILED",
@@ -322,6 +330,19 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
     )
 
 
+def _evidence(result: StudyResult, variant: VariantResult) -> Iterator[dict[str, Any]]:
+    """Yields what each process has shown at each shape."""
+    several = len(result.shapes) > 1
+    for shape_index, shape in enumerate(result.shapes):
+        for measurement in variant.at(shape_index).measurements:
+            process: dict[str, Any] = {"replicate": measurement.replicate, "session": measurement.session}
+            if several:
+                process["shape"] = shape.name
+            for item in measurement.shapes[0].evidence:
+                shown = {"axis": item.axis, "option": item.option, "engaged": item.engaged}
+                yield {**process, **shown, **item.facts}
+
+
 def variant_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
     """Returns the tags of a variant's run."""
     return {
@@ -332,22 +353,34 @@ def variant_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
         VARIANT: variant.name,
         "status": str(variant.status),
         "contract": variant.contract,
-        **({NOTE: note_of(variant.reason)} if variant.reason else {}),
     }
 
 
 def verdict_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
     """Returns the tags of a variant's run with its verdicts, and what it gains on top of other variants."""
     row = summary.row(variant.name)
+    note = {NOTE: note_of(described_in_note(summary, variant))}
     if row is None or row.is_baseline:
-        return {}
-    steps = "; ".join(step.text for step in row.steps if step.text)
-    return {
-        **{name: found for name, found in verdicts_of(row).items() if name not in ("variant", "status")},
-        "because": row.because[:_TAG_LIMIT] or ("recommended" if row.recommended else "a trade"),
-        **({"step": steps[:_TAG_LIMIT]} if steps else {}),
-        **({"gate.name": summary.result.gate} if row.decision else {}),
-    }
+        return note
+    words = {name: word[:_TAG_LIMIT] for name, word in tracked_tags(values_of(row)).items()}
+    words["because"] = row.because[:_TAG_LIMIT] or ("recommended" if row.recommended else "a trade")
+    return note | words | ({"gate.name": summary.result.gate} if row.decision else {})
+
+
+def described_in_note(summary: Summary, variant: VariantResult) -> str:
+    """Returns the description of a variant's run: what was found of it, why, and how to measure it again."""
+    row = summary.row(variant.name)
+    lines = [variant.reason]
+    if variant.is_control:
+        lines.insert(0, "The baseline once more. What the two differ by is chance: no option is credited with less.")
+    elif row is None or row.is_baseline:
+        lines.insert(0, "The baseline, with which the others are compared.")
+    else:
+        lines.insert(0, f"**{described(row, summary.row(summary.result.baseline))}**")
+        lines.append(": ".join(filter(None, (str(row.decision or ""), row.because))))
+        if row.command:
+            lines.append(f"Measure it again: `{row.command}`")
+    return "\n\n".join(filter(None, lines))
 
 
 def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, Any]:
@@ -396,29 +429,48 @@ def config_yaml(result: StudyResult) -> str:
     return str(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
 
 
-_LOGGED = ("speedup", "memory_ratio", "latency/p50_s", "latency/image_s", IMAGES_PER_CALL, "latency/cold_start_s")
-"""The figures of a variant that are metrics in MLflow, beside those that `logged_metrics` adds; `table.csv` and
-`result.json` have all. MLflow draws a chart of each metric."""
+_FIGURES = (
+    *(f"{SPEEDUP.name}_low", f"{SPEEDUP.name}_high"),
+    *("latency/image_s", IMAGES_PER_CALL, "latency/cold_start_s", "energy/per_image_j"),
+)
+"""The figures of a variant that are metrics in MLflow beside the tracked `COLUMNS`; `table.csv` and `result.json` have
+all. MLflow draws a chart of each metric."""
 
 
 def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]:
     """Returns the few figures of a variant that its run has as metrics, the speed-up with its bounds."""
-    row = summary.row(variant.name)
-    figures = row.figures if row else summary.first[variant.name]
-    bounds = [f"{SPEEDUP.name}_{end}" for end in ("low", "high")]
-    metric, _ = row.distance if row else ("", "")
-    flat = figures.flat
-    # Somebody took the trouble to bring these.
-    images = [f"quality/{name}" for name in (metric, *variant.quality) if name == metric or is_imported(name)]
-    found = {name: flat[name] for name in (*_LOGGED, *bounds, "energy/per_image_j", *images) if name in flat}
-    peak = figures.headline_memory
-    found |= {"memory_gib": peak[1]} if peak and variant.status.measured else {}
-    if row is not None and row.decision is not None:
-        found["gate/passed"] = float(row.decision is Decision.PASS)
-    for at in figures.further if variant.status.measured else ():
-        found |= {with_shape(name, at.shape.name): ratio.interval.estimate for name, ratio in at.overall.items()
-                  if ratio.measure.claim}  # fmt: skip
-    return found
+    row = summary.row(variant.name) or summary.first[variant.name]
+    metrics = _figures_to_track(row)
+    # It is no option, so it has no bar beside those of options.
+    return {f"repeated/{name}": value for name, value in metrics.items()} if variant.is_control else metrics
+
+
+def _figures_to_track(row: Row) -> dict[str, float]:
+    variant, metrics = row.variant, tracked_metrics(values_of(row))
+    for name in (*_FIGURES, *_image_figures(row)):
+        if name in row.flat:
+            metrics[name] = row.flat[name]
+    if row.decision is not None:
+        metrics["gate/passed"] = float(row.decision is Decision.PASS)
+    if not variant.status.measured:
+        return metrics
+    if row.headline_memory is not None:
+        _, metrics["memory_gib"] = row.headline_memory
+    for at in row.further:
+        for name, ratio in at.over_baseline.items():
+            if ratio.measure.claim:
+                metrics[with_shape(name, at.shape.name)] = ratio.interval.estimate
+    return metrics
+
+
+def _image_figures(row: Row) -> Iterator[str]:
+    """Yields the metric of images that is read first, and those that somebody took the trouble to bring."""
+    metric, _ = row.distance
+    if metric and not row.variant.is_control:
+        yield f"quality/{metric}"
+    for name in row.variant.quality:
+        if is_imported(name):
+            yield f"quality/{name}"
 
 
 def run_name(result: StudyResult, folder_name: str) -> str:

@@ -216,23 +216,9 @@ def _why_unwritable(path: Path) -> str | None:
 
 def _require_address(tracking: Tracking) -> None:
     """Raises UsageError if `tracking.uri` names no place in which a result is found again."""
-    problem = ""
-    try:
-        address = urlparse(tracking.uri)
-        problem = "port 0 is no port" if address.port == 0 else ""
-        if address.scheme in ("http", "https") and not address.hostname:
-            problem = "names no host"
-        elif address.scheme in ("http", "https") and address.fragment:
-            problem = f"is the address of a page: leave out what follows the #: {tracking.uri.partition('#')[0]}"
-    except ValueError as error:
-        problem = str(error)
-    file = file_of(tracking)
-    if file is not None and "?" in str(file.absolute()):
-        problem = f"a folder of {file.absolute()} has a ? in its name, which no address of a database can have"
+    file, problem = file_of(tracking), ""
     if f":{HIDDEN}@" in tracking.uri or f"={HIDDEN}" in tracking.uri:
         problem = "its password is not recorded, and not printed: put it in"
-    if tracking.uri.partition(":")[0] in ("uc", "databricks-uc"):
-        problem = "is a registry of models, which keeps no runs: give tracking.uri=databricks"
     if not tracking.uri.strip() or (file is not None and file.name in ("", ":memory:")) or tracking.uri == "sqlite://":
         problem = "names no database, as sqlite:///outputs/mlflow.db does, and no server, as http://localhost:5000 does"
     if problem:

@@ -405,7 +405,7 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
                                         "scheduler": "EulerDiscreteScheduler"})),
         "JSON",
         PLAIN,
-        {"steps": "25", "guidance scale": "7.5", "schedule": "eulerdiscretescheduler"},
+        {"steps": "25", "guidance scale": "7.5", "sampler": "euler"},
     ),
 }  # fmt: skip
 """By who wrote it: an image, and what it must be read as."""

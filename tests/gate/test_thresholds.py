@@ -106,6 +106,8 @@ def test_a_gate_sets_another_one_for_a_finished_result(study: StudyResult, tmp_p
     assert kept.config.protocol.smallest_speedup == 0.2
     assert said(replace(kept, judgements=[])) == {"too close to call"}
     assert "too close to call" in sdopt(tmp_path, "show", str(folder)).out
+    for name in ("table.md", "table.csv", "report.html"):  # the last one has the plot
+        assert "too close to call" in (folder / name).read_text(), name
     again = sdopt(tmp_path, "gate", str(folder), "gate=report_only")
     assert again.code == 0, again.shown
     assert read_result(folder).config.protocol.smallest_speedup == 0.2, "what was recorded holds until it is set again"

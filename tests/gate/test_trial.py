@@ -1,11 +1,15 @@
 """The trial's own logic: its mistakes do what they say, and what counts as caught; the trial itself runs by command."""
 
 import ast
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from diffusers import FluxPipeline
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
@@ -13,13 +17,14 @@ from sdopt import gate
 from sdopt.gate import paying, trust
 from sdopt.quality.metrics import FAMILIES
 from sdopt.record.verdicts import Payoff, Ruling, Verdict
+from sdopt.reference import PROMPTS, TRANSFORMER
 from sdopt.statistics.measures import RULED
 from tests.trial import CONF
 from tests.trial.__main__ import main as trial
 from tests.trial.__main__ import mistakes_in, study_of
-from tests.trial.images import HARMS
+from tests.trial.images import HARMS, Harm
 from tests.trial.judging import HONEST, caught
-from tests.trial.options import Mistake
+from tests.trial.options import KeepsState, Mistake, Reordered
 
 FAIL, OPEN, PASS = (
     Ruling("at_most", "mse", verdict, "said", 2.0, margin=1.0)
@@ -50,6 +55,47 @@ def test_the_page_names_the_rules_of_every_gate_and_what_catches_them() -> None:
     words = [words.partition(":")[0] for words in re.findall(r"`(.+?)`", table)]
     caught_by = [str(yaml_of(file).get("caught_by", "")) for file in (CONF / "trial").glob("*.yaml")]
     assert {*re.split(r", | or ", " or ".join(words))} == {*filter(None, "|".join(caught_by).split("|"))}
+
+
+def transformer() -> Any:
+    """The packaged transformer, in which each branch of guidance has a call of its own."""
+    pipe = FluxPipeline.from_pretrained(TRANSFORMER, local_files_only=True)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def drawn_by(pipe: Any, seed: int = 0) -> np.ndarray:
+    """Draws an image of each of the first two packaged captions in four steps."""
+    prompts = json.loads(PROMPTS.read_text())["gate"][:2]
+    noise = [torch.Generator().manual_seed(seed + number) for number in range(2)]
+    sizes = {"height": 64, "width": 64, "max_sequence_length": 24}
+    guidance = {"true_cfg_scale": 3.0, "negative_prompt": [""] * 2}
+    call = {**sizes, **guidance, "generator": noise, "num_inference_steps": 4, "output_type": "np"}
+    images: np.ndarray = pipe(prompts, **call).images
+    return images
+
+
+@pytest.mark.parametrize("harm", [harm for harm in HARMS if harm.change], ids=lambda harm: harm.name)
+def test_harm_reaches_a_transformer(harm: Harm) -> None:
+    pipe = transformer()
+    plain = drawn_by(pipe, seed=5)
+    assert harm.change is not None
+    harm.change(pipe)
+    changed = drawn_by(pipe, seed=5)
+    assert not np.array_equal(changed, plain)
+    every_image = harm.name not in ("NaN in one latent of 32", "text dropped late for one image of 6")
+    assert np.array_equal(changed[1], plain[1]) != every_image
+
+
+def test_options_of_the_trial_reach_a_transformer() -> None:
+    pipe = transformer()
+    plain = drawn_by(pipe)
+    Reordered().apply(pipe)
+    reordered = drawn_by(pipe)
+    assert 0 < np.abs(reordered - plain).max() < 1e-3, "another order of the same sums"
+    KeepsState().apply(pipe)
+    assert np.abs(drawn_by(pipe) - reordered).max() < 1e-6, "nothing to keep yet"
+    assert np.abs(drawn_by(pipe, seed=9) - drawn_by(transformer(), seed=9)).max() > 1e-2
 
 
 def test_mistakes_of_ones_own_join_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

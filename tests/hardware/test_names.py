@@ -50,6 +50,16 @@ MEANT = {
         "rtx3060",
         "rtx3060_8gb",
     ],
+    "Quadro RTX 4000": [],
+    "Quadro RTX 5000": [],
+    "Quadro RTX 8000": ["rtx8000"],
+    "NVIDIA RTX 4000 Ada Generation": ["rtx4000_ada"],
+    "NVIDIA RTX 4000 SFF Ada Generation": [],
+    "A100-SXM4-80GB MIG 1g.10gb": [],
+    "NVIDIA A10-8Q": [],
+    "GRID T4-8Q": [],
+    "Standard_NV6ads_A10_v5": [],
+    "Standard_NV36ads_A10_v5": ["a10"],
     "g4dn.xlarge": ["t4"],
     "g5.2xlarge": ["a10g"],
     "p4d.24xlarge": ["a100_40"],
@@ -100,6 +110,11 @@ def test_other_forms_are_of_one_model() -> None:
     assert other_forms("h100", SHEETS) == ["h100_nvl", "h100_pcie"]
     assert "a2000_6gb" in other_forms("a2000", SHEETS)
     assert other_forms("rtx3060", SHEETS) == ["rtx3060_8gb"]
+
+
+@pytest.mark.parametrize("name", ["A100-SXM4-80GB MIG 1g.10gb", "H100 MIG 3g.40gb", "GRID T4-8Q", "NV12ads A10 v5"])
+def test_a_part_of_a_card_is_not_the_card(name: str) -> None:
+    assert "part of a card" in why_out_of_scope(name)
 
 
 @pytest.mark.parametrize("name", ["m1", "Apple M2 Max", "mps", "Arc A770", "TPU v3"])

@@ -66,7 +66,7 @@ def row_of(variant: Variant) -> VariantResult:
         list(variant.overrides),
         variant.config,
         variant.contract,
-        promises={axis: Promise(option.contract, sorted(option.claims)) for axis, option in variant.applied},
+        promises={axis: Promise(option.promised(), sorted(option.claimed())) for axis, option in variant.applied},
     )
 
 

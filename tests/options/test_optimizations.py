@@ -29,6 +29,7 @@ ELSEWHERE = {
     **dict.fromkeys((("precision", option) for option in ("tf32", "fp32_ieee", "fp8_torchao", "fp8_sdnq")), CUDA),
     **dict.fromkeys((("compiler", option) for option in ("blade", "cuda_graphs", "deepspeed", "tensorrt")), CUDA),
     ("precision", "fp16_vae_fix"): "this VAE is for SDXL",
+    **dict.fromkeys((("attention", option) for option in ("dispatched", "sage")), "runs no attention of UNets"),
 }
 """What conflicts with a CPU or the packaged model, with the reason; tests of their own look at these options."""
 PACKAGES = {name for name in ("torchao", "sdnq", "onnxruntime", "openvino") if find_spec(name) is None}

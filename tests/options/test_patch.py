@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,16 @@ def test_several_are_called_in_order(tmp_path: Path) -> None:
     trace: Any = None
     assert pipe.calls == ["a", "b"]
     assert found(trace).engaged
+
+
+def test_keeps_what_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    patch = Patch(["mine.py:steps"], "equivalent", "both")
+    assert (patch.functions, patch.contract, patch.claims) == (["mine.py:steps"], "equivalent", "both")
+    assert patch.promised() is Contract.EQUIVALENT
+    assert patch.claimed() == {"latency", "memory"}
+    assert patch.located().functions == [f"{tmp_path / 'mine.py'}:steps"]
+    assert replace(patch, claims="nothing").claimed() == frozenset()
 
 
 WORK = ("workload.prompts=[a red apple]", "workload.guidance_scale=4.5")

@@ -6,6 +6,7 @@ calls them.
 
 import contextlib
 import io
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,17 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import PixArtSigmaPipeline, TaylorSeerCacheConfig
-from omegaconf import OmegaConf
+from diffusers import (
+    PixArtSigmaPipeline,
+    PyramidAttentionBroadcastConfig,
+    TaylorSeerCacheConfig,
+    apply_pyramid_attention_broadcast,
+)
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
-from runners.reference import axis_of, class_of
 from sdopt.assembly import Assembly
-from sdopt.config.groups import optimization_options
-from sdopt.config.paths import CONF
+from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace, trace_call
 from sdopt.options import Context, Finding, Optimization
 from sdopt.options.attention import Default, FusedProjections, Sdpa, Vanilla
+from sdopt.options.attention_backends import Dispatched
 from sdopt.options.caching import (
     DeepCaching,
     FirstBlockCaching,
@@ -34,8 +39,11 @@ from sdopt.options.caching import (
     TokenMerging,
     WholeSteps,
 )
-from sdopt.options.lora import Loaded
+from sdopt.options.compiler import Inductor
+from sdopt.options.grad_mode import GradMode
+from sdopt.options.layout import Layout
 from sdopt.options.memory import PrecomputedEmbeddings, SequentialGuidance, TinyVae, WithoutT5
+from sdopt.options.offload import GroupOffload
 from sdopt.options.precision import Precision
 from sdopt.options.quantization import QuantizedTextEncoders
 from sdopt.options.transformer import Calls, blocks_of
@@ -44,6 +52,7 @@ from sdopt.pipelines.family import family_named
 from sdopt.pipelines.loading import LoadedModel, guidance_of
 from sdopt.schema import Scheduler, Workload
 from tests.fixtures import CPU
+from tests.options.walk import every_option
 from tests.pipelines.tiny import TINY, tiny
 
 PROMPTS = ("a red circle", "a much longer prompt about a blue house at dawn")
@@ -209,6 +218,21 @@ class TestForecasts:
         assert far(images, plain(name)) > 1e-4
         assert np.isfinite(images).all()
 
+    @pytest.mark.slow
+    def test_leave_whole_calls_to_a_compiler(self) -> None:
+        options = {"caching": SpectralForecast(warmup=2), "compiler": Inductor()}
+        alone = {"caching": SpectralForecast(warmup=2)}
+        pipe = tiny("chroma")
+        for axis, option in options.items():
+            assert option.obstacles(replace(context_of(pipe), chosen={axis: option, **options})) == []
+        compiled = Applied("chroma", options)
+        images = compiled.images()
+        assert far(images, Applied("chroma", alone).images()) < 1e-3
+        trace = trace_call(compiled.pipe, compiled.images, cuda=False)
+        for axis, finding in compiled.assembly.findings(trace).items():
+            assert finding.engaged, f"{axis}: {finding.summary}"
+        assert TaylorSeer().obstacles(replace(context_of(pipe), chosen=options | {"caching": TaylorSeer()}))
+
     def test_that_cannot_be_counted_are_refused(self) -> None:
         assert not hasattr(PixArtSigmaPipeline, "num_timesteps"), "diffusers says it now: run it in these tests"
         [reason] = SpectralForecast().obstacles(context_of(tiny("pixart")))
@@ -239,6 +263,49 @@ class TestTaylorSeer:
         )
         by_hand.pipe.transformer.enable_cache(config)
         assert far(ours, by_hand.images()) < 1e-4
+
+
+class TestPyramidAttention:
+    @pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=() if n == "chroma" else pytest.mark.slow) for n in TINY if n != "pixart"]
+    )
+    def test_reuses_outputs_of_each_branch(self, name: str, plain: Callable[[str], np.ndarray]) -> None:
+        applied = Applied(name, {"caching": PyramidAttention(spatial=2, cross=4)})
+        images, finding, trace = applied.traced()
+        assert finding.engaged, finding.summary
+        watching: Any = applied.pipe.transformer.forward
+        assert watching.calls.total() == trace.denoiser.calls
+        assert watching.computed[False] == 2 * watching.reused[False], "in two steps of six"
+        assert far(images, plain(name)) > 1e-4
+        assert far(applied.images(PROMPTS[:1]), images[:1]) < 1e-3, "as alone"
+
+    @pytest.mark.parametrize("name", ["flux", pytest.param("sd3", marks=pytest.mark.slow)])
+    def test_reuses_them_as_diffusers_does_where_a_step_is_one_call(self, name: str) -> None:
+        ours = Applied(name, {"caching": PyramidAttention(spatial=2, cross=None)}).images()
+        by_hand = Applied(name, {"caching": WholeSteps()})
+        steps = itertools.count()
+        share = 0.0
+
+        def begin(*_: Any) -> None:
+            nonlocal share
+            share = next(steps) / STEPS
+
+        by_hand.pipe.transformer.register_forward_pre_hook(begin)
+        chosen = PyramidAttentionBroadcastConfig(
+            spatial_attention_block_skip_range=2,
+            spatial_attention_timestep_skip_range=(0.2, 0.9),
+            current_timestep_callback=lambda: share,
+        )
+        apply_pyramid_attention_broadcast(by_hand.pipe.transformer, chosen)
+        assert far(ours, by_hand.images()) < 1e-5
+
+    def test_that_reuses_nothing_is_told(self) -> None:
+        applied = Applied("flux", {"caching": PyramidAttention()})
+        for module in applied.pipe.transformer.modules():
+            vars(module).pop("forward", None)
+        assert not applied.traced()[1].engaged
+        no_layers = Applied("flux", {"caching": PyramidAttention(spatial=None, cross=4)})
+        assert not no_layers.traced()[1].engaged, "all of its layers attend to image and text at once"
 
 
 class TestGuidanceInterval:
@@ -292,6 +359,23 @@ class TestEmbeddings:
         assert finding.engaged, finding.summary
         assert far(images, plain(name)) < 2e-3
 
+    def test_of_several_lengths_are_refused_where_nothing_masks_what_fills_them_up(self) -> None:
+        long = "a blue house at dawn " * 5
+        applied = Applied("cogview4", {})
+        applied.assembly = Assembly.of(applied.pipe, {"memory.precomputed_embeddings": PrecomputedEmbeddings()})
+        applied.assembly.prepare_inputs((PROMPTS[0], long, ""))
+        assert np.isfinite(applied.images((long,), negative_prompt=[long])).all()
+        with pytest.raises(UsageError, match="prompts of several lengths"):
+            applied.images((PROMPTS[0], long))
+
+    def test_are_of_the_length_that_the_calls_ask_for(self) -> None:
+        shorter = Applied("flux", {"memory.precomputed_embeddings": PrecomputedEmbeddings(max_sequence_length=64)})
+        asked: dict[str, Any] = {"max_sequence_length": 64}
+        by_hand = Applied("flux", {"caching": WholeSteps()}).images(**asked)
+        assert far(shorter.images(**asked), by_hand) < 2e-3
+        with pytest.raises(UsageError, match=r"max_sequence_length was not encoded: set memory"):
+            shorter.images(max_sequence_length=128)
+
 
 class TestAttention:
     def test_projections_are_fused_without_a_change(self, plain: Callable[[str], np.ndarray]) -> None:
@@ -321,8 +405,6 @@ class TestAttention:
         assert applied.traced()[1].engaged
         applied.pipe.transformer.set_attention_backend("_native_math")
         assert not applied.traced()[1].engaged
-        from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
-
         _AttentionBackendRegistry.set_active_backend(AttentionBackendName.NATIVE)
 
     def test_by_one_kernel_is_seen_in_the_operators(self, plain: Callable[[str], np.ndarray]) -> None:
@@ -330,11 +412,59 @@ class TestAttention:
         assert finding.engaged, finding.summary
         assert far(images, plain("flux")) < 1e-3
 
+    @pytest.mark.parametrize("name", ["flux", pytest.param("chroma", marks=pytest.mark.slow)])
+    def test_by_a_backend_of_diffusers_is_that_of_this_pipeline_alone(
+        self, name: str, plain: Callable[[str], np.ndarray]
+    ) -> None:
+        before = _AttentionBackendRegistry.get_active_backend()[0]
+        applied = Applied(name, {"attention": Dispatched("_native_math")})
+        images, finding, _ = applied.traced()
+        assert finding.engaged, finding.summary
+        assert far(images, plain(name)) < 1e-3
+        assert _AttentionBackendRegistry.get_active_backend()[0] is before
+        _, later, _ = Applied(name, {"attention": Default()}).traced()
+        assert later.engaged, later.summary
+        applied.pipe.transformer.set_attention_backend("native")
+        _AttentionBackendRegistry.set_active_backend(before)
+        assert not applied.traced()[1].engaged, "another backend ran"
+
+    def test_by_a_backend_of_diffusers_is_refused_where_it_would_do_nothing_or_fail(self) -> None:
+        [reason] = Dispatched("native").obstacles(context_of(tiny("sd3")))
+        assert "do not ask diffusers' dispatcher" in reason
+        one = context_of(tiny("z_image"))
+        two = replace(one, workload=replace(one.workload, batch_size=2))
+        flash = Dispatched("_native_flash")
+        assert flash.obstacles(one) == []
+        assert flash.fixed_for(one.model), "prompts of several lengths come with a mask"
+        [reason] = flash.obstacles(two)
+        assert "takes no mask" in reason
+        assert Dispatched("_native_math").obstacles(two) == []
+
+
+class TestOffload:
+    def test_statistics_that_a_pipeline_reads_without_running_a_layer_stay(
+        self, plain: Callable[[str], np.ndarray]
+    ) -> None:
+        images, finding, _ = Applied("flux2", {"memory.group_offload": GroupOffload()}).traced()
+        assert finding.engaged, finding.summary
+        assert far(images, plain("flux2")) < 1e-4
+
+
+class TestGradients:
+    def test_are_seen_in_a_list_of_predictions(self) -> None:
+        assert Applied("z_image", {"grad_mode": GradMode("enabled")}).traced()[1].engaged
+        assert not Applied("z_image", {"grad_mode": GradMode("inference_mode")}).traced()[2].denoiser.grad_enabled
+
 
 class TestRefusals:
+    def test_of_a_layout_that_kernels_for_video_do_not_have(self) -> None:
+        assert Layout("channels_last").obstacles(context_of(tiny("flux"))) == []
+        [reason] = Layout("channels_last").obstacles(context_of(tiny("qwen_image")))
+        assert "have three dimensions" in reason
+
     @pytest.mark.parametrize(
         "option",
-        [DeepCaching(), TokenMerging(), PyramidAttention(), Vanilla(), Loaded(path="/nowhere.safetensors")],
+        [DeepCaching(), TokenMerging(), Vanilla()],
         ids=lambda option: type(option).__name__,
     )
     def test_of_what_needs_a_unet_are_declared(self, option: Optimization) -> None:
@@ -354,19 +484,6 @@ class TestRefusals:
         assert "set memory.tiny_vae.path" in reason
 
 
-def every_option() -> dict[str, tuple[str, Optimization]]:
-    """Returns the axis and the option of each yaml file, by what chooses it."""
-    found = {}
-    for group, name in optimization_options():
-        file = CONF / group / f"{name}.yaml"
-        cls = class_of(group, file)
-        node: Any = OmegaConf.to_container(OmegaConf.load(file))
-        assert cls is not None
-        keys = {key: value for key, value in node.items() if key != "_target_"}
-        found[f"{group}={name}"] = axis_of(file), cls(**keys)
-    return found
-
-
 class TestWalk:
     @pytest.mark.parametrize("name", EVERY)
     def test_every_option_says_whether_it_is_for_a_transformer(self, name: str) -> None:
@@ -376,23 +493,6 @@ class TestWalk:
             assert all(isinstance(reason, str) for reason in reasons), chosen
             if option.unet_only is not None:
                 assert [reason.startswith("not for") for reason in reasons] == [True], chosen
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("name", list(TINY))
-    def test_every_option_takes_effect_or_is_refused(self, name: str) -> None:
-        ctx = replace(context_of(tiny(name)), shapes=())
-        without_effect = set()
-        for chosen, (axis, option) in every_option().items():
-            alone = replace(ctx, chosen={axis: option}, workload=replace(ctx.workload, batch_size=2, steps=STEPS))
-            left_to_others = axis.startswith(("compiler", "environment", "patch")) or option.load_kwargs()
-            if left_to_others or option.obstacles(alone) or option.ineffective(alone) or option.loads_on_host:
-                continue
-            images, finding, _ = Applied(name, {axis: option}).traced()
-            assert np.isfinite(images).all(), chosen
-            if not finding.engaged:
-                without_effect.add(chosen)
-        # With random weights, no two steps are alike enough; diffusers fuses nothing of some transformers.
-        assert without_effect <= {"caching=first_block", "attention=fused_qkv", "layout=channels_last"}
 
 
 class TestTextEncoders:

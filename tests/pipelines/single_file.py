@@ -38,7 +38,7 @@ def _without_text(unet: Any, vae: Any) -> dict[str, torch.Tensor]:
         tensors["model.diffusion_model." + _denoiser_name(name, unet.config)] = tensor
     levels = len(vae.config.block_out_channels)
     for name, tensor in vae.state_dict().items():
-        renamed = _autoencoder_name(name, levels)
+        renamed = autoencoder_name(name, levels)
         # Attention of the VAE was written as convolutions of one pixel.
         tensors["first_stage_model." + renamed] = (
             tensor[:, :, None, None] if ".attn_1." in renamed and tensor.ndim == 2 else tensor
@@ -90,7 +90,7 @@ def _part(kind: str, rest: str) -> str:
     return f"0.{_RESNET[layer]}.{leaf}"
 
 
-def _autoencoder_name(name: str, levels: int) -> str:
+def autoencoder_name(name: str, levels: int) -> str:
     name = re.sub(r"mid_block\.resnets\.(\d)", lambda match: f"mid.block_{int(match[1]) + 1}", name)
     name = re.sub(r"down_blocks\.(\d)\.resnets", r"down.\1.block", name)
     name = re.sub(r"down_blocks\.(\d)\.downsamplers\.0", r"down.\1.downsample", name)

@@ -12,9 +12,6 @@ import pytest
 import torch
 import transformers
 
-from sdopt.config.composer import HydraComposer
-from sdopt.config.models import with_own_options
-from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import parts_of, read_json, text_to_image
 from sdopt.pipelines.checks import require_model
@@ -28,13 +25,8 @@ from sdopt.pipelines.random_weights import empty_network, random_network
 from sdopt.schema import Model
 from sdopt.variant import Variant
 from sdopt.worker.host import PipelineHost
-from tests.command import SMOKE
-from tests.fixtures import CPU
+from tests.fixtures import CPU, Tiny
 from tests.pipelines.tiny import TINY, saved, tiny
-
-Composers = type[HydraComposer]
-
-Tiny = Callable[..., Variant]
 
 TWO_PROMPTS = "workload.prompts=[a red circle,a far longer prompt about a blue house at dawn]"
 
@@ -42,28 +34,6 @@ FAST = ("flux", "z_image")
 """Those that the tests of every run take; the others are marked slow."""
 
 EVERY = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in TINY]
-
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Returns the folder of a tiny pipeline, which is saved once."""
-    root = tmp_path_factory.mktemp("tiny")
-
-    def folder(name: str) -> Path:
-        return root / name if (root / name).is_dir() else saved(name, root / name)
-
-    return folder
-
-
-@pytest.fixture
-def variant_of(composer: Composers, tiny_folder: Callable[[str], Path]) -> Tiny:
-    """Returns a variant of a tiny pipeline: images of 64×64 pixels, in three steps."""
-
-    def make(name: str, *overrides: str) -> Variant:
-        words = [*SMOKE, f"model={tiny_folder(name)}", "workload.size=64", "workload.steps=3", *overrides]
-        return composer(with_own_options(words, options_of("model"))).variant(None)
-
-    return make
 
 
 def images_of(host: PipelineHost) -> np.ndarray:
@@ -217,6 +187,22 @@ class TestCalls:
         assert [remark for remark in remarks if "reads 512 tokens and cuts 1 of 1" in remark]
         short = variant_of("flux", "workload.prompts=[a red circle]")
         assert remarks_on_length(short.workload, short.model) == []
+
+    @pytest.mark.parametrize(
+        ("name", "lengths"),
+        [
+            ("z_image", (512,)),
+            *(
+                pytest.param(name, lengths, marks=pytest.mark.slow)
+                for name, lengths in (("sd3", (77, 256)), ("lumina2", (256,)), ("pixart", (300,)), ("chroma", (512,)))
+            ),
+        ],
+    )
+    def test_cut_what_no_encoder_reads(self, variant_of: Tiny, name: str, lengths: tuple[int, ...]) -> None:
+        variant = variant_of(name, f"workload.prompts=[{'a red circle and ' * 160}]")
+        remarks = remarks_on_length(variant.workload, variant.model)
+        for length in lengths:
+            assert [remark for remark in remarks if f"reads {length} tokens and cuts 1 of 1" in remark], remarks
 
 
 def _prepared(variant: Variant) -> PipelineHost:

@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import HfApi
 from huggingface_hub.hf_api import ModelInfo
+from safetensors.torch import load_file
 
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.experiment import awaits_clip, fetch_clip
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.hub import download_bytes, fetch_models, hub_configs, hub_folder
+from sdopt.pipelines.loading import load_part
 from sdopt.quality.available import PUBLISHED, fetch_features
 from sdopt.record.records import Status
 from sdopt.reference import CLIP
@@ -53,12 +56,18 @@ def offline(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
+def in_cache(hub: Path, folder: Path, repository: str) -> Path:
+    """Puts a folder into a cache of the hub; returns its place there."""
+    place = hub / f"models--{repository.replace('/', '--')}"
+    shutil.copytree(folder, place / "snapshots" / COMMIT)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(COMMIT)
+    return place / "snapshots" / COMMIT
+
+
 def add_clip(cache: Path) -> None:
     """Puts the packaged CLIP into a cache under the name of the published one."""
-    clip = cache / f"models--{PUBLISHED.removeprefix('clip:').replace('/', '--')}"
-    shutil.copytree(CLIP, clip / "snapshots" / COMMIT)
-    (clip / "refs").mkdir()
-    (clip / "refs" / "main").write_text(COMMIT)
+    in_cache(cache, CLIP, PUBLISHED.removeprefix("clip:"))
 
 
 class TestCache:
@@ -106,6 +115,23 @@ class TestCache:
         assert planned.code == 0, planned.err
         assert not list(tmp_path.rglob("*.log")), "no worker was started"
         assert "download of somebody/small-emoji: unknown, the hub cannot be asked" in planned.shown
+
+    def test_a_transformer_in_a_file_needs_the_other_parts(
+        self, tmp_path: Path, tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hub, weights = tmp_path / "hub", "diffusion_pytorch_model.safetensors"
+        file = tmp_path / "flux.safetensors"
+        shutil.copy(tiny_folder("flux") / "transformer" / weights, file)
+        there = in_cache(hub, tiny_folder("flux"), "somebody/flux")
+        (there / "transformer" / weights).unlink()
+        offline(monkeypatch, hub)
+        model = Model("folder", "path", path=str(file), base="somebody/flux")
+        fetch_models([model])
+        network = load_part(model, "transformer", torch.float32)
+        assert network.state_dict()["x_embedder.weight"].equal(load_file(file)["x_embedder.weight"])
+        (there / "vae" / weights).unlink()
+        with pytest.raises(UsageError, match="not complete in the local cache"):
+            fetch_models([model])
 
     def test_what_would_be_downloaded_is_what_a_pipeline_needs(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -339,6 +339,27 @@ def aura_flow() -> Any:
     )
 
 
+def cogview4() -> Any:
+    """CogView4: two calls a step, and prompts that are filled up in front."""
+    transformer = diffusers.CogView4Transformer2DModel(
+        **{"patch_size": 2, "in_channels": 16, "out_channels": 16, "num_layers": 3, **_HEADS},
+        text_embed_dim=32,
+        time_embed_dim=64,
+        condition_dim=16,
+        sample_size=8,
+    )
+    config = transformers.GlmConfig(num_hidden_layers=3, head_dim=8, pad_token_id=49407, **_DECODER_ONLY)
+    tokenizer = _clip_tokenizer()
+    tokenizer.padding_side = "left"
+    return diffusers.CogView4Pipeline(
+        transformer=transformer,
+        scheduler=_flow(use_dynamic_shifting=True),
+        vae=_vae(shift_factor=None),
+        text_encoder=transformers.GlmModel(config),
+        tokenizer=tokenizer,
+    )
+
+
 TINY: dict[str, Callable[..., Any]] = {
     "sd3": sd3,
     "flux": flux,
@@ -350,6 +371,7 @@ TINY: dict[str, Callable[..., Any]] = {
     "sana": sana,
     "lumina2": lumina2,
     "aura_flow": aura_flow,
+    "cogview4": cogview4,
 }
 """How to build each, by the name that tests give it."""
 

@@ -108,7 +108,7 @@ class TestOfAStudy:
 
             monkeypatch.setattr(running, "call_apart", call)
             end = Conclusion(result.config, tmp_path, None)  # type: ignore[arg-type]
-            end.run_programs(result, list(named.values()), CPU)
+            end.run_programs(summary_of(result), list(named.values()), CPU)
             return asked
 
         return run

@@ -20,7 +20,7 @@ from sdopt.record.records import StudyResult
 from sdopt.record.scores import ImageRecord, Score
 from sdopt.report.catalog import markdown_table
 from sdopt.schema import Gate, Model, Quality, Rule
-from sdopt.statistics.figures import figures_by_variant
+from sdopt.statistics.figures import first_rows
 from sdopt.statistics.summary import summary_of
 from tests.command import Finished, sdopt
 from tests.records import known
@@ -153,4 +153,4 @@ def test_a_row_is_all_that_a_metric_takes(
     assert "redness (dB) ↓" in markdown_table(summary_of(result))
     write_result(result, tmp_path)
     assert "redness" in sdopt(tmp_path, "show", "--all", ".").out, "the terminal shows it too"
-    assert figures_by_variant(result)["bfloat16"].flat["quality/redness"] == scores[1].estimate
+    assert first_rows(result)["bfloat16"].flat["quality/redness"] == scores[1].estimate

@@ -31,7 +31,7 @@ def summary(result: StudyResult) -> dict[str, Any]:
     options = {
         row.name: [
             *(str(row.speed or row.status), str(row.images or ""), str(row.decision or ""), row.because),
-            *(step.text for step in row.steps),
+            *(step.step_text for step in row.steps),
         ]
         for row in found.rows
     }

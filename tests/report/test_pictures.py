@@ -86,6 +86,6 @@ class TestCatalog:
         mine = Report("mine", "mine.txt", lambda summary, _: summary.result.name.encode())
         nothing = Report("nothing", "nothing.txt", lambda *_: None)
         monkeypatch.setattr(catalog, "REPORTS", (Report("broken", "broken.txt", broken), nothing, mine))
-        found = [(report.name, str(error or "")) for report, error in write_reports(summary_of(result), tmp_path)]
+        found = [(report.name, str(error or "")) for report, _, error in write_reports(summary_of(result), tmp_path)]
         assert found == [("broken", "no ink"), ("mine", "")]
         assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -15,17 +15,17 @@ from sdopt.errors import UsageError
 from sdopt.launching import InterruptedStudy, Launched
 from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Gate
-from sdopt.search.budget import Budget, Cost, Work
+from sdopt.search.budget import Cost, SearchBudget, StudyWork
 from sdopt.search.config import search_file
 from sdopt.search.findings import findings_of
-from sdopt.search.racing import Noise, RatioStanding, Standings
+from sdopt.search.racing import RatioStanding, Scatter, Standings
 from sdopt.search.record import FINAL
 from sdopt.search.run import Search
-from sdopt.search.space import Candidate
+from sdopt.search.space import Combination
 from sdopt.search.studies import Studies
 from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
 
-WORK = {"screen": Work(1, 15), "race": Work(2, 40), FINAL: Work(3, 120)}
+WORK = {"screen": StudyWork(1, 15), "race": StudyWork(2, 40), FINAL: StudyWork(3, 120)}
 BASELINE = Cost(0.5, 0.05)
 BESIDE_S = 0.8
 """What a process takes besides its calls and its start, which the search has to find out."""
@@ -38,7 +38,7 @@ class Options:
     alone: list[str]
     combined: list[str]
     compiled: set[str] = field(default_factory=set)
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[Combination] = field(default_factory=list)
     stages: set[str] = field(default_factory=set)
     exhausted: bool = False
     ended: str = ""
@@ -53,14 +53,14 @@ class Options:
     def compiles_next(self) -> bool:
         return bool(self.untried) and self.compiled.issuperset(self.untried)
 
-    def unfinished(self) -> dict[str, list[Candidate]]:
+    def unfinished(self) -> dict[str, list[Combination]]:
         return {}
 
-    def propose(self, count: int, stage: str) -> list[Candidate]:
+    def propose(self, count: int, stage: str) -> list[Combination]:
         quick = [name for name in self.untried if name not in self.compiled]
         known = {candidate.name for candidate in self.candidates}
         left = quick or self.untried[:1] or [name for name in self.combined if name not in known]
-        found = [Candidate(name, (name,)) for name in left[:count]]
+        found = [Combination(name, (name,)) for name in left[:count]]
         self.candidates += found
         self.stages.add(stage)
         return found
@@ -69,21 +69,25 @@ class Options:
 class Simulated(Search):
     """A search whose studies move the clock by what they truly take."""
 
+    calibrated = 0
+
     def begin(self, truth: dict[str, Cost], losses: dict[str, float], noise: float, pace: float = 1.0) -> "Simulated":
         self.truth, self.losses, self.pace = truth, losses, pace
-        self.noise_of = Noise.of_controls([(noise, 1)] * 8)
+        self.noise_of = Scatter.of_controls([(noise, 1)] * 8)
         self.now, self.log = 0.0, list[tuple[str, list[str]]]()
-        budget = Budget(WORK, self.deadline, self.config.finalists, clock=lambda: self.now)
+        budget = SearchBudget(WORK, self.deadline, self.config.finalists, clock=lambda: self.now)
         self.__dict__["budget"] = budget
 
         def measure(
-            stage: str, candidates: Sequence[Candidate], brief: bool = True, limit_s: float | None = None
+            stage: str, candidates: Sequence[Combination], brief: bool = True, limit_s: float | None = None
         ) -> Any:
             self.measured(stage, [candidate.name for candidate in candidates])
             late = limit_s is not None and self.now > self.deadline + limit_s
             return SimpleNamespace(status="interrupted" if late else "finished")
 
-        self.studies = SimpleNamespace(measure=measure, require_final=lambda _: None, calibrate=lambda *_: None)  # type: ignore[assignment]
+        self.studies = SimpleNamespace(  # type: ignore[assignment]
+            measure=measure, require_final=lambda _: None, calibrate=lambda *_: None, calibration_images=self.calibrated
+        )
         self.space = SimpleNamespace(  # type: ignore[assignment]
             left_out=(), alone=lambda: (), candidates=list, contract=lambda candidate: Contract.LOSSY
         )
@@ -95,7 +99,7 @@ class Simulated(Search):
         self.log.append((stage, list(names)))
         self.now += self.pace * sum(work.processes * (c.start_s + BESIDE_S) + work.calls * c.call_s for c in costs)
 
-    def _screen(self, stage: str, candidates: Sequence[Candidate]) -> None:
+    def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:
         began, names = self.now, [candidate.name for candidate in candidates]
         self.measured(stage, names)
         self.budget.baseline = BASELINE
@@ -188,9 +192,20 @@ def test_a_budget_in_which_no_option_can_be_tried_is_refused_before_anything_is_
     assert not search.log
 
 
+def test_the_time_to_calibrate_is_told_with_the_rest() -> None:
+    config, trials = replace(search_file(), budget_s=60.0), Options(["one", "two"], [])
+    search = Simulated(config, None, None, trials, 60.0, lambda line: None)  # type: ignore[arg-type]
+    search.calibrated = 4800
+    search.begin(dict.fromkeys(trials.alone, BASELINE), {}, 0.01)
+    search.budget.baseline = BASELINE
+    with pytest.raises(UsageError, match=r"to try one option takes about 5 min .* --budget 5m"):
+        search.run()
+    assert not search.log
+
+
 def test_a_study_whose_time_was_up_is_left_to_the_next_call() -> None:
     config, trials = replace(search_file(), budget_s=240), Options(["one", "two"], [])
-    trials.unfinished = lambda: {"screen-01": [Candidate("two", ("two",))]}  # type: ignore[method-assign]
+    trials.unfinished = lambda: {"screen-01": [Combination("two", ("two",))]}  # type: ignore[method-assign]
     search = Simulated(config, None, None, trials, 240, lambda line: None)  # type: ignore[arg-type]
     search.begin(dict.fromkeys(trials.alone, BASELINE), {}, 0.01)
     search._cut = True
@@ -240,7 +255,7 @@ def test_a_study_whose_time_is_up_keeps_what_it_measured(tmp_path: Path, monkeyp
 
 def test_what_a_budget_expects_and_keeps() -> None:
     names = [f"option {n}" for n in range(6)]
-    budget = Budget(WORK, 100.0, 3, clock=lambda: 0.0)
+    budget = SearchBudget(WORK, 100.0, 3, clock=lambda: 0.0)
     assert budget.missing_s == 0, "nothing is known yet"
     budget.baseline = BASELINE
     assert budget.missing_s == 0
@@ -260,12 +275,12 @@ def test_what_a_budget_expects_and_keeps() -> None:
 def test_what_a_budget_lets_a_search_screen() -> None:
     plan: dict[str, Any] = {"alone": True, "compile_next": False, "racers": 0}
     # What the baseline takes on a busy machine may leave no time to judge: one is tried all the same.
-    late = Budget(WORK, 10.0, 3, clock=lambda: 9.0, baseline=Cost(5.0, 5.0))
+    late = SearchBudget(WORK, 10.0, 3, clock=lambda: 9.0, baseline=Cost(5.0, 5.0))
     assert late.to_screen(6, [], **plan) == 2
     late.costs["one"] = Cost(5.0, 5.0)
     assert late.to_screen(6, ["one"], **plan) == 0
     # While nothing gains, no time is kept to judge.
-    budget = Budget(WORK, 26.0, 3, clock=lambda: 0.0, baseline=BASELINE, costs={"one": BASELINE})
+    budget = SearchBudget(WORK, 26.0, 3, clock=lambda: 0.0, baseline=BASELINE, costs={"one": BASELINE})
     assert budget.to_screen(6, ["one"], **plan, gains=False) > budget.to_screen(6, ["one"], **plan, gains=True)
     assert budget.to_screen_s([]) == 26
     assert budget.to_screen_s(["one"]) < 26

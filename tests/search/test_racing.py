@@ -8,8 +8,8 @@ import pytest
 from sdopt.search.config import search_config, search_file
 from sdopt.search.racing import (
     DistanceStanding,
-    Noise,
     RatioStanding,
+    Scatter,
     Standing,
     contenders,
     front_of,
@@ -20,11 +20,11 @@ from sdopt.search.racing import (
 from sdopt.search.record import Fate
 from tests.trial.search import simulated
 
-KNOWN = Noise.of_controls([(0.02, 1), (-0.02, 1), (0.02, 1), (-0.02, 1), (0.02, 1)])
-EXACT = Noise(0.0, 5)
+KNOWN = Scatter.of_controls([(0.02, 1), (-0.02, 1), (0.02, 1), (-0.02, 1), (0.02, 1)])
+EXACT = Scatter(0.0, 5)
 
 
-def standings(losses: dict[str, float], noise: Noise = KNOWN) -> dict[str, list[Standing]]:
+def standings(losses: dict[str, float], noise: Scatter = KNOWN) -> dict[str, list[Standing]]:
     """Candidates of one objective, each measured in one process."""
     return {name: [RatioStanding(loss, 1, noise)] for name, loss in losses.items()}
 
@@ -33,11 +33,11 @@ def test_who_is_worse_by_more_than_the_noise_is_dropped_and_nobody_without_a_con
     found = standings({"close": -0.47, "best": -0.5, "slow": 0.0})
     assert contenders(found, 0.05) == ["best", "close"]
     assert ranked(found) == ["best", "close", "slow"]
-    assert contenders(standings({"fast": -1.0, "slow": 1.0}, Noise.of_controls([])), 0.05) == ["fast", "slow"]
+    assert contenders(standings({"fast": -1.0, "slow": 1.0}, Scatter.of_controls([])), 0.05) == ["fast", "slow"]
 
 
 def test_processes_weigh_as_many_measurements() -> None:
-    assert Noise.of_controls([(0.01, 4)]).variance == pytest.approx(Noise.of_controls([(0.02, 1)]).variance)
+    assert Scatter.of_controls([(0.01, 4)]).variance == pytest.approx(Scatter.of_controls([(0.02, 1)]).variance)
     assert RatioStanding.of([(0.3, 1), (0.0, 2)], KNOWN).loss == pytest.approx(0.1)
 
 
@@ -47,7 +47,7 @@ def test_the_best_one_is_dropped_no_more_often_than_the_error_allows() -> None:
     for _ in range(200):
         # Ten of which the first is the best by a little, with five controls to tell the noise.
         losses = {str(n): 0.05 * random.standard_normal() - (0.01 if n == 0 else 0) for n in range(10)}
-        noise = Noise.of_controls([(0.05 * random.standard_normal(), 1) for _ in range(5)])
+        noise = Scatter.of_controls([(0.05 * random.standard_normal(), 1) for _ in range(5)])
         dropped += "0" not in contenders(standings(losses, noise), 0.05)
     assert dropped / 200 <= 0.05
 
@@ -80,7 +80,7 @@ class TestSeveralObjectives:
         true |= {f"far {n}": (0.8 + 0.1 * n, 4.0 + n) for n in range(3)}
         wrong = far = 0
         for _ in range(100):
-            noise = Noise.of_controls([(0.05 * random.standard_normal(), 1) for _ in range(8)])
+            noise = Scatter.of_controls([(0.05 * random.standard_normal(), 1) for _ in range(8)])
             found: dict[str, list[Standing]] = {}
             for name, (latency, distance) in true.items():
                 # Distances of prompts are skewed.

@@ -21,8 +21,8 @@ from sdopt.report.page.html import html_page
 from sdopt.report.terminal import shown
 from sdopt.search.config import search_file
 from sdopt.search.plot import search_plot
-from sdopt.search.record import FINAL, Entry, Fate, SearchRecord, blocks_of, markdown_of, page_of
-from sdopt.search.space import Candidate
+from sdopt.search.record import FINAL, Fate, SearchEntry, SearchRecord, blocks_of, markdown_of, page_of
+from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.statistics.ratios import compare
 from tests.command import SMALL, Finished, refused, sdopt
@@ -40,7 +40,7 @@ SEARCH = (
     *(each for each in SMALL if not each.startswith(("tracking", "protocol.replicates"))),
     *("gate=none", "protocol.replicates=3", "protocol.rounds=1", "protocol.warmup=0"),
 )
-CANDIDATE = Candidate("layout=channels_last", ("layout=channels_last",))
+CANDIDATE = Combination("layout=channels_last", ("layout=channels_last",))
 COMBINATIONS = {"layout=channels_last", "precision=bf16", "layout=channels_last, precision=bf16"}
 
 
@@ -131,9 +131,9 @@ class TestSearch:
             retime(measurement.shapes[0], [0.1 * seconds for seconds in measurement.shapes[0].latency_s])
         compare(judged)
         write_result(judged, searched.folder / FINAL)
-        again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none", "search.budget_s=9000")
+        again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none")
         assert again.code == 0
-        assert "more time does not extend it: search.title=… begins another one" in again.shown
+        assert "answered before: a larger budget goes on from there, and --again begins anew" in again.shown
         assert f"{finalist.name} is " in again.shown
         assert "× faster (" in again.shown
         record = json.loads((searched.folder / "search.json").read_text())
@@ -147,7 +147,8 @@ class TestSearch:
         storage = searched.finished.cwd / "outputs" / "optuna.db"
         with create_engine(f"sqlite:///{storage}").begin() as database:
             database.execute(text("update studies set study_name = 'other'"))
-        assert "do not belong together" in refused(searched.finished.cwd, *SEARCH, "tracking=none").shown
+        longer = (*SEARCH, "tracking=none", "search.budget_s=9000")
+        assert "do not belong together" in refused(searched.finished.cwd, *longer).shown
 
 
 def test_a_study_whose_baseline_fails_says_why_and_is_measured_again_by_the_next_call(tmp_path: Path) -> None:
@@ -212,13 +213,13 @@ def test_a_search_calibrates_only_where_it_is_needed(
         assert {"quality.prompt_count=24", "quality.floor_prompts=24", "study.variants={baseline:[]}"} <= set(asked)
 
 
-EAGER = Entry("layout=channels_last", ["layout=channels_last"], Fate.PASSED, "", 1.1, 1.0, 0.9, 0.5, 0.0, 3)
+EAGER = SearchEntry("layout=channels_last", ["layout=channels_last"], Fate.PASSED, "", 1.1, 1.0, 0.9, 0.5, 0.0, 3)
 COMPILED = replace(
     EAGER, name="compiler=inductor", fate=Fate.WINNER, start=BreakEven(32.0, 31.2, 1.0, 310.0), recompiles=2.0
 )
 
 
-def record(*entries: Entry) -> SearchRecord:
+def record(*entries: SearchEntry) -> SearchRecord:
     return SearchRecord("search", "folder", "", [], ["latency"], "mse", "Nothing.", list(entries), {}, [], [])
 
 

@@ -11,17 +11,17 @@ from sdopt.errors import UsageError
 from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.device import Device
 from sdopt.search.config import search_config
-from sdopt.search.findings import Finding
-from sdopt.search.space import Candidate, Space, Variable
+from sdopt.search.findings import CandidateFinding
+from sdopt.search.space import Combination, Space, Variable
 from sdopt.search.trials import Trials
 
 CPU = Device("cpu")
 GIVEN = ("workload.steps=4", "memory=[tiny_vae]", "tracking=none")
 
 
-def finding(spoiled: bool) -> Finding:
+def finding(spoiled: bool) -> CandidateFinding:
     """What a study said of a candidate that is as fast as the baseline."""
-    return Finding({"latency": 0.0}, 1, 1.0, 1.0, 0.0, {}, "other images" if spoiled else "", spoiled)
+    return CandidateFinding({"latency": 0.0}, 1, 1.0, 1.0, 0.0, {}, "other images" if spoiled else "", spoiled)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ class TestSpace:
             {"caching": "deepcache", "caching.interval": 5, "workload.steps": 2},
         ]
         found = space.candidate(points[1])
-        assert found == Candidate(
+        assert found == Combination(
             "caching=deepcache, caching.interval=2, workload.steps=2",
             ("caching=deepcache", "caching.interval=2", "workload.steps=2"),
         )

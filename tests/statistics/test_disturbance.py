@@ -9,7 +9,7 @@ from sdopt.record.records import StudyResult
 from sdopt.record.samples import Call, GpuState, Interference, Measurement, ShapeSamples
 from sdopt.report.notes import caveats_of, notes_of
 from sdopt.statistics.disturbance import count_rounds, rounds_left_out, unsettled, worst_by_round
-from sdopt.statistics.figures import figures_by_variant
+from sdopt.statistics.figures import first_rows
 from sdopt.statistics.ratios import log_speedup, paired_rounds
 from sdopt.statistics.summary import summary_of
 from tests.gate.test_judge import study, variant
@@ -70,7 +70,7 @@ class TestStudy:
         assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (6, 1, 1, 0)
         said = "Disturbed by other work: 1 of 6 rounds (waiting for a core up to 50 %, limit 2 %); 1 left out."
         assert said in notes_of(summary_of(result))
-        flat = figures_by_variant(result)["baseline"].flat
+        flat = first_rows(result)["baseline"].flat
         assert flat["interference/worst"] == 0.5
         assert flat["interference/mean"] == pytest.approx((0.5 + 17 * 0.001) / 18)
         assert flat["interference/calls_left_out"] == 3

@@ -13,8 +13,8 @@ from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.report.tables import ranking, to_dataframe
 from sdopt.statistics.disturbance import noise_of
-from sdopt.statistics.figures import Ratio, figures_by_variant
-from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
+from sdopt.statistics.figures import first_rows
+from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, Ratio
 from sdopt.statistics.ratios import compare
 from sdopt.statistics.summary import summary_of
 from sdopt.tracking.runs import logged_metrics
@@ -50,7 +50,7 @@ class TestOneFigureEverywhere:
             for measured, peak in zip(result.variant(name).measurements, peaks, strict=True):
                 measured.shapes[0].memory, measured.memory_after = Memory(0.0, 0.1), Memory(0.0, peak)
         compare(result)
-        rows = figures_by_variant(result)
+        rows = first_rows(result)
         amounts = [found[1] for name in ("baseline", edge.candidate) if (found := rows[name].headline_memory)]
         assert amounts == pytest.approx([0.5, 0.5])
         assert edge.shapes[0].memory_ratio is not None
@@ -88,7 +88,7 @@ class TestOneFigureEverywhere:
         for stages_s, seconds in ((call, 0.088), (twice, 1.5 * 0.088)):
             for measurement in row.measurements:
                 measurement.stages_s = {} if measurement.replicate else stages_s
-            assert sum(figures_by_variant(result)["baseline"].call_ms.values()) == pytest.approx(1000 * seconds)
+            assert sum(first_rows(result)["baseline"].call_ms.values()) == pytest.approx(1000 * seconds)
 
 
 class TestDataFrame:

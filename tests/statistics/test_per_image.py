@@ -32,7 +32,7 @@ from sdopt.search.config import search_file
 from sdopt.search.findings import findings_of
 from sdopt.statistics.break_even import break_even
 from sdopt.statistics.effects import effects_of
-from sdopt.statistics.figures import figures_of, flat_figures
+from sdopt.statistics.figures import flat_figures, rows_of
 from sdopt.statistics.ratios import compare, log_tail, speedup_drift
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import Summary, summary_of
@@ -102,10 +102,10 @@ def test_the_answer_and_its_figures_are_per_image(study: StudyResult) -> None:
     [row] = summary.candidates
     assert row.speed is Speed.FASTER
     assert f"{BATCH} is 2.00× faster per image" in summary.sentence
-    assert known(row.figures.time).estimate == pytest.approx(0.5, rel=0.01)
-    assert known(row.figures.latency).estimate == pytest.approx(2, rel=0.01)
-    assert row.figures.call_ms["vae_decoder"] == pytest.approx(250)
-    flat = row.figures.flat
+    assert known(row.time).estimate == pytest.approx(0.5, rel=0.01)
+    assert known(row.latency).estimate == pytest.approx(2, rel=0.01)
+    assert row.call_ms["vae_decoder"] == pytest.approx(250)
+    flat = row.flat
     assert (flat["latency/image_s"], flat["throughput/images_per_s"]) == pytest.approx((0.5, 2), rel=0.01)
     assert "latency/image_s" in to_csv(summary).splitlines()[0]
     assert logged_metrics(summary, row.variant)["throughput/images_per_call"] == 4
@@ -128,7 +128,7 @@ def test_equal_calls_are_shown_as_calls(study: StudyResult) -> None:
     summary = summary_of(study)
     assert "2.00× slower (" in summary.sentence
     assert "per image" not in shown(summary)
-    assert "latency/image_s" not in summary.rows[0].figures.flat
+    assert "latency/image_s" not in summary.rows[0].flat
     assert flat_figures(study, study.variants[0])["latency/image_s"] == pytest.approx(0.25, rel=0.01), "for sweepers"
 
 
@@ -213,6 +213,10 @@ def test_a_variant_of_one_name_with_other_work_is_no_drift(study: StudyResult) -
     ("options", "refused"),
     [
         (["workload.size:32"], ["workload.size=[64,32]", "-m workload.size=64,32"]),
+        (["workload.seed:5"], ["workload.seed is 5, and 0 in 'baseline'", "-m workload.seed=…"]),
+        (["workload.prompt_start:5"], ["workload.prompt_start is 5"]),
+        (["workload.prompt_count:1"], ["workload.prompt_count is 1"]),
+        (["workload.negative_prompt:grey"], []),
         (["model:sd_turbo"], ["workload.size is 512, and 64 in 'baseline'"]),
         (["workload.batch_size:4", "workload.images_per_prompt:2"], []),
         (["workload.steps:2", "scheduler:unipc", "workload.guidance_scale:1"], []),
@@ -233,11 +237,12 @@ def test_another_task_is_refused_before_anything_is_measured(
 
 def test_what_is_chosen_otherwise_is_said_where_no_name_says_it(study: StudyResult) -> None:
     [row] = study.candidates
-    reconfigure(row, "workload", batch_size=1, steps=4, guidance_scale=1.0)
+    reconfigure(row, "workload", batch_size=1, steps=4, guidance_scale=1.0, negative_prompt="grey")
     row.name = study.comparisons[0].candidate = "few steps"
     compare(study)
     [note, *_] = summary_of(study).notes
     assert "few steps" in note
     assert "workload.steps 25 → 4" in note
     assert "workload.guidance_scale 7.5 → 1.0" in note
-    assert {figures.per_image for figures in figures_of(study)} == {False}
+    assert "workload.negative_prompt None → grey" in note
+    assert {figures.per_image for figures in rows_of(study)} == {False}

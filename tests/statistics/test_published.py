@@ -15,9 +15,9 @@ from sdopt.report.catalog import published_markdown
 from sdopt.report.page.sections import study_page
 from sdopt.statistics.published import (
     MEMORY,
-    Claim,
     Printed,
     Published,
+    PublishedClaim,
     PublishedTable,
     Reproduction,
     claims_of,
@@ -28,14 +28,16 @@ from sdopt.statistics.published import (
 from sdopt.statistics.summary import summary_of
 from tests.records import known, samples_of
 
-Article = Callable[..., list[Claim]]
+Article = Callable[..., list[PublishedClaim]]
 
 
 @pytest.fixture
 def article(result: StudyResult) -> Article:
     """Gives the finished study an article of one table, and returns the claims: `article(time={...})`."""
 
-    def claims(setup: dict[str, Any] | None = None, gpus: tuple[str, ...] = ("A100",), **table: Any) -> list[Claim]:
+    def claims(
+        setup: dict[str, Any] | None = None, gpus: tuple[str, ...] = ("A100",), **table: Any
+    ) -> list[PublishedClaim]:
         tables = [{"place": "Table 1", "gpus": list(gpus), **table}]
         published = {"article": "A study", "gpu": "A100", "setup": setup or {}, "tables": tables, "notes": ["It says."]}
         result.config.study["published"] = published

@@ -12,7 +12,16 @@ from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Status, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
-from sdopt.statistics.ratios import LogRatio, compare, floor, latency, log_memory_ratio, log_speedup, speedup_drift
+from sdopt.statistics.ratios import (
+    LogRatio,
+    compare,
+    floor,
+    latency,
+    log_memory_ratio,
+    log_speedup,
+    log_tail,
+    speedup_drift,
+)
 from tests.records import known, reconfigure, recorded, timed
 
 
@@ -54,6 +63,17 @@ class TestSpeedup:
         found = speedup(variant(mine), variant(other), 0.9)
         assert found.estimate == pytest.approx(stats.gmean(other / mine))
         assert (found.n, found.unit) == (8, "round")
+
+    def test_rounds_of_one_number_belong_together(self) -> None:
+        """The machine slows from round to round; a call of the candidate that is lacking shifts no pair."""
+        machine = np.array([1.0, 2.0, 4.0, 8.0])
+        candidate, reference = variant(machine / 2), variant(machine)
+        del candidate.measurements[0].shapes[0].calls[1]
+        found = speedup(candidate, reference, 0.95)
+        assert found.estimate == pytest.approx(2.0)
+        assert found.n == 3
+        tail = known(log_tail(candidate, reference)).interval(0.95)
+        assert tail.estimate == pytest.approx(0.5)
 
     @pytest.mark.parametrize("processes", [1, 2])
     def test_rounds_of_too_few_processes_give_no_interval(self, processes: int) -> None:

@@ -13,9 +13,12 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.scores import BrokenImage
 from sdopt.record.verdicts import Judgement, Payoff, Ruling, Verdict
 from sdopt.report.tables import evidence
-from sdopt.statistics.figures import ratio_text
+from sdopt.statistics.measures import ratio_text
+from sdopt.statistics.objections import REPEATS
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision, Images, Speed
-from sdopt.statistics.summary import REPEATS, Row, described, summary_of
+from sdopt.statistics.sentences import described
+from sdopt.statistics.summary import summary_of
 from tests.records import known, reconfigure
 
 RECORD = Path(__file__).parents[2] / "outputs" / "records" / "amd-epyc" / "quickstart"
@@ -161,7 +164,7 @@ class TestSteps:
         assert row.speedup.interval.estimate == pytest.approx(direct.estimate)
         assert [each.name for each in summary_of(study).rows] == ["deep cache", "baseline", NAME]
         [step] = row.steps
-        assert step.text == f"{ratio_text(direct)} on top of {NAME}"
+        assert step.step_text == f"{ratio_text(direct)} on top of {NAME}"
 
     def test_it_is_no_better_than_what_it_is_built_on(self, study: StudyResult, recorded: StudyResult) -> None:
         timed(study, 1.2, 1.1, 1.3)

@@ -16,7 +16,14 @@ from sdopt.statistics.summary import summary_of
 from sdopt.study.progress import Progress
 from sdopt.study.resume import merge_resumed, missing_of
 from sdopt.study.timeline import Timeline
-from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
+from tests.fakes import Fakes, FakeWorker, NoMeter, fake_study, run_fake
+
+
+@pytest.fixture(autouse=True)
+def meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets no other work of this machine count: calls take simulated time."""
+    monkeypatch.setattr("sdopt.study.giving_up.InterferenceMeter", NoMeter)
+
 
 START_S, LOAD_S = 8.0, 0.5
 
@@ -44,7 +51,9 @@ def measured(
     """Returns a study's result, what it took, and its plan; two processes draw and prove at once."""
     timeline = SimulatedTime()
     seconds = {name: pace * call_s for name, call_s in {"baseline": 1.0, **seconds}.items()}
-    keys = {"rounds": 4, "warmup": 1, "replicates": 3, "interference": None, "budget_s": budget_s, **protocol}
+    keys: dict[str, Any] = {"rounds": 4, "warmup": 1, "replicates": 3, "interference": None, "budget_s": budget_s}
+    # By itself the schedule depends on the memory that is free on this machine.
+    keys |= {"schedule": "interleaved", **protocol}
     plan, planned, machine = fake_study([name for name in seconds if name != "baseline"], of, **keys)
     if of is not None:
         pictured = tuple(f"number {number}" for number in range(of["quality"]["prompt_count"]))
@@ -116,7 +125,9 @@ def test_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
     result, _, (plan, *_) = measured(tmp_path, 60, {"same": 1.0, "fast": 0.5})
     assert result.budget is not None
     assert result.budget.rounds
-    _, fresh, _ = fake_study(("same", "fast"), rounds=4, warmup=1, replicates=3, interference=None, budget_s=5000)
+    _, fresh, _ = fake_study(
+        ("same", "fast"), rounds=4, warmup=1, replicates=3, interference=None, budget_s=5000, schedule="interleaved"
+    )
     fresh.environment = result.environment
     again = merge_resumed(result, fresh, plan, tmp_path, retry_failed=False)
     assert missing_of(again).rounds == 4 - (again.budget.rounds if again.budget and again.budget.rounds else 1)

@@ -24,17 +24,7 @@ from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import summary_of
 from sdopt.study.resume import missing_of
 from sdopt.tracking.runs import logged_metrics, variant_run
-from tests.fakes import Fakes, failing, fake_study, run_fake
-
-
-class NoMeter:
-    """Counts nothing: the calls of fake workers take other times than they say."""
-
-    def __init__(self, pid: int) -> None:
-        del pid
-
-    def stop(self, seconds: float) -> None:
-        del seconds
+from tests.fakes import Fakes, NoMeter, failing, fake_study, run_fake
 
 
 @pytest.fixture(autouse=True)

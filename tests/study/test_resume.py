@@ -155,7 +155,7 @@ class TestMissing:
 
 @pytest.mark.parametrize(("asked", "code"), [("prepare", 3), ("prove", 0)])
 def test_a_failure_is_a_result_unless_it_is_to_be_tried_again(tmp_path: Path, asked: str, code: int) -> None:
-    once = ["study=explicit", "study.variants={baseline: [], once: ['workload.seed:1']}"]
+    once = ["study=explicit", "study.variants={baseline: [], once: ['workload.steps:2']}"]
     with fake_workers(Fakes({"once": failing(Status.FAILED, asked)})):
         found = sdopt(tmp_path, "run", *SMOKE, *once)
     assert found.code == code

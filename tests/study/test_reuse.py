@@ -22,7 +22,8 @@ PROMPTS = tuple(f"prompt {number}" for number in range(24))
 def measured(
     folder: Path, of: dict[str, Any] | None = None, fakes: Fakes | None = None, **protocol: Any
 ) -> StudyResult:
-    settings = {"rounds": 3, "replicates": 3, "interference": None, "give_up": None, **protocol}
+    settings: dict[str, Any] = {"rounds": 3, "replicates": 3, "interference": None, "give_up": None}
+    settings |= {"schedule": "interleaved", **protocol}
     study = fake_study(["a", "b"], {"quality": {"metrics": True, "batch_size": 1}, **(of or {})}, **settings)
     for variant in study[0].variants:
         object.__setattr__(variant, "pictured", PROMPTS)

@@ -20,7 +20,7 @@ from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.schema import Tracking
 from sdopt.tracking import client, store
-from sdopt.tracking.client import Run, TrackingError
+from sdopt.tracking.client import TrackedRun, TrackingError
 from sdopt.tracking.runs import log_study
 from tests.command import SMOKE, Finished, Process, eventually, start
 from tests.tracking import postgres
@@ -282,7 +282,7 @@ class TestLocked:
 
             return fail
 
-        run = Run("it", tags={"a": "b"}, parameters={"x": 1})
+        run = TrackedRun("it", tags={"a": "b"}, parameters={"x": 1})
         monkeypatch.setattr(MlflowClient, "log_batch", locked_once)
         assert here(local, client.put, "another", run, ["tags.a = 'b'"], "digest").new
         monkeypatch.setattr(MlflowClient, "log_batch", failing("(IntegrityError) constraint failed: a"))

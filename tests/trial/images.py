@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from sdopt.options import Proof, denoiser_of
+from sdopt.options.transformer import Calls
+from sdopt.pipelines.parts import denoiser_name
 from sdopt.reference import PROMPTS
 from tests.trial.options import Mistake
 
@@ -125,11 +127,13 @@ def same_noise(pipe: DiffusionPipeline) -> None:
     """Starts every image from the same noise, whatever its seed."""
     prepare = pipe.prepare_latents
 
-    def changed(*arguments: Any, **options: Any) -> Tensor:
-        own: Tensor = prepare(*arguments, **options)
+    def changed(*arguments: Any, **options: Any) -> Any:
+        prepared = prepare(*arguments, **options)
+        own, *places = prepared if isinstance(prepared, tuple) else (prepared,)
         common: Tensor = torch.randn(own[:1].shape, generator=torch.Generator().manual_seed(0)).to(own)
-        common *= pipe.scheduler.init_noise_sigma
-        return common.expand_as(own).clone()
+        common *= getattr(pipe.scheduler, "init_noise_sigma", 1.0)
+        noise = common.expand_as(own).clone()
+        return (noise, *places) if isinstance(prepared, tuple) else noise
 
     pipe.prepare_latents = changed
 
@@ -142,15 +146,21 @@ def next_prompts(pipe: DiffusionPipeline) -> None:
 
     def changed(prompt: Any, *arguments: Any, **options: Any) -> Any:
         prompts = [prompt] if isinstance(prompt, str) else prompt
-        return encode([following.get(text, text) for text in prompts], *arguments, **options)
+        others = {name: None if name == "prompt_2" else value for name, value in options.items()}
+        return encode([following.get(text, text) for text in prompts], *arguments, **others)
 
     pipe.encode_prompt = changed
 
 
 def late_text(pipe: DiffusionPipeline) -> None:
     """Conditions every sixth image on no text after a third of the steps."""
-    denoiser, calls = denoiser_of(pipe), 0
-    forward = denoiser.forward
+    drop = _late_text_of_transformer if denoiser_name(pipe) == "transformer" else _late_text_of_unet
+    drop(pipe, denoiser_of(pipe))
+
+
+def _late_text_of_unet(pipe: DiffusionPipeline, unet: Any) -> None:
+    """Both branches of guidance are in one batch, that without text first."""
+    forward, calls = unet.forward, 0
 
     def changed(sample: Tensor, timestep: Any, encoder_hidden_states: Tensor, *rest: Any, **options: Any) -> Any:
         nonlocal calls
@@ -162,14 +172,35 @@ def late_text(pipe: DiffusionPipeline) -> None:
             encoder_hidden_states = torch.cat([without, other])
         return forward(sample, timestep, encoder_hidden_states, *rest, **options)
 
-    denoiser.forward = changed
+    unet.forward = changed
+
+
+def _late_text_of_transformer(pipe: DiffusionPipeline, transformer: Any) -> None:
+    """Each branch of guidance has a call of its own, that with text first."""
+    forward, calls, without = transformer.forward, Calls(pipe), None
+
+    def changed(*arguments: Any, encoder_hidden_states: Tensor, **options: Any) -> Any:
+        nonlocal without
+        step, branch = calls.next()
+        step %= pipe.num_timesteps
+        if branch == 1:
+            without = encoder_hidden_states
+        elif step >= 0.3 * pipe.num_timesteps and without is not None:
+            encoder_hidden_states = encoder_hidden_states.clone()
+            encoder_hidden_states[::6] = without[: len(encoder_hidden_states)][::6]
+        return forward(*arguments, encoder_hidden_states=encoder_hidden_states, **options)
+
+    transformer.forward = changed
 
 
 def scaled_attention(pipe: DiffusionPipeline) -> None:
     """Multiplies the queries of every attention by 0.999, as with a wrong scale."""
-    for name, module in denoiser_of(pipe).named_modules():
-        if name.endswith("to_q"):
-            module.weight.data *= 0.999
+    for module in denoiser_of(pipe).modules():
+        if hasattr(module, "to_q"):
+            # A norm after the projection would undo it.
+            norm = getattr(module, "norm_q", None)
+            scaled = module.to_q if norm is None else norm
+            scaled.weight.data *= 0.999
 
 
 def few_bits(pipe: DiffusionPipeline) -> None:

@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
 from diffusers import DiffusionPipeline
+from diffusers.models.attention import FeedForward
 
 from sdopt.options import Contract, Finding, Optimization, Proof, Stage, denoiser_of
+from sdopt.pipelines.parts import denoiser_name
 from sdopt.schema import bounded
 
 Call = Callable[..., Any]
@@ -114,9 +117,10 @@ class Detour(Mistake):
 
 @dataclass(frozen=True)
 class Reordered(Mistake):
-    """Sums the products of attention in another order: queries and keys are permuted alike, within each head.
+    """Sums products in another order: those of attention, of queries and keys that are permuted alike in each head.
 
-    The mathematics is the same, and so is the time.
+    In a transformer that rotates queries and keys by their positions, it is the hidden units of its feed-forward
+    layers that are permuted. The mathematics is the same, and so is the time.
     """
 
     kind: ClassVar[str] = "honest"
@@ -124,8 +128,14 @@ class Reordered(Mistake):
 
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         random = torch.Generator().manual_seed(0)
+        transformer = denoiser_name(pipe) == "transformer"
         for module in denoiser_of(pipe).modules():
-            if hasattr(module, "to_q") and hasattr(module, "heads"):
+            if transformer and isinstance(module, FeedForward):
+                first, last = module.net[0].proj, module.net[2]
+                order = torch.randperm(last.in_features, generator=random).to(last.weight.device)
+                first.weight.data, first.bias.data = first.weight.data[order], first.bias.data[order]
+                last.weight.data = last.weight.data[:, order]
+            elif not transformer and hasattr(module, "to_q") and hasattr(module, "heads"):
                 width = module.to_q.out_features // module.heads
                 order = torch.cat(
                     [head * width + torch.randperm(width, generator=random) for head in range(module.heads)]
@@ -190,11 +200,14 @@ class KeepsState(Mistake):
         denoiser = denoiser_of(pipe)
         forward, kept, before = denoiser.forward, None, -1.0
 
-        def cached(sample: torch.Tensor, timestep: Any, *arguments: Any, **options: Any) -> Any:
+        def cached(*arguments: Any, **options: Any) -> Any:
             nonlocal kept, before
-            begins, before = float(timestep) > before, float(timestep)
+            call = signature(forward).bind(*arguments, **options).arguments
+            timestep = float(torch.as_tensor(call["timestep"]).flatten()[0])
+            begins, before = timestep > before, timestep
+            sample = next(iter(call.values()))
             if not begins or kept is None or kept[0].shape != sample.shape:
-                kept = forward(sample, timestep, *arguments, **options)
+                kept = forward(*arguments, **options)
             return kept
 
         denoiser.forward = cached

@@ -16,7 +16,7 @@ from sdopt.gate.judge import judge
 from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig, search_file
-from sdopt.search.racing import Noise, RatioStanding, Standings, race
+from sdopt.search.racing import RatioStanding, Scatter, Standings, race
 from sdopt.search.record import Fate
 from sdopt.statistics.ratios import compare
 from sdopt.study.session import batched
@@ -63,7 +63,7 @@ def simulated(config: SearchConfig, between: float, gain: float, random: np.rand
     screened = max(-loss for [(loss, _)] in found.values())
 
     def known(_race: int) -> Standings:
-        noise = Noise.of_controls(controls)
+        noise = Scatter.of_controls(controls)
         return {name: [RatioStanding.of(mine, noise)] for name, mine in found.items()}
 
     def measure(_race: int, chosen: list[str]) -> bool:

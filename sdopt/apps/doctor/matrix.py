@@ -1,4 +1,4 @@
-"""Reports per option, model and task whether a record proves the option on a device, or why it cannot run there."""
+"""Reports per option, model and task what records show of the option on a device, or why it cannot run there."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from sdopt.pipelines.catalog import architecture_folder
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Model, Sheet
-from sdopt.statistics.outcomes import ORDER, Outcome, Standing, outcomes_of
+from sdopt.statistics.outcomes import ORDER, OptionOutcome, Standing, outcomes_of
 from sdopt.study.designs import Composer
 from sdopt.variant import Variant
 
@@ -27,13 +27,13 @@ _CPU = "CPU"
 class State(StrEnum):
     """The knowledge about an option with a model and a task on a device."""
 
-    PROVEN = "proven"
+    PROVEN = "pass"
     """A record shows that the option took effect there."""
-    REFUTED = "refuted"
+    REFUTED = "fail"
     """A record shows that the option runs there without a gain."""
     FAILED = "cannot run"
     """A record shows that the option failed there."""
-    UNPROVEN = "unproven"
+    UNPROVEN = "not judged"
     """No conflict is known."""
     IMPOSSIBLE = "impossible"
     """The option conflicts with the device, the model or the task."""
@@ -49,9 +49,9 @@ class Cell:
     task: str
     state: State
     reasons: list[str] = field(default_factory=list)
-    """Why the option is impossible, refuted or cannot run; otherwise the choices that it needs besides."""
+    """Why the option is impossible, fails or cannot run; otherwise the choices that it needs besides."""
     shown: dict[str, str] = field(default_factory=dict)
-    """The state that a record shows, by device: proven, refuted or cannot run."""
+    """The state that a record shows, by device: pass, fail or cannot run."""
 
     @property
     def text(self) -> str:
@@ -67,7 +67,7 @@ class Cell:
 Key = tuple[str, str, str, str]
 """Group, option, model and task."""
 
-Shown = Mapping[Key, Mapping[str, Outcome]]
+Shown = Mapping[Key, Mapping[str, OptionOutcome]]
 """The state that records show, by device."""
 
 
@@ -130,12 +130,12 @@ def records_in(folder: Path) -> list[StudyResult]:
     return [read_result(path) for path in sorted(folder.rglob("result.json"))]
 
 
-def shown_in(records: Iterable[StudyResult], sheets: Mapping[str, Sheet]) -> dict[Key, dict[str, Outcome]]:
+def shown_in(records: Iterable[StudyResult], sheets: Mapping[str, Sheet]) -> dict[Key, dict[str, OptionOutcome]]:
     """Returns the state that records show for each option, model and task, by device; the best of several counts.
 
     Skipped variants are left out: their conflicts are found anew by the matrix itself.
     """
-    found: dict[Key, dict[str, Outcome]] = {}
+    found: dict[Key, dict[str, OptionOutcome]] = {}
     for record in records:
         device = record.environment.device
         label = _label(str(device["type"]), str(device["name"]), sheets)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sdopt.apps.loadtest.config import LoadConfig, load_config
 from sdopt.apps.loadtest.record import LoadRecord, LoadRow, answer_of, blocks_of
-from sdopt.apps.loadtest.run import Candidate, LoadTest
+from sdopt.apps.loadtest.run import LoadTest, ServedRow
 from sdopt.apps.loadtest.target import Target, target_of
 from sdopt.apps.serving.engine import unservable
 from sdopt.config.composer import composer_of
@@ -22,11 +22,12 @@ from sdopt.errors import ConflictError, command_line, print_problems, without_pa
 from sdopt.experiment import check_models, fetch
 from sdopt.locks import reserve
 from sdopt.pipelines.prompts import resolve_prompts
+from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.report.markdown import written
 from sdopt.schema import Serving, Tracking
 from sdopt.scratch import scratch_folder
 from sdopt.tracking import client
-from sdopt.tracking.client import NOTE, ROLE, Run
+from sdopt.tracking.client import NOTE, ROLE, TrackedRun
 from sdopt.tracking.runs import note_of
 from sdopt.tracking.store import ask, require_store
 from sdopt.variant import Variant
@@ -125,7 +126,7 @@ def _measure(
             log, timeout_s = scratch / f"{number}.log", variant.protocol.timeout_s
             start = partial(WorkerProcess, context, machine.device, timeout_s, variant, log, scratch)
             row = LoadRow(name, variant.name, policy.policy, reason="; ".join(refused[number]))
-            candidates.append(Candidate(row, variant, policy, start))
+            candidates.append(ServedRow(row, variant, policy, start))
         record.rows = [candidate.row for candidate in candidates]
         LoadTest(load, record, machine.device, say).run(candidates)
 
@@ -174,14 +175,15 @@ def _log(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig,
             metrics |= {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high} if found else {}
         for key in ("p50_s", "p95_s", "p99_s", "goodput", "batch", "queue_s", "compute_s", "image_j"):
             metrics[key] = each.mean(each.typical, key)
-        known = {f"load/{name}": float(value) for name, value in metrics.items() if value is not None}
-        tags = {**common, ROLE: "load row"}
-        below.append(Run(each.row.name, tags, parameters={"policy": each.row.policy}, metrics=known))
+        known = tracked_metrics(each.row.columns)
+        known |= {f"load/{name}": float(value) for name, value in metrics.items() if value is not None}
+        tags = {**tracked_tags(each.row.columns), **common, ROLE: "load row"}
+        below.append(TrackedRun(each.row.name, tags, parameters={"policy": each.row.policy}, metrics=known))
     files = {path.name: path for path in sorted(folder.iterdir())}
     parameters = {f"load.{key}": without_passwords(str(value)) for key, value in asdict(load).items()}
     answer = answer_of(record)
     tags = {**common, ROLE: "load test", "answer": answer, NOTE: note_of(text)}
-    run = Run(f"{record.name} {record.began}", tags, parameters=parameters, files=files, below=below)
+    run = TrackedRun(f"{record.name} {record.began}", tags, parameters=parameters, files=files, below=below)
     digest = hashlib.sha256((folder / "load.json").read_bytes()).hexdigest()[:16]
     mine = [f"tags.`{_LOAD}` = '{identity}'"]
     ask(client.put, tracking, record.name, run, mine, digest, (), note_of(f"**{record.name}:** {answer}"))

@@ -12,8 +12,9 @@ from sdopt.apps.traffic.figures import Window, interval_of, max_rate, wanted_sha
 from sdopt.errors import UsageError
 from sdopt.record.comparisons import Interval
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
+from sdopt.report.columns import TableView, further_columns, value_cell
 from sdopt.report.markdown import written
-from sdopt.statistics.figures import ratio_text
+from sdopt.statistics.measures import ratio_text
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
 
 RECORD = "load.json"
@@ -50,6 +51,7 @@ class LoadRow:
         replicates: what its processes did.
         memory_gib: what its worker held after the last call.
         reason: why it was not measured, or not whole.
+        columns: what further columns of tables have, by their names, of calls without load.
     """
 
     name: str
@@ -60,6 +62,7 @@ class LoadRow:
     replicates: list[Replicate] = field(default_factory=list)
     memory_gib: float | None = None
     reason: str = ""
+    columns: dict[str, float | str] = field(default_factory=dict)
 
 
 @dataclass
@@ -244,7 +247,28 @@ def _header_texts(record: LoadRecord) -> Sequence[str]:
         f"{_replicates_text(replicates)}; {intervals}",
         f"the highest rate is that of windows this long {server}; in longer ones queues grow further",
         *([told] if disturbed else []),
+        *_remarks(record),
     ]
+
+
+def _remarks(record: LoadRecord) -> Iterator[str]:
+    """Yields what of a server's answers makes its figures others than those of generating an image for each request."""
+    for row in record.rows:
+        windows = [window for replicate in row.replicates for window in replicate.windows]
+        fetched_s = [window.link_s for window in windows if window.link_s is not None]
+        if fetched_s:
+            mean_s = sum(fetched_s) / len(fetched_s)
+            yield (
+                f"{row.name} answers with links: an image counts once it is fetched, which takes {mean_s:.3g} s of its "
+                "latency"
+            )
+        repeated = sum(window.repeated for window in windows)
+        if repeated:
+            images = sum(window.requests - window.rejected - window.errors for window in windows)
+            yield (
+                f"{row.name}: {repeated} of {images} images are the same as another one, though each request has a "
+                "seed of its own: it ignores seeds, or answers from a cache, which generates nothing"
+            )
 
 
 def _replicates_text(count: int) -> str:
@@ -272,11 +296,22 @@ def _not_measured(record: LoadRecord) -> Iterator[str]:
         yield "cost: not measured here, since hardware.price_per_hour is not given"
 
 
+OWN_COLUMNS = ("speedup", "speed", "latency/p50_s", "memory_ratio", "images", "gate", "step")
+"""Columns of tables for which a load test has figures of its own under load, or none."""
+
+
 def rows_table(record: LoadRecord) -> Table:
     """Returns a table with a line for each row: the highest rate, and figures at the highest measured one below it."""
     headings = ["variant, policy", "most requests/s", "of the baseline's", "at", "p50", "p95", "p99", "queue", "call"]
     headings += ["batch", "refused", "measured/simulated", "memory", "energy per 1,000", "cost per 1,000"]
-    return Table(headings, [_line(record, each) for each in record.figures], numbers=headings[1:]).filled()
+    further = further_columns(OWN_COLUMNS)
+    for column in further:
+        headings += column.headings(TableView())
+    lines = []
+    for figures in record.figures:
+        cells = [value_cell(figures.row.columns.get(column.name)) for column in further]
+        lines.append([*_line(record, figures), *cells])
+    return Table(headings, lines, numbers=headings[1:]).filled()
 
 
 def embedded(folder: Path) -> str:

@@ -6,14 +6,14 @@ import os
 import statistics
 import subprocess
 import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from sdopt.apps.loadtest.config import LoadConfig
-from sdopt.apps.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate
+from sdopt.apps.loadtest.record import OWN_COLUMNS, LoadRecord, LoadRow, Predicted, Replicate
 from sdopt.apps.loadtest.target import Target
 from sdopt.apps.serving.engine import Engine, Work
 from sdopt.apps.serving.server import listen, serve
@@ -24,7 +24,11 @@ from sdopt.errors import SdoptError, UnavailableError
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
 from sdopt.measure.interference import InterferenceMeter
+from sdopt.record.comparisons import Interval
+from sdopt.record.records import Status, VariantResult
+from sdopt.report.columns import further_columns, values_of
 from sdopt.schema import Serving
+from sdopt.statistics.rows import Row
 from sdopt.variant import Variant
 from sdopt.worker.process import Worker
 from sdopt.worker.protocol import Asked
@@ -46,7 +50,7 @@ _LIMITS = 3.0
 
 
 @dataclass
-class Candidate:
+class ServedRow:
     """A row that is measured."""
 
     row: LoadRow
@@ -67,7 +71,7 @@ class LoadTest:
         self._generator: subprocess.Popen[str] | None = None
         self._monitor = None if device is None else GpuMonitor(device)
 
-    def run(self, candidates: Sequence[Candidate]) -> None:
+    def run(self, candidates: Sequence[ServedRow]) -> None:
         """Measures all rows, the baseline first; later replicates in shuffled order.
 
         Raises:
@@ -121,7 +125,7 @@ class LoadTest:
                     row.reason = str(error)
                     return
 
-    async def _measure(self, candidate: Candidate, number: int) -> None:
+    async def _measure(self, candidate: ServedRow, number: int) -> None:
         """Serves a row, and sends it all windows of a replicate. Raises UnavailableError or KeyboardInterrupt."""
         assert self._device is not None
         listening = listen(candidate.serving)
@@ -142,11 +146,11 @@ class LoadTest:
             raise KeyboardInterrupt
         candidate.row.replicates += found
 
-    def _replicate(self, candidate: Candidate, engine: Engine, target: Target, number: int) -> Replicate:
+    def _replicate(self, candidate: ServedRow, engine: Engine, target: Target, number: int) -> Replicate:
         row, variant = candidate.row, candidate.variant
         service_s = calibrated(engine)
         if not row.service_s:
-            row.service_s = service_s
+            row.service_s, row.columns = service_s, columns_of(variant, service_s)
         if not self._record.limit_s:
             self._record.limit_s = _LIMITS * service_s[min(service_s)]
         largest, window_s = engine.largest, candidate.serving.window_ms / 1000
@@ -237,6 +241,27 @@ class LoadTest:
 
     def _shuffled(self, rates: Sequence[float]) -> list[float]:
         return [float(rate) for rate in self._random.permutation(rates)]
+
+
+def columns_of(variant: Variant, service_s: Mapping[int, float]) -> dict[str, float | str]:
+    """Returns what further columns of tables say of a variant, by its time of a call without load."""
+    measured = VariantResult(
+        name=variant.name,
+        role="variant",
+        choices=dict(variant.choices),
+        overrides=list(variant.overrides),
+        config=variant.config,
+        status=Status.OK,
+    )
+    images = min(service_s)
+    seconds = service_s[images]
+    figures = {
+        "latency/p50_s": seconds,
+        "latency/image_s": seconds / images,
+        "throughput/images_per_s": images / seconds,
+    }
+    row = Row(measured, variant.shapes[0], latency=Interval(seconds), figures=figures)
+    return values_of(row, further_columns(OWN_COLUMNS))
 
 
 def calibrated(engine: Engine) -> dict[int, float]:

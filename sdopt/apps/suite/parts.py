@@ -24,8 +24,9 @@ from sdopt.hardware.device import Device
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.statistics.disturbance import noise_of
-from sdopt.statistics.figures import Figures, figures_of
+from sdopt.statistics.figures import rows_of
 from sdopt.statistics.outcomes import Standing, option_of, outcomes_of
+from sdopt.statistics.rows import Row
 from sdopt.statistics.words import memory_text, seconds_text, unit_text
 from sdopt.variant import Variant
 
@@ -297,10 +298,10 @@ def _nothing_of(option: str, row: VariantResult | None) -> Finding:
 
 def study_findings(result: StudyResult) -> list[Finding]:
     """Returns a line for each row of a study's table."""
-    return [Finding(row.variant.name, str(row.variant.status), _shown(row)) for row in figures_of(result)]
+    return [Finding(row.variant.name, str(row.variant.status), _shown(row)) for row in rows_of(result)]
 
 
-def _shown(row: Figures) -> str:
+def _shown(row: Row) -> str:
     unit = unit_text(row.per_image)
     time = "" if row.time is None else f"{seconds_text(row.time)}{unit}"
     speedup = f"{row.speedup.text}{unit} of {row.reference}" if row.speedup else ""

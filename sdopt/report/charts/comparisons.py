@@ -11,8 +11,8 @@ from sdopt.report.charts.parts import (
     BARS,
     HAS_BOUNDS,
     ROW,
-    Column,
     Rows,
+    SideText,
     built,
     facts,
     inline,
@@ -22,10 +22,11 @@ from sdopt.report.charts.parts import (
     zoom,
 )
 from sdopt.report.charts.spec import Spec, study_picture
-from sdopt.report.tables import images_cell, memory_cell, slower_cell
+from sdopt.report.columns import TableView, images_cell, memory_cell, slower_cell
 from sdopt.report.tones import BLUE, GREY, INK, MUTED, VERMILION
-from sdopt.statistics.figures import Figures, Ratio, floor_range, ratio_text
-from sdopt.statistics.measures import SPEEDUP
+from sdopt.statistics.figures import floor_range
+from sdopt.statistics.measures import SPEEDUP, Ratio, ratio_text
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Speed, speed_of
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import seconds_text, unit_text
@@ -49,26 +50,30 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     for row in [row for row in summary.candidates if row.speedup or row.variant.given_up]:
         told = {
             "memory": str(memory_cell(row)),
-            "images": str(images_cell(row, judged)),
+            "images": str(images_cell(row, TableView(judged))),
             "gate": str(row.decision or ""),
         }
         if row.variant.given_up:
-            data += [_arrow(at, several) | told for at in row.figures.shapes if at.at_least_slower]
+            data += [_arrow(at, several) | told for at in row.shapes if at.at_least_slower]
             continue
-        for at, speed in zip(row.figures.shapes, row.speeds, strict=False):
-            data.append(_point(at, at.overall[SPEEDUP.name], speed, several) | told)
+        for at, speed in zip(row.shapes, row.speeds, strict=False):
+            data.append(_point(at, at.over_baseline[SPEEDUP.name], speed, several) | told)
     data.sort(key=lambda each: -each["estimate"])
     # The repeated baseline, whose speed-up is 1 but for chance.
     again = [at for row in summary.figures if row.variant.is_control for at in row.shapes]
     nothing = dict.fromkeys(("memory", "images", "gate"), "")
-    data += [_point(at, at.speedup, speed_of(at.speedup), several) | nothing for at in again if at.speedup]
+    data += [
+        _point(at, at.speedup_beside, speed_of(at.speedup_beside), several) | nothing
+        for at in again
+        if at.speedup_beside
+    ]
     if not data:
         return None
-    columns = [Column(f"speed-up{unit_text(result.per_image)}", "figure", 136)]
+    columns = [SideText(f"speed-up{unit_text(result.per_image)}", "figure", 136)]
     if detailed:
-        columns += [Column("memory", "memory", 108)]
-        columns += [Column("images", "images", 190)] if any(each["images"] for each in data) else []
-        columns += [Column("gate", "gate", 80)] if judged else []
+        columns += [SideText("memory", "memory", 108)]
+        columns += [SideText("images", "images", 190)] if any(each["images"] for each in data) else []
+        columns += [SideText("gate", "gate", 80)] if judged else []
     # Each shape, and each set of sessions, has a floor of its own, which decides the colours: no band fits several.
     floors = floor_range(result)
     floor = floors[0] if floors and floors[0] == floors[1] and not several else None
@@ -81,7 +86,7 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     return rows.spec(layers, f"Speed-ups over {result.baseline}, with intervals")
 
 
-def _point(at: Figures, ratio: Ratio, speed: Speed, several: bool) -> dict[str, Any]:
+def _point(at: Row, ratio: Ratio, speed: Speed, several: bool) -> dict[str, Any]:
     """Returns the record of a speed-up at one of the shapes."""
     return {
         "name": f"{at.variant.name}{f', {at.shape}' if several else ''}",
@@ -98,7 +103,7 @@ _ARROW = 1.3
 """Length of the arrow at a bound, as a factor on the log scale."""
 
 
-def _arrow(at: Figures, several: bool) -> dict[str, Any]:
+def _arrow(at: Row, several: bool) -> dict[str, Any]:
     """Returns the record of a variant that is slower than a bound: an arrow from there to the left."""
     assert at.at_least_slower is not None
     bound = 1 / at.at_least_slower
@@ -147,9 +152,9 @@ def waterfall(summary: Summary) -> Spec | None:
     """
     data: list[dict[str, Any]] = []
     for row in summary.figures:
-        if row.speedup is None or row.variant.is_control:
+        if row.speedup_beside is None or row.variant.is_control:
             continue
-        start, found = 1.0, row.speedup.interval
+        start, found = 1.0, row.speedup_beside.interval
         if data and data[-1]["name"] == row.reference:
             start, data[-1]["joined"] = data[-1]["end"], True
         low, high = (None if bound is None else start * bound for bound in (found.low, found.high))
@@ -160,14 +165,14 @@ def waterfall(summary: Summary) -> Spec | None:
             "low": low,
             "high": high,
             "joined": False,
-            "speed": str(speed_of(row.speedup)),
-            "figure": row.speedup.text,
+            "speed": str(speed_of(row.speedup_beside)),
+            "figure": row.speedup_beside.text,
             "total": f"{start * found.estimate:.2f}×",
             "reference": row.reference,
         })  # fmt: skip
     if not data:
         return None
-    rows = Rows(data, (Column("this step", "figure", 132), Column("in all", "total", 50)))
+    rows = Rows(data, (SideText("this step", "figure", 132), SideText("in all", "total", 50)))
     for placed in rows.placed:
         placed["below"] = placed["at"] + 1 if placed["joined"] else None
     axis = ratio_axis(

@@ -36,7 +36,7 @@ _TEXT: Spec = {"align": "left", "baseline": "middle", "clip": False, "aria": Fal
 
 
 @dataclass(frozen=True)
-class Column:
+class SideText:
     """Text beside the rows: its heading, the field of the data that holds it, and its width in pixels."""
 
     heading: str
@@ -54,7 +54,7 @@ class Rows:
     """
 
     data: Sequence[Mapping[str, Any]]
-    columns: Sequence[Column] = ()
+    columns: Sequence[SideText] = ()
     placed: list[dict[str, Any]] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -11,8 +11,8 @@ from sdopt.record.records import StudyResult
 from sdopt.report.charts.parts import (
     BARS,
     FEW_TICKS,
-    Column,
     Rows,
+    SideText,
     built,
     facts,
     zoom,
@@ -141,7 +141,7 @@ def _unit(seconds: Sequence[float]) -> tuple[str, float]:
 @lru_cache(maxsize=1)  # for the page, and for the picture
 def stages_plot(summary: Summary) -> Spec | None:
     """Draws the times of the stages of a call, one after the other; None if stages were not measured."""
-    rows = [row.figures for row in summary.rows if row.figures.stages_ms]
+    rows = [row for row in summary.rows if row.stages_ms]
     if not rows:
         return None
     known = list(dict.fromkeys([*_STAGES, *(stage for row in rows for stage in row.call_ms)]))
@@ -153,7 +153,7 @@ def stages_plot(summary: Summary) -> Spec | None:
     told = [f"{total:.0f} ms" if total < 1000 else f"{total / 1e3:.2f} s" for total in totals]
     unit, scale = _unit([total / 1e3 for total in totals])
     named = [{"name": row.variant.name, "figure": figure} for row, figure in zip(rows, told, strict=True)]
-    plot = Rows(named, (Column("stages together", "figure", 116),))
+    plot = Rows(named, (SideText("stages together", "figure", 116),))
     parts = []
     for row, total, placed in zip(rows, totals, plot.placed, strict=True):
         start = 0.0

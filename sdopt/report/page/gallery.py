@@ -12,7 +12,7 @@ from sdopt.quality.metrics import in_reading_order, known_family
 from sdopt.record.files import inside
 from sdopt.record.images import open_image
 from sdopt.record.records import StudyResult, VariantResult
-from sdopt.report.blocks import Gallery, Picture, PromptImages
+from sdopt.report.blocks import Gallery, PromptImages, ShownImage
 from sdopt.report.tables import headline_columns, worst_prompts
 
 _LOSSLESS_UP_TO = 128
@@ -116,8 +116,8 @@ def _row(
         same = inside(folder, record.path).read_bytes() == plain or (loss == 0 and not reference)
         caption = "" if loss is None else ("equal" if loss == 0 else f"{loss:.2g}") + reference
         broken = ", ".join(trip.wire for trip in variant.trips if trip.path in ("", record.path))
-        pictures.append(Picture(variant.name, "" if same else _uri(inside(folder, record.path)), caption, broken))
-    return PromptImages(first.prompt, Picture(baseline.name, _uri(inside(folder, first.path))), pictures)
+        pictures.append(ShownImage(variant.name, "" if same else _uri(inside(folder, record.path)), caption, broken))
+    return PromptImages(first.prompt, ShownImage(baseline.name, _uri(inside(folder, first.path))), pictures)
 
 
 def _uri(path: Path) -> str:

@@ -16,7 +16,7 @@ from sdopt.apps.loadtest.charts import page_of
 from sdopt.apps.loadtest.config import load_config
 from sdopt.apps.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate, answer_of, blocks_of
 from sdopt.apps.traffic.figures import Window, window_of
-from sdopt.apps.traffic.generator import Schedule, Sent, generate
+from sdopt.apps.traffic.generator import PATH, Schedule, Sent, generate
 from sdopt.config.composer import composer_of
 from sdopt.record.records import Status
 from sdopt.record.samples import Interference
@@ -245,6 +245,22 @@ class TestTheAnswer:
         assert "empty" not in text
         assert "no card whose own counter" not in text
 
+    def test_says_that_images_were_fetched(self) -> None:
+        linked = record([2.0], [4.0])
+        assert "links" not in written(blocks_of(linked))
+        replicate = linked.rows[1].replicates[0]
+        replicate.windows = [replace(window, link_s=0.25) for window in replicate.windows]
+        assert "row 1 answers with links: an image counts once it is fetched, which takes 0.25 s" in written(
+            blocks_of(linked)
+        )
+
+    def test_says_that_images_are_repeated(self) -> None:
+        cached = record([2.0], [4.0])
+        assert "cache" not in written(blocks_of(cached))
+        replicate = cached.rows[1].replicates[0]
+        replicate.windows = [replace(window, repeated=40) for window in replicate.windows]
+        assert "row 1: 80 of 200 images are the same as another one" in written(blocks_of(cached))
+
     def test_is_shown_everywhere(self) -> None:
         found = record([2.0, 4.0, 3.0], [4.2, 8.0, 6.1])
         text = written(blocks_of(found))
@@ -305,8 +321,8 @@ def test_overload_is_refused_and_harms_nobody(served: Variant, tmp_path: Path) -
         await client.draw(1)
         before = memory()
         bodies = [{"prompt": "a red apple", "seed": number} for number in range(len(times))]
-        schedule = Schedule(f"{client.session._base_url}v1/images/generations", times, bodies, 30)
-        sent = await asyncio.to_thread(generate, schedule)
+        address = "http://{}:{}".format(*client.address) + PATH
+        sent = await asyncio.to_thread(generate, Schedule(address, times, bodies, 30))
         # Of a busy machine, a call takes longer.
         metrics = dict(line.rsplit(" ", 1) for line in (await client.get("/metrics"))[1].splitlines() if line[0] != "#")
         took_s = float(metrics["sdopt_busy_seconds_total"]) / float(metrics["sdopt_call_images_count"])
@@ -315,7 +331,7 @@ def test_overload_is_refused_and_harms_nobody(served: Variant, tmp_path: Path) -
 
     during(scenario, served, tmp_path, Fakes(render_s=call_s), queue=queue)
     sent, found, grown, took_s, worst_s = figures
-    assert {each.status for each in sent} == {200, 429}
+    assert {each.status for each in sent} == {200, 429}, {each.said for each in sent}
     accepted = [each.latency_s for each in sent if each.status == 200]
     assert call_s <= took_s <= 1.2 * call_s
     assert np.quantile(accepted, 0.99) <= worst_s

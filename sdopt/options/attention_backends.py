@@ -1,0 +1,176 @@
+"""Backends of diffusers' attention dispatcher, for transformers: axis attention."""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options.attention import backend_of
+from sdopt.pipelines.loading import family_of, published_denoiser
+from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
+from sdopt.schema import Model
+
+_OF_PYTORCH = {
+    "native": None,
+    "_native_math": "math",
+    "_native_flash": "flash",
+    "_native_efficient": "mem_efficient",
+    "_native_cudnn": "cudnn",
+}
+"""Backends that call PyTorch's scaled dot-product attention, and the only back end that they allow, if any."""
+
+_OF_PACKAGES = (
+    *("flash", "flash_varlen", "_flash_3", "_flash_varlen_3", "xformers"),
+    *("sage", "sage_varlen", "_sage_qk_int8_pv_fp8_cuda", "_sage_qk_int8_pv_fp8_cuda_sm90"),
+    *("_sage_qk_int8_pv_fp16_cuda", "_sage_qk_int8_pv_fp16_triton"),
+)
+"""Backends of installed packages. Those that fetch a kernel from the hub would run code that nobody named."""
+
+_NO_MASK = "`attn_mask` is not supported"
+"""How the error of a backend begins that takes no mask."""
+
+
+@dataclass(frozen=True)
+class Dispatched(Optimization):
+    """A backend of diffusers' attention dispatcher, for each layer of a transformer (`set_attention_backend`).
+
+    diffusers would make it the default of the whole process too, also for a baseline that is loaded later: sdopt puts
+    that back.
+    """
+
+    stage: ClassVar[Stage] = Stage.ATTENTION
+
+    backend: str = bounded("native", choices=(*_OF_PYTORCH, *_OF_PACKAGES))
+    """The name that diffusers gives it; those of other packages need these."""
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        return Contract.LOSSY if "sage" in self.backend else Contract.EQUIVALENT
+
+    @property
+    @override
+    def claims(self) -> frozenset[str]:
+        return frozenset() if self.backend in ("native", "_native_math") else frozenset({"latency", "memory"})
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return (f"pipe.unet.set_attention_backend({self.backend!r})",)
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        family = family_of(ctx.model)
+        if family.is_unet:
+            return ["diffusers' dispatcher runs no attention of UNets: choose math, flash or mem_efficient"]
+        name = published_denoiser(ctx.model).get("_class_name", "")
+        if name and not _is_dispatched(name):
+            return [f"the layers of a {name} do not ask diffusers' dispatcher: choose math, flash or mem_efficient"]
+        problems = _lacking(self.backend) if ctx.device.is_here else []
+        if family.encoding.masks == "always" or (family.encoding.masks == "batches" and ctx.workload.batch_size > 1):
+            problems += self._masked(family.title)
+        return problems
+
+    def _masked(self, title: str) -> list[str]:
+        if _takes_masks(self.backend):
+            return []
+        return [f"{self.backend} takes no mask, which {title} needs here: choose attention.backend=_native_efficient"]
+
+    @override
+    def fixed_for(self, model: Model) -> bool:
+        """Returns whether prompts of different lengths must not be drawn in a batch, since masks come with them."""
+        return family_of(model).encoding.masks == "batches" and not _takes_masks(self.backend)
+
+    @override
+    def apply(self, pipe: Pipeline) -> Proof:
+        denoiser = denoiser_of(pipe)
+        layers = [layer for layer in denoiser.modules() if hasattr(getattr(layer, "processor", None), _CHOSEN)]
+        for layer in layers:  # `undo` restores the layers' own ones
+            layer.processor = copy(layer.processor)
+        with _same_default():
+            denoiser.set_attention_backend(self.backend)
+
+        def proof(trace: Trace) -> Finding:
+            chosen = chosen_backends(unwrapped(denoiser_of(pipe)))
+            kernels = {name: count for name, count in trace.fused_attention.items() if backend_of(name)}
+            kinds = {backend_of(name) for name in kernels}
+            compiled = trace.is_compiled(denoiser_of(pipe))
+            if self.backend in _OF_PYTORCH:
+                wanted = _OF_PYTORCH[self.backend]
+                ran = bool(kinds) and (wanted is None or kinds == {wanted})
+                ran = ran or (wanted in (None, "math") and compiled and not kinds)
+            else:
+                ran = not kinds  # a package's kernel ran in their place
+            shown = ", ".join(f"{name.strip('_')[:60]} ×{count}" for name, count in kernels.items())
+            summary = (
+                f"{len(layers)} layers with {', '.join(chosen) or 'no backend'}; {shown or 'no kernel of PyTorch'}"
+            )
+            engaged = bool(layers) and chosen == [self.backend] and ran
+            return Finding(engaged, summary, {"backends": chosen, "kernels": kernels})
+
+        return proof
+
+
+_CHOSEN = "_attention_backend"
+"""The attribute of a processor that names the backend of its layer."""
+
+
+def chosen_backends(denoiser: Any) -> list[str]:
+    """Returns the backends that diffusers' dispatcher was told for the layers of a denoiser; "" for none."""
+    processors = [
+        layer.processor for layer in denoiser.modules() if hasattr(getattr(layer, "processor", None), _CHOSEN)
+    ]
+    kinds = {getattr(processor, _CHOSEN) for processor in processors}
+    return sorted("" if kind is None else str(getattr(kind, "value", kind)) for kind in kinds)
+
+
+@contextmanager
+def _same_default() -> Iterator[None]:
+    """Puts the backend of the whole process back, which layers without one of their own use."""
+    from diffusers.models.attention_dispatch import _AttentionBackendRegistry
+
+    before = _AttentionBackendRegistry.get_active_backend()[0]
+    try:
+        yield
+    finally:
+        _AttentionBackendRegistry.set_active_backend(before)
+
+
+def _is_dispatched(name: str) -> bool:
+    """Returns whether the attention of a transformer asks diffusers' dispatcher, from the classes that its module has.
+
+    A processor that asks it has a backend; a layer names its processor's class.
+    """
+    import diffusers
+
+    for value in vars(sys.modules[getattr(diffusers, name).__module__]).values():
+        processor = getattr(value, "_default_processor_cls", value)
+        if isinstance(processor, type) and hasattr(processor, _CHOSEN):
+            return True
+    return False
+
+
+def _takes_masks(backend: str) -> bool:
+    """Returns whether a backend takes a mask, from its code."""
+    from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+    function: Any = inspect.unwrap(_AttentionBackendRegistry._backends[AttentionBackendName(backend)])
+    texts = [text for text in function.__code__.co_consts if isinstance(text, str)]
+    return not any(text.startswith(_NO_MASK) for text in texts)
+
+
+def _lacking(backend: str) -> list[str]:
+    """Returns what diffusers says that a backend needs and this machine lacks."""
+    from diffusers.models.attention_dispatch import AttentionBackendName, _check_attention_backend_requirements
+
+    try:
+        _check_attention_backend_requirements(AttentionBackendName(backend))
+    except RuntimeError as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,175 @@
+"""Outputs of a transformer's attention layers that are kept from step to step, for each branch of guidance its own."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sdopt.options.transformer import Given, Watching
+from sdopt.pipelines.parts import Pipeline
+
+Place = tuple["_Layer", int]
+"""An attention layer and a branch of guidance."""
+
+
+def attention_layers(denoiser: nn.Module) -> list[nn.Module]:
+    """Returns the attention layers of a denoiser: the modules that have a processor."""
+    return [layer for layer in denoiser.modules() if getattr(layer, "processor", None) is not None]
+
+
+def is_cross(layer: nn.Module) -> bool:
+    """Returns whether a layer attends to the text alone; one that attends to image and text at once does not."""
+    return bool(getattr(layer, "is_cross_attention", False))
+
+
+class Layers(Watching):
+    """The base class of what runs attention layers in some steps only."""
+
+    def __init__(self, pipe: Pipeline, denoiser: Any) -> None:
+        for layer in attention_layers(denoiser):
+            layer.forward = _Layer(self, layer)
+        super().__init__(pipe, denoiser)
+
+    def _forget(self) -> None:
+        self._kept: dict[Place, Any] = {}
+        self._samples, self._steps = 0, 0
+
+    def _predict(self, given: Given) -> Any:
+        self._step, self._branch = self._at.next()
+        samples = len(given.hidden)
+        if samples != self._samples:  # a callback may leave out a part of the batch
+            self._forget()
+            self._samples = samples
+        self._steps = int(self._pipe.num_timesteps) if self._on else 0
+        self._begin_call()
+        prediction = self._whole(given)
+        self._count_call()
+        return prediction
+
+    def _begin_call(self) -> None:
+        """Decides what layers do in a call."""
+
+    def _count_call(self) -> None:
+        """Counts a call by what its layers did."""
+
+    def run(self, layer: "_Layer", given: Given) -> Any:
+        """Runs a layer, or returns what stands for its output."""
+        raise NotImplementedError
+
+
+class _Layer:
+    """The forward of an attention layer, which its watcher calls or leaves out."""
+
+    several, dtype = False, torch.float32
+
+    def __init__(self, watcher: Layers, layer: nn.Module) -> None:
+        self._watcher, self.forward, self.cross = watcher, layer.forward, is_cross(layer)
+
+    def __call__(self, *args: Any, **others: Any) -> Any:
+        return self._watcher.run(self, Given(args, others))
+
+
+class Broadcasts(Layers):
+    """Reuses the outputs of attention layers for some steps.
+
+    Pyramid attention broadcast (Zhao et al. 2024, https://arxiv.org/abs/2408.12588), in the steps in which diffusers'
+    hooks do it. These keep one output for both branches where each has a call of its own.
+
+    Attributes:
+        computed: number of runs of a layer since `begin`, by whether it attends to the text alone.
+        reused: number of outputs used again, in the same way.
+    """
+
+    def __init__(self, pipe: Pipeline, denoiser: Any, chosen: Any) -> None:
+        self._every = {False: chosen.spatial, True: chosen.cross}
+        self._start, self._stop = chosen.start, chosen.stop
+        super().__init__(pipe, denoiser)
+
+    def begin(self) -> None:
+        """Resets the state and the counts: the next call is in the first step of an image."""
+        super().begin()
+        self.computed: Counter[bool] = Counter()
+        self.reused: Counter[bool] = Counter()
+
+    def _begin_call(self) -> None:
+        self._reused_before = self.reused.total()
+
+    def _count_call(self) -> None:
+        self.calls["part" if self.reused.total() > self._reused_before else "whole"] += 1
+
+    def run(self, layer: _Layer, given: Given) -> Any:
+        """Runs a layer and keeps its output, or returns the one that it kept."""
+        place = layer, self._branch
+        if place in self._kept and self._reuses(layer.cross):
+            self.reused[layer.cross] += 1
+            return self._kept[place]
+        output = layer.forward(*given.args, **given.others)
+        self.computed[layer.cross] += 1
+        if self._on:
+            self._kept[place] = output
+        return output
+
+    def _reuses(self, cross: bool) -> bool:
+        every = self._every[cross]
+        if every is None or not self._steps:
+            return False
+        within: bool = self._start < self._step / self._steps < self._stop
+        return within and self._step % every != 0
+
+
+class Expansions(Layers):
+    """Expands the outputs of attention layers in a Taylor series over the steps, for each branch from its own.
+
+    TaylorSeer (Liu et al. 2025, https://arxiv.org/abs/2503.06923): a step that runs the layers gives the differences to
+    the last such step, and each later step adds them up. As diffusers' hooks do, which need pipelines that name the
+    branch of each call.
+    """
+
+    def __init__(self, pipe: Pipeline, denoiser: Any, chosen: Any) -> None:
+        self._chosen, self._runs = chosen, True
+        super().__init__(pipe, denoiser)
+
+    def _begin_call(self) -> None:
+        known = any(branch == self._branch for _, branch in self._kept)
+        skips = known and self._step < self._steps and not self._chosen.runs(self._steps)[self._step]
+        self._runs = not skips
+
+    def _count_call(self) -> None:
+        self.calls["whole" if self._runs else "expanded"] += 1
+
+    def run(self, layer: _Layer, given: Given) -> Any:
+        """Runs a layer and notes how its output changes, or returns what that makes of it."""
+        place = layer, self._branch
+        if not self._runs:
+            since, factors = self._kept[place]
+            expanded = tuple(_series(orders, self._step - since).to(layer.dtype) for orders in factors)
+            return expanded if layer.several else expanded[0]
+        output = layer.forward(*given.args, **given.others)
+        if self._on:
+            layer.several = isinstance(output, tuple)
+            outputs = output if layer.several else (output,)
+            layer.dtype = outputs[0].dtype
+            self._kept[place] = self._step, self._factors(place, outputs)
+        return output
+
+    def _factors(self, place: Place, outputs: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Returns for each output of a layer itself, and its differences up to the chosen order."""
+        since, before = self._kept.get(place, (0, [[] for _ in outputs]))
+        factors = []
+        for output, earlier in zip(outputs, before, strict=True):
+            orders = [output.float()]
+            for factor in earlier[: self._chosen.order]:
+                orders.append((orders[-1] - factor) / (self._step - since))
+            factors.append(orders)
+        return factors
+
+
+def _series(factors: Sequence[Tensor], ahead: int) -> Tensor:
+    """Returns a Taylor series from its differences, so many steps ahead."""
+    total = torch.zeros_like(factors[0])
+    for order, factor in enumerate(factors):
+        total = total + factor * (ahead**order / math.factorial(order))
+    return total

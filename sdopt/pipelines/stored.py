@@ -1,0 +1,162 @@
+"""Networks as they lie in a file: which tensors are of which, under the names of the original program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sdopt.errors import UsageError
+from sdopt.pipelines.family import Family
+from sdopt.pipelines.originals import PREFIX, pipeline_in
+from sdopt.pipelines.scales import multiplied, scales_of
+from sdopt.pipelines.weights import Header, state_of
+from sdopt.record.files import begins
+
+if TYPE_CHECKING:
+    import torch
+
+VAE = ("first_stage_model.", "vae.")
+
+_TEXT = re.compile(r"text_encoders\.(\w+?)\.(?:transformer\.(.+)|(?:logit_scale|\w+_model))")
+"""Names of a text encoder's tensors in a file of several networks; its tokenizer may lie beside it."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The tensors of one network in a file.
+
+    Attributes:
+        file: where they lie.
+        names: for the name of each without what tells the networks of a file apart, its name in the file.
+    """
+
+    file: Path
+    names: Mapping[str, str]
+
+    def header(self) -> Header:
+        """Returns the types and shapes of the tensors."""
+        whole = header_of(self.file)
+        types = {name: whole.types[key] for name, key in self.names.items()}
+        shapes = {name: whole.shapes[key] for name, key in self.names.items()}
+        return Header(whole.metadata, types, shapes)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Reads the tensors; those of 8 bits with scales are multiplied by them, and are in float32."""
+        if self.file.suffix == ".gguf":
+            return self._blocks()
+        from safetensors import safe_open
+
+        scales, _, _ = scales_of(self.header())
+        with safe_open(self.file, "pt") as opened:
+            tensors = {name: opened.get_tensor(key) for name, key in self.names.items()}
+        return multiplied(tensors, scales)
+
+    def _blocks(self) -> dict[str, torch.Tensor]:
+        """Reads a GGUF file, whose matrices stay in blocks: their first dimension is that of the rows."""
+        from diffusers.models.model_loading_utils import load_gguf_checkpoint
+        from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
+
+        read = load_gguf_checkpoint(str(self.file))
+        tensors = {}
+        for name, key in self.names.items():
+            tensor = read[key]
+            tensors[name] = tensor if tensor.ndim == 2 else dequantize_gguf_tensor(tensor)
+        return tensors
+
+    def empty(self) -> dict[str, torch.Tensor]:
+        """Returns tensors of the same shapes, without values and without scales."""
+        import torch
+
+        header = self.header()
+        _, beside, _ = scales_of(header)
+        tensors = {}
+        for name, shape in header.shapes.items():
+            if name not in beside:
+                tensors[name] = torch.empty(shape, device="meta")
+        return tensors
+
+
+def header_of(file: Path) -> Header:
+    """Returns what a safetensors or GGUF file says of its tensors.
+
+    Raises:
+        UsageError: the file is not complete, or reading it needs a package.
+    """
+    return _header(file, state_of(file) if file.exists() else ())
+
+
+@lru_cache(maxsize=16)
+def _header(file: Path, _state: tuple[int, ...]) -> Header:
+    if file.suffix != ".gguf":
+        return Header.of_any(file, f"model.path={file}")
+    if find_spec("gguf") is None:
+        raise UsageError(f"model.path={file}: a GGUF file, to be read by: pip install 'sdopt[gguf]'")
+    import gguf
+
+    if not begins(file, b"GGUF"):
+        raise UsageError(f"model.path={file}: is no GGUF file, whatever its name says; fetch it again")
+    try:
+        tensors = gguf.GGUFReader(file).tensors
+    except (OSError, ValueError) as error:
+        raise UsageError(f"model.path={file}: is not a complete GGUF file ({error}); fetch it again") from error
+    types, shapes = {}, {}
+    for tensor in tensors:
+        types[tensor.name] = tensor.tensor_type.name
+        shapes[tensor.name] = [int(size) for size in reversed(tensor.shape)]
+    return Header({}, types, shapes)
+
+
+def transformer_in(file: Path) -> str | None:
+    """Returns the class name of the pipeline whose transformer a file holds; None if it holds none that is known."""
+    return _pipeline_in(file, state_of(file) if file.exists() else ())
+
+
+@lru_cache(maxsize=16)
+def _pipeline_in(file: Path, _state: tuple[int, ...]) -> str | None:
+    return pipeline_in(header_of(file).shapes)
+
+
+def networks_in(file: Path, family: Family, classes: Mapping[str, str]) -> dict[str, Stored]:
+    """Returns the networks in one file; without prefixes, all of it is the transformer."""
+    names = header_of(file).shapes
+    if not any(name.startswith(PREFIX) for name in names):
+        return {family.denoiser: Stored(file, {name: name for name in names})}
+    networks: dict[str, dict[str, str]] = {}
+    for name in names:
+        text = _TEXT.fullmatch(name)
+        if name.startswith(PREFIX):
+            networks.setdefault(family.denoiser, {})[name.removeprefix(PREFIX)] = name
+        elif name.startswith(VAE):
+            networks.setdefault("vae", {})[name.partition(".")[2]] = name
+        elif text:
+            part = _encoder_named(text[1], classes)
+            if part is None:
+                raise UsageError(f"model.path={file}: holds a text encoder {text[1]}, which {family.title} has not")
+            if text[2]:
+                networks.setdefault(part, {})[text[2]] = name
+        elif not name.endswith("scaled_fp8"):
+            raise UsageError(f"model.path={file}: holds {name}, which is of no network of {family.title}")
+    return {part: Stored(file, tensors) for part, tensors in networks.items()}
+
+
+def _encoder_named(word: str, classes: Mapping[str, str]) -> str | None:
+    """Returns the attribute of a text encoder by its name in a file, such as `clip_l`, `t5xxl` or `qwen3_4b`."""
+    kinds: dict[str, list[str]] = {"clip": [], "t5": [], "language model": []}
+    for name, class_name in classes.items():
+        if not name.startswith("text_encoder"):
+            continue
+        if class_name.startswith("CLIP"):
+            kinds["clip"].append(name)
+        elif class_name.startswith(("T5", "UMT5")):
+            kinds["t5"].append(name)
+        else:
+            kinds["language model"].append(name)
+    place = 1 if word == "clip_g" else 0
+    kind = "clip" if word.startswith("clip") else "t5" if "t5" in word else "language model"
+    encoders = kinds[kind]
+    return encoders[place] if place < len(encoders) else None

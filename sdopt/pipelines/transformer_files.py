@@ -1,0 +1,286 @@
+"""Transformers in files of the web: one network alone or several together, beside a pipeline that has the other parts.
+
+A file names its tensors as the original program does. Weights of 8 bits are multiplied by their scales, or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import class_name_of, part_class, parts_in
+from sdopt.pipelines.family import family_named
+from sdopt.pipelines.originals import renamed
+from sdopt.pipelines.parts import kept_in_float32, quiet
+from sdopt.pipelines.random_weights import empty_network
+from sdopt.pipelines.scales import scales_of
+from sdopt.pipelines.stored import VAE, Stored, header_of, networks_in, transformer_in
+from sdopt.pipelines.weights import wrong_numbers
+from sdopt.schema import Model
+
+if TYPE_CHECKING:
+    import torch
+
+
+def is_transformer(model: Model) -> bool:
+    """Returns whether a model is a file with a transformer, whose pipeline lies elsewhere."""
+    if model.weights != "path" or model.path is None:
+        return False
+    file = Path(model.path).expanduser()
+    if not file.is_file() or file.suffix not in (".safetensors", ".gguf"):
+        return False
+    try:
+        return file.suffix == ".gguf" or model.base is not None or transformer_in(file) is not None
+    except UsageError:
+        return False  # `require_model` says what is wrong
+
+
+def is_gguf(model: Model) -> bool:
+    """Returns whether a model's transformer stays in the blocks of few bits of a GGUF file."""
+    return is_transformer(model) and str(model.path).endswith(".gguf")
+
+
+def base_of(model: Model) -> Model:
+    """Returns the pipeline that has the other parts of a model that is a file with a transformer.
+
+    Raises:
+        UsageError: none is named.
+    """
+    named = model.base or model.hub_id
+    if named is None:
+        kind = transformer_in(Path(str(model.path)).expanduser())
+        title = family_named(kind).title if kind else "transformer"
+        raise UsageError(
+            f"model.path={model.path}: holds {title} without all of its encoders and its VAE: name the folder or the "
+            "repository of a whole pipeline that has them, as model.base=FOLDER, or its model beside model.path"
+        )
+    if model.base is not None and Path(model.base).expanduser().exists():
+        return Model(model.name, "path", path=str(Path(model.base).expanduser()), variant=model.variant)
+    return Model(model.name, "hub", hub_id=named, variant=model.variant)
+
+
+def source_of(model: Model) -> str:
+    """Returns where the last part of a model comes from, as `model.weights` names it: that of a base is on the hub."""
+    if is_transformer(model) and (model.base or model.hub_id):
+        return base_of(model).weights
+    return model.weights
+
+
+def stored_parts(model: Model, folder: Path) -> dict[str, Stored]:
+    """Returns the networks of a model that lie in files, by the attributes of the pipeline in its base's `folder`.
+
+    Raises:
+        UsageError: a file is missing or not complete, or holds a part that the pipeline has not.
+    """
+    classes = {name: class_name for name, (_, class_name) in parts_in(folder).items()}
+    family = family_named(class_name_of(folder))
+    found = networks_in(Path(str(model.path)).expanduser(), family, classes)
+    for part, path in (model.parts or {}).items():
+        if part not in family.networks or part == family.denoiser:
+            raise UsageError(f"model.parts.{part}: the parts of {family.title} are {', '.join(family.networks[1:])}")
+        if path is None:
+            found.pop(part, None)
+            continue
+        file = Path(path).expanduser()
+        if not file.is_file() or file.suffix != ".safetensors":
+            raise UsageError(f"model.parts.{part}={path}: must be a .safetensors file")
+        names = {}
+        for name in header_of(file).shapes:
+            plain = name.partition(".")[2] if part == "vae" and name.startswith(VAE) else name
+            names[plain] = name
+        found[part] = Stored(file, names)
+    return found
+
+
+def without_parts(model: Model, folder: Path) -> list[str]:
+    """Returns the parts of a pipeline that a model leaves out, with their tokenizers.
+
+    Raises:
+        UsageError: the pipeline needs one of them.
+    """
+    family = family_named(class_name_of(folder))
+    left = [part for part, path in (model.parts or {}).items() if path is None]
+    if needed := [part for part in left if part not in family.optional]:
+        raise UsageError(f"model.parts.{needed[0]}=null: {family.title} does not run without it")
+    return left + [part.replace("text_encoder", "tokenizer") for part in left]
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def problems(model: Model, folder: Path) -> list[str]:
+    """Returns why networks in files cannot be loaded as parts of the pipeline in `folder`; [] if all of them can."""
+    found = []
+    try:
+        parts = stored_parts(model, folder)
+        for part, stored in parts.items():
+            found += [f"{stored.file.name}: {problem}" for problem in _problems_of(part, stored, folder)]
+        for file in dict.fromkeys(stored.file for stored in parts.values()):
+            found += wrong_numbers(file) if file.suffix == ".safetensors" else []
+    except UsageError as error:
+        return [problem.removeprefix(f"{model.origin}: ") for problem in error.problems]
+    return found
+
+
+def _problems_of(part: str, stored: Stored, folder: Path) -> list[str]:
+    _, _, wrong = scales_of(stored.header()) if stored.file.suffix != ".gguf" else ({}, set(), [])
+    if wrong:
+        return wrong
+    if part.startswith("text_encoder"):
+        _, faults = _text_encoder(stored.empty(), part, folder, None)
+        return faults
+    network = empty_network(folder / part, *parts_in(folder)[part])
+    placed, left = _placed(stored.empty(), part, network)
+    return _faults(placed, left, network)
+
+
+def _faults(placed: Mapping[str, torch.Tensor], left: list[str], network: Any) -> list[str]:
+    """Returns how the tensors of a file differ from those of a network."""
+    kind, wanted = type(network).__name__, network.state_dict()
+    missing = wanted.keys() - placed.keys()
+    if not placed or len(missing) > len(wanted) / 2:
+        return [f"holds no weights of {kind}: {len(missing)} of its {len(wanted)} tensors are missing"]
+    if left:
+        return [f"holds {left[0]}{_more(left)}, which {kind} of this configuration has not, and would run without"]
+    if missing:
+        return [f"lacks {min(missing)}{_more(missing)} of {kind}, and nothing is filled in"]
+    for name, tensor in placed.items():
+        shape, needed = list(_shape(tensor)), list(wanted[name].shape)
+        if shape != needed:
+            return [f"holds {name} of shape {shape}, and the configuration of the base says {needed}"]
+    return []
+
+
+def _more(names: Any) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _shape(tensor: Any) -> Any:
+    return getattr(tensor, "quant_shape", tensor.shape)
+
+
+def _placed(tensors: Mapping[str, torch.Tensor], part: str, network: Any) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Returns the tensors of a transformer or a VAE under diffusers' names, and the names of those left over."""
+    if part != "vae":
+        return renamed(tensors, network)
+    if network.state_dict().keys() == tensors.keys():
+        return dict(tensors), []
+    from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint, convert_wan_vae_to_diffusers
+
+    of_images = "down_block_types" in network.config
+    convert: Callable[..., Any] = convert_ldm_vae_checkpoint if of_images else convert_wan_vae_to_diffusers
+    placed, given = {}, {}
+    for name, tensor in tensors.items():
+        (placed if name.startswith("bn.") else given)[name] = tensor  # those of FLUX.2 have no other name
+    placed |= convert(dict(given), config=dict(network.config))
+    used = set()
+    for tensor in placed.values():
+        used.add(id(tensor if tensor._base is None else tensor._base))
+    return placed, [name for name, tensor in given.items() if id(tensor) not in used]
+
+
+# ------------------------------------------------------------------------------------------------------------ loading
+
+
+def load_parts(model: Model, folder: Path, dtype: torch.dtype, without: set[str] | None = None) -> dict[str, Any]:
+    """Loads the networks that lie in files on the CPU, by the attributes of the pipeline in `folder`.
+
+    Those of `without` are not loaded. A part that the model leaves out is None.
+
+    Raises:
+        UsageError: a file does not fit the configuration of the base.
+    """
+    found: dict[str, Any] = dict.fromkeys(without_parts(model, folder))
+    for part, stored in stored_parts(model, folder).items():
+        if part not in (without or ()):
+            found[part] = load_stored(model, part, stored, folder, dtype)
+    return found
+
+
+def load_stored(model: Model, part: str, stored: Stored, folder: Path, dtype: torch.dtype) -> Any:
+    """Loads one network from its file on the CPU, with weights of the given type."""
+    tensors = stored.tensors()
+    if part.startswith("text_encoder"):
+        network, faults = _text_encoder(tensors, part, folder, dtype)
+    else:
+        network = empty_network(folder / part, *parts_in(folder)[part])
+        placed, left = _placed(tensors, part, network)
+        faults = _faults(placed, left, network)
+        if not faults:
+            network = _filled(network, placed, folder / part, dtype)
+    if faults:
+        raise UsageError(f"{model.origin}: {stored.file.name}: {faults[0]}")
+    return network.eval()
+
+
+def _filled(network: Any, tensors: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype) -> Any:
+    """Returns a network with these tensors as its weights."""
+    import torch
+
+    kept = kept_in_float32(network) if dtype == torch.float16 else set()
+    if any(hasattr(tensor, "quant_type") for tensor in tensors.values()):
+        return _in_blocks(network, tensors, folder, dtype)
+    values = {}
+    for name, tensor in tensors.items():
+        values[name] = tensor.to(torch.float32 if name in kept or not tensor.is_floating_point() else dtype)
+    network.load_state_dict(values, assign=True)
+    return network.requires_grad_(False)
+
+
+def _in_blocks(network: Any, tensors: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype) -> Any:
+    """Returns a network whose linear layers keep the blocks of a GGUF file, and compute in `dtype`.
+
+    diffusers keeps blocks in other layers, too, which then compute with their bytes.
+    """
+    import torch
+    from diffusers import GGUFQuantizationConfig
+    from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
+
+    layers = dict(network.named_modules())
+    linear = {f"{name}.weight" for name, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
+    weights = {}
+    for name, tensor in tensors.items():
+        if hasattr(tensor, "quant_type") and name not in linear:
+            weights[name] = dequantize_gguf_tensor(tensor).to(dtype)
+        else:
+            weights[name] = tensor
+    # The names are diffusers' own, so that nothing is converted.
+    return type(network).from_single_file(
+        weights,
+        config=str(folder),
+        quantization_config=GGUFQuantizationConfig(compute_dtype=dtype),
+        torch_dtype=dtype,
+        local_files_only=True,
+    )
+
+
+def _text_encoder(
+    tensors: dict[str, torch.Tensor], part: str, folder: Path, dtype: torch.dtype | None
+) -> tuple[Any, list[str]]:
+    """Returns a text encoder with these tensors, and what is wrong with them.
+
+    CLIP-L is published without its last projection, which is then the identity, as diffusers and ComfyUI have it.
+    """
+    import torch
+
+    cls: Any = part_class(*parts_in(folder)[part])
+    config = cls.config_class.from_pretrained(folder / part, local_files_only=True)
+    projection, width = "text_projection.weight", getattr(config, "projection_dim", None)
+    lacks = cls.__name__ == "CLIPTextModelWithProjection" and projection not in tensors
+    if lacks and width == config.hidden_size:
+        tensors = tensors | {projection: torch.eye(width, device=next(iter(tensors.values())).device)}
+    if cls.__name__ == "CLIPTextModel":
+        tensors = {name: tensor for name, tensor in tensors.items() if name != projection}
+    with quiet():
+        place = {"device_map": {"": "meta"}} if dtype is None else {"dtype": dtype}
+        network, info = cls.from_pretrained(
+            None, config=config, state_dict=tensors, output_loading_info=True, ignore_mismatched_sizes=True, **place
+        )
+    if lacking := sorted(info["missing_keys"]):
+        return network, [f"lacks {lacking[0]}{_more(lacking)} of the {part}, and nothing is filled in"]
+    left = [name for name in info["unexpected_keys"] if not name.endswith(("position_ids", "logit_scale"))]
+    if left:
+        return network, [f"holds {left[0]}{_more(left)}, which the {part} of the base has not"]
+    return network, []

@@ -1,0 +1,190 @@
+"""LoRAs for transformers: every trainer's names become diffusers' own, and whatever has no layer is named.
+
+Kohya's scripts and musubi write `lora_unet_double_blocks_0_img_attn_qkv.lora_down`, ai-toolkit
+`diffusion_model.layers.0.attention.to_q.lora_A`, XLabs `double_blocks.0.processor.qkv_lora1.down`, and peft
+`base_model.model.transformer_blocks.0.attn.to_q.lora_A`, where diffusers has `transformer.` instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdopt.pipelines.originals import Place, parted, places_in
+
+if TYPE_CHECKING:
+    import torch
+
+_MATRIX = re.compile(r"(.+?)[._]lora(\d?)(?:_linear_layer)?[._](A|B|down|up)(?:\.\w+)?\.weight")
+"""The name of a matrix: its module, XLabs' number of a stream, and which of the two it is."""
+
+_ALPHA = ".alpha"
+
+_OF_A_NETWORK = (
+    (re.compile(r"lora_te_|lora_te1_|text_encoder\.|text_encoders\.clip_l\.transformer\."), "text_encoder"),
+    (re.compile(r"lora_te2_|text_encoder_2\.|text_encoders\.clip_g\.transformer\."), "text_encoder_2"),
+    (re.compile(r"lora_te3_|text_encoder_3\.|text_encoders\.\w+\.transformer\."), "text_encoder_3"),
+    (re.compile(r"lora_unet_|lora_transformer_|lycoris_|unet\."), "transformer"),
+    (re.compile(r"(base_model\.model\.)?(model\.)?(diffusion_model\.|transformer\.)?"), "transformer"),
+)
+"""How names begin that are of a network; the last is without any beginning."""
+
+
+@dataclass
+class Converted:
+    """A LoRA under the names that diffusers gives its tensors.
+
+    Attributes:
+        tensors: the pairs of matrices, with alphas and scales multiplied into the second one.
+        left: names of the file that have no place in the networks.
+        widths: what is wrong with matrices of other shapes than their layers.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    widths: list[str] = field(default_factory=list)
+
+    def problems(self) -> list[str]:
+        """Returns why it would not arrive as a whole, or would change nothing; [] if it does neither."""
+        if self.left:
+            more = f" and {len(self.left) - 1} more" if len(self.left) > 1 else ""
+            return [f"holds {self.left[0]}{more}, for which this model has no layer, and would be left out"]
+        if self.widths:
+            return [f"cannot be loaded into this model: {self.widths[0]}"]
+        if not self.tensors:
+            return ["holds no LoRA: none of its names ends in .lora_A.weight or .lora_down.weight"]
+        if not any(bool(tensor.any()) for name, tensor in self.tensors.items() if ".lora_B." in name):
+            return ["changes nothing: each of its updates is zero"]
+        return []
+
+
+def converted(
+    stored: Mapping[str, torch.Tensor], networks: Mapping[str, Any], scales: Scales | None = None
+) -> Converted:
+    """Returns a LoRA as diffusers names it.
+
+    Args:
+        stored: the tensors of a file.
+        networks: those that diffusers loads a LoRA into, by the attribute of the pipeline, with or without weights.
+        scales: of the matrices without an alpha; None is 1.
+    """
+    found, modules = Converted(), dict[str, dict[str, str]]()
+    for name in stored:
+        match = _MATRIX.fullmatch(name)
+        if match:
+            which = "down" if match[3] in ("A", "down") else "up"
+            modules.setdefault(match[1] + match[2], {})[which] = name
+        elif not name.endswith(_ALPHA):
+            found.left.append(name)
+    layers = {part: _layers(network) for part, network in networks.items()}
+    for module, pair in modules.items():
+        part, plain = _network_of(module)
+        place = layers.get(part, {}).get(_letters(plain))
+        if place is None or len(pair) < 2:
+            found.left += pair.values()
+            continue
+        down, up = (stored[pair[which]].float() for which in ("down", "up"))
+        alpha = stored.get(module + _ALPHA)
+        scale = float(alpha) / down.shape[0] if alpha is not None else (scales or Scales()).of(plain, down.shape[0])
+        _place(found, module, part, place, networks[part], down, up * scale)
+    with_matrices = {f"{module}{_ALPHA}" for module in modules}
+    found.left += [name for name in stored if name.endswith(_ALPHA) and name not in with_matrices]
+    return found
+
+
+def _place(
+    found: Converted, module: str, part: str, place: Place, network: Any, down: torch.Tensor, up: torch.Tensor
+) -> None:
+    """Adds the matrices of one module of a file for each layer of diffusers that has some of its rows."""
+    shapes = [_shape(network.get_submodule(name).weight) for name in place.modules]
+    parts = parted(up, place, [shape[0] for shape in shapes])
+    if parts is None or down.shape[1] != shapes[0][1]:
+        own, layer = (down.shape[1], up.shape[0]), (shapes[0][1], sum(shape[0] for shape in shapes))
+        found.widths.append(
+            f"its update of {module} is from {own[0]} to {own[1]} channels, and this model's layer from {layer[0]} to "
+            f"{layer[1]}"
+        )
+        return
+    for name, rows in zip(place.modules, parts, strict=True):
+        key = f"{part}.{name}"
+        if f"{key}.lora_A.weight" in found.tensors:
+            found.left.append(f"{module} (a second update of {name})")
+            return
+        found.tensors[f"{key}.lora_A.weight"] = down.clone()
+        found.tensors[f"{key}.lora_B.weight"] = rows.clone()
+
+
+def _shape(weight: Any) -> Any:
+    return getattr(weight, "quant_shape", weight.shape)
+
+
+def _network_of(module: str) -> tuple[str, str]:
+    """Returns the attribute of the network that a module of a file is of, and the rest of its name."""
+    for start, part in _OF_A_NETWORK:
+        if match := start.match(module):
+            return part, module[match.end() :]
+    return "transformer", module
+
+
+def _layers(network: Any) -> dict[str, Place]:
+    """Returns where layers with a matrix lie in a network, by the letters of their names."""
+    found = {}
+    for name, place in places_in(network).items():
+        modules = [network.get_submodule(each) for each in place.modules if _is_module(network, each)]
+        if len(modules) == len(place.modules) and all(_has_matrix(each) for each in modules):
+            # transformers 5 has no `text_model` in CLIP's encoder any more.
+            for written in {name, f"text_model.{name}", name.removeprefix("text_model.")}:
+                found.setdefault(_letters(written), place)
+    return found
+
+
+def _is_module(network: Any, name: str) -> bool:
+    try:
+        network.get_submodule(name)
+    except AttributeError:
+        return False
+    return True
+
+
+def _has_matrix(module: Any) -> bool:
+    weight = getattr(module, "weight", None)
+    return weight is not None and weight.ndim > 1
+
+
+def _letters(name: str) -> str:
+    """Returns a name without dots, dashes and underscores, which kohya's names do not tell apart."""
+    return re.sub(r"[\W_]", "", name)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What a trainer's settings say of the scale of matrices without an alpha: alpha / rank, or alpha / √rank.
+
+    diffusers reads its own settings in the header of a file, and not those of peft in the file beside it.
+    """
+
+    alpha: float | None = None
+    alphas: Mapping[str, float] = field(default_factory=dict)
+    rooted: bool = False
+
+    def of(self, module: str, rank: int) -> float:
+        """Returns the scale of a module's update, by the end of its name."""
+        own = (alpha for end, alpha in self.alphas.items() if module == end or module.endswith(f".{end}"))
+        alpha = next(own, self.alpha)
+        if alpha is None:
+            return 1.0
+        return float(alpha) / (rank**0.5 if self.rooted else rank)
+
+
+def scales_beside(file: Path, metadata: Mapping[str, str]) -> Scales:
+    """Returns the scales that the header of a file says, or peft's `adapter_config.json` beside it."""
+    said: dict[str, Any] = {}
+    if text := metadata.get("lora_adapter_metadata"):
+        said = {key.removeprefix("transformer."): value for key, value in json.loads(text).items()}
+    elif file.name == "adapter_model.safetensors" and (beside := file.with_name("adapter_config.json")).is_file():
+        said = json.loads(beside.read_text(encoding="utf-8"))
+    return Scales(said.get("lora_alpha"), said.get("alpha_pattern") or {}, bool(said.get("use_rslora")))

@@ -1,0 +1,102 @@
+"""Tells why a variant does not pay: what speaks against it, or what is not shown yet."""
+
+from collections.abc import Iterator, Sequence
+
+from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.verdicts import Judgement, Verdict
+from sdopt.statistics.changes import changes_of
+from sdopt.statistics.giving_up import bound_text
+from sdopt.statistics.measures import SPEEDUP, Ratio, measure_named
+from sdopt.statistics.ratios import MINIMUM_PROCESSES
+from sdopt.statistics.reasons import reasons_of
+from sdopt.statistics.rows import Row
+from sdopt.statistics.scale import Speed
+
+REPEATS = "it changes nothing: its reference has the same configuration"
+"""The reason for a variant that is identical to its reference, such as `precision=fp32` beside the default."""
+
+_DID_NOT_RUN = (Status.SKIPPED, Status.PENDING, Status.INTERRUPTED)
+
+
+def objections(result: StudyResult, row: Row) -> Iterator[str]:
+    """Yields why a variant does not pay, each "" if that does not speak against it; the first one that does counts."""
+    variant, baseline = row.variant, result.variant(result.baseline)
+    reference = result.variant(row.reference or result.baseline)
+    judgements = _judgements(result, row)
+    if variant.status in _DID_NOT_RUN:
+        yield variant.reason or str(variant.status)
+    yield broken_because(variant)
+    if baseline.status is not Status.OK:
+        yield f"the baseline has the status {baseline.status}"
+    if (variant.choices, variant.config) == (reference.choices, reference.config):
+        yield REPEATS
+    if work := variant.other_work(baseline):
+        yield f"not the same work: {', '.join(work)}"
+    # What a gate says of leaving an option out says nothing of the variant as a whole.
+    if not any(step.leaves_out for step in row.steps):
+        yield _refused_because(result, judgements)
+    if not row.gains:
+        yield from _why_no_gain(result, row)
+    claims = any(promise.claims for promise in variant.promises_beside(reference))
+    only_faster = all(measure_named(name) is SPEEDUP for name in row.gains)
+    if not judgements and claims and only_faster and not changes_of(result, variant, reference):
+        yield "sdopt's own trace shows no change that explains it"
+
+
+def _judgements(result: StudyResult, row: Row) -> list[Judgement]:
+    """Returns what a gate said of the comparison with the baseline, and of each step."""
+    compared = [row, *row.steps] if row.reference == result.baseline else list(row.steps)
+    return [one.judgement for one in compared if one.judgement]
+
+
+def _refused_because(result: StudyResult, judgements: Sequence[Judgement]) -> str:
+    reasons: list[str] = []
+    for judgement in judgements:
+        if judgement.verdict is not Verdict.PASS:
+            reasons += reasons_of(judgement, result)
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def broken_because(variant: VariantResult) -> str:
+    """Returns why a variant that ran is broken: it failed, had no effect, or its images are broken; "" if it is not."""
+    if variant.status in _DID_NOT_RUN:
+        return ""
+    if variant.status is Status.NOT_ENGAGED:
+        return f"no evidence that it took effect: {variant.reason}"
+    if variant.status not in (Status.OK, Status.SLOWER):
+        return f"{variant.status}: {variant.reason}"
+    if variant.trips:
+        share = f"{variant.broken_images} of {len(variant.images)} images" if variant.images else "images"
+        return f"{share} are broken: {wires_of(variant)}"
+    return ""
+
+
+def wires_of(variant: VariantResult) -> str:
+    """Returns the tripwires that its images tripped."""
+    return ", ".join(dict.fromkeys(trip.wire for trip in variant.trips))
+
+
+def _why_no_gain(result: StudyResult, row: Row) -> Iterator[str]:
+    if row.at_least_slower is not None:
+        yield f"slower, at least {bound_text(row.at_least_slower)}"
+    if row.speed is Speed.FEW and result.budget is not None and row.name in result.budget.processes:
+        yield "no interval: protocol.budget_s left no time for more processes"
+    yield "slower" if row.speed is Speed.SLOWER else _why_open(row.speedup, result.is_imported)
+
+
+def _why_open(ratio: Ratio | None, imported: bool) -> str:
+    """Returns why a speed-up shows no gain; of `imported` times, in the words of their table."""
+    if ratio is None:
+        return "it was not timed"
+    low, high = ratio.gain_bounds
+    if low is None or high is None:
+        needed = f"times of {MINIMUM_PROCESSES} replicates" if imported else f"protocol.replicates={MINIMUM_PROCESSES}"
+        return f"no interval, which needs {needed} or more"
+    if ratio.floor is None:
+        return "no repeated baseline to compare it with"
+    if ratio.within_floor:
+        return f"two identical baselines differed by as much ({100 * (ratio.floor - 1):.1f} %)"
+    if 1 / ratio.smallest < low and high < ratio.smallest:
+        return f"too small to count ({ratio.key})"
+    more = "replicates" if imported else "processes (protocol.replicates)"
+    return f"its interval includes changes too small to count; more {more} would narrow it"

@@ -1,0 +1,229 @@
+"""What every option does on every tiny pipeline of a transformer: tried, kept as data, and written as a table.
+
+`python -m tests.options.walk` tries all and writes `outputs/records/transformers/`; with names of pipelines or options,
+such as `flux attention`, it tries those alone. Each option is applied and proved as a program does it, with two prompts
+of different lengths in a batch, as a study's quality pass has.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+import sdopt
+from runners.reference import axis_of, class_of
+from sdopt.config.groups import data_sheets, optimization_options
+from sdopt.config.paths import CONF
+from sdopt.errors import ConflictError, UnavailableError, UsageError
+from sdopt.hardware.cards import planned_device
+from sdopt.options.base import Context, Optimization
+from sdopt.pipelines.family import family_named
+from sdopt.pipelines.loading import LoadedModel, guidance_of
+from sdopt.report.markdown import markdown
+from sdopt.schema import Scheduler, Workload
+from tests.fixtures import CPU
+
+FOLDER = CONF.parent / "outputs" / "records" / "transformers"
+
+PROMPTS = ["a red circle", "a much longer prompt about a blue house at dawn"]
+
+CARD = "h200"
+"""The data sheet of the card whose features an option may lack here."""
+
+ELSEWHERE = ("compiler", "environment", "patch")
+"""Groups of which nothing changes a pipeline, or whose options take minutes."""
+
+SETTINGS: Mapping[str, tuple[str, ...]] = {
+    # With random weights, no two steps are alike.
+    "caching=first_block": ("caching.threshold=10",),
+    "caching=taylorseer": ("caching.warmup=2",),
+}
+"""Keys without which an option would do nothing to pictures this small with random weights."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What an option did on a pipeline.
+
+    Attributes:
+        outcome: `took effect`; `no effect` by its own proof; `refused`; `needs a card`, on which nothing is known to be
+            in its way; `failed` with an error that is no refusal.
+        why: the proof's line, or the reason.
+    """
+
+    outcome: str
+    why: str
+
+
+SIGNS = {"took effect": "✓", "no effect": "∅", "refused": "–", "needs a card": "card", "failed": "✗"}
+
+
+def chosen_options() -> list[tuple[str, str]]:
+    """Returns the options to try, by group and name."""
+    return sorted(option for option in optimization_options() if option[0] not in ELSEWHERE)
+
+
+def every_option() -> dict[str, tuple[str, Optimization]]:
+    """Returns the axis and the option of each yaml file, by what chooses it."""
+    options = {}
+    for group, name in optimization_options():
+        file = CONF / group / f"{name}.yaml"
+        cls: Any = class_of(group, file)
+        node: Any = OmegaConf.to_container(OmegaConf.load(file))
+        keys = {key: value for key, value in node.items() if key != "_target_"}
+        options[f"{group}={name}"] = axis_of(file), cls(**keys)
+    return options
+
+
+def tried(pipeline: str, chosen: str, axis: str, option: Optimization) -> Cell:
+    """Applies an option to a pipeline and proves it; returns what came of it."""
+    from tests.pipelines.tiny import tiny
+
+    pipe = tiny(pipeline)
+    on_card = context_on_card(pipe, {axis: option})
+    reasons = option.obstacles(replace(on_card, device=CPU)) or option.broken(pipe)
+    if reasons:
+        return Cell("refused" if option.obstacles(on_card) or option.broken(pipe) else "needs a card", reasons[0])
+    guidance = family_named(type(pipe).__name__).guidance
+    call = {**family_named(type(pipe).__name__).call, "height": 64, "width": 64, guidance.argument: 4.0}
+    if guidance.needs_negative:
+        call["negative_prompt"] = [""] * len(PROMPTS)
+    group, _, name = chosen.partition("=")
+    groups: Any = {group: [name] if group == "memory" else name}
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            sdopt.optimize(pipe, *SETTINGS.get(chosen, ()), prompts=[*PROMPTS, ""], **groups)
+            report = sdopt.prove(pipe, PROMPTS, **call, output_type="np")
+    except (ConflictError, UsageError) as error:
+        return Cell("refused", error.problems[0].removeprefix(f"{chosen}: "))
+    except UnavailableError as error:
+        return Cell("failed", str(error).splitlines()[0])
+    except Exception as error:  # whatever a library raises is what the table has to say
+        return Cell("failed", f"{type(error).__name__}: {error}".splitlines()[0])
+    if report.broken:
+        return Cell("failed", report.broken)
+    [evidence] = report.evidence
+    return Cell("took effect" if report.engaged else "no effect", evidence.summary)
+
+
+def context_on_card(pipe: Any, options: Mapping[str, Any]) -> Context:
+    """Returns from what options decide on a card whose features include all that a card may have."""
+    from sdopt.pipelines.factory import configs_of
+
+    name = type(pipe).__name__
+    model = LoadedModel("pipeline", "path", size=64, class_name=name, configs=configs_of(pipe))
+    scale = guidance_of(model).above + 3
+    workload = Workload(size=64, batch_size=2, guidance_scale=scale)
+    scheduler = Scheduler(type(pipe.scheduler).__name__)
+    return Context(planned_device(data_sheets()[CARD]), model, workload, options, scheduler)
+
+
+def walked(
+    pipelines: Sequence[str], only: Sequence[str] = (), kept: Mapping[str, Mapping[str, Cell]] | None = None
+) -> Iterator[tuple[str, str, Cell]]:
+    """Yields pipeline, option and what came of it, of those options that begin as one of `only`.
+
+    Those that are in `kept` are not tried again.
+    """
+    options = every_option()
+    for pipeline in pipelines:
+        for group, option in chosen_options():
+            name = f"{group}={option}"
+            if pipeline in (kept or {}).get(name, ()):
+                continue
+            if not only or name.startswith(tuple(only)):
+                yield pipeline, name, tried(pipeline, name, *options[name])
+
+
+def read() -> dict[str, dict[str, Cell]]:
+    """Returns what was kept: the cells by option and pipeline."""
+    kept = json.loads((FOLDER / "options.json").read_text(encoding="utf-8"))["options"]
+    return {option: {name: Cell(**cell) for name, cell in row.items()} for option, row in kept.items()}
+
+
+def page(cells: Mapping[str, Mapping[str, Cell]], versions: Mapping[str, str]) -> str:
+    """Returns the table of options and pipelines, with a numbered note for each reason."""
+    from tests.pipelines.tiny import TINY
+
+    notes: dict[str, int] = {}
+    rows = []
+    for option, row in cells.items():
+        rows.append([f"`{option}`", *(_shown(row.get(name), notes) for name in TINY)])
+    said = ", ".join(f"{name} {number}" for name, number in versions.items())
+    reasons = "\n".join(f"{number}. {why}" for why, number in notes.items())
+    return (
+        "\n\n".join([_ABOUT, markdown(("option", *TINY), rows, []).rstrip(), reasons, f"With {said}.", _WRITTEN]) + "\n"
+    )
+
+
+def _shown(cell: Cell | None, notes: dict[str, int]) -> str:
+    if cell is None:
+        return ""
+    if cell.outcome == "took effect":
+        return SIGNS[cell.outcome]
+    return f"{SIGNS[cell.outcome]} {notes.setdefault(_in_common(cell.why), len(notes) + 1)}"
+
+
+def _in_common(why: str) -> str:
+    """Returns a reason without the names by which it would differ from one kind of pipeline to the other."""
+    own = re.sub(r"^not for .+?, whose denoiser is a transformer: ", "", why)
+    return re.sub(r"\w+Transformer2DModel", "transformer", own)
+
+
+_ABOUT = """\
+# Options on diffusion transformers
+
+Each option on each kind of pipeline, as tried on a CPU: the pipelines have the published classes, half a million
+parameters and random weights, and were called with two prompts of different lengths in a batch.
+
+**✓** took effect, as its proof shows from the trace of a call. **∅** ran without effect, which the proof says too.
+**–** is refused before anything is changed. **card**: nothing is in its way on an NVIDIA H200 by its data sheet, and a
+CPU cannot try it. **✗** fails. Numbers name the reasons below. Compilers are not tried here: they take minutes.
+What each proof saw is in [options.json](options.json)."""
+
+_WRITTEN = "<!-- Written by python -m tests.options.walk -->"
+
+PACKAGES = ("diffusers", "transformers", "torch")
+
+
+def write(cells: Mapping[str, Mapping[str, Cell]], folder: Path = FOLDER) -> None:
+    """Writes data and page."""
+    versions = {name: version(name) for name in PACKAGES}
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = {option: {name: asdict(cell) for name, cell in row.items()} for option, row in sorted(cells.items())}
+    text = json.dumps({"versions": versions, "options": plain}, indent=1, ensure_ascii=False)
+    (folder / "options.json").write_text(f"{text}\n", encoding="utf-8")
+    (folder / "README.md").write_text(page(dict(sorted(cells.items())), versions), encoding="utf-8")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Tries options on pipelines, adds what came of it to what is kept, and writes data and page."""
+    from tests.pipelines.tiny import TINY
+
+    parser = argparse.ArgumentParser(prog="python -m tests.options.walk")
+    parser.add_argument("names", nargs="*", help="pipelines, and how options begin; all without any")
+    parser.add_argument("--missing", action="store_true", help="only what was not tried yet")
+    arguments = parser.parse_args(argv)
+    pipelines = [name for name in arguments.names if name in TINY] or list(TINY)
+    only = [name for name in arguments.names if name not in TINY]
+    kept = read() if (FOLDER / "options.json").is_file() else {}
+    before = {option: dict(row) for option, row in kept.items()} if arguments.missing else None
+    for pipeline, option, cell in walked(pipelines, only, before):
+        print(f"{time.strftime('%X')} {pipeline:10} {option:32} {cell.outcome}: {cell.why[:150]}", flush=True)
+        kept.setdefault(option, {})[pipeline] = cell
+        write(kept)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
