@@ -35,9 +35,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument(
         "--by",
-        choices=("chip", "generation", "publisher"),
+        choices=("chip", "generation", "publisher", "both"),
         default="chip",
-        help="with --check: what is left out of the fit for each figure [chip]",
+        help="with --check: what is left out of the fit for each figure; both is its chip and its publisher [chip]",
     )
     arguments = parser.parsed(argv)
 

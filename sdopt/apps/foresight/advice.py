@@ -51,41 +51,59 @@ _IN_FEWER_BITS: tuple[list[str], ...] = (
     ["precision=uint4_sdnq", "memory=[model_offload,quantized_text_encoders,vae_tiling]", _UINT4, _TILES],
     ["precision=uint4_sdnq", "memory=[model_offload,quantized_text_encoders,tiny_vae]", _UINT4],
 )
-"""The same without T5, where a pipeline can, or with weights in 8 or 4 bits. They are loaded into host memory first: on the card they would not fit yet."""
+"""The same without T5, where a pipeline can do that, or with weights in 8 or 4 bits.
+
+They are loaded into the host's memory first: on the card they would not fit yet.
+"""
 
 
-def what_fits(composer: HydraComposer, name: str, sheet: Sheet, shape: Shape) -> str:
-    """Returns the first choices with which the composed variant fits into a card; "" if none of them does."""
+Needed = dict[tuple[str, ...], tuple[Variant, Blueprint] | None]
+"""By choices, the variant and what its networks need; None where it cannot be composed."""
+
+
+def what_fits(composer: HydraComposer, name: str, sheet: Sheet, shape: Shape, known: Needed) -> str:
+    """Returns the first choices with which the composed variant fits into a card; "" if none of them does.
+
+    What is `known` of choices from other cards is not counted again.
+    """
     composed = composer.variant(None)
     half = _half_type(sheet, "float16" in composed.number_types)
     if family_of(composed.model).is_unet:
-        found = _first(composer, sheet, shape, [[f"precision={half}", *rung] for rung in _LADDER])
+        found = _first(composer, sheet, shape, [[f"precision={half}", *rung] for rung in _LADDER], known)
         return f"what fits {name}: {found}" if found else ""
-    whole = _first(composer, sheet, shape, [[f"precision={half}", *rung] for rung in _WHOLE])
+    whole = _first(composer, sheet, shape, [[f"precision={half}", *rung] for rung in _WHOLE], known)
     packed = [rung if "precision=" in rung[0] else [f"precision={half}", *rung] for rung in _IN_FEWER_BITS]
-    fewer = _first(composer, sheet, shape, packed)
-    ways = [whole, f"with less or fewer bits of weights, which changes images: {fewer}" if fewer else ""]
+    fewer = _first(composer, sheet, shape, packed, known)
+    ways = [whole, f"with fewer weights or bits, which changes images: {fewer}" if fewer else ""]
     # What moves networks whole is fast enough: fewer bits are of use where single layers would move.
     if whole and "group_offload" not in whole and "sequential_offload" not in whole:
         ways = ways[:1]
     return f"what fits {name}: {'; '.join(filter(None, ways))}" if any(ways) else ""
 
 
-def _first(composer: HydraComposer, sheet: Sheet, shape: Shape, rungs: Sequence[list[str]]) -> str:
+def _first(composer: HydraComposer, sheet: Sheet, shape: Shape, rungs: Sequence[list[str]], known: Needed) -> str:
     """Returns the first of some choices that fit, in words; "" if none does."""
     device = planned_device(sheet)
     for choices in rungs:
-        try:
-            variant = composer.variant(None, choices)
-            if variant.conflicts(device):
-                continue
-            plan = blueprint(variant, shape)
-        except (UsageError, ConflictError):
+        key = tuple(choices)
+        if key not in known:
+            known[key] = _counted(composer, choices, shape)
+        counted = known[key]
+        if counted is None or counted[0].conflicts(device):
             continue
+        variant, plan = counted
         needed = footprint(variant, plan, device.is_cuda)
         if needed.verdict(sheet.memory_gib) == "fits":
             return f"{' '.join(choices)} ({_needs(variant, plan, needed)})"
     return ""
+
+
+def _counted(composer: HydraComposer, choices: list[str], shape: Shape) -> tuple[Variant, Blueprint] | None:
+    try:
+        variant = composer.variant(None, choices)
+        return variant, blueprint(variant, shape)
+    except (UsageError, ConflictError):
+        return None
 
 
 def _needs(variant: Variant, plan: Blueprint, needed: Footprint) -> str:

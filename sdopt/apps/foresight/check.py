@@ -160,9 +160,9 @@ def _order(table: "pd.DataFrame") -> tuple[float, float, int]:
 
 
 def _options(table: "pd.DataFrame") -> tuple[float, int]:
-    """Returns how often the faster of two ways to do the same work on one device is told, within one publisher."""
+    """Returns how often the faster of two ways to do the same work on one device is told, within one repository."""
     right = []
-    for _, alike in table.groupby(["work", "card", "publisher"], sort=False):
+    for _, alike in table.groupby(["work", "card", "repository"], sort=False):
         for first, second in combinations(alike.itertuples(), 2):
             true = np.log(first.seconds / second.seconds)
             if _option_apart(first.software, second.software) and abs(true) > np.log1p(APART):

@@ -157,9 +157,10 @@ class Data:
     def _of(self, by: str, group: str) -> NDArray[np.bool_]:
         """Returns which figures are left out with a group."""
         if by != "both":
-            return np.array(self.groups(by)) == group
+            return np.asarray(np.array(self.groups(by)) == group)
         chip, publisher = group.split(BOTH)
-        return (np.array(self.groups("chip")) == chip) | (np.array(self.groups("publisher")) == publisher)
+        of_chip, of_publisher = np.array(self.groups("chip")) == chip, np.array(self.groups("publisher")) == publisher
+        return np.asarray(of_chip | of_publisher)
 
     def _widths(self, found: Coefficients) -> dict[str, float]:
         """Returns by how much each class changes the half-width (log), so that intervals hold `LEVEL` of the errors.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdopt.apps.foresight.advice import what_fits
+from sdopt.apps.foresight.advice import Needed, what_fits
 from sdopt.apps.foresight.cards import Asked, asked_for, sheets_for, with_known_card
 from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.apps.foresight.cpu import (
@@ -424,8 +424,9 @@ def _notes(composer: HydraComposer, cards: Asked, predictions: Sequence[Predicti
     """Returns what the cards' names mean, their known faults, and what would fit where something does not."""
     notes = [*cards.notes]
     notes += dict.fromkeys(f"{made.card}, {made.variant}: {made.warning}" for made in predictions if made.warning)
+    counted: Needed = {}
     for made in {made.card: made for made in predictions if made.fits == "does not fit"}.values():
-        notes.append(what_fits(composer, made.card, made.sheet, made.shape))
+        notes.append(what_fits(composer, made.card, made.sheet, made.shape, counted))
     return [note for note in notes if note]
 
 

@@ -105,6 +105,7 @@ class Figure:
         seconds: the time, if it is one.
         gib: the memory, if it is one.
         memory: which memory: `reserved`, `allocated`, `device`, or that of `weights` alone.
+        repository: of its publisher, whose figures are of one setting.
     """
 
     line: int
@@ -116,6 +117,7 @@ class Figure:
     seconds: float = math.nan
     gib: float = math.nan
     memory: str = ""
+    repository: str = ""
 
     @property
     def sheet(self) -> Sheet:
@@ -162,7 +164,8 @@ def _figure(line: int, row: Mapping[str, str], names: "Names") -> Figure:
     work, software = _of_transformer(row) if tokens else (_work(row), Software.read(row["backend"], row["precision"]))
     if isinstance(software, str):
         raise _RefusedError(software)
-    figure = Figure(line, publisher_of(row["source"]), row["gpu"], card, work, software)
+    publisher, repository = publisher_of(row["source"]), repository_of(row["source"])
+    figure = Figure(line, publisher, row["gpu"], card, work, software, repository=repository)
     metric, unit = row["metric"], row["unit"].lower()
     if metric in _MEMORIES:
         kind = memory_kind(row) if tokens and metric == "gpu_memory_gb" else _MEMORIES[metric]
@@ -279,13 +282,17 @@ def _in_table(key: str, table: Mapping[str, T], name: str) -> T:
     return table[key]
 
 
+def repository_of(source: str) -> str:
+    """Returns the owner and repository, or the page of a site, that a source begins with."""
+    return re.split(r"[:@ ?]", re.sub(r"^https?://", "", source.strip()))[0].removesuffix("/") or "unknown"
+
+
 def publisher_of(source: str) -> str:
     """Returns who published a figure: the owner of the repository that a source begins with, or the site.
 
     Repositories of one owner share machines and habits: they are one publisher.
     """
-    written = re.split(r"[:@ ?]", re.sub(r"^https?://", "", source.strip()))[0].removesuffix("/") or "unknown"
-    owner, _, rest = written.partition("/")
+    owner, _, rest = repository_of(source).partition("/")
     return f"{owner}/{rest.partition('/')[0]}".removesuffix("/") if "." in owner else owner
 
 

@@ -193,11 +193,16 @@ def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
     options, transformer = variant.optimizations, not family_of(variant.model).is_unet
     compiler, attention, precision = (options.get(axis) for axis in ("compiler", "attention", "precision"))
     kind = type(compiler).__name__ if compiler is not None else "Eager"
+    backend = str(getattr(attention, "backend", ""))
     casts = any(isinstance(option, LayerwiseCasting) for option in options.values())
     timed = Precision | TorchAo | None if transformer else Precision | None
     for axis, untold, reason in (
         ("precision", not isinstance(precision, timed), "there are no figures of its kernels"),
-        ("attention", not isinstance(attention, _ATTENDS), "there are no figures of its kernels"),
+        (
+            "attention",
+            not (isinstance(attention, _ATTENDS) or "native" in backend),
+            "there are no figures of its kernels",
+        ),
         ("lora", not isinstance(options.get("lora"), NoLora | Fused | None), "there are no figures of unfused LoRAs"),
         ("caching", not isinstance(options.get("caching"), _COUNTED), "there are no figures of what it leaves out"),
         ("grad_mode", getattr(options.get("grad_mode"), "mode", "") == "enabled", "there are no figures with autograd"),
@@ -209,7 +214,7 @@ def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
         return Software("engine", "tensorrt", FUSED, False, _numbers(precision), True, True, torch)
     compiled, graphs = _COMPILERS[kind]
     graphs = graphs or getattr(compiler, "mode", "") in ("reduce-overhead", "max-autotune")
-    plain = isinstance(attention, Vanilla | Sliced) or getattr(attention, "backend", "") == "math"
+    plain = isinstance(attention, Vanilla | Sliced) or backend.endswith("math")
     kept, split = SCORES if plain else FUSED, isinstance(attention, Sliced)
     named = "compiled" if compiled else "eager"
     if not transformer:

@@ -107,7 +107,7 @@ def _linear_weights(network: Any, form: str) -> set[str]:
     kinds: Any = (torch.nn.Linear, torch.nn.Conv2d) if form == "uint4" else torch.nn.Linear
     names = set()
     for name, layer in network.named_modules():
-        left_alone = form == "cast8" and _UNCAST.search(name)
+        left_alone = form == "cast8" and _UNCAST.search(name) is not None
         left_alone = left_alone or (form.endswith("_tokens") and not multiplies_in_8_bits(layer, name))
         if isinstance(layer, kinds) and not left_alone:
             names.add(f"{name}.weight")

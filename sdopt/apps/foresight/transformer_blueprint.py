@@ -124,7 +124,7 @@ def _stored(folder: Path, name: str, family: Family, dtype: torch.dtype, variant
 
 
 def _gib(part: Any, dtype: torch.dtype) -> float:
-    return sum(weight.numel() for weight in part.parameters()) * dtype.itemsize / 2**30
+    return float(sum(weight.numel() for weight in part.parameters()) * dtype.itemsize / 2**30)
 
 
 def _tiny_vae(folder: Path) -> Any:
@@ -168,7 +168,8 @@ def _factor(vae: Any) -> int:
 
 def _largest_layer(folder: Path, names: tuple[str, ...], dtype: torch.dtype) -> float:
     layers = (module for name in names for module in network(folder, name).modules())
-    return max(sum(w.numel() for w in layer.parameters(recurse=False)) for layer in layers) * dtype.itemsize / 2**30
+    most = max(sum(weight.numel() for weight in layer.parameters(recurse=False)) for layer in layers)
+    return float(most * dtype.itemsize / 2**30)
 
 
 def _steps(variant: Variant, whole: Costs, both: bool) -> list[tuple[int, Costs]]:

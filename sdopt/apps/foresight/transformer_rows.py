@@ -128,7 +128,7 @@ def storage_of_row(row: Mapping[str, str]) -> Storage:
     form, _ = _form(row["precision"])
     text, note = f"{row['precision']} {row['backend']}".lower(), row["note"].lower()
     where = f"{text} {note}"
-    texts, numbers = "", ()
+    texts, numbers = "", tuple[int, ...]()
     if re.search(r"t5 quantized|t5 in nf4|transformer and t5|text encoders? q|text encoders quantized", note):
         texts = "nf4" if "t5 in nf4" in note else form
         texts = "" if re.search(r"none quantized", note) or (form in ("q8", "q4", "q2", "cast8")) else texts

@@ -272,7 +272,7 @@ def latents_of(vae: Any, size: tuple[int, int], images: int, dtype: torch.dtype)
     """Returns what an autoencoder decodes: (n, C, h, w), and (n, C, 1, h, w) if it is one for videos."""
     width, height = (side // factor_of(vae.config) for side in size)
     frames = (1,) if "temperal_downsample" in vae.config else ()
-    channels = latent_channels_of(vae.config)
+    channels = int(latent_channels_of(vae.config) or 4)
     return torch.empty(images, channels, *frames, height, width, dtype=dtype, device="meta")
 
 

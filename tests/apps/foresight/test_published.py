@@ -63,7 +63,7 @@ def test_times_have_units(tmp_path: Path) -> None:
     "row",
     [
         {"gpu": "Banana 9000"},
-        {"model": "FLUX.1 dev"},
+        {"model": "HunyuanDiT"},
         {"value": "n/a"},
         {"value": -1},
         {"value": "nan"},
