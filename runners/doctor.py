@@ -36,11 +36,12 @@ def main(argv: list[str]) -> int:
     )
     parser.add_config_dir()
     parser.add_argument("--quick", action="store_true", help="skip measuring the ceilings, which takes some seconds")
+    parser.add_argument("--all", action="store_true", help="say of each option what it needs or why it does not run")
     parser.add_argument(
         "--matrix",
         action="store_true",
-        help="print the state of each option, model and task instead of the diagnosis: proven, refuted or cannot run, "
-        "by the records; impossible, with the reason; or unproven",
+        help="print the state of each option, model and task instead of the diagnosis: pass, fail or cannot run, by "
+        "the records; impossible, with the reason; or not judged",
     )
     parser.add_argument(
         "--records",
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> int:
 def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     from sdopt.apps.doctor.diagnosis import diagnose
     from sdopt.apps.doctor.options import check_options
-    from sdopt.apps.doctor.tables import matrix_table, tables
+    from sdopt.apps.doctor.tables import brief_tables, matrix_table, tables
     from sdopt.config.command import add_working_folder
     from sdopt.config.composer import composer_of
     from sdopt.config.groups import data_sheets, optimization_options
@@ -103,7 +104,7 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     if arguments.json:
         print(_as_json(found))
     else:
-        console.print(tables(found))
+        console.print(tables(found) if arguments.all else brief_tables(found))
     if arguments.save:
         _save(found, arguments.save)
     return 0

@@ -1,8 +1,8 @@
 """Writes `conf/README.md`: every group, option and key, from the yaml files and the docstrings of their classes.
 
-After them it says which options are proven, and which are impossible, with which model and task. Beside the page it
-writes which speed-up a search expects of each option, from `outputs/records/`.
-`python -m runners.reference` writes the page of a checkout; `--check` fails if it is out of date.
+Beside it, `conf/MATRIX.md` says what records show of each option with each model and task, and what is impossible; and
+a file says which speed-up a search expects of each option, from `outputs/records/`.
+`python -m runners.reference` writes the pages of a checkout; `--check` fails if one is out of date.
 """
 
 import ast
@@ -37,22 +37,24 @@ from sdopt.study.designs import Design
 
 from . import Arguments, end_with_code
 
-HEAD, PAGE = CONF / "README.head.md", CONF / "README.md"
+HEAD, PAGE, MATRIX_PAGE = CONF / "README.head.md", CONF / "README.md", CONF / "MATRIX.md"
 PRESETS = "experiment"
 MATRIX = "Options, models and tasks"
 CARDS = ("h200", "rtx4090")
 """Example cards of the matrix: one of data centres, one of workstations."""
 
 
+_WRITTEN = "<!-- Written by python -m runners.reference from the yaml files, docstrings and records. -->"
+
+
 def page() -> str:
     """Returns the whole page: the hand-written head, then a section for each group."""
     groups = [*(group for group in default_options() if group != PRESETS), PRESETS]
     contents = " · ".join(f"[`{group}`](#{group})" for group in groups)
-    contents += f" · [{MATRIX}](#{MATRIX.lower().replace(',', '').replace(' ', '-')})"
+    contents += f" · [{MATRIX}]({MATRIX_PAGE.name})"
     parts = [HEAD.read_text(encoding="utf-8").rstrip(), "# Groups, options and keys", contents]
     parts += [part for group in groups for part in _section(group)]
-    parts.append(option_matrix())
-    parts.append("<!-- Written by python -m runners.reference from the yaml files, docstrings and records. -->")
+    parts.append(_WRITTEN)
     return "\n\n".join(parts) + "\n"
 
 
@@ -110,7 +112,8 @@ def option_matrix() -> str:
     ]
     numbered_notes = "\n".join(f"{number}. {note}" for note, number in notes.items())
     return "\n\n".join(
-        [f"## {MATRIX}", _ABOUT, markdown(("option", "model", "task", *devices), rows, []).rstrip(), numbered_notes]
+        [f"# {MATRIX}", _ABOUT, markdown(("option", "model", "task", *devices), rows, []).rstrip(), numbered_notes]
+        + [f"{_WRITTEN}\n"]
     )
 
 
@@ -123,11 +126,11 @@ def _short(cell: Cell, notes: dict[str, int]) -> str:
 
 _ABOUT = """\
 `sdopt doctor --matrix` prints this table for your machine, and with `hardware=a10` for a card, by its data sheet.
-The states come from the results in `outputs/records/`. An option is **proven** if a variant with it ended well, and its
-traced call showed that it took effect. It is **refuted** if it ran but brought no gain: its trace showed no effect, or
-it was measured alone and its intervals showed none of the gains that it claims. It **cannot run** if it failed. It is
-**impossible** if it conflicts with the device, the model or the task. The notes say why. Everything else is
-**unproven**: nothing speaks against it, and no record shows it. Requirements of installed software are left out here.
+The verdicts come from the results in `outputs/records/`. **pass**: a variant with the option ended well, and its traced
+call showed that the option took effect. **fail**: it ran but brought no gain, because its trace showed no effect, or it
+was measured alone and its intervals showed none of the gains that it claims. **cannot run**: it failed. **impossible**:
+it conflicts with the device, the model or the task. The notes say why. **not judged**: nothing speaks against it, and
+no record shows it. Requirements of installed software do not count here.
 `sdopt gpu-suite` measures all of them on a GPU, and its results belong in `outputs/records/`. On a CPU, a study of
 whole groups does so for a task:
 
@@ -271,7 +274,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parsed(argv)
     if not HEAD.is_file():
         raise UsageError(f"{HEAD}: is missing; the page can only be written in a checkout, not from a wheel")
-    for path, content in ((PAGE, page()), (RECORDED, expected_speedups())):
+    for path, content in ((PAGE, page()), (MATRIX_PAGE, option_matrix()), (RECORDED, expected_speedups())):
         if not arguments.check:
             path.write_text(content, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != content:

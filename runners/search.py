@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from sdopt.record.records import StudyResult
     from sdopt.search.record import SearchRecord
 
+_ANSWERED_BEFORE = "answered before (a larger budget goes on from there, --again begins anew)"
+
 _HELP = """\
-usage: sdopt search [--config-dir DIR] search.groups=[…] [key=value ...]
+usage: sdopt search [--again] [--config-dir DIR] search.groups=[…] [key=value ...]
 
 Find the fastest (or smallest, or closest) combination of options that passes the gate, within limits. All other keys
 are those of `sdopt run`; they compose the baseline. Candidates are screened side by side, with few calls and prompts;
 those that cannot be told from the best one race; the first of these are judged by the gate, on prompts, noise and
 processes that the search has not seen, and only these figures are reported for them.
-The same command continues a search that was interrupted.
+The same command continues a search that was interrupted, and with a larger budget one that ended; --again begins anew.
 
 examples:
   sdopt search 'search.groups=[precision,layout,caching]' search.budget_s=900
@@ -55,26 +56,33 @@ def main(argv: list[str]) -> int:
     parser = Arguments(prog="sdopt search", text=_help)
     parser.add_config_dir()
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parsed(argv)
     with only_json(arguments.json) as say:
 
-        def told(record: "SearchRecord", judged: "StudyResult | None") -> "RenderableType":
+        def told(record: "SearchRecord") -> "RenderableType":
+            from sdopt.record.files import read_result
             from sdopt.report.answer_json import answer_of, to_json
             from sdopt.statistics.summary import summary_of
 
-            studies = [to_json(answer_of(summary_of(judged), Path(record.folder)))] if judged else []
+            folder = Path(record.folder)
+            summaries = [summary_of(read_result(folder / study)) for study in record.judged]
+            studies = [to_json(answer_of(summary, folder)) for summary in summaries]
             say({"exit_code": 0 if record.winner else 3, "search": to_json(record), "studies": studies})
             return record.sentence
 
-        return searched(arguments.overrides, arguments.config_dir, began, told if arguments.json else None)
+        answer = told if arguments.json else None
+        return searched(arguments.overrides, arguments.config_dir, began, answer, again=arguments.again)
 
 
 def searched(
     overrides: "Sequence[str]",
     config_dir: Path | None,
     began: float,
-    answer: "Callable[[SearchRecord, StudyResult | None], RenderableType] | None" = None,
+    answer: "Callable[[SearchRecord], RenderableType] | None" = None,
+    hand_out: "Callable[[SearchRecord], None] | None" = None,
+    again: bool = False,
 ) -> int:
     """Starts or continues a search, and prints its answer; returns the exit code.
 
@@ -83,50 +91,90 @@ def searched(
         config_dir: a folder with the user's own config groups.
         began: when the command began, in seconds of the monotonic clock.
         answer: what is printed of a search that ended; None for the table of all candidates.
+        hand_out: writes further files of a search that ended.
+        again: whether it begins anew, whatever earlier calls have found.
     """
-    from sdopt.config.models import with_own_models
     from sdopt.config.overrides import asks_dry_run, key_of
+    from sdopt.search.answered import answered_before, question_of
+    from sdopt.search.record import read_record
+
+    dry = asks_dry_run(overrides)
+    overrides = [override for override in overrides if key_of(override) != "dry_run"]
+    question = question_of(overrides, config_dir)
+    earlier = None if dry or again else answered_before(overrides, config_dir)
+    if earlier is not None:
+        return _told(read_record(earlier), answer, f"{_ANSWERED_BEFORE}: {earlier}")
+
+    return _run(overrides, config_dir, began, answer, hand_out, again, dry, question)
+
+
+def _run(
+    overrides: "Sequence[str]",
+    config_dir: Path | None,
+    began: float,
+    answer: "Callable[[SearchRecord], RenderableType] | None",
+    hand_out: "Callable[[SearchRecord], None] | None",
+    again: bool,
+    dry: bool,
+    question: str,
+) -> int:
+    """Runs a search that was not answered before, or says what it would try (`dry`); returns the exit code."""
+    from sdopt.config.models import with_own_models
     from sdopt.config.paths import options_of
     from sdopt.report.terminal import shown
-    from sdopt.search.command import begun, concluded, logged, prepare
-    from sdopt.search.record import PAGE, blocks_of, space_table
+    from sdopt.search.command import answered, begun, concluded, logged, prepare
+    from sdopt.search.record import PAGE, space_table
     from sdopt.tracking.client import TrackingError
     from sdopt.worker.forkserver import independent_children
 
-    overrides = with_own_models(overrides, options_of("model", config_dir))
-    dry = asks_dry_run(overrides)
-    overrides = [override for override in overrides if key_of(override) != "dry_run"]
     console = terminal()
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
+    overrides = with_own_models(overrides, options_of("model", config_dir))
     with independent_children():
         prepared = prepare(overrides, config_dir, dry)
         if dry:
             console.print(shown(space_table(prepared.space), console.width))
             for line in prepared.foreseen():
-                say(line)
+                _say(line)
             return 0
-        with begun(prepared, began, say, brief=answer is not None) as search:
+        with begun(prepared, began, _say, brief=answer is not None, again=again) as search:
             folder, tracking = search.studies.folder, prepared.baseline.tracking
             try:
-                judged = search.run()
+                search.run()
             except KeyboardInterrupt as interrupt:
-                record = concluded(search, None, ended=False)
+                record = concluded(search, ended=False)
                 print(f"sdopt: interrupted. {record.sentence}", file=sys.stderr)
                 print(f"All of it: {folder / PAGE}. The same command continues the search.", file=sys.stderr)
                 return exit_code_of(interrupt)
-            record = concluded(search, judged)
-            if tracking.kind == "mlflow":
-                try:
+            record = concluded(search)
+            if hand_out is not None:
+                hand_out(record)
+            try:
+                if tracking.kind == "mlflow":
                     with console.status("logging to MLflow"):
-                        logged(search, record, judged, tracking)
-                except TrackingError as error:
-                    print_problems([f"not logged to {error}; the same command logs it"])
-            console.print(answer(record, judged) if answer else shown(blocks_of(record, brief=True), console.width))
-            say(f"search: {folder}")
-            return 0 if record.winner else 3
+                        logged(search, record, tracking)
+                answered(search, question)
+            except TrackingError as error:
+                print_problems([f"not logged to {error}; the same command logs it"])
+            return _told(record, answer, f"search: {folder}")
+
+
+def _say(line: str) -> None:
+    terminal().print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _told(
+    record: "SearchRecord",
+    answer: "Callable[[SearchRecord], RenderableType] | None",
+    last: str,
+) -> int:
+    """Prints the answer of a search, and a last line; returns the exit code."""
+    from sdopt.report.terminal import shown
+    from sdopt.search.record import blocks_of
+
+    console = terminal()
+    console.print(answer(record) if answer else shown(blocks_of(record, brief=True), console.width))
+    _say(last)
+    return 0 if record.winner else 3
 
 
 if __name__ == "__main__":

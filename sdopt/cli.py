@@ -7,7 +7,9 @@ import inspect
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
+from dataclasses import fields
 from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
@@ -158,21 +160,32 @@ def _complete(request: str) -> int:
     if not before:
         print(_ANSWERS.get(shell, " ").join(name for name in COMMANDS if name.startswith(partial)))
         return 0
-    if before[0] not in COMMANDS:
+    offered = _offered(before, partial)
+    if offered is not None:
+        print(_ANSWERS.get(shell, " ").join(choice for choice in offered if choice.startswith(partial)))
         return 0
-    if before[0] in _OF_RESULTS and "=" not in partial:
-        # The newest first; where there is none, the shell lists files.
-        found = sorted(Path("outputs").glob("*/*/*/result.json"), key=lambda path: path.parent.name, reverse=True)
-        folders = [str(path.parent) for path in found if str(path.parent).startswith(partial)]
-        print(_ANSWERS.get(shell, " ").join(folders[:_MOST]))
-        return 0
-    if before[0] == "optimize" and len(before) == 1:
-        return 0  # a file: the shell lists them
     # Hydra expects overrides after the program's name.
     os.environ["COMP_LINE"] = line.replace(f" {before[0]}", "", 1)
     if before[0] == "optimize":  # after a model's name, and flags
         os.environ["COMP_LINE"] = " ".join([words[0], *(word for word in before[1:] if "=" in word), partial])
     return _completed_by_hydra(request, before[0])
+
+
+def _offered(before: Sequence[str], partial: str) -> list[str] | None:
+    """Returns what a shell offers after some words without asking Hydra; None where Hydra has to be asked."""
+    if before[0] not in COMMANDS:
+        return []
+    if before[0] in _OF_RESULTS and "=" not in partial:
+        # The newest first; where there is none, the shell lists files.
+        found = sorted(Path("outputs").glob("*/*/*/result.json"), key=lambda path: path.parent.name, reverse=True)
+        return [str(path.parent) for path in found if str(path.parent).startswith(partial)][:_MOST]
+    if before[0] == "ui":  # it has no study to configure
+        from sdopt.schema import Tracking
+
+        return ["--port", *(f"tracking.{key.name}=" for key in fields(Tracking))]
+    if before == ["optimize"]:
+        return []  # a file: the shell lists them
+    return None
 
 
 def _completed_by_hydra(request: str, command: str = "run") -> int:

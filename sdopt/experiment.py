@@ -20,7 +20,7 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems, without_passwords
-from sdopt.forecast import lines_of
+from sdopt.forecast import expected_call_s, lines_of
 from sdopt.gate.calibration import remarks_on_calibration
 from sdopt.gate.rule_checks import applicable, remarks_on_rules, require_measured
 from sdopt.hardware.faults import faults_of
@@ -192,7 +192,7 @@ class Experiment:
             write_result(result, self.folder)  # a full disk should fail before measuring, not after
             end, summary = self._conclusion, None
             try:
-                with Progress(self.console, self.timeline) as progress:
+                with Progress(self.console, self.timeline, self.brief) as progress:
                     workers = partial(WorkerProcess, self.context, machine.device, self.config.protocol.timeout_s)
                     run_study(plan, result, machine, workers, self.folder, progress)
                 self.timeline.enter("quality and verdicts")
@@ -214,11 +214,16 @@ class Experiment:
     def _foretell(self, plan: Plan, result: StudyResult, machine: Machine) -> None:
         """Says what a study would measure, and what it would take as far as that is known."""
         measured = [*runnable_of(plan, result), plan.baseline]  # the baseline is measured twice
-        expected = forecast(measured, result, Path("outputs"))
-        show_plan(result, expected, self.console)
-        if machine.sheet is not None or (expected.seconds is None and not machine.device.is_cuda):
-            for line in lines_of(plan.variants, machine, self.context):
-                self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        cost = forecast(measured, result, Path("outputs"))
+        told: list[str] = []
+        if machine.sheet is not None or (cost.seconds is None and not machine.device.is_cuda):
+            told = lines_of(plan.variants, machine, self.context)
+            if cost.seconds is None and (call_s := expected_call_s(plan.variants, machine, self.context)) is not None:
+                based_on = f"predicted; {cost.based_on}"
+                cost = replace(cost, seconds=cost.calls * call_s, based_on=based_on)
+        show_plan(result, cost, self.console)
+        for line in told:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _continued(self, fresh: StudyResult, plan: Plan) -> StudyResult:
         """Returns the folder's result to continue; a sweep job restarted on another host starts over."""

@@ -4,6 +4,7 @@ An application offers a function under the entry point `sdopt.forecast`: it take
 start a process, and returns an `Expected` for each variant and shape.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -57,3 +58,13 @@ def lines_of(variants: Sequence[Variant], machine: Machine, context: StartContex
     name = machine.device.name if machine.sheet is None else machine.sheet.name
     lines = [f"  {each.variant}, {each.shape}: {each.text}" for each in found]
     return [f"expected on {name} (80 % intervals):", *lines]
+
+
+def expected_call_s(variants: Sequence[Variant], machine: Machine, context: StartContext) -> float | None:
+    """Returns the seconds that are expected of a call, on average over variants and shapes; None if none is told."""
+    try:
+        seconds = [each.seconds for each in expected(variants, machine, context)]
+    except UsageError:
+        return None
+    known = [value for value in seconds if not math.isnan(value)]
+    return sum(known) / len(known) if known else None

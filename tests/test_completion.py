@@ -4,10 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from sdopt.schema import Tracking
 from tests.command import sdopt
 
 
@@ -31,6 +33,8 @@ def query(monkeypatch: pytest.MonkeyPatch, cwd: Path, line: str, shell: str = "b
         ("sdopt nothing layout=", []),
         ("sdopt show ", []),
         ("sdopt optimize ", []),
+        ("sdopt ui ", ["--port", *(f"tracking.{each.name}=" for each in fields(Tracking))]),
+        ("sdopt ui attention", []),
         ("sdopt optimize mine.safetensors layout=chan", ["layout=channels_last"]),
     ],
 )

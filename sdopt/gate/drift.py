@@ -17,7 +17,7 @@ from sdopt.gate.rule_checks import applicable, is_of_images
 from sdopt.gate.rulings import unjudged
 from sdopt.gate.trust import disturbances, trust_rulings
 from sdopt.quality.metrics import family_of, measured_metrics
-from sdopt.record.choices import NONE, PLAIN
+from sdopt.record.choices import NONE, PATCH, PLAIN
 from sdopt.record.comparisons import Comparison
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Score
@@ -42,6 +42,33 @@ class Difference:
     waiver: str = ""
 
 
+_LOADED_BY = {
+    "deepspeed": ("deepspeed",),
+    "onnxruntime": ("onnxruntime",),
+    "onnxscript": ("onnxruntime",),
+    "openvino": ("openvino",),
+    "tensorrt": ("tensorrt",),
+    "torch-tensorrt": ("tensorrt",),
+    "torch-blade": ("blade",),
+    "sdnq": ("sdnq", "quantized"),
+    "torchao": ("torchao", "quantized"),
+    "tomesd": ("tome",),
+    "xformers": ("xformers",),
+}
+"""Words of the options that load a package; a study without such an option is the same with any version of it."""
+
+
+def _counts(package: str, later: StudyResult, earlier: StudyResult) -> bool:
+    """Returns whether a package may have changed a result: code of the user's own may load any."""
+    if package not in _LOADED_BY:
+        return True
+    for variant in (*later.variants, *earlier.variants):
+        for axis, option in variant.choices.items():
+            if axis == PATCH or any(word in f"{axis} {option}" for word in _LOADED_BY[package]):
+                return True
+    return bool(later.config.model.factory or earlier.config.model.factory)
+
+
 def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
     """Returns what keeps two results from being compared: other devices, models, workloads, versions or choices."""
     now, then = later.environment, earlier.environment
@@ -52,7 +79,7 @@ def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
         **later.config.differing(earlier.config, WORK),
         **_contents(later.feature_digests, earlier.feature_digests),
     }
-    packages = sorted({*now.packages, *then.packages})
+    packages = [name for name in sorted({*now.packages, *then.packages}) if _counts(name, later, earlier)]
     versions = {name: (now.packages.get(name), then.packages.get(name)) for name in packages}
     found = [
         Difference(f"{what}: {mine} against {other}", waiver)

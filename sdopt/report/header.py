@@ -44,6 +44,9 @@ def show_plan(result: StudyResult, expected: "Forecast", console: Console) -> No
 
     A reason is one line, however long, since it may hold a command to copy.
     """
+    # `sdopt show` prints headers, too, and shall import nothing that measures.
+    from sdopt.study.forecast import PATIENCE_S, SHORTER
+
     environment, baseline = result.environment, result.variant(result.baseline).choices
     # A planned device comes from a data sheet, which names no driver; a real one has a driver.
     planned = environment.sheet is not None and environment.device["driver"] is None
@@ -76,6 +79,8 @@ def show_plan(result: StudyResult, expected: "Forecast", console: Console) -> No
         f"calls of the pipeline: about {expected.calls}, by {expected.processes} processes",
         f"time: {time}; memory: {memory} ({expected.based_on})",
     ]
+    if expected.seconds is not None and expected.seconds > PATIENCE_S and not result.config.protocol.budget_s:
+        effort.append(SHORTER)
     for repository, size in expected.downloads.items():
         size_text = "unknown, the hub cannot be asked" if size is None else f"up to {size / 2**30:.2f} GiB"
         effort.append(f"download of {repository}: {'nothing, it is in the cache' if size == 0 else size_text}")

@@ -15,9 +15,9 @@ def program_of(_result: StudyResult, variant: VariantResult) -> str:
 def said_of(program: Program | None) -> str:
     """Returns in one sentence what is known of a variant's program."""
     if program is None:
-        return "No code is shown for it: none was run."
+        return "No code is shown: none was run."
     if not program.draws:
-        return f"No code is shown for it: {program.reason}."
+        return f"No code is shown: {program.reason}."
     if program.error == 0 or program.levels == 0:
         return "This code was run, and draws the measured image."
     levels = f"to within {program.levels} of 255 levels, a mean squared error of {program.error:.1e}"

@@ -128,7 +128,18 @@ def _because(result: StudyResult, judgement: Judgement) -> str:
     """Returns the reasons of the verdict, each in a sentence. A pass has too many to name."""
     if judgement.verdict is Verdict.PASS:
         return "; ".join(filter(None, [f"all {len(judgement.rulings)} rules", judgement.note]))
-    return "; ".join(filter(None, [*reasons_of(judgement, result), judgement.note]))
+    return "; ".join(filter(None, [*_first_reasons(judgement, result), judgement.note]))
+
+
+_REASONS = 3
+"""Reasons of a verdict that are sentences; the table of all rules has the others."""
+
+
+def _first_reasons(judgement: Judgement, result: StudyResult) -> list[str]:
+    """Returns the first reasons of a verdict, and how many properties more there are."""
+    reasons = reasons_of(judgement, result)
+    more = len(reasons) - _REASONS
+    return [*reasons[:_REASONS], *([f"and {more} more like these"] if more > 0 else [])]
 
 
 def _rule_name(ruling: Ruling) -> str:
@@ -199,7 +210,7 @@ def junit(summary: Summary, inconclusive_passes: bool | None = None) -> bytes:
                 ElementTree.SubElement(properties, "property", name=name_of, value=str(verdict))
         case = ElementTree.SubElement(suite, "testcase", classname=name, name=f"gate {result.gate}", time=time)
         if kind:
-            message = _printable("; ".join(reasons_of(judgement, result)))
+            message = _printable("; ".join(_first_reasons(judgement, result)))
             found = ElementTree.SubElement(case, kind, message=message, type=str(decision_of(judgement.verdict)))
             found.text = _printable("\n".join(_figures_of(judgement)))
         ElementTree.SubElement(suite, "system-out")

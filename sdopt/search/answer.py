@@ -4,87 +4,88 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sdopt.record.records import Status, StudyResult
+from sdopt.record.records import StudyResult
 from sdopt.report.header import header_of
 from sdopt.report.program import said_of
-from sdopt.schema import Gate
-from sdopt.search.findings import RATIOS, CandidateFinding, findings_of
+from sdopt.search.findings import RATIOS, CandidateFinding
+from sdopt.search.judgements import Judgements
 from sdopt.search.racing import UNKNOWN, front_of
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
 from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
-from sdopt.statistics.scale import Decision, Speed
 from sdopt.statistics.sentences import described, unconfirmed
-from sdopt.statistics.summary import Summary, summary_of
 from sdopt.statistics.words import shortened, start_words
 
 
-def record_of(search: Search, judged: StudyResult | None, ended: bool = True) -> SearchRecord:
-    """Returns what a search has found so far; `judged` is the study of the finalists, once the search has reached it.
-
-    `ended` is false if the search was interrupted before it took all its steps.
-    """
+def record_of(search: Search, ended: bool = True) -> SearchRecord:
+    """Returns what a search has found so far; `ended` is false if it was interrupted before it took all its steps."""
     found = search.all_findings(("screen-", "race-"))
-    summary = summary_of(judged) if judged else None
-    answers = {row.name: row for row in summary.candidates} if summary else {}
-    last = findings_of(judged, search.config, Gate()) if judged else {}
-    passed = [name for name, finding in last.items() if answers[name].pays and not finding.out]
-    winner = passed[0] if passed else None
-    # A finalist that was faster, and of which neither that nor the opposite is shown.
-    open_still = [
-        name
-        for name, finding in last.items()
-        if (row := answers[name]).status is Status.OK
-        and row.decision is not Decision.FAIL
-        and row.speed is not Speed.SLOWER
-        and not (row.pays or finding.out)
-        and (finding.speedup or 0) > 1
-    ]
-    undecided = open_still[0] if open_still and not winner else None
-    objectives = search.config.objectives
-    front = front_of({name: [last[name].losses[objective] for objective in objectives] for name in passed})
+    judgements = search.judgements
+    winner = next(iter(judgements.passed), None)
+    undecided = None if winner else next(iter(judgements.undecided), None)
     entries = []
     for candidate in search.trials.candidates:
-        name = candidate.name
-        if name in last:
-            fate = Fate.PASSED if name in passed else _not_passed(answers[name], last[name])
-            fate = Fate.WINNER if name == winner else fate
-            entry = entry_of(candidate, fate, _because(answers[name], last[name]), [last[name]])
-            speedup = answers[name].speedup
-            low, high = (speedup.interval.low, speedup.interval.high) if speedup else (None, None)
-            entries.append(
-                replace(entry, judged=True, low=low, high=high, on_front=name in front, command=answers[name].command)
-            )
+        if candidate.name in judgements.rows:
+            entries.append(_judged_entry(candidate, judgements, search.config.objectives))
         else:
-            fate, why = search.dropped.get(name, (Fate.OPEN, ""))
-            entries.append(entry_of(candidate, fate, why, found.get(name, [])))
-    best = _fastest(entries, Fate.OPEN)
-    fastest = f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×" if best else ""
-    so_far = f"The search has not ended; {len(entries)} combinations were proposed so far{fastest}."
-    if search.unjudged is not None and best is not None:
-        so_far = _unjudged(best, search)
+            fate, why = search.dropped.get(candidate.name, (Fate.OPEN, ""))
+            entries.append(entry_of(candidate, fate, why, found.get(candidate.name, [])))
+    studies = [summary.result for summary in judgements.studies.values()]
+    shown = next(iter(search.results("screen-")), next(iter(studies), None))
     started = search.trials.started
-    shown = next(iter(search.results("screen-")), judged)
+    best = winner or undecided
+    row = judgements.rows[best] if best else None
     return SearchRecord(
         name=search.config.title,
         folder=str(search.studies.folder),
         started=started.isoformat(timespec="seconds") if started else "",
         header=header_of(shown) if shown else [],
-        objectives=list(objectives),
+        objectives=list(search.config.objectives),
         distance=search.config.distance,
-        sentence=_sentence(winner, undecided, passed, summary, last, entries)
-        if ended and search.unjudged is None
-        else so_far,
+        sentence=_answer(search, judgements, entries, ended),
         entries=sorted(entries, key=lambda entry: (list(Fate).index(entry.fate), -(entry.speedup or 0.0))),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
-        notes=_notes(search, judged),
+        notes=_notes(search, studies),
         winner=winner,
         undecided=undecided,
-        lines=list(answers[winner].lines) if winner else [],
-        program_run=said_of(answers[winner].variant.program) if winner else "",
+        lines=list(row.lines) if row and winner else [],
+        program_run=said_of(row.variant.program) if row else "",
+        judged=list(judgements.studies),
     )
+
+
+def _judged_entry(candidate: Combination, judgements: Judgements, objectives: Sequence[str]) -> SearchEntry:
+    """Returns the entry of a candidate that was judged, with the figures of that study."""
+    name, passed = candidate.name, judgements.passed
+    row, finding = judgements.rows[name], judgements.findings[name]
+    fate = Fate.FAILED if name in judgements.failed else Fate.UNDECIDED
+    if name in passed:
+        fate = Fate.WINNER if name == passed[0] else Fate.PASSED
+    losses = {other: [judgements.findings[other].losses[objective] for objective in objectives] for other in passed}
+    low, high = (row.speedup.interval.low, row.speedup.interval.high) if row.speedup else (None, None)
+    return replace(
+        entry_of(candidate, fate, _because(row, finding), [finding]),
+        judged=True,
+        low=low,
+        high=high,
+        on_front=name in front_of(losses),
+        command=row.command,
+        study=judgements.folders[name],
+    )
+
+
+def _answer(search: Search, judgements: Judgements, entries: Sequence[SearchEntry], ended: bool) -> str:
+    """Returns the answer, and what is still to do where the search did not come to its end."""
+    if ended and search.unjudged is None:
+        return _sentence(judgements, entries)
+    best = _fastest(entries, Fate.OPEN)
+    shown = f"{_sentence(judgements, entries)} " if judgements.passed else ""
+    if search.unjudged is not None and best is not None:
+        return f"{shown}{_unjudged(best, search)}"
+    fastest = f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×" if best else ""
+    return f"{shown}The search has not ended; {len(entries)} combinations were proposed so far{fastest}."
 
 
 def _unjudged(best: SearchEntry, search: Search) -> str:
@@ -95,12 +96,6 @@ def _unjudged(best: SearchEntry, search: Search) -> str:
         f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command with about "
         f"{math.ceil(needed_s / 60)} min goes on, and judges them."
     )
-
-
-def _not_passed(row: Row, finding: CandidateFinding) -> Fate:
-    """Returns the fate of a judged candidate that did not pass: whether something speaks against it."""
-    against = row.decision is Decision.FAIL or row.speed is Speed.SLOWER or row.status is not Status.OK
-    return Fate.FAILED if against or finding.out else Fate.UNDECIDED
 
 
 def _because(row: Row, finding: CandidateFinding) -> str:
@@ -133,43 +128,43 @@ def entry_of(candidate: Combination, fate: Fate, because: str, findings: Sequenc
     )
 
 
-def _sentence(
-    winner: str | None,
-    undecided: str | None,
-    passed: Sequence[str],
-    summary: Summary | None,
-    last: dict[str, CandidateFinding],
-    entries: Sequence[SearchEntry],
-) -> str:
-    tried = len(entries)
-    row = summary.row(winner) if summary and winner else None
-    if summary is not None and row is not None:
-        start = start_words(last[row.name].start)
-        told = [described(row, summary.row(summary.result.baseline))]
-        told += [f"{start[0]} more {start[1]}, {start[2]}"] if start else []
-        also = f" {len(passed) - 1} more passed." if len(passed) > 1 else ""
-        which = "that the gate passes" if summary.result.config.gate.judges else "with a gain; no gate judged"
-        best = "The only combination that was tried" if tried == 1 else f"The best of {tried} combinations {which}"
-        return f"{'; '.join(told)}. {best}.{also}"
-    if summary is None:
-        if not tried:
-            return "No combination was tried."
-        best_out = _fastest(entries, Fate.FAILED)
-        refused = (
-            f"; {best_out.name} was about {best_out.speedup:.2f}×, but: {shortened(best_out.because)}"
-            if best_out
-            else ""
-        )
-        kept = f"none of the {tried} combinations that were tried is faster and keeps the images"
-        return f"Keep the baseline: {kept}{refused}."
-    row = summary.row(undecided) if undecided else None
-    if row is not None:
-        return unconfirmed(row, summary.row(summary.result.baseline))
-    judged = len(summary.candidates)
+def _sentence(judgements: Judgements, entries: Sequence[SearchEntry]) -> str:
+    tried, passed = len(entries), judgements.passed
+    if passed:
+        return _winning(judgements, tried)
+    if not judgements.studies:
+        return _nothing_judged(entries)
+    if judgements.undecided:
+        first = judgements.undecided[0]
+        return unconfirmed(judgements.rows[first], judgements.baseline_of(first))
+    judged = len(judgements.rows)
     none = f"{judged} of {tried} combinations were judged, and none of them is"
     if judged == 1:
         none = f"one of {tried} combinations was judged, and it is not" if tried > 1 else "the only combination is not"
     return f"Keep the baseline: {none} shown to be better."
+
+
+def _winning(judgements: Judgements, tried: int) -> str:
+    """Returns the answer of a search with a winner."""
+    winner, *others = judgements.passed
+    start = start_words(judgements.findings[winner].start)
+    said = described(judgements.rows[winner], judgements.baseline_of(winner))
+    if start:
+        said += f"; {start[0]} more {start[1]}, {start[2]}"
+    gate = judgements.studies[judgements.folders[winner]].result.config.gate
+    which = "that the gate passes" if gate.judges else "with a gain; no gate judged"
+    best = "The only combination that was tried" if tried == 1 else f"The best of {tried} combinations {which}"
+    return f"{said}. {best}.{f' {len(others)} more passed.' if others else ''}"
+
+
+def _nothing_judged(entries: Sequence[SearchEntry]) -> str:
+    """Returns the answer of a search of which no combination was worth to be judged."""
+    if not entries:
+        return "No combination was tried."
+    best = _fastest(entries, Fate.FAILED)
+    refused = f"; {best.name} was about {best.speedup:.2f}×, but: {shortened(best.because)}" if best else ""
+    kept = f"none of the {len(entries)} combinations that were tried is faster and keeps the images"
+    return f"Keep the baseline: {kept}{refused}."
 
 
 def _fastest(entries: Sequence[SearchEntry], fate: Fate) -> SearchEntry | None:
@@ -177,7 +172,7 @@ def _fastest(entries: Sequence[SearchEntry], fate: Fate) -> SearchEntry | None:
     return max(faster, key=lambda entry: entry.speedup or 0, default=None)
 
 
-def _notes(search: Search, judged: StudyResult | None) -> list[str]:
+def _notes(search: Search, studies: Sequence[StudyResult]) -> list[str]:
     config = search.config
     notes = [search.trials.ended] if search.trials.ended else []
     if spoiled := search.trials.spoiled:
@@ -192,11 +187,15 @@ def _notes(search: Search, judged: StudyResult | None) -> list[str]:
             f"than noise explains ({noise}). The chance that {which} was dropped is at most {100 * config.error:g} % "
             "(search.error)."
         )
-    if judged is not None:
+    if studies:
         notes.append(
             "The judged candidates were measured again, with other prompts, noise and processes than those they were "
             "chosen by. The figures of all other candidates are means of one or a few processes, and those of the best "
             "ones are too good, because they are the best of many."
+        )
+    if len(studies) > 1:
+        notes.append(
+            f"{len(studies)} calls judged, each on other noise; each has the chance of a wrong pass that the gate has."
         )
     return notes
 

@@ -59,12 +59,14 @@ class SearchBudget:
         return 0.0 if self.baseline is None else self.seconds("screen", [self._usual()])
 
     @property
+    def needed_s(self) -> float:
+        """Seconds of the least search, which screens and judges one candidate; 0 where nothing is known yet."""
+        return 0.0 if self.baseline is None else self.least_s + self.seconds("final", [self._usual()])
+
+    @property
     def missing_s(self) -> float:
-        """Seconds that the least search, which screens and judges one candidate, takes beyond what is left."""
-        if self.baseline is None:  # without a study, there is no estimate
-            return 0.0
-        usual = [self._usual()]
-        return max(0.0, self.seconds("screen", usual) + self.seconds("final", usual) - self.left_s)
+        """Seconds that the least search takes beyond what is left."""
+        return max(0.0, self.needed_s - self.left_s)
 
     def seconds(self, stage: str, costs: Sequence[Cost]) -> float:
         """Returns how many seconds a study of candidates takes, with the baseline and its control beside them."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,14 +15,13 @@ from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.experiment import awaits_clip, fetch_clip
-from sdopt.forecast import expected, lines_of
+from sdopt.forecast import expected_call_s, lines_of
 from sdopt.locks import lock_folder
 from sdopt.record.files import inside, write_atomically
-from sdopt.record.records import StudyResult
-from sdopt.report.blocks import Chart
 from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.schema import Tracking
 from sdopt.search.answer import record_of
+from sdopt.search.answered import Answered, numbered, read_answered, write_answered
 from sdopt.search.config import SearchConfig, search_config, split
 from sdopt.search.expectation import Expectation
 from sdopt.search.record import PAGE, PLOT, RECORD, TABLES, SearchEntry, SearchRecord, markdown_of, page_of
@@ -80,12 +79,7 @@ class Prepared:
 
     def expected_call_s(self) -> float | None:
         """Returns the seconds that are expected of a call of the baseline; None where it expects none."""
-        try:
-            predictions = expected(self.space.variants([]), self.machine, self.context)
-        except UsageError:
-            return None
-        seconds = [prediction.seconds for prediction in predictions]
-        return None if any(map(math.isnan, seconds)) else sum(seconds) / len(seconds)
+        return expected_call_s(self.space.variants([]), self.machine, self.context)
 
 
 def prepare(overrides: Sequence[str], config_dir: Path | None, dry: bool = False) -> Prepared:
@@ -108,10 +102,17 @@ def prepare(overrides: Sequence[str], config_dir: Path | None, dry: bool = False
 
 
 @contextmanager
-def begun(prepared: Prepared, began: float, say: Callable[[str], None], brief: bool = False) -> Iterator[Search]:
+def begun(
+    prepared: Prepared, began: float, say: Callable[[str], None], brief: bool = False, again: bool = False
+) -> Iterator[Search]:
     """Yields a search, new or as an earlier call left it, and locks its folder for the duration.
 
-    `began` is when the command began, in seconds of the monotonic clock; for the other arguments, see `Search`.
+    Args:
+        prepared: what the command line asks for.
+        began: when the command began, in seconds of the monotonic clock.
+        say: as for `Search`.
+        brief: likewise.
+        again: whether it begins anew, in a folder of its own, where an earlier call has begun.
 
     Raises:
         UsageError: a storage cannot be written, or an earlier call's files and trials do not belong together.
@@ -119,20 +120,19 @@ def begun(prepared: Prepared, began: float, say: Callable[[str], None], brief: b
     config, tracking = prepared.config, prepared.baseline.tracking
     if warning := require_store(tracking, config.title):
         say(warning)
-    name = f"{config.title}-{_identity(prepared)}"
-    folder = Path(config.folder) / name
+    folder = _folder_of(Path(config.folder) / f"{config.title}-{_identity(prepared)}", again)
     folder.mkdir(parents=True, exist_ok=True)
+    name = folder.name
     with lock_folder(folder) as ours:
         if not ours:
-            raise OccupiedError(
-                f"{folder}: another search runs in this folder; wait for it, or choose another search.title"
-            )
+            raise OccupiedError(f"{folder}: another search runs in this folder; wait for it, or add --again")
         trials = Trials.open(name, prepared.space, config)
         there = {path.parent.name for path in folder.glob("screen-*/result.json")}
         if trials.measured - there or there - trials.stages:
             where = f"search.storage={config.storage} and {folder} do not belong together"
-            raise UsageError(f"{where}: one of them was removed; begin another search with search.title=…")
+            raise UsageError(f"{where}: one of them was removed; begin another search with --again")
         studies = Studies(prepared.given, config, prepared.config_dir, folder)
+        answered = read_answered(folder)
         yield Search(
             config,
             prepared.space,
@@ -142,7 +142,20 @@ def begun(prepared: Prepared, began: float, say: Callable[[str], None], brief: b
             say,
             brief,
             expected_call_s=prepared.expected_call_s,
+            answered=answered is not None,
+            goes_on=answered is not None and not answered.covers(config.budget_s, config.trials),
         )
+
+
+def _folder_of(base: Path, again: bool) -> Path:
+    """Returns the folder of the newest search of those that are the same, or that of one more."""
+    there = numbered(base)
+    if not there:
+        return base
+    if not again:
+        return there[-1]
+    newest = re.fullmatch(rf"{re.escape(base.name)}\.(\d+)", there[-1].name)
+    return base.with_name(f"{base.name}.{int(newest[1]) + 1 if newest else 2}")
 
 
 def _identity(prepared: Prepared) -> str:
@@ -153,29 +166,41 @@ def _identity(prepared: Prepared) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:10]
 
 
-def concluded(search: Search, judged: StudyResult | None, ended: bool = True) -> SearchRecord:
+def answered(search: Search, question: str) -> None:
+    """Writes that a search is answered, so that the same question within the same budget has its answer at once.
+
+    Does nothing where the budget ended before the best candidate was judged: another call judges it. Raises OSError.
+    """
+    if search.unjudged is None:
+        folder, config = search.studies.folder, search.config
+        longest, earlier = Answered(config.budget_s, config.trials, question), read_answered(folder)
+        if earlier is not None and earlier.covers(config.budget_s, config.trials):
+            longest = replace(earlier, question=question)
+        write_answered(folder, longest)
+
+
+def concluded(search: Search, ended: bool = True) -> SearchRecord:
     """Writes what a search has found so far to its folder, and returns it; see `record_of`. Raises OSError."""
-    record, folder = record_of(search, judged, ended), search.studies.folder
+    record, folder = record_of(search, ended), search.studies.folder
     write_atomically(folder / RECORD, json.dumps(asdict(record), indent=1, ensure_ascii=False).encode())
     write_atomically(folder / TABLES, markdown_of(record).encode())
     try:
         # What draws is large, and a machine that only measures may lack it.
         from sdopt.report.charts.spec import picture
         from sdopt.report.page.html import html_page
-        from sdopt.search.plot import search_plot
+        from sdopt.search.plot import search_chart, search_plot
 
-        plot = search_plot(record)
+        plot, chart = search_plot(record), search_chart(record)
         if plot is not None:
             write_atomically(folder / PLOT, picture(plot))
-        charts = [] if plot is None else [Chart([("", plot)])]
-        write_atomically(folder / PAGE, html_page(page_of(record, charts)))
+        write_atomically(folder / PAGE, html_page(page_of(record, [chart] if chart else [])))
     except (UnavailableError, ModuleNotFoundError) as error:
         print_problems([f"no {PLOT} and {PAGE}: {error}"])
     return record
 
 
-def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tracking: Tracking) -> Logged:
-    """Logs a search to MLflow, replacing its earlier runs: a run above those of its trials and of the judged study.
+def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
+    """Logs a search to MLflow, replacing its earlier runs: a run above those of its trials and of the judged studies.
 
     Raises:
         UsageError: one of its files is a link that leads out of its folder.
@@ -183,7 +208,8 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
     """
     folder = search.studies.folder
     files = [path for name in (RECORD, TABLES, PLOT, PAGE) if (path := inside(folder, name)).is_file()]
-    screened = next(iter(search.results("screen-")), judged)
+    judged = [summary.result for summary in search.judgements.studies.values()]
+    screened = next(iter([*search.results("screen-"), *judged]), None)
     tags = common_tags(screened, screened.config) if screened else {}
     tags.pop(STUDY, None)
     tags |= {name: str(value) for name, value in (tracking.tags or {}).items()}  # the studies that screen have none
@@ -204,7 +230,7 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
         ],
     )
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-    complete = [f"tags.`{STUDY}` = '{judged.id}' and tags.`{DIGEST}` = '{digest_of(judged)}'"] if judged else []
+    complete = [f"tags.`{STUDY}` = '{study.id}' and tags.`{DIGEST}` = '{digest_of(study)}'" for study in judged]
     mine = [f"tags.`{_SEARCH}` = '{folder.name}'"]
     note = note_of(f"**{name}:** {record.sentence}")
     return ask(client.put, tracking, record.name, run, mine, digest, complete, note)
@@ -230,7 +256,8 @@ def trial_run(entry: SearchEntry, record: SearchRecord, tags: Mapping[str, str],
             "start/extra_s": entry.start.extra_s,
             "break_even/images": entry.start.images,
         }
-    words = {"fate": str(entry.fate), "answer": f"{entry.fate}: {entry.because}"[:5000], "command": entry.command}
+    answer = f"{entry.fate}: {entry.because}" if entry.because else str(entry.fate)
+    words = {"fate": str(entry.fate), "answer": answer[:5000], "command": entry.command, NOTE: note_of(answer)}
     return TrackedRun(
         name=entry.name,
         tags={**tags, ROLE: "trial", **tracked_tags(entry.columns), **words},

@@ -8,7 +8,7 @@ from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
 from sdopt.record.comparisons import BreakEven
 from sdopt.record.records import Status, StudyResult, VariantResult
-from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.columns import further_columns, values_of
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
@@ -16,6 +16,7 @@ from sdopt.statistics.figures import rows_of
 from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_change, spared_growth
 from sdopt.statistics.objections import broken_because
+from sdopt.statistics.reasons import percent_text, reasons_of
 from sdopt.statistics.rows import Row
 
 RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
@@ -81,22 +82,28 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
     broken = {row.name: why for row in result.candidates if (why := broken_because(row))}
     if gate.judges and any(row.quality for row in result.variants):
         judge(result, gate, calibration_for(result, gate.calibration))
-    failed = {
-        judged.candidate: [ruling for ruling in judged.rulings if ruling.verdict is Verdict.FAIL]
-        for judged in result.judgements
-        if judged.verdict is Verdict.FAIL
-    }
+    failed = {judged.candidate: judged for judged in result.judgements if judged.verdict is Verdict.FAIL}
     found = {}
     for row in [row for row in rows_of(result) if row.comparison and not row.variant.is_control]:
-        name, beyond = row.variant.name, _memory_beyond(row, gate, result)
-        finding = _finding(row, config, broken.get(name, ""), failed.get(name, []), beyond)
+        name = row.variant.name
+        refused = reasons_of(failed[name], result) if name in failed else []
+        because = broken.get(name) or "; ".join(refused) or _memory_beyond(row, gate, result)
+        spoiled = name in failed and name not in broken and _spoils(failed[name])
+        finding = _finding(row, config, because, spoiled)
         # A study that ended early says nothing of a candidate that it had not come to.
         if row.variant.status is not Status.INTERRUPTED or set(config.objectives) <= finding.losses.keys():
             found[name] = finding
     return found
 
 
-def _finding(row: Row, config: SearchConfig, broken: str, failed: Sequence[Ruling], beyond: str) -> CandidateFinding:
+def _spoils(judgement: Judgement) -> bool:
+    """Returns whether a rule on images failed, not only one on speed or memory."""
+    failed = [ruling for ruling in judgement.rulings if ruling.verdict is Verdict.FAIL]
+    return any(ruling.metric and ruling.metric not in RULED for ruling in failed)
+
+
+def _finding(row: Row, config: SearchConfig, because: str, spoiled: bool) -> CandidateFinding:
+    """Returns the finding on one candidate; `because` is why the gate or its evidence rules it out, "" if neither."""
     losses = {
         objective: -math.log(ratio.measure.gain(ratio.interval.estimate))
         for objective, name in RATIOS.items()
@@ -121,10 +128,8 @@ def _finding(row: Row, config: SearchConfig, broken: str, failed: Sequence[Rulin
         for name, (value, limit) in limits.items()
         if value is not None and limit is not None
     }
-    unknown = [name for name, (value, limit) in limits.items() if limit is not None and value is None]
-    refused = (" ".join(filter(None, (ruling.metric or ruling.rule, ruling.reason))) for ruling in failed)
-    because = "; ".join(dict.fromkeys(refused))
-    missing = [objective for objective in config.objectives if objective not in losses]
+    unknown = [_QUANTITIES[name] for name, (value, limit) in limits.items() if limit is not None and value is None]
+    missing = [_QUANTITIES[objective] for objective in config.objectives if objective not in losses]
     return CandidateFinding(
         losses,
         len(row.variant.measurements),
@@ -132,8 +137,8 @@ def _finding(row: Row, config: SearchConfig, broken: str, failed: Sequence[Rulin
         memory,
         distance,
         excess,
-        broken or because or beyond or _why_out(row.variant, [*unknown, *missing], excess, config),
-        spoiled=not broken and any(ruling.metric and ruling.metric not in RULED for ruling in failed),
+        because or _why_out(row.variant, [*unknown, *missing], excess, config),
+        spoiled=spoiled,
         distances=tuple(by_prompt) if score and len(by_prompt) == len(score.per_prompt) else (),
         start=row.break_even,
         recompiles=row.figures.get("compile/recompiles"),
@@ -142,6 +147,16 @@ def _finding(row: Row, config: SearchConfig, broken: str, failed: Sequence[Rulin
         columns=values_of(row, further_columns(OWN_COLUMNS)),
     )
 
+
+_QUANTITIES = {
+    "latency": "time of a call",
+    "latency_s": "time of a call",
+    "memory": "peak memory",
+    "memory_gib": "peak memory",
+    "distance": "distance of images",
+    "distance_limit": "distance of images",
+}
+"""What objectives and limits are about."""
 
 _PEAKS_VARY = 1.1
 """Largest factor by which peaks of two processes of a variant may differ; of repeated baselines they are within 3 %."""
@@ -157,7 +172,9 @@ def _memory_beyond(row: Row, gate: Gate, result: StudyResult) -> str:
     baseline, found = result.variant(result.baseline), ratio.interval.estimate
     least, _ = smallest_change(MEMORY_RATIO, result.config.protocol, baseline)
     limit = max(min(limits), least, spared_growth(gate, baseline, result))
-    return f"memory_ratio {found:.3g} exceeds {limit:.3g}" if found > limit * _PEAKS_VARY else ""
+    if found <= limit * _PEAKS_VARY:
+        return ""
+    return f"It takes {percent_text(found - 1)} more memory ({percent_text(limit - 1)} allowed)"
 
 
 def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, float], config: SearchConfig) -> str:
@@ -167,8 +184,12 @@ def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, f
         return f"{variant.status}: {variant.reason}" if variant.reason else str(variant.status)
     if unknown:
         return f"not measured: {', '.join(dict.fromkeys(unknown))}"
-    beyond = [f"search.{name}={getattr(config, name):g}" for name, share in excess.items() if share > 0]
-    return f"exceeds {', '.join(beyond)}" if beyond else ""
+    beyond = [
+        f"{_QUANTITIES[name]} beyond search.{name}={getattr(config, name):g}"
+        for name, share in excess.items()
+        if share > 0
+    ]
+    return ", ".join(beyond)
 
 
 def control_of(result: StudyResult, objective: str) -> tuple[float, int] | None:

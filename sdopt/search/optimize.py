@@ -13,11 +13,7 @@ from sdopt.config.overrides import key_of, quoted
 from sdopt.config.paths import whole_path
 from sdopt.errors import UsageError
 from sdopt.record.files import write_atomically
-from sdopt.record.records import StudyResult
-from sdopt.report.contact_sheet import comparison_sheet
-from sdopt.report.program import program_of, said_of
-from sdopt.search.record import FINAL, PAGE, TABLES, SearchRecord, load_line
-from sdopt.statistics.summary import summary_of
+from sdopt.search.record import PAGE, TABLES, SearchRecord, load_line
 
 PICTURE, PROGRAM = "before_after.png", "optimized.py"
 
@@ -99,35 +95,51 @@ def _seconds(budget: str) -> int:
     return max(1, round(float(found[1]) * _UNITS[found[2]]))
 
 
-def answer_of_optimize(record: SearchRecord, judged: StudyResult | None) -> RenderableType:
-    """Returns the answer: a sentence, a picture of before and after, and the winner as a program; writes both files.
+def hand_out(record: SearchRecord) -> None:
+    """Writes the picture of before and after, and the winner as a program, into the folder of a search.
 
     Raises:
         OSError: a file cannot be written.
     """
+    # What draws is large, and a search that was answered before has its files.
+    from sdopt.record.files import read_result
+    from sdopt.report.contact_sheet import comparison_sheet
+    from sdopt.report.program import program_of
+    from sdopt.statistics.summary import summary_of
+
     folder = Path(record.folder)
-    parts: list[RenderableType] = [Text(f"\n{record.sentence}", style="bold")]
-    best = record.winner or record.undecided
-    if best is None or judged is None:
-        parts += [Text(f"  {entry.name}: {entry.because}", style="dim") for entry in record.entries if entry.judged]
-        return Group(*parts, Text(f"Everything that was tried: {folder / PAGE}"))
-    sides = (judged.baseline, best)
+    for name in (PICTURE, PROGRAM):
+        (folder / name).unlink(missing_ok=True)
+    best = record.best
+    if best is None:
+        return
+    judged = read_result(folder / best.study)
     two = replace(
         judged,
-        variants=[row for row in judged.variants if row.name in sides],
-        comparisons=[each for each in judged.comparisons if each.candidate == best],
+        variants=[row for row in judged.variants if row.name in (judged.baseline, best.name)],
+        comparisons=[edge for edge in judged.comparisons if edge.candidate == best.name],
     )
-    if sheet := comparison_sheet(summary_of(two), folder / FINAL, prompts=4):
+    if sheet := comparison_sheet(summary_of(two), folder / best.study, prompts=4):
         write_atomically(folder / PICTURE, sheet)
-        parts.append(Text(f"Before and after: {folder / PICTURE}"))
-    said = said_of(judged.variant(best).program)
-    if program := program_of(judged, judged.variant(best)):
+    if program := program_of(judged, judged.variant(best.name)):
         if not record.winner:
             program = f"# Not shown to be better, so that the baseline is the answer: see {folder / TABLES}.\n{program}"
         write_atomically(folder / PROGRAM, program.encode())
-        parts.append(Text(f"As a program: {folder / PROGRAM}. {said}\n"))
-        parts.append(Text(program, no_wrap=True, overflow="ignore"))
+
+
+def answer_of_optimize(record: SearchRecord) -> RenderableType:
+    """Returns the answer: a sentence, where the picture of before and after is, and the winner as a program."""
+    folder, best = Path(record.folder), record.best
+    parts: list[RenderableType] = [Text(f"\n{record.sentence}", style="bold")]
+    if best is None:
+        parts += [Text(f"  {entry.name}: {entry.because}", style="dim") for entry in record.entries if entry.judged]
+        return Group(*parts, Text(f"Everything that was tried: {folder / PAGE}"))
+    if (folder / PICTURE).is_file():
+        parts.append(Text(f"Before and after: {folder / PICTURE}"))
+    if (folder / PROGRAM).is_file():
+        parts.append(Text(f"As a program: {folder / PROGRAM}. {record.program_run}\n"))
+        parts.append(Text((folder / PROGRAM).read_text(encoding="utf-8"), no_wrap=True, overflow="ignore"))
     else:
-        (folder / PROGRAM).unlink(missing_ok=True)
-        parts += [Text(said), Text("As it was measured:"), Padding(Text(load_line(record, best)), (0, 0, 0, 4))]
+        parts += [Text(record.program_run), Text("As it was measured:")]
+        parts.append(Padding(Text(load_line(record, best.name)), (0, 0, 0, 4)))
     return Group(*parts, Text(f"Everything that was tried: {folder / PAGE}"))

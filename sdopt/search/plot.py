@@ -5,6 +5,8 @@ from typing import Any
 
 import altair as alt
 
+from sdopt.report.blocks import Cell, Chart
+from sdopt.report.charts.labels import KEY_ROW, MOST_NAMES, key_layer, label_layers, place_labels, positions
 from sdopt.report.charts.parts import built, kinds, ratio_axis
 from sdopt.report.charts.spec import Spec
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, MUTED, VERMILION
@@ -23,22 +25,38 @@ _KINDS: dict[str, tuple[str, str]] = {
 }
 """Colour and shape by fate."""
 
-_NAMED = 12
-"""How many points bear their names: those that were judged, and then the fastest."""
+_HEIGHT, _PADDING = 420, 20
+_WIDTH, _PICTURE_WIDTH, _WIDTH_WITH_KEY = 190, 800, 560
+"""Widths of the plot in pixels: on a phone, in a picture, and in one with a key."""
+
+
+def search_chart(record: SearchRecord) -> Chart | None:
+    """Returns the plot of a page: points bear numbers, which the legend explains; None if there are none."""
+    points = _points(record)
+    if not points:
+        return None
+    for point in points:
+        point["label"] = str(point["number"])
+    legend = [(point["number"], point["name"], Cell(point["kind"])) for point in points]
+    return Chart([("", _spec(record, points, named=False))], legend=legend)
 
 
 def search_plot(record: SearchRecord) -> Spec | None:
-    """Plots every candidate with a speed-up, against the distance of its images or against memory.
+    """Returns the plot of a picture: points bear their names, or numbers with a key beside them; None without any."""
+    points = _points(record)
+    for point in points:
+        point["label"] = point["name"] if len(points) <= MOST_NAMES else str(point["number"])
+    return _spec(record, points, named=True) if points else None
+
+
+def _points(record: SearchRecord) -> list[dict[str, Any]]:
+    """Returns every candidate with a speed-up, against the distance of its images or against memory, the best first.
 
     Memory is the x axis if no distance was measured, or if memory is an objective and distance is not. A line joins the
     front if the two axes are exactly the objectives.
-
-    Returns:
-        the plot; None if no candidate can be shown.
     """
     measured = [entry for entry in record.entries if entry.speedup is not None]
-    wanted = "distance" in record.objectives or "memory" not in record.objectives
-    by_distance = wanted and any(entry.distance is not None for entry in measured)
+    by_distance = _by_distance(record)
     joined = set(record.objectives) == {"latency", "distance" if by_distance else "memory"}
     points: list[dict[str, Any]] = [
         {
@@ -47,61 +65,66 @@ def search_plot(record: SearchRecord) -> Spec | None:
             "low": entry.low,
             "high": entry.high,
             "kind": str(entry.fate),
-            "label": entry.name,
+            "name": entry.name,
             "judged": entry.judged,
             "front": joined and entry.on_front,
         }
         for entry in measured
         if (entry.distance if by_distance else entry.memory_gib) is not None
     ]
-    if not points:
-        return None
-    if by_distance:
-        points.append({"x": 0.0, "speed": 1.0, "kind": "baseline", "label": "baseline"})
+    if points and by_distance:
+        points.append({"x": 0.0, "speed": 1.0, "kind": "baseline", "name": "baseline"})
     ranked = sorted(points, key=lambda point: (not point.get("judged", True), -point["speed"]))
-    for point in ranked[_NAMED:]:
-        point["label"] = ""
-    named = sorted((point for point in points if point["label"]), key=lambda point: -point["speed"])
-    for index, point in enumerate(named):
-        point["below"] = bool(index % 2)
-    return _spec(record, points, record.distance if by_distance else "")
+    for number, point in enumerate(ranked, 1):
+        point["number"] = number
+    return ranked
 
 
-def _spec(record: SearchRecord, points: list[dict[str, Any]], distance: str) -> Spec:
+def _by_distance(record: SearchRecord) -> bool:
+    """Returns whether the x axis is the distance of images; else it is memory."""
+    wanted = "distance" in record.objectives or "memory" not in record.objectives
+    return wanted and any(entry.distance is not None for entry in record.entries if entry.speedup is not None)
+
+
+def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Spec:
+    distance = record.distance if _by_distance(record) else ""
     speeds = [end for point in points for end in (point["speed"], point.get("low"), point.get("high")) if end]
     axis = ratio_axis(f"speed-up{unit_text(record.per_image)}, log scale (up is faster)", speeds)
     scale, ticks = alt.Scale(zero=False, padding=20), alt.Axis(tickCount=6)
     if distance:
         scale = alt.Scale(type="symlog", constant=_small(points), padding=20, nice=False)
         ticks = alt.Axis(values=_ticks(points), format="~g")
-    x = alt.X("x:Q", title=f"{distance or 'memory (GiB)'}, better to the left", scale=scale, axis=ticks)
+    title = ["memory (GiB), better to the left"]
+    if distance:  # on a phone there is no room for one line
+        title = ["how far images are from the baseline's", f"({distance}; left is better)"]
+    x = alt.X("x:Q", title=title, scale=scale, axis=ticks)
     y = alt.Y("speed:Q", **axis)
     looks = {kind: look for kind, look in _KINDS.items() if any(point["kind"] == kind for point in points)}
     every = alt.Chart().encode(x=x)
     bounds = every.transform_filter("isValid(datum.low)").mark_rule(color=MUTED, strokeWidth=2)
     front = every.transform_filter("datum.front").mark_line(color=GREEN, interpolate="step-after", opacity=0.6)
-    # Written towards the middle of the chart; every second one is below, so that neighbours do not overlap.
-    places = [math.log1p(point["x"] / _small(points)) if distance else point["x"] for point in points]
-    middle = (min(places) + max(places)) / 2
-    for point, place in zip(points, places, strict=True):
-        point["right"] = place > middle
-    labels = alt.Chart().mark_text(
-        align=alt.ExprRef("datum.right ? 'right' : 'left'"),
-        dx=alt.ExprRef("datum.right ? -9 : 9"),
-        dy=alt.ExprRef("datum.below ? 11 : -9"),
-        fontWeight="bold",
-        limit=420,
+    key = [(point["number"], point["name"]) for point in points] if named and len(points) > MOST_NAMES else []
+    height = max(_HEIGHT, KEY_ROW * len(key))
+    width = _WIDTH if not named else _WIDTH_WITH_KEY if key else _PICTURE_WIDTH
+    along = [math.log1p(point["x"] / _small(points)) if distance else point["x"] for point in points]
+    across = [math.log(point["speed"]) for point in points]
+    pixels = zip(
+        positions(along, _PADDING, width - _PADDING),
+        positions(across, 0.93 * height, 0.07 * height),
+        strict=True,
     )
+    place_labels(points, list(pixels), (width, height))
     chart = alt.layer(
         bounds.encode(y=alt.Y("low:Q", **axis), y2="high"),
         front.encode(y=y),
         every.mark_point(filled=True, size=90, opacity=0.9).encode(y=y, **kinds("kind", looks)),
-        labels.encode(x=x, y=y, text="label:N"),
+        *label_layers(x, y),
+        *([key_layer(key)] if key else []),
         data=alt.InlineData(values=points),
     )
-    title = record.header or [record.name]
-    look = {"text": title, "anchor": "start", "fontSize": 12, "offset": 8}
-    return {**built(chart, " · ".join(title), 420), "title": look}
+    heading = record.header or [record.name]
+    look = {"text": heading, "anchor": "start", "fontSize": 12, "offset": 8}
+    return {**built(chart, " · ".join(heading), height), "title": look}
 
 
 def _ticks(points: list[dict[str, Any]]) -> list[float]:

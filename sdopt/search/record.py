@@ -1,10 +1,13 @@
 """The record of a search, which files store and trackers log; and its report: the answer and all combinations."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from sdopt.errors import UsageError
 from sdopt.record.comparisons import BreakEven, Interval
 from sdopt.report.blocks import (
     Block,
@@ -100,7 +103,9 @@ class SearchEntry:
     command: str = ""
     """The command that measures the candidate again; "" if none is known to, as of those that were not judged."""
     judged: bool = False
-    """Whether it was measured in the last study, with the full protocol."""
+    """Whether it was measured in a judged study, with the full protocol."""
+    study: str = FINAL
+    """The folder of the study that judged it."""
     columns: dict[str, float | str] = field(default_factory=dict)
     """What further columns of tables have, by their names, in the last study that measured it."""
 
@@ -115,7 +120,7 @@ class SearchRecord:
     header: list[str]
     objectives: list[str]
     distance: str
-    """The metric of `Entry.distance`."""
+    """The metric of `SearchEntry.distance`."""
     sentence: str
     entries: list[SearchEntry]
     conflicts: dict[str, str]
@@ -129,12 +134,39 @@ class SearchRecord:
     lines: list[str] = field(default_factory=list)
     """Code that turns the winner on for a pipeline `pipe` of diffusers."""
     program_run: str = ""
-    """Whether that code was run, and what it generated."""
+    """Whether the code of the winner, or of what is undecided, was run, and what it generated."""
+    judged: list[str] = field(default_factory=list)
+    """The folders of the judged studies, the newest first."""
+
+    @property
+    def best(self) -> SearchEntry | None:
+        """The winner, or else what is undecided."""
+        name = self.winner or self.undecided
+        return next((entry for entry in self.entries if entry.name == name), None)
 
     @property
     def per_image(self) -> bool:
         """Whether times are shown per image, because calls of candidates make different numbers of images."""
         return any(entry.per_image for entry in self.entries)
+
+
+def read_record(folder: Path) -> SearchRecord:
+    """Reads the record of a search from its folder.
+
+    Raises:
+        UsageError: there is none, or another version of sdopt wrote it.
+    """
+    try:
+        written = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        entries = [_entry_of(entry) for entry in written.pop("entries")]
+        return SearchRecord(**written, entries=entries)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{folder / RECORD}: cannot be read: {error}") from error
+
+
+def _entry_of(written: dict[str, Any]) -> SearchEntry:
+    start = written.pop("start")
+    return SearchEntry(**written | {"fate": Fate(written["fate"]), "start": BreakEven(**start) if start else None})
 
 
 _MEANING = {
@@ -214,7 +246,8 @@ def page_of(record: SearchRecord, charts: Sequence[Chart]) -> Page:
 
 def load_line(record: SearchRecord, variant: str | None) -> str:
     """Returns the line of Python that loads the pipeline of a judged candidate."""
-    return f"pipe = sdopt.load({f'{record.folder}/{FINAL}'!r}, variant={variant!r})"
+    study = next((entry.study for entry in record.entries if entry.name == variant), FINAL)
+    return f"pipe = sdopt.load({f'{record.folder}/{study}'!r}, variant={variant!r})"
 
 
 def space_table(space: "Space") -> list[Block]:

@@ -21,6 +21,7 @@ from sdopt.schema import Gate
 from sdopt.search.budget import Cost, SearchBudget, StudyWork
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import RATIOS, CandidateFinding, control_of, findings_of
+from sdopt.search.judgements import Judgements
 from sdopt.search.racing import DistanceStanding, RatioStanding, Scatter, Standing, Standings, contenders, is_gain, race
 from sdopt.search.record import FINAL, Fate, start_said
 from sdopt.search.space import Combination, Space
@@ -50,6 +51,8 @@ class Search:
         brief: whether the judged study is not shown, because the caller answers in other words.
         expected_call_s: returns the seconds to expect of the baseline's call before anything is measured; None where
             nothing is expected.
+        answered: whether an earlier call answered.
+        goes_on: whether this call has more time than those that answered, so that it tries more.
         unjudged: the seconds that judging the best candidate takes; set if the budget does not leave them.
         dropped: the fate of each candidate that is out of the search, with the reason, by name.
     """
@@ -62,6 +65,8 @@ class Search:
     say: Callable[[str], None]
     brief: bool = False
     expected_call_s: Callable[[], float | None] = lambda: None
+    answered: bool = False
+    goes_on: bool = False
     unjudged: float | None = None
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
     _read: dict[str, dict[str, CandidateFinding]] = field(default_factory=dict)
@@ -94,42 +99,74 @@ class Search:
             for result in self.finished(CALIBRATE):
                 budget.baseline, _ = costs_of(result)
 
-    def run(self) -> StudyResult | None:
-        """Takes all steps; returns the judged study, or None if no candidate was judged.
+    def run(self) -> None:
+        """Takes all steps, or those that are left.
 
         Raises UsageError if the budget is too short to try a single option.
         """
-        judged = next(self.results(FINAL), None)
-        finalists = self.race() if judged is not None else self._selected()
+        if self.answered and not self.goes_on:
+            self.say("answered before: a larger budget goes on from there, and --again begins anew")
+        at_hand = self._at_hand()
+        if at_hand is None and self.answered and not self.goes_on:
+            self.race()
+            return
+        finalists = self.race() if at_hand is not None else self._selected()
         if not finalists:
-            return None
-        names = [candidate.name for candidate in finalists]
-        if judged is not None and judged.status == "finished":
-            self.say(
-                "this search was judged before, and more time does not extend it: search.title=… begins another one"
-            )
-            return self.studies.measure(FINAL, finalists, brief=self.brief)
+            return
+        stage, names = self._judging_stage, [candidate.name for candidate in finalists]
+        if at_hand is not None and at_hand.status == "finished":
+            self.studies.measure(stage, finalists, brief=self.brief)
+            return
         needed_s = self.budget.seconds_of(FINAL, names)
         if needed_s > _SLACK * self.budget.left_s:
             self.unjudged = needed_s
-            return None
+            return
         self.say(
             f"judging {len(finalists)} on fresh prompts, noise and processes{self._duration_text(FINAL, names)}: "
             f"{'; '.join(names)}"
         )
-        result = self.studies.measure(FINAL, finalists, brief=self.brief, limit_s=_SLACK * self.budget.left_s)
-        if result.status == "finished":
-            return result
-        self.unjudged = needed_s
-        return None
+        result = self.studies.measure(stage, finalists, brief=self.brief, limit_s=_SLACK * self.budget.left_s)
+        if result.status != "finished":
+            self.unjudged = needed_s
+
+    @property
+    def judgements(self) -> Judgements:
+        """The verdicts of the judged studies that ended."""
+        ended = [(folder, result) for folder, result in self._judged() if result.status == "finished"]
+        return Judgements.of(ended, self.config)
+
+    def _judged(self) -> list[tuple[str, StudyResult]]:
+        """Returns the judged studies, be they unfinished, each with the name of its folder, the oldest first."""
+        judged = [(FINAL, result) for result in self.results(FINAL)]
+        for number, result in enumerate(self.results(f"{FINAL}-"), start=1):
+            judged.append((f"{FINAL}-{number}", result))
+        return judged
+
+    def _at_hand(self) -> StudyResult | None:
+        """Returns the judged study that this call completes; None if it may select anew."""
+        judged = self._judged()
+        if not judged or (self.goes_on and judged[-1][1].status == "finished"):
+            return None
+        return judged[-1][1]
+
+    @property
+    def _judging_stage(self) -> str:
+        """The folder of the judged study that this call completes or begins."""
+        judged = self._judged()
+        number = len(judged) if self._at_hand() is None else len(judged) - 1
+        return f"{FINAL}-{number}" if number else FINAL
 
     def _selected(self) -> list[Combination]:
         """Screens and races; returns the finalists, ranked."""
+        if tried := len(self.trials.candidates):
+            self.say(f"going on: {tried} combination{'s were' if tried > 1 else ' was'} tried before")
         for reasons in self.space.left_out:
-            self.say(f"left out: {shortened(reasons)}")
+            self.say(f"cannot run here: {shortened(reasons)}")
         self.studies.require_final(self.space.candidates(self.space.alone()))
-        self._require_time()
-        self.studies.calibrate(self.say, self.budget.left_s)
+        call_s = self.budget.baseline.call_s if self.budget.baseline else 0.0
+        self._require_time(call_s * self.studies.calibration_images)
+        # To judge takes longer than to calibrate: what needs more than half of the time leaves none for that.
+        self.studies.calibrate(self.say, self.budget.left_s / 2)
         self._learn_baseline(self.budget)
         self._require_time()
         if more_s := self.budget.missing_s:
@@ -146,16 +183,17 @@ class Search:
                 break
         return finalists
 
-    def _require_time(self) -> None:
+    def _require_time(self, calibrating_s: float = 0.0) -> None:
         """Raises UsageError if not even one option can be tried; what was measured serves another call."""
-        least_s = self.budget.least_s
+        least_s = calibrating_s + self.budget.least_s
         if self.budget.costs or least_s <= _SLACK * self.budget.left_s:
             return
         used_s = self.config.budget_s - self.budget.left_s
+        to_try = math.ceil((used_s + least_s) / 60)
+        to_judge = math.ceil((used_s + calibrating_s + self.budget.needed_s) / 60)
         raise UsageError(
-            f"search.budget_s={self.config.budget_s:g}: to try one option takes about "
-            f"{math.ceil((used_s + least_s) / 60)} min here, and to judge it about "
-            f"{math.ceil((used_s + self.budget.left_s + self.budget.missing_s) / 60)} min"
+            f"search.budget_s={self.config.budget_s:g}: to try one option takes about {to_try} min here, and to judge "
+            f"it about {to_judge} min: give search.budget_s={60 * to_judge}, or to sdopt optimize --budget {to_judge}m"
         )
 
     # ---------------------------------------------------------------------------------------------------- screening
@@ -203,8 +241,14 @@ class Search:
     def _order(self) -> tuple[list[str], bool]:
         """Returns the candidates that may still be the best one, the best first, and whether any of them gains."""
         standings = self._standings(self._races)
-        found = contenders(standings, self.config.error / (self.config.races + 1))
+        contending = contenders(standings, self.config.error / (self.config.races + 1))
+        found = self._earlier.open_among(contending)
         return found, any(is_gain(standings[name]) for name in found)
+
+    @cached_property
+    def _earlier(self) -> Judgements:
+        """The verdicts of earlier calls."""
+        return self.judgements
 
     @property
     def _races(self) -> int:
@@ -238,7 +282,7 @@ class Search:
         words = [
             "" if finding.speedup is None else f"{finding.speedup:.2f}×",
             "" if finding.memory_gib is None else gib_text(finding.memory_gib),
-            "" if finding.distance is None else f"{self.config.distance} {finding.distance:.2g}",
+            "" if finding.distance is None else f"image distance {finding.distance:.2g}",
             f"start {said}" if (said := start_said(finding.start)) else "",
         ]
         return ", ".join(filter(None, words)) or "no figures"
@@ -252,7 +296,7 @@ class Search:
         """
         self.dropped.clear()
         candidates = {candidate.name: candidate for candidate in self.trials.candidates}
-        judged = next(iter(self.results(FINAL)), None)
+        judged = self._at_hand()
 
         def measure(number: int, names: list[str]) -> bool:
             stage = f"race-{number}"
@@ -268,7 +312,9 @@ class Search:
 
         order = race(self.config, self._standings, measure, self._drop)
         there = [row.name for row in judged.candidates] if judged else []
-        finalists = [name for name in there if name in candidates] or self._finalists(order, candidates)
+        finalists = [name for name in there if name in candidates]
+        if not finalists:
+            finalists = self._finalists(self._earlier.open_among(order), candidates)
         self._drop(
             [name for name in order if name not in finalists], Fate.LEFT_OUT, "others came first: search.finalists"
         )

@@ -27,7 +27,7 @@ from sdopt.study.resume import missing_of
 from sdopt.variant import Variant
 
 _OTHER_NOISE = 500_000
-"""Added to the noise seed for the final study; a search draws fewer images than that before it judges."""
+"""Added to the noise seed for each judged study; a search draws fewer images than that before it judges."""
 
 CALIBRATE = "calibrate"
 """The folder of the study that measures how much images differ by chance."""
@@ -73,10 +73,10 @@ class Studies:
         design = [*_DESIGN, f"study.name={quoted(self.config.title)}"]
         if self.config.objectives != ["latency"]:  # else what is clearly slower cannot be the best
             design.insert(0, "protocol.give_up=null")
-        if stage != FINAL:
+        if not stage.startswith(FINAL):
             own = [*map(as_override, self.config.screen if stage.startswith("screen") else self.config.race)]
             return merge_overrides(self.given, ["protocol=default", *_UNTRACKED, *own, *design])
-        return [*self.judged(merge_overrides(self.given, design)), *self._fresh()]
+        return [*self.judged(merge_overrides(self.given, design)), *self._fresh(stage)]
 
     def judged(self, overrides: Sequence[str]) -> list[str]:
         """Returns overrides with the gate that judges: the one that was asked for, or the default one, calibrated."""
@@ -85,15 +85,19 @@ class Studies:
         # The gate is first, because a choice of a gate replaces the keys that were set for another one.
         return [*gate, *overrides, *fit]
 
-    def _fresh(self) -> list[str]:
-        """Returns overrides for prompts, noise and an order of rounds that the search has not used yet."""
+    def _fresh(self, stage: str) -> list[str]:
+        """Returns overrides for prompts, noise and an order of rounds that the search has not used yet.
+
+        A later judgement has the prompts of the first one and other noise.
+        """
+        number = 1 + int(stage.partition("-")[2] or 0)
         with composer_of(self.given, self.config_dir) as composer:
             workload, protocol = composer.current.workload, composer.current.protocol
-        noise = [] if workload.latents else [f"workload.seed={(workload.seed + _OTHER_NOISE) % 2**53}"]
+        noise = [] if workload.latents else [f"workload.seed={(workload.seed + number * _OTHER_NOISE) % 2**53}"]
         return [
             f"workload.prompt_start={workload.prompt_start + self._seen}",
             *noise,
-            f"protocol.shuffle_seed={(protocol.shuffle_seed + 1) % 2**53}",
+            f"protocol.shuffle_seed={(protocol.shuffle_seed + number) % 2**53}",
         ]
 
     @cached_property
@@ -122,29 +126,36 @@ class Studies:
                 f"seen, but only {there} follow after the first {first}; name a file of at least {first + wanted}"
             )
 
+    @property
+    def calibration_images(self) -> int:
+        """How many images of the baseline `calibrate` generates; 0 if the gate needs none, or a packaged file fits."""
+        run, _ = self.composed(FINAL)
+        shares = (rule for rules in run.gate.rules.values() for rule in rules if rule.of_seeds or rule.deviations)
+        if run.gate.calibration or not any(shares):
+            return 0
+        packaged = calibration_file(run.recorded)
+        there = run.model.weights == "packaged" and packaged.is_file()
+        if there and fit_of(read_calibration(packaged), run.recorded, named=False).calibration is not None:
+            return 0
+        return 2 * self._seen
+
     def calibrate(self, say: Callable[[str], None], limit_s: float | None = None) -> None:
         """Measures how much the baseline's images differ by chance, if the gate needs it and no packaged file fits.
 
         On the prompts and noise that the search may see, and not on those that the finalists are judged by. Raises
         UsageError if that takes more than `limit_s` seconds; another call goes on.
         """
-        run, _ = self.composed(FINAL)
-        shares = (rule for rules in run.gate.rules.values() for rule in rules if rule.of_seeds or rule.deviations)
-        if run.gate.calibration or not any(shares):
+        if not (images := self.calibration_images):
             return
-        packaged = calibration_file(run.recorded)
-        there = run.model.weights == "packaged" and packaged.is_file()
-        if there and fit_of(read_calibration(packaged), run.recorded, named=False).calibration is not None:
-            return
-        say(f"{CALIBRATE}: how much {2 * self._seen} images of the baseline differ by chance, for the gate's margins")
+        say(f"{CALIBRATE}: how much {images} images of the baseline differ by chance, for the gate's margins")
         own = [f"quality.{key}={self._seen}" for key in ("prompt_count", "floor_prompts")]
         once = ["protocol=smoke", "protocol.rounds=1", *_UNTRACKED, *own]
         overrides = [*merge_overrides(self.given, once), *_DESIGN, "study.name=calibrate", "study.edges=[]"]
         result = self._within(limit_s, CALIBRATE, [*overrides, _variants([])], brief=True)
         if result.status == "interrupted":
             raise UsageError(
-                f"search.budget_s={self.config.budget_s:g}: is too short to measure how much images differ by chance, "
-                "without which no image can be judged; the same command with more time goes on"
+                f"search.budget_s={self.config.budget_s:g}: half of it is too short to measure how much images differ "
+                "by chance, without which no image can be judged; the same command with more time goes on"
             )
         write_calibration(calibration_of(result), self._calibration)
 

@@ -21,9 +21,9 @@ LAUNCH_BOUND = 0.8
 class Standing(StrEnum):
     """What is shown of an option with a model and a task on a device."""
 
-    PROVEN = "proven"
+    PROVEN = "pass"
     """It took effect, as its trace shows; if it was measured alone, the figures do not rule out its claimed gain."""
-    REFUTED = "refuted"
+    REFUTED = "fail"
     """It ran without benefit: its trace shows no effect, or the intervals rule out every gain that it claims."""
     CANNOT_RUN = "cannot run"
     """It conflicts with the device or the model, or it failed there. To take longer than a limit is no such failure."""

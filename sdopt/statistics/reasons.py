@@ -166,11 +166,30 @@ def sentence(ruling: Ruling, worst: str = "") -> str:
         return _unjudged(ruling)
     if ruling.rule == "must pay":
         known = _PAYOFFS.get(ruling.payoff) if ruling.payoff else "Not enough runs to tell whether it gains anything"
-        return f"{known}: {ruling.reason.removeprefix(f'{ruling.payoff}: ')}"
+        return f"{known}: {_claims_in_words(ruling.reason.removeprefix(f'{ruling.payoff}: '))}"
     if ruling.rule in _CHECKS:
         return f"{_CHECKS[ruling.rule]}: {ruling.reason}"
     said = _of_figures(ruling)
     return f"{said}, most of all for “{worst}”" if worst and ruling.verdict is Verdict.FAIL else said
+
+
+_CLAIM = re.compile(
+    r"(?P<ratio>speedup|memory_ratio)(?P<shape>/\S+)? [\d.e+-]+× \[(?P<low>[\d.e+-]+), (?P<high>[\d.e+-]+)\] "
+    r"\(one-sided [\d.]+ % bounds\) (?:straddles|excludes) a gain of (?P<gain>[\d.]+ %)"
+)
+
+
+def _claims_in_words(reason: str) -> str:
+    """Returns what was found of each claim of a gain, without the names of ratios and of statistics."""
+
+    def worded(found: re.Match[str]) -> str:
+        at = f" at {found['shape'][1:]}" if found["shape"] else ""
+        if found["ratio"] == "speedup":
+            return f"its speed is {found['low']}× to {found['high']}×{at}, and a gain counts from {found['gain']} on"
+        memory = f"it takes {found['low']}× to {found['high']}× the memory{at}"
+        return f"{memory}, and a saving counts from {found['gain']} on"
+
+    return _CLAIM.sub(worded, reason)
 
 
 def _of_figures(ruling: Ruling) -> str:
@@ -200,7 +219,7 @@ def _found_and_allowed(ruling: Ruling, estimate: float, limit: float) -> tuple[s
     about, text = _DISTANCES.get(name, (name, _number))
     if name in _RATIOS:
         change, limit_text = _RATIOS[name]
-        return f"It {change(estimate)}", limit_text(limit)
+        return f"It {change(estimate)}{_at_shape(ruling)}", limit_text(limit)
     if ruling.rule == "rarely":
         exceeded = re.search(r"exceed ([\d.e+-]+)", ruling.reason)
         least = f" by more than {text(float(exceeded[1]))}" if exceeded else ""
@@ -215,6 +234,11 @@ def _found_and_allowed(ruling: Ruling, estimate: float, limit: float) -> tuple[s
         return f"Images {known.change(estimate)} than the baseline's", known.text(limit)
     which, most = ("Images", "") if ruling.rule != "every" else (f"Images of {_counted(ruling)}", "up to ")
     return f"{which} differ from the baseline's in {about} by {most}{text(estimate)}", text(limit)
+
+
+def _at_shape(ruling: Ruling) -> str:
+    shape = ruling.metric.partition("/")[2]
+    return f" at {shape}" if shape else ""
 
 
 def _lower(text: str) -> str:
@@ -233,7 +257,7 @@ def _subject(ruling: Ruling) -> str:
         "first_image_s": "How long the first image takes",
     }
     if name in subjects:
-        return subjects[name]
+        return f"{subjects[name]}{_at_shape(ruling)}"
     if name in _DISTANCES:
         return f"Whether images differ in {_DISTANCES[name][0]}"
     return f"Whether images differ ({ruling.metric})" if ruling.metric else _CHECKS.get(ruling.rule, ruling.rule)
@@ -248,7 +272,8 @@ def _unjudged(ruling: Ruling) -> str:
 def reasons_of(judgement: Judgement, result: StudyResult | None = None) -> list[str]:
     """Returns the sentences of the rulings that decided a judgement, each once; those on images before the others.
 
-    A reason that several rulings share is said once, with what they are about.
+    A reason that several rulings share is said once, with what they are about. Of several rules on one property, such
+    as on its mean and on each prompt, the first one speaks for all.
     """
     decisive = [ruling for ruling in judgement.rulings if ruling.verdict is judgement.verdict]
     shared: dict[str, list[Ruling]] = {}
@@ -257,16 +282,31 @@ def reasons_of(judgement: Judgement, result: StudyResult | None = None) -> list[
         cause = ruling.doubt or (ruling.reason if alone else sentence(ruling))
         shared.setdefault(cause, []).append(ruling)
     found = []
+    told: set[str] = set()
     for cause, rulings in shared.items():
+        subjects = {_property_of(ruling) for ruling in rulings if ruling.metric}
+        if subjects and subjects <= told:
+            continue
+        told |= subjects
         if any(ruling.rule == UNDISTURBED for ruling in rulings):
             found.append(f"{_CHECKS[UNDISTURBED]}: {cause}")
         elif len(rulings) > 1 and all(ruling.doubt or ruling.verdict is Verdict.NOT_COMPARABLE for ruling in rulings):
-            subjects = list(dict.fromkeys(_lower(_subject(ruling)) for ruling in rulings))
+            about = list(dict.fromkeys(_lower(_subject(ruling)) for ruling in rulings))
             ending = "cannot be told" if rulings[0].doubt else "was not judged"
-            found.append(f"{_joined(subjects)} {ending}: {cause}")
+            found.append(f"{_joined(about)} {ending}: {cause}")
         else:
             found.append(sentence(rulings[0], worst_prompt(rulings[0], judgement, result)))
     return list(dict.fromkeys(found))
+
+
+_SAME_PROPERTY = {"detail_error": "fine_detail", "brightness_error": "brightness", "contrast_error": "contrast"}
+"""Distances of single images by a property that a set of images has, too."""
+
+
+def _property_of(ruling: Ruling) -> str:
+    """Returns what a ruling is about, and at which shape; several rules may be about the same."""
+    name = family(ruling.metric)
+    return f"{_SAME_PROPERTY.get(name, name)}/{ruling.metric.partition('/')[2]}"
 
 
 def _joined(subjects: Sequence[str]) -> str:

@@ -101,9 +101,9 @@ def sampling_text(result: StudyResult) -> str:
     counts = [len(variant.samples) for variant in result.variants if variant.samples]
     least, most = min(counts), max(counts)
     processes_text = "1 process" if most == 1 else f"{least}{f' to {most}' if most > least else ''} processes"
-    rounds = f"{most_calls} interleaved rounds"
+    rounds = "1 interleaved round" if most_calls == 1 else f"{most_calls} interleaved rounds"
     if result.schedule.kind != "interleaved":
-        rounds = f"Measured in blocks ({result.schedule.reason}), {most_calls} rounds"
+        rounds = f"Measured in blocks ({result.schedule.reason}), {most_calls} round{'s' if most_calls > 1 else ''}"
     return f"{rounds}, {processes_text} per variant, {intervals_text(result)}"
 
 

@@ -146,6 +146,8 @@ class Spending:
         if seconds is not None:
             self._pace.note(self._study.progress.timeline.elapsed_s, seconds)
             seconds *= self._pace.factor
+            if self._limit_s is None:
+                self._study.progress.tell_if_long(seconds)
         if self._limit_s is not None:
             seconds = max(0.0, self._left_s) if seconds is None else min(seconds, max(0.0, self._left_s))
         if seconds is not None:

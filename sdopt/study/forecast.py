@@ -22,6 +22,12 @@ from sdopt.study.plan import warmup_calls
 from sdopt.variant import Variant
 from sdopt.worker.draws import draw_of, drawing_batch
 
+PATIENCE_S = 600.0
+"""From this long on, it is said before and while measuring what takes less time."""
+
+SHORTER = "protocol.budget_s=600 ends in 10 min with what decides most; so do fewer variants or steps."
+"""What shortens a study."""
+
 _NEWEST = 30
 """Maximum number of earlier results to read: reading one takes some hundredths of a second."""
 

@@ -11,6 +11,7 @@ from rich.table import Column
 from rich.text import Text
 from typing_extensions import override
 
+from sdopt.study.forecast import PATIENCE_S, SHORTER
 from sdopt.study.timeline import Timeline
 from sdopt.terminal import OVERWRITES
 
@@ -45,7 +46,8 @@ class _TimeLeft(ProgressColumn):
 class Progress:
     """Shows variant, phase, round and time left. Use as a context manager around a study."""
 
-    def __init__(self, console: Console, timeline: Timeline) -> None:
+    def __init__(self, console: Console, timeline: Timeline, brief: bool = False) -> None:
+        """Prepares the display; `brief` is that of a study whose caller keeps the time, as a search does."""
         self.timeline = timeline
         self._console = console
         self._overwrites = os.environ.get(OVERWRITES) == "1"
@@ -54,6 +56,7 @@ class Progress:
         self._line = "starting"
         self._begun = self._said = time.monotonic()
         self._ends: float | None = None
+        self._long_told = brief
         self._bar = RichProgress(
             SpinnerColumn(),
             # A line too long for the terminal is cut here, so that the remaining time always shows.
@@ -102,6 +105,15 @@ class Progress:
         if not task.total or not task.completed:
             return None
         return (time.monotonic() - self._begun) / task.completed * (task.total - task.completed)
+
+    def tell_if_long(self, seconds: float) -> None:
+        """Says once that a study without a budget takes long, and what ends it earlier."""
+        if seconds < PATIENCE_S or self._long_told:
+            return
+        self._long_told = True
+        self._clear()
+        line = f"About {_in_words(seconds)} are left. {SHORTER} Ctrl-C keeps what is measured, and resume=… goes on."
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def more(self, calls: int) -> None:
         """Adds calls to those still to come."""

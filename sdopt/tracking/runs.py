@@ -32,6 +32,7 @@ from sdopt.statistics.figures import IMAGES_PER_CALL, floor_range
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, with_shape
 from sdopt.statistics.rows import PSNR, Row
 from sdopt.statistics.scale import Decision
+from sdopt.statistics.sentences import described
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking import client
 from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, VARIANT, Logged, LoggedImage, TrackedRun
@@ -279,7 +280,10 @@ def judged_tags(summary: Summary) -> dict[str, str]:
 
 
 def study_metrics(summary: Summary) -> dict[str, float]:
-    """Returns the few metrics of a study's run: the best speed-up with its images, and how many options pay."""
+    """Returns the few metrics of a study's run: how many options pay, and the figures of the best one.
+
+    They have names of their own, so that the study is no second row and no second bar beside its winner.
+    """
     candidates = summary.candidates
     metrics = {
         "options/tried": float(len(candidates)),
@@ -291,7 +295,7 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     if best is not None and best.speedup is not None:
         for name in (SPEEDUP.name, MEMORY_RATIO.name, f"quality/{PSNR}"):
             if name in best.flat:
-                metrics[name] = best.flat[name]
+                metrics[f"best/{name}"] = best.flat[name]
     return metrics
 
 
@@ -349,18 +353,34 @@ def variant_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
         VARIANT: variant.name,
         "status": str(variant.status),
         "contract": variant.contract,
-        **({NOTE: note_of(variant.reason)} if variant.reason else {}),
     }
 
 
 def verdict_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
     """Returns the tags of a variant's run with its verdicts, and what it gains on top of other variants."""
     row = summary.row(variant.name)
+    note = {NOTE: note_of(described_in_note(summary, variant))}
     if row is None or row.is_baseline:
-        return {}
+        return note
     words = {name: word[:_TAG_LIMIT] for name, word in tracked_tags(values_of(row)).items()}
     words["because"] = row.because[:_TAG_LIMIT] or ("recommended" if row.recommended else "a trade")
-    return words | ({"gate.name": summary.result.gate} if row.decision else {})
+    return note | words | ({"gate.name": summary.result.gate} if row.decision else {})
+
+
+def described_in_note(summary: Summary, variant: VariantResult) -> str:
+    """Returns the description of a variant's run: what was found of it, why, and how to measure it again."""
+    row = summary.row(variant.name)
+    lines = [variant.reason]
+    if variant.is_control:
+        lines.insert(0, "The baseline once more. What the two differ by is chance: no option is credited with less.")
+    elif row is None or row.is_baseline:
+        lines.insert(0, "The baseline, with which the others are compared.")
+    else:
+        lines.insert(0, f"**{described(row, summary.row(summary.result.baseline))}**")
+        lines.append(": ".join(filter(None, (str(row.decision or ""), row.because))))
+        if row.command:
+            lines.append(f"Measure it again: `{row.command}`")
+    return "\n\n".join(filter(None, lines))
 
 
 def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, Any]:
@@ -420,7 +440,13 @@ all. MLflow draws a chart of each metric."""
 def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]:
     """Returns the few figures of a variant that its run has as metrics, the speed-up with its bounds."""
     row = summary.row(variant.name) or summary.first[variant.name]
-    metrics = tracked_metrics(values_of(row))
+    metrics = _figures_to_track(row)
+    # It is no option, so it has no bar beside those of options.
+    return {f"repeated/{name}": value for name, value in metrics.items()} if variant.is_control else metrics
+
+
+def _figures_to_track(row: Row) -> dict[str, float]:
+    variant, metrics = row.variant, tracked_metrics(values_of(row))
     for name in (*_FIGURES, *_image_figures(row)):
         if name in row.flat:
             metrics[name] = row.flat[name]

@@ -74,6 +74,7 @@ STUDIES: dict[str, Sequence[str]] = {
         "study=explicit",
         "study.variants={text: [], picture: ['task=img2img'], faster: ['task=img2img','layout=channels_last']}",
         "study.edges=[{candidate: faster, reference: picture}]",
+        "workload.steps=4",
     ],
     "a preset": ["experiment=quickstart"],
     "a preset of a gate": ["experiment=fastest"],

@@ -38,6 +38,7 @@ def test_an_old_page_is_found(
 ) -> None:
     stale = tmp_path / "README.md"
     monkeypatch.setattr(reference, "PAGE", stale)
+    monkeypatch.setattr(reference, "MATRIX_PAGE", tmp_path / "MATRIX.md")
     stale.write_text(PAGE.read_text() + "by hand")
     assert main(["--check"]) == 2
     assert "is out of date" in capsys.readouterr().err

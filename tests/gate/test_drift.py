@@ -84,6 +84,16 @@ def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(results: Resu
     assert {judgement.verdict for judgement in found} == {Verdict.PASS}
 
 
+def test_a_package_that_no_variant_loads_may_differ(results: Results) -> None:
+    later, earlier = results
+    later.environment.packages["xformers"] = "9"
+    assert not [each for each in differences(later, earlier) if "xformers" in each.what]
+    earlier.variant("it").choices["attention"] = "xformers"
+    assert [each.what for each in differences(later, earlier) if each.waiver == "versions"] == [
+        "xformers: 9 against None"
+    ]
+
+
 @pytest.mark.parametrize("which", ["later", "earlier"])
 def test_disturbed_times_of_either_result_decide_nothing(results: Results, which: str) -> None:
     disturb(dict(zip(("later", "earlier"), results, strict=True))[which])

@@ -12,6 +12,7 @@ from PIL import Image
 
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
+from sdopt.reference import LORAS
 from tests.command import SMOKE, sdopt
 from tests.programs.test_programs import SAME
 
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.slow
 
 WORK = [word for word in SMOKE if not word.startswith(("workload", "protocol.programs_s", "quality"))]
 WORK += ["workload.prompt_count=2", "workload.steps=6", "quality=none", "quality.prompt_count=2"]
+
+LORA = ["lora=fused", f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors"]
 
 WITHOUT_SDOPT = "import runpy, sys; sys.modules['sdopt'] = None; runpy.run_path('program.py')"
 """Runs a program where sdopt cannot be imported."""
@@ -48,7 +51,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
     ("options", "command"),
     [
         (["caching=deepcache", "caching.interval=2", "layout=channels_last"], ["program.py"]),
-        (["lora=fused", "attention=fused_qkv", "layout=channels_last"], ["-c", WITHOUT_SDOPT]),
+        ([*LORA, "attention=fused_qkv", "layout=channels_last"], ["-c", WITHOUT_SDOPT]),
     ],
     ids=["deep cache and a layout", "options that diffusers has, without sdopt"],
 )

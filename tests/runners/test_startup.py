@@ -5,10 +5,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from sdopt.search.answered import Answered, question_of, write_answered
+from sdopt.search.optimize import optimize_overrides
+from sdopt.search.record import SearchRecord
 from tests.command import ROOT
 
 QUICKSTART = str(ROOT / "outputs/records/amd-epyc/quickstart")
@@ -70,6 +74,20 @@ def test_a_command_that_measures_nothing(tmp_path: Path, words: list[str], code:
     ended, modules, said = imported(tmp_path, *words)
     assert ended == code, said
     assert not modules & forbidden
+
+
+def test_a_search_that_was_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("outputs/searches/emoji-0123456789")
+    folder.mkdir(parents=True)
+    write_answered(folder, Answered(1800, None, question_of(optimize_overrides("emoji", None, None, None, []), None)))
+    record = SearchRecord("emoji", str(folder), "", [], ["latency"], "mse", "Keep the baseline.", [], {}, [], [])
+    (folder / "search.json").write_text(json.dumps(asdict(record)))
+    ended, modules, said = imported(tmp_path, "optimize", "emoji")
+    assert ended == 3, said
+    assert "Keep the baseline." in said
+    assert "answered before" in said
+    assert not modules & HEAVY
 
 
 def test_completion(tmp_path: Path) -> None:

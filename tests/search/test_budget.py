@@ -69,6 +69,8 @@ class Options:
 class Simulated(Search):
     """A search whose studies move the clock by what they truly take."""
 
+    calibrated = 0
+
     def begin(self, truth: dict[str, Cost], losses: dict[str, float], noise: float, pace: float = 1.0) -> "Simulated":
         self.truth, self.losses, self.pace = truth, losses, pace
         self.noise_of = Scatter.of_controls([(noise, 1)] * 8)
@@ -83,7 +85,9 @@ class Simulated(Search):
             late = limit_s is not None and self.now > self.deadline + limit_s
             return SimpleNamespace(status="interrupted" if late else "finished")
 
-        self.studies = SimpleNamespace(measure=measure, require_final=lambda _: None, calibrate=lambda *_: None)  # type: ignore[assignment]
+        self.studies = SimpleNamespace(  # type: ignore[assignment]
+            measure=measure, require_final=lambda _: None, calibrate=lambda *_: None, calibration_images=self.calibrated
+        )
         self.space = SimpleNamespace(  # type: ignore[assignment]
             left_out=(), alone=lambda: (), candidates=list, contract=lambda candidate: Contract.LOSSY
         )
@@ -184,6 +188,17 @@ def test_a_budget_in_which_no_option_can_be_tried_is_refused_before_anything_is_
     search.begin(dict.fromkeys(trials.alone, BASELINE), {}, 0.01)
     search.budget.baseline = BASELINE
     with pytest.raises(UsageError, match=r"search\.budget_s=2: to try one option takes about 1 min"):
+        search.run()
+    assert not search.log
+
+
+def test_the_time_to_calibrate_is_told_with_the_rest() -> None:
+    config, trials = replace(search_file(), budget_s=60.0), Options(["one", "two"], [])
+    search = Simulated(config, None, None, trials, 60.0, lambda line: None)  # type: ignore[arg-type]
+    search.calibrated = 4800
+    search.begin(dict.fromkeys(trials.alone, BASELINE), {}, 0.01)
+    search.budget.baseline = BASELINE
+    with pytest.raises(UsageError, match=r"to try one option takes about 5 min .* --budget 5m"):
         search.run()
     assert not search.log
 

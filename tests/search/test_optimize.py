@@ -13,6 +13,8 @@ from sdopt.config.models import with_own_models
 from sdopt.config.overrides import key_of
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
+from sdopt.record.files import read_result
+from sdopt.search.answered import question_of
 from sdopt.search.config import search_config
 from sdopt.search.optimize import optimize_overrides
 from tests.command import SMALL, sdopt
@@ -130,3 +132,62 @@ def test_without_a_winner_it_names_the_fastest_and_what_speaks_against_it(tmp_pa
     assert "Keep the baseline: none of the 2 combinations" in found.shown
     assert re.search(r"precision=bf16 was about (1\.9|2\.0)\d×, but: ", found.shown)
     assert not list(tmp_path.rglob("optimized.py"))
+
+
+def test_the_same_command_answers_at_once_and_again_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_workers(Fakes(seconds={"precision=bf16": 0.05})):
+        first = sdopt(tmp_path, *OPTIMIZE)
+
+    def not_asked(*_: object) -> None:
+        raise UsageError("the machine was probed")
+
+    [folder] = (tmp_path / "outputs" / "searches").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("sdopt.search.command.prepare", not_asked)
+        again = sdopt(tmp_path, *OPTIMIZE, "search.budget_s=60")
+        assert again.code == first.code
+        assert "answered before" in again.shown
+        answer = first.shown.partition("precision=bf16 is ")[2].partition("search: ")[0]
+        assert answer
+        assert answer in again.shown
+        for other in (["search.budget_s=7200"], ["--again"], ["workload.steps=2"], ["tracking.uri=x.db"]):
+            assert "the machine was probed" in sdopt(tmp_path, *OPTIMIZE, *other).shown
+    with fake_workers(Fakes(seconds={"precision=bf16": 0.05})):
+        assert sdopt(tmp_path, *OPTIMIZE, "--again").code == 0
+    begun = {path.name for path in (tmp_path / "outputs" / "searches").iterdir()}
+    assert begun == {folder.name, f"{folder.name}.2"}
+
+
+def test_a_changed_file_is_another_question(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a fox")
+    words = ["model=emoji", f"workload.prompts={prompts}"]
+    before = question_of(words, None)
+    assert question_of([*words, "search.budget_s=5", "search.trials=3"], None) == before
+    prompts.write_text("a red fox")
+    assert question_of(words, None) != before
+    assert not question_of([*words, "model.revision=${oc.env:REVISION}"], None), "the words do not tell"
+
+
+def test_a_larger_budget_goes_on_and_judges_what_ranks_before_the_winner(tmp_path: Path) -> None:
+    """The first call has time for one of two options, both of which are faster, the later one by more."""
+    seconds = {"precision=bf16": 0.05, "precision=fp16": 0.02}
+    with fake_workers(Fakes(seconds=seconds)):
+        first = sdopt(tmp_path, *OPTIMIZE, "search.trials=1")
+        [folder] = (tmp_path / "outputs" / "searches").iterdir()
+        tried = json.loads((folder / "search.json").read_text())
+        second = sdopt(tmp_path, *OPTIMIZE, "search.budget_s=7200")
+    record = json.loads((folder / "search.json").read_text())
+    assert first.code == second.code == 0, second.shown
+    assert tried["winner"] == "precision=bf16"
+    assert "going on: 1 combination was tried before" in second.shown
+    assert record["winner"] == "precision=fp16"
+    assert record["judged"] == ["final-1", "final"]
+    entries = {entry["name"]: entry for entry in record["entries"]}
+    assert entries["precision=bf16"]["study"] == "final", "what passed is not judged again"
+    assert [row.name for row in read_result(folder / "final-1").candidates] == ["precision=fp16"]
+    seeds = {read_result(folder / name).config.workload.seed for name in ("screen-00", "final", "final-1")}
+    assert len(seeds) == 3, "each judgement has noise of its own"
+    assert "/final-1', variant='precision=fp16'" in (folder / "search.md").read_text()

@@ -123,3 +123,38 @@ def test_rules_that_lack_the_same_are_named_together() -> None:
     [said] = reasons_of(judgement)
     assert said.count(lacking) == 1
     assert "colours" in said
+
+
+def test_rules_on_one_property_are_one_reason() -> None:
+    def failed(metric: str, rule: str) -> Ruling:
+        return Ruling(rule, metric, Verdict.FAIL, "", 0.04, 0.04, 0.04, 0.005)
+
+    rulings = [
+        failed("brightness", "equivalent"),
+        failed("brightness_error", "at_most"),
+        failed("perceptual_effnet", "at_most"),
+        failed("perceptual_effnet", "every"),
+        failed("perceptual_clip", "at_most"),
+    ]
+    said = reasons_of(Judgement("a", "b", "", None, Verdict.FAIL, rulings))  # type: ignore[arg-type]
+    assert len(said) == 2
+    assert said[0].startswith("Images are 4 % darker")
+    assert "what images show" in said[1]
+
+
+def test_speed_at_each_shape_is_a_reason_of_its_own() -> None:
+    rulings = [Ruling("at_least", f"speedup/{n}", Verdict.FAIL, "", 0.8, 0.8, 0.8, 1.0) for n in ("64x64b1", "64x64b4")]
+    said = reasons_of(Judgement("a", "b", "", None, Verdict.FAIL, rulings))  # type: ignore[arg-type]
+    assert len(said) == 2
+    assert said[0].startswith("It is 25 % slower at 64x64b1")
+
+
+def test_a_gain_that_is_open_is_said_without_statistics() -> None:
+    found = (
+        "speedup 1.02× [0.992, 1.06] (one-sided 95 % bounds) straddles a gain of 1.0 %: more processes would settle it"
+    )
+    memory = "memory_ratio/64x64b1 0.921× [0.897, 0.945] (one-sided 95 % bounds) excludes a gain of 19.1 %"
+    said = sentence(Ruling("must pay", "", Verdict.INCONCLUSIVE, f"{found}; {memory}"))
+    assert not STATISTICS.search(said), said
+    assert "its speed is 0.992× to 1.06×, and a gain counts from 1.0 % on: more processes would settle it" in said
+    assert "it takes 0.897× to 0.945× the memory at 64x64b1, and a saving counts from 19.1 % on" in said

@@ -145,6 +145,15 @@ def test_a_long_name_cuts_neither_the_calls_nor_the_time_that_is_left() -> None:
     assert "left" not in shown(10, 0), "it is not known yet"
 
 
+@pytest.mark.parametrize(("seconds", "brief", "told"), [(2040.0, False, 1), (60.0, False, 0), (2040.0, True, 0)])
+def test_a_long_study_says_once_how_long_and_what_shortens_it(seconds: float, brief: bool, told: int) -> None:
+    stream = StringIO()
+    with Progress(Console(file=stream, width=80), Timeline(), brief) as progress:
+        progress.tell_if_long(seconds)
+        progress.tell_if_long(seconds)
+    assert stream.getvalue().count("About 34 min are left. protocol.budget_s=600") == told
+
+
 def test_a_forecast_that_has_run_out_gives_way_to_the_pace_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("sdopt.study.progress.time.monotonic", lambda: clock[0])

@@ -25,6 +25,7 @@ from sdopt.report import catalog
 from sdopt.report.catalog import HTML, MARKDOWN, REPORTS, Report, markdown_table
 from sdopt.schema import Tracking
 from sdopt.statistics.scale import decision_of
+from sdopt.statistics.sentences import described
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
 from sdopt.tracking.runs import digest_of, download_run, log_study
@@ -153,6 +154,19 @@ class TestStudy:
         assert len(parent.data.params) <= 4
         assert parent.data.metrics["options/tried"] == 3
         assert len(parent.data.metrics) <= 6
+
+    def test_only_options_are_rows_and_bars_and_each_run_is_described(self, logged: Store, result: StudyResult) -> None:
+        parent, children = logged.of_study(result)
+        charted = {"speedup", "memory_ratio", "quality/psnr_db"}
+        [control] = [row.name for row in result.variants if row.is_control]
+        for run in (parent, children["baseline"], children[control]):
+            assert not charted & run.data.metrics.keys(), run.info.run_name
+        assert charted & children["bfloat16"].data.metrics.keys()
+        notes = {name: run.data.tags["mlflow.note.content"] for name, run in children.items()}
+        row = known(summary_of(result).row("bfloat16"))
+        assert described(row, summary_of(result).row("baseline")) in notes["bfloat16"]
+        assert row.because in notes["bfloat16"]
+        assert "once more" in notes[control]
 
     def test_runs_last_as_long_as_the_study_and_say_who_measured_what(self, logged: Store, result: StudyResult) -> None:
         parent, children = logged.of_study(result)

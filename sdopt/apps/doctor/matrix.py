@@ -1,4 +1,4 @@
-"""Reports per option, model and task whether a record proves the option on a device, or why it cannot run there."""
+"""Reports per option, model and task what records show of the option on a device, or why it cannot run there."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,13 +27,13 @@ _CPU = "CPU"
 class State(StrEnum):
     """The knowledge about an option with a model and a task on a device."""
 
-    PROVEN = "proven"
+    PROVEN = "pass"
     """A record shows that the option took effect there."""
-    REFUTED = "refuted"
+    REFUTED = "fail"
     """A record shows that the option runs there without a gain."""
     FAILED = "cannot run"
     """A record shows that the option failed there."""
-    UNPROVEN = "unproven"
+    UNPROVEN = "not judged"
     """No conflict is known."""
     IMPOSSIBLE = "impossible"
     """The option conflicts with the device, the model or the task."""
@@ -49,9 +49,9 @@ class Cell:
     task: str
     state: State
     reasons: list[str] = field(default_factory=list)
-    """Why the option is impossible, refuted or cannot run; otherwise the choices that it needs besides."""
+    """Why the option is impossible, fails or cannot run; otherwise the choices that it needs besides."""
     shown: dict[str, str] = field(default_factory=dict)
-    """The state that a record shows, by device: proven, refuted or cannot run."""
+    """The state that a record shows, by device: pass, fail or cannot run."""
 
     @property
     def text(self) -> str:

@@ -15,11 +15,26 @@ from rich.text import Text
 
 from sdopt.apps.doctor.diagnosis import Diagnosis
 from sdopt.apps.doctor.matrix import Cell, State, grouped
+from sdopt.apps.doctor.options import OptionReport
 from sdopt.errors import UsageError
 from sdopt.hardware.ceilings import COPY, Ceiling
 from sdopt.hardware.device import Device
 from sdopt.hardware.faults import faults_of
 from sdopt.schema import Sheet
+
+_BRIEF = ("device", "CUDA devices", "CPU", "disk", "known fault", "workers")
+"""What a brief diagnosis says of the machine."""
+
+
+def brief_tables(found: Diagnosis) -> Group:
+    """Returns what a user needs to begin: the machine, its rates, and which options run, a line for each group."""
+    runs = sum(report.runs for report in found.options)
+    start = f"{runs} of {len(found.options)} options run here. Start with: sdopt optimize MODEL, which tries them"
+    parts: list[Any] = [Text(start, style="bold"), _machine_table(found, _BRIEF)]
+    if found.ceilings:
+        parts.append(_ceilings_table(found))
+    more = "sdopt doctor --all says what each option needs or why it does not run, and lists packages and tools."
+    return Group(*parts, _groups_table(found), Text(f"  {more}"))
 
 
 def tables(found: Diagnosis) -> Group:
@@ -31,6 +46,23 @@ def tables(found: Diagnosis) -> Group:
     return Group(*parts, _options_table(found))
 
 
+def _groups_table(found: Diagnosis) -> Table:
+    """Returns a row for each group: its options that run, those that need something more, and those that do not."""
+    table = _table(f"options on {escape(found.device.name)}")
+    table.show_header = True
+    for heading in ("group", "run", "run if something is added", "do not run"):
+        table.add_column(heading, overflow="fold")
+    groups: dict[str, list[OptionReport]] = {}
+    for report in found.options:
+        groups.setdefault(report.group, []).append(report)
+    for group, reports in groups.items():
+        run = [report.option for report in reports if report.runs and not report.reasons]
+        needing = [report.option for report in reports if report.runs and report.reasons]
+        refused = [report.option for report in reports if not report.runs]
+        table.add_row(group, *(escape(", ".join(names)) for names in (run, needing, refused)))
+    return table
+
+
 def _table(title: str, *headings: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=bool(headings))
     for heading in headings:
@@ -38,12 +70,14 @@ def _table(title: str, *headings: str) -> Table:
     return table
 
 
-def _machine_table(found: Diagnosis) -> Table:
+def _machine_table(found: Diagnosis, wanted: Sequence[str] = ()) -> Table:
     table = _table("this machine")
     table.show_header = False
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for heading, text in _facts(found):
+        if wanted and heading not in wanted and not heading.startswith("cuda:"):
+            continue
         table.add_row(heading, escape(text))
     return table
 

@@ -41,6 +41,8 @@ _WHOLE: tuple[list[str], ...] = (
 """The same for transformers, whose autoencoders have tiles of the whole image: with all weights as they are."""
 
 _IN_FEWER_BITS: tuple[list[str], ...] = (
+    ["memory=[model_offload,without_t5]"],
+    ["memory=[model_offload,without_t5,vae_tiling]", _TILES],
     ["memory=[model_offload,quantized_text_encoders]"],
     ["memory=[model_offload,quantized_text_encoders,vae_tiling]", _TILES],
     ["memory=[model_offload,quantized_text_encoders,layerwise_casting]"],
@@ -49,7 +51,7 @@ _IN_FEWER_BITS: tuple[list[str], ...] = (
     ["precision=uint4_sdnq", "memory=[model_offload,quantized_text_encoders,vae_tiling]", _UINT4, _TILES],
     ["precision=uint4_sdnq", "memory=[model_offload,quantized_text_encoders,tiny_vae]", _UINT4],
 )
-"""The same with weights in 8 or 4 bits. They are loaded into host memory first: on the card they would not fit yet."""
+"""The same without T5, where a pipeline can, or with weights in 8 or 4 bits. They are loaded into host memory first: on the card they would not fit yet."""
 
 
 def what_fits(composer: HydraComposer, name: str, sheet: Sheet, shape: Shape) -> str:
@@ -62,7 +64,7 @@ def what_fits(composer: HydraComposer, name: str, sheet: Sheet, shape: Shape) ->
     whole = _first(composer, sheet, shape, [[f"precision={half}", *rung] for rung in _WHOLE])
     packed = [rung if "precision=" in rung[0] else [f"precision={half}", *rung] for rung in _IN_FEWER_BITS]
     fewer = _first(composer, sheet, shape, packed)
-    ways = [whole, f"with weights in fewer bits, which changes images: {fewer}" if fewer else ""]
+    ways = [whole, f"with less or fewer bits of weights, which changes images: {fewer}" if fewer else ""]
     # What moves networks whole is fast enough: fewer bits are of use where single layers would move.
     if whole and "group_offload" not in whole and "sequential_offload" not in whole:
         ways = ways[:1]

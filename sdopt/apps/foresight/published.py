@@ -280,8 +280,13 @@ def _in_table(key: str, table: Mapping[str, T], name: str) -> T:
 
 
 def publisher_of(source: str) -> str:
-    """Returns who published a figure: the owner and repository, or the site, that a source begins with."""
-    return re.split(r"[:@ ?]", re.sub(r"^https?://", "", source.strip()))[0].removesuffix("/") or "unknown"
+    """Returns who published a figure: the owner of the repository that a source begins with, or the site.
+
+    Repositories of one owner share machines and habits: they are one publisher.
+    """
+    written = re.split(r"[:@ ?]", re.sub(r"^https?://", "", source.strip()))[0].removesuffix("/") or "unknown"
+    owner, _, rest = written.partition("/")
+    return f"{owner}/{rest.partition('/')[0]}".removesuffix("/") if "." in owner else owner
 
 
 class Names:

@@ -13,7 +13,7 @@ from sdopt.apps.foresight.latency import Costs, averaged
 from sdopt.apps.foresight.memory import AT_LEAST, WORKSPACE, Blueprint, folder_for, steps_of
 from sdopt.apps.foresight.published import Work
 from sdopt.apps.foresight.software import SCORES, Software
-from sdopt.apps.foresight.storage import Storage, encoder_stage, gib_of, weights_in
+from sdopt.apps.foresight.storage import BITS, Storage, encoder_stage, gib_of, weights_in
 from sdopt.apps.foresight.trace import on_meta, trace
 from sdopt.apps.foresight.transformers import (
     decoder_costs,
@@ -24,14 +24,15 @@ from sdopt.apps.foresight.transformers import (
     network,
     words_of,
 )
+from sdopt.errors import UsageError
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.options.attention import Sliced, Vanilla
 from sdopt.options.base import Optimization
 from sdopt.options.caching import GuidanceInterval, SpectralForecast
-from sdopt.options.memory import LayerwiseCasting, TinyVae, VaeInPieces
+from sdopt.options.memory import LayerwiseCasting, TinyVae, VaeInPieces, WithoutT5
 from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
 from sdopt.options.precision import FullVae
-from sdopt.options.quantization import Quantized, QuantizedTextEncoders, Sdnq
+from sdopt.options.quantization import Quantized, QuantizedTextEncoders, TorchAo
 from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.pipelines.families import family_of_folder
 from sdopt.pipelines.family import Family
@@ -67,6 +68,7 @@ def of_transformer(variant: Variant, shape: Shape) -> Blueprint:
     both = guidance.guides(variant.guidance_scale)
     storage = Storage()
     before = weights_in(folder, storage, dtype)
+    before = before if WithoutT5 not in kinds else {k: v for k, v in before.items() if k not in family.optional}
     weights = {name: _stored(folder, name, family, dtype, variant) for name in before}
     if TinyVae in kinds:
         weights["vae"] = _gib(_tiny_vae(folder), dtype)
@@ -108,13 +110,16 @@ def _stored(folder: Path, name: str, family: Family, dtype: torch.dtype, variant
     """Returns the GiB of a network as the options of a variant store it."""
     part, form = network(folder, name), ""
     for option in variant.optimizations.values():
-        if name in family.encoders and isinstance(option, QuantizedTextEncoders):
-            form = option.weights
+        if isinstance(option, QuantizedTextEncoders) and name in family.encoders:
+            chosen = not option.encoders or family.encoders.index(name) + 1 in option.encoders
+            form = option.weights if chosen else form
         elif name == family.denoiser and isinstance(option, LayerwiseCasting):
             form = "cast8"
         elif name == family.denoiser and isinstance(option, Quantized):
             form = {"float8_e4m3fn": "fp8"}.get(option.weights, option.weights)
-            form = form if isinstance(option, Sdnq) else f"{form}_tokens"
+            form = f"{form}_tokens" if isinstance(option, TorchAo) else form
+    if form and form not in BITS:
+        raise UsageError(f"model={variant.model.name}: sdopt plan does not know weights in {form}: measure it")
     return gib_of(part, dtype, form, Storage())
 
 

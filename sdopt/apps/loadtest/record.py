@@ -247,11 +247,12 @@ def _header_texts(record: LoadRecord) -> Sequence[str]:
         f"{_replicates_text(replicates)}; {intervals}",
         f"the highest rate is that of windows this long {server}; in longer ones queues grow further",
         *([told] if disturbed else []),
-        *_links(record),
+        *_remarks(record),
     ]
 
 
-def _links(record: LoadRecord) -> Iterator[str]:
+def _remarks(record: LoadRecord) -> Iterator[str]:
+    """Yields what of a server's answers makes its figures others than those of generating an image for each request."""
     for row in record.rows:
         windows = [window for replicate in row.replicates for window in replicate.windows]
         fetched_s = [window.link_s for window in windows if window.link_s is not None]
@@ -260,6 +261,13 @@ def _links(record: LoadRecord) -> Iterator[str]:
             yield (
                 f"{row.name} answers with links: an image counts once it is fetched, which takes {mean_s:.3g} s of its "
                 "latency"
+            )
+        repeated = sum(window.repeated for window in windows)
+        if repeated:
+            images = sum(window.requests - window.rejected - window.errors for window in windows)
+            yield (
+                f"{row.name}: {repeated} of {images} images are the same as another one, though each request has a "
+                "seed of its own: it ignores seeds, or answers from a cache, which generates nothing"
             )
 
 

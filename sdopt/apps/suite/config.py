@@ -71,7 +71,7 @@ class SuiteConfig:
     """Overrides of every study of options or of a preset without `intervals`."""
     intervals: bool
     """Measures studies and options once more, as parts of their own whose names end in `_intervals`: with `precise` in
-    place of `first`, and only options that were proven, if they were tried before."""
+    place of `first`, and only options that passed, if they were tried before."""
     intervals_s: float = bounded(gt=0, le=86_400)
     """Time limit of each such part, in seconds."""
     precise: list[str] = field(default_factory=list)

@@ -62,7 +62,7 @@ class Finding:
     name: str
     """An option, a variant, a kind of work, a test."""
     state: str
-    """`proven`, `refuted` or `cannot run` for an option; for others, how they ended."""
+    """`pass`, `fail` or `cannot run` for an option; for others, how they ended."""
     said: str
 
 

@@ -92,7 +92,7 @@ def _failed_in(suite: Suite, entry: Entry) -> bool:
 
 
 def _unsettled(part: Part, record: Record) -> Part:
-    """Returns a part that measures once more, without the options that were tried before and not proven."""
+    """Returns a part that measures once more, without the options that were tried before and did not pass."""
     first = record.entry(part.name.removesuffix(INTERVALS))
     if first is None or not part.name.endswith(INTERVALS) or part.kind != "options":
         return part

@@ -52,6 +52,8 @@ class Window:
     """Energy of the whole device for each image, in joules, idle time included; None where it is not counted."""
     link_s: float | None = None
     """Mean time to fetch an image behind a link, which latencies include; None where the answers have the images."""
+    repeated: int = 0
+    """Images that are the same as another one of the window, though each request has a seed of its own."""
 
 
 def window_of(sent: Sequence[Sent], rate: float, limit_s: float, lag_limit_s: float) -> Window:
@@ -64,6 +66,7 @@ def window_of(sent: Sequence[Sent], rate: float, limit_s: float, lag_limit_s: fl
     rejected = sum(each.status in (429, 503) for each in sent)
     calls = sum(1 / each.batch for each in served if each.batch)
     known = sum(1 for each in served if each.batch)
+    digests = [each.digest for each in served if each.digest is not None]
     return Window(
         rate=rate,
         requests=len(sent),
@@ -81,6 +84,7 @@ def window_of(sent: Sequence[Sent], rate: float, limit_s: float, lag_limit_s: fl
         lag_s=lag_s,
         void=lag_s > lag_limit_s,
         link_s=_mean([each.link_s for each in served]),
+        repeated=len(digests) - len({*digests}),
     )
 
 

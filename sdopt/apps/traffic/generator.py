@@ -5,10 +5,12 @@ It is a process of its own, so that neither the server nor what reads its answer
 """
 
 import asyncio
+import base64
 import json
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -25,6 +27,8 @@ _LARGEST_IMAGE = 64 * 2**20
 _IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"\x00\x00\x00")
 """How files of images begin: PNG, JPEG, WebP, GIF, AVIF."""
 _LONGEST_BEGIN = max(map(len, _IMAGES))
+_BEGIN_ENCODED = 8
+"""Characters of base64 that hold so many bytes."""
 _TOLD = ("batch_size", "queue_s", "compute_s")
 """What sdopt's servers tell of an image; others may mean something else by it."""
 _AHEAD_S = 0.2
@@ -63,6 +67,8 @@ class Sent:
     """Why there is no image, in the server's own words where it has some."""
     link_s: float | None = None
     """What it took to fetch the image behind a link, which its latency includes; None of an image in the answer."""
+    digest: int | None = None
+    """A checksum of the image in the answer, so that answers from a cache are seen; None of one behind a link."""
 
     @property
     def latency_s(self) -> float:
@@ -112,7 +118,7 @@ async def _send(
     session: aiohttp.ClientSession, url: str, scheduled_s: float, body: dict[str, Any], start_s: float
 ) -> Sent:
     sent_s = time.perf_counter() - start_s
-    link_s = None
+    link_s = digest = None
     try:
         # Elsewhere a key would be read by another.
         async with session.post(url, json=body, allow_redirects=False) as answer:
@@ -125,6 +131,10 @@ async def _send(
             said = await _fetched(session, urljoin(url, str(image["url"])))
             there = not said
             link_s = time.perf_counter() - start_s - answered_s
+        elif there:
+            encoded = str(image["b64_json"])
+            there = _is_image(encoded)
+            digest = zlib.crc32(encoded.encode())
         done_s = time.perf_counter() - start_s
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         said = str(error) or "no answer in time"
@@ -132,7 +142,7 @@ async def _send(
     if not there:
         return Sent(scheduled_s, sent_s, done_s, 0 if status == 200 else status, said=said)
     batch, queue_s, compute_s = (value if isinstance(value := image.get(key), int | float) else None for key in _TOLD)
-    return Sent(scheduled_s, sent_s, done_s, status, int(batch or 0), queue_s, compute_s, link_s=link_s)
+    return Sent(scheduled_s, sent_s, done_s, status, int(batch or 0), queue_s, compute_s, link_s=link_s, digest=digest)
 
 
 def _image_in(content: bytes) -> dict[str, Any]:
@@ -141,6 +151,15 @@ def _image_in(content: bytes) -> dict[str, Any]:
         return dict(json.loads(content)["data"][0])
     except (ValueError, LookupError, TypeError):
         return {}
+
+
+def _is_image(encoded: str) -> bool:
+    """Returns whether a text in base64 begins as an image does; some servers begin it as a data URL."""
+    _, _, encoded = encoded.rpartition("base64,")
+    try:
+        return base64.b64decode(encoded[:_BEGIN_ENCODED]).startswith(_IMAGES)
+    except ValueError:
+        return False
 
 
 async def _fetched(session: aiohttp.ClientSession, link: str) -> str:

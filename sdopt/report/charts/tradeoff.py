@@ -8,6 +8,7 @@ import altair as alt
 
 from sdopt.quality.metrics import family_of, known_family
 from sdopt.report.blocks import Cell, Chart
+from sdopt.report.charts.labels import KEY_ROW, MOST_NAMES, key_layer, label_layers, place_labels, positions
 from sdopt.report.charts.parts import FEW_TICKS, built, facts, inline, kinds, ratio_axis, zoom
 from sdopt.report.charts.spec import Spec, study_picture
 from sdopt.report.tables import metric_text, quality_columns, quality_heading
@@ -26,6 +27,10 @@ _SHAPES: dict[str, str] = {
 }
 """Shape by what is known of the images: two may have one colour."""
 
+_HEIGHT, _PADDING = 380, 26
+_WIDTH, _PICTURE_WIDTH, _WIDTH_WITH_KEY = 190, 800, 560
+"""Widths of a plot in pixels: on a phone, in a picture, and in one with a key."""
+
 _FACTS = {
     "name": "variant",
     "kind": "images",
@@ -40,7 +45,8 @@ _FACTS = {
 def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
     """Draws speed over the baseline against each quality metric, a view each; None if there is none.
 
-    Points bear numbers, which the legend explains, or in a picture their names.
+    Points bear numbers, which the legend explains; in a picture (`named`) their names, or where there are many numbers
+    with a key beside them.
     """
     rows = [row for row in summary.rows if row.latency and row.status.measured and not row.is_step]
     families = {name: known_family(name) for name in quality_columns(summary.result)}
@@ -52,7 +58,7 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
         heading = quality_heading(metric)
         x = _loss_axis(points, metric, heading)
         front = _front(points, bool(family_of(metric).higher_is_better))
-        views.append((heading, _spec(points, x, front, unit_text(summary.result.per_image))))
+        views.append((heading, _spec(points, x, front, unit_text(summary.result.per_image), named)))
         legend |= {p["number"]: (p["number"], p["name"], Cell(p["kind"], tone=TONES[p["kind"]])) for p in points}
     if not views:
         return None
@@ -79,7 +85,7 @@ def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any
             "number": number,
             "name": row.name,
             "aria_text": f"{number} {row.name}: {kind}",
-            "label": row.name if named else str(number),
+            "label": row.name if named and len(rows) <= MOST_NAMES else str(number),
             "loss": loss,
             "speed": speed,
             "kind": kind,
@@ -117,14 +123,18 @@ def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> alt.X
     return alt.X(
         "loss:Q",
         title=f"{heading.removesuffix(' ↑').removesuffix(' ↓')} (better to the {better})",
-        scale=alt.Scale(zero=False, padding=26, nice=False),
+        scale=alt.Scale(zero=False, padding=_PADDING, nice=False),
         axis=alt.Axis(tickCount=FEW_TICKS, grid=True, titleAnchor="middle", **axis),
     )
 
 
-def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]], unit: str) -> Spec:
+def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]], unit: str, named: bool) -> Spec:
     speeds = [point["speed"] for point in points]
     y = alt.Y("speed:Q", **ratio_axis(f"speed-up{unit}, log scale (up is faster)", speeds))
+    key = [(point["number"], point["name"]) for point in points] if named and len(points) > MOST_NAMES else []
+    height = max(_HEIGHT, KEY_ROW * len(key))
+    width = _WIDTH if not named else _WIDTH_WITH_KEY if key else _PICTURE_WIDTH
+    place_labels(points, _pixels(points, width, height), (width, height))
     looks = {kind: (COLOUR[TONES[kind]], shape) for kind, shape in _SHAPES.items()
              if any(point["kind"] == kind for point in points)}  # fmt: skip
     told = "; ".join(f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points)
@@ -133,14 +143,22 @@ def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]],
     )
     dots = alt.Chart().mark_point(filled=True, opacity=0.85, clip=True, size=250).add_params(zoom("x", "y"))
     dots = dots.encode(x=x, y=y, **kinds("kind", looks), **facts(_FACTS))
-    names = alt.Chart().mark_text(dx=15, dy=-13, fontWeight="bold", align="left", clip=False, aria=False)
     chart = alt.layer(
         line.encode(x=x, y=y, order="place:Q"),
         dots,
-        names.encode(x=x, y=y, text="label:N"),
+        *label_layers(x, y),
+        *([key_layer(key)] if key else []),
         data=alt.InlineData(values=points),
     )
-    return built(chart, f"Speed against quality: {told}", 380)
+    return built(chart, f"Speed against quality: {told}", height)
+
+
+def _pixels(points: Sequence[dict[str, Any]], width: float, height: float) -> list[tuple[float, float]]:
+    """Returns where each point is drawn in a plot of a size, which the axes decide: linear, and logarithmic."""
+    losses, speeds = [point["loss"] for point in points], [math.log(point["speed"]) for point in points]
+    return list(
+        zip(positions(losses, _PADDING, width - _PADDING), positions(speeds, 0.93 * height, 0.07 * height), strict=True)
+    )
 
 
 def _front(points: list[dict[str, Any]], higher_is_better: bool) -> list[dict[str, float]]:

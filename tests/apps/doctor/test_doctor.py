@@ -18,7 +18,7 @@ from rich.console import Console
 from sdopt.apps.doctor.diagnosis import Diagnosis, diagnose
 from sdopt.apps.doctor.matrix import Cell, Key, Matrix, Shown, State, grouped, shown_in
 from sdopt.apps.doctor.options import OptionReport, check_options
-from sdopt.apps.doctor.tables import matrix_table, sheet_yaml, tables
+from sdopt.apps.doctor.tables import brief_tables, matrix_table, sheet_yaml, tables
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets, optimization_options
 from sdopt.config.paths import CONF
@@ -159,6 +159,19 @@ def test_tables_fit_and_name_every_option(diagnosis: Diagnosis, width: int) -> N
     assert "needs a CUDA device" in " ".join(text.split())
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_brief_answer_is_short_and_names_every_option(diagnosis: Diagnosis, width: int) -> None:
+    out = StringIO()
+    Console(file=out, width=width).print(brief_tables(diagnosis))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= {80: 75, 120: 50}[width], out.getvalue()
+    assert f"of {len(diagnosis.options)} options run here" in lines[0]
+    words = set(re.split(r"[\s,]+", out.getvalue()))
+    assert {report.group for report in diagnosis.options} <= words
+    assert {report.option for report in diagnosis.options if len(report.option) < 12} <= words
+
+
 OPTIONS = [("attention", "math"), ("attention", "cudnn"), ("precision", "bf16"), ("precision", "fp16_vae_fix")]
 
 
@@ -287,8 +300,8 @@ class TestCells:
     def test_states(self, matrix: Matrix) -> None:
         found = cells(matrix, CPU, outcomes(BF16, Standing.PROVEN, "CPU", "a GPU"))
         assert found[BF16].state is State.PROVEN
-        assert found[BF16].text == "proven on CPU, proven on a GPU"
-        assert found["precision", "bf16", "emoji", "img2img"].text == "unproven"
+        assert found[BF16].text == "pass on CPU, pass on a GPU"
+        assert found["precision", "bf16", "emoji", "img2img"].text == "not judged"
         impossible = found["attention", "cudnn", "sdxl", "txt2img"]
         assert impossible.state is State.IMPOSSIBLE
         assert impossible.text == f"impossible: the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
@@ -298,10 +311,10 @@ class TestCells:
     def test_proven_elsewhere_is_not_proven_here(self, matrix: Matrix) -> None:
         key = ("attention", "cudnn", "sdxl", "txt2img")
         shown = outcomes(key, Standing.PROVEN, SHEETS["h200"].name)
-        assert cells(matrix, CPU, shown)[key].text.endswith(f"(proven on {SHEETS['h200'].name})")
+        assert cells(matrix, CPU, shown)[key].text.endswith(f"(pass on {SHEETS['h200'].name})")
         assert cells(matrix, planned_device(SHEETS["h200"]), shown)[key].state is State.PROVEN
         elsewhere = cells(matrix, planned_device(SHEETS["h100"]), shown)[key]
-        assert elsewhere.text == f"unproven: together with precision=bf16 (proven on {SHEETS['h200'].name})"
+        assert elsewhere.text == f"not judged: together with precision=bf16 (pass on {SHEETS['h200'].name})"
 
     @pytest.mark.parametrize(
         ("standing", "state"), [(Standing.REFUTED, State.REFUTED), (Standing.CANNOT_RUN, State.FAILED)]
@@ -325,7 +338,7 @@ class TestShown:
         Console(file=out, width=width).print(matrix_table(list(cells(matrix, CPU).values()), CPU))
         assert max(map(len, out.getvalue().splitlines())) <= width
         said = " ".join(out.getvalue().split())
-        assert "16 cells: 0 proven, 0 refuted, 0 cannot run, 10 unproven, 6 impossible" in said
+        assert "16 cells: 0 pass, 0 fail, 0 cannot run, 10 not judged, 6 impossible" in said
 
 
 @pytest.mark.usefixtures("few_options")
@@ -336,5 +349,5 @@ def test_matrix_reads_records_and_says_it_as_json(finished: Finished, tmp_path: 
     assert done.code == 0, done.err
     found = json.loads(done.out)["cells"]
     [cell] = [c for c in found if (c["option"], c["model"], c["task"]) == ("bf16", "emoji", "txt2img")]
-    assert cell["state"] in ("proven", "refuted")
+    assert cell["state"] in ("pass", "fail")
     assert {c["model"] for c in found} >= {"emoji", "sd15", "sdxl"}

@@ -254,6 +254,13 @@ class TestTheAnswer:
             blocks_of(linked)
         )
 
+    def test_says_that_images_are_repeated(self) -> None:
+        cached = record([2.0], [4.0])
+        assert "cache" not in written(blocks_of(cached))
+        replicate = cached.rows[1].replicates[0]
+        replicate.windows = [replace(window, repeated=40) for window in replicate.windows]
+        assert "row 1: 80 of 200 images are the same as another one" in written(blocks_of(cached))
+
     def test_is_shown_everywhere(self) -> None:
         found = record([2.0, 4.0, 3.0], [4.2, 8.0, 6.1])
         text = written(blocks_of(found))

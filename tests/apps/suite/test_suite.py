@@ -119,13 +119,13 @@ def test_options_that_were_proven_are_measured_once_more_with_intervals(tmp_path
     first = sdopt(tmp_path, *command, "only=[noise,options]")
     assert first.code == 0, first.shown
     states = {finding.name: finding.state for finding in entry(first, "options").findings}
-    assert states["layout=channels_last"] == "proven"
+    assert states["layout=channels_last"] == "pass"
     precise = ("intervals=true", 'precise=["protocol.replicates=3"]')
     second = sdopt(tmp_path, *command, "only=[options]", *precise)
     assert second.code == 0, second.shown
     again = entry(second, "options_intervals")
     assert "[" in next(found.said for found in again.findings if found.name == "layout=channels_last")
-    assert not any(state != "proven" and f"{option}]" in str(again.command) for option, state in states.items())
+    assert not any(state != "pass" and f"{option}]" in str(again.command) for option, state in states.items())
 
 
 STUDY = (

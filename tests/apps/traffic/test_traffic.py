@@ -37,6 +37,14 @@ LINKS = {
 }
 """What a server links to, by the prompt."""
 
+ODD = {
+    "an error": {"b64_json": None, "error": "no such model"},
+    "another server": {"url": "/a.png", "batch_size": "two", "queue_s": "none"},
+    "no picture": {"b64_json": "c29ycnksIG5vIGltYWdl"},
+    "a data URL": {"b64_json": "data:image/png;base64,iVBORw0KGgo="},
+}
+"""What a server answers otherwise than sdopt's, by the prompt."""
+
 
 @pytest.fixture
 def site() -> Iterator[str]:
@@ -47,10 +55,8 @@ def site() -> Iterator[str]:
         prompt = (await request.json())["prompt"]
         if prompt == "no image":
             return web.json_response({"data": []})
-        if prompt == "an error":
-            return web.json_response({"data": [{"b64_json": None, "error": "no such model"}]})
-        if prompt == "another server":
-            return web.json_response({"data": [{"url": "/a.png", "batch_size": "two", "queue_s": "none"}]})
+        if prompt in ODD:
+            return web.json_response({"data": [ODD[prompt]]})
         if prompt in LINKS:
             return web.json_response({"data": [{"url": LINKS[prompt]}]})
         if prompt == "stand still":
@@ -59,7 +65,7 @@ def site() -> Iterator[str]:
         async with lock:
             await asyncio.sleep(float(prompt))
         return web.json_response(
-            {"data": [{"b64_json": "iVBO", "batch_size": 1, "queue_s": 0.1, "compute_s": float(prompt)}]}
+            {"data": [{"b64_json": "iVBORw0KGgo=", "batch_size": 1, "queue_s": 0.1, "compute_s": float(prompt)}]}
         )
 
     async def linked(request: web.Request) -> web.Response:
@@ -178,6 +184,13 @@ class TestTheGenerator:
         assert slow.latency_s >= (slow.link_s or 0) >= 0.3
         assert "404" in sent["a dead link"].said
         assert "file:" in sent["a file"].said
+
+    def test_an_image_begins_as_images_do(self, site: str) -> None:
+        bodies = [{"prompt": prompt} for prompt in ("no picture", "a data URL", "0", "0")]
+        text, inline, *twice = generate(Schedule(site + PATH, [0.0] * 4, bodies, timeout_s=5))
+        assert (text.status, inline.status) == (0, 200)
+        assert twice[0].digest == twice[1].digest != inline.digest
+        assert window_of([inline, *twice], 1.0, 5.0, 5.0).repeated == 1
 
     def test_other_servers_answer_otherwise(self, site: str) -> None:
         prompts = ("another server", "no image", "no number")

@@ -1,0 +1,157 @@
+"""Names the points of a chart: places labels so that they do not overlap, or numbers the points and adds a key.
+
+Labels are placed one after the other, each at the nearest free place around its point; one that is moved away is joined
+to its point by a line. Places are pixels, computed for the narrowest width of the chart: a wider one spreads points.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+from sdopt.report.tones import MUTED
+
+MOST_NAMES = 12
+"""How many points bear their names; more are numbered."""
+
+KEY_ROW = 17
+"""Height of a row of the key, in pixels."""
+
+_LETTER, _LINE = 7.4, 15.0
+"""Width of a letter and height of a line, in pixels."""
+
+_NEAR = 13.0
+"""Distance of a label from the middle of its point."""
+
+_KEY_LENGTH = 44
+"""Letters of a name in the key."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in pixels; y grows downwards."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlap(self, other: "Box") -> float:
+        """Returns the area that both cover."""
+        width = min(self.right, other.right) - max(self.left, other.left)
+        height = min(self.bottom, other.bottom) - max(self.top, other.top)
+        return max(0.0, width) * max(0.0, height)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a label stands: its shift from the point, in pixels, and the side of the text that is there."""
+
+    dx: float
+    dy: float
+    align: str
+
+    def box(self, x: float, y: float, text: str) -> Box:
+        """Returns what a text covers there beside a point."""
+        width = _LETTER * len(text)
+        left = x + self.dx - {"left": 0.0, "center": width / 2, "right": width}[self.align]
+        return Box(left, y + self.dy - _LINE / 2, left + width, y + self.dy + _LINE / 2)
+
+
+def _places() -> Iterator[Place]:
+    """Yields places around a point, the nearest first."""
+    for ring in range(1, 9):
+        reach = _NEAR * ring
+        for step in range(8 if ring == 1 else 16):
+            angle = -math.pi / 4 + step * 2 * math.pi / (8 if ring == 1 else 16)
+            dx, dy = reach * math.cos(angle), reach * math.sin(angle)
+            align = "center" if abs(dx) < 0.3 * reach else "left" if dx > 0 else "right"
+            yield Place(round(dx, 1), round(dy, 1), align)
+
+
+def places(
+    points: Sequence[tuple[float, float]], texts: Sequence[str], width: float, height: float, radius: float = 8.0
+) -> list[Place]:
+    """Returns a place for the label of each point.
+
+    Args:
+        points: in pixels from the left and from the top.
+        texts: the label of each point.
+        width: of the plot, in pixels; labels stay within.
+        height: likewise.
+        radius: of the marks, which labels avoid.
+    """
+    marks = [Box(x - radius, y - radius, x + radius, y + radius) for x, y in points]
+    taken: list[Box] = []
+    chosen: list[Place] = []
+    for (x, y), text in zip(points, texts, strict=True):
+        best, least = Place(_NEAR, -_NEAR, "left"), math.inf
+        for place in _places():
+            box = place.box(x, y, text)
+            outside = (box.right - box.left) * _LINE - box.overlap(Box(0.0, 0.0, width, height))
+            cost = outside + sum(box.overlap(other) for other in (*taken, *marks))
+            if cost < least - 1e-6:
+                best, least = place, cost
+            if least <= 0:
+                break
+        chosen.append(best)
+        taken.append(best.box(x, y, text))
+    return chosen
+
+
+def positions(values: Sequence[float], first: float, last: float) -> list[float]:
+    """Returns where values lie between two ends, the smallest at the first one; in the middle if all are equal."""
+    low, high = min(values), max(values)
+    span = high - low
+    return [first + (last - first) * ((value - low) / span if span else 0.5) for value in values]
+
+
+def place_labels(
+    points: list[dict[str, Any]], pixels: Sequence[tuple[float, float]], size: tuple[float, float]
+) -> None:
+    """Adds to each point of a chart where its `label` stands: `dx`, `dy` and `side`, and whether it is `far`."""
+    found = places(pixels, [str(point["label"]) for point in points], *size)
+    for point, place in zip(points, found, strict=True):
+        point["dx"], point["dy"], point["side"] = place.dx, place.dy, place.align
+        point["far"] = math.hypot(place.dx, place.dy) > 1.5 * _NEAR
+
+
+def label_layers(x: alt.X, y: alt.Y) -> list[alt.Chart]:
+    """Returns the layers of labels that `place_labels` has placed: lines to those that are far, and the texts."""
+    texts = alt.Chart().mark_text(
+        align=alt.ExprRef("datum.side"),
+        baseline="middle",
+        dx=alt.ExprRef("datum.dx"),
+        dy=alt.ExprRef("datum.dy"),
+        fontWeight="bold",
+        clip=False,
+        aria=False,
+    )
+    lines = (
+        alt.Chart()
+        .transform_filter("datum.far")
+        .mark_rule(
+            color=MUTED,
+            strokeWidth=1,
+            xOffset=0,
+            x2Offset=alt.ExprRef("0.8 * datum.dx"),
+            y2Offset=alt.ExprRef("0.8 * datum.dy"),
+            aria=False,
+        )
+    )
+    return [lines.encode(x=x, y=y, x2=alt.X2(x.shorthand.partition(":")[0]), y2=alt.Y2(y.shorthand.partition(":")[0])),
+            texts.encode(x=x, y=y, text="label:N")]  # fmt: skip
+
+
+def key_layer(rows: Sequence[tuple[int, str]]) -> alt.Chart:
+    """Returns a layer with the number and the name of each point, beside the plot."""
+    shown = [
+        {"text": f"{number}  {name if len(name) <= _KEY_LENGTH else name[: _KEY_LENGTH - 1] + '…'}", "row": row}
+        for row, (number, name) in enumerate(rows)
+    ]
+    key = alt.Chart(alt.InlineData(values=shown)).mark_text(
+        align="left", baseline="top", dx=16, dy=alt.ExprRef(f"{KEY_ROW} * datum.row"), clip=False, aria=False
+    )
+    return key.encode(x=alt.value("width"), y=alt.value(0), text="text:N")

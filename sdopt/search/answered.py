@@ -1,0 +1,129 @@
+"""Recognises a search that was answered before, so that the same command answers at once.
+
+What counts as the same is told by the words of the command line, the files that they name, and the machine: no library
+that measures is imported. In doubt the search is set up as usual, which compares every setting.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
+
+from sdopt.about import __version__
+from sdopt.config.paths import CONF
+from sdopt.record.files import write_atomically
+
+ANSWERED = "answered.json"
+
+_HOW_LONG = ("search.budget_s", "search.trials")
+_NVIDIA = Path("/proc/driver/nvidia/gpus")
+_ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS")
+_MOST_FILES = 500
+"""Files of a model's folder that are looked at."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """How long a search was given when it was answered, and a digest of what was asked."""
+
+    budget_s: float
+    trials: int | None
+    question: str = ""
+
+    def covers(self, budget_s: float, trials: int | None) -> bool:
+        """Returns whether a call with this budget would find nothing new."""
+        return budget_s <= self.budget_s and (self.trials is None or (trials or sys.maxsize) <= self.trials)
+
+
+def write_answered(folder: Path, answered: Answered) -> None:
+    """Writes that a search was answered. Raises OSError."""
+    write_atomically(folder / ANSWERED, json.dumps(asdict(answered)).encode())
+
+
+def read_answered(folder: Path) -> Answered | None:
+    """Returns how a search was answered; None if it was not, or if the file cannot be read."""
+    try:
+        return Answered(**json.loads((folder / ANSWERED).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def numbered(base: Path) -> list[Path]:
+    """Returns the folders of one search and of those that `--again` began, the oldest first."""
+    begun = [(1, base)] if base.is_dir() else []
+    for path in base.parent.glob(f"{base.name}.*"):
+        number = path.name.removeprefix(f"{base.name}.")
+        if number.isdigit() and path.is_dir():
+            begun.append((int(number), path))
+    return [path for _, path in sorted(begun)]
+
+
+def question_of(overrides: Sequence[str], config_dir: Path | None) -> str:
+    """Returns a digest of what is asked, however long it may take; "" if the words alone do not tell."""
+    words = [word for word in overrides if word.lstrip("+").partition("=")[0] not in _HOW_LONG]
+    if config_dir is not None or any("${" in word for word in words):
+        return ""
+    facts = [__version__, sys.prefix, str(Path.cwd()), *words, *_stamps(words), *_machine()]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def answered_before(overrides: Sequence[str], config_dir: Path | None) -> Path | None:
+    """Returns the folder of the search that answered the same command within the same budget; None if there is none."""
+    question = question_of(overrides, config_dir)
+    asked = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
+    defaults = yaml.safe_load((CONF / "search.yaml").read_text(encoding="utf-8"))["search"]
+    folder = Path(asked.get("search.folder", defaults["folder"]))
+    try:
+        budget_s = float(asked.get("search.budget_s", defaults["budget_s"]))
+        trials = int(asked["search.trials"]) if "search.trials" in asked else defaults["trials"]
+    except ValueError:
+        return None
+    for path in sorted(folder.glob(f"*/{ANSWERED}")):
+        answered = read_answered(path.parent)
+        if not question or answered is None or answered.question != question:
+            continue
+        newest = numbered(path.parent.parent / re.sub(r"\.\d+$", "", path.parent.name))[-1:]
+        if newest == [path.parent] and answered.covers(budget_s, trials):
+            return path.parent
+    return None
+
+
+def _stamps(words: Sequence[str]) -> Iterator[str]:
+    """Yields the size and the time of each file that the words name."""
+    for word in words:
+        for part in re.split(r"[=\[\]{},:'\"]", word):
+            with suppress(OSError):
+                yield from _stamps_of(Path(part))
+
+
+def _stamps_of(path: Path) -> Iterator[str]:
+    if path.name and path.is_file():
+        yield _stamp(path)
+    elif path.name and path.is_dir():
+        for inside in sorted(islice(path.rglob("*"), _MOST_FILES)):
+            yield _stamp(inside)
+
+
+def _stamp(file: Path) -> str:
+    stat = file.stat()
+    return f"{file} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _machine() -> Iterator[str]:
+    """Yields what tells this machine from another one that shares the folder."""
+    yield platform.node()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        yield next((line for line in lines if line.startswith("model name")), "")
+    for file in sorted(_NVIDIA.glob("*/information")):
+        yield file.read_text(encoding="utf-8")
+    yield from (f"{name}={os.environ.get(name)}" for name in _ENVIRONMENT)
