@@ -57,7 +57,7 @@ class Cell:
 
     Attributes:
         outcome: `took effect`; `no effect` by its own proof; `refused`; `needs a card`, on which nothing is known to be
-            in its way; `failed` with an error that is no refusal.
+            in its way; `needs a file`, which has to be named or fetched; `failed` with an error that is no refusal.
         why: the proof's line, or the reason.
     """
 
@@ -65,7 +65,14 @@ class Cell:
     why: str
 
 
-SIGNS = {"took effect": "✓", "no effect": "∅", "refused": "–", "needs a card": "card", "failed": "✗"}
+SIGNS = {
+    "took effect": "✓",
+    "no effect": "∅",
+    "refused": "–",
+    "needs a card": "card",
+    "needs a file": "file",
+    "failed": "✗",
+}
 
 
 def chosen_options() -> list[tuple[str, str]]:
@@ -105,7 +112,8 @@ def tried(pipeline: str, chosen: str, axis: str, option: Optimization) -> Cell:
             sdopt.optimize(pipe, *SETTINGS.get(chosen, ()), prompts=[*PROMPTS, ""], **groups)
             report = sdopt.prove(pipe, PROMPTS, **call, output_type="np")
     except (ConflictError, UsageError) as error:
-        return Cell("refused", error.problems[0].removeprefix(f"{chosen}: "))
+        why = error.problems[0].removeprefix(f"{chosen}: ")
+        return Cell("needs a file", why.partition(" (")[0])  # without the path of a cache
     except UnavailableError as error:
         return Cell("failed", str(error).splitlines()[0])
     except Exception as error:  # whatever a library raises is what the table has to say
@@ -188,8 +196,8 @@ parameters and random weights, and were called with two prompts of different len
 
 **✓** took effect, as its proof shows from the trace of a call. **∅** ran without effect, which the proof says too.
 **–** is refused before anything is changed. **card**: nothing is in its way on an NVIDIA H200 by its data sheet, and a
-CPU cannot try it. **✗** fails. Numbers name the reasons below. Compilers are not tried here: they take minutes.
-What each proof saw is in [options.json](options.json)."""
+CPU cannot try it. **file**: needs one to be named or fetched. **✗** fails. Numbers name the reasons below.
+Compilers are not tried here: they take minutes. What each proof saw is in [options.json](options.json)."""
 
 _WRITTEN = "<!-- Written by python -m tests.options.walk -->"
 
