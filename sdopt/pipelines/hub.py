@@ -50,6 +50,7 @@ def fetch_base(model: Model) -> None:
         # Which networks lie in files is known when the index is here; the transformer always does.
         index = hub_folder(base, fetch=True, without=_ALL)
         hub_folder(base, fetch=True, without={*stored_parts(model, index), *without_parts(model, index)})
+        base_folder(model)  # all of it is there now
 
 
 _ALL = ("transformer", "vae", *TEXT_ENCODERS)

@@ -176,10 +176,13 @@ def _placed(tensors: Mapping[str, torch.Tensor], part: str, network: Any) -> tup
     for name, tensor in tensors.items():
         (placed if name.startswith("bn.") else given)[name] = tensor  # those of FLUX.2 have no other name
     placed |= convert(dict(given), config=dict(network.config))
-    used = set()
-    for tensor in placed.values():
-        used.add(id(tensor if tensor._base is None else tensor._base))
-    return placed, [name for name, tensor in given.items() if id(tensor) not in used]
+    used = {_root(tensor) for tensor in placed.values()}
+    return placed, [name for name, tensor in given.items() if _root(tensor) not in used]
+
+
+def _root(tensor: torch.Tensor) -> int:
+    """Returns what a tensor and views of it have in common; one that is read from a file may be a view itself."""
+    return id(tensor if tensor._base is None else tensor._base)
 
 
 # ------------------------------------------------------------------------------------------------------------ loading
