@@ -16,7 +16,7 @@ from . import Arguments, end_with_code
 
 if TYPE_CHECKING:
     from sdopt.apps.doctor.diagnosis import Diagnosis
-    from sdopt.apps.doctor.matrix import Cell
+    from sdopt.apps.doctor.matrix import MatrixCell
     from sdopt.config.composer import HydraComposer
     from sdopt.hardware.device import Device
     from sdopt.worker.forkserver import StartContext
@@ -110,7 +110,7 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     return 0
 
 
-def _matrix(arguments: argparse.Namespace, composer: "HydraComposer", device: "Device") -> "list[Cell]":
+def _matrix(arguments: argparse.Namespace, composer: "HydraComposer", device: "Device") -> "list[MatrixCell]":
     """Returns what is known of each option with each model and task on a device."""
     from sdopt.apps.doctor.matrix import RECORDS, Matrix, records_in, shown_in
     from sdopt.config.groups import data_sheets, optimization_options

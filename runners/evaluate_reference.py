@@ -11,7 +11,7 @@ from . import Arguments, end_with_code
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sdopt.apps.training.cards import Figure
+    from sdopt.apps.training.cards import CardFigure
 
 
 @end_with_code
@@ -60,7 +60,7 @@ def _card_of(folder: Path) -> str:
     return "emoji_dit" if (folder / "transformer").is_dir() else "emoji"
 
 
-def _table(family: "dict[Path, list[Figure]]") -> "Table":
+def _table(family: "dict[Path, list[CardFigure]]") -> "Table":
     from rich import box
     from rich.table import Table
 

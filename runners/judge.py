@@ -54,12 +54,12 @@ def main(argv: list[str]) -> int:
 
     from sdopt.exchange.judging import judge_folders
     from sdopt.exchange.settings import named_settings
-    from sdopt.exchange.study import Given
+    from sdopt.exchange.study import GivenFolder
 
     with only_json(arguments.json) as say:
         if not folders:
             raise UsageError("CANDIDATE: name a folder of images to compare with the baseline")
-        given = Given(
+        given = GivenFolder(
             arguments.baseline,
             folders,
             arguments.again,

@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
-from sdopt.apps.doctor.matrix import RECORDS, Cell, Matrix, State, grouped, records_in, shown_in
+from sdopt.apps.doctor.matrix import RECORDS, Matrix, MatrixCell, State, grouped, records_in, shown_in
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, default_options, optimization_options
 from sdopt.config.parse import SECTIONS
@@ -117,7 +117,7 @@ def option_matrix() -> str:
     )
 
 
-def _short(cell: Cell, notes: dict[str, int]) -> str:
+def _short(cell: MatrixCell, notes: dict[str, int]) -> str:
     """Returns the state of a cell, with the number of a note that says why."""
     if cell.state is State.PROVEN or not cell.reasons:
         return str(cell.state)

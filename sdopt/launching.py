@@ -126,10 +126,10 @@ def launch(
                 _require_folder(command)
                 if command.composer is None:
                     ready()  # jobs may print from other processes
-                    job = Job(_this_process())
+                    job = LaunchedJob(_this_process())
                 else:
                     how = {"command": ["sdopt", "run", *argv], "ready": ready, "brief": brief}
-                    job = Job(_this_process(), command.composer, how)
+                    job = LaunchedJob(_this_process(), command.composer, how)
                 command.run(job, folder)
                 launched.occupied = any(isinstance(error, OccupiedError) for error in job.errors)
                 if job.errors and not command.sweep:
@@ -170,7 +170,7 @@ def _require_folder(command: Command) -> None:
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchedJob:
     """Measures the study of one Hydra job, in the process that a launcher chooses.
 
     Errors are recorded in the folder's `error.json`; those of a sweep are also printed, and it goes on with its other

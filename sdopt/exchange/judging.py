@@ -9,7 +9,7 @@ from sdopt.conclusion import Conclusion
 from sdopt.config.composer import composer_of, with_gate
 from sdopt.config.groups import data_sheets
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
-from sdopt.exchange.study import Given, import_study, judgeable
+from sdopt.exchange.study import GivenFolder, import_study, judgeable
 from sdopt.quality.metrics import features_of, require_quality
 from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult, now
@@ -26,7 +26,7 @@ _SECTIONS = ("gate", "quality", "tracking", "hardware", *(f"protocol.{name}" for
 
 
 def judge_folders(
-    given: Given, overrides: Sequence[str], output: Path | None, command: Sequence[str]
+    given: GivenFolder, overrides: Sequence[str], output: Path | None, command: Sequence[str]
 ) -> tuple[int, Path]:
     """Judges folders of images; writes the result, and returns the exit code and the result's folder.
 
@@ -72,7 +72,7 @@ def calibrate_folders(first: Path, second: Path, overrides: Sequence[str], folde
         config = composer.current.recorded
     machine, context = find_machine(start_fork_server(), config.hardware, data_sheets)
     environment = describe_environment(machine, ["sdopt", "calibrate"])
-    result = import_study(Given(first, [], other_noise=second), config, environment, now(), folder)
+    result = import_study(GivenFolder(first, [], other_noise=second), config, environment, now(), folder)
     require_quality(result.config.quality, result.config.gate, result.config.model)
     Conclusion(result.config, folder, context).evaluate(result, machine.device.torch_name)
     return result

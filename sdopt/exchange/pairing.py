@@ -10,14 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from sdopt.errors import UsageError
-from sdopt.exchange.pictures import Picture, repeated
+from sdopt.exchange.pictures import ImportedPicture, repeated
 from sdopt.exchange.settings import differing
 from sdopt.quality.images import read_image
 
 Folders = tuple[Path, Path]
 
 
-def partners(first: Sequence[Picture], second: Sequence[Picture], folders: Folders) -> list[Picture]:
+def partners(
+    first: Sequence[ImportedPicture], second: Sequence[ImportedPicture], folders: Folders
+) -> list[ImportedPicture]:
     """Returns the second folder's images in the order of the first one's: by file name, else by prompt and seed.
 
     Raises:
@@ -48,14 +50,14 @@ def partners(first: Sequence[Picture], second: Sequence[Picture], folders: Folde
 _Origin = tuple[str | None, str, int] | None
 
 
-def _by_origin(pictures: Sequence[Picture]) -> dict[_Origin, list[Picture]]:
-    by_origin: dict[_Origin, list[Picture]] = {}
+def _by_origin(pictures: Sequence[ImportedPicture]) -> dict[_Origin, list[ImportedPicture]]:
+    by_origin: dict[_Origin, list[ImportedPicture]] = {}
     for picture in pictures:
         by_origin.setdefault(picture.made_from, []).append(picture)
     return by_origin
 
 
-def _require_one_origin(picture: Picture, partner: Picture) -> None:
+def _require_one_origin(picture: ImportedPicture, partner: ImportedPicture) -> None:
     """Raises UsageError if two images of one name are of other seeds or prompts, as far as both tell them."""
     mine, other = picture.made_from, partner.made_from
     if mine is None or other is None or mine == other:
@@ -70,7 +72,7 @@ def _require_one_origin(picture: Picture, partner: Picture) -> None:
     )
 
 
-def _lacks_a_name(first: Sequence[Picture], second: Sequence[Picture], folders: Folders) -> str:
+def _lacks_a_name(first: Sequence[ImportedPicture], second: Sequence[ImportedPicture], folders: Folders) -> str:
     names = {picture.file.stem for picture in first}
     alone = sorted(names ^ {picture.file.stem for picture in second})
     has, lacks = folders if alone[0] in names else folders[::-1]
@@ -80,7 +82,9 @@ def _lacks_a_name(first: Sequence[Picture], second: Sequence[Picture], folders: 
     )
 
 
-def of_other_noise(first: Sequence[Picture], second: Sequence[Picture], folders: Folders) -> list[Picture]:
+def of_other_noise(
+    first: Sequence[ImportedPicture], second: Sequence[ImportedPicture], folders: Folders
+) -> list[ImportedPicture]:
     """Returns the second folder's images in the order of the first one's, where both are of the same prompts.
 
     Raises:
@@ -107,14 +111,16 @@ def of_other_noise(first: Sequence[Picture], second: Sequence[Picture], folders:
     return pictures
 
 
-def _by_name(first: Sequence[Picture], second: Sequence[Picture]) -> list[Picture] | None:
+def _by_name(first: Sequence[ImportedPicture], second: Sequence[ImportedPicture]) -> list[ImportedPicture] | None:
     """Returns the second images in the order of the first ones, by file name; None if the names are not the same."""
     by_stem = {picture.file.stem: picture for picture in second}
     names = [picture.file.stem for picture in first]
     return [by_stem[name] for name in names] if {*names} == by_stem.keys() else None
 
 
-def other_settings(first: Sequence[Picture], second: Sequence[Picture], meant: Sequence[str] = ()) -> list[str]:
+def other_settings(
+    first: Sequence[ImportedPicture], second: Sequence[ImportedPicture], meant: Sequence[str] = ()
+) -> list[str]:
     """Returns in words which settings partners were not made with alike; see `settings.differing`."""
     pairs = []
     for picture, partner in zip(first, second, strict=True):
@@ -130,7 +136,7 @@ _NEARER = 0.5
 """An image belongs to another partner if it differs from that one by less than this share."""
 
 
-def require_alike(first: Sequence[Picture], second: Sequence[Picture]) -> None:
+def require_alike(first: Sequence[ImportedPicture], second: Sequence[ImportedPicture]) -> None:
     """Checks that partners show the same, as images from the same noise do.
 
     Raises:
@@ -163,7 +169,7 @@ def _middle(these: np.ndarray, those: np.ndarray) -> float:
     return float(np.median(_distances(these, those)))
 
 
-def _require_own_partners(first: Sequence[Picture], second: Sequence[Picture], far: np.ndarray) -> None:
+def _require_own_partners(first: Sequence[ImportedPicture], second: Sequence[ImportedPicture], far: np.ndarray) -> None:
     """Raises UsageError if images clearly look like the partner of another one: (n, n) distances.
 
     Both must look most like each other, so that broken images, which look like nothing, belong nowhere.

@@ -129,7 +129,7 @@ _TABLES = ("prompts.csv", "prompts.jsonl", "metadata.csv", "metadata.jsonl")
 
 
 @dataclass(frozen=True)
-class Picture:
+class ImportedPicture:
     """One image, what it was made from, and how it is written; a prompt or seed is None where nobody tells it."""
 
     file: Path
@@ -166,7 +166,7 @@ class Picture:
         return None if self.seed is None else (self.prompt, self.negative, self.seed)
 
 
-def read_folder(folder: Path) -> list[Picture]:
+def read_folder(folder: Path) -> list[ImportedPicture]:
     """Returns the images of a folder with what is known of each, sorted by file name.
 
     Raises:
@@ -193,14 +193,14 @@ def read_folder(folder: Path) -> list[Picture]:
     return pictures
 
 
-def _as_it_says(file: Path, listed: Origin | None = None) -> Picture:
+def _as_it_says(file: Path, listed: Origin | None = None) -> ImportedPicture:
     """Returns an image with what the program that wrote it left in the file; what a table lists counts more."""
     image = open_image(file)
     origin = origin_of(image, file)
     if listed is not None:
         settings = {**origin.settings, **listed.settings}
         origin = replace(listed, program=origin.program or listed.program, settings=settings)
-    return Picture(file, origin, format_of(image, file))
+    return ImportedPicture(file, origin, format_of(image, file))
 
 
 def repeated(values: Iterable[Any]) -> Any:

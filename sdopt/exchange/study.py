@@ -9,7 +9,7 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.exchange.formats import common_format
 from sdopt.exchange.pairing import of_other_noise, other_settings, partners, require_alike
-from sdopt.exchange.pictures import ImportedRow, Picture, read_folder, read_table, repeated
+from sdopt.exchange.pictures import ImportedPicture, ImportedRow, read_folder, read_table, repeated
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import IMPORTED, Environment, Promise, Status, StudyResult, VariantResult
@@ -36,14 +36,14 @@ class _Side:
 
     name: str
     folder: Path
-    pictures: list[Picture]
+    pictures: list[ImportedPicture]
     times: list[ImportedRow]
     unlike: list[str] = field(default_factory=list)
     """Settings with which its images were made otherwise than the baseline's, in words."""
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenFolder:
     """What is to be judged.
 
     Attributes:
@@ -65,7 +65,7 @@ class Given:
 
 
 def import_study(
-    given: Given, config: RecordedConfig, environment: Environment, started: str, output: Path
+    given: GivenFolder, config: RecordedConfig, environment: Environment, started: str, output: Path
 ) -> StudyResult:
     """Returns a study of images that other programs made, whose images are copied to `output`; nothing is scored yet.
 
@@ -138,7 +138,7 @@ def import_study(
     return result
 
 
-def _require_size(first: Picture, side: _Side) -> None:
+def _require_size(first: ImportedPicture, side: _Side) -> None:
     """Raises UsageError if an image is larger or smaller than the first one of the baseline."""
     size = first.looks[0]
     for picture in side.pictures:
@@ -150,7 +150,7 @@ def _require_size(first: Picture, side: _Side) -> None:
             )
 
 
-def _require_chance_alone(first: Sequence[Picture], side: _Side) -> None:
+def _require_chance_alone(first: Sequence[ImportedPicture], side: _Side) -> None:
     """Checks that a second folder of the baseline was made like the first: its difference is to be chance.
 
     Raises:
@@ -236,7 +236,7 @@ def _positive(row: ImportedRow, name: str) -> float:
     return value
 
 
-def _copied(side: _Side, first: Sequence[Picture], output: Path, number: int) -> list[ImageRecord]:
+def _copied(side: _Side, first: Sequence[ImportedPicture], output: Path, number: int) -> list[ImageRecord]:
     """Copies the images of a folder to the study's; they keep the baseline's prompts and seeds."""
     asked = [(picture.prompt or picture.file.stem, picture.negative) for picture in first]
     numbers = {each: number for number, each in enumerate(dict.fromkeys(asked))}

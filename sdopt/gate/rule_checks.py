@@ -11,7 +11,7 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import read_calibration
 from sdopt.gate.rulings import UNIT_ROUNDOFF
-from sdopt.quality.metrics import FAMILIES, Family, QualityMetric, family_of, measured_metrics
+from sdopt.quality.metrics import FAMILIES, MetricFamily, QualityMetric, family_of, measured_metrics
 from sdopt.schema import Gate, Model, Quality, Rule
 from sdopt.statistics.measures import FIRST_IMAGE, RULED
 from sdopt.study.designs import Plan
@@ -88,7 +88,7 @@ def _given(rule: Rule, *keys: str) -> list[str]:
     return [key for key in keys if getattr(rule, key) != getattr(Rule(), key)]
 
 
-def _unfit(rule: Rule, family: Family) -> str:
+def _unfit(rule: Rule, family: MetricFamily) -> str:
     """Returns why a rule's test cannot judge its metric, and what can; "" if it can."""
     test = rule.test
     if test in ("non_inferior", "equivalent") and family.needs_pair:
@@ -103,7 +103,7 @@ def _unfit(rule: Rule, family: Family) -> str:
     return _without_interval(rule, family)
 
 
-def _without_interval(rule: Rule, family: Family) -> str:
+def _without_interval(rule: Rule, family: MetricFamily) -> str:
     """Returns why a metric without bounds cannot be held against the rule's limit, and what can; "" if it can."""
     if family.name == "psnr_db":
         same = "" if rule.limit is None else f"; {rule.limit:g} dB is limit={10 ** (-rule.limit / 10):.3g}"

@@ -13,7 +13,7 @@ import torch
 
 from sdopt.assembly import Assembly
 from sdopt.errors import UsageError, require_texts
-from sdopt.library.planning import Plan, plan_for
+from sdopt.library.planning import PipelinePlan, plan_for
 from sdopt.library.process import ProcessChanges
 from sdopt.library.state import (
     APPLIED,
@@ -124,7 +124,7 @@ def optimize(
     return pipe
 
 
-def _apply(assembly: Assembly, plan: Plan, prompts: Sequence[str]) -> None:
+def _apply(assembly: Assembly, plan: PipelinePlan, prompts: Sequence[str]) -> None:
     """Applies the options of a plan: first what they ask for at loading, then they themselves."""
     pipe = assembly.pipe
     pipe.scheduler = plan.scheduler

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PipelinePlan:
     """What is to be done to a pipeline.
 
     Attributes:
@@ -61,7 +61,7 @@ def plan_for(
     overrides: Sequence[str],
     prompts: Sequence[str],
     folder: Path | None,
-) -> Plan:
+) -> PipelinePlan:
     """Returns what `optimize` does to a pipeline; its arguments are described there, and the errors that it raises."""
     _require_applicable(groups, overrides, folder)
     if found := list(as_loaded(pipe, networks_of(pipe))):
@@ -89,7 +89,7 @@ def plan_for(
     dtype: torch.dtype | None = loading_arguments(options.values()).get("dtype")
     others = dtype or denoiser_of(pipe).dtype
     parts = {name: part for option in options.values() for name, part in option.parts_for(pipe, model, others).items()}
-    return Plan(options, variant.choices, ctx, scheduler, dtype, parts)
+    return PipelinePlan(options, variant.choices, ctx, scheduler, dtype, parts)
 
 
 def _require_applicable(groups: Mapping[str, Any], overrides: Sequence[str], folder: Path | None) -> None:

@@ -244,9 +244,9 @@ class FirstBlockCaching(SkippedLayers):
 
     @override
     def _watching(self, pipe: Pipeline, denoiser: Any) -> "Watching":
-        from sdopt.options.transformer import FirstBlock
+        from sdopt.options.transformer import FirstBlockByBranch
 
-        return FirstBlock(pipe, denoiser, self.threshold)
+        return FirstBlockByBranch(pipe, denoiser, self.threshold)
 
 
 @dataclass(frozen=True)

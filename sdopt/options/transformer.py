@@ -214,7 +214,7 @@ class Forecasts(Watching):
         return found if listed else found[0]
 
 
-class FirstBlock(Watching):
+class FirstBlockByBranch(Watching):
     """Runs the blocks after the first only for images for which what the first one adds has changed.
 
     The test is that of ParaAttention (https://github.com/chengzeyi/ParaAttention): the mean absolute difference of what
@@ -321,7 +321,7 @@ class FirstBlock(Watching):
 class _Watched:
     """The forward of a block, which its transformer's watcher runs or leaves out."""
 
-    def __init__(self, watcher: FirstBlock, place: str, number: int, block: nn.Module) -> None:
+    def __init__(self, watcher: FirstBlockByBranch, place: str, number: int, block: nn.Module) -> None:
         self._watcher = watcher
         self.place, self.number, self.kind, self.forward = place, number, type(block), block.forward
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Family:
+class MetricFamily:
     """The common properties of all metrics of one kind.
 
     Attributes:
@@ -70,7 +70,7 @@ class Family:
 class QualityMetric:
     """A metric as it is computed, reported and judged."""
 
-    family: Family
+    family: MetricFamily
     features: str = ""
     """The features, as `sdopt.quality.features` names them; "" if the family uses none."""
 
@@ -230,47 +230,55 @@ _ELSEWHERE = ("elsewhere",)
 
 FAMILIES = (
     # The PSNR, which is computed from it, stands for it in tables.
-    Family(
+    MetricFamily(
         "mse", "mean squared error of pixel values in 0…1", False, _mse,
         needs_pair=True, on_random_weights=True, tabulated=False,
     ),
-    Family(
+    MetricFamily(
         "psnr_db", "peak signal-to-noise ratio", True, _psnr_db,
         unit="dB", needs_pair=True, on_random_weights=True, headline=True, equal_text="equal",
     ),
-    Family("ssim", "structural similarity", True, _ssim, needs_pair=True, on_random_weights=True),
-    Family("brightness", "mean luminance", None, partial(_of_images, brightness), tabulated=False),
-    Family("contrast", "standard deviation of the luminance", None, partial(_of_images, contrast), tabulated=False),
-    Family("fine_detail", "mean response to Immerkær's mask", True, partial(_of_images, fine_detail)),
-    Family("colour_error", "distance of mean colours and their spread", False, _colour_error, needs_pair=True),
-    Family(
+    MetricFamily("ssim", "structural similarity", True, _ssim, needs_pair=True, on_random_weights=True),
+    MetricFamily("brightness", "mean luminance", None, partial(_of_images, brightness), tabulated=False),
+    MetricFamily(
+        "contrast", "standard deviation of the luminance", None, partial(_of_images, contrast), tabulated=False,
+    ),
+    MetricFamily("fine_detail", "mean response to Immerkær's mask", True, partial(_of_images, fine_detail)),
+    MetricFamily("colour_error", "distance of mean colours and their spread", False, _colour_error, needs_pair=True),
+    MetricFamily(
         "brightness_error", "change of mean luminance, either way", False, partial(_change, brightness),
         needs_pair=True,
     ),
-    Family("contrast_error", "change of contrast, either way", False, partial(_change, contrast), needs_pair=True),
-    Family("detail_error", "change of fine detail, either way", False, partial(_change, fine_detail), needs_pair=True),
-    Family(
+    MetricFamily(
+        "contrast_error", "change of contrast, either way", False, partial(_change, contrast), needs_pair=True,
+    ),
+    MetricFamily(
+        "detail_error", "change of fine detail, either way", False, partial(_change, fine_detail), needs_pair=True,
+    ),
+    MetricFamily(
         "latents_error", "relative L2 error of final latents", False, _latents_error,
         needs_pair=True, on_random_weights=True,
     ),
-    Family(
+    MetricFamily(
         "perceptual", "distance in a network's layers", False, _perceptual,
         over=_LAYERED, first_features=True, needs_pair=True, headline=True,
     ),
-    Family("lpips_alex", "LPIPS, AlexNet", False, _lpips_alex, needs_pair=True, on_request="lpips", headline=True),
+    MetricFamily(
+        "lpips_alex", "LPIPS, AlexNet", False, _lpips_alex, needs_pair=True, on_request="lpips", headline=True,
+    ),
     # It also needs features of the prompts, which only a CLIP has.
-    Family("clip_score", "100 · cosine of image and prompt", True, _clip_score, over=("clip",), headline=True),
+    MetricFamily("clip_score", "100 · cosine of image and prompt", True, _clip_score, over=("clip",), headline=True),
     # Two for a covariance. Its bias at few images dwarfs what an optimization does: see `sdopt.quality.distances.fid`.
-    Family("fid", "Fréchet distance", False, _fid, over=_ALL, least=2, decides_from=2000),
+    MetricFamily("fid", "Fréchet distance", False, _fid, over=_ALL, least=2, decides_from=2000),
     # Three, because a jackknife leaves prompts out and the unbiased estimate needs two.
-    Family("kid", "kernel distance, cubic kernel", False, partial(_kernel_distance, "kid"), over=_ALL, least=3),
-    Family(
+    MetricFamily("kid", "kernel distance, cubic kernel", False, partial(_kernel_distance, "kid"), over=_ALL, least=3),
+    MetricFamily(
         "cmmd", "kernel distance, Gaussian kernel", False, partial(_kernel_distance, "cmmd"),
         over=_ALL, least=3, headline=True,
     ),
     # Their names end with that of the metric: `score_imagereward`.
-    Family("score", "score by another program", True, _imported, over=_ELSEWHERE, headline=True),
-    Family("penalty", "score by another program", False, _imported, over=_ELSEWHERE, headline=True),
+    MetricFamily("score", "score by another program", True, _imported, over=_ELSEWHERE, headline=True),
+    MetricFamily("penalty", "score by another program", False, _imported, over=_ELSEWHERE, headline=True),
 )  # fmt: skip
 
 
@@ -278,7 +286,7 @@ READ_FIRST = ("psnr_db", "perceptual", "lpips_alex", "ssim", "clip_score", "cmmd
 """Families in the order in which every report shows their metrics; the others follow in the order of `FAMILIES`."""
 
 
-def known_family(name: str) -> Family | None:
+def known_family(name: str) -> MetricFamily | None:
     """Returns the family of a metric, named with or without its features; None if this version does not know it."""
     for family in FAMILIES:
         if name == family.name or (family.over and name.startswith(f"{family.name}_")):
@@ -292,7 +300,7 @@ def is_imported(name: str) -> bool:
     return family is not None and family.over == _ELSEWHERE
 
 
-def family_of(name: str) -> Family:
+def family_of(name: str) -> MetricFamily:
     """Returns the family of a metric, as `known_family` does. Raises UsageError if there is none."""
     family = known_family(name)
     if family is None:

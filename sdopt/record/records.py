@@ -273,7 +273,7 @@ class MeasurementSession:
 
 
 @dataclass
-class Precision:
+class IntervalWidth:
     """The course of a study with `protocol.precision` after its pilot, the first `protocol.replicates` processes."""
 
     needed: dict[str, int] = field(default_factory=dict)
@@ -349,7 +349,7 @@ class StudyResult:
     """How far two baselines differ, by quality metric: where they compute in another order (`numerical`: other batches
     and threads), and where they start from other noise (`sampling`). They are shown beside margins, which are fixed
     beforehand, and never made into one."""
-    precision: Precision | None = None
+    precision: IntervalWidth | None = None
     """The course of a study with `protocol.precision`; None without it."""
     budget: Budget | None = None
     """What a study with `protocol.budget_s` left out; None without it."""

@@ -21,7 +21,7 @@ HTML, MARKDOWN = "report.html", "report.md"
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportFile:
     """A file that is made from a result.
 
     Attributes:
@@ -67,26 +67,26 @@ def published_markdown(summary: Summary) -> str:
 
 
 REPORTS = (
-    Report("table", "table.md", lambda summary, _: markdown_table(summary).encode()),
-    Report("report", HTML, lambda summary, folder: html_page(_page(summary, folder))),
+    ReportFile("table", "table.md", lambda summary, _: markdown_table(summary).encode()),
+    ReportFile("report", HTML, lambda summary, folder: html_page(_page(summary, folder))),
     # It links to the pictures beside it, so that no image has to be encoded.
-    Report("report as Markdown", MARKDOWN, lambda summary, folder: markdown_page(_page(summary, folder, 0))),
-    Report("table as data", "table.csv", lambda summary, _: to_csv(summary).encode()),
-    Report("plot", "plot.png", _picture("comparisons", "study_plot")),
-    Report("speed against quality", "tradeoff.png", _picture("tradeoff", "tradeoff_picture")),
-    Report("time by stage", "stages.png", _picture("times", "stages_picture")),
-    Report("images", "comparison.png", comparison_sheet),
-    Report("published figures", "published.md", lambda summary, _: published_markdown(summary).encode() or None),
-    Report("verdicts", "verdicts.md", _of_verdicts(lambda summary: verdict_markdown(summary).encode())),
-    Report("verdicts as data", "verdicts.json", _of_verdicts(verdict_json)),
-    Report("verdicts as JUnit", "verdicts.xml", _of_verdicts(junit)),
+    ReportFile("report as Markdown", MARKDOWN, lambda summary, folder: markdown_page(_page(summary, folder, 0))),
+    ReportFile("table as data", "table.csv", lambda summary, _: to_csv(summary).encode()),
+    ReportFile("plot", "plot.png", _picture("comparisons", "study_plot")),
+    ReportFile("speed against quality", "tradeoff.png", _picture("tradeoff", "tradeoff_picture")),
+    ReportFile("time by stage", "stages.png", _picture("times", "stages_picture")),
+    ReportFile("images", "comparison.png", comparison_sheet),
+    ReportFile("published figures", "published.md", lambda summary, _: published_markdown(summary).encode() or None),
+    ReportFile("verdicts", "verdicts.md", _of_verdicts(lambda summary: verdict_markdown(summary).encode())),
+    ReportFile("verdicts as data", "verdicts.json", _of_verdicts(verdict_json)),
+    ReportFile("verdicts as JUnit", "verdicts.xml", _of_verdicts(junit)),
 )
 
 
 class RenderedReport(NamedTuple):
     """A report of a study: its content, None if it could not be made, and the error, also one of writing it."""
 
-    report: Report
+    report: ReportFile
     content: bytes | None
     error: Exception | None = None
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sdopt.record.choices import PATCH, as_choice
 from sdopt.record.files import write_at_last
-from sdopt.record.records import Precision, Schedule, Status, StudyResult, VariantResult, append_reason, now
+from sdopt.record.records import IntervalWidth, Schedule, Status, StudyResult, VariantResult, append_reason, now
 from sdopt.schema import Protocol
 from sdopt.scratch import scratch_folder
 from sdopt.statistics.effects import effects_of
@@ -112,7 +112,7 @@ def more_processes(result: StudyResult, spent_s: float) -> bool:
     protocol = result.config.protocol
     if protocol.precision is None:
         return False
-    result.precision = precision = result.precision or Precision(granted=result.config.replicates)
+    result.precision = precision = result.precision or IntervalWidth(granted=result.config.replicates)
     precision.needed, precision.spent_s = precision.needed or processes_needed(result), spent_s
     running = {
         row.name

@@ -35,7 +35,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """The answer of a child to a request."""
 
     value: Any
@@ -142,13 +142,13 @@ class ChildProcess:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             message = self._next(deadline)
-            if isinstance(message, Answer):
+            if isinstance(message, Reply):
                 return message.value
             if isinstance(message, Failure):
                 raise message.error
             note(message.content)
 
-    def _next(self, deadline: float | None) -> Note | Answer | Failure:
+    def _next(self, deadline: float | None) -> Note | Reply | Failure:
         timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             ready = wait([self._connection, self._process.sentinel], timeout_s)
@@ -157,7 +157,7 @@ class ChildProcess:
                 raise ChildTimeoutError
             if self._connection not in ready and not self._connection.poll(0.2):
                 raise EOFError
-            message: Note | Answer | Failure = self._connection.recv()
+            message: Note | Reply | Failure = self._connection.recv()
         except (EOFError, OSError):
             raise self._died() from None
         return message
@@ -282,7 +282,7 @@ def _serve(connection: Connection, function: Callable[..., Any], arguments: tupl
     """Sends the result of `function` to the parent, or the error that it raises; does nothing if the pipe is closed."""
     keywords = {"note": lambda content: connection.send(Note(content))} if notes else {}
     try:
-        pickled = ForkingPickler.dumps(Answer(function(*arguments, **keywords)))
+        pickled = ForkingPickler.dumps(Reply(function(*arguments, **keywords)))
     except Exception as error:
         pickled = ForkingPickler.dumps(Failure(_portable(error)))
     with suppress(OSError):

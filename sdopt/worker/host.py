@@ -42,7 +42,7 @@ from sdopt.record.samples import Evidence, Memory
 from sdopt.record.scores import ImageRecord
 from sdopt.scratch import named_caches
 from sdopt.variant import Variant
-from sdopt.worker.child import Answer, Failure, Note
+from sdopt.worker.child import Failure, Note, Reply
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
 from sdopt.worker.inputs import asked_inputs, prompts_and_noise
 from sdopt.worker.operations import tflop_per_image
@@ -92,9 +92,9 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
             except (EOFError, OSError):
                 return
             before = host.in_calls_s
-            answer: Answer | Failure
+            answer: Reply | Failure
             try:
-                answer = Answer(getattr(host, request)(*args, **kwargs))
+                answer = Reply(getattr(host, request)(*args, **kwargs))
             except Exception as error:
                 traceback.print_exc()
                 answer = Failure(describe_error(error))

@@ -23,7 +23,7 @@ from sdopt.exchange import judging
 from sdopt.exchange.pairing import partners, require_alike
 from sdopt.exchange.pictures import read_folder, read_table
 from sdopt.exchange.scores import export, import_scores
-from sdopt.exchange.study import Given, import_study
+from sdopt.exchange.study import GivenFolder, import_study
 from sdopt.gate.calibration import read_calibration
 from sdopt.record.files import read_result
 from sdopt.record.verdicts import Verdict
@@ -104,7 +104,7 @@ class TestJudging:
         monkeypatch.setattr(judging, "datetime", SimpleNamespace(now=now))
         for _ in range(2):
             with pytest.raises(UsageError, match="enough"):
-                judging.judge_folders(Given(tmp_path, [tmp_path]), ["hardware=cpu"], None, [])
+                judging.judge_folders(GivenFolder(tmp_path, [tmp_path]), ["hardware=cpu"], None, [])
         assert folders[0] != folders[1]
 
     def test_one_damaged_image_is_a_regression(self, tmp_path: Path, judge: Judge) -> None:
@@ -412,10 +412,12 @@ class TestPartners:
         spoil(second)
         study = fake_study()[1]
         with pytest.raises(UsageError, match=said):
-            import_study(Given(first, [second]), study.config, study.environment, "now", tmp_path / "out")
+            import_study(GivenFolder(first, [second]), study.config, study.environment, "now", tmp_path / "out")
         for again in (first / ".." / "a", second):
             with pytest.raises(UsageError, match="is given twice; name each folder once"):
-                import_study(Given(first, [second], again), study.config, study.environment, "now", tmp_path / "out")
+                import_study(
+                    GivenFolder(first, [second], again), study.config, study.environment, "now", tmp_path / "out"
+                )
 
     def test_images_from_other_noise_are_no_comparison(self, tmp_path: Path) -> None:
         sides = [read_folder(write(tmp_path / str(seed), pictures(seed), listed=False)) for seed in range(2)]

@@ -14,7 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.exchange.settings import named_settings
-from sdopt.exchange.study import Given, import_study
+from sdopt.exchange.study import GivenFolder, import_study
 from sdopt.gate.judge import RuleContext
 from sdopt.gate.trust import comparable
 from sdopt.record.records import StudyResult
@@ -73,7 +73,7 @@ def comfy(folder: Path, start: int, batch: int = 1) -> Path:
 
 def judged(base: Path, other: Path, again: Path | None = None, changes: str = "") -> StudyResult:
     study = fake_study()[1]
-    given = Given(base, [other], again, Contract.LOSSY, changes=named_settings(changes) if changes else ())
+    given = GivenFolder(base, [other], again, Contract.LOSSY, changes=named_settings(changes) if changes else ())
     return import_study(given, study.config, study.environment, "now", base.parent / "out")
 
 

@@ -14,7 +14,7 @@ from sdopt.quality import metrics
 from sdopt.quality.evaluation import Settings, evaluate
 from sdopt.quality.features import ClipFeatures
 from sdopt.quality.inputs import Inputs, Networks, Pictures
-from sdopt.quality.metrics import FAMILIES, Family, family_of, measured_metrics, slug
+from sdopt.quality.metrics import FAMILIES, MetricFamily, family_of, measured_metrics, slug
 from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult
 from sdopt.record.scores import ImageRecord, Score
@@ -140,7 +140,7 @@ def redness(given: Inputs, _features: str) -> Score:
 def test_a_row_is_all_that_a_metric_takes(
     finished: Finished, result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = Family("redness", "mean of the red channel", False, redness, unit="dB", headline=True)
+    row = MetricFamily("redness", "mean of the red channel", False, redness, unit="dB", headline=True)
     monkeypatch.setattr(metrics, "FAMILIES", (*FAMILIES, row))
     gate = Gate("g", {"lossy": [Rule("redness", margin=1, confidence=None)]})
     require_rules(gate)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from sdopt.record.records import StudyResult
 from sdopt.report import catalog
-from sdopt.report.catalog import REPORTS, Report, write_reports
+from sdopt.report.catalog import REPORTS, ReportFile, write_reports
 from sdopt.report.charts.comparisons import study_plot
 from sdopt.report.charts.times import stages_picture
 from sdopt.report.charts.tradeoff import tradeoff_picture
@@ -83,9 +83,9 @@ class TestCatalog:
         def broken(_summary: Summary, _folder: Path) -> bytes:
             raise ValueError("no ink")
 
-        mine = Report("mine", "mine.txt", lambda summary, _: summary.result.name.encode())
-        nothing = Report("nothing", "nothing.txt", lambda *_: None)
-        monkeypatch.setattr(catalog, "REPORTS", (Report("broken", "broken.txt", broken), nothing, mine))
+        mine = ReportFile("mine", "mine.txt", lambda summary, _: summary.result.name.encode())
+        nothing = ReportFile("nothing", "nothing.txt", lambda *_: None)
+        monkeypatch.setattr(catalog, "REPORTS", (ReportFile("broken", "broken.txt", broken), nothing, mine))
         found = [(report.name, str(error or "")) for report, _, error in write_reports(summary_of(result), tmp_path)]
         assert found == [("broken", "no ink"), ("mine", "")]
         assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -12,7 +12,7 @@ from hydra.experimental.callback import Callback
 from rich.console import Console
 
 from sdopt import __version__
-from sdopt.apps.foresight.cpu import Machine
+from sdopt.apps.foresight.cpu import CpuRates
 from sdopt.cli import COMMANDS
 from sdopt.config.command import CommandLine
 from sdopt.config.composed import Command
@@ -158,7 +158,7 @@ class TestDryRun:
     def known_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its rates, which `sdopt plan` has kept, are those of no machine."""
         for module in ("cpu", "plan"):
-            monkeypatch.setattr(f"sdopt.apps.foresight.{module}.known_machine", lambda _threads: Machine(*[1e11] * 6))
+            monkeypatch.setattr(f"sdopt.apps.foresight.{module}.known_machine", lambda _threads: CpuRates(*[1e11] * 6))
 
     def test_shows_what_would_be_measured_compared_and_skipped(self, tmp_path: Path) -> None:
         finished = sdopt(

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from sdopt.errors import UsageError
-from sdopt.record.records import Precision, StudyResult
+from sdopt.record.records import IntervalWidth, StudyResult
 from sdopt.record.samples import Measurement, ShapeSamples
 from sdopt.report.notes import notes_of
 from sdopt.schema import Gate, Protocol
@@ -75,7 +75,7 @@ def test_an_interval_is_around_the_mean_of_all_with_the_deviation_of_the_pilot(s
 
 def test_a_note_names_what_kept_the_study_going_and_what_did_not_reach_it(study: StudyResult) -> None:
     needed = processes_needed(study)
-    study.precision = Precision(needed, 3, 60.0, "protocol.budget_s=60 was spent")
+    study.precision = IntervalWidth(needed, 3, 60.0, "protocol.budget_s=60 was spent")
     [note] = [note for note in notes_of(summary_of(study)) if note.startswith("Precision: ±3 %")]
     for name in ("bfloat16", "batches of four"):
         assert f"{name} (3 of {needed[name]} processes)" in note

@@ -22,7 +22,7 @@ from sdopt.locks import exclusive
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import StudyResult
 from sdopt.report import catalog
-from sdopt.report.catalog import HTML, MARKDOWN, REPORTS, Report, markdown_table
+from sdopt.report.catalog import HTML, MARKDOWN, REPORTS, ReportFile, markdown_table
 from sdopt.schema import Tracking
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.sentences import described
@@ -413,7 +413,7 @@ def test_a_report_of_any_bytes_is_an_artifact(
         made.append(1)
         return content
 
-    monkeypatch.setattr(catalog, "REPORTS", [Report("weights", "weights.bin", render)])
+    monkeypatch.setattr(catalog, "REPORTS", [ReportFile("weights", "weights.bin", render)])
     result, folder = copied
     config = replace(result.config, tracking=store.tracking)
     end = Conclusion(config, folder, context=None)  # type: ignore[arg-type]

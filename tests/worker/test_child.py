@@ -14,7 +14,7 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.worker import child as child_module
-from sdopt.worker.child import Answer, ChildDiedError, ChildProcess, ChildTimeoutError, call_apart, in_process
+from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, Reply, call_apart, in_process
 from sdopt.worker.forkserver import StartContext, start_fork_server
 from tests.command import ROOT, eventually, has_ended, workers
 
@@ -59,17 +59,17 @@ def sleep() -> None:
 
 def parent_of_a_sleeper(connection: Connection) -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as apart:
-        connection.send(Answer(apart.pid))
+        connection.send(Reply(apart.pid))
 
 
 def answers_and_leaves_a_sleeper(connection: Connection) -> None:
-    connection.send(Answer(os.spawnlp(os.P_NOWAIT, "setsid", "setsid", "sleep", "600")))
+    connection.send(Reply(os.spawnlp(os.P_NOWAIT, "setsid", "setsid", "sleep", "600")))
     with suppress(EOFError):
         connection.recv()
 
 
 def sleeper(connection: Connection) -> None:
-    connection.send(Answer(os.getpid()))
+    connection.send(Reply(os.getpid()))
     time.sleep(600)
 
 

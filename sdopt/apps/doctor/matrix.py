@@ -40,7 +40,7 @@ class State(StrEnum):
 
 
 @dataclass
-class Cell:
+class MatrixCell:
     """One option with one model and one task."""
 
     group: str
@@ -86,9 +86,9 @@ class Matrix:
         # A task's input images do not affect options; the reference model has images of its own.
         self._tasks = {name: composer.variant(name, ["model=emoji", f"task={name}"]).task for name in tasks}
 
-    def cells(self, device: Device, shown: Shown, sheets: Mapping[str, Sheet]) -> list[Cell]:
+    def cells(self, device: Device, shown: Shown, sheets: Mapping[str, Sheet]) -> list[MatrixCell]:
         """Returns a cell for each option, model and task."""
-        label, found = _label(device.type, device.name, sheets), list[Cell]()
+        label, found = _label(device.type, device.name, sheets), list[MatrixCell]()
         places = {
             (model, task): {
                 key: replace(made, model=self._models[model], task=self._tasks[task])
@@ -110,7 +110,7 @@ class Matrix:
                     state = State(str(here.standing))
                     reasons = reasons if here.standing is Standing.PROVEN else [here.why]
                 standings = {name: str(outcome.standing) for name, outcome in outcomes.items()}
-                found.append(Cell(group, option, model, task, state, reasons, standings))
+                found.append(MatrixCell(group, option, model, task, state, reasons, standings))
         return found
 
 

@@ -55,7 +55,7 @@ def check_options(
 
 
 @dataclass(frozen=True)
-class Fit:
+class OptionFit:
     """Whether an option runs on a device."""
 
     runs: bool
@@ -88,7 +88,7 @@ def compose_options(
     return made
 
 
-def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple[str, str], Variant]) -> Fit:
+def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple[str, str], Variant]) -> OptionFit:
     """Returns whether an option runs on a device, by itself or with another option, and what else it needs."""
     mine = _optimizations_of(variant, group)
     alone = _conflicts(variant, variant.optimizations, mine, device)
@@ -99,15 +99,15 @@ def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple
         for need in [*option.lacking(ctx), *option.ineffective(ctx), *option.slow_here(ctx)]
     )
     if not alone:
-        return Fit(True, reasons=needs)
+        return OptionFit(True, reasons=needs)
     for (other_group, other_option), other in variants.items():
         theirs = _optimizations_of(other, other_group)
         if mine.keys() & theirs.keys():
             continue
         both = {**variant.optimizations, **theirs}
         if not _conflicts(variant, both, mine.keys() | theirs.keys(), device):
-            return Fit(True, f"{other_group}={other_option}", needs)
-    return Fit(False, reasons=tuple(alone))
+            return OptionFit(True, f"{other_group}={other_option}", needs)
+    return OptionFit(False, reasons=tuple(alone))
 
 
 def _optimizations_of(variant: Variant, group: str) -> dict[str, Optimization]:

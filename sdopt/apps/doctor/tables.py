@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sdopt.apps.doctor.diagnosis import Diagnosis
-from sdopt.apps.doctor.matrix import Cell, State, grouped
+from sdopt.apps.doctor.matrix import MatrixCell, State, grouped
 from sdopt.apps.doctor.options import OptionReport
 from sdopt.errors import UsageError
 from sdopt.hardware.ceilings import COPY, Ceiling
@@ -167,12 +167,12 @@ def _options_table(found: Diagnosis) -> Table:
     return table
 
 
-def matrix_table(cells: Sequence[Cell], device: Device) -> Group:
+def matrix_table(cells: Sequence[MatrixCell], device: Device) -> Group:
     """Returns every option × model × task as a table, in which equal rows are merged."""
     table = _table(f"options × models × tasks on {escape(device.name)}", "option", "model", "task", "")
     colours = {State.PROVEN: "green", State.REFUTED: "yellow", State.FAILED: "red", State.IMPOSSIBLE: "red"}
     counted = Counter(cell.state for cell in cells)
-    by_option: dict[str, dict[tuple[str, str], Cell]] = {}
+    by_option: dict[str, dict[tuple[str, str], MatrixCell]] = {}
     for cell in cells:
         by_option.setdefault(f"{cell.group}={cell.option}", {})[cell.model, cell.task] = cell
     for option, found in by_option.items():

@@ -24,7 +24,7 @@ NO_CARD = (
 
 
 @dataclass
-class Asked:
+class AskedCard:
     """The cards that a plan is for.
 
     Attributes:
@@ -36,13 +36,13 @@ class Asked:
     notes: list[str] = field(default_factory=list)
 
 
-def asked_for(names: Sequence[str]) -> Asked:
+def asked_for(names: Sequence[str]) -> AskedCard:
     """Returns the cards that names mean. A name that means none is said, and leaves the others.
 
     Raises:
         UsageError: no name means a card.
     """
-    sheets, asked = data_sheets(), Asked()
+    sheets, asked = data_sheets(), AskedCard()
     problems = []
     for name in names:
         options = [_CPU] if name == _CPU else cards_named(name, sheets)
@@ -85,7 +85,7 @@ def why_unknown(name: str) -> str:
     )
 
 
-def with_known_card(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[list[str], Asked]:
+def with_known_card(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[list[str], AskedCard]:
     """Returns overrides whose card is an option of `hardware`, and the cards that its name means.
 
     Raises:
@@ -94,16 +94,16 @@ def with_known_card(overrides: Sequence[str], config_dir: Path | None = None) ->
     chosen = [override for override in overrides if key_of(override) == _GROUP]
     name = chosen[-1].partition("=")[2].strip("'\" ") if chosen else ""
     if not name or name in options_of(_GROUP, config_dir) or "/" in name or name.endswith(".yaml"):
-        return list(overrides), Asked()
+        return list(overrides), AskedCard()
     changed = any(key_of(override).startswith("hardware.sheet") for override in overrides)
     if changed and name in data_sheets():
-        return list(overrides), Asked()
+        return list(overrides), AskedCard()
     asked = asked_for([name])
     first = f"{_GROUP}={asked.options[0]}"
     return [first if override in chosen else override for override in overrides], asked
 
 
-def sheets_for(composer: HydraComposer, asked: Asked, overrides: Sequence[str]) -> dict[str, Sheet]:
+def sheets_for(composer: HydraComposer, asked: AskedCard, overrides: Sequence[str]) -> dict[str, Sheet]:
     """Returns the data sheets of the cards to plan for, by option of `hardware`."""
     sheets, hardware = data_sheets(), composer.current.hardware
     if _CPU in asked.options or (hardware.sheet is None and hardware.device == _CPU):

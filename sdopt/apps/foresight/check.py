@@ -26,7 +26,7 @@ APART = 0.1
 
 
 @dataclass(frozen=True)
-class Score:
+class CheckScore:
     """How well a class of figures is predicted; errors are shares of the published time."""
 
     name: str
@@ -48,7 +48,7 @@ class Check:
     """The result of holding predictions against a file of figures."""
 
     by: str
-    scores: list[Score]
+    scores: list[CheckScore]
     order: tuple[float, float, int]
     """Share of pairs of devices in the right order; the same by peak rates; number of pairs."""
     options: tuple[float, int]
@@ -112,7 +112,7 @@ def _table(data: Data, found: Coefficients, by: str) -> "pd.DataFrame":
     return table
 
 
-def _scores(table: "pd.DataFrame") -> Iterator[Score]:
+def _scores(table: "pd.DataFrame") -> Iterator[CheckScore]:
     yield _score("all", table)
     columns = {"": "state", "software: ": "application", "precision: ": "precision", "generation: ": "generation"}
     for prefix, column in columns.items():
@@ -120,10 +120,10 @@ def _scores(table: "pd.DataFrame") -> Iterator[Score]:
             yield _score(f"{prefix}{value}", rows)
 
 
-def _score(name: str, rows: "pd.DataFrame") -> Score:
+def _score(name: str, rows: "pd.DataFrame") -> CheckScore:
     share = np.expm1(rows.error).abs()
     devices = share.groupby(rows.card).median()
-    return Score(
+    return CheckScore(
         name,
         len(rows),
         len(devices),

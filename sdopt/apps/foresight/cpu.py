@@ -50,7 +50,7 @@ _BYTES = 4
 
 
 @dataclass(frozen=True)
-class Machine:
+class CpuRates:
     """What a CPU reaches in float32: FLOP/s, bytes/s, and seconds per operator."""
 
     denoiser: float
@@ -88,7 +88,7 @@ def seconds_of(parts: Array, steps: int) -> float:
 
 
 @lru_cache(maxsize=8)
-def measure_machine(threads: int) -> Machine:
+def measure_machine(threads: int) -> CpuRates:
     """Times typical layers on this CPU, two seconds in all, and keeps the rates for `known_machine`.
 
     Other work on the machine makes it look slower, so the highest rates that were ever measured count.
@@ -104,7 +104,7 @@ def measure_machine(threads: int) -> Machine:
         torch.set_num_threads(before)
     if earlier := known_machine(threads):
         pairs = zip(astuple(found), astuple(earlier), strict=True)
-        found = Machine(*map(max, pairs))
+        found = CpuRates(*map(max, pairs))
     with suppress(OSError):  # a home that cannot be written
         file = _rates_file(threads)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -112,16 +112,16 @@ def measure_machine(threads: int) -> Machine:
     return found
 
 
-def known_machine(threads: int) -> Machine | None:
+def known_machine(threads: int) -> CpuRates | None:
     """Returns the rates that `measure_machine` kept; None where nothing measured this CPU with these versions."""
     try:
         rates = json.loads(_rates_file(threads).read_text(encoding="utf-8"))
-        return Machine(**{name: float(rate) for name, rate in rates.items()})
+        return CpuRates(**{name: float(rate) for name, rate in rates.items()})
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
-def machine_of(threads: int) -> Machine:
+def machine_of(threads: int) -> CpuRates:
     """Returns the rates of this machine, measured now where they are not known."""
     return known_machine(threads) or measure_machine(threads)
 
@@ -136,14 +136,14 @@ def _rates_file(threads: int) -> Path:
     return cache_folder() / "sdopt" / "rates" / f"{digest}.json"
 
 
-def _measure() -> Machine:
+def _measure() -> CpuRates:
     import torch
 
     square, tokens = torch.randn(1024, 1024), torch.randn(2, 8, 1024, 40)
     source, few = torch.ones(2**26, dtype=torch.uint8), torch.ones(16)
     target = torch.empty_like(source)
     rates = {shape: _fastest(partial(_convolution, *shape)) for shape in (*_DENOISER, *_DECODER)}
-    return Machine(
+    return CpuRates(
         math.prod(rates[shape] for shape in _DENOISER) ** (1 / len(_DENOISER)),
         rates[_DECODER[0]],
         _fastest(lambda: (2.0 * 1024**3, lambda: square @ square)),

@@ -21,7 +21,7 @@ from sdopt.apps.foresight.latency import (
     Array,
     Case,
     Coefficients,
-    Table,
+    RateTable,
     added,
     fit,
     generation_of,
@@ -112,14 +112,16 @@ class Data:
     """Published times as arrays, beside where each is from."""
 
     figures: list[Figure]
-    table: Table
+    table: RateTable
     seconds: Array
 
     @classmethod
     def of(cls, figures: Sequence[Figure]) -> "Data":
         """Takes the figures that can be predicted."""
         kept = [figure for figure in figures if not refused(figure)]
-        return cls(kept, Table.of([case_of(figure) for figure in kept]), np.array([figure.seconds for figure in kept]))
+        return cls(
+            kept, RateTable.of([case_of(figure) for figure in kept]), np.array([figure.seconds for figure in kept])
+        )
 
     def groups(self, by: str) -> list[str]:
         """Returns the chip, generation or publisher of each figure."""

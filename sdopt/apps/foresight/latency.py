@@ -225,7 +225,7 @@ def generation_of(sheet: Sheet) -> str:
 
 
 @dataclass
-class Table:
+class RateTable:
     """Cases as arrays: the logarithm of each part is `base + design @ coefficients`."""
 
     base: Array
@@ -234,7 +234,7 @@ class Table:
     """How often each sum counts: steps, decoders, fixed parts, parts of an image."""
 
     @classmethod
-    def of(cls, cases: Sequence[Case]) -> "Table":
+    def of(cls, cases: Sequence[Case]) -> "RateTable":
         """Lays out cases."""
         base = np.zeros((_COUNT, len(cases)))
         design = np.zeros((_COUNT, len(cases), len(NAMES)))
@@ -247,9 +247,9 @@ class Table:
             weights[:, column] = _weights(case)
         return cls(base, design, weights)
 
-    def take(self, chosen: NDArray[Any]) -> "Table":
+    def take(self, chosen: NDArray[Any]) -> "RateTable":
         """Returns some of the cases."""
-        return Table(self.base[:, chosen], self.design[:, chosen], self.weights[:, chosen])
+        return RateTable(self.base[:, chosen], self.design[:, chosen], self.weights[:, chosen])
 
     def parts(self, coefficients: Array) -> Array:
         """Returns the seconds of each part (rows) of each case (columns)."""
@@ -425,7 +425,9 @@ _SCALE = 0.2
 """Residual (log) from which on a figure counts less: somewhat more than what two publishers of one figure differ by."""
 
 
-def fit(table: Table, seconds: Array, start: Array | None = None, most: int = 40, shared: Array | None = None) -> Array:
+def fit(
+    table: RateTable, seconds: Array, start: Array | None = None, most: int = 40, shared: Array | None = None
+) -> Array:
     """Fits the coefficients: Student's t with two degrees of freedom, their priors, and Gauss-Newton steps.
 
     Args:

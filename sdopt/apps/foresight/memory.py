@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sdopt.apps.foresight.latency import Costs, averaged
-from sdopt.apps.foresight.published import Work
+from sdopt.apps.foresight.published import PublishedWork
 from sdopt.apps.foresight.software import Software
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
@@ -277,7 +277,7 @@ def _parameters(folder: Path) -> int:
     return sum(each.numel() for part in parts for each in part.parameters())
 
 
-def likely_of(work: Work, software: Software, kind: str, card_gib: float) -> tuple[float, float]:
+def likely_of(work: PublishedWork, software: Software, kind: str, card_gib: float) -> tuple[float, float]:
     """Returns floor and likely GiB of a published figure: `allocated`, `reserved` where there is room, or `device`."""
     from sdopt.apps.foresight.trace import pass_costs
 

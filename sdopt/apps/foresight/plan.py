@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdopt.apps.foresight.advice import Needed, what_fits
-from sdopt.apps.foresight.cards import Asked, asked_for, sheets_for, with_known_card
+from sdopt.apps.foresight.cards import AskedCard, asked_for, sheets_for, with_known_card
 from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.apps.foresight.cpu import (
     HALF_WIDTH,
@@ -25,7 +25,7 @@ from sdopt.apps.foresight.cpu import (
     threads_of,
 )
 from sdopt.apps.foresight.fitting import EXTRAPOLATED, Z80, half_width, labels, relatives, state_of, why_not
-from sdopt.apps.foresight.latency import NAMES, PARTS, Array, Case, Table, added, coefficients, generation_of
+from sdopt.apps.foresight.latency import NAMES, PARTS, Array, Case, RateTable, added, coefficients, generation_of
 from sdopt.apps.foresight.memory import Blueprint, Footprint, blueprint, footprint, steps_of
 from sdopt.apps.foresight.software import Software, software_of
 from sdopt.apps.foresight.transfers import transfer_of
@@ -196,7 +196,7 @@ def _prediction(
     case = case_of_variant(variant, plan, shape, sheet, software)
     if sheet.architecture == CPU:
         return _here(made, variant, plan, case)
-    table = Table.of([case])
+    table = RateTable.of([case])
     vector = found.all if learned is None else learned[0]
     seconds = float(np.exp(table.log_seconds(vector)[0]))
     state = state_of(found.cards_of(software), sheet)
@@ -420,7 +420,7 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[l
     return predictions, notes, command_line("run", *rest, "protocol.replicates=3")
 
 
-def _notes(composer: HydraComposer, cards: Asked, predictions: Sequence[Prediction]) -> list[str]:
+def _notes(composer: HydraComposer, cards: AskedCard, predictions: Sequence[Prediction]) -> list[str]:
     """Returns what the cards' names mean, their known faults, and what would fit where something does not."""
     notes = [*cards.notes]
     notes += dict.fromkeys(f"{made.card}, {made.variant}: {made.warning}" for made in predictions if made.warning)
@@ -474,7 +474,7 @@ def learn(case: Case, stages: Mapping[str, float], call: float, coefficients: Ar
 
     One ratio over everything would carry the card's own factor to other cards, and makes predictions worse.
     """
-    table = Table.of([case])
+    table = RateTable.of([case])
     parts = table.parts(coefficients)
     _, (expected,), (decoding,) = table.sums(parts)
     step, decoder = stages["denoiser_step"], stages["vae_decoder"]

@@ -67,7 +67,7 @@ STREAM_BATCH = 8
 
 
 @dataclass(frozen=True)
-class Work:
+class PublishedWork:
     """What a figure is of: enough to count its operations.
 
     Attributes:
@@ -112,7 +112,7 @@ class Figure:
     publisher: str
     gpu: str
     card: str
-    work: Work
+    work: PublishedWork
     software: Software
     seconds: float = math.nan
     gib: float = math.nan
@@ -173,7 +173,7 @@ def _figure(line: int, row: Mapping[str, str], names: "Names") -> Figure:
     return replace(figure, seconds=_seconds(metric, value, unit, work))
 
 
-def _of_transformer(row: Mapping[str, str]) -> tuple[Work, Software]:
+def _of_transformer(row: Mapping[str, str]) -> tuple[PublishedWork, Software]:
     """Returns the work and the software of a figure of a transformer. Raises _RefusedError if they cannot be told."""
     architecture = architecture_of(row["model"])
     if architecture is None:
@@ -195,7 +195,7 @@ def _of_transformer(row: Mapping[str, str]) -> tuple[Work, Software]:
     guidance = guidance_from(*_configs(architecture))
     scale = 2 + guidance.above if is_guided(row) else guidance.above
     calls, samples = guidance.calls_a_step(scale), guidance.samples_a_call(scale)
-    work = Work(architecture, width, height, steps, batch, samples, part, calls=calls, storage=storage)
+    work = PublishedWork(architecture, width, height, steps, batch, samples, part, calls=calls, storage=storage)
     return work, software
 
 
@@ -210,7 +210,7 @@ def _configs(architecture: str) -> tuple[Family, dict[str, dict[str, Any]]]:
 _BYTES = {"gb (1e9)": 1e9, "gb": 2**30, "gib": 2**30, "mb": 2**20, "mib": 2**20}
 
 
-def _seconds(metric: str, value: float, unit: str, work: Work) -> float:
+def _seconds(metric: str, value: float, unit: str, work: PublishedWork) -> float:
     """Returns the time of the work's part that a value means."""
     if metric == "steps_times_batch_per_s":
         return work.steps * work.batch / value
@@ -219,7 +219,7 @@ def _seconds(metric: str, value: float, unit: str, work: Work) -> float:
     return value * _in_table(unit, {"s": 1.0, "ms": 1e-3}, "unit")
 
 
-def _work(row: Mapping[str, str]) -> Work:
+def _work(row: Mapping[str, str]) -> PublishedWork:
     """Returns the work of a row. Raises _RefusedError if it cannot be told."""
     model, note, backend = row["model"].lower(), row["note"].lower(), row["backend"].lower()
     for pattern, text, reason in (
@@ -246,7 +246,7 @@ def _work(row: Mapping[str, str]) -> Work:
     steps = int(_positive(row["steps"] or ("50" if part == STEP else ""), "steps"))
     batch = int(_positive(row["batch"] or str(STREAM_BATCH if part == IMAGE else 1), "batch"))
     single = re.search(r"turbo|lightning|hyper|lcm", model) or re.search(r"no guidance|guidance (1\b|off)", note)
-    return Work(
+    return PublishedWork(
         "sdxl" if "xl" in model else "sd21" if re.search(r"\b2\.|sd turbo|sd 2", model) else "sd15",
         width,
         height,

@@ -11,7 +11,7 @@ import torch
 
 from sdopt.apps.foresight.latency import Costs, averaged
 from sdopt.apps.foresight.memory import AT_LEAST, WORKSPACE, Blueprint, folder_for, steps_of
-from sdopt.apps.foresight.published import Work
+from sdopt.apps.foresight.published import PublishedWork
 from sdopt.apps.foresight.software import SCORES, Software
 from sdopt.apps.foresight.storage import BITS, Storage, encoder_stage, gib_of, weights_in
 from sdopt.apps.foresight.trace import on_meta, trace
@@ -184,7 +184,7 @@ def _steps(variant: Variant, whole: Costs, both: bool) -> list[tuple[int, Costs]
     return [(steps, whole)]
 
 
-def likely_of_transformer(work: Work, software: Software, kind: str, card_gib: float) -> tuple[float, float]:
+def likely_of_transformer(work: PublishedWork, software: Software, kind: str, card_gib: float) -> tuple[float, float]:
     """Returns floor and likely GiB of a published figure, as `memory.likely_of`."""
     folder, storage = ARCHITECTURES / work.architecture, work.storage
     family, size = family_of_folder(folder), (work.width, work.height)

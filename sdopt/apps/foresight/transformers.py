@@ -23,7 +23,7 @@ Inputs = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Call:
+class NetworkCall:
     """What a call of a denoiser is given.
 
     Attributes:
@@ -71,7 +71,7 @@ class Call:
         return torch.ones(self.samples, self.words, dtype=torch.bool, device="meta")
 
 
-def _flux(call: Call) -> Inputs:
+def _flux(call: NetworkCall) -> Inputs:
     inputs = {
         "hidden_states": call.packed(),
         "encoder_hidden_states": call.text(call.config.joint_attention_dim),
@@ -83,7 +83,7 @@ def _flux(call: Call) -> Inputs:
     return inputs | ({"guidance": torch.ones(call.samples, device="meta")} if call.config.guidance_embeds else {})
 
 
-def _flux2(call: Call) -> Inputs:
+def _flux2(call: NetworkCall) -> Inputs:
     inputs = {
         "hidden_states": call.packed(),
         "encoder_hidden_states": call.text(call.config.joint_attention_dim),
@@ -94,7 +94,7 @@ def _flux2(call: Call) -> Inputs:
     return inputs | ({"guidance": torch.ones(call.samples, device="meta")} if call.config.guidance_embeds else {})
 
 
-def _chroma(call: Call) -> Inputs:
+def _chroma(call: NetworkCall) -> Inputs:
     return {
         "hidden_states": call.packed(),
         "encoder_hidden_states": call.text(call.config.joint_attention_dim),
@@ -105,7 +105,7 @@ def _chroma(call: Call) -> Inputs:
     }
 
 
-def _sd3(call: Call) -> Inputs:
+def _sd3(call: NetworkCall) -> Inputs:
     return {
         "hidden_states": call.spatial(),
         "encoder_hidden_states": call.text(call.config.joint_attention_dim),
@@ -114,7 +114,7 @@ def _sd3(call: Call) -> Inputs:
     }
 
 
-def _qwen(call: Call) -> Inputs:
+def _qwen(call: NetworkCall) -> Inputs:
     return {
         "hidden_states": call.packed(),
         "encoder_hidden_states": call.text(call.config.joint_attention_dim),
@@ -123,7 +123,7 @@ def _qwen(call: Call) -> Inputs:
     }
 
 
-def _z_image(call: Call) -> Inputs:
+def _z_image(call: NetworkCall) -> Inputs:
     shape = call.config.in_channels, 1, call.height, call.width
     return {
         "x": [call.empty(*shape) for _ in range(call.samples)],
@@ -132,7 +132,7 @@ def _z_image(call: Call) -> Inputs:
     }
 
 
-def _pixart(call: Call) -> Inputs:
+def _pixart(call: NetworkCall) -> Inputs:
     return {
         "hidden_states": call.spatial(),
         "encoder_hidden_states": call.text(call.config.caption_channels),
@@ -142,7 +142,7 @@ def _pixart(call: Call) -> Inputs:
     }
 
 
-def _sana(call: Call) -> Inputs:
+def _sana(call: NetworkCall) -> Inputs:
     return {
         "hidden_states": call.spatial(),
         "encoder_hidden_states": call.text(call.config.caption_channels),
@@ -151,7 +151,7 @@ def _sana(call: Call) -> Inputs:
     }
 
 
-def _lumina2(call: Call) -> Inputs:
+def _lumina2(call: NetworkCall) -> Inputs:
     # The lengths of texts are read from the mask, which needs its values.
     mask = torch.ones(call.samples, call.words, dtype=torch.bool, device="cpu")
     return {
@@ -162,7 +162,7 @@ def _lumina2(call: Call) -> Inputs:
     }
 
 
-def _aura(call: Call) -> Inputs:
+def _aura(call: NetworkCall) -> Inputs:
     return {
         "hidden_states": call.spatial(),
         "encoder_hidden_states": call.text(call.config.joint_attention_dim),
@@ -170,7 +170,7 @@ def _aura(call: Call) -> Inputs:
     }
 
 
-INPUTS: dict[str, Callable[[Call], Inputs]] = {
+INPUTS: dict[str, Callable[[NetworkCall], Inputs]] = {
     "FluxTransformer2DModel": _flux,
     "Flux2Transformer2DModel": _flux2,
     "ChromaTransformer2DModel": _chroma,
@@ -203,7 +203,7 @@ def step_inputs(denoiser: Any, family: Family, size: tuple[int, int], factor: in
     if kind not in INPUTS:
         raise UsageError(f"{family.title}: sdopt does not know how to trace a {kind}: measure it")
     width, height = (side // factor for side in size)
-    return INPUTS[kind](Call(denoiser.config, samples, height, width, words, next(denoiser.parameters()).dtype))
+    return INPUTS[kind](NetworkCall(denoiser.config, samples, height, width, words, next(denoiser.parameters()).dtype))
 
 
 def words_of(family: Family, most: int | None) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from sdopt.apps.loadtest.config import LoadConfig
 from sdopt.apps.loadtest.record import OWN_COLUMNS, LoadRecord, LoadRow, Predicted, Replicate
 from sdopt.apps.loadtest.target import Target
-from sdopt.apps.serving.engine import Engine, Work
+from sdopt.apps.serving.engine import Engine, EngineWork
 from sdopt.apps.serving.server import listen, serve
 from sdopt.apps.traffic.figures import Window, bracketing, window_of
 from sdopt.apps.traffic.generator import PATH, generate
@@ -267,7 +267,7 @@ def columns_of(variant: Variant, service_s: Mapping[int, float]) -> dict[str, fl
 def calibrated(engine: Engine) -> dict[int, float]:
     """Returns the seconds of a call by its number of images, as the server's process sees it, without load."""
     workload, found = engine.variant.workload, {}
-    work = Work(workload.steps, engine.variant.guidance_scale, workload.negative_prompt is not None)
+    work = EngineWork(workload.steps, engine.variant.guidance_scale, workload.negative_prompt is not None)
     for size in sorted({1, *(size for size in engine.batch_sizes if size <= engine.largest), engine.largest}):
         asked = [Asked("a red apple", seed, workload.negative_prompt) for seed in range(size)]
         taken_s = timeit.repeat(partial(engine.render, asked, work), number=1, repeat=_CALIBRATIONS)

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from sdopt.apps.loadtest.config import LoadConfig
-from sdopt.apps.traffic.generator import PATH, Schedule
+from sdopt.apps.traffic.generator import PATH, SendSchedule
 from sdopt.errors import HIDDEN, UsageError
 
 _ENDING = PATH.removeprefix("/v1")
@@ -29,13 +29,13 @@ class Target:
     secrets: Sequence[str] = field(default=(), repr=False)
     """Values from the environment, which are neither shown nor written."""
 
-    def schedule(self, prompts: Sequence[str], seed: int, times_s: Sequence[float], timeout_s: float) -> Schedule:
+    def schedule(self, prompts: Sequence[str], seed: int, times_s: Sequence[float], timeout_s: float) -> SendSchedule:
         """Returns requests at these times, whose prompts take turns and whose seeds count upwards."""
         bodies = []
         for number in range(len(times_s)):
             prompt = prompts[number % len(prompts)]
             bodies.append(self._body(prompt, seed + number))
-        return Schedule(self.address, times_s, bodies, timeout_s, dict(self.headers))
+        return SendSchedule(self.address, times_s, bodies, timeout_s, dict(self.headers))
 
     def _body(self, prompt: str, seed: int) -> dict[str, Any]:
         body = {"prompt": prompt, "seed": seed, **self.fields}

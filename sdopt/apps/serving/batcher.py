@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from sdopt.apps.serving.engine import Engine, Work
+from sdopt.apps.serving.engine import Engine, EngineWork
 from sdopt.errors import UnavailableError
 from sdopt.record.choices import as_choice
 from sdopt.schema import Serving
@@ -92,7 +92,7 @@ class Waiting:
     """An image that is asked for."""
 
     asked: Asked
-    work: Work
+    work: EngineWork
     arrived_s: float
     answer: "asyncio.Future[Drawn]"
     expiry: asyncio.TimerHandle | None = None
@@ -112,7 +112,7 @@ class Batcher:
         self._call_s = 1.0
         self._draining, self._ended = asyncio.Event(), asyncio.Event()
 
-    def submit(self, asked: Sequence[Asked], work: Work) -> list[Waiting]:
+    def submit(self, asked: Sequence[Asked], work: EngineWork) -> list[Waiting]:
         """Lets images wait for a call, all or none. Raises RefusalError."""
         if self.state != "ready":
             raise RefusalError(503, f"this server is {self.state}", retry_after_s=self._call_s)

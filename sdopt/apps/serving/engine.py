@@ -15,7 +15,7 @@ from sdopt.worker.protocol import Asked, Rendered
 
 
 @dataclass(frozen=True)
-class Work:
+class EngineWork:
     """What the images of one call have in common."""
 
     steps: int
@@ -64,7 +64,7 @@ class Engine:
         assert self._worker is not None
         return self._worker.ask(PipelineHost.prove).evidence
 
-    def render(self, asked: Sequence[Asked], work: Work) -> Rendered:
+    def render(self, asked: Sequence[Asked], work: EngineWork) -> Rendered:
         """Draws images in one call, at most `largest`. Raises WorkerError."""
         assert self._worker is not None
         workload = self.variant.workload
@@ -120,7 +120,7 @@ def unservable(variant: Variant, serving: Serving, device: Device) -> list[str]:
     ]
 
 
-def refused_work(variant: Variant, serving: Serving, device: Device, work: Work) -> dict[str, str]:
+def refused_work(variant: Variant, serving: Serving, device: Device, work: EngineWork) -> dict[str, str]:
     """Returns by field why a request cannot be drawn with other steps or guidance than the workload's; {} if it can."""
     workload, scale = variant.workload, variant.guidance_scale
     other = {

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
 from sdopt.apps.serving.batcher import Batcher, Drawn, RefusalError, Waiting
-from sdopt.apps.serving.engine import Work, refused_work
+from sdopt.apps.serving.engine import EngineWork, refused_work
 from sdopt.hardware.device import Device
 from sdopt.pipelines.prompts import is_guided, wrong_prompt
 from sdopt.schema import SEEDS
@@ -185,7 +185,7 @@ class Interface:
             unknown = first["type"] == "extra_forbidden"
             raise RefusalError(422, "not supported here; leave it out" if unknown else first["msg"], field) from None
 
-    def _asked(self, given: Generation) -> tuple[list[Asked], Work]:
+    def _asked(self, given: Generation) -> tuple[list[Asked], EngineWork]:
         """Returns the images that a request asks for. Raises RefusalError, with the field that is at fault."""
         variant, count = self._variant, given.n or 1
         sizes = ("auto", f"{variant.size}x{variant.size}")
@@ -199,7 +199,7 @@ class Interface:
             "seed": seed + count - 1 > SEEDS["le"] and f"the last image's is above {SEEDS['le']}",
             "negative_prompt": given.negative_prompt is not None and self._wrong_negative(given.negative_prompt),
         }
-        work = Work(
+        work = EngineWork(
             given.num_inference_steps or variant.workload.steps,
             variant.guidance_scale if given.guidance_scale is None else given.guidance_scale,
             negative is not None,

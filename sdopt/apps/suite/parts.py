@@ -14,8 +14,8 @@ from pathlib import Path
 from sdopt.about import CHECKOUT
 from sdopt.apps.doctor.options import compose_options, fit_on
 from sdopt.apps.suite.config import INTERVALS, Part, SuiteConfig
-from sdopt.apps.suite.process import Run
-from sdopt.apps.suite.record import Ending, Finding
+from sdopt.apps.suite.process import PartRun
+from sdopt.apps.suite.record import Ending, OptionFinding
 from sdopt.config.composer import composer_of
 from sdopt.config.overrides import merge_overrides, quoted
 from sdopt.config.paths import options_of
@@ -47,12 +47,12 @@ _TESTS = CHECKOUT / "tests"
 
 BASELINE = "baseline"
 
-Runner = Callable[..., Run]
+Runner = Callable[..., PartRun]
 """Runs a command within what is left of the part's time; its standard output goes to the log, or to the file `out`."""
 
 
 @dataclass(frozen=True)
-class Job:
+class PartJob:
     """What a part runs.
 
     Attributes:
@@ -70,10 +70,10 @@ class Job:
     log: Path
     retry: bool
     command: list[str]
-    left_out: Sequence[Finding] = ()
+    left_out: Sequence[OptionFinding] = ()
     tried: Sequence[str] = ()
 
-    def run(self, run: Runner) -> Run:
+    def run(self, run: Runner) -> PartRun:
         """Runs the command, as far as an earlier call has not done it."""
         if self.kind == "doctor":
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class Job:
         shutil.rmtree(self.folder, ignore_errors=True)
         return run([*self.command, f"hydra.run.dir={quoted(str(self.folder))}"])
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[OptionFinding]:
         """Returns what the part has found, as far as it ran."""
         if self.kind in ("doctor", "tests"):
             with suppress(OSError, ValueError, KeyError):
@@ -118,19 +118,19 @@ def obstacle_to(part: Part, device: Device) -> str:
     return f"no {' and no '.join(lacking)} here ({CHECKOUT})" if lacking and part.kind == "tests" else ""
 
 
-def job_of(part: Part, config: SuiteConfig, device: Device, folder: Path) -> Job:
+def job_of(part: Part, config: SuiteConfig, device: Device, folder: Path) -> PartJob:
     """Returns what a part runs, with its files in `folder`. Raises UsageError if its configuration is not valid."""
     place = (part.kind, folder / "run", folder / "log.txt", config.retry)
     if part.kind == "doctor":
-        return Job(*place, _sdopt("doctor", "--json", f"hardware.device={device.torch_name}"))
+        return PartJob(*place, _sdopt("doctor", "--json", f"hardware.device={device.torch_name}"))
     if part.kind == "tests":
-        return Job(*place, _pytest())
+        return PartJob(*place, _pytest())
     overrides = study_overrides(part, config, device)
     if part.kind != "options":
-        return Job(*place, _sdopt("run", *overrides))
+        return PartJob(*place, _sdopt("run", *overrides))
     study = option_study(part, overrides, device)
     command = _sdopt("run", *overrides, *study.overrides) if study.overrides else []
-    return Job(*place, command, study.left_out, study.tried)
+    return PartJob(*place, command, study.left_out, study.tried)
 
 
 def _pytest() -> list[str]:
@@ -172,7 +172,7 @@ class OptionStudy:
 
     overrides: tuple[str, ...]
     """Empty where nothing is left to measure."""
-    left_out: tuple[Finding, ...]
+    left_out: tuple[OptionFinding, ...]
     tried: tuple[str, ...]
     """The options that it measures, as in `memory=vae_tiling`."""
 
@@ -196,19 +196,19 @@ def option_study(part: Part, overrides: Sequence[str], device: Device) -> Option
         baseline = composer.variant(BASELINE)
     everything = {key: variant for key, variant in made.items() if isinstance(variant, Variant)}
     beside: dict[str, str] = {}
-    left_out: list[Finding] = []
+    left_out: list[OptionFinding] = []
     for (group, option), variant in made.items():
         name = f"{group}={option}"
         if name not in options and group not in options:
             continue
         if isinstance(variant, list):
-            left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(variant)))
+            left_out.append(OptionFinding(name, str(Standing.CANNOT_RUN), "; ".join(variant)))
         elif variant.choices != baseline.choices:  # the baseline's own trace proves what it has
             fit = fit_on(device, group, variant, everything)
             if fit.runs and not fit.reasons:
                 beside[name] = fit.beside
             else:
-                left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(fit.remarks)))
+                left_out.append(OptionFinding(name, str(Standing.CANNOT_RUN), "; ".join(fit.remarks)))
     references = {other: f"with {row_of(other)}" for other in beside.values() if other}
     variants = {BASELINE: [], **{name: [other] for other, name in references.items()}}
     edges = dict.fromkeys(references.values(), BASELINE)
@@ -226,19 +226,19 @@ def option_study(part: Part, overrides: Sequence[str], device: Device) -> Option
 _TEST = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 
 
-def machine_findings(diagnosis: Path) -> list[Finding]:
+def machine_findings(diagnosis: Path) -> list[OptionFinding]:
     """Returns the machine and its ceilings, from the output of `sdopt doctor --json`. Raises ValueError, OSError."""
     found = json.loads(diagnosis.read_text(encoding="utf-8"))
     device, packages = found["device"], found["packages"]
     facts = [f"driver {device['driver']}"] if device["driver"] else []
     facts += [f"Python {found['python']}", *(f"{name} {packages[name]}" for name in ("torch",) if name in packages)]
-    findings = [Finding(device["name"], found["start_method"], ", ".join([*facts, found["platform"]]))]
+    findings = [OptionFinding(device["name"], found["start_method"], ", ".join([*facts, found["platform"]]))]
     for ceiling in found["ceilings"]:
         rate = ceiling["failure"] or f"{ceiling['rate']:.4g} {ceiling['unit']}"
-        findings.append(Finding(ceiling["kind"], "failed" if ceiling["failure"] else "ok", rate))
+        findings.append(OptionFinding(ceiling["kind"], "failed" if ceiling["failure"] else "ok", rate))
     runs = [option["runs"] for option in found["options"]]
     said = f"{sum(runs)} of {len(runs)} should run here, by what is known beforehand"
-    return [*findings, Finding("options", "ok", said)]
+    return [*findings, OptionFinding("options", "ok", said)]
 
 
 def tests_in(log: Path) -> dict[str, str]:
@@ -247,12 +247,14 @@ def tests_in(log: Path) -> dict[str, str]:
     return {match[1]: match[2] for line in lines if (match := _TEST.match(line))}
 
 
-def test_findings(log: Path) -> list[Finding]:
+def test_findings(log: Path) -> list[OptionFinding]:
     """Returns the number of tests by outcome, and each failed test; also of a run that was stopped on the way."""
     ended = tests_in(log)
     counts = ", ".join(f"{n} {state.lower()}" for state, n in Counter(ended.values()).items())
-    found = [Finding("tests", "", counts or "none ran")]
-    return found + [Finding(test, state.lower(), "") for test, state in ended.items() if state in ("FAILED", "ERROR")]
+    found = [OptionFinding("tests", "", counts or "none ran")]
+    return found + [
+        OptionFinding(test, state.lower(), "") for test, state in ended.items() if state in ("FAILED", "ERROR")
+    ]
 
 
 _NOISE = {
@@ -264,14 +266,17 @@ _NOISE = {
 }
 
 
-def noise_findings(result: StudyResult) -> list[Finding]:
+def noise_findings(result: StudyResult) -> list[OptionFinding]:
     """Returns how much identical processes differed."""
     noise = noise_of(result)
     if noise is None:
         return []
     of = f"{noise.processes} equal processes, {noise.rounds} rounds, {noise.schedule}"
     shares = {text: noise.figures[name] for name, text in _NOISE.items() if name in noise.figures}
-    return [Finding(of, "ok", ""), *(Finding(text, "ok", f"{100 * share:.3g} %") for text, share in shares.items())]
+    return [
+        OptionFinding(of, "ok", ""),
+        *(OptionFinding(text, "ok", f"{100 * share:.3g} %") for text, share in shares.items()),
+    ]
 
 
 def row_of(option: str) -> str:
@@ -279,26 +284,26 @@ def row_of(option: str) -> str:
     return option.replace("=", " ")
 
 
-def option_findings(result: StudyResult | None, tried: Sequence[str]) -> list[Finding]:
+def option_findings(result: StudyResult | None, tried: Sequence[str]) -> list[OptionFinding]:
     """Returns what the study shows of each option, and why it shows nothing of those in `tried` that are left."""
     shown = [] if result is None else outcomes_of(result)
-    found = [Finding(option_of(outcome), str(outcome.standing), outcome.why) for outcome in shown]
+    found = [OptionFinding(option_of(outcome), str(outcome.standing), outcome.why) for outcome in shown]
     rows = {} if result is None else {row.name: row for row in result.variants}
     known = {finding.name for finding in found}
     return found + [_nothing_of(option, rows.get(row_of(option))) for option in tried if option not in known]
 
 
-def _nothing_of(option: str, row: VariantResult | None) -> Finding:
+def _nothing_of(option: str, row: VariantResult | None) -> OptionFinding:
     if row is None or row.status in (Status.PENDING, Status.INTERRUPTED):
-        return Finding(option, str(Ending.NOT_RUN), "the part ended before it was measured")
+        return OptionFinding(option, str(Ending.NOT_RUN), "the part ended before it was measured")
     if row.status is Status.TIMEOUT:
-        return Finding(option, str(Ending.NOT_RUN), f"time limit: {row.reason}")
-    return Finding(option, str(row.status), row.reason)
+        return OptionFinding(option, str(Ending.NOT_RUN), f"time limit: {row.reason}")
+    return OptionFinding(option, str(row.status), row.reason)
 
 
-def study_findings(result: StudyResult) -> list[Finding]:
+def study_findings(result: StudyResult) -> list[OptionFinding]:
     """Returns a line for each row of a study's table."""
-    return [Finding(row.variant.name, str(row.variant.status), _shown(row)) for row in rows_of(result)]
+    return [OptionFinding(row.variant.name, str(row.variant.status), _shown(row)) for row in rows_of(result)]
 
 
 def _shown(row: Row) -> str:

@@ -16,7 +16,7 @@ PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True)
-class Run:
+class PartRun:
     """A command that ended.
 
     Attributes:
@@ -32,7 +32,7 @@ class Run:
 
 def run_limited(
     command: Sequence[str], log: Path, limit_s: float, patience_s: float = PATIENCE_S, out: Path | None = None
-) -> Run:
+) -> PartRun:
     """Runs a command, and ends it at its time limit; appends its output to `log`.
 
     With `out`, standard output replaces that file, and only standard error goes to `log`. At the limit, the command
@@ -52,7 +52,7 @@ def run_limited(
         finally:
             if left := _end(process, patience_s):
                 logged.write(f"sdopt: {left}\n".encode())
-    return Run(process.returncode, time.monotonic() - began, stopped)
+    return PartRun(process.returncode, time.monotonic() - began, stopped)
 
 
 def _end(process: "subprocess.Popen[bytes]", patience_s: float) -> str:

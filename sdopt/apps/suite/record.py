@@ -56,7 +56,7 @@ class Ending(StrEnum):
 
 
 @dataclass
-class Finding:
+class OptionFinding:
     """One finding of a part: one line of its table."""
 
     name: str
@@ -67,7 +67,7 @@ class Finding:
 
 
 @dataclass
-class Entry:
+class PartEntry:
     """The latest run of one part."""
 
     part: str
@@ -80,32 +80,32 @@ class Entry:
     command: list[str] = field(default_factory=list)
     folder: str = ""
     """The folder of its files, relative to the record's folder."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[OptionFinding] = field(default_factory=list)
 
 
 @dataclass
-class Record:
+class SuiteRecord:
     """All findings of the suite on one device."""
 
     device: str
     sdopt: str
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[PartEntry] = field(default_factory=list)
 
-    def entry(self, part: str) -> Entry | None:
+    def entry(self, part: str) -> PartEntry | None:
         """Returns how a part last ended; None if it is not listed."""
         return next((entry for entry in self.entries if entry.part == part), None)
 
-    def put(self, entry: Entry, order: Sequence[str]) -> None:
+    def put(self, entry: PartEntry, order: Sequence[str]) -> None:
         """Records how a part ended, replacing its earlier entry; parts that are not in `order` stay at the end."""
         others = [other for other in self.entries if other.part != entry.part]
         rank = {part: number for number, part in enumerate(order)}
         self.entries = sorted([*others, entry], key=lambda entry: rank.get(entry.part, len(rank)))
 
 
-_ADAPTER = TypeAdapter(Record)
+_ADAPTER = TypeAdapter(SuiteRecord)
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Path) -> SuiteRecord | None:
     """Reads a folder's record; None if there is none.
 
     Raises:
@@ -124,13 +124,13 @@ def read_record(folder: Path) -> Record | None:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def write_record(record: Record, folder: Path) -> None:
+def write_record(record: SuiteRecord, folder: Path) -> None:
     """Writes the record and its page. Raises OSError where the folder cannot be written."""
     write_atomically(folder / FILE, _ADAPTER.dump_json(record, indent=1))
     write_atomically(folder / PAGE, page_of(record).encode())
 
 
-def page_of(record: Record) -> str:
+def page_of(record: SuiteRecord) -> str:
     """Returns the record as Markdown: a table of the parts, then what each of them found."""
     rows = [
         (entry.part, str(entry.ending), "" if entry.seconds is None else f"{entry.seconds:.0f} s", entry.reason)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from sdopt.about import __version__
 from sdopt.apps.suite.config import INTERVALS, Part, SuiteConfig
-from sdopt.apps.suite.parts import ENDS_WELL, Job, job_of, obstacle_to, result_in
-from sdopt.apps.suite.process import PATIENCE_S, Run, last_words, run_limited
-from sdopt.apps.suite.record import Ending, Entry, Record, pack, read_record, unpack, write_record
+from sdopt.apps.suite.parts import ENDS_WELL, PartJob, job_of, obstacle_to, result_in
+from sdopt.apps.suite.process import PATIENCE_S, PartRun, last_words, run_limited
+from sdopt.apps.suite.record import Ending, PartEntry, SuiteRecord, pack, read_record, unpack, write_record
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.statistics.outcomes import Standing
@@ -41,7 +41,7 @@ class Suite:
         return self.deadline - time.monotonic()
 
 
-def run_suite(suite: Suite) -> Record:
+def run_suite(suite: Suite) -> SuiteRecord:
     """Runs every part that is not done, and writes the record after each; returns it.
 
     With an archive, the results are also written to it after each, and a missing folder is made from it.
@@ -57,7 +57,7 @@ def run_suite(suite: Suite) -> Record:
         if device != suite.device.name:
             raise UsageError(f"archive={archive}: holds the record of {device}; choose another file")
     suite.folder.mkdir(exist_ok=True)
-    record = read_record(suite.folder) or Record(suite.device.name, __version__)
+    record = read_record(suite.folder) or SuiteRecord(suite.device.name, __version__)
     if record.device != suite.device.name:
         raise UsageError(f"{suite.folder}: holds the record of {record.device}; choose another folder")
     order = [*suite.config.parts, *(name + INTERVALS for name in suite.config.parts)]
@@ -76,14 +76,14 @@ def run_suite(suite: Suite) -> Record:
     return record
 
 
-def _is_due(suite: Suite, before: Entry | None) -> bool:
+def _is_due(suite: Suite, before: PartEntry | None) -> bool:
     """Returns whether a part has not ended yet, or runs again because the user asks for it."""
     if before is None or not before.ending.final:
         return True
     return suite.config.retry and (before.ending is not Ending.DONE or _failed_in(suite, before))
 
 
-def _failed_in(suite: Suite, entry: Entry) -> bool:
+def _failed_in(suite: Suite, entry: PartEntry) -> bool:
     """Returns whether a test, a ceiling or a variant failed in a part that was done."""
     result = result_in(suite.folder / entry.folder)
     if result is not None and any(row.status.failure for row in result.variants):
@@ -91,7 +91,7 @@ def _failed_in(suite: Suite, entry: Entry) -> bool:
     return any(finding.state in ("failed", "error") for finding in entry.findings)
 
 
-def _unsettled(part: Part, record: Record) -> Part:
+def _unsettled(part: Part, record: SuiteRecord) -> Part:
     """Returns a part that measures once more, without the options that were tried before and did not pass."""
     first = record.entry(part.name.removesuffix(INTERVALS))
     if first is None or not part.name.endswith(INTERVALS) or part.kind != "options":
@@ -99,22 +99,26 @@ def _unsettled(part: Part, record: Record) -> Part:
     return replace(part, settled=[*part.settled, *(f.name for f in first.findings if f.state != Standing.PROVEN)])
 
 
-def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
+def _entries(suite: Suite, part: Part, before: PartEntry | None) -> Iterator[PartEntry]:
     """Yields a part as it begins, unless it is not run, and as it ends."""
     if reason := obstacle_to(part, suite.device):
-        yield Entry(part.name, Ending.LEFT_OUT, reason)
+        yield PartEntry(part.name, Ending.LEFT_OUT, reason)
         return
     limit_s = min(part.limit_s, suite.left_s)
     if limit_s < part.least_s:
         room = "is its limit" if limit_s == part.limit_s else "of the budget were left"
         reason = f"needs at least {part.least_s:.0f} s; {max(limit_s, 0):.0f} s {room}"
         # Measurements from before the end of the budget are kept.
-        yield before if before is not None and before.ending is Ending.CUT else Entry(part.name, Ending.NOT_RUN, reason)
+        yield (
+            before
+            if before is not None and before.ending is Ending.CUT
+            else PartEntry(part.name, Ending.NOT_RUN, reason)
+        )
         return
     folder = suite.folder / "parts" / part.name
     folder.mkdir(parents=True, exist_ok=True)
     began, now = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    entry = Entry(part.name, Ending.RUNNING, limit_s=round(limit_s, 1), began=now, folder=f"parts/{part.name}/run")
+    entry = PartEntry(part.name, Ending.RUNNING, limit_s=round(limit_s, 1), began=now, folder=f"parts/{part.name}/run")
     suite.tell(f"{part.name}: at most {limit_s:.0f} s")
     try:
         job = job_of(part, suite.config, suite.device, folder)
@@ -130,7 +134,7 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
     yield entry
     patience_s = min(PATIENCE_S, max(2.0, suite.left_s / 10))
 
-    def run(arguments: Sequence[str], out: Path | None = None) -> Run:
+    def run(arguments: Sequence[str], out: Path | None = None) -> PartRun:
         left_s = began + limit_s - time.monotonic() - patience_s
         return run_limited(arguments, job.log, max(1.0, left_s), patience_s, out)
 
@@ -146,7 +150,7 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
     yield entry
 
 
-def _ending(part: Part, run: Run, limit_s: float, job: Job) -> tuple[Ending, str]:
+def _ending(part: Part, run: PartRun, limit_s: float, job: PartJob) -> tuple[Ending, str]:
     if run.stopped:
         if limit_s < part.limit_s:
             return Ending.CUT, f"the budget was used up after {run.seconds:.0f} s"

@@ -1,7 +1,7 @@
 """Sends requests at the times of a schedule, whatever becomes of earlier ones.
 
 It is a process of its own, so that neither the server nor what reads its answers delays what it sends. It reads a
-`Schedule` as JSON from standard input, and writes the sent requests as JSON to standard output.
+`SendSchedule` as JSON from standard input, and writes the sent requests as JSON to standard output.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _AHEAD_S = 0.2
 
 
 @dataclass(frozen=True)
-class Schedule:
+class SendSchedule:
     """What is sent, where, and when."""
 
     address: str
@@ -77,7 +77,7 @@ class Sent:
 
 
 def generate(
-    schedule: Schedule, started: Callable[["subprocess.Popen[str]"], None] = lambda process: None
+    schedule: SendSchedule, started: Callable[["subprocess.Popen[str]"], None] = lambda process: None
 ) -> list[Sent]:
     """Sends a schedule from a process of its own, and returns what became of each request.
 
@@ -101,7 +101,7 @@ def generate(
     return [Sent(**each) for each in json.loads(out)]
 
 
-async def _send_all(schedule: Schedule) -> list[Sent]:
+async def _send_all(schedule: SendSchedule) -> list[Sent]:
     # aiohttp's defaults would hold back all but a hundred requests.
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=schedule.timeout_s)
@@ -188,5 +188,5 @@ async def _fetched(session: aiohttp.ClientSession, link: str) -> str:
 
 
 if __name__ == "__main__":
-    sent = asyncio.run(_send_all(Schedule(**json.load(sys.stdin))))
+    sent = asyncio.run(_send_all(SendSchedule(**json.load(sys.stdin))))
     json.dump([asdict(each) for each in sent], sys.stdout)

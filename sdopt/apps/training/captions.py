@@ -11,7 +11,7 @@ import torch
 from diffusers import DiffusionPipeline, FluxPipeline
 from PIL import Image, ImageDraw, ImageFont
 
-from sdopt.apps.training.data import BACKGROUNDS, IMAGE_SIZE, Dataset, Record
+from sdopt.apps.training.data import BACKGROUNDS, IMAGE_SIZE, Dataset, PictureRecord
 from sdopt.apps.training.networks import LENGTH
 
 INTRODUCTION_CHANCE = 0.2
@@ -45,14 +45,14 @@ def on_background(label: str, background: str | None) -> str:
     return f"{label} on {'an' if background[0] in 'aeiou' else 'a'} {background} background"
 
 
-def draw_background(record: Record, random: np.random.Generator, share: float) -> str | None:
+def draw_background(record: PictureRecord, random: np.random.Generator, share: float) -> str | None:
     """Draws a training background, never the unseen one: a colour with probability `share`, else white (None)."""
     if random.random() >= share:
         return None
     return str(random.choice([name for name in BACKGROUNDS if name != record.unseen_background]))
 
 
-def plain_caption(record: Record, random: np.random.Generator, background: str | None = None) -> str:
+def plain_caption(record: PictureRecord, random: np.random.Generator, background: str | None = None) -> str:
     """Draws a caption of a picture without a style word.
 
     Tags and articles are random, so that the model learns longer and less strict prompts too.
@@ -66,7 +66,7 @@ def plain_caption(record: Record, random: np.random.Generator, background: str |
     return text
 
 
-def caption(record: Record, random: np.random.Generator, background: str | None = None) -> str:
+def caption(record: PictureRecord, random: np.random.Generator, background: str | None = None) -> str:
     """Draws a training caption of a picture.
 
     A caption without a style word always means the *flat* style. Otherwise a small model would blend the drawings of
@@ -113,14 +113,14 @@ def choose_prompts(dataset: Dataset, seed: int) -> dict[str, list[str]]:
     }
 
 
-def records_of(dataset: Dataset, captions: Sequence[str]) -> list[Record]:
+def records_of(dataset: Dataset, captions: Sequence[str]) -> list[PictureRecord]:
     """Returns the records of the flat drawings for captions of `gate`, in order. Raises KeyError for other captions."""
     flat = (record for record in dataset.records if record.style == "flat" and not record.held_out)
     by_caption = {on_background(record.label, record.unseen_background): record for record in flat}
     return [by_caption[caption] for caption in captions]
 
 
-def real_pictures(dataset: Dataset, records: Sequence[Record]) -> np.ndarray:
+def real_pictures(dataset: Dataset, records: Sequence[PictureRecord]) -> np.ndarray:
     """Returns the flat drawing of each record's concept, on its unseen background: uint8 (records, 64, 64, 3)."""
     place = {record.concept: i for i, record in enumerate(dataset.records) if record.style == "flat"}
     indices = np.array([place[record.concept] for record in records])

@@ -17,7 +17,7 @@ from sdopt.apps.training.packages import DRAWINGS, EMOJIBASE, STYLES
 
 
 @dataclass(frozen=True)
-class Figure:
+class CardFigure:
     """One line of an evaluation.
 
     Attributes:
@@ -51,17 +51,17 @@ class Figure:
         return f"at least {self.target:g} {self.unit}".rstrip() + (": met" if self.met else ": missed")
 
 
-def write_evaluation(figures: Sequence[Figure], folder: Path) -> None:
+def write_evaluation(figures: Sequence[CardFigure], folder: Path) -> None:
     """Writes the figures to `evaluation.json` in a model's folder, one per line."""
     lines = ",\n".join(f" {json.dumps(asdict(figure), ensure_ascii=False)}" for figure in figures)
     (folder / "evaluation.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
-def read_evaluation(folder: Path) -> list[Figure]:
+def read_evaluation(folder: Path) -> list[CardFigure]:
     """Reads what `write_evaluation` wrote; returns [] if the model was not evaluated."""
     file = folder / "evaluation.json"
     entries = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    return [Figure(**{**entry, "values": tuple(entry["values"])}) for entry in entries]
+    return [CardFigure(**{**entry, "values": tuple(entry["values"])}) for entry in entries]
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:

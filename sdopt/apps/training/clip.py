@@ -17,7 +17,7 @@ from transformers import CLIPModel, CLIPTokenizer
 
 from sdopt.apps.training.captions import caption
 from sdopt.apps.training.config import ClipConfig, TrainReferenceConfig
-from sdopt.apps.training.data import BACKGROUNDS, WHITE, Dataset, Record
+from sdopt.apps.training.data import BACKGROUNDS, WHITE, Dataset, PictureRecord
 from sdopt.apps.training.loop import STREAMS, generator, in_precision, pick_device, train
 from sdopt.apps.training.networks import build_clip
 from sdopt.errors import UsageError
@@ -106,7 +106,7 @@ LEARNT = tuple(way for way in DEGRADATIONS if way.word)
 
 
 @dataclass(frozen=True)
-class Batch:
+class PictureBatch:
     """The pictures and captions of one step.
 
     Attributes:
@@ -133,7 +133,7 @@ class Batches:
         self._pictures = [own for own in shown if own]
         self._mirrored = torch.tensor([may_be_mirrored(record) for record in dataset.records])
 
-    def draw(self, step: int) -> Batch:
+    def draw(self, step: int) -> PictureBatch:
         """Returns the batch of a step, which depends only on the seed and the step."""
         options, dataset = self._options, self._dataset
         random = np.random.default_rng([self._seed, STREAMS["clip"], step])
@@ -168,7 +168,7 @@ class Batches:
             self._mirrored[chosen],
             stream,
         )
-        return Batch(spoil(placed, ways[:count], random), texts, same, stream)
+        return PictureBatch(spoil(placed, ways[:count], random), texts, same, stream)
 
 
 def pictures_by_concept(dataset: Dataset) -> list[list[int]]:
@@ -190,12 +190,14 @@ def hold_out_pictures(dataset: Dataset, share: float, seed: int) -> np.ndarray:
     return np.array([random.choice(indices) for indices in several if random.random() < share], dtype=np.int64)
 
 
-def may_be_mirrored(record: Record) -> bool:
+def may_be_mirrored(record: PictureRecord) -> bool:
     """Returns whether the label still describes the mirrored drawing."""
     return record.group != SYMBOLS and not SIDED.search(record.label)
 
 
-def loose_caption(record: Record, random: np.random.Generator, background: str | None, style_share: float) -> str:
+def loose_caption(
+    record: PictureRecord, random: np.random.Generator, background: str | None, style_share: float
+) -> str:
     """Draws a caption like the denoiser's training, but mostly without the style, so that it fits all drawings."""
     text = caption(record, random, background)
     return text if random.random() < style_share else text.removesuffix(f", {record.style} style")

@@ -43,7 +43,7 @@ FLAGS_AND_COMPONENTS = (2, 9)
 
 
 @dataclass(frozen=True)
-class Record:
+class PictureRecord:
     """One picture with its metadata.
 
     Attributes:
@@ -78,7 +78,7 @@ class Dataset:
 
     images: np.ndarray
     alphas: np.ndarray
-    records: tuple[Record, ...]
+    records: tuple[PictureRecord, ...]
 
     def __len__(self) -> int:
         return len(self.records)
@@ -120,7 +120,7 @@ class Dataset:
             raw = json.loads((folder / "records.json").read_text(encoding="utf-8"))
         except FileNotFoundError as missing:
             raise missing_stage("data", Path(missing.filename)) from missing
-        return cls(images, alphas, tuple(Record(**{**r, "tags": tuple(r["tags"])}) for r in raw))
+        return cls(images, alphas, tuple(PictureRecord(**{**r, "tags": tuple(r["tags"])}) for r in raw))
 
 
 def slug(label: str) -> str:
@@ -177,7 +177,7 @@ def build(folder: Path, *, held_out_concepts: int, seed: int) -> Dataset:
     colours = np.random.default_rng([seed, 5]).choice(list(BACKGROUNDS), size=len(concepts))
     unseen = dict(zip(concepts, colours.tolist(), strict=True))
     records = [
-        Record(
+        PictureRecord(
             concept=emoji["hexcode"],
             label=plain(emoji["label"]),
             tags=tuple(plain(tag) for tag in emoji.get("tags", ())),
@@ -199,7 +199,7 @@ def draw_style(style: Style, base: Dataset, packages: Path, *, held_out_concepts
     """
     icons = read_json(fetch(style.package, packages), "icons.json")
     names = {letters(name): name for name in (*icons.get("aliases", {}), *icons["icons"])}
-    found: list[tuple[Record, str]] = []
+    found: list[tuple[PictureRecord, str]] = []
     for record in base.records:
         if record.style == "flat" and not record.held_out:
             name = names.get(icon_key(record, style))
@@ -221,7 +221,7 @@ def letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def icon_key(record: Record, style: Style) -> str:
+def icon_key(record: PictureRecord, style: Style) -> str:
     """Returns the normalized name (see `letters`) of a concept's icon in the style, or "" if there cannot be one."""
     if style.names == "label":
         return letters(record.label)
@@ -229,7 +229,7 @@ def icon_key(record: Record, style: Style) -> str:
     return letters(unicodedata.name(chr(int(code[0], 16)), "")) if len(code) == 1 else ""
 
 
-def drawn(markups: Sequence[str], records: Sequence[Record]) -> Dataset:
+def drawn(markups: Sequence[str], records: Sequence[PictureRecord]) -> Dataset:
     """Renders one SVG text per record, with as many threads as PyTorch may use."""
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         layers = np.stack(list(pool.map(render, markups)))

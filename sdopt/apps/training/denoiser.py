@@ -13,7 +13,7 @@ from transformers import CLIPTextModel, CLIPTokenizer
 from sdopt.apps.training.autoencoder import encode_all
 from sdopt.apps.training.captions import caption, draw_background
 from sdopt.apps.training.config import CaptionedConfig, DiffusionConfig, TrainReferenceConfig
-from sdopt.apps.training.data import BACKGROUNDS, Dataset, Record
+from sdopt.apps.training.data import BACKGROUNDS, Dataset, PictureRecord
 from sdopt.apps.training.loop import STREAMS, generator, in_precision, on_device, pick_device, train
 from sdopt.apps.training.networks import build_denoiser, build_scheduler, build_text_encoder
 
@@ -82,7 +82,7 @@ def captioned_latents(
     autoencoder: AutoencoderKL,
     chances: np.ndarray,
     part: tuple[int, ...] = (),
-    caption: Callable[[Record, np.random.Generator, str | None], str] = caption,
+    caption: Callable[[PictureRecord, np.random.Generator, str | None], str] = caption,
     avoided: str | None = None,
 ) -> Callable[[int], CaptionedLatents]:
     """Computes all latents once, and returns what draws the pictures of a step.
@@ -143,7 +143,7 @@ def diffusion_loss(
     tokenizer: CLIPTokenizer,
     chances: np.ndarray,
     part: tuple[int, ...] = (),
-    caption: Callable[[Record, np.random.Generator, str | None], str] = caption,
+    caption: Callable[[PictureRecord, np.random.Generator, str | None], str] = caption,
     avoided: str | None = None,
 ) -> Callable[[int], Tensor]:
     """Returns the weighted v-prediction loss as a function of the step, for `train`.

@@ -17,9 +17,9 @@ from torch.utils.benchmark import Timer
 
 from sdopt.apps.training.autoencoder import encode_all, peak_signal_to_noise, pixels, reconstruction_psnr
 from sdopt.apps.training.captions import STEPS, call, generate, real_pictures, records_of
-from sdopt.apps.training.cards import Figure, read_recipe
+from sdopt.apps.training.cards import CardFigure, read_recipe
 from sdopt.apps.training.clip import DEGRADATIONS, hold_out_pictures
-from sdopt.apps.training.data import BACKGROUNDS, Dataset, Record, build, draw_style
+from sdopt.apps.training.data import BACKGROUNDS, Dataset, PictureRecord, build, draw_style
 from sdopt.apps.training.packages import STYLES
 from sdopt.errors import UsageError
 from sdopt.quality.available import require_features
@@ -59,7 +59,7 @@ Note = Callable[[str], None]
 """Receives a short description of the current step."""
 
 
-def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[Figure]]:
+def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[CardFigure]]:
     """Returns the figures of a pipeline and of its companions, by folder.
 
     Companions are sought beside it, and in `companions/` beside it; a missing data set is downloaded to `work`.
@@ -83,7 +83,7 @@ def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[Figu
     figures = {model: of_pipeline.generator()}
     if isinstance(pipeline, FluxPipeline):
         return figures  # the companions are those of the other pipeline
-    companions: dict[str, Callable[[Path], list[Figure]]] = {
+    companions: dict[str, Callable[[Path], list[CardFigure]]] = {
         "clip": lambda folder: evaluate_clip(folder, dataset),
         "tiny_autoencoder": of_pipeline.tiny_autoencoder,
         "loras": lambda folder: of_pipeline.loras(folder, work / "packages"),
@@ -123,22 +123,22 @@ class Evaluation:
         features: Tensor = self.extractor(channels_first(pictures))
         return features
 
-    def generator(self) -> list[Figure]:
+    def generator(self) -> list[CardFigure]:
         """Evaluates the autoencoder and the denoiser."""
         self.note("autoencoder")
         vae, held_out, names = self.pipeline.vae, self.dataset.indices(held_out=True), list(BACKGROUNDS)
         coloured = self.dataset.on_named(held_out, [names[place % len(names)] for place in range(len(held_out))])
         psnr = "autoencoder: PSNR of held-out pictures"
         figures = [
-            Figure(psnr, (reconstruction_psnr(vae, self.dataset.images[held_out]),), "dB", 24),
-            Figure(f"{psnr} on coloured backgrounds", (reconstruction_psnr(vae, coloured),), "dB"),
+            CardFigure(psnr, (reconstruction_psnr(vae, self.dataset.images[held_out]),), "dB", 24),
+            CardFigure(f"{psnr} on coloured backgrounds", (reconstruction_psnr(vae, coloured),), "dB"),
         ]
 
         def found(what: str, ranked: np.ndarray, concepts: int, target: float | None = None) -> None:
             for nearest in NEAREST:
                 name = f"{what}: own concept among the {nearest} nearest of {concepts:,}"
                 aim = target if nearest == max(NEAREST) else None
-                figures.append(Figure(name, (_share(ranked < nearest),), "%", aim))
+                figures.append(CardFigure(name, (_share(ranked < nearest),), "%", aim))
 
         self.note("features of the drawings on white")
         white, labels = self._features(self.dataset.images), [record.label for record in self.dataset.records]
@@ -159,12 +159,12 @@ class Evaluation:
         real = ReferenceSet.of_images("real", real_pictures(self.dataset, records), self.extractor)
         other = self._features(real_pictures(self.dataset, list(others.values())[: len(records)]))
         return figures + [
-            Figure(f"{name} distance to real pictures{what}, {len(features)} images", (distance(features),))
+            CardFigure(f"{name} distance to real pictures{what}, {len(features)} images", (distance(features),))
             for name, distance in (("Fréchet", lambda features: fid(features, real)), ("kernel", kid(real)))
             for what, features in (("", gate), (" of other real pictures", other))
         ]
 
-    def _on_backgrounds(self, features: Tensor, records: Sequence[Record]) -> np.ndarray:
+    def _on_backgrounds(self, features: Tensor, records: Sequence[PictureRecord]) -> np.ndarray:
         """Returns the rank of each picture's concept among flat drawings on the background of its caption, (n,)."""
         everything = self.dataset.records
         flat = np.array([i for i, record in enumerate(everything) if record.style == "flat"])
@@ -181,7 +181,7 @@ class Evaluation:
                 found[of_colour] = concept_ranks(features[of_colour], own, drawings, labels)
         return found
 
-    def tiny_autoencoder(self, folder: Path) -> list[Figure]:
+    def tiny_autoencoder(self, folder: Path) -> list[CardFigure]:
         """Compares the `AutoencoderTiny` in `folder` with the pipeline's autoencoder."""
         teacher = self.pipeline.vae
         network = AutoencoderTiny.from_pretrained(folder, dtype=torch.float32)
@@ -189,14 +189,18 @@ class Evaluation:
         held_out = encode_all(teacher, self.dataset.images[self.dataset.indices(held_out=True)])[0]
         scaled = {"generated": latents, "held-out pictures'": teacher.config.scaling_factor * held_out}
         return [
-            Figure(f"times faster to decode {len(latents)} pictures", (speed_up(network, teacher, latents),), "×", 3),
+            CardFigure(
+                f"times faster to decode {len(latents)} pictures", (speed_up(network, teacher, latents),), "×", 3
+            ),
             *(
-                Figure(f"PSNR against the full decoder, {what} latents", (decoder_psnr(network, teacher, given),), "dB")
+                CardFigure(
+                    f"PSNR against the full decoder, {what} latents", (decoder_psnr(network, teacher, given),), "dB"
+                )
                 for what, given in scaled.items()
             ),
         ]
 
-    def loras(self, folder: Path, packages: Path) -> list[Figure]:
+    def loras(self, folder: Path, packages: Path) -> list[CardFigure]:
         """Compares pictures without and with each LoRA to the style's drawings and to flat ones of the same concepts.
 
         All figures use mean latents of the pipeline's autoencoder; pictures start from the same noise, with and without
@@ -209,7 +213,7 @@ class Evaluation:
         def latents(pictures: np.ndarray) -> Tensor:
             return encode_all(pipeline.vae, pictures)[0].flatten(1)
 
-        figures: list[Figure] = []
+        figures: list[CardFigure] = []
         for style in STYLES:
             hidden = recipe[style.name]["held_out_concepts"]
             dataset = draw_style(style, base, packages, held_out_concepts=hidden, seed=seed)
@@ -227,25 +231,25 @@ class Evaluation:
                 nearer = [_share((n < f).numpy()) for n, f in zip(near, far, strict=True)]
                 what = f"{style.name}, {len(places)} {split}"
                 figures += [
-                    Figure(f"{what}: distance to the style's drawing", tuple(float(n.mean()) for n in near)),
-                    Figure(f"{what}: nearer to it than to the flat drawing", tuple(nearer), "%"),
+                    CardFigure(f"{what}: distance to the style's drawing", tuple(float(n.mean()) for n in near)),
+                    CardFigure(f"{what}: nearer to it than to the flat drawing", tuple(nearer), "%"),
                 ]
         return figures
 
-    def few_steps(self, folder: Path) -> list[Figure]:
+    def few_steps(self, folder: Path) -> list[CardFigure]:
         """Compares the LoRA for few steps in `folder` with the pipeline in few and in all steps."""
         pipeline, captions = self.pipeline, self.prompts["gate"][:JUDGED]
         records = records_of(self.dataset, captions)
         real, names = self._features(real_pictures(self.dataset, records)), [record.label for record in records]
-        figures: list[Figure] = []
+        figures: list[CardFigure] = []
 
         def judge(what: str, pictures: np.ndarray) -> None:
             found = _share(concept_ranks(self._features(pictures), names, real, names) < NEAREST[-1])
             near = f"{what}: own concept among the {NEAREST[-1]} nearest of {len(set(names))}"
-            figures.append(Figure(near, (found,), "%"))
+            figures.append(CardFigure(near, (found,), "%"))
             if pictures is not whole:
                 psnr = float(peak_signal_to_noise(pixels(pictures), pixels(whole)).mean())
-                figures.append(Figure(f"{what}: PSNR against {STEPS} steps", (psnr,), "dB"))
+                figures.append(CardFigure(f"{what}: PSNR against {STEPS} steps", (psnr,), "dB"))
 
         whole = self._generated(captions)
         judge(f"{STEPS} steps", whole)
@@ -315,7 +319,7 @@ def speed_up(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Tensor) 
     return slow / fast
 
 
-def evaluate_clip(folder: Path, dataset: Dataset) -> list[Figure]:
+def evaluate_clip(folder: Path, dataset: Dataset) -> list[CardFigure]:
     """Returns all figures of the CLIP in `folder`: the retrieval of captions, and how degradations move its metrics."""
     recipe = read_recipe(folder)
     extractor, seed = ClipFeatures("emojiclip", str(folder)), recipe["seed"]
@@ -335,17 +339,19 @@ def evaluate_clip(folder: Path, dataset: Dataset) -> list[Figure]:
     fine = [worsens(figure) for figure in series]
     right, pictures = "right caption", f"{len(held_out)} held-out pictures"
     return [
-        Figure(f"{right} of {len(place):,} first, {pictures}", (_share(found < 1),), "%", 30),
-        Figure(f"{right} among the first ten, held-out pictures", (_share(found < 10),), "%", 70),
-        Figure(f"{right} first, training pictures", (_share(of_training < 1),), "%"),
-        Figure(f"degradations, of {len(fine)}, that move a metric monotonically", (_share(np.array(fine)),), "%", 100),
+        CardFigure(f"{right} of {len(place):,} first, {pictures}", (_share(found < 1),), "%", 30),
+        CardFigure(f"{right} among the first ten, held-out pictures", (_share(found < 10),), "%", 70),
+        CardFigure(f"{right} first, training pictures", (_share(of_training < 1),), "%"),
+        CardFigure(
+            f"degradations, of {len(fine)}, that move a metric monotonically", (_share(np.array(fine)),), "%", 100
+        ),
         *series,
     ]
 
 
 def _degradation_series(
     extractor: ClipFeatures, dataset: Dataset, held_out: np.ndarray, others: np.ndarray, seed: int
-) -> Iterator[Figure]:
+) -> Iterator[CardFigure]:
     """Yields each metric for the held-out drawings, degraded in four ways to an increasing extent, or mislabelled.
 
     Distances are to drawings of the CLIP's training.
@@ -371,13 +377,13 @@ def _degradation_series(
             series.append(extractor(channels_first(spoilt)))
         extents = ", ".join(["none", *(way.unit.format(amount) for amount in way.tried)])
         for name, metric in metrics.items():
-            yield Figure(f"{name}, {way.name} ({extents})", tuple(float(metric(features)) for features in series))
+            yield CardFigure(f"{name}, {way.name} ({extents})", tuple(float(metric(features)) for features in series))
     order, given, scores = random.permutation(len(texts)), np.arange(len(texts)), []
     for wrong in WRONG:
         # Each of the first pictures in `order` takes the caption of its predecessor, so none keeps its own.
         given[order] = np.where(np.arange(len(order)) < wrong * len(order), np.roll(order, 1), order)
         scores.append(clip_score(intact, texts[given]))
-    yield Figure(f"CLIP score, wrong captions ({', '.join(f'{wrong:.0%}' for wrong in WRONG)})", tuple(scores))
+    yield CardFigure(f"CLIP score, wrong captions ({', '.join(f'{wrong:.0%}' for wrong in WRONG)})", tuple(scores))
 
 
 def clip_score(features: Tensor, texts: Tensor) -> float:
@@ -388,7 +394,7 @@ def clip_score(features: Tensor, texts: Tensor) -> float:
     return float(100 * functional.cosine_similarity(features, texts).clamp(min=0).mean())
 
 
-def worsens(figure: Figure) -> bool:
+def worsens(figure: CardFigure) -> bool:
     """Returns whether each value of a metric is worse than the one before: a lower CLIP score, a larger distance."""
     sign = -1 if figure.figure.startswith("CLIP score") else 1
     return all(sign * (after - before) > 0 for before, after in pairwise(figure.values))

@@ -34,7 +34,7 @@ class DivergenceError(UnavailableError):
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """The progress of a training, over all its runs; the loss is an exponential moving average."""
 
     steps: int = 0
@@ -43,7 +43,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LearningRates:
     """The duration and the learning rate of a stage.
 
     The rate grows linearly for `warmup_steps` and then decays to zero with half a cosine of the *progress*: the share
@@ -96,7 +96,7 @@ def train(
     """
     options: TrainingConfig = getattr(config, stage)
     seconds = 60 * config.budget_minutes * options.share / parts
-    schedule = Schedule(options.learning_rate, options.warmup_steps, seconds, options.steps)
+    schedule = LearningRates(options.learning_rate, options.warmup_steps, seconds, options.steps)
     settings = {key: value for key, value in asdict(options).items() if key not in NOT_SETTINGS} | facts
     settings["hardware"] = describe_hardware(pick_device(config.device), config.arithmetic)
     folder, title = Path(config.folder) / stage / part, f"{stage} {part}".rstrip()
@@ -104,10 +104,10 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     average = copy.deepcopy(network).requires_grad_(False)
     optimizer = torch.optim.AdamW(network.parameters(), schedule.learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
-    done = Progress()
+    done = TrainingProgress()
     if config.resume and checkpoint.exists():
         before = load_checkpoint(checkpoint, network, average, optimizer)
-        done = Progress(*(before.pop(key) for key in ("steps", "seconds", "loss")))
+        done = TrainingProgress(*(before.pop(key) for key in ("steps", "seconds", "loss")))
         settings["earlier"] = earlier_settings(before, settings, done.steps)
     else:
         log.unlink(missing_ok=True)
@@ -198,12 +198,14 @@ def missing_stage(stage: str, file: Path) -> UsageError:
     return UsageError(f"{file} is missing: run `sdopt train-reference stage={stage}` first")
 
 
-def reporter(title: str, schedule: Schedule, start: Progress, log: Path) -> Callable[[Progress, float], None]:
+def reporter(
+    title: str, schedule: LearningRates, start: TrainingProgress, log: Path
+) -> Callable[[TrainingProgress, float], None]:
     """Returns a function that writes progress and the learning rate to the log and to stderr, every half minute."""
     first_steps, first_time = start.steps, time.monotonic()
     last = first_time
 
-    def report(done: Progress, rate: float) -> None:
+    def report(done: TrainingProgress, rate: float) -> None:
         nonlocal last
         now, share = time.monotonic(), schedule.progress(done.steps, done.seconds)
         if now - last < LINE_SECONDS and share < 1.0:

@@ -16,7 +16,7 @@ from hydra import initialize_config_dir
 from rich.console import Console
 
 from sdopt.apps.doctor.diagnosis import Diagnosis, diagnose
-from sdopt.apps.doctor.matrix import Cell, Key, Matrix, Shown, State, grouped, shown_in
+from sdopt.apps.doctor.matrix import Key, Matrix, MatrixCell, Shown, State, grouped, shown_in
 from sdopt.apps.doctor.options import OptionReport, check_options
 from sdopt.apps.doctor.tables import brief_tables, matrix_table, sheet_yaml, tables
 from sdopt.config.composer import HydraComposer, composer_of
@@ -214,7 +214,7 @@ def matrix() -> Matrix:
         return Matrix(composer, OPTIONS, ["emoji", "folder", "sdxl"], ["txt2img", "img2img"])
 
 
-def cells(matrix: Matrix, device: Device, shown: Shown | None = None) -> dict[Key, Cell]:
+def cells(matrix: Matrix, device: Device, shown: Shown | None = None) -> dict[Key, MatrixCell]:
     return {(c.group, c.option, c.model, c.task): c for c in matrix.cells(device, shown or {}, SHEETS)}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sdopt.apps.foresight.fitting import EXTRAPOLATED, KNOWN, half_width, labels, state_of, why_not
-from sdopt.apps.foresight.latency import COEFFICIENTS, NAMES, PARTS, Case, Costs, Table, averaged, coefficients, fit
+from sdopt.apps.foresight.latency import COEFFICIENTS, NAMES, PARTS, Case, Costs, RateTable, averaged, coefficients, fit
 from sdopt.apps.foresight.software import Software
 from sdopt.config.groups import data_sheets
 
@@ -22,7 +22,7 @@ def case(card: str = "rtx4090", steps: int = 25, images: int = 1, **changes: obj
 
 
 def seconds(*cases: Case) -> list[float]:
-    return [float(each) for each in np.exp(Table.of(cases).log_seconds(coefficients().all))]
+    return [float(each) for each in np.exp(RateTable.of(cases).log_seconds(coefficients().all))]
 
 
 def test_a_call_takes_seconds_of_a_plausible_size() -> None:
@@ -42,7 +42,7 @@ def test_more_work_takes_longer(card: str) -> None:
 
 
 def test_the_gradient_is_that_of_the_time() -> None:
-    table = Table.of([case("a10"), case("p100", part="step"), case("h100", images=8, part="image")])
+    table = RateTable.of([case("a10"), case("p100", part="step"), case("h100", images=8, part="image")])
     point = coefficients().all
     _, slope = table.gradient(point)
     for index in range(0, len(NAMES), 7):
@@ -53,7 +53,7 @@ def test_the_gradient_is_that_of_the_time() -> None:
 
 
 def test_a_fit_follows_its_figures() -> None:
-    table = Table.of([case("rtx4090", steps=steps) for steps in (10, 20, 50)] * 10)
+    table = RateTable.of([case("rtx4090", steps=steps) for steps in (10, 20, 50)] * 10)
     true = 1.3 * np.exp(table.log_seconds(coefficients().all))
     found = fit(table, true)
     assert np.exp(table.log_seconds(found)) == pytest.approx(true, rel=0.1)
@@ -81,7 +81,7 @@ def test_intervals_are_wider_for_a_new_publisher_and_for_a_pytorch_of_which_ther
     found = coefficients()
     usual, strange = (half_width(found.widths, labels(KNOWN, EAGER, "ada", seen)) for seen in (True, False))
     assert usual < strange
-    old, new = (Table.of([case(software=replace(EAGER, torch=torch))]) for torch in ((2, 3), (2, 10)))
+    old, new = (RateTable.of([case(software=replace(EAGER, torch=torch))]) for torch in ((2, 3), (2, 10)))
     assert old.untold(found.all)[0] == 0
     assert half_width(found.widths, labels(KNOWN, EAGER, "ada", False), new.untold(found.all)[0]) > strange
 
@@ -94,7 +94,7 @@ def test_versions_of_pytorch_have_an_age(torch: tuple[int, int], age: int) -> No
 
 def test_a_recorded_graph_takes_launches_and_most_gaps_away() -> None:
     cases = [case("h200"), case("h200", software=replace(EAGER, graphs=True))]
-    gaps, launches = Table.of(cases).parts(coefficients().all)[[PARTS.index("kernels"), PARTS.index("launches")]]
+    gaps, launches = RateTable.of(cases).parts(coefficients().all)[[PARTS.index("kernels"), PARTS.index("launches")]]
     assert gaps[1] < 0.3 * gaps[0]
     assert launches[1] < 0.1 * launches[0]
 

@@ -292,7 +292,7 @@ def test_this_machine_more_work_takes_longer_and_compilers_are_refused(
 
 def test_rates_of_this_machine_are_kept_and_the_highest_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    rates = iter([cpu.Machine(1, 2, 3, 4, 5, 6), cpu.Machine(2, 1, 3, 5, 4, 6)])
+    rates = iter([cpu.CpuRates(1, 2, 3, 4, 5, 6), cpu.CpuRates(2, 1, 3, 5, 4, 6)])
     monkeypatch.setattr(cpu, "_measure", lambda: next(rates))
     measure = cpu.measure_machine.__wrapped__
     with composer_of(["tracking=none", "hardware.threads=1"]) as composer:
@@ -301,7 +301,7 @@ def test_rates_of_this_machine_are_kept_and_the_highest_count(tmp_path: Path, mo
     with pytest.raises(UsageError, match="rates are not known yet"):
         predict_here([here])
     measure(1)
-    assert measure(1) == cpu.known_machine(1) == cpu.Machine(2, 2, 3, 5, 5, 6)
+    assert measure(1) == cpu.known_machine(1) == cpu.CpuRates(2, 2, 3, 5, 5, 6)
     # With other instructions the machine is another one.
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert cpu.known_machine(1) is None

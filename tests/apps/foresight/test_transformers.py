@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sdopt.apps.foresight.fitting import left_out
-from sdopt.apps.foresight.latency import BOTH, Case, Coefficients, Costs, Table, coefficients
+from sdopt.apps.foresight.latency import BOTH, Case, Coefficients, Costs, RateTable, coefficients
 from sdopt.apps.foresight.memory import blueprint, footprint
 from sdopt.apps.foresight.plan import plan_of
 from sdopt.apps.foresight.published import Figure, publisher_of
@@ -40,7 +40,7 @@ COMPILED = replace(EAGER, name="blocks_compiled", compiled=True)
 
 
 def seconds(card: str, software: Software, step: Costs = STEP) -> float:
-    table = Table.of([Case(SHEETS[card], software, step, DECODER, 28, 1)])
+    table = RateTable.of([Case(SHEETS[card], software, step, DECODER, 28, 1)])
     return float(np.exp(table.log_seconds(coefficients().all))[0])
 
 

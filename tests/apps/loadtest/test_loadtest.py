@@ -16,7 +16,7 @@ from sdopt.apps.loadtest.charts import page_of
 from sdopt.apps.loadtest.config import load_config
 from sdopt.apps.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate, answer_of, blocks_of
 from sdopt.apps.traffic.figures import Window, window_of
-from sdopt.apps.traffic.generator import PATH, Schedule, Sent, generate
+from sdopt.apps.traffic.generator import PATH, SendSchedule, Sent, generate
 from sdopt.config.composer import composer_of
 from sdopt.record.records import Status
 from sdopt.record.samples import Interference
@@ -76,9 +76,9 @@ class TestTheCommand:
     def test_a_server_that_ends_is_said_and_what_was_measured_is_kept(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked: list[Schedule] = []
+        asked: list[SendSchedule] = []
 
-        def answered(schedule: Schedule, _started: Any = None) -> list[Sent]:
+        def answered(schedule: SendSchedule, _started: Any = None) -> list[Sent]:
             asked.append(schedule)
             return [Sent(t, t, t + 0.1, 200 if len(asked) < 3 else 0, said="gone") for t in schedule.times_s]
 
@@ -322,7 +322,7 @@ def test_overload_is_refused_and_harms_nobody(served: Variant, tmp_path: Path) -
         before = memory()
         bodies = [{"prompt": "a red apple", "seed": number} for number in range(len(times))]
         address = "http://{}:{}".format(*client.address) + PATH
-        sent = await asyncio.to_thread(generate, Schedule(address, times, bodies, 30))
+        sent = await asyncio.to_thread(generate, SendSchedule(address, times, bodies, 30))
         # Of a busy machine, a call takes longer.
         metrics = dict(line.rsplit(" ", 1) for line in (await client.get("/metrics"))[1].splitlines() if line[0] != "#")
         took_s = float(metrics["sdopt_busy_seconds_total"]) / float(metrics["sdopt_call_images_count"])

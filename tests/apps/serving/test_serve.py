@@ -22,7 +22,7 @@ import openai
 import pytest
 from PIL import Image
 
-from sdopt.apps.traffic.generator import PATH, Schedule, generate
+from sdopt.apps.traffic.generator import PATH, SendSchedule, generate
 from sdopt.gate.trust import SMALLEST_ERROR
 from sdopt.worker.protocol import Asked
 from tests.command import Finished, Process, fork, refused, start
@@ -267,7 +267,7 @@ def test_replicas_serve_as_one_machine_does(head: ray_head.Head, tmp_path: Path)
         assert len({answer["data"][0]["b64_json"] for _, answer in answers}) == 1, "the same seed, on either replica"
         assert ask(site, num_inference_steps=9)[0] == 422
         sent = generate(
-            Schedule(site + PATH, [number / 4 for number in range(12)], [{"prompt": "x", "seed": 1}] * 12, 60)
+            SendSchedule(site + PATH, [number / 4 for number in range(12)], [{"prompt": "x", "seed": 1}] * 12, 60)
         )
         assert {each.status for each in sent} == {200}
     finally:

@@ -22,8 +22,8 @@ from sdopt.apps.suite import run as running
 from sdopt.apps.suite.config import Part, suite_config
 from sdopt.apps.suite.parts import machine_findings, option_findings
 from sdopt.apps.suite.parts import test_findings as findings_of_tests
-from sdopt.apps.suite.process import Run, run_limited
-from sdopt.apps.suite.record import Ending, Entry, Record, pack, read_record, unpack, write_record
+from sdopt.apps.suite.process import PartRun, run_limited
+from sdopt.apps.suite.record import Ending, PartEntry, SuiteRecord, pack, read_record, unpack, write_record
 from sdopt.apps.suite.run import Suite, run_suite, slug_of
 from sdopt.errors import UsageError
 from sdopt.record.files import read_result, write_result
@@ -52,13 +52,13 @@ SUITE = ("gpu-suite", "device=cpu", "budget_s=300", *PARTS, ONLY)
 def in_this_process() -> Iterator[None]:
     """Parts run in this process, with fake workers; one of a thousand steps is ended at its limit."""
 
-    def run(command: list[str], log: Path, limit_s: float, *_: object) -> Run:
+    def run(command: list[str], log: Path, limit_s: float, *_: object) -> PartRun:
         if any("1000" in argument for argument in command):
-            return Run(-signal.SIGTERM, limit_s, stopped=True)
+            return PartRun(-signal.SIGTERM, limit_s, stopped=True)
         with fake_workers():
             ended = sdopt(Path.cwd(), *command[3:])
         log.write_text(ended.out + ended.err)
-        return Run(ended.code, 1.0, stopped=False)
+        return PartRun(ended.code, 1.0, stopped=False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "run_limited", run)
@@ -70,7 +70,7 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return sdopt(tmp_path_factory.mktemp("suite"), *SUITE)
 
 
-def record_of(called: Finished) -> Record:
+def record_of(called: Finished) -> SuiteRecord:
     return known(read_record(results_of(called)))
 
 
@@ -78,7 +78,7 @@ def results_of(called: Finished) -> Path:
     return called.cwd / "outputs" / "gpu_suite" / slug_of(CPU.name)
 
 
-def entry(called: Finished, part: str) -> Entry:
+def entry(called: Finished, part: str) -> PartEntry:
     return known(record_of(called).entry(part))
 
 
@@ -193,7 +193,7 @@ class TestArchive:
         }.items():
             (run / name).parent.mkdir(parents=True, exist_ok=True)
             (run / name).write_bytes(content)
-        write_record(Record(CPU.name, ""), folder)
+        write_record(SuiteRecord(CPU.name, ""), folder)
         return folder
 
     def test_holds_results_and_the_ends_of_logs_but_no_images(self, folder: Path, tmp_path: Path) -> None:
@@ -246,10 +246,10 @@ class TestGoingOn:
     def commands(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         called: list[list[str]] = []
 
-        def run(command: list[str], *_: object) -> Run:
+        def run(command: list[str], *_: object) -> PartRun:
             called.append(list(command))
             refused = any("resume=" in argument for argument in command)
-            return Run(2 if refused else 0, 1.0, stopped=False)
+            return PartRun(2 if refused else 0, 1.0, stopped=False)
 
         monkeypatch.setattr(running, "run_limited", run)
         return called
@@ -266,7 +266,7 @@ class TestGoingOn:
     def test_goes_on_with_the_tests_that_have_not_ended(
         self, tmp_path: Path, commands: list[list[str]], settings: dict[str, Any], left_out: int
     ) -> None:
-        write_record(Record(CPU.name, "", [Entry("tests", Ending.CUT)]), tmp_path)
+        write_record(SuiteRecord(CPU.name, "", [PartEntry("tests", Ending.CUT)]), tmp_path)
         log = tmp_path / "parts" / "tests" / "log.txt"
         log.parent.mkdir(parents=True)
         log.write_text(
@@ -289,7 +289,7 @@ class TestGoingOn:
         self, tmp_path: Path, commands: list[list[str]], ending: Ending, retry: bool, begins: bool
     ) -> None:
         made = suite(tmp_path, parts=(self.PART,), retry=retry)
-        write_record(Record(CPU.name, "", [Entry("study", ending)]), tmp_path)
+        write_record(SuiteRecord(CPU.name, "", [PartEntry("study", ending)]), tmp_path)
         assert [found.ending for found in run_suite(made).entries] == [Ending.DONE if begins else ending]
         assert len(commands) == begins
 
@@ -303,7 +303,7 @@ class TestGoingOn:
         folder.mkdir(parents=True)
         result.variant("bfloat16").status = row
         write_result(result, folder)
-        write_record(Record(CPU.name, "", [Entry("study", Ending.DONE, folder="parts/study/run")]), tmp_path)
+        write_record(SuiteRecord(CPU.name, "", [PartEntry("study", Ending.DONE, folder="parts/study/run")]), tmp_path)
         run_suite(suite(tmp_path, parts=(self.PART,), retry=retry))
         # What is refused is begun anew.
         assert [command[-1] for command in commands[:1]] == ["retry_failed=true"] * begins
@@ -314,7 +314,7 @@ class TestGoingOn:
         folder = tmp_path / "parts" / "study" / "run"
         folder.mkdir(parents=True)
         write_result(result, folder)
-        write_record(Record(CPU.name, "", [Entry("study", Ending.CUT)]), tmp_path)
+        write_record(SuiteRecord(CPU.name, "", [PartEntry("study", Ending.CUT)]), tmp_path)
         run_suite(suite(tmp_path, parts=(self.PART,)))
         first, second = commands
         assert first[-2:] == [f"resume={folder}", "tracking=none"]
@@ -322,8 +322,8 @@ class TestGoingOn:
         assert (tmp_path / "parts" / "study" / "earlier-1" / "result.json").is_file(), "what was measured is kept"
 
     def test_keeps_a_cut_off_part_that_does_not_fit(self, tmp_path: Path, commands: list[list[str]]) -> None:
-        cut = Entry("study", Ending.CUT, "the budget was used up after 9 s")
-        write_record(Record(CPU.name, "", [cut]), tmp_path)
+        cut = PartEntry("study", Ending.CUT, "the budget was used up after 9 s")
+        write_record(SuiteRecord(CPU.name, "", [cut]), tmp_path)
         assert run_suite(suite(tmp_path, budget_s=5.0, parts=(self.PART,))).entries == [cut]
         assert not commands
 
@@ -346,7 +346,7 @@ class TestGoingOn:
     def test_a_record_of_another_device_or_a_damaged_one_is_refused(
         self, tmp_path: Path, content: str | None, said: str
     ) -> None:
-        write_record(Record("another card", ""), tmp_path)
+        write_record(SuiteRecord("another card", ""), tmp_path)
         if content is not None:
             (tmp_path / "suite.json").write_text(content)
         with pytest.raises(UsageError, match=said):

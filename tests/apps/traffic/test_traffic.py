@@ -23,7 +23,7 @@ from sdopt.apps.traffic.figures import (
     wanted_share,
     window_of,
 )
-from sdopt.apps.traffic.generator import PATH, Schedule, Sent, generate
+from sdopt.apps.traffic.generator import PATH, SendSchedule, Sent, generate
 from sdopt.apps.traffic.twin import batched, highest_rate, unit_trace
 from sdopt.errors import UsageError
 
@@ -144,7 +144,7 @@ class TestTheSimulatedQueue:
 class TestTheGenerator:
     def test_counts_from_the_scheduled_arrival(self, site: str) -> None:
         """100 ms a request and fifty a second: a clock that starts when the server is free would show 100 ms."""
-        sent = generate(Schedule(site + PATH, [number / 50 for number in range(8)], [{"prompt": "0.1"}] * 8, 30))
+        sent = generate(SendSchedule(site + PATH, [number / 50 for number in range(8)], [{"prompt": "0.1"}] * 8, 30))
         errors = np.array([each.latency_s for each in sent]) - (0.1 + 0.08 * np.arange(8))
         assert errors.min() >= -0.001
         assert np.median(errors) <= 0.25, "a busy machine delays each hop"
@@ -152,7 +152,7 @@ class TestTheGenerator:
 
     def test_a_server_that_stands_still_makes_all_that_arrive_late(self, site: str) -> None:
         bodies = [{"prompt": "stand still" if number == 4 else "0"} for number in range(20)]
-        sent = generate(Schedule(site + PATH, [number / 40 for number in range(20)], bodies, 30))
+        sent = generate(SendSchedule(site + PATH, [number / 40 for number in range(20)], bodies, 30))
         assert [each.status for each in sent] == [200] * 20, "none is missing"
         late = [each.latency_s for each in sent if each.latency_s > 0.15]
         assert len(late) >= 8, "a quarter of a second of arrivals"
@@ -161,7 +161,7 @@ class TestTheGenerator:
     def test_says_who_gets_no_answer_and_what_is_sent_late(self, site: str) -> None:
         bodies = [{"prompt": "0"}, {"prompt": "an error"}, *[{"prompt": "0.2"}] * 4]
         late, empty, first, *_, last = generate(
-            Schedule(site + PATH, [-1, 0, 0, 0.05, 0.1, 0.15], bodies, timeout_s=0.5)
+            SendSchedule(site + PATH, [-1, 0, 0, 0.05, 0.1, 0.15], bodies, timeout_s=0.5)
         )
         assert [each.status for each in (late, empty, first, last)] == [200, 0, 200, 0]
         assert late.sent_s - late.scheduled_s >= 0.75, "it was due before it could begin"
@@ -172,7 +172,7 @@ class TestTheGenerator:
 
     def test_a_link_counts_when_its_image_is_there(self, site: str) -> None:
         found = generate(
-            Schedule(site + PATH, [0.0] * len(LINKS), [{"prompt": prompt} for prompt in LINKS], timeout_s=5)
+            SendSchedule(site + PATH, [0.0] * len(LINKS), [{"prompt": prompt} for prompt in LINKS], timeout_s=5)
         )
         sent = dict(zip(LINKS, found, strict=True))
         assert {prompt: one.status for prompt, one in sent.items() if one.status != 200} == {
@@ -187,14 +187,14 @@ class TestTheGenerator:
 
     def test_an_image_begins_as_images_do(self, site: str) -> None:
         bodies = [{"prompt": prompt} for prompt in ("no picture", "a data URL", "0", "0")]
-        text, inline, *twice = generate(Schedule(site + PATH, [0.0] * 4, bodies, timeout_s=5))
+        text, inline, *twice = generate(SendSchedule(site + PATH, [0.0] * 4, bodies, timeout_s=5))
         assert (text.status, inline.status) == (0, 200)
         assert twice[0].digest == twice[1].digest != inline.digest
         assert window_of([inline, *twice], 1.0, 5.0, 5.0).repeated == 1
 
     def test_other_servers_answer_otherwise(self, site: str) -> None:
         prompts = ("another server", "no image", "no number")
-        found = generate(Schedule(site + PATH, [0, 0, 0], [{"prompt": prompt} for prompt in prompts], timeout_s=5))
+        found = generate(SendSchedule(site + PATH, [0, 0, 0], [{"prompt": prompt} for prompt in prompts], timeout_s=5))
         assert [(each.status, each.batch, each.queue_s) for each in found] == [
             (200, 0, None),
             (0, 0, None),

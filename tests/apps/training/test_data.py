@@ -12,13 +12,13 @@ from PIL import Image
 from runners.train_reference import main as train_reference
 from sdopt.apps.training import captions
 from sdopt.apps.training.captions import caption, choose_prompts, draw_background, on_background
-from sdopt.apps.training.data import BACKGROUNDS, WHITE, Dataset, Record, render, svg
+from sdopt.apps.training.data import BACKGROUNDS, WHITE, Dataset, PictureRecord, render, svg
 from sdopt.apps.training.networks import LENGTH, VOCABULARY, load_tokenizer, train_tokenizer
 from sdopt.apps.training.packages import EMOJIBASE, DataError, DrawingSet, Package, fetch
 from sdopt.errors import UsageError
 from sdopt.reference import MODEL
 
-RECORD = Record("1F46E", "police officer", ("cop", "law"), 1, "noto", held_out=False, unseen_background="red")
+RECORD = PictureRecord("1F46E", "police officer", ("cop", "law"), 1, "noto", held_out=False, unseen_background="red")
 
 
 def test_flags_components_and_letters_are_left_out_and_whole_concepts_held_out(dataset: Dataset) -> None:

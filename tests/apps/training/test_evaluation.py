@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from runners.train_reference import training_config
 from sdopt.apps.training.captions import choose_prompts
-from sdopt.apps.training.cards import Figure, read_evaluation, write_card, write_evaluation
+from sdopt.apps.training.cards import CardFigure, read_evaluation, write_card, write_evaluation
 from sdopt.apps.training.clip import contrastive_loss, embed_visible, hold_out_pictures, may_be_mirrored, place_drawings
-from sdopt.apps.training.data import Dataset, Record
+from sdopt.apps.training.data import Dataset, PictureRecord
 from sdopt.apps.training.evaluation import (
     Evaluation,
     clip_score,
@@ -61,9 +61,9 @@ def test_ranks_count_the_concepts_that_are_nearer() -> None:
 
 def test_figures_survive_and_say_whether_they_meet_their_target(tmp_path: Path) -> None:
     figures = [
-        Figure("PSNR", (25.04,), "dB", 24),
-        Figure("PSNR", (25, 23), "dB", 24),
-        Figure("x", (0.1, 0.2)),
+        CardFigure("PSNR", (25.04,), "dB", 24),
+        CardFigure("PSNR", (25, 23), "dB", 24),
+        CardFigure("x", (0.1, 0.2)),
     ]
     assert [figure.met for figure in figures] == [True, False, None]
     assert [figure.shown for figure in figures] == ["25.0 dB", "25.0 → 23.0 dB", "0.1 → 0.2"]
@@ -140,7 +140,9 @@ def test_only_what_means_the_same_in_a_mirror_is_mirrored() -> None:
     sided = ["person walking: facing right", "left-facing fist", "leftwards hand"]
     sided += ["four o'clock", "four-thirty", "alarm clock"]
     labels = {"red apple": 4, "keycap: 2": 8, "bright star": 5} | dict.fromkeys(sided, 1)
-    records = [Record("1F34E", label, ("fruit",), group, "noto", False, "red") for label, group in labels.items()]
+    records = [
+        PictureRecord("1F34E", label, ("fruit",), group, "noto", False, "red") for label, group in labels.items()
+    ]
     assert {record.label for record in records if may_be_mirrored(record)} == {"red apple", "bright star"}
 
 
@@ -208,10 +210,10 @@ def test_the_clip_score_is_a_mean_cosine_in_hundredths() -> None:
 
 
 def test_monotonicity_knows_each_metrics_direction() -> None:
-    assert worsens(Figure("CLIP score, noise", (3, 2, 1)))
-    assert not worsens(Figure("CLIP score, noise", (1, 2, 3)))
-    assert worsens(Figure("FID, noise", (1, 2, 3)))
-    assert not worsens(Figure("FID, noise", (1, 2, 2)))
+    assert worsens(CardFigure("CLIP score, noise", (3, 2, 1)))
+    assert not worsens(CardFigure("CLIP score, noise", (1, 2, 3)))
+    assert worsens(CardFigure("FID, noise", (1, 2, 3)))
+    assert not worsens(CardFigure("FID, noise", (1, 2, 2)))
 
 
 @pytest.mark.slow

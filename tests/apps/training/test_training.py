@@ -19,10 +19,10 @@ from sdopt.apps.training import autoencoder
 from sdopt.apps.training.autoencoder import encode_all, load_autoencoder, normalise_latents, pixels
 from sdopt.apps.training.captions import generate
 from sdopt.apps.training.config import STAGES
-from sdopt.apps.training.data import Dataset, Record, draw_style, icon_key
+from sdopt.apps.training.data import Dataset, PictureRecord, draw_style, icon_key
 from sdopt.apps.training.denoiser import join, loss_weights
 from sdopt.apps.training.evaluation import Evaluation
-from sdopt.apps.training.loop import DivergenceError, Schedule, generator, pick_device, pick_precision, train
+from sdopt.apps.training.loop import DivergenceError, LearningRates, generator, pick_device, pick_precision, train
 from sdopt.apps.training.loras import TARGETS, add_lora
 from sdopt.apps.training.networks import build_autoencoder, build_denoiser
 from sdopt.apps.training.packages import STYLES, Style
@@ -90,12 +90,12 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 
 
 def test_the_rate_warms_up_and_reaches_zero_with_the_budget() -> None:
-    timed = Schedule(learning_rate=1.0, warmup_steps=10, seconds=100)
+    timed = LearningRates(learning_rate=1.0, warmup_steps=10, seconds=100)
     assert timed.progress(step=3, seconds=25) == 0.25
     assert timed.rate(step=0, progress=0.0) == pytest.approx(0.1)
     assert timed.rate(step=50, progress=0.5) == pytest.approx(0.5)
     assert timed.rate(step=99, progress=1.0) == pytest.approx(0.0)
-    counted = Schedule(learning_rate=1.0, warmup_steps=10, seconds=100, steps=4)
+    counted = LearningRates(learning_rate=1.0, warmup_steps=10, seconds=100, steps=4)
     assert counted.progress(step=1, seconds=99) == 0.25
 
 
@@ -141,7 +141,7 @@ def test_device_and_precision_are_resolved(monkeypatch: pytest.MonkeyPatch) -> N
     assert pick_precision("auto", torch.device("cpu")) in ("fp32", "bf16")
 
 
-STAR = Record("2B50", "star", ("night",), 5, "flat", held_out=False, unseen_background="red")
+STAR = PictureRecord("2B50", "star", ("night",), 5, "flat", held_out=False, unseen_background="red")
 
 
 def test_icons_are_found_by_todays_name_or_by_the_characters() -> None:
