@@ -46,7 +46,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Place:
+class LabelPlace:
     """Where a label stands: its shift from the point, in pixels, and the side of the text that is there."""
 
     dx: float
@@ -60,7 +60,7 @@ class Place:
         return Box(left, y + self.dy - _LINE / 2, left + width, y + self.dy + _LINE / 2)
 
 
-def _places() -> Iterator[Place]:
+def _places() -> Iterator[LabelPlace]:
     """Yields places around a point, the nearest first."""
     for ring in range(1, 9):
         reach = _NEAR * ring
@@ -68,12 +68,12 @@ def _places() -> Iterator[Place]:
             angle = -math.pi / 4 + step * 2 * math.pi / (8 if ring == 1 else 16)
             dx, dy = reach * math.cos(angle), reach * math.sin(angle)
             align = "center" if abs(dx) < 0.3 * reach else "left" if dx > 0 else "right"
-            yield Place(round(dx, 1), round(dy, 1), align)
+            yield LabelPlace(round(dx, 1), round(dy, 1), align)
 
 
 def places(
     points: Sequence[tuple[float, float]], texts: Sequence[str], width: float, height: float, radius: float = 8.0
-) -> list[Place]:
+) -> list[LabelPlace]:
     """Returns a place for the label of each point.
 
     Args:
@@ -85,9 +85,9 @@ def places(
     """
     marks = [Box(x - radius, y - radius, x + radius, y + radius) for x, y in points]
     taken: list[Box] = []
-    chosen: list[Place] = []
+    chosen: list[LabelPlace] = []
     for (x, y), text in zip(points, texts, strict=True):
-        best, least = Place(_NEAR, -_NEAR, "left"), math.inf
+        best, least = LabelPlace(_NEAR, -_NEAR, "left"), math.inf
         for place in _places():
             box = place.box(x, y, text)
             outside = (box.right - box.left) * _LINE - box.overlap(Box(0.0, 0.0, width, height))
