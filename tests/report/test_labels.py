@@ -7,12 +7,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from sdopt.report.charts.labels import MOST_NAMES, Place, places
+from sdopt.report.charts.labels import MOST_NAMES, LabelPlace, places
 from sdopt.search.plot import search_chart, search_plot
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
 
 
-def overlaps(points: Sequence[tuple[float, float]], texts: Sequence[str], found: Sequence[Place]) -> int:
+def overlaps(points: Sequence[tuple[float, float]], texts: Sequence[str], found: Sequence[LabelPlace]) -> int:
     """Counts pairs of labels that cover each other."""
     boxes = [place.box(x, y, text) for (x, y), text, place in zip(points, texts, found, strict=True)]
     return sum(one.overlap(other) > 0 for one, other in combinations(boxes, 2))
@@ -25,7 +25,7 @@ def test_labels_do_not_overlap_even_where_points_lie_together(count: int, long: 
     shares = 0.5 + spread * (random.random((count, 2)) - 0.5)
     points = [(float(800 * x), float(380 * y)) for x, y in shares]
     texts = [f"caching=deepcache {number}" if long else str(number) for number in range(count)]
-    naive = [Place(13.0, -13.0, "left")] * count
+    naive = [LabelPlace(13.0, -13.0, "left")] * count
     found = places(points, texts, 800, 380)
     assert overlaps(points, texts, found) == 0
     if spread < 1 and count > MOST_NAMES:
