@@ -139,7 +139,7 @@ class Lora(Optimization):
         try:
             if self._cached and not all(reads_itself(lora_file(self.path, name)) for name in self.names):
                 return ()
-        except (OSError, SafetensorError):
+        except (OSError, SafetensorError, UsageError):
             return ()  # `conflicts` says what is wrong with the file
         source = self.path if is_on_hub(self.path) else str(Path(self.path).expanduser().absolute())
         file = f", weight_name={self.weight_name!r}" if self.weight_name else ""

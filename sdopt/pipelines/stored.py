@@ -102,7 +102,7 @@ def _header(file: Path, _state: tuple[int, ...]) -> Header:
         raise UsageError(f"model.path={file}: is no GGUF file, whatever its name says; fetch it again")
     try:
         tensors = gguf.GGUFReader(file).tensors
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, IndexError) as error:
         raise UsageError(f"model.path={file}: is not a complete GGUF file ({error}); fetch it again") from error
     types, shapes = {}, {}
     for tensor in tensors:

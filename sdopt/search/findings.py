@@ -1,8 +1,11 @@
 """Reads from a study the figures of each candidate of a search, and why a candidate is ruled out."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
@@ -11,13 +14,15 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.columns import further_columns, values_of
 from sdopt.schema import Gate
-from sdopt.search.config import SearchConfig
 from sdopt.statistics.figures import rows_of
 from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_change, spared_growth
 from sdopt.statistics.objections import broken_because
 from sdopt.statistics.reasons import percent_text, reasons_of
 from sdopt.statistics.rows import Row
+
+if TYPE_CHECKING:
+    from sdopt.search.config import SearchConfig
 
 RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
 """The ratio from which each objective is computed."""

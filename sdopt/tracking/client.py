@@ -22,7 +22,6 @@ from sdopt.errors import SdoptError, UnavailableError, UsageError
 from sdopt.locks import exclusive
 from sdopt.measure.garbage import no_garbage
 from sdopt.record.images import open_image
-from sdopt.report.columns import leaderboard
 from sdopt.schema import Tracking
 
 if TYPE_CHECKING:
@@ -83,6 +82,12 @@ class LoggedImage:
     step: int | None = None
 
 
+def _leaderboard() -> Sequence[str]:
+    from sdopt.report.columns import leaderboard  # imports scipy, which takes a second
+
+    return leaderboard()
+
+
 @dataclass(frozen=True)
 class TrackedRun:
     """What a run of MLflow shall hold, and the runs below it."""
@@ -100,7 +105,7 @@ class TrackedRun:
     """The content, or the file, of each artifact, by its path."""
     pictures: Sequence[LoggedImage] = ()
     below: Sequence["TrackedRun"] = ()
-    leaderboard: Sequence[str] = field(default_factory=leaderboard)
+    leaderboard: Sequence[str] = field(default_factory=_leaderboard)
     """The columns of the experiment's page."""
 
 

@@ -31,9 +31,18 @@ def config(steps: int = 25, **sections: object) -> RecordedConfig:
 
 
 def test_the_packaged_calibrations_are_of_the_packaged_weights() -> None:
-    assert {"emoji-10", "emoji-20", "emoji-25", "emoji-img2img-25", "emoji-inpaint-25"} <= PACKAGED.keys()
-    for found in PACKAGED.values():
-        assert found.digests == {"model": of_model(Model()), "emojiclip": feature_extractor("emojiclip").digest}
+    assert {
+        "emoji-10",
+        "emoji-20",
+        "emoji-25",
+        "emoji-img2img-25",
+        "emoji-inpaint-25",
+        "emoji_dit-25",
+    } <= PACKAGED.keys()
+    features = feature_extractor("emojiclip").digest
+    for name, found in PACKAGED.items():
+        model = Model(name=name.partition("-")[0])
+        assert found.digests == {"model": of_model(model), "emojiclip": features}, name
 
 
 def test_one_of_the_same_work_is_applied_without_a_word() -> None:

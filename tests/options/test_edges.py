@@ -36,6 +36,7 @@ GROUNDS = {
     "GuidanceInterval": Ground("caching=guidance_interval", "caching", ("workload.steps=6",)),
     "TaylorSeer": Ground("caching=taylorseer", "caching", ("workload.steps=8",)),
     "TokenMerging": Ground("caching=tome", "caching"),
+    "PrecomputedEmbeddings": Ground("memory=precomputed_embeddings", "memory.precomputed_embeddings"),
     "VaeTiling": Ground("memory=vae_tiling", "memory.vae_tiling", size=136),
     "GroupOffload": Ground(
         "memory=group_offload", "memory.group_offload", ("memory.group_offload.offload_type=block_level",)

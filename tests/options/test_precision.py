@@ -171,7 +171,8 @@ def test_text_encoders_hold_fewer_bytes_and_show_it(session: Load) -> None:
 
     found = evidence(quantized, "memory")
     assert found.engaged, found
-    assert found.facts == {"quantized": 18, "left_alone": 0, "calls": found.facts["calls"]}
+    counts = {"quantized": 18, "left_alone": 0, "by_encoder": {"text_encoder": 18}}
+    assert found.facts == {**counts, "calls": found.facts["calls"]}
     assert size(quantized) < 0.25 * size(plain)
     encoder = quantized._pipe.text_encoder
     name, layer = next((n, m) for n, m in encoder.named_modules() if hasattr(m, "sdnq_dequantizer"))

@@ -188,7 +188,9 @@ class TestDryRun:
         # Three processes: a first call, a discarded round, evidence and its profile, two rounds, a stage and an image.
         assert "emoji 32×32, 1 steps (DDIM), batch 1" in planned.shown
         assert "calls of the pipeline: about 24, by 3 processes" in planned.shown
-        assert re.search(r"time: unknown; memory: about \d\d MiB per process \(no earlier run", planned.shown)
+        assert re.search(
+            r"time: about .+; memory: about \d\d MiB per process \(predicted; no earlier run", planned.shown
+        )
         known = sdopt(finished.cwd, "run", *SMOKE, "workload.steps=2", "dry_run=true", "precision=bf16")
         assert f"from {finished.folder.relative_to(finished.cwd)}" in known.shown
         assert "time: about" in known.shown

@@ -248,7 +248,8 @@ class TestLocked:
 
         tracking = Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db", artifacts=str(tmp_path / "artifacts"), images=False)
         store.ask(client.pages, tracking)  # makes its tables where that is done once
-        MlflowClient(tracking.uri).create_experiment("another")
+        place = (tmp_path / "artifacts" / "another").as_uri()
+        MlflowClient(tracking.uri).create_experiment("another", artifact_location=place)
         return tracking
 
     def test_is_waited_for(self, finished: Finished, tmp_path: Path, local: Tracking) -> None:
