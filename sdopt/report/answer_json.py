@@ -56,7 +56,7 @@ class Reason:
 
 
 @dataclass(frozen=True)
-class AnswerCandidate:
+class Candidate:
     """One variant, compared with the baseline.
 
     `speed` is `faster`, `slower`, `too close to call` or `not enough runs`; `images` is `equal`, `within tolerance`,
@@ -111,7 +111,7 @@ class Answer:
     folder: str
     status: str
     baseline: Baseline
-    candidates: list[AnswerCandidate]
+    candidates: list[Candidate]
     notes: list[str]
 
 
@@ -146,12 +146,12 @@ def baseline_digest(result: StudyResult) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _candidate(row: Row, result: StudyResult) -> AnswerCandidate:
+def _candidate(row: Row, result: StudyResult) -> Candidate:
     judgements = [judgement for judgement in result.judgements if judgement.candidate == row.name]
     rulings = chain.from_iterable(judgement.rulings for judgement in judgements)
     comparison = result.first_comparison(row.name)
     scores = {**row.variant.quality, **(comparison.quality if comparison else {})}
-    return AnswerCandidate(
+    return Candidate(
         row.name,
         row.option,
         row.status,
