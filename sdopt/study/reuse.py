@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ from safetensors.numpy import load_file, save_file
 
 from sdopt.record.records import VariantResult
 from sdopt.record.scores import ImageRecord
-from sdopt.variant import Variant
 from sdopt.worker.draws import LATENTS, Draw, draw_of
 from sdopt.worker.protocol import SampledImage
 
@@ -49,10 +49,15 @@ class TimedImages:
     @property
     def wanted(self) -> bool:
         """Whether timed calls are to return their images."""
-        study, result = self.session.study, self.session.result
-        if not study.quality.metrics or result.config.gate.judges or not self.session.interleaved:
-            return False
-        return all(_drawn_as_timed(process.variant, study.drawing_batch) for process in self.session.processes)
+        metrics, judges = self.session.study.quality.metrics, self.session.result.config.gate.judges
+        return bool(metrics) and not judges and self.session.interleaved and self._drawn_as_timed
+
+    @cached_property
+    def _drawn_as_timed(self) -> bool:
+        """Whether the quality pass makes calls of as many prompts as the timed calls do."""
+        batch = self.session.study.drawing_batch
+        variants = [process.variant for process in self.session.processes]
+        return all(draw_of(variant, batch).batch_size == variant.shapes[0].batch_size for variant in variants)
 
     def keep(self, process: VariantProcess, images: Sequence[SampledImage]) -> bool:
         """Keeps the images of a timed call, if there are any, and memory for them; returns whether it did."""
@@ -102,17 +107,12 @@ class TimedImages:
         Returns:
             the records of both, in the order of prompts and images.
         """
-        records = [*drawn]
+        records, count = [*drawn], process.variant.workload.images_per_prompt
         latents = {}
         for place, (replicate, image) in self._pictures(process.row, draw.others).items():
-            prompt, number = place
-            name = f"{prompt:04d}_{number:02d}.png"
-            Image.fromarray(image.pixels).save(folder / name)
-            seed = draw.seed + prompt * process.variant.workload.images_per_prompt + number
-            negative = draw.negatives[prompt] if draw.negatives else ""
-            records.append(
-                ImageRecord(draw.prompts[prompt], prompt, number, seed, name, image.finite, negative, replicate)
-            )
+            record = replace(draw.record_of(*place, count, image.finite), process=replicate)
+            Image.fromarray(image.pixels).save(folder / record.path)
+            records.append(record)
             latents[place] = image.latents
         if latents and (folder / LATENTS).is_file():
             _join_latents(folder / LATENTS, drawn, latents)
@@ -139,8 +139,3 @@ def _join_latents(file: Path, drawn: Sequence[ImageRecord], timed: Mapping[Place
     rows = dict(zip(map(_place, drawn), load_file(file)["latents"], strict=True))
     rows |= {place: latents for place, latents in timed.items() if latents is not None}
     save_file({"latents": np.stack([rows[place] for place in sorted(rows)])}, file)
-
-
-def _drawn_as_timed(variant: Variant, drawing_batch: int | None) -> bool:
-    """Returns whether the quality pass makes calls of as many prompts as the timed calls do."""
-    return draw_of(variant, drawing_batch).batch_size == variant.shapes[0].batch_size

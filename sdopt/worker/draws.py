@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sdopt.record.scores import ImageRecord
 from sdopt.variant import Variant
 
 _OTHER_NOISE = 1_000_000
@@ -43,6 +44,13 @@ class Draw:
     def calls(self) -> int:
         """How many calls of the pipeline the draw takes."""
         return -(-len(self.positions) // self.batch_size)
+
+    def record_of(self, position: int, image: int, images: int, finite: bool) -> ImageRecord:
+        """Returns the record of image `image` of the `images` of a prompt; its path is the name of its file."""
+        name = f"{position:04d}_{image:02d}.png"
+        seed = self.seed + position * images + image
+        negative = self.negatives[position] if self.negatives else ""
+        return ImageRecord(self.prompts[position], position, image, seed, name, finite, negative)
 
 
 def timed_draw(variant: Variant, shape_index: int = 0) -> Draw:

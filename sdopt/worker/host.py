@@ -39,7 +39,6 @@ from sdopt.pipelines.prompts import read_latents
 from sdopt.pipelines.tasks import noise_in_float32
 from sdopt.record.records import Status
 from sdopt.record.samples import Evidence, Memory
-from sdopt.record.scores import ImageRecord
 from sdopt.scratch import named_caches
 from sdopt.variant import Variant
 from sdopt.worker.child import Failure, Note, Reply
@@ -357,14 +356,10 @@ class PipelineHost:
         start, count = batch * draw.batch_size, self._variant.workload.images_per_prompt
         positions = draw.positions[start : start + draw.batch_size]
         for number, (position, image_index) in enumerate(product(positions, range(count))):
-            path = folder / f"{position:04d}_{image_index:02d}.png"
             finite = bool(np.isfinite(images[number]).all()) and bool(latents[number].isfinite().all())
-            Image.fromarray(pixels[number]).save(path)
-            seed = draw.seed + position * count + image_index
-            negative = draw.negatives[position] if draw.negatives else ""
-            records.append(
-                ImageRecord(draw.prompts[position], position, image_index, seed, path.name, finite, negative=negative)
-            )
+            record = draw.record_of(position, image_index, count, finite)
+            Image.fromarray(pixels[number]).save(folder / record.path)
+            records.append(record)
         self._latents.append(latents[: len(records)])
         if batch == draw.calls - 1:
             save_file({"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS)
