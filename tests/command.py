@@ -42,6 +42,8 @@ SMALL = (
     "quality.prompt_count=1",
     # As many rounds as are asked for, whatever else the machine does.
     "protocol.interference=null",
+    # The same of a variant that the processor runs slowly, as one without AVX-512 runs bfloat16.
+    "protocol.give_up=null",
     # Tests of what is handed out run programs.
     "protocol.programs_s=0",
 )
