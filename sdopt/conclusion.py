@@ -1,5 +1,6 @@
 """Ends a study whose images and times are there: scores, verdicts, reports, and the tracker."""
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,10 +81,18 @@ class Conclusion:
             print_problems([f"gate={gate.name}: has no comparison to judge"])
         write_at_last(result, self.folder)
 
-    def run_programs(self, summary: Summary, variants: Sequence[Variant], device: Device) -> None:
+    def run_programs(
+        self, summary: Summary, variants: Sequence[Variant], device: Device, left_s: float = math.inf
+    ) -> None:
         """Runs the programs of the variants that have none yet, the best one's first, as long as there is time.
 
         What goes wrong with one is its reason for not being shown: no measurement depends on it.
+
+        Args:
+            summary: the study.
+            variants: all that it has.
+            device: what they ran on.
+            left_s: seconds until the study shall end; the first program has its own limit.
         """
         result = summary.result
         ran = [row.variant for row in summary.candidates if row.status is Status.OK]
@@ -97,7 +106,7 @@ class Conclusion:
         try:
             with scratch_folder("programs") as scratch, working(self.console, "programs") as say:
                 programs = Programs(named, device, self.folder, scratch, self.context)
-                programs.run(wanted, partial(error_limit, result), budget_s, say)
+                programs.run(wanted, partial(error_limit, result), min(budget_s, max(left_s, 0.0)), say)
         finally:
             write_at_last(result, self.folder)
 

@@ -3,6 +3,7 @@
 The command line, the Python API, launchers in other processes and tests all run studies through this module.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -41,6 +42,7 @@ from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
 from sdopt.report.header import announce, show_plan
 from sdopt.statistics.summary import Summary, summary_of
+from sdopt.study.ahead import LEAST_REPORT_S
 from sdopt.study.designs import Plan
 from sdopt.study.forecast import forecast
 from sdopt.study.plan import plan_result, refused, require_room, require_same_task, runnable_of
@@ -162,6 +164,12 @@ class Experiment:
         again = "" if self.in_sweep else command_line("run", f"resume={self.folder}")
         return Conclusion(self.config, self.folder, self.context, self.console, self.brief, again)
 
+    @property
+    def _left_s(self) -> float:
+        """Seconds of `protocol.budget_s` that are left before the reports; infinite without one."""
+        budget_s = self.config.protocol.budget_s
+        return math.inf if budget_s is None else budget_s - self.timeline.elapsed_s - LEAST_REPORT_S
+
     def run(self) -> StudyResult | None:
         """Runs all steps; returns the result, or None for a dry run.
 
@@ -200,7 +208,7 @@ class Experiment:
                 end.evaluate(result, machine.device.torch_name)
                 end.judge(result)
                 summary = self._with_commands(result, plan)
-                end.run_programs(summary, plan.variants, machine.device)
+                end.run_programs(summary, plan.variants, machine.device, self._left_s)
             finally:
                 summary = summary or summary_of(result)
                 self.timeline.enter("table and pictures")

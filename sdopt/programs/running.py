@@ -70,8 +70,7 @@ class Programs:
             left = budget_s - (time.monotonic() - begun)
             seconds = time_limit(row) if number == 0 else min(time_limit(row), left)
             if seconds <= 0:
-                row.program = Program(reason=f"not run: the time for programs was spent ({budget_s:.0f} s)")
-                continue
+                return  # what has none is run when the study is resumed
             say(row.name)
             row.program = self._run(row, limit(row), seconds)
 

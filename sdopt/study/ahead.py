@@ -3,24 +3,29 @@
 The display of progress and `protocol.budget_s` follow the same estimate.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sdopt.record.samples import ShapeSamples
 from sdopt.study.session import Session, VariantProcess
-from sdopt.worker.draws import draw_of
+from sdopt.worker.draws import Draw, draw_of
 
 _PROFILED = 2.0
 """Calls that the evidence of a process takes as long as: one is traced."""
 
-_BATCHED, _BATCH = 0.6, 4
-"""Share of a single call that one image of the quality pass takes in a batch of at least `_BATCH`."""
+_BATCHED, _BATCHED_BY_ONE, _BATCH = 0.6, 0.9, 4
+"""Share of a single call that one image of the quality pass takes in a batch of at least `_BATCH`, and on a processor
+on which PyTorch has no vector instructions."""
 
 _ENOUGH_S = 5.0
 """Seconds of estimated work from which on a pace is known."""
 
-_LEAST_REPORT_S, _REPORT_SHARE = 6.0, 0.8
+LEAST_REPORT_S, _REPORT_SHARE = 8.0, 0.8
 """Seconds of scoring and of reports: at least, and as a multiple of what the command took to begin."""
+
+_PROGRAM_S = 1.5
+"""Seconds in which the process of a program starts, and compares its image, beside its load and its call."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,14 @@ class Extent:
         prompts: prompts of the quality pass; None for all of them.
         floor_prompts: prompts that the baseline draws again.
         evidence: whether every process shows evidence, and not only the first one of each variant.
+        programs: how many programs that reports hand out are run; None for those of all variants.
     """
 
     rounds: int
     prompts: int | None = None
     floor_prompts: int | None = None
     evidence: bool = True
+    programs: int | None = None
 
 
 _PACES = 0.8, 2.5
@@ -102,7 +109,7 @@ class Ahead:
         processes = [p for p in self._session.processes if p.active and not any(p is other for other in without)]
         if not any(self.call_s(process) for process in self._session.processes):
             return None
-        found = self.report_s
+        found = self.report_s + self._programs_s(processes, extent)
         for process in processes:
             found += self._preparing_s(process)
             rounds = max(0, extent.rounds - len(process.measurement.shapes[0].calls))
@@ -128,7 +135,18 @@ class Ahead:
     @property
     def report_s(self) -> float:
         """The seconds of scoring, reports and tracking: they import about as much as the command did to begin."""
-        return max(_LEAST_REPORT_S, _REPORT_SHARE * self._study.begun_after_s)
+        return max(LEAST_REPORT_S, _REPORT_SHARE * self._study.begun_after_s)
+
+    def _programs_s(self, processes: Sequence[VariantProcess], extent: Extent) -> float:
+        """Returns the seconds of the programs that reports hand out, those of the fastest variants first."""
+        if self._study.protocol.programs_s == 0:
+            return 0.0
+        candidates = [p for p in processes if p.first and p.row in self._session.result.candidates]
+        seconds = sorted(
+            _PROGRAM_S + (process.measurement.load_s or 0.0) + self._call_or_baseline_s(process)
+            for process in candidates
+        )
+        return sum(seconds[: extent.programs])
 
     def _call_or_baseline_s(self, process: VariantProcess) -> float:
         own = self.call_s(process)
@@ -164,14 +182,20 @@ class Ahead:
         found += max(study.protocol.stage_calls, int(study.quality.metrics)) * call_s
         main_s = call_s / len(study.shapes)
         draw = draw_of(process.variant, study.drawing_batch)
-        image_s = main_s * (_BATCHED if draw.batch_size >= _BATCH else 1.0)
+        batched = _BATCHED if study.machine.has_vectors else _BATCHED_BY_ONE
+        image_s = main_s * (batched if draw.batch_size >= _BATCH else 1.0)
         if process.row.is_control and study.quality.metrics:
             floors = study.quality.floor_prompts if extent.floor_prompts is None else extent.floor_prompts
             # In the other batch and number of threads, then from other noise.
-            return found + floors * (main_s + image_s)
+            return found + floors * main_s + _filled(floors, draw) * image_s
         prompts = len(draw.prompts) if extent.prompts is None else min(extent.prompts, len(draw.prompts))
         timed = self._session.timed_images.ahead(prompts)
-        return found + (prompts - timed) * image_s / study.sharing.processes
+        return found + _filled(prompts - timed, draw) * image_s / study.sharing.processes
+
+
+def _filled(prompts: int, draw: Draw) -> int:
+    """Returns how many prompts the calls for some prompts have: a short batch is filled up."""
+    return math.ceil(prompts / draw.batch_size) * draw.batch_size
 
 
 def _latest_s(samples: ShapeSamples) -> float | None:

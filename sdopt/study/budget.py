@@ -13,8 +13,11 @@ from sdopt.statistics.settling import is_settled
 from sdopt.study.ahead import Ahead, Extent, Pace
 from sdopt.study.session import Session, VariantProcess
 
+_FEWEST_PROMPTS, _FEWEST_FLOORS = 4, 2
+"""Prompts that are drawn, and drawn again by the baseline, where there is hardly time for one round."""
+
 _FEW_PROMPTS, _FEW_FLOORS = 8, 4
-"""Prompts that are drawn, and drawn again by the baseline, where there is no time for all."""
+"""Prompts that come before a second round."""
 
 _FIRST_ROUNDS = 2
 """Rounds that come before the rest of the images and of the evidence."""
@@ -63,8 +66,18 @@ class Spending:
     def _least(self) -> Extent:
         """The least of a study; a gate judges no images of fewer prompts than it asks for."""
         if self._session.result.config.gate.judges:
-            return replace(self._whole, rounds=1, evidence=True)
-        return Extent(1, _FEW_PROMPTS, min(_FEW_FLOORS, self._study.quality.floor_prompts), evidence=False)
+            return replace(self._whole, rounds=1, programs=1)
+        return self._few(_FEWEST_PROMPTS, _FEWEST_FLOORS)
+
+    @property
+    def _some(self) -> Extent:
+        """What comes before a second round."""
+        if self._session.result.config.gate.judges:
+            return self._least
+        return self._few(_FEW_PROMPTS, _FEW_FLOORS)
+
+    def _few(self, prompts: int, floors: int) -> Extent:
+        return Extent(1, prompts, min(floors, self._study.quality.floor_prompts), evidence=False, programs=1)
 
     def _fits(self, extent: Extent, without: Sequence[VariantProcess] = ()) -> bool:
         seconds = self._ahead.seconds(extent, without)
@@ -97,7 +110,7 @@ class Spending:
         """Returns whether there is time for a round; the first one is always timed."""
         if not self.limited or number == 1:
             return True
-        extent = self._least if number <= _FIRST_ROUNDS else self._whole
+        extent = self._some if number <= _FIRST_ROUNDS else self._whole
         if self._fits(replace(extent, rounds=number)):
             return True
         self._record.rounds = number - 1
@@ -106,7 +119,7 @@ class Spending:
     def rounds_that_fit(self) -> int:
         """Returns how many rounds there is time for, at least one, where all rounds of a process follow each other."""
         rounds = self._session.rounds
-        while self.limited and rounds > 1 and not self._fits(replace(self._least, rounds=rounds)):
+        while self.limited and rounds > 1 and not self._fits(replace(self._some, rounds=rounds)):
             rounds -= 1
         if rounds < self._session.rounds:
             self._record.rounds = rounds
@@ -129,7 +142,11 @@ class Spending:
         if not self.limited or self._fits(self._whole):
             return
         least, whole = self._least, self._whole
-        steps = [replace(whole, evidence=least.evidence), replace(least, prompts=None)]
+        steps = [
+            replace(whole, evidence=least.evidence),
+            replace(least, prompts=None, programs=None),
+            replace(least, prompts=None),
+        ]
         most = max((len(p.variant.pictured) for p in self._session.processes), default=0)
         if least.prompts is not None:
             steps += [replace(least, prompts=prompts) for prompts in range(most, least.prompts, -1)]

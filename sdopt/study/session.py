@@ -26,7 +26,7 @@ from sdopt.study.progress import Progress
 from sdopt.study.resume import Missing
 from sdopt.study.reuse import TimedImages
 from sdopt.variant import Variant
-from sdopt.worker.draws import drawing_batch, timed_draw
+from sdopt.worker.draws import LARGEST_BATCH, drawing_batch, timed_draw
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.machine import Machine
 from sdopt.worker.process import StartWorker, Worker, answers_of
@@ -36,6 +36,9 @@ T = TypeVar("T")
 
 TRIALS = 5
 """How many trial calls of a process get prompts and noise of their own."""
+
+_LARGEST_WITHOUT_VECTORS = 4
+"""Images in one call of the quality pass, at most, on a processor without vector instructions."""
 
 _SIDE_BY_SIDE = 2
 """Number of processes that work at once on a CPU: one process does not use all of it."""
@@ -109,7 +112,8 @@ class Study:
     def drawing_batch(self) -> int | None:
         """How many prompts of the quality pass all variants draw in one call; None leaves that to each workload."""
         variants = runnable_of(self.plan, self.result)
-        return drawing_batch(variants, self.quality.batch_size, self.result.config.gate.judges)
+        largest = LARGEST_BATCH if self.machine.has_vectors else _LARGEST_WITHOUT_VECTORS
+        return drawing_batch(variants, self.quality.batch_size, self.result.config.gate.judges, largest)
 
     @property
     def sharing(self) -> Sharing:

@@ -9,7 +9,7 @@ from sdopt.variant import Variant
 _OTHER_NOISE = 1_000_000
 """Added to the seed to get different noise."""
 
-_LARGEST_BATCH, _BATCH_PIXELS = 12, 2**16
+LARGEST_BATCH, _BATCH_PIXELS = 12, 2**16
 """Limits of the default batch, in images and in pixels: on two cores, calls of 12 images of 64×64 pixels draw 5.5 times
 as many images a second as single calls do."""
 
@@ -65,13 +65,15 @@ def timed_draw(variant: Variant, shape_index: int = 0) -> Draw:
     return Draw(prompts, shape.batch_size, variant.workload.seed, shape.size, variant.negatives)
 
 
-def drawing_batch(variants: Sequence[Variant], wanted: int | None, judged: bool) -> int | None:
+def drawing_batch(
+    variants: Sequence[Variant], wanted: int | None, judged: bool, largest: int = LARGEST_BATCH
+) -> int | None:
     """Returns how many prompts of the quality pass all variants draw in one call; None uses each workload's batch.
 
     One call for several small images takes little longer than one for a single image. All variants use the same batch
     size, because another batch size computes in another order. If a variant compiles or captures a graph for its batch,
     or computes in 8 bits, all keep the batch of their workload. If a gate judges, too: an error in every eighth call
-    must not be hidden by making only two large calls. `wanted` is `quality.batch_size`.
+    must not be hidden by making only two large calls. `wanted` is `quality.batch_size`, `largest` the most images.
     """
     if wanted is not None:
         return wanted
@@ -82,7 +84,7 @@ def drawing_batch(variants: Sequence[Variant], wanted: int | None, judged: bool)
     if fixed or len(shapes) > 1:
         return None
     [main] = shapes
-    return max(main.batch_size, min(_LARGEST_BATCH, _BATCH_PIXELS // main.size**2))
+    return max(main.batch_size, min(largest, _BATCH_PIXELS // main.size**2))
 
 
 def draw_of(variant: Variant, batch_size: int | None = None, threads: int | None = None) -> Draw:

@@ -38,7 +38,9 @@ SECONDS = {"quick": 0.05, "slow": 2.0}
 def measured(
     folder: Path, names: tuple[str, ...] = ("quick", "slow"), claims: Any = None, **protocol: Any
 ) -> tuple[StudyResult, Fakes]:
-    study = fake_study(names, **{"rounds": 3, "warmup": 1, "replicates": 3, "interference": None, **protocol})
+    study = fake_study(
+        names, **{"rounds": 3, "warmup": 1, "replicates": 3, "interference": None, "give_up": 3.0, **protocol}
+    )
     for row in study[1].variants:
         row.promises = {"attention": Promise(Contract.EXACT, claims)} if claims and row.name in names else {}
     return run_fake(folder, study, Fakes(seconds=SECONDS))
@@ -108,7 +110,7 @@ def test_of_memory_alone_still_has_its_memory_and_its_images(tmp_path: Path) -> 
 
 
 def test_a_variant_that_others_are_compared_with_is_timed(tmp_path: Path) -> None:
-    study = fake_study(("slow", "quick"), rounds=2, warmup=1, replicates=3, interference=None)
+    study = fake_study(("slow", "quick"), rounds=2, warmup=1, replicates=3, interference=None, give_up=3.0)
     [edge] = [edge for edge in study[1].comparisons if edge.candidate == "quick"]
     edge.reference = "slow"
     result, _ = run_fake(tmp_path, study, Fakes(seconds=SECONDS))
@@ -116,7 +118,7 @@ def test_a_variant_that_others_are_compared_with_is_timed(tmp_path: Path) -> Non
     assert edge.shapes[0].speedup is not None
     # But not for one that is as slow.
     (tmp_path / "both").mkdir()
-    study = fake_study(("slow", "slower"), rounds=2, warmup=1, replicates=3, interference=None)
+    study = fake_study(("slow", "slower"), rounds=2, warmup=1, replicates=3, interference=None, give_up=3.0)
     [edge] = [edge for edge in study[1].comparisons if edge.candidate == "slower"]
     edge.reference = "slow"
     result, _ = run_fake(tmp_path / "both", study, Fakes(seconds=SECONDS | {"slower": 3.0}))
@@ -124,7 +126,7 @@ def test_a_variant_that_others_are_compared_with_is_timed(tmp_path: Path) -> Non
 
 
 def test_a_baseline_that_fails_in_a_trial_ends_the_study(tmp_path: Path) -> None:
-    study = fake_study(("slow",), rounds=2, warmup=1, replicates=1, interference=None)
+    study = fake_study(("slow",), rounds=2, warmup=1, replicates=1, interference=None, give_up=3.0)
     fakes = Fakes({"baseline": failing(Status.KILLED, "time_once", call=2)}, SECONDS)
     result, _ = run_fake(tmp_path, study, fakes)
     assert result.variant("baseline").status is Status.KILLED
@@ -157,7 +159,7 @@ def test_cells_of_a_factorial_study_that_were_given_up_leave_only_effects_that_c
 ) -> None:
     """With one of four cells missing, neither main effect can be told from the interaction."""
     names = ("a", "b", "a, b")
-    study = fake_study(names, rounds=2, warmup=1, replicates=3, interference=None)
+    study = fake_study(names, rounds=2, warmup=1, replicates=3, interference=None, give_up=3.0)
     fakes = Fakes(seconds={"a": 0.08, "b": 0.09, "a, b": 2.0})
     result, _ = run_fake(tmp_path, study, fakes)
     for row in result.variants:
