@@ -123,8 +123,12 @@ def print_problems(problems: Iterable[str]) -> None:
 def without_passwords(text: str) -> str:
     """Returns a text without the passwords of addresses in it: what is printed and recorded is passed on to others."""
     text = re.sub(r"(://[^:/@\s]*):[^/\s]+@", rf"\1:{HIDDEN}@", text)
-    return re.sub(r"([?&](?:password|passwd|pwd|token)=)[^&\s'\"`]+", rf"\1{HIDDEN}", text, flags=re.IGNORECASE)
+    return _IN_QUERY.sub(rf"\1{HIDDEN}", text)
 
+
+_IN_QUERY = re.compile(
+    r"([?&](?:[\w.-]*(?:password|passwd|pwd|token|secret|key|signature)|sig)=)[^&\s'\"`]+", re.IGNORECASE
+)
 
 HIDDEN = "***"
 """What stands for a password."""

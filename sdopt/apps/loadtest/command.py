@@ -138,7 +138,9 @@ def _measure_url(
         workload, model = composer.current.workload, composer.current.model
     prompts = resolve_prompts(workload, model)
     shown = without_passwords(load.url or target.address)
-    record.header = [f"the server at {shown}, with {len(prompts)} prompts"]
+    # Each window begins with the first prompt.
+    most = max(load.count(rate) for rate in load.rates or (1,))
+    record.header = [f"the server at {shown}, with {min(most, len(prompts))} prompts"]
     row = LoadRow(shown, shown, "its own")
     record.rows = [row]
     LoadTest(load, record, None, say).run_url(row, target, prompts)

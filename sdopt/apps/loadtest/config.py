@@ -68,7 +68,8 @@ class LoadConfig:
     headers: dict[str, str] | None = None
     """With `url`: further headers, as in `{api-key: $AZURE_KEY}`; `$NAME` is the value of that environment variable."""
     fields: dict[str, Any] | None = None
-    """With `url`: fields of each request, as in `{size: 512x512}`; null leaves one out, as in `{seed: null}`."""
+    """With `url`: fields of each request, as in `{size: 512x512}`; null leaves one out, as in `{seed: null}`. In one
+    that is named like a secret, `$NAME` is the value of that environment variable, as in `{api_key: $MY_KEY}`."""
     folder: str
     """Folder of all load tests."""
 

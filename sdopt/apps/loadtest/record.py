@@ -15,7 +15,6 @@ from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.columns import TableView, further_columns, value_cell
 from sdopt.report.markdown import written
 from sdopt.statistics.measures import ratio_text
-from sdopt.statistics.ratios import MINIMUM_PROCESSES
 
 RECORD = "load.json"
 
@@ -52,6 +51,8 @@ class LoadRow:
         memory_gib: what its worker held after the last call.
         reason: why it was not measured, or not whole.
         columns: what further columns of tables have, by their names, of calls without load.
+        own_seeds: whether each request had a seed that no other one had.
+        asked_size: the size of image that requests named; "" if they named none.
     """
 
     name: str
@@ -63,6 +64,8 @@ class LoadRow:
     memory_gib: float | None = None
     reason: str = ""
     columns: dict[str, float | str] = field(default_factory=dict)
+    own_seeds: bool = True
+    asked_size: str = ""
 
 
 @dataclass
@@ -238,13 +241,14 @@ def _header_texts(record: LoadRecord) -> Sequence[str]:
         f"{100 * max(disturbed, default=0):.0f} % of the worker's processor time, also when they were sent again; "
         "their figures say little of the server"
     )
-    intervals = "two-sided 95 % intervals" if replicates >= MINIMUM_PROCESSES else "no intervals"
+    bounded = any(figures.most.low is not None for figures in record.figures)
+    intervals = "two-sided 95 % intervals" if bounded else "no intervals"
     here = any(row.service_s for row in record.rows)  # a server that sdopt has started and called before
     server = "on an empty, warm server" if here else "on a server whose other work nobody knows"
     return [
         *record.header,
         f"{record.arrivals} arrivals, {requests} requests per rate; latency from the scheduled arrival",
-        f"{_replicates_text(replicates)}; {intervals}",
+        f"{_replicates_text(replicates, record.arrivals)}; {intervals}",
         f"the highest rate is that of windows this long {server}; in longer ones queues grow further",
         *([told] if disturbed else []),
         *_remarks(record),
@@ -265,15 +269,29 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
         repeated = sum(window.repeated for window in windows)
         if repeated:
             images = sum(window.requests - window.rejected - window.errors for window in windows)
-            yield (
-                f"{row.name}: {repeated} of {images} images are the same as another one, though each request has a "
-                "seed of its own: it ignores seeds, or answers from a cache, which generates nothing"
+            why = (
+                "though each request has a seed of its own: it ignores seeds, or answers from a cache, which generates "
+                "nothing"
+                if row.own_seeds
+                else "and load.fields gives requests no seeds of their own: it may answer them from a cache, which "
+                "generates nothing"
             )
+            yield f"{row.name}: {repeated} of {images} images are the same as another one, {why}"
+        sizes = sorted({size for window in windows for size in window.sizes})
+        if sizes:
+            others = any(size != row.asked_size for size in sizes)
+            asked = f", although requests ask for {row.asked_size}" if row.asked_size and others else ""
+            yield f"{row.name}: its images have {' and '.join(sizes)} pixels{asked}"
+        most = max((window.most_images for window in windows), default=1)
+        if most > 1:
+            yield f"{row.name}: an answer has up to {most} images, and counts as one: per image, it costs less"
 
 
-def _replicates_text(count: int) -> str:
+def _replicates_text(count: int, arrivals: str) -> str:
     if count == 1:
         return "1 replicate, with the same trace for all rows"
+    if arrivals != "poisson":
+        return f"{count} replicates, all with the same trace"
     return f"{count} replicates, each with a fresh trace, the same for all rows"
 
 

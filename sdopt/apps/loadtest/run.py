@@ -69,6 +69,9 @@ class LoadTest:
         self._load, self._record, self._device, self._say = load, record, device, say
         self._random = np.random.default_rng(load.seed)
         self._generator: subprocess.Popen[str] | None = None
+        self._next_seed = load.seed
+        self._digests: set[int] = set()
+        """Checksums of the images of a server that is only known by its address."""
         self._monitor = None if device is None else GpuMonitor(device)
 
     def run(self, candidates: Sequence[ServedRow]) -> None:
@@ -102,19 +105,21 @@ class LoadTest:
 
         def require_image(request: str) -> None:
             nonlocal target
-            [sent] = generate(target.schedule(prompts, self._load.seed, [0.0], _PATIENCE_S))
+            [sent] = generate(target.schedule(prompts, self._fresh_seed(1), [0.0], _PATIENCE_S))
             if sent.status in _UNKNOWN and target is not asked:
                 target = asked
                 require_image(request)
             elif sent.status != 200:
                 raise UnavailableError(
                     f"load.url={row.name}: {request} got no image (status {sent.status}: {target.shown(sent.said)}); "
-                    f"see whether it is up, warm, and has OpenAI's interface at {target.address}, and whether it "
-                    "wants more (load.model, load.key, load.headers, load.fields)"
+                    f"see whether it is up, warm, and has OpenAI's interface at {target.shown(target.address)}, and "
+                    "whether it wants more (load.model, load.key, load.headers, load.fields)"
                 )
 
         require_image("a first request")
         row.rates = list(self._load.rates or ())
+        row.own_seeds = "seed" not in target.fields
+        row.asked_size = str(target.fields.get("size") or "")
         for replicate in range(self._load.replicates):
             windows = [self._window(target, rate, prompts, replicate, row, None) for rate in self._shuffled(row.rates)]
             row.replicates.append(Replicate(replicate, windows, []))
@@ -198,14 +203,19 @@ class LoadTest:
             UnavailableError: it is always sent too late.
         """
         load, limit_s, times_s = self._load, self._record.limit_s, self._arrivals(replicate, rate)
-        seed = load.seed + replicate * len(times_s)
-        schedule = target.schedule(prompts, seed, times_s.tolist(), timeout_s=max(_PATIENCE_S, 20 * limit_s))
         note, tried, lags_ms = partial(setattr, self, "_generator"), list[Window](), []
         for _ in range(_ATTEMPTS):
             self._say(f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s")
+            # Another's server may answer from a cache what it was asked for in an earlier window.
+            foreign = self._device is None
+            seed = self._fresh_seed(len(times_s)) if foreign else load.seed + replicate * len(times_s)
+            schedule = target.schedule(prompts, seed, times_s.tolist(), timeout_s=max(_PATIENCE_S, 20 * limit_s))
             before_j, meter = self._energy_j(), None if worker is None else InterferenceMeter(worker)
             begun_s = sum(os.times()[:4])
-            found = window_of(generate(schedule, note), rate, limit_s, load.lag_ms / 1000)
+            sent = generate(schedule, note)
+            found = window_of(sent, rate, limit_s, load.lag_ms / 1000, self._digests)
+            if foreign:
+                self._digests |= {each.digest for each in sent if each.digest is not None}
             # This process and the one that sends, which has ended, take processor time as a server and its clients do.
             causes = None if meter is None else meter.stop(0.0, sum(os.times()[:4]) - begun_s)
             found = replace(found, disturbed=None if causes is None else causes.waited + causes.stolen)
@@ -231,6 +241,12 @@ class LoadTest:
                 "latencies, which count from the schedule, then include it"
             )
         return min(tried, key=lambda window: window.disturbed or 0)
+
+    def _fresh_seed(self, requests: int) -> int:
+        """Returns the first seed of so many requests, whose seeds no other request has."""
+        first = self._next_seed
+        self._next_seed += requests
+        return first
 
     def _energy_j(self) -> float | None:
         return None if self._monitor is None else self._monitor.energy_j()

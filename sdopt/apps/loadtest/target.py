@@ -9,11 +9,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 from sdopt.apps.loadtest.config import LoadConfig
 from sdopt.apps.traffic.generator import PATH, SendSchedule
-from sdopt.errors import HIDDEN, UsageError
+from sdopt.errors import HIDDEN, UsageError, without_passwords
 
 _ENDING = PATH.removeprefix("/v1")
 _SECRET = re.compile(r"auth|key|token|secret|cookie|passw", re.IGNORECASE)
-"""Names of headers whose values nobody may read in a record."""
+"""Names of headers and fields whose values nobody may read in a record."""
 _VARIABLE = re.compile(r"\$(\w+)")
 
 
@@ -42,17 +42,17 @@ class Target:
         return {name: value for name, value in body.items() if value is not None}
 
     def shown(self, text: str) -> str:
-        """Returns a server's words without the secrets that it may repeat."""
+        """Returns a server's words, or its address, without the secrets in them."""
         for secret in self.secrets:
             text = text.replace(secret, HIDDEN)
-        return text
+        return without_passwords(text)
 
 
 def target_of(load: LoadConfig, url: str) -> Target:
     """Returns the server at an address, with what `load` says that it wants.
 
     Raises:
-        UsageError: an environment variable is missing, or a header would be recorded with its secret.
+        UsageError: an environment variable is missing, or a header or field would be recorded with its secret.
     """
     secrets = _Secrets()
     headers = {}
@@ -60,12 +60,13 @@ def target_of(load: LoadConfig, url: str) -> Target:
         headers[name] = secrets.in_header(name, text)
     if load.key is not None:
         headers["Authorization"] = secrets.in_authorization(load.key)
-    if secrets.problems:
-        raise UsageError(secrets.problems)
     fields: dict[str, Any] = {}
     if load.model is not None:
         fields["model"] = load.model
-    fields.update(load.fields or {})
+    for name, value in (load.fields or {}).items():
+        fields[name] = secrets.in_field(name, value)
+    if secrets.problems:
+        raise UsageError(secrets.problems)
     return Target(address_of(url), headers, fields, secrets.values)
 
 
@@ -78,15 +79,22 @@ class _Secrets:
 
     def in_header(self, name: str, text: str) -> str:
         """Returns the text of a header with values in place of `$VARIABLE`."""
+        return self._filled("load.headers", name, text)
+
+    def in_field(self, name: str, value: Any) -> Any:
+        """Returns a field of a request; in one that is named like a secret, with values in place of `$VARIABLE`."""
+        return self._filled("load.fields", name, value) if isinstance(value, str) and _SECRET.search(name) else value
+
+    def _filled(self, key: str, name: str, text: str) -> str:
         variables = _VARIABLE.findall(text)
         if not variables and _SECRET.search(name):
             self.problems.append(
-                f"load.headers.{name}: would be written into the record; name the environment variable that has it, "
-                f"as in 'load.headers={{{name}: $NAME}}', in single quotes"
+                f"{key}.{name}: would be written into the record; name the environment variable that has it, "
+                f"as in '{key}={{{name}: $NAME}}', in single quotes"
             )
         for variable in variables:
             if not self._value(variable):
-                self.problems.append(f"load.headers.{name}: the environment variable {variable} is not set")
+                self.problems.append(f"{key}.{name}: the environment variable {variable} is not set")
         return _VARIABLE.sub(lambda match: os.environ.get(match[1], ""), text)
 
     def in_authorization(self, variable: str) -> str:

@@ -2,8 +2,8 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -53,11 +53,20 @@ class Window:
     link_s: float | None = None
     """Mean time to fetch an image behind a link, which latencies include; None where the answers have the images."""
     repeated: int = 0
-    """Images that are the same as another one of the window, though each request has a seed of its own."""
+    """Images that are the same as another one of the window, or of earlier ones."""
+    sizes: list[str] = field(default_factory=list)
+    """Sizes of the images, as in `512x768`, where their headers say it."""
+    most_images: int = 1
+    """Images of one answer at most; an answer counts as one image."""
 
 
-def window_of(sent: Sequence[Sent], rate: float, limit_s: float, lag_limit_s: float) -> Window:
-    """Returns the figures of a window. Latencies count from scheduled times, and include who got no image."""
+def window_of(
+    sent: Sequence[Sent], rate: float, limit_s: float, lag_limit_s: float, earlier: Set[int] = frozenset()
+) -> Window:
+    """Returns the figures of a window. Latencies count from scheduled times, and include who got no image.
+
+    `earlier` has the checksums of images that were sent before, and that no request asks for again.
+    """
     latencies = np.array([each.latency_s for each in sent])
     served = [each for each in sent if math.isfinite(each.latency_s)]
     within = int((latencies <= limit_s).sum())
@@ -84,7 +93,9 @@ def window_of(sent: Sequence[Sent], rate: float, limit_s: float, lag_limit_s: fl
         lag_s=lag_s,
         void=lag_s > lag_limit_s,
         link_s=_mean([each.link_s for each in served]),
-        repeated=len(digests) - len({*digests}),
+        repeated=len(digests) - len({*digests} - earlier),
+        sizes=sorted({each.size for each in served if each.size}),
+        most_images=max((each.images for each in served), default=1),
     )
 
 

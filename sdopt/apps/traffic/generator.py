@@ -13,10 +13,12 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
+from PIL import Image
 
 PATH = "/v1/images/generations"
 """Where servers with OpenAI's interface take requests for images."""
@@ -26,9 +28,10 @@ _LARGEST_IMAGE = 64 * 2**20
 """Bytes of an image behind a link that are read at most."""
 _IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"\x00\x00\x00")
 """How files of images begin: PNG, JPEG, WebP, GIF, AVIF."""
-_LONGEST_BEGIN = max(map(len, _IMAGES))
 _BEGIN_ENCODED = 8
 """Characters of base64 that hold so many bytes."""
+_HEADER_ENCODED = 2**16
+"""Characters of base64 that are decoded for the size of an image; a multiple of 4."""
 _TOLD = ("batch_size", "queue_s", "compute_s")
 """What sdopt's servers tell of an image; others may mean something else by it."""
 _AHEAD_S = 0.2
@@ -68,7 +71,11 @@ class Sent:
     link_s: float | None = None
     """What it took to fetch the image behind a link, which its latency includes; None of an image in the answer."""
     digest: int | None = None
-    """A checksum of the image in the answer, so that answers from a cache are seen; None of one behind a link."""
+    """A checksum of the image, so that answers from a cache are seen."""
+    size: str = ""
+    """Width and height of the image, as in `512x768`; "" where its header does not say."""
+    images: int = 0
+    """Images of the answer; their first one is looked at."""
 
     @property
     def latency_s(self) -> float:
@@ -105,7 +112,10 @@ async def _send_all(schedule: SendSchedule) -> list[Sent]:
     # aiohttp's defaults would hold back all but a hundred requests.
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=schedule.timeout_s)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=schedule.headers) as session:
+    # Each request is another client's: with a cookie, a load balancer would send all of them to the same server.
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, headers=schedule.headers, cookie_jar=aiohttp.DummyCookieJar()
+    ) as session:
         start_s = time.perf_counter() + _AHEAD_S
         tasks = []
         for scheduled_s, body in zip(schedule.times_s, schedule.bodies, strict=True):
@@ -118,73 +128,101 @@ async def _send(
     session: aiohttp.ClientSession, url: str, scheduled_s: float, body: dict[str, Any], start_s: float
 ) -> Sent:
     sent_s = time.perf_counter() - start_s
-    link_s = digest = None
+    link_s, digest, size = None, None, ""
     try:
         # Elsewhere a key would be read by another.
         async with session.post(url, json=body, allow_redirects=False) as answer:
             content = await answer.read()
             status = answer.status
         answered_s = time.perf_counter() - start_s
-        image, said = _image_in(content), " ".join(content[:_SAID].decode(errors="replace").split())
+        images, said = _images_in(content), " ".join(content[:_SAID].decode(errors="replace").split())
+        image = images[0] if images else {}
         there = status == 200 and bool(image.get("b64_json") or image.get("url"))
+        done_s = time.perf_counter() - start_s
         if there and not image.get("b64_json"):
-            said = await _fetched(session, urljoin(url, str(image["url"])))
+            file, said = await _fetched(session, urljoin(url, str(image["url"])))
             there = not said
-            link_s = time.perf_counter() - start_s - answered_s
+            done_s = time.perf_counter() - start_s
+            link_s = done_s - answered_s
+            digest, size = zlib.crc32(file), _size_of(file)
         elif there:
             encoded = str(image["b64_json"])
             there = _is_image(encoded)
-            digest = zlib.crc32(encoded.encode())
-        done_s = time.perf_counter() - start_s
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            digest, size = zlib.crc32(encoded.encode()), _size_of(_decoded(encoded, _HEADER_ENCODED))
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: a link that is no address
         said = str(error) or "no answer in time"
         return Sent(scheduled_s, sent_s, time.perf_counter() - start_s, 0, said=said)
     if not there:
         return Sent(scheduled_s, sent_s, done_s, 0 if status == 200 else status, said=said)
     batch, queue_s, compute_s = (value if isinstance(value := image.get(key), int | float) else None for key in _TOLD)
-    return Sent(scheduled_s, sent_s, done_s, status, int(batch or 0), queue_s, compute_s, link_s=link_s, digest=digest)
+    return Sent(
+        scheduled_s,
+        sent_s,
+        done_s,
+        status,
+        int(batch or 0),
+        queue_s,
+        compute_s,
+        link_s=link_s,
+        digest=digest,
+        size=size,
+        images=len(images),
+    )
 
 
-def _image_in(content: bytes) -> dict[str, Any]:
-    """Returns the first image of an answer, with what is told of it; {} without one."""
+def _images_in(content: bytes) -> list[dict[str, Any]]:
+    """Returns the images of an answer, with what is told of each; [] without one."""
     try:
-        return dict(json.loads(content)["data"][0])
+        return [dict(image) for image in json.loads(content)["data"]]
     except (ValueError, LookupError, TypeError):
-        return {}
+        return []
 
 
 def _is_image(encoded: str) -> bool:
-    """Returns whether a text in base64 begins as an image does; some servers begin it as a data URL."""
+    """Returns whether a text in base64 begins as an image does."""
+    return _decoded(encoded, _BEGIN_ENCODED).startswith(_IMAGES)
+
+
+def _decoded(encoded: str, characters: int) -> bytes:
+    """Returns the beginning of a file in base64, which some servers begin as a data URL; b"" if it is none."""
     _, _, encoded = encoded.rpartition("base64,")
     try:
-        return base64.b64decode(encoded[:_BEGIN_ENCODED]).startswith(_IMAGES)
+        return base64.b64decode(encoded[:characters])
     except ValueError:
-        return False
+        return b""
 
 
-async def _fetched(session: aiohttp.ClientSession, link: str) -> str:
-    """Fetches the image behind a link; returns why there is none, or "".
+def _size_of(begins: bytes) -> str:
+    """Returns the size that the header of an image says, as in `512x768`; "" if it does not."""
+    try:
+        with Image.open(BytesIO(begins)) as image:
+            return f"{image.width}x{image.height}"
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return ""
+
+
+async def _fetched(session: aiohttp.ClientSession, link: str) -> tuple[bytes, str]:
+    """Fetches the image behind a link; returns its file and "", or why there is none.
 
     Reads http and https alone, and sends a client's key to nobody else: the link may lead anywhere.
-    Raises aiohttp.ClientError, OSError or TimeoutError.
+    Raises aiohttp.ClientError, OSError, TimeoutError, or ValueError if it is no address.
     """
     parts = urlsplit(link)
     shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"[:_SAID]  # what follows may be a key
     if link.startswith("data:image/"):
-        return ""
+        return _decoded(link, len(link)), ""
     if parts.scheme not in ("http", "https"):
-        return f"a link that is not fetched: {shown}"
+        return b"", f"a link that is not fetched: {shown}"
     without_key = aiohttp.ClientSession(connector=session.connector, connector_owner=False, timeout=session.timeout)
+    file = bytearray()
     async with without_key, without_key.get(link) as answer:
-        begins = await answer.content.read(_LONGEST_BEGIN)
-        size = len(begins)
         async for chunk in answer.content.iter_chunked(2**16):
-            size += len(chunk)
-            if size > _LARGEST_IMAGE:
-                return f"a link to more than {_LARGEST_IMAGE // 2**20} MiB: {shown}"
+            file += chunk
+            if len(file) > _LARGEST_IMAGE:
+                return b"", f"a link to more than {_LARGEST_IMAGE // 2**20} MiB: {shown}"
         if answer.status != 200:
-            return f"a link that answers {answer.status}: {shown}"
-    return "" if begins.startswith(_IMAGES) else f"a link to what is no image: {shown}"
+            return b"", f"a link that answers {answer.status}: {shown}"
+    return bytes(file), "" if file.startswith(_IMAGES) else f"a link to what is no image: {shown}"
 
 
 if __name__ == "__main__":

@@ -261,6 +261,24 @@ class TestTheAnswer:
         replicate.windows = [replace(window, repeated=40) for window in replicate.windows]
         assert "row 1: 80 of 200 images are the same as another one" in written(blocks_of(cached))
 
+    def test_claims_seeds_sizes_and_intervals_only_as_they_were(self) -> None:
+        found = record([2.0, 4.0, 3.0])
+        [row] = found.rows
+        assert "pixels" not in written(blocks_of(found))
+        for replicate in row.replicates:
+            replicate.windows = [
+                replace(window, repeated=1, sizes=["32x32"], most_images=4) for window in replicate.windows
+            ]
+        row.asked_size, row.own_seeds = "64x64", False
+        text = written(blocks_of(found))
+        assert "32x32 pixels, although requests ask for 64x64" in text
+        assert "has a seed of its own" not in text
+        assert "up to 4 images" in text
+        assert "two-sided" in text
+        for replicate in row.replicates:
+            replicate.windows = [replace(window, attainment=1.0) for window in replicate.windows]
+        assert "no intervals" in written(blocks_of(found)), "bounds have none"
+
     def test_is_shown_everywhere(self) -> None:
         found = record([2.0, 4.0, 3.0], [4.2, 8.0, 6.1])
         text = written(blocks_of(found))

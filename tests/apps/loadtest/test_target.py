@@ -90,11 +90,32 @@ def test_a_key_reaches_the_server_and_no_file(strict: Strict, tmp_path: Path, mo
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
 
 
+def test_no_image_is_asked_for_twice(strict: Strict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a server with a cache would answer all windows but the first from it."""
+    monkeypatch.setenv("MY_KEY", KEY)
+    words = [f"url=http://127.0.0.1:{strict.server_port}?sig=7q-signed-q7", "load.rates=[40,50]", "load.limit_s=5"]
+    words += ["load.requests=10", "load.replicates=2", "load.lag_ms=60000", "load.key=MY_KEY", "load.model=mine"]
+    words += ["load.fields={x_token: $MY_KEY}", "load.arrivals=constant", "tracking=none", "load.folder=loads"]
+    found = sdopt(tmp_path, "load-test", *words, "workload.prompts=[a,b,c]")
+    assert found.code == 0, found.shown
+    seeds = [body["seed"] for _, _, body in strict.asked]
+    assert len({*seeds}) == len(seeds) == 41
+    assert strict.asked[-1][2]["x_token"] == KEY
+    [folder] = {file.parent for file in tmp_path.rglob("load.json")}
+    text = (folder / "load.md").read_text()
+    assert "39 of 40 images are the same as another one, though each request has a seed of its own" in text
+    assert "with 3 prompts" in text
+    assert "2 replicates, all with the same trace; no intervals" in text
+    for secret in (KEY, "7q-signed-q7"):
+        assert not [file for file in folder.iterdir() if secret.encode() in file.read_bytes()]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["load.key=NO_SUCH_NAME"], "load.key: is the name of an environment variable"),
         (["load.headers={Api-Key: abc}"], "load.headers.Api-Key: would be written into the record"),
+        (["load.fields={api_key: abc}"], "load.fields.api_key: would be written into the record"),
         (["load.headers={x: $NO_SUCH_NAME}"], "load.headers.x: the environment variable NO_SUCH_NAME is not set"),
         (["load.fields={n: 4}"], "load.fields.n: figures are of requests for one image each"),
         (["load.fields={prompt: x}"], "load.fields.prompt: workload.prompts has the prompts"),

@@ -1,17 +1,20 @@
 """Load: traces, the simulated queue against theory, the generator against a server of known times, and figures."""
 
 import asyncio
+import base64
 import math
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from PIL import Image
 
 from sdopt.apps.traffic.figures import (
     Window,
@@ -33,6 +36,7 @@ LINKS = {
     "a dead link": "/dead.png",
     "a page": "/page.png",
     "a file": "file:///etc/hostname",
+    "no address": "http://[",
     "an inline image": "data:image/png;base64,iVBO",
 }
 """What a server links to, by the prompt."""
@@ -46,6 +50,14 @@ ODD = {
 """What a server answers otherwise than sdopt's, by the prompt."""
 
 
+def picture(width: int, height: int) -> bytes:
+    Image.new("RGB", (width, height)).save(file := BytesIO(), "PNG")
+    return file.getvalue()
+
+
+PICTURE = base64.b64encode(picture(64, 48)).decode()
+
+
 @pytest.fixture
 def site() -> Iterator[str]:
     """The address of a server that takes one request at a time, each for as many seconds as its prompt says."""
@@ -57,6 +69,10 @@ def site() -> Iterator[str]:
             return web.json_response({"data": []})
         if prompt in ODD:
             return web.json_response({"data": [ODD[prompt]]})
+        if prompt == "a cookie":
+            answer = web.json_response({"data": [{"b64_json": PICTURE}] * (1 + len(request.cookies))})
+            answer.set_cookie("server", "7")
+            return answer
         if prompt in LINKS:
             return web.json_response({"data": [{"url": LINKS[prompt]}]})
         if prompt == "stand still":
@@ -72,7 +88,7 @@ def site() -> Iterator[str]:
         await asyncio.sleep(0.3 if request.path == "/slow.png" else 0)
         if request.path == "/dead.png":
             raise web.HTTPNotFound
-        return web.Response(body=b"<html>" if request.path == "/page.png" else b"\x89PNG\r\n")
+        return web.Response(body=b"<html>" if request.path == "/page.png" else picture(32, 16))
 
     app, loop = web.Application(), asyncio.new_event_loop()
     app.router.add_post("/v1/images/generations", draw)
@@ -179,9 +195,12 @@ class TestTheGenerator:
             "a dead link": 0,
             "a page": 0,
             "a file": 0,
+            "no address": 0,
         }
         slow = sent["a slow link"]
         assert slow.latency_s >= (slow.link_s or 0) >= 0.3
+        assert slow.size == "32x16"
+        assert slow.digest == sent["a link"].digest, "the same image from a cache is seen"
         assert "404" in sent["a dead link"].said
         assert "file:" in sent["a file"].said
 
@@ -191,6 +210,12 @@ class TestTheGenerator:
         assert (text.status, inline.status) == (0, 200)
         assert twice[0].digest == twice[1].digest != inline.digest
         assert window_of([inline, *twice], 1.0, 5.0, 5.0).repeated == 1
+
+    def test_each_request_is_another_clients(self, site: str) -> None:
+        """With a cookie, a load balancer would send all requests to one of its servers."""
+        address = site.replace("127.0.0.1", "localhost") + PATH
+        sent = generate(SendSchedule(address, [0.0, 0.5], [{"prompt": "a cookie"}] * 2, timeout_s=5))
+        assert [(each.size, each.images) for each in sent] == [("64x48", 1)] * 2
 
     def test_other_servers_answer_otherwise(self, site: str) -> None:
         prompts = ("another server", "no image", "no number")
@@ -219,6 +244,11 @@ class TestFigures:
         assert found.batch == 2
         assert found.goodput == pytest.approx(90 / (9.9 + 9.0), rel=0.01)
         assert found.link_s is None
+
+    def test_of_a_window_tell_what_was_answered_before(self) -> None:
+        images = [replace(one, digest=number, size="8x8", images=2) for number, one in enumerate(sent([0.3] * 4))]
+        found = window_of(images, 10.0, limit_s=0.5, lag_limit_s=0.02, earlier={1, 2})
+        assert (found.repeated, found.sizes, found.most_images) == (2, ["8x8"], 2)
 
     def test_of_a_window_have_what_links_take(self) -> None:
         behind_links = [replace(one, link_s=0.2) for one in sent([0.3, 0.3])]
