@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from sdopt.errors import UsageError, command_line, print_problems
+from sdopt.errors import UsageError, print_problems
 
 from . import Arguments, end_with_code
 
@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
         description="Write a finished result as one self-contained page: report.html, and report.md. Where the "
         "run is logged to MLflow, both become its artifacts.",
         epilog="examples: sdopt report outputs/runs/quickstart/<time>; sdopt report outputs/sweeps/pair/<time>; "
-        "sdopt report <MLflow run id> --output reports; sdopt report --readme README.md",
+        "sdopt report <MLflow run id> --output reports",
     )
     parser.add_argument(
         "results",
@@ -28,16 +28,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", help="where to write (default: beside the result; outputs/reports/ID)"
     )
-    parser.add_argument(
-        "--readme",
-        type=Path,
-        metavar="PAGE",
-        help="update the tables of results in a Markdown page, between <!-- sdopt:table FOLDER --> and "
-        "<!-- sdopt:end -->, instead of writing a report; FOLDER holds a result, and is relative to the page",
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="with --readme: change nothing, and exit with 2 if the page is out of date"
-    )
     arguments = parser.parsed(argv)
 
     from sdopt.config.overrides import names_and_overrides
@@ -45,8 +35,6 @@ def main(argv: list[str]) -> int:
     from sdopt.tracking.finding import find_results, track_report, write_report
 
     names, overrides = names_and_overrides(arguments.results)
-    if arguments.readme:
-        return _embed(arguments.readme, arguments.check)
     if not names:
         raise UsageError("RESULT: name a run's folder, a sweep's folder or an MLflow run id")
     if arguments.output and len(names) > 1:
@@ -62,23 +50,6 @@ def main(argv: list[str]) -> int:
         print_problems(source.damaged)
         code = UsageError.exit_code if source.damaged else code
     return code
-
-
-def _embed(page: Path, check: bool) -> int:
-    """Updates the results in a page, or with `check` only says whether they are up to date; returns the exit code."""
-    from sdopt.apps.loadtest.record import embedded
-    from sdopt.record.files import write_atomically
-    from sdopt.report.embedded import embed
-
-    text = embed(page, {"load": embedded})
-    if text.encode() == page.read_bytes():
-        print(f"{page}: is up to date")
-        return 0
-    if check:
-        raise UsageError(f"{page}: is out of date; run `{command_line('report', '--readme', page)}`")
-    write_atomically(page, text.encode())
-    print(f"{page}: written")
-    return 0
 
 
 if __name__ == "__main__":

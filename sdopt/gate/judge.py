@@ -405,7 +405,8 @@ class RuleContext:
         floor = self.floors.get(name)
         if floor is None:
             why = "has no such score" if self.floors else "was not measured: see the reason of the repeated baseline"
-            reason = f"the numerical floor, to which its limit is tied, {why}; measure again, or leave out of_floor"
+            floor_name = "how much the baseline's images change when it computes in another order"
+            reason = f"{floor_name} {why}, and the limit follows it; measure again, or leave out of_floor"
             raise UnjudgedError(name, reason)
         return min(limit, max(times * floor.mean, rule.least))
 

@@ -58,13 +58,13 @@ def ruling_of(look: Look) -> list[Ruling]:
     """Returns the ruling on a look; none if `gate.looks` allows a single one and this is it."""
     if look.number > look.allowed:
         reason = (
-            f"look {look.number} of {look.allowed} allowed (gate.looks): the error budget is spent, so more data "
-            "cannot make this study pass; start a new study"
+            f"look {look.number} of {look.allowed} allowed (gate.looks): the allowed chance of an error is used up, "
+            "so more data cannot make this study pass; start a new study"
         )
         return [Ruling("looks", "", Verdict.INCONCLUSIVE, reason)]
     if look.allowed == 1:
         return []
-    reason = f"look {look.number} of {look.allowed}: {look.spent:.0%} of the error budget (α) is spent"
+    reason = f"look {look.number} of {look.allowed}: {look.spent:.0%} of the allowed chance of an error is used up"
     return [Ruling("looks", "", Verdict.PASS, reason)]
 
 
@@ -76,5 +76,5 @@ def spent_of(result: StudyResult) -> list[str]:
     if last.number >= last.allowed:
         rest = "extending this study cannot make it pass, a new study can"
     else:
-        rest = f"{1 - last.spent:.0%} of the error budget (α) is left"
-    return [f"Interim analyses: {last.number} of {last.allowed} taken (gate.looks); {rest}."]
+        rest = f"{1 - last.spent:.0%} of the allowed chance of an error is left"
+    return [f"This study was judged {last.number} of {last.allowed} times that were planned (gate.looks); {rest}."]

@@ -111,7 +111,7 @@ def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -
     if gains or harms:
         why = f"is no more than the {percent(claim.floor)} by which two identical baselines differ"
     elif claim.p_gain is not None and claim.p_gain <= level:
-        why = f"would hold alone, but not among the study's {claims} claims (Holm)"
+        why = f"could be chance: of {claims} expected gains, one is as large as this by chance too often"
     else:
         why = f"straddles a gain of {counts}: a study with more processes (protocol.replicates) would settle it"
     return ClaimResult(claim, None, f"{shown} {why}")

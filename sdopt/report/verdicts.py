@@ -103,7 +103,7 @@ def _claims(judgements: Sequence[Judgement]) -> list[str]:
     ]
     if not claims:
         return []
-    counts = f"{len(kept)} of {len(claims)} expected gains are shown, all taken together (Holm)"
+    counts = f"{len(kept)} of {len(claims)} expected gains are shown, allowing for how many were looked for"
     return [f"{counts}: {', '.join(kept)}." if kept else f"{counts}."]
 
 

@@ -123,7 +123,7 @@ def hand_out(record: SearchRecord) -> None:
         write_atomically(folder / PICTURE, sheet)
     if program := program_of(judged, judged.variant(best.name)):
         if not record.winner:
-            program = f"# Not shown to be better, so that the baseline is the answer: see {folder / TABLES}.\n{program}"
+            program = f"# It is not shown to be better than the baseline: {folder / TABLES} has the reasons.\n{program}"
         write_atomically(folder / PROGRAM, program.encode())
 
 

@@ -39,6 +39,10 @@ _LOADING_S = 2.0
 _SLACK = 1.1
 """How far a step may exceed what is left of the budget: no estimate is better than this."""
 
+_HOPE = 1.5
+"""Up to how many times what is left a judgement may be expected to take, and is begun all the same: processes that
+generate images side by side take less than is estimated, and what does not end is completed by a later call."""
+
 
 @dataclass
 class Search:
@@ -118,7 +122,7 @@ class Search:
             self.studies.measure(stage, finalists, brief=self.brief)
             return
         needed_s = self.budget.seconds_of(FINAL, names)
-        if needed_s > _SLACK * self.budget.left_s:
+        if needed_s > _HOPE * self.budget.left_s:
             self.unjudged = needed_s
             return
         self.say(

@@ -3,16 +3,18 @@
 Imports nothing heavy, so that the server loads libraries while the parent does.
 """
 
+import atexit
 import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from types import ModuleType
+from typing import Any
 
 from sdopt.limits import require_limits
 from sdopt.scratch import own_folder
@@ -84,7 +86,22 @@ def start_fork_server() -> StartContext:
     finally:
         tempfile.tempdir = before
         signal.signal(signal.SIGINT, handler)
+    atexit.register(_end_fork_server, os.getpid())
     return context
+
+
+def _end_fork_server(parent: int) -> None:
+    """Ends the server before the process that started it does: nothing of a command is left when it has ended."""
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    pid = server._forkserver_pid
+    if pid is None or os.getpid() != parent or multiprocessing.active_children():
+        return
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGTERM)  # it may be in the middle of its imports, which nobody needs any more
+        os.waitpid(pid, 0)
+    server._forkserver_pid = None
 
 
 @contextmanager

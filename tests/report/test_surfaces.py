@@ -18,7 +18,6 @@ from sdopt.report.answer import answer_shown
 from sdopt.report.catalog import markdown_table
 from sdopt.report.charts.comparisons import forest
 from sdopt.report.charts.tradeoff import _SHAPES, tradeoffs
-from sdopt.report.embedded import KINDS
 from sdopt.report.page import html
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page
@@ -30,6 +29,7 @@ from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.runs import verdict_tags
 from tests.command import ROOT
+from tests.pages import table
 
 RECORDS = ROOT / "outputs" / "records" / "amd-epyc"
 
@@ -107,7 +107,7 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkey
     ]
     tables = {
         "table.md": of_markdown(markdown_table(summary)),
-        "README": of_markdown(KINDS["table"](summary, "")),
+        "README": of_markdown(table(RECORDS / name)),
         "step summary": of_markdown(summary_markdown(summary)),
         "page": of_page(summary, RECORDS / name),
         **{f"terminal of {width}": of_terminal(summary, width) for width in (80, 100, 120, 160)},

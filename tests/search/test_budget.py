@@ -1,5 +1,6 @@
 """How a search spends its time: the real decisions, on a clock that the simulated studies move."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -81,8 +82,9 @@ class Simulated(Search):
         def measure(
             stage: str, candidates: Sequence[Combination], brief: bool = True, limit_s: float | None = None
         ) -> Any:
+            ends_s = math.inf if limit_s is None else self.now + limit_s
             self.measured(stage, [candidate.name for candidate in candidates])
-            late = limit_s is not None and self.now > self.deadline + limit_s
+            late, self.now = self.now > ends_s, min(self.now, ends_s)
             return SimpleNamespace(status="interrupted" if late else "finished")
 
         self.studies = SimpleNamespace(  # type: ignore[assignment]
@@ -176,10 +178,17 @@ def test_judges_one_where_little_time_is_left_and_names_what_was_not_tried() -> 
 
 
 def test_judges_none_where_that_would_take_longer_than_the_budget_and_says_how_long() -> None:
-    search = searched(45, options=12, slow=2)
+    search = searched(34, options=12, slow=2)
     assert search.log[-1][0].startswith("screen-")
-    assert search.now <= 1.1 * 45
+    assert search.now <= 1.1 * 34
     assert search.unjudged == pytest.approx(search.budget.seconds_of(FINAL, search._order()[0][:1]))
+
+
+def test_begins_a_judgement_that_may_fit_and_ends_it_with_the_budget() -> None:
+    search = searched(42, options=12, slow=2)
+    assert search.log[-1][0] == FINAL
+    assert search.now <= 1.1 * 42
+    assert search.unjudged == pytest.approx(search.budget.seconds_of(FINAL, search.log[-1][1]))
 
 
 def test_a_budget_in_which_no_option_can_be_tried_is_refused_before_anything_is_measured() -> None:

@@ -23,6 +23,18 @@ class TestServer:
         assert not machine.bad_fork
         assert machine.device.type == "cpu"
 
+    def test_ends_before_the_command_does(self) -> None:
+        """Also in the middle of its imports: a container's or a job's limits would find a process that is left."""
+        script = """
+from multiprocessing import forkserver
+from sdopt.worker.forkserver import start_fork_server
+
+start_fork_server()
+print(forkserver._forkserver._forkserver_pid)
+"""
+        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        assert not Path("/proc", ended.stdout.strip()).exists()
+
     @pytest.mark.slow  # it imports PyTorch
     def test_computes_nothing_while_it_imports(self) -> None:
         """A thread pool in the server hangs the first matrix product of a child. Constants of libraries need none."""

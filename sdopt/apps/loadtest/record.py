@@ -332,9 +332,8 @@ def rows_table(record: LoadRecord) -> Table:
     return Table(headings, lines, numbers=headings[1:]).filled()
 
 
-def embedded(folder: Path) -> str:
-    """Returns the table of a load test as a page has it that `sdopt report --readme` writes. Raises UsageError."""
-    record = LoadRecord.read(folder)
+def page_table(record: LoadRecord) -> str:
+    """Returns the answer of a load test and its table, as a page of the documentation shows them."""
     table = rows_table(record).filled("p50", "p99", "queue", "call", "memory")
     return written([Prose(answer_of(record), strong=True), table, Notes(_header_texts(record))])
 

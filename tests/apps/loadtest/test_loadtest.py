@@ -14,10 +14,11 @@ import pytest
 
 from sdopt.apps.loadtest.charts import page_of
 from sdopt.apps.loadtest.config import load_config
-from sdopt.apps.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate, answer_of, blocks_of
+from sdopt.apps.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate, answer_of, blocks_of, page_table
 from sdopt.apps.traffic.figures import Window, window_of
 from sdopt.apps.traffic.generator import PATH, SendSchedule, Sent, generate
 from sdopt.config.composer import composer_of
+from sdopt.errors import UsageError
 from sdopt.record.records import Status
 from sdopt.record.samples import Interference
 from sdopt.report.blocks import Chart
@@ -301,15 +302,12 @@ class TestTheAnswer:
         found = record([2.0, 4.0, 3.0], [4.2, 8.0, 6.1])
         found.write(tmp_path)
         assert LoadRecord.read(tmp_path) == found
-        page = tmp_path / "PAGE.md"
-        page.write_text("# Mine\n<!-- sdopt:load . -->\n<!-- sdopt:end -->\n")
-        assert sdopt(tmp_path, "report", "--readme", "PAGE.md").code == 0
-        assert f"**{answer_of(found)}**" in page.read_text()
-        assert "| row 1 |" in page.read_text()
+        text = page_table(found)
+        assert f"**{answer_of(found)}**" in text
+        assert "| row 1 |" in text
         (tmp_path / "load.json").write_text("{}")
-        failed = sdopt(tmp_path, "report", "--readme", "PAGE.md")
-        assert failed.code == 2
-        assert "load.json: is no load test that can be read" in failed.shown
+        with pytest.raises(UsageError, match=r"load\.json: is no load test that can be read"):
+            LoadRecord.read(tmp_path)
 
     def test_names_energy_and_cost_or_why_there_is_none(self) -> None:
         found = record([2.0, 4.0, 3.0])

@@ -1,0 +1,83 @@
+"""Writes figures of records into Markdown pages, so that none on a page is typed by hand: `python -m tests.pages`.
+
+A block begins with `<!-- sdopt:table FOLDER -->` and ends with `<!-- sdopt:end -->`; FOLDER holds a record and is
+relative to the page. What stands between the marks is replaced. Other kinds are `sdopt:answer`, `sdopt:plot`, and
+`sdopt:load` for a load test.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from sdopt.apps.loadtest.record import LoadRecord, page_table
+from sdopt.record.files import read_result
+from sdopt.report.blocks import Notes
+from sdopt.report.header import header_of
+from sdopt.report.markdown import escaped, written
+from sdopt.report.tables import ranking
+from sdopt.statistics.summary import summary_of
+from sdopt.statistics.words import has_intervals, intervals_text, sampling_text
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "sdopt/apps/serving/README.md")
+
+_BLOCK = re.compile(r"(?s)(<!-- sdopt:(?!end)(\S+) (\S+) -->)\n.*?(<!-- sdopt:end -->)")
+
+
+def table(folder: Path) -> str:
+    """Returns the ranking of a study, and what was measured and how."""
+    result = read_result(folder)
+    images = max((len(variant.images) for variant in result.variants), default=0)
+    how = ", ".join(filter(None, [sampling_text(result), f"{images} images", f"gate={result.gate or 'none'}"]))
+    return written([ranking(summary_of(result)), Notes([" · ".join(header_of(result)), f"{how}."])])
+
+
+def _answer(folder: Path) -> str:
+    return f"> {escaped(summary_of(read_result(folder)).sentence)}"
+
+
+def _plot(folder: Path) -> str:
+    result = read_result(folder)
+    intervals = f", with {intervals_text(result)}" if has_intervals(result) else ""
+    return f"![{result.name}: speed-up of each variant{intervals}]({{folder}}/plot.png)"
+
+
+def _load(folder: Path) -> str:
+    return page_table(LoadRecord.read(folder))
+
+
+KINDS: dict[str, Callable[[Path], str]] = {"table": table, "answer": _answer, "plot": _plot, "load": _load}
+
+
+def filled(page: Path) -> str:
+    """Returns the text of a page with each of its blocks written anew. Raises KeyError for an unknown kind."""
+
+    def block(match: re.Match[str]) -> str:
+        begin, kind, folder, end = match.groups()
+        content = KINDS[kind](page.parent / folder).replace("{folder}", folder)
+        return f"{begin}\n\n{content.strip()}\n\n{end}"
+
+    text, count = _BLOCK.subn(block, page.read_text(encoding="utf-8"))
+    assert count, f"{page}: has no block"
+    return text
+
+
+def main() -> int:
+    """Writes all pages, or with `--check` says which ones are out of date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 2 if a page is out of date")
+    check = parser.parse_args().check
+    stale = [name for name in PAGES if filled(ROOT / name) != (ROOT / name).read_text(encoding="utf-8")]
+    if check:
+        print(f"out of date: {', '.join(stale)}; run `python -m tests.pages`" if stale else "the pages are up to date")
+        return 2 if stale else 0
+    for name in stale:
+        (ROOT / name).write_text(filled(ROOT / name), encoding="utf-8")
+        print(f"{name}: written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
