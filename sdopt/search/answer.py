@@ -187,15 +187,19 @@ def _notes(search: Search, studies: Sequence[StudyResult]) -> list[str]:
             f"than noise explains ({noise}). The chance that {which} was dropped is at most {100 * config.error:g} % "
             "(search.error)."
         )
+    # A file of latents gives every study its noise.
+    fixed = any(study.config.workload.latents for study in studies)
     if studies:
+        others = "prompts and processes" if fixed else "prompts, noise and processes"
         notes.append(
-            "The judged candidates were measured again, with other prompts, noise and processes than those they were "
-            "chosen by. The figures of all other candidates are means of one or a few processes, and those of the best "
-            "ones are too good, because they are the best of many."
+            f"The judged candidates were measured again, with other {others} than those they were chosen by. The "
+            "figures of all other candidates are means of one or a few processes, and those of the best ones are too "
+            "good, because they are the best of many."
         )
     if len(studies) > 1:
+        noise = "the noise of workload.latents" if fixed else "other noise"
         notes.append(
-            f"{len(studies)} calls judged, each on other noise; each has the chance of a wrong pass that the gate has."
+            f"{len(studies)} calls judged, each on {noise}; each has the chance of a wrong pass that the gate has."
         )
     return notes
 

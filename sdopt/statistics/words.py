@@ -91,19 +91,21 @@ def intervals_text(result: StudyResult) -> str:
 
 def sampling_text(result: StudyResult) -> str:
     """Returns the rounds and processes of a study, and the intervals that they give; "" if nothing was timed."""
-    most_calls = 0
-    for variant in result.variants:
-        most_calls = max([most_calls, *map(len, variant.samples.values())])
-    if not any(variant.samples for variant in result.variants):
+    calls_of = [max(map(len, variant.samples.values())) for variant in result.variants if variant.samples]
+    if not calls_of:
         return ""
+    fewest_calls, most_calls = min(calls_of), max(calls_of)
     if result.is_imported:
         return f"up to {most_calls} calls of each process, {intervals_text(result)}"
     counts = [len(variant.samples) for variant in result.variants if variant.samples]
     least, most = min(counts), max(counts)
     processes_text = "1 process" if most == 1 else f"{least}{f' to {most}' if most > least else ''} processes"
-    rounds = "1 interleaved round" if most_calls == 1 else f"{most_calls} interleaved rounds"
+    # Within a budget, a variant that is shown to be faster or slower is not timed in further rounds.
+    count = str(most_calls) if fewest_calls == most_calls else f"{fewest_calls} to {most_calls}"
+    plural = "s" if most_calls > 1 else ""
+    rounds = f"{count} interleaved round{plural}"
     if result.schedule.kind != "interleaved":
-        rounds = f"Measured in blocks ({result.schedule.reason}), {most_calls} round{'s' if most_calls > 1 else ''}"
+        rounds = f"Measured in blocks ({result.schedule.reason}), {count} round{plural}"
     return f"{rounds}, {processes_text} per variant, {intervals_text(result)}"
 
 

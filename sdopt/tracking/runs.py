@@ -20,7 +20,7 @@ from sdopt.errors import UnavailableError, UsageError
 from sdopt.quality.metrics import is_imported
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import inside, parse_result, to_json
-from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.report import catalog
 from sdopt.report.catalog import HTML, MARKDOWN, markdown_table
 from sdopt.report.columns import tracked_metrics, tracked_tags, values_of
@@ -286,7 +286,7 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     """
     candidates = summary.candidates
     metrics = {
-        "options/tried": float(len(candidates)),
+        "options/tried": float(sum(row.status not in (Status.SKIPPED, Status.PENDING) for row in candidates)),
         "options/recommended": float(sum(row.recommended for row in candidates)),
     }
     if any(row.decision for row in candidates):

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from sdopt.record.files import read_result
-from sdopt.record.records import IMPORTED, MeasurementSession, Status, StudyResult, VariantResult
+from sdopt.record.records import IMPORTED, Budget, MeasurementSession, Status, StudyResult, VariantResult
 from sdopt.report.answer import answer_shown
 from sdopt.report.answer_json import answer_of, to_json
 from sdopt.report.catalog import markdown_table
@@ -24,7 +24,7 @@ from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import floor_range
 from sdopt.statistics.ratios import MINIMUM_PROCESSES, compare
 from sdopt.statistics.summary import Summary, summary_of
-from sdopt.tracking.runs import study_tags, variant_run
+from sdopt.tracking.runs import study_metrics, study_tags, variant_run
 from tests.records import reconfigure
 
 RECORD = Path(__file__).parents[2] / "outputs" / "records" / "amd-epyc" / "quickstart"
@@ -158,6 +158,34 @@ def batches() -> StudyResult:
     return result
 
 
+def given_up() -> StudyResult:
+    """The first warm calls of an option showed that it is clearly slower."""
+    result = measured()
+    row = result.variant(OPTIONS[1])
+    row.status, row.given_up, row.measurements = Status.SLOWER, True, row.measurements[:1]
+    for samples in row.measurements[0].shapes:
+        samples.trial_s, samples.trial_beside_s, samples.calls = [9.0, 9.0], [1.0, 1.0, 1.0], []
+    compare(result)
+    return result
+
+
+def within_a_budget() -> StudyResult:
+    """An option was shown to be slower after two of the rounds."""
+    result = measured()
+    for measurement in result.variant(OPTIONS[0]).measurements:
+        for samples in measurement.shapes:
+            samples.calls = samples.calls[:2]
+    result.budget = Budget(spent_s=20.0, settled={OPTIONS[0]: 2})
+    compare(result)
+    return result
+
+
+def in_blocks() -> StudyResult:
+    result = measured()
+    result.schedule = replace(result.schedule, kind="blocks", reason="one process has room")
+    return result
+
+
 KINDS: dict[str, Callable[[], StudyResult]] = {
     "measured": measured,
     "judged by a gate": judged,
@@ -174,6 +202,9 @@ KINDS: dict[str, Callable[[], StudyResult]] = {
     "all skipped": all_skipped,
     "not traced": not_traced,
     "batches": batches,
+    "given up": given_up,
+    "within a budget": within_a_budget,
+    "in blocks": in_blocks,
 }
 
 
@@ -186,7 +217,7 @@ def shown(summary: Summary) -> str:
 def tracked(summary: Summary) -> str:
     """What MLflow holds: tags and metrics of the study's run, and of those of its variants."""
     runs = [variant_run(summary, row, RECORD, images=False) for row in summary.result.variants]
-    held = [study_tags(summary), *(run.tags for run in runs), *(run.metrics for run in runs)]
+    held = [study_tags(summary), study_metrics(summary), *(run.tags for run in runs), *(run.metrics for run in runs)]
     return json.dumps([{key: str(value) for key, value in one.items()} for one in held], ensure_ascii=False)
 
 
@@ -197,7 +228,7 @@ SURFACES: dict[str, Callable[[Summary], str]] = {
     "table.csv": to_csv,
     "--json": lambda summary: json.dumps(to_json(answer_of(summary, RECORD)), ensure_ascii=False),
     "MLflow": tracked,
-    "step summary": summary_markdown,
+    "step summary": lambda summary: summary_markdown(summary) if summary.result.judgements else "",
     "in a program": repr,
 }
 
@@ -215,6 +246,11 @@ def active(result: StudyResult) -> int:
 
 def processes(result: StudyResult) -> int:
     return max(len(row.samples) for row in result.variants)
+
+
+def fewest_rounds(result: StudyResult) -> int:
+    """In how many rounds the variant was timed that was timed in the fewest; 0 without any."""
+    return min((max(map(len, row.samples.values())) for row in result.variants if row.samples), default=0)
 
 
 def has_times(result: StudyResult) -> bool:
@@ -251,6 +287,12 @@ CLAIMS: dict[str, Callable[[StudyResult], bool]] = {
     r"per image\b(?! is)": lambda result: result.per_image,
     r"protocol\.replicates": lambda result: not result.is_imported,
     r"\"device\": |\"torch\": ": lambda result: not result.is_imported,
+    r"(?<!to )\b4 interleaved rounds": lambda result: fewest_rounds(result) == 4,
+    r"interleaved rounds": lambda result: result.schedule.kind == "interleaved",
+    r"[Mm]easured in blocks": lambda result: result.schedule.kind == "blocks",
+    r"at least \d+\.\d×": lambda result: any(row.given_up for row in result.variants),
+    r"gate's bounds|sdopt gate: |Interim analyses": lambda result: bool(result.judgements),
+    r"\"options/tried\": \"2": lambda result: not any(row.status is Status.SKIPPED for row in result.candidates),
     r"Measured in \d sessions": lambda result: len(result.sessions) > 1,
     r"does other work by choice": lambda result: any(
         row.config.workload.steps != result.config.workload.steps for row in result.candidates
