@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from io import StringIO
@@ -217,7 +217,12 @@ def shown(summary: Summary) -> str:
 def tracked(summary: Summary) -> str:
     """What MLflow holds: tags and metrics of the study's run, and of those of its variants."""
     runs = [variant_run(summary, row, RECORD, images=False) for row in summary.result.variants]
-    held = [study_tags(summary), study_metrics(summary), *(run.tags for run in runs), *(run.metrics for run in runs)]
+    held: list[Mapping[str, object]] = [
+        study_tags(summary),
+        study_metrics(summary),
+        *(run.tags for run in runs),
+        *(run.metrics for run in runs),
+    ]
     return json.dumps([{key: str(value) for key, value in one.items()} for one in held], ensure_ascii=False)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import secrets
 import time
 from io import BytesIO
@@ -178,12 +179,15 @@ class Interface:
         except TimeoutError:
             raise RefusalError(408, f"did not arrive within {deadline_s:g} s (serving.deadline_s)", "body") from None
         try:
-            return Generation.model_validate_json(bytes(body))
+            generation = Generation.model_validate_json(bytes(body))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             field = str(first["loc"][0]) if first["loc"] else "body"
             unknown = first["type"] == "extra_forbidden"
             raise RefusalError(422, "not supported here; leave it out" if unknown else first["msg"], field) from None
+        if twice := _named_twice(body):
+            raise RefusalError(422, "is there twice", twice)
+        return generation
 
     def _asked(self, given: Generation) -> tuple[list[Asked], EngineWork]:
         """Returns the images that a request asks for. Raises RefusalError, with the field that is at fault."""
@@ -213,6 +217,12 @@ class Interface:
         if not is_guided(self._variant.workload, self._variant.model):
             return "has no effect, since this server draws without guidance"
         return wrong_prompt(negative)
+
+
+def _named_twice(body: bytes | bytearray) -> str | None:
+    """Returns a field that an object in JSON has more than once, of which a reader would take the last value."""
+    fields = [name for name, _ in json.loads(body, object_pairs_hook=list)]
+    return next((name for name in fields if fields.count(name) > 1), None)
 
 
 async def _answers(request: Request, images: list[Waiting]) -> list[Drawn]:
