@@ -105,7 +105,7 @@ def test_each_image_has_the_scale_that_its_request_names(served: Callable[..., S
     scales = [1.0, 9.0, None]
     alone = server.alone(scales)
     assert worst(server.together(scales), alone) <= SMALLEST_ERROR
-    assert worst(server.together([9.0, 1.0, None]), alone) > 0, "random weights read the scale, if little"
+    assert worst(server.together([9.0, 1.0, None]), alone) > 100 * SMALLEST_ERROR, "the scales count"
     assert worst(server.together([None] * 3), server.alone([None] * 3)) <= SMALLEST_ERROR, "a later call has its own"
 
 
