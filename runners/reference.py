@@ -195,9 +195,8 @@ def options_excluded(rule: Excludes) -> tuple[list[str], list[str]]:
     forbidden, possible = list[str](), list[str]()
     for path in sorted((CONF / rule.axis).glob("*.yaml")):
         cls = class_of(rule.axis, path)
-        is_option = cls is not None and issubclass(cls, Optimization)
-        changes_nothing = cls is Eager
-        if is_option and not changes_nothing and rule.forbids(cls):
+        compiles_nothing = cls is Eager
+        if cls is not None and issubclass(cls, Optimization) and not compiles_nothing and rule.forbids(cls):
             forbidden.append(path.stem)
         else:
             possible.append(path.stem)
