@@ -46,7 +46,9 @@ def _code_of(result: StudyResult) -> int:
         for edge in ([] if result.is_imported else result.comparisons)
         if {edge.candidate, edge.reference} <= timed and not all(at.speedup for at in edge.shapes)
     ]
-    failed = [row for row in result.variants if not row.status.measured and row.status is not Status.SKIPPED]
+    failed = [
+        row for row in result.variants if (not row.status.measured and row.status is not Status.SKIPPED) or row.to_retry
+    ]
     code = 3 if failed or uncompared or left_unjudged(result) else 0
     # What `sdopt gate` has judged since, of a study that asked for no verdict, is that command's answer.
     own = result.judgements if result.config.gate.judges else []

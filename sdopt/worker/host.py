@@ -77,6 +77,9 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
             connection.recv()
             connection.send(Failure(failure))
         return
+    # Where memory runs out, the kernel shall end a worker, which is tried again, and not the server that starts them.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
     os.environ |= variables(device, cache)
     # tqdm's default lock is a semaphore between processes, which a killed worker would leave behind.
     tqdm.set_lock(threading.RLock())

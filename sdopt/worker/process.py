@@ -22,6 +22,9 @@ from sdopt.worker.protocol import WorkerError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_SERVER_LOST = 255
+"""What multiprocessing gives as the exit code of a process whose fork server is gone."""
+
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS")
 """Signals with which CUDA libraries may end a process when the card's memory is full."""
 
@@ -128,6 +131,9 @@ class WorkerProcess(ChildProcess, Worker):
                 hint = "; the kernel does so when memory runs out" if died.signal == "SIGKILL" else ""
                 may_be_memory = died.signal in self._memory_signals
                 raise WorkerError(Status.KILLED, f"{died} during '{request}'{hint}", may_be_memory) from None
+            if died.exit_code == _SERVER_LOST:
+                lost = "the process that had started it was killed, as the kernel does when memory runs out"
+                raise WorkerError(Status.KILLED, f"ended during '{request}': {lost}", True) from None
             raise WorkerError(Status.FAILED, f"{died} during '{request}'{_last_line(self._log)}") from None
 
 

@@ -14,6 +14,7 @@ from sdopt.errors import UsageError
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Interference
+from sdopt.report.sweep import exit_code
 from sdopt.report.tables import ranking, shapes_table
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.summary import summary_of
@@ -258,6 +259,7 @@ class TestFaults:
         assert result.status == "finished"
         assert statuses(result) == {"baseline": "ok", "it": status, "sound": "ok", CONTROL: "ok"}
         assert result.variant("it").reason
+        assert exit_code(tmp_path) == 3
         assert not any(worker.alive for worker in fakes.started)
         compared = {edge.candidate: edge.shapes[0].speedup is not None for edge in result.comparisons}
         assert compared == {"it": result.variant("it").status.measured, "sound": True, CONTROL: True}

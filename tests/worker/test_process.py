@@ -18,6 +18,7 @@ from sdopt.hardware.device import Device
 from sdopt.options import Optimization
 from sdopt.record.records import Status
 from sdopt.scratch import CACHES
+from sdopt.worker.child import ChildDiedError
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.host import PipelineHost, changed_settings, describe_error, process_settings, variables
 from sdopt.worker.process import Worker, WorkerProcess, answers_of
@@ -137,6 +138,25 @@ class TestWorker:
         assert caught.value.status is Status.TIMEOUT
         assert caught.value.reason == "no answer to 'prepare' within 0.01 s (protocol.timeout_s)"
         assert has_ended(worker.pid)
+
+
+def test_the_kernel_ends_a_worker_before_the_process_that_starts_workers(start: Start) -> None:
+    worker = start()
+    worker.ask(PipelineHost.hello)
+    assert Path(f"/proc/{worker.pid}/oom_score_adj").read_text().strip() == "500"
+
+
+def test_a_worker_whose_server_was_killed_may_have_lacked_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = start()
+
+    def receive(*_: object) -> None:
+        raise ChildDiedError(255)  # what multiprocessing says where it can ask nobody how a process ended
+
+    monkeypatch.setattr(worker, "receive", receive)
+    with pytest.raises(WorkerError) as caught:
+        worker.ask(PipelineHost.hello)
+    assert caught.value.status is Status.KILLED
+    assert caught.value.may_be_memory
 
 
 class TestOptionThatGoesWrong:
