@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,6 +35,7 @@ from sdopt.options.base import Inputs
 from sdopt.pipelines.family import Latents
 from sdopt.pipelines.latents import spatial
 from sdopt.pipelines.loading import call_arguments, family_of, guidance_of
+from sdopt.pipelines.parts import denoiser_of
 from sdopt.pipelines.prompts import read_latents
 from sdopt.pipelines.tasks import noise_in_float32
 from sdopt.record.records import Status
@@ -43,6 +44,7 @@ from sdopt.scratch import named_caches
 from sdopt.variant import Variant
 from sdopt.worker.child import Failure, Note, Reply
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
+from sdopt.worker.guidance import scales_embedded
 from sdopt.worker.inputs import asked_inputs, prompts_and_noise
 from sdopt.worker.operations import tflop_per_image
 from sdopt.worker.protocol import (
@@ -268,7 +270,9 @@ class PipelineHost:
         prompts, seeds = [image.prompt for image in filled], [image.seed for image in filled]
         size = self._variant.size
         inputs = asked_inputs(self._variant, self._pipe, self._device.torch_name, size, prompts, negatives, seeds)
-        images, pixels, seconds = self._read_inputs(inputs, size, **changes)
+        scales = [image.guidance_scale for image in filled if image.guidance_scale is not None]
+        with scales_embedded(denoiser_of(self._pipe), scales) if scales else nullcontext():
+            images, pixels, seconds = self._read_inputs(inputs, size, **changes)
         finite = [bool(np.isfinite(image).all()) for image in images[: len(asked)]]
         found = int(compiled_so_far()[1] - graphs)
         return Rendered(pixels[: len(asked)], finite, seconds, found, self._memory.held_gib())

@@ -82,6 +82,8 @@ class Asked:
     seed: int
     negative: str | None = None
     """What it should not show; None gives the call no negative prompt, which for SDXL is not the same as ""."""
+    guidance_scale: float | None = None
+    """Its own scale, if the images of a call differ in it; either all or none have one."""
 
 
 @dataclass(frozen=True)

@@ -286,6 +286,6 @@ def calibrated(engine: Engine) -> dict[int, float]:
     work = EngineWork(workload.steps, engine.variant.guidance_scale, workload.negative_prompt is not None)
     for size in sorted({1, *(size for size in engine.batch_sizes if size <= engine.largest), engine.largest}):
         asked = [Asked("a red apple", seed, workload.negative_prompt) for seed in range(size)]
-        taken_s = timeit.repeat(partial(engine.render, asked, work), number=1, repeat=_CALIBRATIONS)
+        taken_s = timeit.repeat(partial(engine.render, asked, [work] * size), number=1, repeat=_CALIBRATIONS)
         found[size] = statistics.median(taken_s)
     return found

@@ -185,7 +185,8 @@ class Batcher:
                 return []
             if self._waiting:
                 oldest = self._waiting[0]
-                batch = [image for image in self._waiting if image.work == oldest.work][: self.engine.largest]
+                agreeing = [image for image in self._waiting if self.engine.together(oldest.work, image.work)]
+                batch = agreeing[: self.engine.largest]
                 left_s = oldest.arrived_s + window_s - loop.time()
                 if len(batch) == self.engine.largest or left_s <= 0:
                     for image in batch:
@@ -203,7 +204,8 @@ class Batcher:
         self.meters.waiting.set(len(self._waiting))
         try:
             asked = [image.asked for image in batch]
-            found: Rendered = await self._in_thread(partial(self.engine.render, asked, batch[0].work))
+            works = [image.work for image in batch]
+            found: Rendered = await self._in_thread(partial(self.engine.render, asked, works))
         except WorkerError as error:
             reason = error.reason
             if self._draining.is_set() and self.engine.pid is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sdopt.hardware.device import Device
-from sdopt.pipelines.loading import guidance_of
+from sdopt.pipelines.loading import family_of, guidance_of
 from sdopt.record.samples import Evidence
 from sdopt.schema import Serving
 from sdopt.variant import Variant
@@ -16,7 +16,7 @@ from sdopt.worker.protocol import Asked, Rendered
 
 @dataclass(frozen=True)
 class EngineWork:
-    """What the images of one call have in common."""
+    """What an image needs of its call; images of one call agree in it, or in all but the scale."""
 
     steps: int
     guidance_scale: float
@@ -40,6 +40,8 @@ class Engine:
         """The batch sizes that are warmed."""
         self.pads = any(option.fixed_batch for option in variant.optimizations.values())
         """Whether a call that is not full is filled up, because another batch size would be compiled anew."""
+        self.scale_by_image = scale_by_image(variant)
+        """Whether the images of a call may differ in their guidance scales."""
 
     @property
     def pid(self) -> int | None:
@@ -64,14 +66,26 @@ class Engine:
         assert self._worker is not None
         return self._worker.ask(PipelineHost.prove).evidence
 
-    def render(self, asked: Sequence[Asked], work: EngineWork) -> Rendered:
-        """Draws images in one call, at most `largest`. Raises WorkerError."""
+    def together(self, one: EngineWork, other: EngineWork) -> bool:
+        """Returns whether a call can draw images of both."""
+        if self.scale_by_image:
+            other = replace(other, guidance_scale=one.guidance_scale)
+        return one == other
+
+    def render(self, asked: Sequence[Asked], works: Sequence[EngineWork]) -> Rendered:
+        """Draws images, at most `largest`, in one call; `works` has what each needs. Raises WorkerError."""
         assert self._worker is not None
-        workload = self.variant.workload
+        workload, work = self.variant.workload, works[0]
+        assert all(self.together(work, other) for other in works)
         changes: dict[str, Any] = {}
         if work.steps != workload.steps:
             changes["num_inference_steps"] = work.steps
-        if work.guidance_scale != self.variant.guidance_scale:
+        if len({image_work.guidance_scale for image_work in works}) > 1:
+            asked = [
+                replace(image, guidance_scale=image_work.guidance_scale)
+                for image, image_work in zip(asked, works, strict=True)
+            ]
+        elif work.guidance_scale != self.variant.guidance_scale:
             changes["guidance_scale"] = work.guidance_scale
         found = self._worker.ask(PipelineHost.render, asked, self.batch_for(len(asked)), changes)
         self.held_gib = found.held_gib
@@ -90,6 +104,17 @@ class Engine:
         """Ends the worker at once; a call that runs raises WorkerError."""
         if self._worker is not None:
             self._worker.kill()
+
+
+def scale_by_image(variant: Variant) -> bool:
+    """Returns whether the images of one call may have different guidance scales.
+
+    They may where a transformer embeds the scale. A compiler would compile the call anew, or keep the scale that it has
+    seen: its images of other scales have calls of their own.
+    """
+    if family_of(variant.model).is_unet or guidance_of(variant.model).form != "embedded":
+        return False
+    return not any(option.compiles for option in variant.optimizations.values())
 
 
 def unservable(variant: Variant, serving: Serving, device: Device) -> list[str]:

@@ -1,0 +1,130 @@
+"""Serving diffusion transformers: images of one call are those that each request gets alone."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from sdopt.apps.serving.engine import Engine, EngineWork, scale_by_image, unservable
+from sdopt.gate.trust import SMALLEST_ERROR
+from sdopt.schema import Serving
+from sdopt.variant import Variant
+from sdopt.worker.guidance import scales_embedded
+from sdopt.worker.host import PipelineHost
+from sdopt.worker.process import Worker
+from sdopt.worker.protocol import Asked
+from tests.command import SMOKE
+from tests.fixtures import CPU, Composers, Tiny
+from tests.pipelines.tiny import tiny
+
+PROMPTS = ("a red apple", "a green cat beside a much longer tale of a blue house at dawn, and a boat", "a car")
+
+SLOW = ("sd3", "qwen_image")
+
+SERVED = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW] + ["emoji_dit", "flux", "z_image"]
+
+
+class LocalWorker:
+    """A worker in this process."""
+
+    alive = True
+    pid = 1
+
+    def __init__(self, variant: Variant) -> None:
+        self.host = PipelineHost(variant, CPU)
+        self.renders = 0
+
+    def ask(self, request: Callable[..., Any], *arguments: Any) -> Any:
+        self.renders += request is PipelineHost.render
+        return request(self.host, *arguments)
+
+    def stop(self) -> None:
+        pass
+
+
+class Served:
+    """A warm engine, and requests that differ in prompt and seed."""
+
+    def __init__(self, variant: Variant) -> None:
+        assert not unservable(variant, Serving(), CPU)
+        self.worker = LocalWorker(variant)
+        self.engine = Engine(variant, Serving(), lambda: cast(Worker, self.worker))
+        self.engine.start()
+        self.worker.renders = 0
+        self.requests = [Asked(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
+
+    def work(self, scale: float | None = None) -> EngineWork:
+        variant = self.engine.variant
+        return EngineWork(variant.workload.steps, variant.guidance_scale if scale is None else scale, negative=False)
+
+    def alone(self, scales: Sequence[float | None]) -> list[np.ndarray]:
+        images = []
+        for request, scale in zip(self.requests, scales, strict=True):
+            images.append(self.engine.render([request], [self.work(scale)]).pixels[0])
+        return images
+
+    def together(self, scales: Sequence[float | None]) -> np.ndarray:
+        before = self.worker.renders
+        images = self.engine.render(self.requests, [self.work(scale) for scale in scales]).pixels
+        assert self.worker.renders == before + 1
+        return images
+
+
+def worst(images: Sequence[np.ndarray] | np.ndarray, others: Sequence[np.ndarray] | np.ndarray) -> float:
+    """The largest mean squared difference of two images in 0…1."""
+    differences = [np.mean((one / 255 - other / 255) ** 2) for one, other in zip(images, others, strict=True)]
+    return float(max(differences))
+
+
+SIZES = "workload.batch_size=[1,4]"
+
+
+@pytest.fixture
+def served(composer: Composers, variant_of: Tiny) -> Callable[..., Served]:
+    def serve(name: str, *overrides: str) -> Served:
+        if name == "emoji_dit":
+            words = [*SMOKE, f"model={name}", "workload.steps=3", SIZES, *overrides]
+            return Served(composer(words).variant(None))
+        return Served(variant_of(name, SIZES, *overrides))
+
+    return serve
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_prompts_of_other_lengths_leave_an_image_as_it_is(served: Callable[..., Served], name: str) -> None:
+    server = served(name)
+    same = [None] * len(PROMPTS)
+    alone = server.alone(same)
+    assert worst(server.together(same), alone) <= SMALLEST_ERROR
+    assert worst(alone[1:], alone[:-1]) > 100 * SMALLEST_ERROR, "the requests differ"
+
+
+def test_each_image_has_the_scale_that_its_request_names(served: Callable[..., Served]) -> None:
+    server = served("flux")
+    scales = [1.0, 9.0, None]
+    alone = server.alone(scales)
+    assert worst(server.together(scales), alone) <= SMALLEST_ERROR
+    assert worst(server.together([9.0, 1.0, None]), alone) > 100 * SMALLEST_ERROR, "the scales count"
+    assert worst(server.together([None] * 3), server.alone([None] * 3)) <= SMALLEST_ERROR, "a later call has its own"
+
+
+def test_only_scales_that_are_embedded_share_a_call(served: Callable[..., Served], variant_of: Tiny) -> None:
+    """Guided by two branches, one number counts for all images of a call."""
+    engine = served("flux").engine
+    assert engine.together(EngineWork(3, 1.0, False), EngineWork(3, 2.0, False))
+    assert not engine.together(EngineWork(3, 1.0, False), EngineWork(4, 1.0, False))
+    engine.scale_by_image = scale_by_image(variant_of("flux", "compiler=inductor"))
+    assert not engine.together(EngineWork(3, 1.0, False), EngineWork(3, 2.0, False))
+    assert not scale_by_image(variant_of("sd3"))
+
+
+def test_a_denoiser_without_scales_is_no_silent_success() -> None:
+    pipe = tiny("z_image")
+    with (
+        pytest.raises(RuntimeError, match="does not take a guidance scale"),
+        scales_embedded(pipe.transformer, [1.0, 2.0]),
+    ):
+        pipe(["a", "b"], num_inference_steps=1, height=64, width=64, guidance_scale=0.0)
+    with pytest.raises(RuntimeError, match="was not called"), scales_embedded(pipe.transformer, [1.0]):
+        pass
