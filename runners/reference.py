@@ -26,9 +26,11 @@ from sdopt.config.groups import data_sheets, default_options, optimization_optio
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF, SHEETS, options_of
 from sdopt.errors import UsageError
-from sdopt.hardware.cards import planned_device
+from sdopt.hardware.cards import ANY_CARD, planned_device
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization
+from sdopt.options.compiler import Eager
+from sdopt.options.declarations import Excludes, Package
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.report.markdown import markdown
@@ -69,7 +71,7 @@ def _section(group: str) -> Iterator[str]:
         yield str(inspect.getdoc(known[0]))
     rows = [_option_row(path, classes[path], path.stem == default) for path in files]
     promises = any(cls is not None and issubclass(cls, Optimization) for cls in known)
-    headings = ("option", "what it is", *(("images", "is for") if promises else ()))
+    headings = ("option", "what it is", *(("images", "is for", "needs", "not with") if promises else ()))
     yield markdown(headings, [row[: len(headings)] for row in rows], []).rstrip()
     if group == "hardware":
         yield "\n".join(_card_rows())
@@ -157,7 +159,48 @@ def _option_row(path: Path, cls: type | None, is_default: bool) -> tuple[str, ..
     node = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(node, dict)
     option = cls(**{str(key): value for key, value in node.items() if key != "_target_"})
-    return name, comment, str(option.promised()), ", ".join(sorted(option.claimed()))
+    needs, excluded = "; ".join(_needs(cls)), "; ".join(_excluded(cls))
+    return name, comment, str(option.promised()), ", ".join(sorted(option.claimed())), needs, excluded
+
+
+def _needs(cls: type[Optimization]) -> Iterator[str]:
+    """Yields what an option declares that it needs: a kind of denoiser, a card, packages."""
+    if cls.unet_only is not None:
+        yield "a UNet"
+    for need in cls.all_needs():
+        if isinstance(need, Package):
+            yield f"`sdopt[{need.extra}]`"
+        elif need.capability == ANY_CARD:
+            yield "CUDA"
+        else:
+            yield f"CUDA {'.'.join(map(str, need.capability))}"
+
+
+def _excluded(cls: type[Optimization]) -> Iterator[str]:
+    """Yields for each axis which options an option excludes: their names, or all but a few."""
+    for rule in cls.all_excludes():
+        group, _, member = rule.axis.partition(".")
+        if member:
+            yield f"`{group}={member}`"
+            continue
+        forbidden, possible = options_excluded(rule)
+        if len(forbidden) <= len(possible):
+            yield ", ".join(f"`{group}={name}`" for name in forbidden)
+        else:
+            yield f"`{group}`, but for {', '.join(f'`{name}`' for name in possible)}"
+
+
+def options_excluded(rule: Excludes) -> tuple[list[str], list[str]]:
+    """Returns the options of a rule's group that it excludes, and the others."""
+    forbidden, possible = list[str](), list[str]()
+    for path in sorted((CONF / rule.axis).glob("*.yaml")):
+        cls = class_of(rule.axis, path)
+        compiles_nothing = cls is Eager
+        if cls is not None and issubclass(cls, Optimization) and not compiles_nothing and rule.forbids(cls):
+            forbidden.append(path.stem)
+        else:
+            possible.append(path.stem)
+    return forbidden, possible
 
 
 def option_comment(path: Path) -> str:

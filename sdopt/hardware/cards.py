@@ -20,6 +20,9 @@ class Feature:
     capability: tuple[int, int]
 
 
+ANY_CARD = (0, 0)
+"""The compute capability of what any CUDA device has."""
+
 # Below these capabilities the libraries refuse to run, or only emulate: PyTorch's sdp_utils.cpp (attention) and
 # torch/utils/_triton.py (Triton); NVIDIA's table of features by compute capability (types).
 TRITON = Feature("Inductor's Triton back end", (7, 0))

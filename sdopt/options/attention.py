@@ -16,7 +16,9 @@ from sdopt.hardware.cards import (
 )
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import COMMON_PROCESSORS, common_attention, unchanged_layers
-from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out, missing_packages
+from sdopt.options.base import Need
+from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out
+from sdopt.options.declarations import Package
 from sdopt.pipelines.loading import family_of, head_dimensions, heads_by_level, published_denoiser
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
 from sdopt.schema import Model
@@ -270,11 +272,12 @@ class Xformers(EquivalentAttention):
     claims: ClassVar[frozenset[str]] = frozenset({"latency", "memory"})
     unet_only: ClassVar[str | None] = f"{_OTHER_PROCESSORS}attention=dispatched attention.backend=xformers"
     diffusers_lines: ClassVar[tuple[str, ...]] = _setting("XFormersAttnProcessor")
+    needs: ClassVar[tuple[Need, ...]] = (XFORMERS_ATTENTION, Package("xformers", ("xformers",)))
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = missing(ctx.device, XFORMERS_ATTENTION) or missing_packages(ctx, "xformers", "xformers")
-        if not found and ctx.device.attributes.get("xformers") is False:
+        found = []
+        if not self.unmet(ctx) and ctx.device.attributes.get("xformers") is False:
             solution = "install a matching build (https://github.com/facebookresearch/xformers#installing-xformers)"
             found.append(f"this build of xFormers is for another version of PyTorch or CUDA: {solution}")
         if ctx.device.is_cuda and (ctx.device.capability or (0, 0)) > (9, 0) and attends_in_float32(ctx):

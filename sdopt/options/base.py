@@ -6,18 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cache
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from packaging.requirements import Requirement
-from packaging.version import Version
-
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
+from sdopt.hardware.cards import Feature, missing
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
+from sdopt.options.declarations import Excludes, Package
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import Pipeline
 from sdopt.schema import Model, Scheduler, Shape, Task, Workload
@@ -84,6 +81,9 @@ Its `Finding` is the evidence. One that is not `engaged`, in any process at any 
 Assumption = Callable[[Any], list[str]]
 """Checks what an option assumes of a pipeline that a program has built; returns what breaks it (see `assumptions`)."""
 
+Need = Feature | Package
+"""What an option cannot do without: a feature of the card, or a package."""
+
 Inputs = dict[str, Any]
 """Arguments of one pipeline call: prompts, size, noise."""
 
@@ -105,6 +105,8 @@ class Optimization:
         keeps_structure: whether later changes of the denoiser's layers or their settings would have no effect.
         keeps_weights: whether parameters that take the places of the denoiser's own would have no effect.
         unet_only: why the option cannot change a transformer; None if it can.
+        needs: features of the card, and packages. Those of the base classes count too.
+        excludes: options that it cannot be combined with. Those of the base classes count too.
         loads_on_host: whether the pipeline is loaded into host memory, from where the option moves its weights to the
             device. A model that is larger than the device's memory can then run on the device.
     """
@@ -114,6 +116,8 @@ class Optimization:
     saves_operations: ClassVar[bool | None] = False
     loads_on_host: ClassVar[bool] = False
     unet_only: ClassVar[str | None] = None
+    needs: ClassVar[tuple[Need, ...]] = ()
+    excludes: ClassVar[tuple[Excludes, ...]] = ()
     assumes: ClassVar[tuple[Assumption, ...]] = ()
     keeps_structure: ClassVar[bool] = False
     keeps_weights: ClassVar[bool] = False
@@ -173,7 +177,7 @@ class Optimization:
         return ()
 
     def conflicts(self, ctx: Context) -> list[str]:
-        """Returns the reasons why the option cannot run with this device, model and other choices; [] if it can.
+        """Returns the conflicts that the option computes from values; what it declares is in `needs` and `excludes`.
 
         Of two options that conflict, either may say so, and one is enough: it finds the other in `ctx.chosen`, and
         names it in the reason. `Variant.conflicts` asks every option of a variant, at each shape. A study skips
@@ -190,7 +194,43 @@ class Optimization:
 
     def obstacles(self, ctx: Context) -> list[str]:
         """Returns everything that keeps the option from running: the kind of model, the keys to set, the conflicts."""
-        return self.unfit(ctx) or [*self.lacking(ctx), *self.conflicts(ctx)]
+        return self.unfit(ctx) or [*self.lacking(ctx), *self.incompatible(ctx)]
+
+    def incompatible(self, ctx: Context) -> list[str]:
+        """Returns why the option cannot run with this device and the other choices, as declared or computed."""
+        return [*self.unmet(ctx), *self.excluded(ctx), *self.conflicts(ctx)]
+
+    def unmet(self, ctx: Context) -> list[str]:
+        """Returns what the device lacks of the option's `needs`; if it lacks nothing, the packages that are missing."""
+        features: list[str] = []
+        packages: list[str] = []
+        for need in self.all_needs():
+            if isinstance(need, Feature):
+                features += missing(ctx.device, need)
+            else:
+                packages += need.missing(ctx.device)
+        return features or packages
+
+    def excluded(self, ctx: Context) -> list[str]:
+        """Returns the reasons of those options of the variant that the option `excludes`."""
+        reasons = []
+        for rule in self.all_excludes():
+            other = ctx.chosen.get(rule.axis)
+            if other is None or (rule.axis == "compiler" and not other.compiles):
+                continue
+            if rule.forbids(type(other)):
+                reasons.append(rule.reason)
+        return reasons
+
+    @classmethod
+    def all_needs(cls) -> tuple[Need, ...]:
+        """Returns what the class and its base classes need."""
+        return tuple(need for base in cls.__mro__ for need in vars(base).get("needs", ()))
+
+    @classmethod
+    def all_excludes(cls) -> tuple[Excludes, ...]:
+        """Returns what the class and its base classes exclude."""
+        return tuple(rule for base in cls.__mro__ for rule in vars(base).get("excludes", ()))
 
     def unfit(self, ctx: Context) -> list[str]:
         """Returns why the option is not for this kind of model, as `unet_only` declares; [] if it is."""
@@ -294,26 +334,6 @@ def existing(files: Sequence[Path], key: str) -> list[Path]:
         if not file.is_file():
             raise UsageError(f"{key}: {file}: no such file")
     return [*files]
-
-
-@cache
-def outdated(extra: str) -> tuple[str, ...]:
-    """Returns the packages of one of sdopt's extras that are installed in a version that it does not take."""
-    try:
-        wanted = [Requirement(line) for line in requires("sdopt") or ()]
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return ()
-    found = []
-    for each in wanted:
-        if each.marker is not None and each.marker.evaluate({"extra": extra}):
-            try:
-                installed = version(each.name)
-            except PackageNotFoundError:  # another package may have its modules
-                continue
-            # A build from source or of last night counts as the release that it is for.
-            if Version(installed).base_version not in each.specifier:
-                found.append(f"{each.name}{each.specifier} instead of {installed}")
-    return tuple(found)
 
 
 def loading_arguments(options: Iterable[Optimization]) -> dict[str, Any]:

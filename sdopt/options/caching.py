@@ -19,9 +19,11 @@ from sdopt.options.assumptions import (
     unchanged_layers,
     ungated_blocks,
 )
+from sdopt.options.base import Need
 from sdopt.options.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.options.compiler.deepspeed import Attention as DeepSpeedAttention
-from sdopt.options.conflicts import compiles, missing_packages, unguided, untold
+from sdopt.options.conflicts import compiles, unguided, untold
+from sdopt.options.declarations import Excludes, Package
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.loading import denoiser_config, family_of, guidance_of, heads_by_level, part_config
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, unwrapped
@@ -334,6 +336,14 @@ class PyramidAttention(Caching):
     assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step)
     idle: ClassVar[str] = "no step of {steps} reuses an output between the shares {self.start} and {self.stop}"
 
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes(
+            "attention",
+            "reuses outputs of diffusers' layers, which attention=deepspeed replaces: choose another",
+            (DeepSpeedAttention,),
+        ),
+    )
+
     spatial: int | None = bounded(2, ge=2, le=1000)
     """Self-attention is computed once per this number of steps; null computes it on every step."""
     cross: int | None = bounded(4, ge=2, le=1000)
@@ -355,8 +365,6 @@ class PyramidAttention(Caching):
         found = super().conflicts(ctx)
         if self.spatial is None and self.cross is None:
             found.append("caching.spatial and caching.cross are both null, so that nothing is reused: set one")
-        if isinstance(ctx.chosen.get("attention"), DeepSpeedAttention):
-            found.append("reuses outputs of diffusers' layers, which attention=deepspeed replaces: choose another")
         return found + untold(ctx, "num_timesteps")
 
     @override
@@ -466,6 +474,14 @@ class TaylorSeer(Caching):
     keeps_structure: ClassVar[bool] = True
     idle: ClassVar[str] = "all of {steps} steps run every layer"
 
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes(
+            "attention",
+            "expands outputs of diffusers' layers, which attention=deepspeed replaces: choose another",
+            (DeepSpeedAttention,),
+        ),
+    )
+
     interval: int = bounded(3, ge=2, le=1000)
     """After the steps at the start, the layers run once per this number of steps."""
     warmup: int = bounded(3, ge=2, le=1000)
@@ -483,10 +499,7 @@ class TaylorSeer(Caching):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx) + untold(ctx, "num_timesteps")
-        if isinstance(ctx.chosen.get("attention"), DeepSpeedAttention):
-            found.append("expands outputs of diffusers' layers, which attention=deepspeed replaces: choose another")
-        return found
+        return super().conflicts(ctx) + untold(ctx, "num_timesteps")
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -568,6 +581,7 @@ class GuidanceInterval(Caching):
 class TokenMerging(Caching):
     """Merges similar tokens before each self-attention, and unmerges them afterwards (ToMe, package tomesd)."""
 
+    needs: ClassVar[tuple[Need, ...]] = (Package("tome", ("tomesd",)),)
     assumes: ClassVar[tuple[Assumption, ...]] = (ungated_blocks, unchanged_layers)
     unet_only: ClassVar[str | None] = "tomesd merges tokens in the blocks of a UNet alone"
 
@@ -579,10 +593,6 @@ class TokenMerging(Caching):
     """Whether the tokens to merge into are chosen at random; never in batches of an odd size."""
     seed: int = bounded(0, **SEEDS)
     """Seed of that choice, which is the same in each pipeline call."""
-
-    @override
-    def conflicts(self, ctx: Context) -> list[str]:
-        return super().conflicts(ctx) + missing_packages(ctx, "tome", "tomesd")
 
     @override
     def lacking(self, ctx: Context) -> list[str]:

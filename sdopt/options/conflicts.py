@@ -1,22 +1,12 @@
 """Conflicts that options of several groups share; `Variant.conflicts` collects those of all options."""
 
-from importlib.util import find_spec
-
 from sdopt.options import Context, Optimization
-from sdopt.options.base import loading_arguments, outdated
+from sdopt.options.base import loading_arguments
 from sdopt.options.grad_mode import GradMode
 from sdopt.options.layout import Layout
 from sdopt.options.lora import Lora
 from sdopt.options.precision import FixedVae, FullVae, Precision
 from sdopt.pipelines.loading import family_of, guidance_of, part_config
-
-
-def missing_packages(ctx: Context, extra: str, *modules: str) -> list[str]:
-    """Returns a conflict if modules of the extra `extra` are not installed on this machine, or are too old or new."""
-    if not ctx.device.is_here:  # planned for another machine, of whose packages this one says nothing
-        return []
-    lacking = [name for name in modules if find_spec(name) is None] or outdated(extra)
-    return [f"needs {', '.join(lacking)}: pip install 'sdopt[{extra}]'"] if lacking else []
 
 
 def compiles(ctx: Context, *fitting: type[Optimization]) -> bool:

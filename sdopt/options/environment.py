@@ -12,9 +12,12 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from sdopt.hardware.cards import ANY_CARD, Feature
 from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options.base import Need
 from sdopt.options.compiler import Inductor, InductorDynamic, Regional, WholeStep
 from sdopt.options.conflicts import compiles, keeps_gradients
+from sdopt.options.declarations import Excludes
 from sdopt.options.lora import Hotswap
 from sdopt.pipelines.parts import Pipeline
 from sdopt.scratch import own_folder
@@ -32,10 +35,7 @@ class CudnnBenchmark(Optimization):
     claims: ClassVar[frozenset[str]] = frozenset({"latency"})
     contract: ClassVar[Contract] = Contract.EQUIVALENT
     diffusers_lines: ClassVar[tuple[str, ...]] = ("import torch", "torch.backends.cudnn.benchmark = True")
-
-    @override
-    def conflicts(self, ctx: Context) -> list[str]:
-        return ctx.device.needs_cuda("cuDNN")
+    needs: ClassVar[tuple[Need, ...]] = (Feature("cuDNN", ANY_CARD),)
 
     @override
     def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
@@ -96,6 +96,8 @@ class AtStart(Optimization):
 class ExpandableSegments(AtStart):
     """Lets CUDA's allocator grow its segments, which then fragment less where sizes change."""
 
+    needs: ClassVar[tuple[Need, ...]] = (Feature("the allocator of PyTorch's device memory", ANY_CARD),)
+
     @override
     def variable(self) -> tuple[str, str]:
         name = next((name for name in _ALLOCATOR if name in os.environ), _ALLOCATOR[-1])
@@ -104,11 +106,10 @@ class ExpandableSegments(AtStart):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = ctx.device.needs_cuda("the allocator of PyTorch's device memory")
         name, value = self.variable()
-        if "cudaMallocAsync" in value:
-            found.append(f"{name}={os.environ[name]} chooses CUDA's own allocator, which has no segments")
-        return found
+        if "cudaMallocAsync" not in value:
+            return []
+        return [f"{name}={os.environ[name]} chooses CUDA's own allocator, which has no segments"]
 
     @override
     def begin_process(self) -> None:
@@ -176,10 +177,7 @@ class TunableOp(Optimization):
     claims: ClassVar[frozenset[str]] = frozenset({"latency"})
     contract: ClassVar[Contract] = Contract.EQUIVALENT
     diffusers_lines: ClassVar[tuple[str, ...]] = ("import torch", "torch.cuda.tunable.enable(True)")
-
-    @override
-    def conflicts(self, ctx: Context) -> list[str]:
-        return ctx.device.needs_cuda("TunableOp")
+    needs: ClassVar[tuple[Need, ...]] = (Feature("TunableOp", ANY_CARD),)
 
     @override
     def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
@@ -226,19 +224,18 @@ class InductorFreezing(InductorSetting):
     """
 
     setting: ClassVar[str] = "freezing"
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes("lora", "frozen weights would not change with the LoRA: choose lora=loaded or fused", (Hotswap,)),
+    )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = _without_inductor(ctx, Inductor, WholeStep)
         if keeps_gradients(ctx):
             found.append("weights with gradients cannot be frozen: choose grad_mode=no_grad or inference_mode")
-        if isinstance(ctx.chosen.get("lora"), Hotswap):
-            found.append("frozen weights would not change with the LoRA: choose lora=loaded or fused")
-        found += [
-            f"{axis} moves or packs weights, which freezing would copy: choose one of the two"
-            for axis, option in ctx.chosen.items()
-            if option.stage in (Stage.QUANTIZE, Stage.OFFLOAD)
-        ]
+        for axis, option in ctx.chosen.items():
+            if option.stage in (Stage.QUANTIZE, Stage.OFFLOAD):
+                found.append(f"{axis} moves or packs weights, which freezing would copy: choose one of the two")
         return found
 
     @override
@@ -264,10 +261,11 @@ class CoordinateDescent(InductorSetting):
     """
 
     setting: ClassVar[str] = "coordinate_descent_tuning"
+    needs: ClassVar[tuple[Need, ...]] = (Feature("the tuning of Triton kernels", ANY_CARD),)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return ctx.device.needs_cuda("the tuning of Triton kernels") + _without_inductor(ctx, *_BY_INDUCTOR)
+        return _without_inductor(ctx, *_BY_INDUCTOR)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

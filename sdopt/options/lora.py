@@ -17,7 +17,8 @@ from sdopt.errors import UsageError
 from sdopt.measure.compilation import compiled_so_far, eagerly
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import no_lora, plain_weights
-from sdopt.options.base import Inputs, outdated
+from sdopt.options.base import Inputs
+from sdopt.options.declarations import outdated
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.loading import LoadedModel, family_of, part_config, published_denoiser
 from sdopt.pipelines.loras import (

@@ -22,7 +22,8 @@ from sdopt.options.assumptions import a_vae, no_projected_pictures, plain_weight
 from sdopt.options.base import Inputs, existing
 from sdopt.options.caching import SpectralForecast, TokenMerging, WholeSteps
 from sdopt.options.compiler import Inductor, Regional
-from sdopt.options.conflicts import compiles, unguided, untold
+from sdopt.options.conflicts import unguided, untold
+from sdopt.options.declarations import Excludes
 from sdopt.options.lora import CHANGE_A_LORA, encoding_noted, lora_in_text_encoders
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.components import network_problems
@@ -520,6 +521,18 @@ class SequentialGuidance(Optimization):
 
     stage: ClassVar[Stage] = Stage.COMPONENTS
     assumes: ClassVar[tuple[Assumption, ...]] = (two_halves,)
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes(
+            "caching",
+            "calls the denoiser twice in a step, which this cache counts: choose caching=none or spectrum",
+            unless=(WholeSteps, SpectralForecast, TokenMerging),
+        ),
+        Excludes(
+            "compiler",
+            "cannot be in this compiler's graph: choose compiler=eager, inductor or regional",
+            unless=(Inductor, Regional),
+        ),
+    )
     contract: ClassVar[Contract] = Contract.EQUIVALENT  # another batch size computes in another order
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
@@ -528,10 +541,6 @@ class SequentialGuidance(Optimization):
         found = unguided(ctx, "guidance, and so no second half") + untold(ctx, "do_classifier_free_guidance")
         if guidance_of(ctx.model).form == "sequential":
             found.append("this kind of model calls its denoiser for each branch anyway: leave the option out")
-        if not isinstance(ctx.chosen.get("caching"), WholeSteps | SpectralForecast | TokenMerging | None):
-            found.append("calls the denoiser twice in a step, which this cache counts: choose caching=none or spectrum")
-        if compiles(ctx, Inductor, Regional):
-            found.append("cannot be in this compiler's graph: choose compiler=eager, inductor or regional")
         return found
 
     @override
@@ -565,6 +574,10 @@ class LayerwiseCasting(Optimization):
     contract: ClassVar[Contract] = Contract.LOSSY
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes("compiler", "its hooks would cast weights inside compiled code: choose compiler=eager"),
+    )
+
     storage: str = bounded("float8_e4m3fn", choices=("float8_e4m3fn", "float8_e5m2"))
     """The type of stored weights: 3 bits of mantissa, or 2 bits with a wider range."""
 
@@ -573,11 +586,6 @@ class LayerwiseCasting(Optimization):
     def diffusers_lines(self) -> tuple[str, ...]:
         types = f"storage_dtype=torch.{self.storage}, compute_dtype=pipe.unet.dtype"
         return "import torch", f"pipe.unet.enable_layerwise_casting({types})"
-
-    @override
-    def conflicts(self, ctx: Context) -> list[str]:
-        found = "its hooks would cast weights inside compiled code: choose compiler=eager"
-        return [found] if compiles(ctx) else []
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

@@ -16,7 +16,8 @@ from typing_extensions import override
 from sdopt.hardware.device import Device
 from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.caching import DeepCaching, FirstBlockCaching, PyramidAttention, TaylorSeer
-from sdopt.options.conflicts import autocast_of, compiles, grad_mode_of, is_channels_last, upcasts_vae, weights_of
+from sdopt.options.conflicts import autocast_of, grad_mode_of, is_channels_last, upcasts_vae, weights_of
+from sdopt.options.declarations import Excludes
 from sdopt.options.lora import Hotswap
 from sdopt.options.memory import VaeTiling
 from sdopt.options.quantization import TorchAo
@@ -37,16 +38,14 @@ class Offload(Optimization):
     stage: ClassVar[Stage] = Stage.OFFLOAD
     loads_on_host: ClassVar[bool] = True
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes("compiler", "its hooks would move weights inside compiled code: choose compiler=eager"),
+    )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = []
         others = [axis for axis, option in ctx.chosen.items() if isinstance(option, Offload) and option != self]
-        if others:
-            found.append(f"offloads the same weights as {', '.join(others)}: choose one of them")
-        if compiles(ctx):
-            found.append("its hooks would move weights inside compiled code: choose compiler=eager")
-        return found
+        return [f"offloads the same weights as {', '.join(others)}: choose one of them"] if others else []
 
 
 @dataclass(frozen=True)
@@ -117,6 +116,12 @@ class GroupOffload(Offload):
     CPU, weights stay on disk, so that host memory holds one group at a time.
     """
 
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes(
+            "lora", "each load would restore the weights from before lora=hotswap: choose lora=loaded", (Hotswap,)
+        ),
+    )
+
     offload_type: str = bounded("leaf_level", choices=("leaf_level", "block_level"))
     """The group: a single layer, or `num_blocks_per_group` blocks of the denoiser."""
     num_blocks_per_group: int = bounded(1, ge=1, le=10_000)
@@ -158,8 +163,6 @@ class GroupOffload(Offload):
             found.append("memory.tiny_vae does not wait for a stream: set memory.group_offload.use_stream=false")
         if waits == "disk" or streams:
             found += _upcast(ctx)
-        if isinstance(ctx.chosen.get("lora"), Hotswap):
-            found.append("each load would restore the weights from before lora=hotswap: choose lora=loaded")
         if waits == "disk" and isinstance(ctx.chosen.get("precision"), TorchAo):
             found.append("safetensors cannot store TorchAO's quantized weights: choose another precision")
         if waits == "disk" and is_channels_last(ctx):

@@ -16,9 +16,11 @@ from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
 from sdopt.measure.stages import TEXT_ENCODER
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import no_lora, plain_weights, unchanged_layers
+from sdopt.options.base import Need
 from sdopt.options.compiler import CudaGraphs, Regional
 from sdopt.options.compiler.base import missing_for_triton
-from sdopt.options.conflicts import compiles, is_channels_last, missing_packages, records_autograd
+from sdopt.options.conflicts import compiles, is_channels_last, records_autograd
+from sdopt.options.declarations import Excludes, Package
 from sdopt.options.lora import Hotswap, Loaded
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import (
@@ -41,6 +43,9 @@ _PRODUCTS = {
 """Operators that multiply numbers of a type: PyTorch's, and on a GPU SDNQ's."""
 
 
+_SDNQ = Package("sdnq", ("sdnq",))
+
+
 @dataclass(frozen=True)
 class Quantized(Optimization):
     """The base class of options that store weights of the denoiser in few bits, and all others in another type."""
@@ -50,7 +55,17 @@ class Quantized(Optimization):
     contract: ClassVar[Contract] = Contract.LOSSY
     # Rounding to 8 bits amplifies the small differences between batch sizes.
     fixed_batch: ClassVar[bool] = True
-    package: ClassVar[str]
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes(
+            "memory.layerwise_casting",
+            "memory=layerwise_casting would cast the quantized weights: choose one of them",
+        ),
+        Excludes(
+            "lora",
+            "quantizes the LoRA too, and another LoRA cannot replace quantized weights: choose lora=fused",
+            (Hotswap,),
+        ),
+    )
 
     weights: str = bounded("int8", choices=("int8", "float8_e4m3fn"))
     """The type of the quantized weights."""
@@ -71,19 +86,14 @@ class Quantized(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = missing_packages(ctx, self.package, self.package)
+        found = []
         multiplied = ("int8", "float8_e4m3fn") if ctx.device.is_cuda else ("float8_e4m3fn",)
         if self.activations and self.weights in multiplied:
             lacking = missing(ctx.device, INT8 if self.weights == "int8" else FP8)
             found += [f"{reason}; precision.activations=false quantizes only weights" for reason in lacking]
         if self.others == "bfloat16" and ctx.device.is_cuda:
             found += [f"{reason}; choose precision.others=float16" for reason in missing(ctx.device, BFLOAT16)]
-        if "memory.layerwise_casting" in ctx.chosen:
-            found.append("memory=layerwise_casting would cast the quantized weights: choose one of them")
-        found += records_autograd(ctx, "a quantized weight")
-        if isinstance(ctx.chosen.get("lora"), Hotswap):
-            found.append("quantizes the LoRA too, and another LoRA cannot replace quantized weights: choose lora=fused")
-        return found
+        return found + records_autograd(ctx, "a quantized weight")
 
     @override
     def load_kwargs(self) -> dict[str, Any]:
@@ -155,7 +165,7 @@ class TorchAo(Quantized):
     many minutes, and what it gains is no gain of 8 bits.
     """
 
-    package: ClassVar[str] = "torchao"
+    needs: ClassVar[tuple[Need, ...]] = (Package("torchao", ("torchao",)),)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -228,7 +238,14 @@ class Sdnq(Quantized):
     `compiler=inductor` compiles its layers with the rest of the denoiser.
     """
 
-    package: ClassVar[str] = "sdnq"
+    needs: ClassVar[tuple[Need, ...]] = (_SDNQ,)
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes(
+            "lora",
+            "SDNQ replaces the layers that a LoRA wraps: choose lora=fused or precision=int8_torchao",
+            (Loaded,),
+        ),
+    )
 
     weights: str = bounded("int8", choices=("int8", "float8_e4m3fn", "uint4"))
     """The type of the quantized weights; `uint4` has a scale for each group of weights."""
@@ -250,8 +267,6 @@ class Sdnq(Quantized):
             found.append("4-bit weights are dequantized for each use: set precision.activations=false")
         if self.convolutions and is_channels_last(ctx):
             found.append("SDNQ stores convolutions as matrices, without a layout: choose layout=contiguous")
-        if isinstance(ctx.chosen.get("lora"), Loaded):
-            found.append("SDNQ replaces the layers that a LoRA wraps: choose lora=fused or precision=int8_torchao")
         # SDNQ uses Triton for its products if it is installed.
         if self.activations and ctx.device.is_cuda and ctx.device.is_here and find_spec("triton") is not None:
             found += missing_for_triton("SDNQ on CUDA")
@@ -290,6 +305,15 @@ class QuantizedTextEncoders(Optimization):
     contract: ClassVar[Contract] = Contract.LOSSY
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
+    needs: ClassVar[tuple[Need, ...]] = (_SDNQ,)
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes(
+            "memory.precomputed_embeddings",
+            "memory=precomputed_embeddings removes the text encoders: choose one of them",
+        ),
+        Excludes("lora", "SDNQ replaces the layers that a LoRA wraps: choose lora=fused", (Loaded, Hotswap)),
+    )
+
     weights: str = bounded("int8", choices=("int8", "uint4"))
     """The type of the quantized weights; `uint4` has a scale for each group of weights."""
     encoders: list[int] = field(default_factory=list)
@@ -297,7 +321,7 @@ class QuantizedTextEncoders(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = missing_packages(ctx, "sdnq", "sdnq")
+        found = []
         family = family_of(ctx.model)
         has = len(family.encoders)
         if wrong := [number for number in self.encoders if not 1 <= number <= has]:
@@ -305,10 +329,6 @@ class QuantizedTextEncoders(Optimization):
             found.append(f"memory.quantized_text_encoders.encoders={wrong}: {family.title} has {encoders}")
         if "memory.without_t5" in ctx.chosen and family.optional and self.encoders == [has]:
             found.append("memory=without_t5 leaves out the one text encoder to quantize: choose one of them")
-        if "memory.precomputed_embeddings" in ctx.chosen:
-            found.append("memory=precomputed_embeddings removes the text encoders: choose one of them")
-        if isinstance(ctx.chosen.get("lora"), Loaded | Hotswap):
-            found.append("SDNQ replaces the layers that a LoRA wraps: choose lora=fused")
         if "text_encoder" in getattr(ctx.chosen.get("compiler"), "targets", ()):
             found.append("cannot be in a graph: choose compiler.targets=[denoiser,decoder]")
         return found + records_autograd(ctx, "a quantized weight")

@@ -10,7 +10,7 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
-from sdopt.options.base import outdated
+from sdopt.options.declarations import outdated
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from tests.fixtures import CPU, Compose
 from tests.options.hosts import card
@@ -221,9 +221,9 @@ COMPILERS = [
     case("compiler=inductor grad_mode=enabled"),
     case(
         "compiler=trace|onnxruntime|openvino precision=autocast_fp16 attention=math grad_mode=enabled",
-        "runs without autocast: choose precision=fp16",
-        "selects its own attention kernel: remove attention=math",
+        "selects its own attention kernel: choose attention=default",
         "does not support autograd (grad_mode=enabled): choose grad_mode=no_grad or inference_mode",
+        "runs without autocast: choose precision=fp16",
     ),
     case("compiler=trace|aot|onnxruntime|openvino lora=hotswap", "lora=hotswap would draw wrong images: choose "),
     case("compiler=trace|aot lora=loaded|fused"),
@@ -316,7 +316,7 @@ PATCH = [
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """All packages are there."""
-    monkeypatch.setattr("sdopt.options.conflicts.find_spec", lambda name: object())
+    monkeypatch.setattr("sdopt.options.declarations.find_spec", lambda name: object())
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_segments_need_the_allocator_of_pytorch(variant: Compose, monkeypatch: p
 
 
 def test_packages_count_where_a_variant_runs(variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdopt.options.conflicts.find_spec", lambda name: None)
+    monkeypatch.setattr("sdopt.options.declarations.find_spec", lambda name: None)
     assert variant("attention=xformers").conflicts(CARD) == []  # a card that is planned for
     [found] = variant("attention=xformers").conflicts(card(8, 0, known=True))
     assert found == "attention=xformers: needs xformers: pip install 'sdopt[xformers]'"
@@ -435,8 +435,8 @@ def test_packages_that_are_too_old(
     def refused() -> bool:
         raise ImportError(f"Found version {installed}")
 
-    monkeypatch.setattr("sdopt.options.base.requires", lambda _: ["torch", 'torchao>=0.18; extra == "torchao"'])
-    monkeypatch.setattr("sdopt.options.base.version", version)
+    monkeypatch.setattr("sdopt.options.declarations.requires", lambda _: ["torch", 'torchao>=0.18; extra == "torchao"'])
+    monkeypatch.setattr("sdopt.options.declarations.version", version)
     monkeypatch.setattr("peft.import_utils.is_torchao_available", refused)
     outdated.cache_clear()
     found = [*variant("precision=int8_torchao").conflicts(CPU), *variant("lora=fused").conflicts(CPU)]

@@ -101,7 +101,7 @@ class TestToolchain:
 
     def test_of_products_by_sdnq(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
         """They are Triton's, where it is installed."""
-        monkeypatch.setattr("sdopt.options.conflicts.find_spec", lambda name: object())
+        monkeypatch.setattr("sdopt.options.declarations.find_spec", lambda name: object())
         monkeypatch.setattr("sdopt.options.quantization.find_spec", lambda name: object())
         assert variant("precision=int8_sdnq").conflicts(self.HERE) == []
         monkeypatch.setattr(shutil, "which", lambda name: None)

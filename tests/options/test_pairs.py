@@ -121,7 +121,7 @@ class Walk:
         def reasons(*chosen: Choice) -> set[str]:
             variant = replace(self.variant(chosen, "txt2img", len(WORKLOADS) - 1), **sections)  # type: ignore[arg-type]
             ctx = variant.context(device)
-            return {reason for option in variant.optimizations.values() for reason in option.conflicts(ctx)}
+            return {reason for option in variant.optimizations.values() for reason in option.incompatible(ctx)}
 
         alone = {choice: reasons(choice) for choice in self.choices}
         return [

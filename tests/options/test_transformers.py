@@ -552,5 +552,5 @@ class TestTextEncoders:
 
     def test_a_number_that_no_encoder_has_is_refused(self) -> None:
         option = QuantizedTextEncoders(encoders=[3])
-        assert any("encoders=[3]" in reason for reason in option.conflicts(context_of(tiny("flux"))))
-        assert not option.conflicts(context_of(tiny("sd3")))
+        assert any("encoders=[3]" in reason for reason in option.incompatible(context_of(tiny("flux"))))
+        assert not option.incompatible(context_of(tiny("sd3")))

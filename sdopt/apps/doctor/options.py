@@ -118,7 +118,7 @@ def _optimizations_of(variant: Variant, group: str) -> dict[str, Optimization]:
 def _conflicts(variant: Variant, chosen: Mapping[str, Optimization], axes: Iterable[str], device: Device) -> list[str]:
     """Returns the conflicts of the options on some axes, with all other choices in place."""
     ctx = replace(variant, optimizations=chosen).context(device)
-    return [reason for axis in axes for reason in chosen[axis].unfit(ctx) or chosen[axis].conflicts(ctx)]
+    return [reason for axis in axes for reason in chosen[axis].unfit(ctx) or chosen[axis].incompatible(ctx)]
 
 
 def _cards(able: Sequence[str], sheets: Mapping[str, Sheet]) -> str:

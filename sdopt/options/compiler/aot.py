@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
@@ -22,12 +22,12 @@ from sdopt.measure import compilation
 from sdopt.options import Context, Finding, Proof, Trace
 from sdopt.options.attention import Sliced
 from sdopt.options.compiler.base import (
-    GraphCompiler,
-    exports,
+    ExportingCompiler,
     graphs_in,
     kept_code,
     missing_for_packages,
 )
+from sdopt.options.declarations import Excludes
 from sdopt.pipelines.parts import Pipeline
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Aot(GraphCompiler):
+class Aot(ExportingCompiler):
     """Compiles the denoiser to a package on disk, with `torch.export` and AOTInductor, and later loads the package.
 
     A package contains compiled code without weights, and uses the pipeline's weights. Its key is a digest of the
@@ -46,17 +46,22 @@ class Aot(GraphCompiler):
     its owner may read or write.
     """
 
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes(
+            "attention",
+            "a compiled package shows no matrix products in a trace, so nothing would show the slices: "
+            "choose compiler=inductor, or another attention than sliced",
+            (Sliced,),
+        ),
+    )
+
     recompile: bool = False
     """Whether every process recompiles the package, to measure cold starts; what compiling leaves in its memory counts
     then."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = missing_for_packages(ctx) + exports(ctx, "a compiled package")
-        if isinstance(ctx.chosen.get("attention"), Sliced):
-            hidden = "a compiled package shows no matrix products in a trace, so nothing would show the slices"
-            found.append(f"{hidden}: choose compiler=inductor, or another attention than sliced")
-        return found
+        return missing_for_packages(ctx) + super().conflicts(ctx)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

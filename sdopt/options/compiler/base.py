@@ -23,6 +23,7 @@ from sdopt.options import Assumption, Context, Contract, Finding, Optimization, 
 from sdopt.options.assumptions import nothing_but_tensors, plain_weights
 from sdopt.options.attention import Sdpa
 from sdopt.options.conflicts import autocast_of, records_autograd, upcasts_vae
+from sdopt.options.declarations import Excludes
 from sdopt.options.lora import CHANGE_A_LORA, Hotswap
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, text_encoders_of, unwrapped
 from sdopt.scratch import cache_folder, named_caches, unwritable
@@ -85,21 +86,30 @@ class GraphCompiler(Compiler):
     keeps_weights: ClassVar[bool] = True
 
 
-def exports(ctx: Context, what: str) -> list[str]:
-    """Returns the conflicts of a graph exported from a module with options that exported graphs do not support."""
-    found = [f"{what} runs without autocast: choose precision=fp16, bf16 or fp32"] if autocast_of(ctx) else []
-    attention = ctx.chosen.get("attention")
-    if isinstance(attention, Sdpa):
-        found.append(f"{what} selects its own attention kernel: remove attention={attention.backend}")
-    found += records_autograd(ctx, what)
-    for axis, option in ctx.chosen.items():
-        if option.stage is Stage.QUANTIZE and axis != "memory.quantized_text_encoders":
-            found.append(f"{what} needs weights in the type of the arithmetic, which {axis} changes")
-    if isinstance(ctx.chosen.get("lora"), Hotswap):
+@dataclass(frozen=True)
+class ExportingCompiler(GraphCompiler):
+    """The base class of compilers that export a graph from a module, which no longer reads the module's settings."""
+
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes("attention", "an exported graph selects its own attention kernel: choose attention=default", (Sdpa,)),
         # peft swaps weights and scales in place. An exported graph keeps the scales as constants, if not the weights.
-        keeps = f"{what} keeps the scale of the LoRA that it was made with, and lora=hotswap would draw wrong images"
-        found.append(f"{keeps}: choose compiler=inductor, or lora=loaded or fused")
-    return found
+        Excludes(
+            "lora",
+            "an exported graph keeps the scale of the LoRA that it was made with, and lora=hotswap would draw wrong "
+            "images: choose compiler=inductor, or lora=loaded or fused",
+            (Hotswap,),
+        ),
+    )
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = records_autograd(ctx, "an exported graph")
+        if autocast_of(ctx):
+            found.append("an exported graph runs without autocast: choose precision=fp16, bf16 or fp32")
+        for axis, option in ctx.chosen.items():
+            if option.stage is Stage.QUANTIZE and axis != "memory.quantized_text_encoders":
+                found.append(f"an exported graph needs weights in the type of the arithmetic, which {axis} changes")
+        return found
 
 
 def unfit_targets(ctx: Context, chosen: Sequence[str]) -> list[str]:

@@ -32,26 +32,33 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
+from sdopt.hardware.cards import Feature
 from sdopt.locks import exclusive
 from sdopt.measure import compilation
 from sdopt.measure.memory import allocating_elsewhere
 from sdopt.options import Assumption, Context, Finding, Proof, Trace
 from sdopt.options.assumptions import common_attention, plain_weights, unchanged_layers, ungated_blocks
 from sdopt.options.attention import Default, EquivalentAttention
+from sdopt.options.base import Need
 from sdopt.options.compiler.base import Compiler
 from sdopt.options.conflicts import (
     autocast_of,
-    compiles,
     leaves_adapters_out,
-    missing_packages,
     records_autograd,
     weights_of,
 )
+from sdopt.options.declarations import Excludes, Package
 from sdopt.pipelines.loading import head_dimensions_by_level, part_config
 from sdopt.pipelines.parts import Pipeline, denoiser_of
 
 if TYPE_CHECKING:
     import torch
+
+_NEEDS: tuple[Need, ...] = (
+    # The Triton kernel takes up to 96 KiB of shared memory. On Turing, which has 64 KiB, it would take 128 KiB.
+    Feature("DeepSpeed's attention", (8, 0)),
+    Package("deepspeed", ("deepspeed", "triton", "ninja")),
+)
 
 _TILE, _LARGEST_HEAD, _COPIED = 64, 128, 8
 _KERNEL, _TRANSPOSITION = "_fwd_kernel", "transform_0213"
@@ -68,16 +75,18 @@ class Attention(EquivalentAttention):
 
     unet_only: ClassVar[str | None] = "its kernels are for the blocks of UNets alone"
 
+    needs: ClassVar[tuple[Need, ...]] = _NEEDS
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes("compiler", "DeepSpeed's kernels are opaque to a compiler: choose compiler=eager"),
+    )
+
     # Another batch size would free and reallocate the workspace.
     fixed_batch: ClassVar[bool] = True
     claims: ClassVar[frozenset[str]] = frozenset({"latency"})
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = misfits(ctx)
-        if compiles(ctx):
-            found.append("DeepSpeed's kernels are opaque to a compiler: choose compiler=eager")
-        return found
+        return misfits(ctx)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -107,10 +116,9 @@ class Attention(EquivalentAttention):
 
 
 def misfits(ctx: Context) -> list[str]:
-    """Returns the conflicts of DeepSpeed's attention with card, packages, tools, other options and layer sizes."""
+    """Returns the conflicts of DeepSpeed's attention with tools, other options and layer sizes."""
     what = "DeepSpeed's attention"
-    # The Triton kernel takes up to 96 KiB of shared memory. On Turing, which has 64 KiB, it would take 128 KiB.
-    found = ctx.device.needs_cuda(what, (8, 0)) or missing_packages(ctx, "deepspeed", "deepspeed", "triton", "ninja")
+    found = []
     if ctx.device.is_cuda and ctx.device.is_here and not _has_nvcc():
         found.append("DeepSpeed compiles its kernels with nvcc: install the CUDA toolkit, and set CUDA_HOME")
     if weights_of(ctx) != "float16" or autocast_of(ctx):
@@ -280,14 +288,14 @@ class DeepSpeed(Compiler):
 
     assumes: ClassVar[tuple[Assumption, ...]] = (common_attention, ungated_blocks, plain_weights, unchanged_layers)
     keeps_structure: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = _NEEDS
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes("attention", "DeepSpeed's block has its own attention: choose attention=default", unless=(Default,)),
+    )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = misfits(ctx) + _beyond_blocks(ctx)
-        attention = ctx.chosen.get("attention")
-        if attention is not None and not isinstance(attention, Default):
-            found.append("DeepSpeed's block has its own attention: choose attention=default")
-        return found
+        return misfits(ctx) + _beyond_blocks(ctx)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

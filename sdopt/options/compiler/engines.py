@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
+from sdopt.hardware.cards import ANY_CARD, Feature
 from sdopt.measure import compilation
 from sdopt.options import Context, Contract, Finding, Proof, Trace, bounded
+from sdopt.options.base import Need
 from sdopt.options.compiler.aot import EAGER_ONLY
 from sdopt.options.compiler.base import (
     STAGE_OF,
     TARGETS,
+    ExportingCompiler,
     GraphCompiler,
-    exports,
     graphs_in,
     only_replays,
     replace_modules,
@@ -25,7 +27,8 @@ from sdopt.options.compiler.base import (
     unfit_for_graphs,
     unfit_targets,
 )
-from sdopt.options.conflicts import missing_packages, weights_of
+from sdopt.options.conflicts import weights_of
+from sdopt.options.declarations import Package
 from sdopt.pipelines.parts import Pipeline
 from sdopt.scratch import scratch_folder
 
@@ -44,16 +47,12 @@ _WARM_UP = 3
 
 
 @dataclass(frozen=True)
-class TorchScript(GraphCompiler):
+class TorchScript(ExportingCompiler):
     """Traces the denoiser with `torch.jit.trace`: one TorchScript graph per input shape.
 
     PyTorch has deprecated TorchScript in favour of `torch.compile` and `torch.export`. The option exists to compare
     with figures in older articles.
     """
-
-    @override
-    def conflicts(self, ctx: Context) -> list[str]:
-        return exports(ctx, "a traced graph")
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -97,13 +96,14 @@ class CudaGraphs(GraphCompiler):
     compilation.
     """
 
+    needs: ClassVar[tuple[Need, ...]] = (Feature("a CUDA graph", ANY_CARD),)
+
     targets: list[str] = field(default_factory=lambda: list(STAGE_OF), metadata=TARGETS)
     """The modules to capture; each must prove that its graph was replayed."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = ctx.device.needs_cuda("a CUDA graph") + unfit_targets(ctx, self.targets)
-        return found + unfit_for_graphs(ctx, self.targets)
+        return unfit_targets(ctx, self.targets) + unfit_for_graphs(ctx, self.targets)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -179,7 +179,7 @@ _BLADE_ENGINE, _TENSORRT_ENGINE = "DiscEngine", "tensorrt::execute_engine"
 
 
 @dataclass(frozen=True)
-class Blade(GraphCompiler):
+class Blade(ExportingCompiler):
     """Runs BladeDISC's `torch_blade.optimize` on text encoder, denoiser and decoder, as in Alibaba's PAI-Blade article.
 
     Alibaba's packages are for Python 3.6 to 3.8 and CUDA 10.0 to 11.3, so sdopt needs a build from source.
@@ -187,20 +187,21 @@ class Blade(GraphCompiler):
 
     unet_only: ClassVar[str | None] = "it was made for UNets, before there were such models"
 
+    needs: ClassVar[tuple[Need, ...]] = (Feature("BladeDISC's graph", ANY_CARD),)
+
     targets: list[str] = field(default_factory=lambda: list(STAGE_OF), metadata=TARGETS)
     """The modules to compile; each must prove that its compiled form ran."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        what = "BladeDISC's graph"
-        found = ctx.device.needs_cuda(what)
+        found = super().conflicts(ctx)
         if not ctx.device.is_here or find_spec("torch_blade") is None:
             found.append(
                 "PAI-Blade has no public package for PyTorch 2.11 or later: build torch_blade "
                 "from https://github.com/alibaba/BladeDISC, or choose compiler=inductor_dynamic, which also compiles "
                 "once for any size"
             )
-        return found + unfit_targets(ctx, self.targets) + exports(ctx, what)
+        return found + unfit_targets(ctx, self.targets)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -236,15 +237,10 @@ def _optimized(call: Tensors) -> Graph:
 
 
 @dataclass(frozen=True)
-class TensorRt(GraphCompiler):
+class TensorRt(ExportingCompiler):
     """Runs the denoiser as a TensorRT engine, built at the first call of each shape (`MutableTorchTensorRTModule`)."""
 
-    @override
-    def conflicts(self, ctx: Context) -> list[str]:
-        what = "a TensorRT engine"
-        found = ctx.device.needs_cuda(what, (7, 5))
-        found += missing_packages(ctx, "tensorrt", "torch_tensorrt")
-        return found + exports(ctx, what)
+    needs: ClassVar[tuple[Need, ...]] = (Feature("a TensorRT engine", (7, 5)), Package("tensorrt", ("torch_tensorrt",)))
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -266,16 +262,14 @@ class TensorRt(GraphCompiler):
 
 
 @dataclass(frozen=True)
-class CpuEngine(GraphCompiler):
+class CpuEngine(ExportingCompiler):
     """The base class of engines that compute modules on a CPU with a copy of the weights."""
 
-    packages: ClassVar[tuple[str, ...]]
-    """The extra, and the modules that it installs."""
     what: ClassVar[str]
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = missing_packages(ctx, *self.packages) + exports(ctx, self.what)
+        found = super().conflicts(ctx)
         if weights_of(ctx) == "bfloat16":
             found.append(f"{self.what} receives its inputs through NumPy, which has no bfloat16: choose precision=fp32")
         if ctx.device.is_cuda:
@@ -320,7 +314,7 @@ class CpuEngine(GraphCompiler):
 class OnnxRuntime(CpuEngine):
     """Runs the denoiser in an ONNX Runtime session on a CPU, exported at the first call of each shape."""
 
-    packages: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnxruntime", "onnxscript")
+    needs: ClassVar[tuple[Need, ...]] = (Package("onnxruntime", ("onnxruntime", "onnxscript")),)
     what: ClassVar[str] = "an ONNX Runtime session"
 
     @override
@@ -349,7 +343,7 @@ class OnnxRuntime(CpuEngine):
 class OpenVino(CpuEngine):
     """Runs the denoiser, and optionally the VAE's decoder, as OpenVINO models, converted at each shape's first call."""
 
-    packages: ClassVar[tuple[str, ...]] = ("openvino", "openvino")
+    needs: ClassVar[tuple[Need, ...]] = (Package("openvino", ("openvino",)),)
     what: ClassVar[str] = "an OpenVINO model"
 
     precision: str = bounded("f32", choices=("f32", "bf16", "f16"))

@@ -24,6 +24,7 @@ from sdopt.options.compiler.base import (
     unfit_targets,
 )
 from sdopt.options.conflicts import keeps_gradients
+from sdopt.options.declarations import Excludes
 from sdopt.pipelines.loading import head_dimensions_by_level
 from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of
 
@@ -240,17 +241,21 @@ class InductorDynamic(ByInductor):
     """
 
     fixed_batch: ClassVar[bool] = False
+    excludes: ClassVar[tuple[Excludes, ...]] = (
+        Excludes(
+            "attention",
+            "there are as many slices as the batch needs, so each batch size would be compiled anew: "
+            "choose compiler=inductor, or another attention than sliced",
+            (Sliced,),
+        ),
+    )
 
     mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
     """Mode of `torch.compile`, except the modes that would record a CUDA graph for each shape."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unfit_for_inductor(ctx, self._keeps)
-        if isinstance(ctx.chosen.get("attention"), Sliced):
-            anew = "there are as many slices as the batch needs, so each batch size would be compiled anew"
-            found.append(f"{anew}: choose compiler=inductor, or another attention than sliced")
-        return found + records_any_shape(ctx)
+        return unfit_for_inductor(ctx, self._keeps) + records_any_shape(ctx)
 
     @override
     def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
