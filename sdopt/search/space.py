@@ -105,7 +105,8 @@ class Space:
         for variable in groups:
             alone = {value: whole.candidate(baseline | {variable.name: value}) for value in variable.values}
             if config.objectives == ["latency"]:
-                alone = {value: whole.slow_here(found) or found for value, found in alone.items()}
+                for value, found in alone.items():
+                    alone[value] = whole.always_slow(baseline, variable, value) or found
             reasons += ["; ".join(found) for found in alone.values() if isinstance(found, list)]
             fit = tuple(value for value, found in alone.items() if not isinstance(found, list))
             if fit not in ((), (variable.plain,)):
@@ -147,6 +148,21 @@ class Space:
         """Returns why a candidate is expected to be slower than the baseline on this device; [] if it is not."""
         composed = self._variant(list(found.overrides)) if isinstance(found, Combination) else None
         return composed.slow_here(self.device) if isinstance(composed, Variant) else []
+
+    def always_slow(self, baseline: Point, variable: Variable, value: str) -> list[str]:
+        """Returns why an option is expected to be slower than the baseline, also beside each other one; [] if not."""
+        point = {**baseline, variable.name: value}
+        reasons = self.slow_here(self.candidate(point))
+        if not reasons:
+            return []
+        for other in self.variables:
+            if other == variable or other.is_key:
+                continue
+            for choice in other.values:
+                beside = self.candidate(point | {other.name: choice})
+                if isinstance(beside, Combination) and not self.slow_here(beside):
+                    return []
+        return reasons
 
     def candidates(self, points: Iterable[Point]) -> list[Combination]:
         """Returns the candidates of those points that have one."""

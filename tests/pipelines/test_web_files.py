@@ -257,7 +257,30 @@ class TestEightBits:
 
 
 class TestBlocksOfFewBits:
-    @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+    @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+    def test_of_256_weights_are_those_that_the_format_defines(
+        self, tiny_folder: Folder, tmp_path: Path, kind: str
+    ) -> None:
+        pytest.importorskip("gguf")
+        from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
+
+        file, transformer = tmp_path / "flux.gguf", tiny("flux").transformer
+        by_hand, _ = renamed(gguf_file(original(transformer), file, kind), transformer)
+        model = Model("folder", "path", path=str(file), base=str(tiny_folder("flux")))
+        network = load_part(model, "transformer", torch.float32)
+        in_blocks = 0
+        for name, weight in network.named_parameters():
+            if weight.dtype != torch.uint8:
+                continue
+            in_blocks += 1
+            assert weight.quant_type.name == kind
+            wanted = by_hand[name]
+            # diffusers multiplies scales in float16.
+            assert (dequantize_gguf_tensor(weight).float() - wanted).abs().max() < 5e-3 * wanted.abs().max(), name
+            assert wanted.std() > 0.01
+        assert in_blocks == 6, "feed-forwards of both blocks, and what embeds timestep and guidance"
+
+    @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", pytest.param("Q2_K", marks=pytest.mark.slow), "Q4_K"])
     def test_generate_what_their_weights_do(
         self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path, kind: str
     ) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -64,6 +65,30 @@ def scaled(tensors: Tensors, end: str = ".scale_weight", rows: bool = False) -> 
     return found, meant
 
 
+SCALES_AT = {"Q2_K": (80, 1.5), "Q3_K": (108, None), "Q4_K": (0, 7.5), "Q5_K": (0, 15.5), "Q6_K": (208, None)}
+"""Where a K-quant block has its float16 scale; and, of those with a second one for its minimum, their mean ratio."""
+
+
+def k_blocks(shape: tuple[int, ...], kind: str) -> np.ndarray:
+    """Returns random blocks of a kind that the gguf package reads, but does not write, for weights of about 0.05."""
+    import gguf
+
+    quantized = gguf.GGMLQuantizationType[kind]
+    size, width = gguf.GGML_QUANT_SIZES[quantized]
+    count = shape[0] * shape[1] // size
+    blocks = np.random.default_rng(0).integers(0, 256, (count, width), dtype=np.uint8)
+    place, minimum = SCALES_AT[kind]
+
+    def scale_by(scale: float) -> None:
+        scales = [scale] if minimum is None else [scale, scale * minimum]
+        data = np.array(scales, np.float16).view(np.uint8)
+        blocks[:, place : place + len(data)] = data
+
+    scale_by(1.0)
+    scale_by(0.05 / float(gguf.quants.dequantize(blocks, quantized).std()))
+    return blocks.reshape(shape[0], -1)
+
+
 def gguf_file(tensors: Tensors, path: Path, kind: str, plain: Iterable[str] = ()) -> Tensors:
     """Writes a GGUF file, and returns the weights that it means; those that have no whole blocks stay in float32."""
     import gguf
@@ -74,7 +99,7 @@ def gguf_file(tensors: Tensors, path: Path, kind: str, plain: Iterable[str] = ()
     for name, tensor in tensors.items():
         values = tensor.float().numpy()
         if tensor.ndim == 2 and tensor.shape[1] % block == 0 and name not in plain:
-            blocks = gguf.quants.quantize(values, quantized)
+            blocks = k_blocks(values.shape, kind) if kind in SCALES_AT else gguf.quants.quantize(values, quantized)
             writer.add_tensor(name, blocks, raw_dtype=quantized)
             meant[name] = torch.from_numpy(gguf.quants.dequantize(blocks, quantized).copy())
         else:

@@ -14,6 +14,8 @@ from sdopt.search.config import search_config
 from sdopt.search.findings import CandidateFinding
 from sdopt.search.space import Combination, Space, Variable
 from sdopt.search.trials import Trials
+from sdopt.variant import Variant
+from tests.options.hosts import card
 
 CPU = Device("cpu")
 GIVEN = ("workload.steps=4", "memory=[tiny_vae]", "tracking=none")
@@ -52,6 +54,23 @@ class TestSpace:
         space = space_of(composer, *given, device=slow)
         assert ("bf16" in space.variables[1].values) is tried
         assert any("a desktop computes bfloat16 in software" in why for why in space.left_out) is not tried
+
+    @pytest.mark.parametrize(("groups", "tried"), [("[precision]", False), ("[precision,compiler]", True)])
+    def test_leaves_out_what_is_slow_without_a_compiler_unless_it_tries_one(self, groups: str, tried: bool) -> None:
+        pytest.importorskip("torchao")
+        options = "search.options={precision: [int8_torchao, bf16], compiler: [inductor]}"
+        if not tried:
+            options = "search.options={precision: [int8_torchao, bf16]}"
+        config = search_config([f"search.groups={groups}", options, "search.objectives=[latency]"])
+        with composer_of(["model=emoji_dit", "tracking=none"]) as transformer:
+            space = Space.of(config, transformer, card())
+            variables = {variable.name: variable for variable in space.variables}
+            assert ("int8_torchao" in variables["precision"].values) is tried
+            assert any("without a compiler" in why for why in space.left_out) is not tried
+            dry = space._variant(["precision=int8_torchao"])
+            assert isinstance(dry, Variant)
+            assert dry.slow_here(card())
+            assert not dry.slow_here(CPU)
 
     def test_tries_what_compiles_last(self, composer: HydraComposer) -> None:
         given = ("search.groups=[compiler,layout]", "search.options={compiler: [eager, trace]}")
