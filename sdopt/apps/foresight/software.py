@@ -9,6 +9,7 @@ from sdopt.options.base import Optimization
 from sdopt.options.caching import DeepCaching, GuidanceInterval, SpectralForecast, WholeSteps
 from sdopt.options.lora import Fused, NoLora
 from sdopt.options.memory import LayerwiseCasting
+from sdopt.options.patch import Patch
 from sdopt.options.precision import Precision
 from sdopt.options.quantization import Quantized, TorchAo
 from sdopt.pipelines.loading import family_of
@@ -196,6 +197,10 @@ def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
     backend = str(getattr(attention, "backend", ""))
     casts = any(isinstance(option, LayerwiseCasting) for option in options.values())
     timed = Precision | TorchAo | None if transformer else Precision | None
+    if unknown := _unknown_axis(options):
+        return (
+            f"{unknown}={variant.choices.get(unknown, unknown)}: there are no figures of what it changes to learn from"
+        )
     for axis, untold, reason in (
         ("precision", not isinstance(precision, timed), "there are no figures of its kernels"),
         (
@@ -226,6 +231,18 @@ def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
     stored = casts or (isinstance(precision, TorchAo) and not precision.activations)
     return Software(TRANSFORMERS, f"blocks_{named}", kept, split, numbers, compiled, graphs, torch, stored)
 
+
+def _unknown_axis(options: Mapping[str, Optimization]) -> str:
+    """Returns the axis of a function or an option of the user's own, of which no figure tells; "" if there is none."""
+    for axis, option in options.items():
+        is_function = isinstance(option, Patch) and bool(option.functions)
+        if is_function or not type(option).__module__.startswith(_OPTIONS):
+            return axis
+    return ""
+
+
+_OPTIONS = "sdopt.options."
+"""The package of the options that are described here."""
 
 _ATTENDS = Default | Vanilla | Sdpa | Sliced | Xformers | FusedProjections | None
 """Ways to attend that run in PyTorch's or xFormers' fused kernels, or without one."""

@@ -17,6 +17,7 @@ from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
+from sdopt.options.base import Optimization
 from sdopt.reference import MODEL
 from sdopt.schema import Shape
 from tests.test_architecture import ROOT
@@ -30,6 +31,10 @@ USUAL = ("model=emoji", "precision=fp16", "workload.size=512")
 """The packaged model at the size of the figures: it has the parts of SD 1.5, and is traced in a third of the time."""
 
 Planned = Callable[..., Prediction]
+
+
+class OwnOption(Optimization):
+    """An option that is not sdopt's."""
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +103,19 @@ class TestStates:
                 reason = software_of(composer.variant(None, [option]), (2, 1))
                 assert isinstance(reason, str)
                 assert reason.startswith(f"{option}: there are no figures")
+
+    def test_what_the_user_wrote_is_not_planned_as_if_it_were_absent(self, tmp_path: Path) -> None:
+        function = tmp_path / "mine.py"
+        function.write_text("def change(pipe):\n    pass\n")
+        with composer_of([]) as composer:
+            plain = composer.variant(None, [])
+            patched = composer.variant(None, [f"patch={function}:change"])
+        assert not isinstance(software_of(plain, (2, 1)), str)
+        reason = software_of(patched, (2, 1))
+        assert isinstance(reason, str)
+        assert reason.startswith("patch=")
+        own = replace(plain, optimizations={**plain.optimizations, "mine": OwnOption()})
+        assert str(software_of(own, (2, 1))).startswith("mine=mine: there are no figures")
 
     @pytest.mark.parametrize(
         ("overrides", "reason"),
