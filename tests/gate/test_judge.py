@@ -360,7 +360,7 @@ class TestLooks:
         self.extend(result)
         found = verdict(result, self.RULE)
         assert found.verdict is Verdict.INCONCLUSIVE
-        assert "look 2 of 1 allowed (gate.looks): the error budget is spent" in str(found.rulings)
+        assert "look 2 of 1 allowed (gate.looks): the allowed chance of an error is used up" in str(found.rulings)
         assert [(look.number, look.processes, look.rounds, look.verdict) for look in result.looks] == [
             (1, 3, 24, Verdict.PASS),
             (2, 6, 48, Verdict.INCONCLUSIVE),
@@ -370,7 +370,7 @@ class TestLooks:
         result = study(variant("it", seconds=0.05, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
         found = verdict(result, self.RULE, looks=2)
         assert "(one-sided 97.5 % bounds)" in paying(found).reason
-        assert "look 1 of 2: 50% of the error budget (α) is spent" in str(found.rulings)
+        assert "look 1 of 2: 50% of the allowed chance of an error is used up" in str(found.rulings)
         self.extend(result)
         assert verdict(result, self.RULE, looks=2).verdict is Verdict.PASS
         self.extend(result)

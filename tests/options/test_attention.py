@@ -13,7 +13,7 @@ from diffusers.models.attention_processor import AttnProcessor2_0
 
 from sdopt.measure import memory
 from sdopt.measure.trace import StageTrace, Trace
-from sdopt.options import attention, conflicts
+from sdopt.options import attention, declarations
 from sdopt.options.compiler import deepspeed
 from sdopt.options.compiler.deepspeed import require_fitting
 from sdopt.options.compiler.deepspeed_layers import ByHead, Layer
@@ -107,7 +107,7 @@ class TestDeepSpeed:
     def test_needs_what_compiles_its_kernels(
         self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
+        monkeypatch.setattr(declarations, "find_spec", lambda name: None)
         # A toolkit that only runs what was compiled.
         monkeypatch.setenv("CUDA_HOME", str(tmp_path))
         packages, toolkit = variant(*self.FP16, *self.SD15).conflicts(card(8, 0, known=True))
