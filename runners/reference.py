@@ -30,7 +30,7 @@ from sdopt.hardware.cards import ANY_CARD, planned_device
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization
 from sdopt.options.compiler import Eager
-from sdopt.options.declarations import Excludes, Package
+from sdopt.options.declarations import Excludes, Extra
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.report.markdown import markdown
@@ -168,7 +168,7 @@ def _needs(cls: type[Optimization]) -> Iterator[str]:
     if cls.unet_only is not None:
         yield "a UNet"
     for need in cls.all_needs():
-        if isinstance(need, Package):
+        if isinstance(need, Extra):
             yield f"`sdopt[{need.extra}]`"
         elif need.capability == ANY_CARD:
             yield "CUDA"

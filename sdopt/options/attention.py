@@ -18,7 +18,7 @@ from sdopt.options import Assumption, Context, Contract, Finding, Optimization, 
 from sdopt.options.assumptions import COMMON_PROCESSORS, common_attention, unchanged_layers
 from sdopt.options.base import Need
 from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out
-from sdopt.options.declarations import Package
+from sdopt.options.declarations import Extra
 from sdopt.pipelines.loading import family_of, head_dimensions, heads_by_level, published_denoiser
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
 from sdopt.schema import Model
@@ -272,7 +272,7 @@ class Xformers(EquivalentAttention):
     claims: ClassVar[frozenset[str]] = frozenset({"latency", "memory"})
     unet_only: ClassVar[str | None] = f"{_OTHER_PROCESSORS}attention=dispatched attention.backend=xformers"
     diffusers_lines: ClassVar[tuple[str, ...]] = _setting("XFormersAttnProcessor")
-    needs: ClassVar[tuple[Need, ...]] = (XFORMERS_ATTENTION, Package("xformers", ("xformers",)))
+    needs: ClassVar[tuple[Need, ...]] = (XFORMERS_ATTENTION, Extra("xformers", ("xformers",)))
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

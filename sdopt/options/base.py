@@ -14,7 +14,7 @@ from sdopt.errors import UsageError
 from sdopt.hardware.cards import Feature, missing
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
-from sdopt.options.declarations import Excludes, Package
+from sdopt.options.declarations import Excludes, Extra
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import Pipeline
 from sdopt.schema import Model, Scheduler, Shape, Task, Workload
@@ -81,7 +81,7 @@ Its `Finding` is the evidence. One that is not `engaged`, in any process at any 
 Assumption = Callable[[Any], list[str]]
 """Checks what an option assumes of a pipeline that a program has built; returns what breaks it (see `assumptions`)."""
 
-Need = Feature | Package
+Need = Feature | Extra
 """What an option cannot do without: a feature of the card, or a package."""
 
 Inputs = dict[str, Any]

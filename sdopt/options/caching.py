@@ -23,7 +23,7 @@ from sdopt.options.base import Need
 from sdopt.options.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.options.compiler.deepspeed import Attention as DeepSpeedAttention
 from sdopt.options.conflicts import compiles, unguided, untold
-from sdopt.options.declarations import Excludes, Package
+from sdopt.options.declarations import Excludes, Extra
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.loading import denoiser_config, family_of, guidance_of, heads_by_level, part_config
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, unwrapped
@@ -581,7 +581,7 @@ class GuidanceInterval(Caching):
 class TokenMerging(Caching):
     """Merges similar tokens before each self-attention, and unmerges them afterwards (ToMe, package tomesd)."""
 
-    needs: ClassVar[tuple[Need, ...]] = (Package("tome", ("tomesd",)),)
+    needs: ClassVar[tuple[Need, ...]] = (Extra("tome", ("tomesd",)),)
     assumes: ClassVar[tuple[Assumption, ...]] = (ungated_blocks, unchanged_layers)
     unet_only: ClassVar[str | None] = "tomesd merges tokens in the blocks of a UNet alone"
 

@@ -12,8 +12,8 @@ from sdopt.hardware.device import Device
 
 
 @dataclass(frozen=True)
-class Package:
-    """Modules of other projects, and the extra of sdopt that installs them."""
+class Extra:
+    """An extra of sdopt, and the modules of other projects that it installs."""
 
     extra: str
     modules: tuple[str, ...]

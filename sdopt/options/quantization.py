@@ -20,7 +20,7 @@ from sdopt.options.base import Need
 from sdopt.options.compiler import CudaGraphs, Regional
 from sdopt.options.compiler.base import missing_for_triton
 from sdopt.options.conflicts import compiles, is_channels_last, records_autograd
-from sdopt.options.declarations import Excludes, Package
+from sdopt.options.declarations import Excludes, Extra
 from sdopt.options.lora import Hotswap, Loaded
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import (
@@ -43,7 +43,7 @@ _PRODUCTS = {
 """Operators that multiply numbers of a type: PyTorch's, and on a GPU SDNQ's."""
 
 
-_SDNQ = Package("sdnq", ("sdnq",))
+_SDNQ = Extra("sdnq", ("sdnq",))
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class TorchAo(Quantized):
     many minutes, and what it gains is no gain of 8 bits.
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (Package("torchao", ("torchao",)),)
+    needs: ClassVar[tuple[Need, ...]] = (Extra("torchao", ("torchao",)),)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

@@ -11,7 +11,7 @@ from sdopt.config.composer import composer_of
 from sdopt.config.groups import optimization_options
 from sdopt.hardware.cards import Feature
 from sdopt.options.base import Optimization
-from sdopt.options.declarations import Package
+from sdopt.options.declarations import Extra
 from sdopt.variant import Variant
 from tests.command import SMOKE
 from tests.fixtures import CPU
@@ -62,7 +62,7 @@ def test_each_need_is_refused_where_it_is_absent(composed: dict[str, Variant], m
             continue
         reasons = " ".join(variant.conflicts(CPU))
         features = [need.what for need in needs if isinstance(need, Feature)]
-        extras = [f"sdopt[{need.extra}]" for need in needs if isinstance(need, Package)]
+        extras = [f"sdopt[{need.extra}]" for need in needs if isinstance(need, Extra)]
         for word in features or extras:
             assert word in reasons, f"{name}: {reasons}"
             tried += 1

@@ -47,7 +47,7 @@ from sdopt.options.conflicts import (
     records_autograd,
     weights_of,
 )
-from sdopt.options.declarations import Excludes, Package
+from sdopt.options.declarations import Excludes, Extra
 from sdopt.pipelines.loading import head_dimensions_by_level, part_config
 from sdopt.pipelines.parts import Pipeline, denoiser_of
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 _NEEDS: tuple[Need, ...] = (
     # The Triton kernel takes up to 96 KiB of shared memory. On Turing, which has 64 KiB, it would take 128 KiB.
     Feature("DeepSpeed's attention", (8, 0)),
-    Package("deepspeed", ("deepspeed", "triton", "ninja")),
+    Extra("deepspeed", ("deepspeed", "triton", "ninja")),
 )
 
 _TILE, _LARGEST_HEAD, _COPIED = 64, 128, 8

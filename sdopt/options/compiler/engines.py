@@ -28,7 +28,7 @@ from sdopt.options.compiler.base import (
     unfit_targets,
 )
 from sdopt.options.conflicts import weights_of
-from sdopt.options.declarations import Package
+from sdopt.options.declarations import Extra
 from sdopt.pipelines.parts import Pipeline
 from sdopt.scratch import scratch_folder
 
@@ -240,7 +240,7 @@ def _optimized(call: Tensors) -> Graph:
 class TensorRt(ExportingCompiler):
     """Runs the denoiser as a TensorRT engine, built at the first call of each shape (`MutableTorchTensorRTModule`)."""
 
-    needs: ClassVar[tuple[Need, ...]] = (Feature("a TensorRT engine", (7, 5)), Package("tensorrt", ("torch_tensorrt",)))
+    needs: ClassVar[tuple[Need, ...]] = (Feature("a TensorRT engine", (7, 5)), Extra("tensorrt", ("torch_tensorrt",)))
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -314,7 +314,7 @@ class CpuEngine(ExportingCompiler):
 class OnnxRuntime(CpuEngine):
     """Runs the denoiser in an ONNX Runtime session on a CPU, exported at the first call of each shape."""
 
-    needs: ClassVar[tuple[Need, ...]] = (Package("onnxruntime", ("onnxruntime", "onnxscript")),)
+    needs: ClassVar[tuple[Need, ...]] = (Extra("onnxruntime", ("onnxruntime", "onnxscript")),)
     what: ClassVar[str] = "an ONNX Runtime session"
 
     @override
@@ -343,7 +343,7 @@ class OnnxRuntime(CpuEngine):
 class OpenVino(CpuEngine):
     """Runs the denoiser, and optionally the VAE's decoder, as OpenVINO models, converted at each shape's first call."""
 
-    needs: ClassVar[tuple[Need, ...]] = (Package("openvino", ("openvino",)),)
+    needs: ClassVar[tuple[Need, ...]] = (Extra("openvino", ("openvino",)),)
     what: ClassVar[str] = "an OpenVINO model"
 
     precision: str = bounded("f32", choices=("f32", "bf16", "f16"))
