@@ -23,7 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _SERVER_LOST = 255
-"""What multiprocessing gives as the exit code of a process whose fork server is gone."""
+"""What multiprocessing gives as the exit code of a process whose fork server is gone; a library may exit so, too."""
 
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS")
 """Signals with which CUDA libraries may end a process when the card's memory is full."""
@@ -132,8 +132,9 @@ class WorkerProcess(ChildProcess, Worker):
                 may_be_memory = died.signal in self._memory_signals
                 raise WorkerError(Status.KILLED, f"{died} during '{request}'{hint}", may_be_memory) from None
             if died.exit_code == _SERVER_LOST:
-                lost = "the process that had started it was killed, as the kernel does when memory runs out"
-                raise WorkerError(Status.KILLED, f"ended during '{request}': {lost}", True) from None
+                hint = "; so it ends too where the process that started it was killed because memory ran out"
+                last = _last_line(self._log)
+                raise WorkerError(Status.KILLED, f"{died} during '{request}'{hint}{last}", True) from None
             raise WorkerError(Status.FAILED, f"{died} during '{request}'{_last_line(self._log)}") from None
 
 
