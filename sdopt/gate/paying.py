@@ -50,7 +50,11 @@ class Claim:
     @property
     def gain(self) -> LogRatio | None:
         """The factor by which the candidate is better."""
-        return self.ratio if self.ratio is None or self.measure.higher_is_better else self.ratio.inverted()
+        return (
+            self.ratio
+            if self.ratio is None or self.measure.higher_is_better
+            else self.ratio.inverted()
+        )
 
     @property
     def p_gain(self) -> float | None:
@@ -60,7 +64,11 @@ class Claim:
     @property
     def p_harm(self) -> float | None:
         """The one-sided p value of a harm that counts."""
-        return self.gain.inverted().p_value(max(self.smallest, self.spared)) if self.gain else None
+        return (
+            self.gain.inverted().p_value(max(self.smallest, self.spared))
+            if self.gain
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,9 @@ class ClaimResult:
     doubt: str = ""
 
 
-def answer_claims(claims: Sequence[Claim], confidence: float) -> list[ClaimResult]:
+def answer_claims(
+    claims: Sequence[Claim], confidence: float
+) -> list[ClaimResult]:
     """Tests all claims of a study, so that the chance of any false gain, or any false harm, is at most 1 − confidence.
 
     A claim that cannot be tested still counts among them.
@@ -82,17 +92,28 @@ def answer_claims(claims: Sequence[Claim], confidence: float) -> list[ClaimResul
     gains = holm([_spent(claim.p_gain, claim) for claim in claims], level)
     harms = holm([_spent(claim.p_harm, claim) for claim in claims], level)
     return [
-        _result(claim, gain, harm, len(claims), level) for claim, gain, harm in zip(claims, gains, harms, strict=True)
+        _result(claim, gain, harm, len(claims), level)
+        for claim, gain, harm in zip(claims, gains, harms, strict=True)
     ]
 
 
 def _spent(p_value: float | None, claim: Claim) -> float:
-    return 1.0 if p_value is None or claim.disturbed else min(1.0, p_value / claim.share)
+    return (
+        1.0
+        if p_value is None or claim.disturbed
+        else min(1.0, p_value / claim.share)
+    )
 
 
-def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -> ClaimResult:
+def _result(
+    claim: Claim, gains: bool, harms: bool, claims: int, level: float
+) -> ClaimResult:
     if claim.ratio is None or claim.gain is None:
-        return ClaimResult(claim, None, f"{with_shape(claim.measure.claim, claim.shape)}: not measured")
+        return ClaimResult(
+            claim,
+            None,
+            f"{with_shape(claim.measure.claim, claim.shape)}: not measured",
+        )
     level *= claim.share
     bounds = claim.gain.interval(1 - 2 * level)
     shown = _shown(claim, level)
@@ -107,7 +128,9 @@ def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -
         return ClaimResult(claim, Payoff.PAYS if gains else Payoff.HARM, shown)
     counts = percent(claim.smallest)
     if bounds.high < claim.smallest:
-        return ClaimResult(claim, Payoff.NO_BENEFIT, f"{shown} excludes a gain of {counts}")
+        return ClaimResult(
+            claim, Payoff.NO_BENEFIT, f"{shown} excludes a gain of {counts}"
+        )
     if gains or harms:
         why = f"is no more than the {percent(claim.floor)} by which two identical baselines differ"
     elif claim.p_gain is not None and claim.p_gain <= level:
@@ -127,14 +150,19 @@ def _shown(claim: Claim, level: float) -> str:
     return f"{shown} [{found.low:.3g}, {found.high:.3g}] (one-sided {level_of(1 - level)} bounds)"
 
 
-_NO_TRACE = "sdopt has no trace of its own that shows what changed: measure it again"
+_NO_TRACE = (
+    "sdopt has no trace of its own that shows what changed: measure it again"
+)
 
 _SAME_TRACE = (
-    "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights as in the reference"
+    "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights "
+    "as in the reference"
 )
 
 
-def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> Ruling:
+def must_pay(
+    results: Sequence[ClaimResult], changes: Sequence[str] | None
+) -> Ruling:
     """Rules on all claims of one option: it must gain in one of them, and harm none.
 
     The option fails for a harm, or if every claim excludes a gain that counts. An open claim makes the ruling
@@ -142,16 +170,24 @@ def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> R
     lower memory needs no trace, because sdopt itself measures it. `changes` are None if they are not known.
     """
     reason = "; ".join(result.reason for result in results)
-    doubt = "; ".join(dict.fromkeys(result.doubt for result in results if result.doubt))
+    doubt = "; ".join(
+        dict.fromkeys(result.doubt for result in results if result.doubt)
+    )
     answers = {result.answer for result in results}
     said = f"{reason}; but {doubt}" if doubt else reason
     if Payoff.HARM in answers:
         return _ruling(Verdict.FAIL, Payoff.HARM, said)
     if Payoff.PAYS in answers:
-        gains = {result.claim.measure for result in results if result.answer is Payoff.PAYS}
+        gains = {
+            result.claim.measure
+            for result in results
+            if result.answer is Payoff.PAYS
+        }
         if not changes and gains == {SPEEDUP}:
             doubt = _SAME_TRACE if changes is not None else _NO_TRACE
-            return Ruling("must pay", "", Verdict.INCONCLUSIVE, said, doubt=doubt)
+            return Ruling(
+                "must pay", "", Verdict.INCONCLUSIVE, said, doubt=doubt
+            )
         return _ruling(Verdict.PASS, Payoff.PAYS, said)
     if None in answers:
         return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason, doubt=doubt)

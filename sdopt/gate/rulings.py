@@ -14,7 +14,13 @@ from sdopt.record.records import VariantResult
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
-from sdopt.statistics.bounds import Bounds, jackknife_bounds, mean_bounds, prompts_to_exclude, share_bounds
+from sdopt.statistics.bounds import (
+    Bounds,
+    jackknife_bounds,
+    mean_bounds,
+    prompts_to_exclude,
+    share_bounds,
+)
 
 _TOO_MANY_PROMPTS = 10_000
 """Above this number of prompts, a ruling does not suggest more prompts; MLPerf judges a whole model by 5,000 images."""
@@ -35,21 +41,30 @@ def unjudged(rule: str, reason: str, metric: str = "") -> Ruling:
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
     """Returns the worst verdict, or NOT_COMPARABLE if there are none."""
-    return max(verdicts, key=list(Verdict).index, default=Verdict.NOT_COMPARABLE)
+    return max(
+        verdicts, key=list(Verdict).index, default=Verdict.NOT_COMPARABLE
+    )
 
 
 def find_scores(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
     """Returns the scores that a rule means: the one of that name, or that metric over every feature measured."""
     if metric in scores:
         return {metric: scores[metric]}
-    return {name: score for name, score in scores.items() if family_of(name).name == metric}
+    return {
+        name: score
+        for name, score in scores.items()
+        if family_of(name).name == metric
+    }
 
 
 def require_finite(name: str, score: Score) -> None:
     """Raises UnjudgedError if a score or a prompt's value is missing or not finite."""
     if score.estimate is None or not math.isfinite(score.estimate):
         raise UnjudgedError(name, score.note or "the value is not finite")
-    if any(value is None or not math.isfinite(value) for value in [*score.per_prompt, *score.leave_one_out]):
+    if any(
+        value is None or not math.isfinite(value)
+        for value in [*score.per_prompt, *score.leave_one_out]
+    ):
         raise UnjudgedError(name, "a prompt's value is not finite")
 
 
@@ -57,32 +72,66 @@ def bounds_of(score: Score, confidence: float | None) -> Bounds:
     """Returns a score with one-sided bounds at a confidence; without a confidence, both bounds are the estimate."""
     assert score.estimate is not None
     if confidence is None:
-        return Bounds(score.estimate, score.estimate, score.estimate, math.nan, len(score.per_prompt))
+        return Bounds(
+            score.estimate,
+            score.estimate,
+            score.estimate,
+            math.nan,
+            len(score.per_prompt),
+        )
     if score.leave_one_out:
-        return jackknife_bounds(score.estimate, np.array(score.leave_one_out, dtype=float), confidence)
+        return jackknife_bounds(
+            score.estimate,
+            np.array(score.leave_one_out, dtype=float),
+            confidence,
+        )
     if score.per_prompt:
         return mean_bounds(np.array(score.per_prompt, dtype=float), confidence)
     return Bounds(score.estimate, None, None, math.nan, 0)
 
 
-def against(rule: Rule, name: str, bounds: Bounds, limit: float, at_least: bool) -> Ruling:
+def against(
+    rule: Rule, name: str, bounds: Bounds, limit: float, at_least: bool
+) -> Ruling:
     """Passes if both bounds lie on the right side of a limit, and fails if both lie on the wrong side."""
     low, high, wrong = bounds.low, bounds.high, "below" if at_least else "above"
     if low is None or high is None:
         return _open(rule, name, bounds, limit)
-    passes, fails = (low >= limit, high < limit) if at_least else (high <= limit, low > limit)
+    passes, fails = (
+        (low >= limit, high < limit)
+        if at_least
+        else (high <= limit, low > limit)
+    )
     if not (passes or fails):
         return _open(rule, name, bounds, limit)
-    decides, side = (low, "at least") if passes == at_least else (high, "at most")
+    decides, side = (
+        (low, "at least") if passes == at_least else (high, "at most")
+    )
     # Tables show two-sided intervals, whose bounds lie farther out.
-    bound = f"{side} {decides:.4g} (one-sided {level_of(rule.confidence)})" if rule.confidence else f"{decides:.4g}"
+    bound = (
+        f"{side} {decides:.4g} (one-sided {level_of(rule.confidence)})"
+        if rule.confidence
+        else f"{decides:.4g}"
+    )
     reason = f"{bound}, {'not ' if passes else ''}{wrong} the limit {limit:.4g}"
-    return _ruling(rule, name, bounds, limit, Verdict.PASS if passes else Verdict.FAIL, reason)
+    return _ruling(
+        rule,
+        name,
+        bounds,
+        limit,
+        Verdict.PASS if passes else Verdict.FAIL,
+        reason,
+    )
 
 
-def two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) -> Ruling:
+def two_sided(
+    rule: Rule, name: str, bounds: Bounds, low: float, high: float
+) -> Ruling:
     """Applies two one-sided tests (Schuirmann 1987); returns the worse ruling of the two."""
-    rulings = [against(rule, name, bounds, low, at_least=True), against(rule, name, bounds, high, at_least=False)]
+    rulings = [
+        against(rule, name, bounds, low, at_least=True),
+        against(rule, name, bounds, high, at_least=False),
+    ]
     return max(rulings, key=lambda ruling: list(Verdict).index(ruling.verdict))
 
 
@@ -98,23 +147,47 @@ def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
         level = level_of(rule.confidence)
         shown = f"[{bounds.low:.4g}, {bounds.high:.4g}] (one-sided {level} bounds) straddles the limit {limit:.4g}"
     if bounds.unit != "prompt":
-        settle = "a study with more processes (protocol.replicates) would settle it"
+        settle = (
+            "a study with more processes (protocol.replicates) would settle it"
+        )
     elif needed := bounds.needed(limit, rule.confidence or 0.95):
-        settle = f"about {needed} prompts (quality.prompt_count) would settle it"
+        settle = (
+            f"about {needed} prompts (quality.prompt_count) would settle it"
+        )
         if needed > _TOO_MANY_PROMPTS:
             settle = "more prompts are unlikely to settle it"
     else:
         settle = "more prompts (quality.prompt_count) would settle it"
-    return _ruling(rule, name, bounds, limit, Verdict.INCONCLUSIVE, f"{shown}; {settle}")
+    return _ruling(
+        rule, name, bounds, limit, Verdict.INCONCLUSIVE, f"{shown}; {settle}"
+    )
 
 
-def _ruling(rule: Rule, name: str, bounds: Bounds, limit: float, verdict: Verdict, reason: str) -> Ruling:
-    return Ruling(rule.test, name, verdict, reason, bounds.estimate, bounds.low, bounds.high, limit)
+def _ruling(
+    rule: Rule,
+    name: str,
+    bounds: Bounds,
+    limit: float,
+    verdict: Verdict,
+    reason: str,
+) -> Ruling:
+    return Ruling(
+        rule.test,
+        name,
+        verdict,
+        reason,
+        bounds.estimate,
+        bounds.low,
+        bounds.high,
+        limit,
+    )
 
 
 def percent(factor: float | None) -> str:
     """Returns by how much a factor exceeds 1, as `2.5 %`."""
-    return "an unknown share" if factor is None else f"{100 * (factor - 1):.1f} %"
+    return (
+        "an unknown share" if factor is None else f"{100 * (factor - 1):.1f} %"
+    )
 
 
 def exact(rule: Rule, name: str, score: Score) -> Ruling:
@@ -122,8 +195,21 @@ def exact(rule: Rule, name: str, score: Score) -> Ruling:
     values = _by_prompt(name, score.per_prompt)
     wrong = sum(value != 0 for value in values)
     verdict = Verdict.FAIL if wrong else Verdict.PASS
-    reason = f"{wrong} of {len(values)} prompts differ" if wrong else f"all {len(values)} prompts are the same"
-    return Ruling(rule.test, name, verdict, reason, score.estimate, max(values), max(values), 0.0)
+    reason = (
+        f"{wrong} of {len(values)} prompts differ"
+        if wrong
+        else f"all {len(values)} prompts are the same"
+    )
+    return Ruling(
+        rule.test,
+        name,
+        verdict,
+        reason,
+        score.estimate,
+        max(values),
+        max(values),
+        0.0,
+    )
 
 
 def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
@@ -173,5 +259,13 @@ def precision_of(variant: VariantResult) -> str | None:
     chosen = variant.config.options.get("precision")
     if not isinstance(chosen, dict) or "weights" not in chosen:
         return None
-    types = [str(name) for name in (chosen["weights"], chosen.get("autocast")) if name]
-    return max(types, key=lambda name: UNIT_ROUNDOFF[name]) if types and UNIT_ROUNDOFF.keys() >= set(types) else None
+    types = [
+        str(name)
+        for name in (chosen["weights"], chosen.get("autocast"))
+        if name
+    ]
+    return (
+        max(types, key=lambda name: UNIT_ROUNDOFF[name])
+        if types and UNIT_ROUNDOFF.keys() >= set(types)
+        else None
+    )

@@ -1,6 +1,6 @@
 """Shows two finished results side by side. Ratios are shown only where the two may be compared."""
 
-from sdopt.gate.drift import changed_choices, differences
+from sdopt.gate.differences import changed_choices, differences
 from sdopt.record.records import StudyResult
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.columns import word

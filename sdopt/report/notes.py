@@ -11,7 +11,7 @@ from sdopt.statistics.disturbance import count_rounds, unsettled
 from sdopt.statistics.figures import floor_range
 from sdopt.statistics.measures import TAIL_RATIO
 from sdopt.statistics.outcomes import LAUNCH_BOUND, busy_share
-from sdopt.statistics.ratios import kept_going
+from sdopt.statistics.precision import kept_going
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import compared, sampling_text, seconds_text, shortened, start_words
 

@@ -16,7 +16,7 @@ from sdopt.report.blocks import Block, Cell, Notes, Table
 from sdopt.report.columns import TableView, further_columns, ratio_cell, table_of, values_of, word
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, bounds_text
 from sdopt.statistics.objections import REPEATS
-from sdopt.statistics.published import MEMORY, PublishedClaim, notes_of_published
+from sdopt.statistics.reproduction import MEMORY, PublishedClaim, notes_of_published
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import Summary

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from sdopt.record.records import Status
-from sdopt.statistics.published import Reproduction
+from sdopt.statistics.reproduction import Reproduction
 from sdopt.statistics.scale import Decision, Images, Speed
 
 INK, MUTED, LINE = "#1f2933", "#5d6b79", "#d5dbe1"

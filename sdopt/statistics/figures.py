@@ -13,9 +13,17 @@ import numpy as np
 from sdopt.hardware.cards import peak_of
 from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.samples import Call, Memory
 from sdopt.record.verdicts import Judgement, Verdict
-from sdopt.statistics.measures import RULED, SPEEDUP, Ratio, smallest_change, with_shape
-from sdopt.statistics.ratios import latency, log_images, peak_memory_gib, ratios_between
+from sdopt.statistics.measures import (
+    RULED,
+    SPEEDUP,
+    Ratio,
+    smallest_change,
+    with_shape,
+)
+from sdopt.statistics.pairs import log_images
+from sdopt.statistics.ratios import latency, peak_memory_gib, ratios_between
 from sdopt.statistics.rows import Row
 
 IMAGES_PER_CALL = "throughput/images_per_call"
@@ -30,15 +38,25 @@ Figures = dict[str, float | None]
 
 def rows_of(result: StudyResult) -> list[Row]:
     """Returns the rows of a study: the baseline, then one for each comparison; variants without a comparison last."""
-    at_shapes = [_rows_at(result.at(shape_index)) for shape_index in range(len(result.shapes))]
+    shapes = range(len(result.shapes))
+    at_shapes = [_rows_at(result.at(shape_index)) for shape_index in shapes]
     rows = []
     for main, *further in zip(*at_shapes, strict=True):
         figures: Figures = {**main.figures, **_main_figures(result, main)}
-        for row in (main, *further) if further else ():
-            for name, value in row.figures.items():
-                figures[with_shape(name, row.shape.name)] = value
-        rows.append(replace(main, figures=_known(figures), further=tuple(further)))
+        if further:
+            figures |= _with_shapes([main, *further])
+        row = replace(main, figures=_known(figures), further=tuple(further))
+        rows.append(row)
     return rows
+
+
+def _with_shapes(rows: Sequence[Row]) -> Figures:
+    """Returns the figures of a variant at several shapes, by names that end in the shape's."""
+    figures: Figures = {}
+    for row in rows:
+        for name, value in row.figures.items():
+            figures[with_shape(name, row.shape.name)] = value
+    return figures
 
 
 def first_rows(result: StudyResult, rows: Sequence[Row] = ()) -> dict[str, Row]:
@@ -47,14 +65,18 @@ def first_rows(result: StudyResult, rows: Sequence[Row] = ()) -> dict[str, Row]:
     return {variant.name: first[variant.name] for variant in result.variants}
 
 
-def flat_figures(result: StudyResult, variant: VariantResult) -> dict[str, float]:
+def flat_figures(
+    result: StudyResult, variant: VariantResult
+) -> dict[str, float]:
     """Returns the figures of one variant for a sweeper; ratios are those of its first comparison.
 
     The time of an image is always among them: jobs may differ in how many images a call makes.
     """
     row = first_rows(result)[variant.name]
-    time = row.image_time if variant.status.measured else None
-    return {**row.flat, "latency/image_s": time.estimate} if time else dict(row.flat)
+    figures = dict(row.flat)
+    if variant.status.measured and row.image_time:
+        figures["latency/image_s"] = row.image_time.estimate
+    return figures
 
 
 def floor_range(result: StudyResult) -> tuple[float, float] | None:
@@ -64,7 +86,9 @@ def floor_range(result: StudyResult) -> tuple[float, float] | None:
     """
     floors = [comparison.shapes[0].floor for comparison in result.comparisons]
     measured = [floor for floor in floors if floor is not None]
-    return (min(measured), max(measured)) if measured else None
+    if not measured:
+        return None
+    return min(measured), max(measured)
 
 
 # Rows ----------------------------------------------------------------------------------------------------------------
@@ -73,17 +97,30 @@ def floor_range(result: StudyResult) -> tuple[float, float] | None:
 def _rows_at(result: StudyResult) -> list[Row]:
     """Returns the rows of a study with one shape."""
     candidates = {comparison.candidate for comparison in result.comparisons}
-    alone = [variant for variant in result.variants if variant.name not in candidates]
-    rows = [_row(result, variant, None) for variant in alone if variant.name == result.baseline]
-    rows += [_row(result, result.variant(edge.candidate), edge) for edge in result.comparisons]
-    return rows + [_row(result, variant, None) for variant in alone if variant.name != result.baseline]
+    alone = [
+        variant for variant in result.variants if variant.name not in candidates
+    ]
+    # The baseline is the first of those that are compared with nothing.
+    alone.sort(key=lambda variant: variant.name != result.baseline)
+    rows = [_row(result, variant, None) for variant in alone]
+    compared = [
+        _row(result, result.variant(edge.candidate), edge)
+        for edge in result.comparisons
+    ]
+    if alone and alone[0].name == result.baseline:
+        return [rows[0], *compared, *rows[1:]]
+    return compared + rows
 
 
-def _row(result: StudyResult, variant: VariantResult, comparison: Comparison | None) -> Row:
+def _row(
+    result: StudyResult, variant: VariantResult, comparison: Comparison | None
+) -> Row:
     """Returns the row of a variant, with the figures that each shape has."""
     time = None
     if variant.status.timed:
-        time = latency(variant, result.config.protocol.estimator, result.confidence)
+        time = latency(
+            variant, result.config.protocol.estimator, result.confidence
+        )
     row = Row(
         variant=variant,
         shape=variant.config.shapes[0],
@@ -103,47 +140,71 @@ def _row(result: StudyResult, variant: VariantResult, comparison: Comparison | N
         **_headline_figure(row),
         **_ratio_figures(row),
     }
-    return replace(row, figures=_known(figures), stages_ms=_stages(variant), peak_rate=_peak_reached(result, row))
+    return replace(
+        row,
+        figures=_known(figures),
+        stages_ms=_stages(variant),
+        peak_rate=_peak_reached(result, row),
+    )
 
 
-def _judgement(result: StudyResult, comparison: Comparison | None) -> Judgement | None:
+def _judgement(
+    result: StudyResult, comparison: Comparison | None
+) -> Judgement | None:
     if comparison is None:
         return None
     for judgement in result.judgements:
-        if (judgement.candidate, judgement.reference) == (comparison.candidate, comparison.reference):
+        same_candidate = judgement.candidate == comparison.candidate
+        if same_candidate and judgement.reference == comparison.reference:
             return judgement
     return None
 
 
-def _ratios_over_baseline(result: StudyResult, variant: VariantResult) -> dict[str, Ratio]:
+def _ratios_over_baseline(
+    result: StudyResult, variant: VariantResult
+) -> dict[str, Ratio]:
     """Returns the ratios of a variant over the study's baseline: those recorded, or else derived from the samples."""
     baseline = result.variant(result.baseline)
-    edges = [edge for edge in result.comparisons if edge.candidate == variant.name]
+    edges = [
+        edge for edge in result.comparisons if edge.candidate == variant.name
+    ]
     for edge in edges:
         if edge.reference == result.baseline:
             return _ratios(result, edge)
-    if not (edges and variant.status.timed and baseline.status.timed):
+    timed = variant.status.timed and baseline.status.timed
+    if not edges or not timed:
         return {}
     ratios = ratios_between(result, variant, baseline)
-    return _ratios(result, Comparison(variant.name, result.baseline, "", [ratios]))
+    derived = Comparison(
+        variant.name, result.baseline, credit="", shapes=[ratios]
+    )
+    return _ratios(result, derived)
 
 
 def _ratios(result: StudyResult, comparison: Comparison) -> dict[str, Ratio]:
     candidate = result.variant(comparison.candidate)
     reference = result.variant(comparison.reference)
-    if log_images(candidate, reference) and candidate.status.timed and reference.status.timed:
+    timed = candidate.status.timed and reference.status.timed
+    if timed and log_images(candidate, reference):
         # What earlier versions recorded was the ratio of calls.
-        comparison = replace(comparison, shapes=[ratios_between(result, candidate, reference)])
+        derived = ratios_between(result, candidate, reference)
+        comparison = replace(comparison, shapes=[derived])
     ratios = {}
     for name, measure in RULED.items():
         interval = measure.recorded(comparison)
-        if interval is not None:
-            smallest, key = smallest_change(measure, result.config.protocol, reference)
-            ratios[name] = Ratio(measure, interval, measure.floor(result, comparison), smallest, key)
+        if interval is None:
+            continue
+        floor = measure.floor(result, comparison)
+        smallest, key = smallest_change(
+            measure, result.config.protocol, reference
+        )
+        ratios[name] = Ratio(measure, interval, floor, smallest, key)
     return ratios
 
 
-def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] | None:
+def peak_rate(
+    result: StudyResult, variant: VariantResult
+) -> tuple[str, float] | None:
     """Returns the data sheet's dense rate for the types in which the variant's matrix products ran, by its evidence.
 
     Gives the name (`bf16`) and TFLOP/s; None without a sheet, or if the types are unknown or not on it.
@@ -153,7 +214,8 @@ def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] 
     for measurement in variant.measurements:
         for evidence in measurement.shapes[0].evidence:
             arithmetic = evidence.facts.get("arithmetic")
-            types += arithmetic if isinstance(arithmetic, list) else []
+            if isinstance(arithmetic, list):
+                types += arithmetic
     return peak_of(sheet, types) if sheet and types else None
 
 
@@ -171,8 +233,10 @@ def _peak_reached(result: StudyResult, row: Row) -> tuple[str, float] | None:
 
 def _headline_memory(variant: VariantResult) -> tuple[str, float] | None:
     peak = peak_memory_gib(variant)
+    if peak is None:
+        return None
     for measurement in variant.measurements:
-        if measurement.peak and peak is not None:
+        if measurement.peak:
             name, _ = measurement.peak
             return name, peak
     return None
@@ -184,33 +248,58 @@ def _stages(variant: VariantResult) -> dict[str, float]:
     for measurement in variant.measurements:
         for stage, times in measurement.stages_s.items():
             samples.setdefault(stage, []).extend(times)
-    return {stage: 1000 * float(np.mean(times)) for stage, times in samples.items() if times}
+    means = {}
+    for stage, times in samples.items():
+        if times:
+            means[stage] = 1000 * float(np.mean(times))
+    return means
 
 
 # Figures that each shape has ------------------------------------------------------------------------------------------
 
 
 def _times(row: Row, estimator: str) -> Figures:
-    variant, time, images = row.variant, row.latency, row.images_per_call
-    price = variant.config.hardware.price_per_hour
+    variant = row.variant
     shapes = [measurement.shapes[0] for measurement in variant.measurements]
     figures: Figures = {}
     for name in ("median", "mean"):
         center = latency(variant, name, 0.95)
-        figures[f"latency/{_LABELS.get(name, name)}_s"] = center.estimate if center else None
+        label = _LABELS.get(name, name)
+        figures[f"latency/{label}_s"] = center.estimate if center else None
     seconds = list(chain.from_iterable(variant.samples.values()))
-    figures["latency/p95_s"] = float(np.quantile(seconds, 0.95)) if seconds else None
-    figures["latency/cold_start_s"] = _median(samples.cold_start_s for samples in shapes)
-    figures["latency/compile_s"] = _median(samples.compile_s for samples in shapes)
-    if time is not None:
-        figures |= _bounded(f"latency/{_LABELS.get(estimator, estimator)}", time, "_s")
-        if row.per_image:
-            figures |= {"latency/image_s": time.estimate / images, IMAGES_PER_CALL: images}
-        figures["throughput/images_per_s"] = images / time.estimate
-        if price is not None:
-            figures["cost/per_1000_images"] = 1000 * price / 3600 * time.estimate / images
+    if seconds:
+        figures["latency/p95_s"] = float(np.quantile(seconds, 0.95))
+    figures["latency/cold_start_s"] = _median(
+        samples.cold_start_s for samples in shapes
+    )
+    figures["latency/compile_s"] = _median(
+        samples.compile_s for samples in shapes
+    )
+    figures |= _of_time(row, estimator)
     figures["compile/graphs"] = _median(samples.graphs for samples in shapes)
-    figures["compile/recompiles"] = _median(samples.recompiles for samples in shapes)
+    figures["compile/recompiles"] = _median(
+        samples.recompiles for samples in shapes
+    )
+    return figures
+
+
+def _of_time(row: Row, estimator: str) -> Figures:
+    """Returns what follows from the time of a call: that of an image, the throughput, and the cost."""
+    time = row.latency
+    if time is None:
+        return {}
+    images = row.images_per_call
+    label = _LABELS.get(estimator, estimator)
+    figures = _bounded(f"latency/{label}", time, "_s")
+    if row.per_image:
+        figures["latency/image_s"] = time.estimate / images
+        figures[IMAGES_PER_CALL] = images
+    figures["throughput/images_per_s"] = images / time.estimate
+    price = row.variant.config.hardware.price_per_hour
+    if price is not None:
+        figures["cost/per_1000_images"] = (
+            1000 * price / 3600 * time.estimate / images
+        )
     return figures
 
 
@@ -229,7 +318,9 @@ _MEMORY = {
 
 def _memory(variant: VariantResult) -> Figures:
     """Returns the largest of all processes of each kind of memory."""
-    memories = list(chain.from_iterable(measurement.memories for measurement in variant.measurements))
+    memories: list[Memory] = []
+    for measurement in variant.measurements:
+        memories += measurement.memories
     figures: Figures = {}
     for name, field in _MEMORY.items():
         values = [getattr(memory, field) for memory in memories]
@@ -248,7 +339,8 @@ def _headline_figure(row: Row) -> Figures:
 def _ratio_figures(row: Row) -> Figures:
     ratios = dict(row.over_baseline)
     if row.is_step:
-        ratios |= {f"step/{name}": ratio for name, ratio in row.beside_reference.items()}
+        for name, ratio in row.beside_reference.items():
+            ratios[f"step/{name}"] = ratio
     figures: Figures = {}
     for name, ratio in ratios.items():
         figures |= _bounded(name, ratio.interval)
@@ -263,13 +355,14 @@ def _ratio_figures(row: Row) -> Figures:
 
 def _main_figures(result: StudyResult, row: Row) -> Figures:
     """Returns operations, interference, energy, loading, stages, scores, the gate's verdict and the start-up cost."""
-    variant, images = row.variant, row.images_per_call
-    energy = list(chain.from_iterable(measurement.energy_j for measurement in variant.measurements))
-    needed = result.precision.needed if result.precision else {}
+    variant = row.variant
     figures = _operations(row) | _interference(variant)
-    figures["precision/processes_needed"] = needed.get(variant.name)
-    figures["energy/per_image_j"] = float(np.mean(energy)) / images if energy else None
-    figures["latency/load_s"] = _median(measurement.load_s for measurement in variant.measurements)
+    if result.precision:
+        needed = result.precision.needed.get(variant.name)
+        figures["precision/processes_needed"] = needed
+    figures["energy/per_image_j"] = _energy_per_image(row)
+    load_s = [measurement.load_s for measurement in variant.measurements]
+    figures["latency/load_s"] = _median(load_s)
     for stage, value in row.stages_ms.items():
         figures[f"stage/{stage}_ms"] = value
     for name, score in row.scores.items():
@@ -281,30 +374,49 @@ def _main_figures(result: StudyResult, row: Row) -> Figures:
     return figures | _start(row)
 
 
+def _energy_per_image(row: Row) -> float | None:
+    joules: list[float] = []
+    for measurement in row.variant.measurements:
+        joules += measurement.energy_j
+    return float(np.mean(joules)) / row.images_per_call if joules else None
+
+
 def _operations(row: Row) -> Figures:
     achieved = _achieved_tflops(row)
     if achieved is None:
         return {}
-    figures: Figures = {"compute/tflop_per_image": row.variant.tflop_per_image, "compute/achieved_tflops": achieved}
+    figures: Figures = {
+        "compute/tflop_per_image": row.variant.tflop_per_image,
+        "compute/achieved_tflops": achieved,
+    }
     if row.peak_rate is not None:
         _, tflops = row.peak_rate
-        figures |= {"compute/peak_tflops": tflops, "compute/of_peak": achieved / tflops}
+        figures["compute/peak_tflops"] = tflops
+        figures["compute/of_peak"] = achieved / tflops
     return figures
 
 
 def _interference(variant: VariantResult) -> Figures:
     """Returns the mean and the worst share that others took from a call, and what else was counted."""
-    calls = list(chain.from_iterable(measurement.shapes[0].calls for measurement in variant.measurements))
+    calls: list[Call] = []
+    for measurement in variant.measurements:
+        calls += measurement.shapes[0].calls
     shares = [call.disturbed for call in calls if call.disturbed is not None]
-    causes = [call.interference for call in calls if call.interference is not None]
+    causes = [
+        call.interference for call in calls if call.interference is not None
+    ]
     if not shares:
         return {}
     return {
         "interference/mean": float(np.mean(shares)),
         "interference/worst": max(shares),
         "interference/calls_left_out": sum(call.left_out for call in calls),
-        "interference/major_faults": sum(cause.major_faults for cause in causes),
-        "interference/switched_out": sum(cause.switched_out for cause in causes),
+        "interference/major_faults": sum(
+            cause.major_faults for cause in causes
+        ),
+        "interference/switched_out": sum(
+            cause.switched_out for cause in causes
+        ),
         "interference/cpu_mhz": _median(cause.cpu_mhz for cause in causes),
     }
 
@@ -326,12 +438,20 @@ def _start(row: Row) -> Figures:
 
 
 def _known(figures: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: float(value) for name, value in figures.items() if value is not None}
+    known = {}
+    for name, value in figures.items():
+        if value is not None:
+            known[name] = float(value)
+    return known
 
 
 def _bounded(name: str, interval: Interval, unit: str = "") -> Figures:
     """Returns an interval as figures: its estimate and, if it has any, its two-sided bounds."""
-    return {f"{name}{unit}": interval.estimate, f"{name}_low{unit}": interval.low, f"{name}_high{unit}": interval.high}
+    return {
+        f"{name}{unit}": interval.estimate,
+        f"{name}_low{unit}": interval.low,
+        f"{name}_high{unit}": interval.high,
+    }
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -9,7 +9,8 @@ from sdopt.record.records import IntervalWidth, Schedule, Status, StudyResult, V
 from sdopt.schema import Protocol
 from sdopt.scratch import scratch_folder
 from sdopt.statistics.effects import effects_of
-from sdopt.statistics.ratios import compare, processes_needed
+from sdopt.statistics.precision import processes_needed
+from sdopt.statistics.ratios import compare
 from sdopt.study.designs import Plan
 from sdopt.study.progress import Progress
 from sdopt.study.resume import missing_of

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sdopt.errors import UsageError
-from sdopt.gate.drift import differences, judge_drift
+from sdopt.gate.differences import differences
+from sdopt.gate.drift import judge_drift
 from sdopt.gate.judge import exit_code
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.samples import TimedImage

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from sdopt.errors import UsageError
-from sdopt.gate.drift import differences
+from sdopt.gate.differences import differences
 from sdopt.gate.judge import judge
 from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.configuration import RecordedConfig
