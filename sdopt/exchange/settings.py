@@ -28,6 +28,11 @@ def _layers(value: Any) -> str:
     return _number(value).removeprefix("-")
 
 
+def _step(value: Any) -> str:
+    """Returns the step at which a sampler begins or ends; ComfyUI writes 0 and 10000 for the whole schedule."""
+    return "" if _number(value) in ("0", "10000") else _number(value)
+
+
 def _word(value: Any) -> str:
     return " ".join(str(value).lower().split())
 
@@ -180,6 +185,10 @@ SETTINGS = (
     Setting("variation strength", ("variationseedstrength", "variationstrength"), _number, default="0"),
     Setting("noise source", ("rng", "noisesource", "randdevice"), default="gpu", known=("cpu", "nv")),
     Setting("noise seed delta", ("ensd", "etanoiseseeddelta"), _number, default="0"),
+    Setting("first step", ("startatstep",), _step, default="none"),
+    Setting("last step", ("endatstep",), _step, default="none"),
+    Setting("later passes", ("laterpasses",), default="none"),
+    Setting("guides", ("guides",), default="none"),
 )
 """Settings that decide what an image shows or how long it takes. What only makes it faster is the option's own."""
 
@@ -213,6 +222,69 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, str]:
     return settings
 
 
+_NOT_OF_IMAGES = frozenset((
+    "version", "app", "appversion", "swarmversion", "metadataversion", "metadatascheme", "createdby", "software",
+    "time", "date", "createddate", "generationtime", "preptime", "user", "id", "sessionid", "requestid", "requesttype",
+    "signedhash", "hashes", "vaehash", "tihashes", "lorahashes", "civitairesources", "civitaimetadata", "remixof",
+    "sourceidentifier", "template", "negativetemplate", "wildcardprompt", "batchsize", "batchpos", "batchcount",
+    "images", "numoutputs", "nsamples", "outputformat", "outputquality", "vramusagelevel", "streamprogressupdates",
+    "showonlyfilteredimage", "blocknsfw", "usedrandomseed", "savetodiskpath", "activetags", "inactivetags",
+    "generationmode", "canvasv2metadata", "aspectratio", "sidelength", "width", "height", "seed", "noiseseed",
+    "positiveprompt", "prompt", "c", "text", "caption", "negativeprompt", "negative", "uc", "rawprompt",
+    "rawnegativeprompt", "loraweights", "models", "basemodel",
+))  # fmt: skip
+"""What tells of a file, a queue or a person; and what is read by other means."""
+
+_OPTIONS = re.compile(
+    r"tokenmerging|ngms|skipearlycfg|padconds|fp8|fp16|bf16|lowbits|hypertile|dtype|quanti|compile|attention(?!scale)|"
+    r"teacache|cache|tiled|offload|backend|precision"
+)
+"""What makes calls faster or smaller: the option that is judged, in programs that name it."""
+
+_LONGEST = 300
+"""Characters of a value that is compared as it stands."""
+
+
+def others_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns by a program's own names what it says of an image beyond `SETTINGS`: of use beside its own images alone.
+
+    Where something is off, empty or 0, programs leave it out as well.
+    """
+    others: dict[str, str] = {}
+    for key, value in values.items():
+        plain = plain_key(key)
+        if not plain or plain in _BY_KEY or plain in _NOT_OF_IMAGES or _OPTIONS.search(plain):
+            continue
+        text = _number(value) if isinstance(value, str | int | float) else _text(value)
+        if text not in (*_NOT_SAID, "false", "0") and len(text) <= _LONGEST:
+            others[" ".join(str(key).split())] = text
+    return others
+
+
+def others_apart(
+    pairs: Iterable[tuple[Mapping[str, str], Mapping[str, str]]], meant: Collection[str] = ()
+) -> list[str]:
+    """Returns in words in which values of `others_of` the images of one program differ, as `differing` does."""
+    counts: dict[str, Counter[tuple[str, str]]] = {}
+    allowed = {plain_key(name) for name in meant}
+    total = 0
+    for first, second in pairs:
+        total += 1
+        for name in dict.fromkeys((*first, *second)):
+            values = first.get(name, "none"), second.get(name, "none")
+            if values[0] != values[1] and plain_key(name) not in allowed:
+                counts.setdefault(name, Counter())[values] += 1
+    return [_in_words(name, found, total) for name, found in counts.items()]
+
+
+def _in_words(name: str, counts: Counter[tuple[str, str]], total: int) -> str:
+    """Returns the most frequent values of a setting, as in `steps 20 (baseline 30) in 2 of 8 images`."""
+    (baseline, candidate), _ = counts.most_common(1)[0]
+    several = counts.total()
+    often = "" if several == total else f" in {several} of {total} images"
+    return f"{name} {candidate} (baseline {baseline}){often}"
+
+
 def plain_key(key: str) -> str:
     """Returns a key's letters and digits in lower case."""
     return re.sub(r"[^a-z0-9]", "", str(key).lower())
@@ -237,10 +309,7 @@ def differing(
     for setting in SETTINGS:
         if setting.name not in counts or setting.name in meant:
             continue
-        (baseline, candidate), _ = counts[setting.name].most_common(1)[0]
-        several = counts[setting.name].total()
-        often = "" if several == total else f" in {several} of {total} images"
-        words.append(f"{setting.name} {candidate} (baseline {baseline}){often}")
+        words.append(_in_words(setting.name, counts[setting.name], total))
     return words
 
 
@@ -275,11 +344,15 @@ def _of_one_kind(one: str, other: str) -> bool:
 
 
 def named_settings(text: str) -> list[str]:
-    """Returns the settings that a list with commas names. Raises UsageError if one of them is unknown."""
+    """Returns the settings that a list with commas names; a program's own name stays as it is."""
     by_name = {plain_key(setting.name): setting.name for setting in SETTINGS}
-    names = []
-    for word in text.split(","):
-        if plain_key(word) not in by_name:
-            raise UsageError(f"--changes {word}: unknown setting; choose from {', '.join(by_name.values())}")
-        names.append(by_name[plain_key(word)])
-    return names
+    return [by_name.get(plain_key(word), word.strip()) for word in text.split(",")]
+
+
+def require_known(names: Collection[str], others: Collection[str]) -> None:
+    """Raises UsageError if one of the names is neither a setting nor among `others`, which images have."""
+    known = [setting.name for setting in SETTINGS]
+    own = {plain_key(name) for name in others}
+    for name in names:
+        if name not in known and plain_key(name) not in own:
+            raise UsageError(f"--changes {name}: unknown setting; choose from {', '.join((*known, *others))}")

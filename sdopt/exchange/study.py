@@ -10,6 +10,7 @@ from sdopt.errors import UsageError
 from sdopt.exchange.formats import common_format
 from sdopt.exchange.pairing import of_other_noise, other_settings, partners, require_alike
 from sdopt.exchange.pictures import ImportedPicture, ImportedRow, read_folder, read_table, repeated
+from sdopt.exchange.settings import require_known
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import IMPORTED, Environment, Promise, Status, StudyResult, VariantResult
@@ -53,6 +54,7 @@ class GivenFolder:
         contract: what the candidates promise about their images.
         other_noise: a folder of the baseline's prompts, made from other seeds: for a calibration.
         precision: the number type in which the baseline was computed, for rules that depend on it.
+        changes: settings of the images that the candidates change on purpose.
     """
 
     baseline: Path
@@ -84,6 +86,8 @@ def import_study(
         require_alike(first, pictures)
         unlike = other_settings(first, pictures, given.changes)
         sides.append(_Side(name, folder, pictures, _times(folder), unlike))
+    everything = [picture for side in sides for picture in side.pictures]
+    require_known(given.changes, dict.fromkeys(name for picture in everything for name in picture.origin.others))
     if given.again is not None:
         _require_chance_alone(first, sides[-1])
     claims = _claims(sides)

@@ -20,7 +20,7 @@ from sdopt.options.precision import FixedVae, Precision
 from sdopt.pipelines.loading import family_of, marks_of, part_config, path_of
 from sdopt.pipelines.sampling import draws_noise, scheduler_settings
 from sdopt.programs.code import Piece, Unwritable, call_of, function_code, literal
-from sdopt.programs.loading import cast_of, loading_of
+from sdopt.programs.loading import cast_of, layers_left_out, loading_of
 from sdopt.programs.work import Work
 from sdopt.record.choices import is_plain, option_name, written_value
 from sdopt.variant import Variant
@@ -83,7 +83,8 @@ def written(variant: Variant, device: Device) -> Written:
     if not variant.pictured:
         raise Unwritable("no image was made to compare its own with (quality.prompt_count=0)")
     work = Work(variant)
-    setup = scheduler_code(variant) + Piece(lines=tuple(work.adaptations())) + _placing(variant, device)
+    setup = layers_left_out(variant.model) + scheduler_code(variant)
+    setup += Piece(lines=tuple(work.adaptations())) + _placing(variant, device)
     prompts_first = any(option.prepares_inputs for option in variant.optimizations.values())
     if prompts_first:
         setup += work.prompts()

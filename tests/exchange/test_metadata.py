@@ -285,6 +285,7 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
             "guidance scale": "8",
             "size": "1024×1024",
             "model": "base",
+            "later passes": "25 steps",
         },
     ),
     "InvokeAI": (
