@@ -131,6 +131,16 @@ def other_settings(
     return [*differing(pairs, meant), *others_apart(others, meant)]
 
 
+_NO_PROGRAM = ("", "table", "JSON")
+"""Where nobody says which program made an image."""
+
+
+def program_of(pictures: Sequence[ImportedPicture]) -> str:
+    """Returns the program that made all images that say one; "" if none does, or several did."""
+    programs = {picture.origin.program for picture in pictures} - {*_NO_PROGRAM}
+    return programs.pop() if len(programs) == 1 else ""
+
+
 def _own_words(one: Origin, other: Origin) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Returns what images of one program say in its own words; of two versions, what both of them say."""
     if one.program != other.program:

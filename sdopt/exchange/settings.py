@@ -253,7 +253,8 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
     others: dict[str, str] = {}
     for key, value in values.items():
         plain = plain_key(key)
-        if not plain or plain in _BY_KEY or plain in _NOT_OF_IMAGES or _OPTIONS.search(plain):
+        known = plain in _BY_KEY or plain in _NOT_OF_IMAGES or plain.endswith("version")
+        if not plain or known or _OPTIONS.search(plain):
             continue
         text = _number(value) if isinstance(value, str | int | float) else _text(value)
         if text not in (*_NOT_SAID, "false", "0") and len(text) <= _LONGEST:

@@ -8,7 +8,7 @@ from pathlib import Path
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.exchange.formats import common_format
-from sdopt.exchange.pairing import of_other_noise, other_settings, partners, require_alike
+from sdopt.exchange.pairing import of_other_noise, other_settings, partners, program_of, require_alike
 from sdopt.exchange.pictures import ImportedPicture, ImportedRow, read_folder, read_table, repeated
 from sdopt.exchange.settings import require_known
 from sdopt.record.comparisons import Comparison
@@ -118,6 +118,7 @@ def import_study(
                 images=_copied(side, first, output, number),
                 promises={AXIS: Promise(given.contract, claims)} if number and not control else {},
                 unlike=side.unlike,
+                made_by=program_of(side.pictures),
                 file_format=written.name,
                 lossy_files=written.lossy,
             )

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from sdopt.errors import UsageError
 from sdopt.exchange.pairing import other_settings
 from sdopt.exchange.pictures import ImportedPicture, read_folder
 from sdopt.exchange.scores import export
 from sdopt.record.files import read_result, write_result
+from sdopt.report.notes import caveats_of
+from sdopt.statistics.summary import summary_of
 from tests.exchange.test_unlike_folders import judged
 from tests.exchange.test_unlike_folders import web_ui as web_ui_folder
 from tests.exchange.test_unlike_settings import invokeai, node, novelai, read, web_ui
@@ -139,12 +143,14 @@ def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
         (web_ui("Time: 3.2 sec, User: a, Batch pos: 1, Version: v1.9"), web_ui("Time: 9 sec, User: b, Version: v1.9")),
         (web_ui("Face restoration: , CFG Rescale φ: 0, Version: v1.3"), web_ui("Version: v1.3")),
         (web_ui("Pad conds: True, Emphasis: No norm, Version: v1.9"), web_ui("Version: v1.10")),
+        (web_ui("ADetailer version: 24.8, Version: v1.9"), web_ui("ADetailer version: 24.9, Version: v1.9")),
         (web_ui("Sharpness: 3"), invokeai(steps=30, cfg_scale=7, sharpness=9)),
         (swarm(date="2025-01-01", generation_time="3 s", images=4), swarm(date="2026-01-01", generation_time="9 s")),
         (comfy(), comfy(guide=node("TorchCompileModel", backend="inductor", model=["1", 0]))),
     ],
     ids=[
         *("options of speed", "weights in 8 bits", "times and users", "what is off", "a version that says less"),
+        "an extension's version",
         *("two programs", "dates", "ComfyUI, a compiler"),
     ],
 )
@@ -201,3 +207,18 @@ def test_what_a_run_exports_tells_models_sizes_and_loras_apart(finished: Finishe
         "model hash 0123456789abcdef",
         "LoRA mine:0.5",
     ]
+
+
+def test_two_programs_are_said_and_one_is_not(tmp_path: Path) -> None:
+    """The same seed is other noise in another program, and brackets in a prompt weigh otherwise."""
+    base, other = web_ui_folder(tmp_path / "base"), web_ui_folder(tmp_path / "other")
+    assert not any("Two programs" in note for note in caveats_of(summary_of(judged(base, other))))
+    for file in other.iterdir():
+        seed = int(file.stem)
+        graph = {"1": node("KSampler", seed=seed, steps=30, positive=["2", 0], negative=["3", 0])}
+        graph |= {"2": node("CLIPTextEncode", text="a harbour, dusk"), "3": node("CLIPTextEncode", text="fog")}
+        info = PngInfo()
+        info.add_text("prompt", json.dumps(graph))
+        Image.open(file).save(file, pnginfo=info)
+    notes = [*caveats_of(summary_of(judged(base, other)))]
+    assert any("baseline's images are by A1111, other by ComfyUI" in note for note in notes)
