@@ -16,7 +16,8 @@ from sdopt.errors import UsageError
 _FILE = re.compile(r"\.(safetensors|ckpt|pt|pth|bin|gguf|sft|fp16)$")
 
 
-def _number(value: Any) -> str:
+def number_or_word(value: Any) -> str:
+    """Returns a number in one form, or a text in lower case."""
     try:
         return f"{float(str(value)):g}"
     except ValueError:
@@ -25,12 +26,12 @@ def _number(value: Any) -> str:
 
 def _layers(value: Any) -> str:
     """Returns which of the last layers of CLIP counts; ComfyUI and SwarmUI count from the end, below zero."""
-    return _number(value).removeprefix("-")
+    return number_or_word(value).removeprefix("-")
 
 
 def _step(value: Any) -> str:
     """Returns the step at which a sampler begins or ends; ComfyUI writes 0 and 10000 for the whole schedule."""
-    return "" if _number(value) in ("0", "10000") else _number(value)
+    return "" if number_or_word(value) in ("0", "10000") else number_or_word(value)
 
 
 def _word(value: Any) -> str:
@@ -108,7 +109,7 @@ def _loras(value: Any) -> str:
         elif isinstance(entry, str) and re.search(r":\s*-?[\d.]+\s*$", entry):
             file, _, weight = entry.rpartition(":")
         if name := _weights(file):
-            names.append(f"{name}:{_number(weight)}".removesuffix(":"))
+            names.append(f"{name}:{number_or_word(weight)}".removesuffix(":"))
     return ", ".join(sorted(names))
 
 
@@ -137,7 +138,7 @@ _MODELS = (
 )  # fmt: skip
 
 SETTINGS = (
-    Setting("steps", ("steps", "numinferencesteps", "inferencesteps", "numsteps"), _number),
+    Setting("steps", ("steps", "numinferencesteps", "inferencesteps", "numsteps"), number_or_word),
     Setting("sampler", ("sampler", "samplername", "comfyuisampler", "autowebuisampler"), _sampler, known=_SAMPLERS),
     Setting(
         "schedule",
@@ -145,13 +146,15 @@ SETTINGS = (
         default="automatic",
         known=("karras", "exponential"),
     ),
-    Setting("guidance scale", ("cfgscale", "cfg", "guidancescale", "guidance", "scale"), _number),
+    Setting("guidance scale", ("cfgscale", "cfg", "guidancescale", "guidance", "scale"), number_or_word),
     Setting(
-        "distilled guidance", ("distilledcfgscale", "distilledguidance", "fluxguidance", "fluxguidancescale"), _number
+        "distilled guidance",
+        ("distilledcfgscale", "distilledguidance", "fluxguidance", "fluxguidancescale"),
+        number_or_word,
     ),
-    Setting("guidance rescale", ("cfgrescalemultiplier", "cfgrescale", "guidancerescale"), _number, default="0"),
-    Setting("shift", ("shift", "sigmashift", "fluxshift"), _number),
-    Setting("eta", ("eta", "etaddim"), _number, default="none"),
+    Setting("guidance rescale", ("cfgrescalemultiplier", "cfgrescale", "guidancerescale"), number_or_word, default="0"),
+    Setting("shift", ("shift", "sigmashift", "fluxshift"), number_or_word),
+    Setting("eta", ("eta", "etaddim"), number_or_word, default="none"),
     Setting("size", ("size", "resolution"), _size),
     Setting("model", _MODELS, _weights),
     Setting("model hash", ("modelhash", "basemodelhash", "sdmodelhash"), _digest),
@@ -159,18 +162,18 @@ SETTINGS = (
     Setting(
         "denoising strength",
         ("denoisingstrength", "denoise", "strength", "promptstrength", "initimagecreativity"),
-        _number,
+        number_or_word,
     ),
     Setting("VAE", ("vae", "vaemodel", "usevaemodel", "vaename"), _weights, default="automatic"),
     Setting("LoRA", ("lora", "loras", "useloramodel", "loramodel"), _loras, default="none"),
-    Setting("hires upscale", ("hiresupscale", "refinerupscale"), _number, default="none"),
-    Setting("hires steps", ("hiressteps", "hiresteps"), _number, default="none"),
+    Setting("hires upscale", ("hiresupscale", "refinerupscale"), number_or_word, default="none"),
+    Setting("hires steps", ("hiressteps", "hiresteps"), number_or_word, default="none"),
     Setting("hires upscaler", ("hiresupscaler", "ultimatesdupscaleupscaler"), default="none"),
     Setting("refiner", ("refiner", "refinermodel"), _weights, default="none"),
     Setting(
         "refiner switch",
         ("refinerswitchat", "refinerswitch", "refinerstart", "refinercontrolpercentage"),
-        _number,
+        number_or_word,
         default="none",
     ),
     Setting(
@@ -181,10 +184,10 @@ SETTINGS = (
         known=("none",),
     ),
     Setting("ADetailer", ("adetailermodel",), default="none"),
-    Setting("variation seed", ("variationseed",), _number, default="none"),
-    Setting("variation strength", ("variationseedstrength", "variationstrength"), _number, default="0"),
+    Setting("variation seed", ("variationseed",), number_or_word, default="none"),
+    Setting("variation strength", ("variationseedstrength", "variationstrength"), number_or_word, default="0"),
     Setting("noise source", ("rng", "noisesource", "randdevice"), default="gpu", known=("cpu", "nv")),
-    Setting("noise seed delta", ("ensd", "etanoiseseeddelta"), _number, default="0"),
+    Setting("noise seed delta", ("ensd", "etanoiseseeddelta"), number_or_word, default="0"),
     Setting("first step", ("startatstep",), _step, default="none"),
     Setting("last step", ("endatstep",), _step, default="none"),
     Setting("later passes", ("laterpasses",), default="none"),
@@ -256,7 +259,7 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
         known = plain in _BY_KEY or plain in _NOT_OF_IMAGES or plain.endswith("version")
         if not plain or known or _OPTIONS.search(plain):
             continue
-        text = _number(value) if isinstance(value, str | int | float) else _text(value)
+        text = number_or_word(value) if isinstance(value, str | int | float) else _text(value)
         if text not in (*_NOT_SAID, "false", "0") and len(text) <= _LONGEST:
             others[" ".join(str(key).split())] = text
     return others

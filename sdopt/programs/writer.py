@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization, loading_arguments
-from sdopt.options.memory import TinyVae
+from sdopt.options.memory import PrecomputedEmbeddings, TinyVae
 from sdopt.options.patch import Patch
 from sdopt.options.precision import FixedVae, Precision
 from sdopt.pipelines.loading import family_of, marks_of, part_config, path_of
@@ -256,6 +256,9 @@ def _keys(variant: Variant, chosen: Chosen) -> dict[str, Any]:
         named = changed.keys() & {f"{axis}.hub_id", f"{axis}.path"}
         if isinstance(option, TinyVae | FixedVae) and not named and _is_of_unknown_origin(variant):
             keys[f"{axis}.path"] = str(option.files(variant.model, fetch=False)[0].parent)
+        length = variant.model.max_sequence_length
+        if isinstance(option, PrecomputedEmbeddings) and option.max_sequence_length is None and length is not None:
+            keys[f"{axis}.max_sequence_length"] = length
     return keys
 
 

@@ -67,8 +67,9 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
     rulings = row.judgement.rulings if row.judgement else []
     disturbed = any(ruling.rule == UNDISTURBED and ruling.verdict is not Verdict.PASS for ruling in rulings)
     when = " while nothing else runs here" if disturbed else ""
-    text, why = described(row, baseline), shortened(row.because)
-    return f"{text}. Not confirmed yet: {why}. To confirm it, measure it again{when}: `{row.command}`."
+    text = f"{described(row, baseline)}. Not confirmed yet: {shortened(row.because)}."
+    # Of images and times of other programs, and of what no command composes, none is known.
+    return f"{text} To confirm it, measure it again{when}: `{row.command}`." if row.command else text
 
 
 def lacking_text(row: Row) -> str:

@@ -17,7 +17,7 @@ from sdopt.exchange.scores import export
 from sdopt.record.files import read_result, write_result
 from sdopt.report.notes import caveats_of
 from sdopt.statistics.summary import summary_of
-from tests.exchange.test_unlike_folders import judged
+from tests.exchange.test_unlike_folders import judged, plain
 from tests.exchange.test_unlike_folders import web_ui as web_ui_folder
 from tests.exchange.test_unlike_settings import invokeai, node, novelai, read, web_ui
 from tests.fixtures import Finished
@@ -222,3 +222,27 @@ def test_two_programs_are_said_and_one_is_not(tmp_path: Path) -> None:
         Image.open(file).save(file, pnginfo=info)
     notes = [*caveats_of(summary_of(judged(base, other)))]
     assert any("baseline's images are by A1111, other by ComfyUI" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("gpu", ("RTX 4090", "RTX 3090"), ["times.csv: gpu rtx 3090 (baseline rtx 4090)"]),
+        ("batch_size", (1, 4), ["times.csv: batch_size 4 (baseline 1)"]),
+        ("num_inference_steps", (30, 20), ["times.csv: num_inference_steps 20 (baseline 30)"]),
+        ("torch", ("2.4", "2.4"), []),
+        ("watts", (300, 200), []),
+        ("steps", (30, "30.0"), []),
+    ],
+)
+def test_tables_of_times_tell_of_machines_and_batches(
+    tmp_path: Path, column: str, values: tuple[Any, Any], said: list[str]
+) -> None:
+    folders = [plain(tmp_path / name) for name in ("base", "other")]
+    for folder, value in zip(folders, values, strict=True):
+        rows = [f"{number:05d}.png,{1 + number / 100},{value}" for number in range(8)]
+        (folder / "times.csv").write_text("\n".join([f"file,seconds,{column}", *rows]))
+    assert judged(*folders).candidates[0].unlike == said
+    meant = "steps" if column == "num_inference_steps" else column
+    if said:
+        assert judged(*folders, changes=meant).candidates[0].unlike == []

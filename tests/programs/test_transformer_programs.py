@@ -20,9 +20,8 @@ SITUATIONS = {
     "a picture": "task=img2img task.strength=0.7 workload.steps=6 attention=math",
     "a picture and a mask": "task=inpaint task.strength=0.7 workload.steps=6",
     "a batch of several images": "workload.batch_size=2 workload.images_per_prompt=2 grad_mode=inference_mode",
-    "another scheduler": "scheduler=flow_dpmpp_2m precision=bf16 workload.steps=4",
+    "another scheduler": "scheduler=flow_unipc precision=bf16 workload.steps=4",
     "embeddings in advance": "memory=[precomputed_embeddings] workload.seed=77",
-    "a small decoder": "memory=[tiny_vae]",
     "tiles": "workload.size=128 memory=[vae_tiling,vae_slicing] workload.batch_size=2",
     "noise of a file": "workload.latents={files}/noise.safetensors",
 }
@@ -32,7 +31,7 @@ SITUATIONS = {
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("größer als sonst")
     (folder / "prompts.csv").write_text('prompt,negative_prompt\n"it\'s ""big""","blurry, grey"\na blue fish,red\n')
-    save_file({"noise": torch.randn((1, 16, 8, 8))}, folder / "noise.safetensors")
+    save_file({"noise": torch.randn((1, 8, 8, 8))}, folder / "noise.safetensors")
     return folder
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sdopt.contract import Contract
 from sdopt.record.comparisons import ShapeRatios
 from sdopt.record.files import read_result
 from sdopt.record.records import IMPORTED, Budget, MeasurementSession, Status, StudyResult, VariantResult
+from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.answer import answer_shown
 from sdopt.report.answer_json import answer_of, to_json
 from sdopt.report.catalog import markdown_table
@@ -366,6 +368,20 @@ def test_what_is_of_the_first_shape_alone_names_it(said: dict[str, dict[str, str
     speedups = next(row["speedups"] for row in data["candidates"] if row["name"] == OPTIONS[1])
     assert [*speedups] == ["64x64b1", "128x128b1"]
     assert speedups["64x64b1"]["estimate"] > 1.5 > speedups["128x128b1"]["estimate"]
+
+
+def test_no_command_is_handed_out_where_none_is_known() -> None:
+    """A gain that a gate leaves undecided, of times that another program took."""
+    result = imported()
+    for edge in result.comparisons:
+        rulings = [Ruling("non_inferior", "mse", Verdict.INCONCLUSIVE, "few prompts")]
+        result.judgements.append(
+            Judgement(edge.candidate, edge.reference, "", Contract.LOSSY, Verdict.INCONCLUSIVE, rulings)
+        )
+    sentence = summary_of(result).sentence
+    assert "Not confirmed yet" in sentence
+    assert "``" not in sentence
+    assert "measure it again" not in sentence
 
 
 def test_an_option_that_one_process_does_not_show_is_not_counted() -> None:
