@@ -108,6 +108,8 @@ class VariantResult:
     """Digests of the weights, prompts and user's code that it was measured with."""
     unlike: list[str] = field(default_factory=list)
     """Of images of another program: the settings that they name otherwise than the baseline's, in words."""
+    made_by: str = ""
+    """Of images of another program: its name, where they say it."""
     file_format: str = ""
     """Of images of another program: how their files are written."""
     lossy_files: bool = False

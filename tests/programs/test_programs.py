@@ -285,6 +285,12 @@ def test_all_of_diffusers_or_one_call_of_sdopt(composer: Composers) -> None:
     assert 'sdopt.optimize(pipe, caching="deepcache", attention="vanilla")' in both.lines
 
 
+def test_a_pipeline_of_ones_own_leaves_out_the_layers_that_a_file_says(composer: Composers, files: Path) -> None:
+    """Diffusers loads all of them, so that the lines for a pipeline would draw other images without this."""
+    found = written(of(composer, _word("model={files}/skips.safetensors", files)), CPU)
+    assert any(line.startswith("encoder.layers = encoder.layers[:-1]") for line in found.lines)
+
+
 def test_names_the_revision_and_the_variant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     snapshot = Path(shutil.copytree(EMOJI, tmp_path / "snapshots" / "0a1b2c"))
     monkeypatch.setattr("sdopt.programs.loading.folder_of", lambda _: snapshot)
