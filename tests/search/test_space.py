@@ -165,7 +165,7 @@ class TestConfig:
             (["search.groups=[layout]", "search.distance=psnr_db"], "search.distance=psnr_db: choose one of mse"),
             (["search.groups=[layout]", "search.finalists=0"], "search.finalists=0: must be at least 1"),
             (["search.groups=[layout]", "search.title=../x"], "search.title=../x: must be a name"),
-            (["search.groups=[layout]", "search.budget=3"], "did you mean search.budget_s"),
+            (["search.groups=[layout]", "search.budget=3"], "search.budget: "),
             (["search.groups=[layout]", "experiment=quickstart"], "not possible in a search"),
         ],
     )
