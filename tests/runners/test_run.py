@@ -173,7 +173,7 @@ class TestDryRun:
     def test_of_a_sweep_ends_as_the_sweep_would_and_leaves_a_folder_as_it_was(self, tmp_path: Path) -> None:
         (tmp_path / "mine" / "empty").mkdir(parents=True)
         planned = refused(tmp_path, "run", "-m", *SMOKE, "workload.steps=0,1", "dry_run=true", "hydra.sweep.dir=mine")
-        assert "workload.steps=0: must be at least 1" in planned.err
+        assert "workload.steps=0: Input should be greater" in planned.err
         assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "mine"]
 
     def test_says_what_it_takes_as_far_as_that_is_known(self, tmp_path: Path, finished: Finished) -> None:
@@ -244,10 +244,10 @@ class TestObjective:
         assert math.isnan(values[0])
         assert len(values) == 2
         assert finished.code == 2
-        assert "workload.steps=0: must be at least 1" in finished.err
+        assert "workload.steps=0: Input should be greater" in finished.err
         [path] = tmp_path.rglob("result.json")
         assert path.parent.name == "1"
-        assert "workload.steps=0: must be at least 1" in (path.parents[1] / "sweep.md").read_text()
+        assert "workload.steps=0: Input should be greater" in (path.parents[1] / "sweep.md").read_text()
 
 
 class TestSweep:
