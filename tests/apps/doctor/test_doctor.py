@@ -195,7 +195,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["precision=nope"], "precision=nope: unknown option; "),
+            (["precision=nope"], "precision=nope: "),
             (["--quick", "--save", "hardware/mine.yaml"], "--save: needs measured ceilings"),
             (["--save", "mine.yaml"], "must be in a folder called hardware"),
             (["--matrix", "--save", "hardware/mine.yaml"], "--save: cannot be combined with --matrix"),
