@@ -22,7 +22,7 @@ from sdopt.quality.metrics import family_of, measured_metrics
 from sdopt.record.comparisons import Comparison
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Score, Spread
-from sdopt.record.verdicts import Judgement, Ruling, Verdict
+from sdopt.record.verdicts import SINCE, Judgement, Ruling, Verdict
 from sdopt.schema import Gate, Quality, Rule
 from sdopt.statistics.measures import SPEEDUP
 from sdopt.statistics.ratios import LogRatio, speedup_drift
@@ -76,7 +76,7 @@ def judge_drift(
 
     def of(name: str, rulings: list[Ruling], note: str = "") -> Judgement:
         reference = f"{name} of {earlier.started}"
-        comparison = Comparison(name, reference, "everything since")
+        comparison = Comparison(name, reference, SINCE)
         return judgement(comparison, contract, rulings, note)
 
     judgements = []

@@ -44,16 +44,17 @@ def _by_cause(judgement: Judgement) -> dict[str, list[Ruling]]:
     for ruling in judgement.rulings:
         if ruling.verdict is not judgement.verdict:
             continue
-        shared.setdefault(_cause(ruling), []).append(ruling)
+        cause = _cause(ruling, judgement.is_drift)
+        shared.setdefault(cause, []).append(ruling)
     return shared
 
 
-def _cause(ruling: Ruling) -> str:
+def _cause(ruling: Ruling, drift: bool) -> str:
     if ruling.doubt:
         return ruling.doubt
     if ruling.verdict is Verdict.NOT_COMPARABLE or ruling.rule == UNDISTURBED:
         return ruling.reason
-    return sentence(ruling)
+    return sentence(ruling, drift=drift)
 
 
 def _reason(
@@ -70,7 +71,8 @@ def _reason(
         subjects = dict.fromkeys(lower(subject(ruling)) for ruling in rulings)
         ending = "cannot be told" if first.doubt else "was not judged"
         return f"{_joined(subjects)} {ending}: {cause}"
-    return sentence(first, worst_prompt(first, judgement, result))
+    worst = worst_prompt(first, judgement, result)
+    return sentence(first, worst, judgement.is_drift)
 
 
 def _is_open(ruling: Ruling) -> bool:

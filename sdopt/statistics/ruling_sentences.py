@@ -128,6 +128,14 @@ def _slower(factor: float) -> str:
     )
 
 
+def _gains_less(factor: float) -> str:
+    if factor < 1:
+        return (
+            f"gains {percent_text(1 / factor - 1)} less over its own baseline"
+        )
+    return f"gains {percent_text(factor - 1)} more over its own baseline"
+
+
 def _larger(factor: float) -> str:
     way = "more" if factor >= 1 else "less"
     return f"takes {percent_text(factor - 1)} {way} memory"
@@ -188,12 +196,13 @@ def family(metric: str) -> str:
     return max(fitting, key=len, default=name)
 
 
-def sentence(ruling: Ruling, worst: str = "") -> str:
+def sentence(ruling: Ruling, worst: str = "", drift: bool = False) -> str:
     """Returns what a ruling says in one sentence, without a full stop.
 
     Args:
         ruling: of any rule, with any verdict.
         worst: the prompt whose image is the worst by the ruling's metric; "" if it is not known.
+        drift: whether the variant was compared with itself in an earlier result.
     """
     if ruling.doubt:
         return f"{subject(ruling)} cannot be told: {ruling.doubt}"
@@ -203,7 +212,7 @@ def sentence(ruling: Ruling, worst: str = "") -> str:
         return _payoff_sentence(ruling)
     if ruling.rule in CHECKS:
         return f"{CHECKS[ruling.rule]}: {ruling.reason}"
-    text = _of_figures(ruling)
+    text = _of_figures(ruling, drift)
     if worst and ruling.verdict is Verdict.FAIL:
         text += f", most of all for “{worst}”"
     return text
@@ -237,13 +246,18 @@ def _claims_in_words(reason: str) -> str:
     return _CLAIM.sub(worded, reason)
 
 
-def _of_figures(ruling: Ruling) -> str:
+def _of_figures(ruling: Ruling, drift: bool) -> str:
     """Returns the sentence of a rule that compares a figure with a limit."""
     if ruling.estimate is None or ruling.margin is None:
         return f"{subject(ruling)}: {ruling.reason}"
     if ruling.rule == "exact":
-        return f"Images must be identical to the baseline's, and {_counted(ruling)} differ"
-    change, allowed = _change_and_limit(ruling, ruling.estimate, ruling.margin)
+        return f"Images must be identical to {_others(drift)}, and {_counted(ruling)} differ"
+    change, allowed = _change_and_limit(
+        ruling,
+        ruling.estimate,
+        ruling.margin,
+        drift,
+    )
     if ruling.verdict is not Verdict.INCONCLUSIVE:
         return f"{change} ({allowed} allowed)"
     lacking = "runs" if family(ruling.metric) in _RATIOS else "prompts"
@@ -258,15 +272,23 @@ def _counted(ruling: Ruling) -> str:
     return counted[0] if counted else "some prompts"
 
 
+def _others(drift: bool) -> str:
+    """Returns what images are compared with."""
+    return "those of the earlier result" if drift else "the baseline's"
+
+
 def _change_and_limit(
     ruling: Ruling,
     estimate: float,
     limit: float,
+    drift: bool,
 ) -> tuple[str, str]:
     """Returns what a ruling says of its estimate, as the beginning of a sentence, and how much of it is allowed."""
     name = family(ruling.metric)
     if name in _RATIOS:
         change_text, limit_text = _RATIOS[name]
+        if drift and name == "speedup":
+            change_text = _gains_less
         text = f"It {change_text(estimate)}{_at_shape(ruling)}"
         return text, limit_text(limit)
     if ruling.rule == "rarely":
@@ -288,14 +310,14 @@ def _change_and_limit(
             )
         image_property = PROPERTIES[name]
         change = image_property.change(estimate)
-        return f"Images {change} than the baseline's", image_property.text(
-            limit
-        )
+        text = f"Images {change} than {_others(drift)}"
+        return text, image_property.text(limit)
     about, text_of = _distance(name)
+    change = f"differ from {_others(drift)} in {about}"
     if ruling.rule == "every":
-        text = f"Images of {_counted(ruling)} differ from the baseline's in {about} by up to {text_of(estimate)}"
+        text = f"Images of {_counted(ruling)} {change} by up to {text_of(estimate)}"
     else:
-        text = f"Images differ from the baseline's in {about} by {text_of(estimate)}"
+        text = f"Images {change} by {text_of(estimate)}"
     return text, text_of(limit)
 
 

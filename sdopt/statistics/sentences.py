@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
-from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Budget, Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Verdict
 from sdopt.statistics.bounds import prompts_to_exclude
@@ -81,11 +80,13 @@ def _keep_the_baseline(
 
 def unconfirmed(row: Row, baseline: Row | None) -> str:
     """Returns the answer for a gain that nothing speaks against and that is not shown yet: it, why, and what to do."""
+    text = f"{described(row, baseline)}. Not confirmed yet: {shortened(row.because)}."
+    if (
+        not row.command
+    ):  # of images and times of other programs, and of what no command composes
+        return text
     when = " while nothing else runs here" if _disturbed(row) else ""
-    return (
-        f"{described(row, baseline)}. Not confirmed yet: {shortened(row.because)}. "
-        f"To confirm it, measure it again{when}: `{row.command}`."
-    )
+    return f"{text} To confirm it, measure it again{when}: `{row.command}`."
 
 
 def _disturbed(row: Row) -> bool:
@@ -221,10 +222,17 @@ def _memory_text(row: Row) -> str:
         return ""
     ratio = row.memory.interval.estimate
     if ratio < 1:
-        return f"saves {100 * (1 - ratio):.0f} % memory"
-    if ratio < 2:
-        return f"takes {100 * (ratio - 1):.0f} % more memory"
-    return f"takes {ratio:.1f}× the memory"
+        text = f"saves {100 * (1 - ratio):.0f} % memory"
+    elif ratio < 2:
+        text = f"takes {100 * (ratio - 1):.0f} % more memory"
+    else:
+        text = f"takes {ratio:.1f}× the memory"
+    return f"{text}{_at_main_shape(row)}"
+
+
+def _at_main_shape(row: Row) -> str:
+    """Returns of which shape a figure is that is not shown of each one; "" where there is one shape."""
+    return f" at {row.shape}" if row.further else ""
 
 
 def _from_to(row: Row, baseline: Row | None) -> str:
@@ -253,16 +261,20 @@ def _images_text(row: Row) -> str:
     """Returns what is known of a variant's images, in words, with the figure that is read first."""
     if row.images is None:
         return ""
+    return f"{_likeness(row, row.images)}{_at_main_shape(row)}"
+
+
+def _likeness(row: Row, images: Images) -> str:
     if row.variant.trips:
         return f"images broken ({wires_of(row.variant)})"
     metric, figure = row.distance
-    if row.images is Images.NOT_JUDGED and metric == PSNR:
+    if images is Images.NOT_JUDGED and metric == PSNR:
         return _unjudged_text(row.scores[metric].estimate, figure)
-    if row.images is Images.NOT_JUDGED and metric:
+    if images is Images.NOT_JUDGED and metric:
         return f"images not judged ({metric} {figure})"
     if metric == PSNR and figure not in ("", "equal"):
-        return f"images {row.images} ({figure} dB)"
-    return f"images {row.images}"
+        return f"images {images} ({figure} dB)"
+    return f"images {images}"
 
 
 def _unjudged_text(psnr_db: float | None, figure: str) -> str:
@@ -310,6 +322,8 @@ def _spared(result: StudyResult, budget: Budget) -> Iterator[str]:
         yield f"the images of all but {budget.prompts} prompts"
     if not budget.evidence:
         yield "the evidence of all but the first process of each variant"
+    if not budget.stages:
+        yield "the times of stages"
 
 
 def _work_notes(result: StudyResult) -> Iterator[str]:
@@ -343,25 +357,13 @@ def _chosen_otherwise(
     baseline: VariantResult,
 ) -> list[str]:
     """Returns what a variant chooses of the work otherwise than the baseline, beyond what its name says."""
-    after = _settings(variant.config)
     chosen = []
-    for key, before in _settings(baseline.config).items():
-        if before != after[key] and f"{key}=" not in variant.name:
-            chosen.append(f"{key} {before} → {after[key]}")
+    for key, (after, before) in variant.config.chosen_beside(
+        baseline.config
+    ).items():
+        if f"{key}=" not in variant.name:
+            chosen.append(f"{key} {before} → {after}")
     return chosen
-
-
-def _settings(config: RecordedConfig) -> dict[str, object]:
-    """Returns the settings of the work that a variant may choose otherwise than the baseline."""
-    return {
-        "workload.steps": config.workload.steps,
-        "workload.guidance_scale": config.workload.guidance(config.model),
-        "workload.negative_prompt": config.workload.negative_prompt,
-        "model": config.model.name,
-        "scheduler": config.scheduler.class_name,
-        "scheduler.options": config.scheduler.options,
-        "hardware.threads": config.hardware.threads,
-    }
 
 
 def _judging_notes(result: StudyResult) -> Iterator[str]:
