@@ -56,7 +56,11 @@ def differences(
     ]
 
 
-def _against(name: str, now: object, then: object) -> str:
+def _against(
+    name: str,
+    now: object,
+    then: object,
+) -> str:
     return f"{name}: {now} against {then}"
 
 
@@ -78,7 +82,10 @@ def _of_results(
             yield Difference(_against(name, *values))
 
 
-def _of_code(later: StudyResult, earlier: StudyResult) -> Iterator[Difference]:
+def _of_code(
+    later: StudyResult,
+    earlier: StudyResult,
+) -> Iterator[Difference]:
     now = later.environment
     then = earlier.environment
     for name in sorted({*now.packages, *then.packages}):
@@ -95,7 +102,11 @@ def _of_code(later: StudyResult, earlier: StudyResult) -> Iterator[Difference]:
         yield Difference(_against("sdopt", now.sdopt, then.sdopt), "sdopt")
 
 
-def _counts(package: str, later: StudyResult, earlier: StudyResult) -> bool:
+def _counts(
+    package: str,
+    later: StudyResult,
+    earlier: StudyResult,
+) -> bool:
     """Returns whether a package may have changed a result: code of the user's own may load any."""
     if package not in _LOADED_BY:
         return True
@@ -141,7 +152,10 @@ def changed_choices(
     return changed
 
 
-def _choices(now: VariantResult, then: VariantResult) -> _Values:
+def _choices(
+    now: VariantResult,
+    then: VariantResult,
+) -> _Values:
     """Returns what two variants choose otherwise: of the work, of options, and of their code and files."""
     choices: dict[str, tuple[Any, Any]] = {}
     settings = now.config.differing(then.config, (*WORK, "hardware"))
@@ -155,7 +169,10 @@ def _choices(now: VariantResult, then: VariantResult) -> _Values:
     return choices
 
 
-def _options(now: VariantResult, then: VariantResult) -> _Values:
+def _options(
+    now: VariantResult,
+    then: VariantResult,
+) -> _Values:
     """Returns the options and keys of options in which two variants differ, by full name, with both values."""
     axes = (*now.choices, *then.choices)
     groups = {axis.partition(".")[0] for axis in axes} - {*WORK}
@@ -220,7 +237,10 @@ def in_both(
             yield variant, before[variant.name]
 
 
-def _contents(now: Mapping[str, str], then: Mapping[str, str]) -> _Values:
+def _contents(
+    now: Mapping[str, str],
+    then: Mapping[str, str],
+) -> _Values:
     """Returns the contents that differ, of those of which both digests are known, with the first digits of both."""
     contents = {}
     for name, digest in now.items():

@@ -16,7 +16,11 @@ from sdopt.schema import Gate
 from sdopt.statistics.pairs import Pair, flattened, paired
 
 
-def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
+def look_at(
+    result: StudyResult,
+    comparison: Comparison,
+    gate: Gate,
+) -> Look:
     """Returns the look that judging a comparison now counts as, without its verdict."""
     candidate = result.variant(comparison.candidate)
     reference = result.variant(comparison.reference)
@@ -70,7 +74,11 @@ def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
-def record_look(result: StudyResult, look: Look, verdict: Verdict) -> None:
+def record_look(
+    result: StudyResult,
+    look: Look,
+    verdict: Verdict,
+) -> None:
     """Records a look with its verdict, unless this gate has judged these data before or there are no data."""
     look.verdict = verdict
     is_known = _identity(look) in map(_identity, result.looks)

@@ -94,34 +94,40 @@ def against(
     rule: Rule, name: str, bounds: Bounds, limit: float, at_least: bool
 ) -> Ruling:
     """Passes if both bounds lie on the right side of a limit, and fails if both lie on the wrong side."""
-    low, high, wrong = bounds.low, bounds.high, "below" if at_least else "above"
+    low = bounds.low
+    high = bounds.high
     if low is None or high is None:
         return _open(rule, name, bounds, limit)
-    passes, fails = (
-        (low >= limit, high < limit)
-        if at_least
-        else (high <= limit, low > limit)
-    )
-    if not (passes or fails):
+    above = low >= limit if at_least else low > limit
+    below = high < limit if at_least else high <= limit
+    if not above and not below:
         return _open(rule, name, bounds, limit)
-    decides, side = (
-        (low, "at least") if passes == at_least else (high, "at most")
-    )
-    # Tables show two-sided intervals, whose bounds lie farther out.
-    bound = (
-        f"{side} {decides:.4g} (one-sided {level_of(rule.confidence)})"
-        if rule.confidence
-        else f"{decides:.4g}"
-    )
-    reason = f"{bound}, {'not ' if passes else ''}{wrong} the limit {limit:.4g}"
+    passes = above if at_least else below
+    wrong = "below" if at_least else "above"
+    side = f"not {wrong}" if passes else wrong
+    bound = _deciding_bound(low, high, above, rule.confidence)
     return _ruling(
         rule,
         name,
         bounds,
         limit,
         Verdict.PASS if passes else Verdict.FAIL,
-        reason,
+        f"{bound}, {side} the limit {limit:.4g}",
     )
+
+
+def _deciding_bound(
+    low: float,
+    high: float,
+    above: bool,
+    confidence: float | None,
+) -> str:
+    """Returns the bound that decides in words; tables show two-sided intervals, whose bounds lie farther out."""
+    decides = low if above else high
+    if not confidence:
+        return f"{decides:.4g}"
+    side = "at least" if above else "at most"
+    return f"{side} {decides:.4g} (one-sided {level_of(confidence)})"
 
 
 def two_sided(
@@ -142,25 +148,36 @@ def level_of(confidence: float) -> str:
 
 def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     """Returns an inconclusive ruling that says what would settle it."""
-    shown = "has no interval"
-    if bounds.low is not None and bounds.high is not None and rule.confidence:
-        level = level_of(rule.confidence)
-        shown = f"[{bounds.low:.4g}, {bounds.high:.4g}] (one-sided {level} bounds) straddles the limit {limit:.4g}"
+    reason = f"{_interval_text(rule, bounds, limit)}; {_settling(rule, bounds, limit)}"
+    return _ruling(
+        rule,
+        name,
+        bounds,
+        limit,
+        Verdict.INCONCLUSIVE,
+        reason,
+    )
+
+
+def _interval_text(rule: Rule, bounds: Bounds, limit: float) -> str:
+    if bounds.low is None or bounds.high is None or not rule.confidence:
+        return "has no interval"
+    level = level_of(rule.confidence)
+    return f"[{bounds.low:.4g}, {bounds.high:.4g}] (one-sided {level} bounds) straddles the limit {limit:.4g}"
+
+
+def _settling(rule: Rule, bounds: Bounds, limit: float) -> str:
+    """Returns what would settle an open ruling."""
     if bounds.unit != "prompt":
-        settle = (
+        return (
             "a study with more processes (protocol.replicates) would settle it"
         )
-    elif needed := bounds.needed(limit, rule.confidence or 0.95):
-        settle = (
-            f"about {needed} prompts (quality.prompt_count) would settle it"
-        )
-        if needed > _TOO_MANY_PROMPTS:
-            settle = "more prompts are unlikely to settle it"
-    else:
-        settle = "more prompts (quality.prompt_count) would settle it"
-    return _ruling(
-        rule, name, bounds, limit, Verdict.INCONCLUSIVE, f"{shown}; {settle}"
-    )
+    needed = bounds.needed(limit, rule.confidence or 0.95)
+    if not needed:
+        return "more prompts (quality.prompt_count) would settle it"
+    if needed > _TOO_MANY_PROMPTS:
+        return "more prompts are unlikely to settle it"
+    return f"about {needed} prompts (quality.prompt_count) would settle it"
 
 
 def _ruling(
@@ -185,43 +202,53 @@ def _ruling(
 
 def percent(factor: float | None) -> str:
     """Returns by how much a factor exceeds 1, as `2.5 %`."""
-    return (
-        "an unknown share" if factor is None else f"{100 * (factor - 1):.1f} %"
-    )
+    if factor is None:
+        return "an unknown share"
+    return f"{100 * (factor - 1):.1f} %"
 
 
 def exact(rule: Rule, name: str, score: Score) -> Ruling:
     """Passes if the value is zero for every prompt."""
     values = _by_prompt(name, score.per_prompt)
     wrong = sum(value != 0 for value in values)
-    verdict = Verdict.FAIL if wrong else Verdict.PASS
-    reason = (
-        f"{wrong} of {len(values)} prompts differ"
-        if wrong
-        else f"all {len(values)} prompts are the same"
-    )
+    worst = max(values)
+    verdict = Verdict.PASS
+    reason = f"all {len(values)} prompts are the same"
+    if wrong:
+        verdict = Verdict.FAIL
+        reason = f"{wrong} of {len(values)} prompts differ"
     return Ruling(
         rule.test,
         name,
         verdict,
         reason,
         score.estimate,
-        max(values),
-        max(values),
-        0.0,
+        low=worst,
+        high=worst,
+        margin=0.0,
     )
 
 
 def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     """Passes if no prompt exceeds the limit: a mean or a share would let one entirely wrong image among many pass."""
     values = _by_prompt(name, score.worst or score.per_prompt)
-    wrong, worst = sum(value > limit for value in values), max(values)
+    wrong = sum(value > limit for value in values)
+    worst = max(values)
+    verdict = Verdict.PASS
+    reason = f"none of {len(values)} prompts exceeds {limit:.4g}; the worst has {worst:.4g}"
     if wrong:
+        verdict = Verdict.FAIL
         reason = f"{wrong} of {len(values)} prompts exceed {limit:.4g}, the worst with {worst:.4g}"
-    else:
-        reason = f"none of {len(values)} prompts exceeds {limit:.4g}; the worst has {worst:.4g}"
-    verdict = Verdict.FAIL if wrong else Verdict.PASS
-    return Ruling(rule.test, name, verdict, reason, worst, worst, worst, limit)
+    return Ruling(
+        rule.test,
+        name,
+        verdict,
+        reason,
+        estimate=worst,
+        low=worst,
+        high=worst,
+        margin=limit,
+    )
 
 
 def rarely(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
@@ -256,16 +283,13 @@ def precision_of(variant: VariantResult) -> str | None:
     TensorFloat-32 counts as float32: rounding its products leaves images alike to 60 dB and more. None where the record
     has no such choice, so that a rule with a limit by type cannot be judged.
     """
-    chosen = variant.config.options.get("precision")
-    if not isinstance(chosen, dict) or "weights" not in chosen:
+    precision = variant.config.options.get("precision")
+    if not isinstance(precision, dict) or "weights" not in precision:
         return None
-    types = [
-        str(name)
-        for name in (chosen["weights"], chosen.get("autocast"))
-        if name
-    ]
-    return (
-        max(types, key=lambda name: UNIT_ROUNDOFF[name])
-        if types and UNIT_ROUNDOFF.keys() >= set(types)
-        else None
-    )
+    types = []
+    for key in ("weights", "autocast"):
+        if precision.get(key):
+            types.append(str(precision[key]))
+    if not types or not set(types) <= UNIT_ROUNDOFF.keys():
+        return None
+    return max(types, key=UNIT_ROUNDOFF.__getitem__)

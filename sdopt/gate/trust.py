@@ -84,7 +84,10 @@ def doubts_of(result: StudyResult) -> list[str]:
 # Images of timed calls ------------------------------------------------------------------------------------------------
 
 
-def error_limit(result: StudyResult, variant: VariantResult) -> float:
+def error_limit(
+    result: StudyResult,
+    variant: VariantResult,
+) -> float:
     """Returns the mean squared difference up to which two images of a variant count as computed alike.
 
     It is 60 dB, or 2u² for a type of unit roundoff u (both images with an error of u); or, where that is more, a
@@ -96,7 +99,10 @@ def error_limit(result: StudyResult, variant: VariantResult) -> float:
     return max(SMALLEST_ERROR, 2 * unit**2, measured)
 
 
-def image_doubts(result: StudyResult, variant: VariantResult) -> list[str]:
+def image_doubts(
+    result: StudyResult,
+    variant: VariantResult,
+) -> list[str]:
     """Says in which processes the images of timed calls are not those that were drawn."""
     limit = error_limit(result, variant)
     doubts = []
@@ -168,7 +174,10 @@ def _compared(measurement: Measurement) -> int:
 # Timed calls ----------------------------------------------------------------------------------------------------------
 
 
-def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
+def _growing(
+    candidate: VariantResult,
+    reference: VariantResult,
+) -> Ruling:
     """Rules on memory that a candidate's processes keep with each call, more than the reference's.
 
     A reference that shrinks counts as one that keeps what it has. Bounds are one-sided, at 95 %; with fewer than three
@@ -200,7 +209,16 @@ def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
     elif growth > limit:
         verdict = Verdict.INCONCLUSIVE
     reason = f"memory grows by {growth:.3g} MiB per call more than the reference's; the limit is {limit:.3g} MiB"
-    return Ruling(rule, "", verdict, reason, growth, low, high, limit)
+    return Ruling(
+        rule,
+        "",
+        verdict,
+        reason,
+        growth,
+        low,
+        high,
+        limit,
+    )
 
 
 def _steps(variant: VariantResult) -> np.ndarray:
@@ -241,7 +259,8 @@ def _cores(variant: VariantResult) -> list[Ruling]:
 
 
 def _of_pass(
-    candidate: VariantResult, reference: VariantResult
+    candidate: VariantResult,
+    reference: VariantResult,
 ) -> list[Ruling]:
     """Rules on the quality pass, which has many more calls than the timed rounds; none if it was short."""
     candidate_pass = _last_pass(candidate)
@@ -362,7 +381,10 @@ def _growth(measurement: Measurement) -> float:
     return 1024 * float(after - before)
 
 
-def _block_steps(measurement: Measurement, images: int) -> np.ndarray:
+def _block_steps(
+    measurement: Measurement,
+    images: int,
+) -> np.ndarray:
     """Returns the growth from block to block of a quality pass, in MiB for each image."""
     held = np.array(measurement.pass_held_gib)
     blocks = np.array_split(held, _BLOCKS)

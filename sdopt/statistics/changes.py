@@ -5,7 +5,9 @@ from sdopt.record.records import StudyResult, VariantResult
 
 
 def changes_of(
-    result: StudyResult, candidate: VariantResult, reference: VariantResult
+    result: StudyResult,
+    candidate: VariantResult,
+    reference: VariantResult,
 ) -> list[str] | None:
     """Returns what differs between the traces of two variants, in words; None where one of them has none.
 
@@ -35,7 +37,10 @@ def _chance(result: StudyResult) -> set[str]:
     return _differing(baseline, control) if baseline and control else set()
 
 
-def traced_active(variant: VariantResult, baseline: VariantResult) -> bool:
+def traced_active(
+    variant: VariantResult,
+    baseline: VariantResult,
+) -> bool:
     """Returns whether a variant has options beyond the baseline's, and traces of its calls show each as active."""
     added = (
         difference(variant.choices, baseline.choices).keys()
@@ -62,6 +67,9 @@ def traced(variant: VariantResult) -> dict[str, float]:
     return {}
 
 
-def _differing(trace: dict[str, float], other: dict[str, float]) -> set[str]:
+def _differing(
+    trace: dict[str, float],
+    other: dict[str, float],
+) -> set[str]:
     names = trace.keys() | other.keys()
     return {name for name in names if trace.get(name, 0) != other.get(name, 0)}

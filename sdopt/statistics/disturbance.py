@@ -134,7 +134,10 @@ def _calls_by_round(result: StudyResult) -> Iterator[tuple[_Round, Call]]:
                     yield (measurement.session, call.round, *process), call
 
 
-def _in_blocks(result: StudyResult, measurement: Measurement) -> bool:
+def _in_blocks(
+    result: StudyResult,
+    measurement: Measurement,
+) -> bool:
     if not result.sessions:
         return False
     return result.sessions[measurement.session].schedule == "blocks"
@@ -212,7 +215,10 @@ def _ratios_of_processes(variants: Sequence[VariantResult]) -> list[float]:
     return ratios
 
 
-def _between(logs: Sequence[np.ndarray], within: float) -> float | None:
+def _between(
+    logs: Sequence[np.ndarray],
+    within: float,
+) -> float | None:
     if len(logs) < 2:
         return None
     means = [times.mean() for times in logs]
@@ -281,7 +287,10 @@ def rank_trend(times: np.ndarray) -> tuple[int, float]:
     return excess, math.erfc(deviations)
 
 
-def _exact_chance(n: int, excess: int) -> float:
+def _exact_chance(
+    n: int,
+    excess: int,
+) -> float:
     shares = np.ones(1)
     for size in range(2, n + 1):
         uniform = np.full(size, 1 / size)

@@ -28,7 +28,10 @@ Logs = Mapping[int, np.ndarray]
 """Logarithms of the times of a cell, by replicate and round."""
 
 
-def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
+def effects_of(
+    result: StudyResult,
+    options: Sequence[str],
+) -> list[Effect]:
     """Returns main effects and pairwise interactions of `options` (each as `memory=vae_slicing`), as ratios.
 
     A least-squares fit of log time on centred indicators and their products, once per round (or, with several
@@ -73,16 +76,23 @@ def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
             continue
         if times.size:
             effect.speedup = ratio(
-                -(inverse[row] @ times), result.confidence, unit
+                -(inverse[row] @ times),
+                result.confidence,
+                unit,
             )
         if peaks.size:
             effect.memory_ratio = ratio(
-                inverse[row] @ peaks, result.confidence, "process"
+                inverse[row] @ peaks,
+                result.confidence,
+                "process",
             )
     return effects
 
 
-def _names(term: Sequence[int], options: Sequence[str]) -> list[str]:
+def _names(
+    term: Sequence[int],
+    options: Sequence[str],
+) -> list[str]:
     return [options[index] for index in term]
 
 
@@ -97,7 +107,10 @@ def _chosen(cell: VariantResult) -> dict[str, str]:
     }
 
 
-def _axes(result: StudyResult, options: Sequence[str]) -> list[str]:
+def _axes(
+    result: StudyResult,
+    options: Sequence[str],
+) -> list[str]:
     axis_of: dict[str, str] = {}
     for variant in result.variants:
         axis_of |= _chosen(variant)
@@ -113,13 +126,18 @@ def _terms(axes: Sequence[str]) -> list[Term]:
     return terms
 
 
-def _presence(cell: VariantResult, options: Sequence[str]) -> list[float]:
+def _presence(
+    cell: VariantResult,
+    options: Sequence[str],
+) -> list[float]:
     chosen = _chosen(cell)
     return [float(option in chosen) for option in options]
 
 
 def _design(
-    present: np.ndarray, axes: Sequence[str], terms: Sequence[Term]
+    present: np.ndarray,
+    axes: Sequence[str],
+    terms: Sequence[Term],
 ) -> np.ndarray:
     """Returns the design matrix: a row for each cell, and a column for the mean and for each term."""
     # Centred on the full product, so that an average over the other options is an average over all their levels.
@@ -147,7 +165,8 @@ def _aliases(design: np.ndarray) -> list[list[int]]:
 
 
 def _logs_of(
-    cells: Sequence[VariantResult], baseline: VariantResult
+    cells: Sequence[VariantResult],
+    baseline: VariantResult,
 ) -> dict[str, Logs]:
     """Returns the log of the times of an image by cell, replicate and round; a block that broke off has none.
 
@@ -176,12 +195,18 @@ def _logs_of(
     return logs_of
 
 
-def _over_baseline(cell: VariantResult, baseline: VariantResult) -> Logs:
+def _over_baseline(
+    cell: VariantResult,
+    baseline: VariantResult,
+) -> Logs:
     gains = logs_by_replicate(paired(cell, baseline))
     return {replicate: -gain for replicate, gain in gains.items()}
 
 
-def _alone(cell: VariantResult, in_blocks: bool) -> Logs:
+def _alone(
+    cell: VariantResult,
+    in_blocks: bool,
+) -> Logs:
     logs = {}
     for measurement in cell.measurements:
         if measurement.shapes[0].latency_s:
@@ -203,7 +228,10 @@ def _times_of_cells(logs: Sequence[Logs]) -> tuple[np.ndarray, str]:
     return np.array(rows), "process"
 
 
-def _means(cell: Logs, replicates: Sequence[int]) -> list[float]:
+def _means(
+    cell: Logs,
+    replicates: Sequence[int],
+) -> list[float]:
     return [cell[replicate].mean() for replicate in replicates]
 
 

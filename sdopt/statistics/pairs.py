@@ -62,14 +62,19 @@ def means_by_replicate(pairs: Pairs) -> np.ndarray:
 
 
 def paired_rounds(
-    candidate: VariantResult, reference: VariantResult, replicate: int
+    candidate: VariantResult,
+    reference: VariantResult,
+    replicate: int,
 ) -> int:
     """Returns how many rounds of a replicate were timed for both variants in the same session."""
     logs = logs_by_replicate(paired(candidate, reference))
     return logs[replicate].size if replicate in logs else 0
 
 
-def paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
+def paired_logs(
+    candidate: Measurement,
+    reference: Measurement,
+) -> np.ndarray:
     """Returns log(reference / candidate) by round."""
     blocks = any_in_block([(candidate, reference)])
     times, reference_times = shared_log_times(candidate, reference, blocks)
@@ -104,7 +109,10 @@ def shared_log_times(
     )
 
 
-def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
+def log_times(
+    measurement: Measurement,
+    in_blocks: bool,
+) -> np.ndarray:
     """Returns the log of the times of the rounds that decide; in blocks, relative to the baseline before and after.
 
     A block that broke off before the baseline was measured again gives none.
@@ -120,7 +128,10 @@ def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
     return np.zeros(times.size) if in_blocks else times
 
 
-def log_images(candidate: VariantResult, reference: VariantResult) -> float:
+def log_images(
+    candidate: VariantResult,
+    reference: VariantResult,
+) -> float:
     """Returns the logarithm of how many images a call of a candidate makes, over those of a call of its reference.
 
     It turns a ratio of calls into one of images: reference over candidate grows by it.

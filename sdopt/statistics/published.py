@@ -107,7 +107,10 @@ _FIGURE = re.compile(
 )
 
 
-def read_figure(line: str | None, column: int) -> Printed | str | None:
+def read_figure(
+    line: str | None,
+    column: int,
+) -> Printed | str | None:
     """Returns one figure of a table's line; `OOM` as it is; None where there is none."""
     text = line.split()[column] if line else "-"
     if text == "-":
@@ -122,7 +125,10 @@ def read_figure(line: str | None, column: int) -> Printed | str | None:
     return Printed(value, value - half, value + half)
 
 
-def require_published(published: Published, variants: Sequence[str]) -> None:
+def require_published(
+    published: Published,
+    variants: Sequence[str],
+) -> None:
     """Raises UsageError for a figure that cannot be read, is of no variant of the study, or has no card."""
     problems: list[str] = []
     for table in published.tables:
@@ -168,7 +174,11 @@ def _impossible(table: PublishedTable) -> Iterator[str]:
                 )
 
 
-def _problems_of_line(name: str, line: str, cards: int) -> Iterator[str]:
+def _problems_of_line(
+    name: str,
+    line: str,
+    cards: int,
+) -> Iterator[str]:
     texts = line.split()
     if len(texts) != cards:
         yield f"'{name}' has {len(texts)} figures for {cards} cards"

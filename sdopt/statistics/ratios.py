@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from sdopt.record.comparisons import BreakEven, Interval, ShapeRatios
-from sdopt.record.records import StudyResult, VariantResult
-from sdopt.statistics.break_even import break_even, uncounted
+from sdopt.record.comparisons import Interval
+from sdopt.record.records import VariantResult
 from sdopt.statistics.pairs import (
     Pair,
     Pairs,
@@ -79,7 +78,9 @@ class LogRatio:
         if width is None:
             return interval
         bounds = np.clip(
-            [self.mean - width, self.mean + width], -_WIDEST, _WIDEST
+            [self.mean - width, self.mean + width],
+            -_WIDEST,
+            _WIDEST,
         )
         interval.low, interval.high = np.exp(bounds).tolist()
         interval.confidence = confidence
@@ -106,12 +107,19 @@ class LogRatio:
 # Ratios of samples ----------------------------------------------------------------------------------------------------
 
 
-def ratio(logs: np.ndarray, confidence: float, unit: str) -> Interval:
+def ratio(
+    logs: np.ndarray,
+    confidence: float,
+    unit: str,
+) -> Interval:
     """Returns a geometric mean with a t interval on the log scale, from three processes on; of rounds without one."""
     return _one_sample(logs, unit).interval(confidence)
 
 
-def _one_sample(logs: np.ndarray, unit: str = "process") -> LogRatio:
+def _one_sample(
+    logs: np.ndarray,
+    unit: str = "process",
+) -> LogRatio:
     n = int(logs.size)
     mean = float(logs.mean())
     if unit == "round" or n < MINIMUM_PROCESSES:
@@ -120,7 +128,10 @@ def _one_sample(logs: np.ndarray, unit: str = "process") -> LogRatio:
     return LogRatio(mean, error, n - 1, n, unit)
 
 
-def two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
+def two_samples(
+    logs: np.ndarray,
+    reference: np.ndarray,
+) -> LogRatio:
     """Returns the difference of two means with Student's error for equal variances; each value is a process."""
     n = int(logs.size)
     m = int(reference.size)
@@ -136,7 +147,10 @@ def two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
     return LogRatio(difference, error, freedom, fewer)
 
 
-def _welch(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
+def _welch(
+    logs: np.ndarray,
+    reference: np.ndarray,
+) -> LogRatio:
     """Returns the difference of two means with Welch's error for unequal variances; each value is a process."""
     difference = float(logs.mean() - reference.mean())
     fewer = int(min(logs.size, reference.size))
@@ -158,7 +172,9 @@ def _welch(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
 
 
 def latency(
-    variant: VariantResult, estimator: str, confidence: float
+    variant: VariantResult,
+    estimator: str,
+    confidence: float,
 ) -> Interval | None:
     """Returns the latency of one call in seconds, or None without samples.
 
@@ -177,7 +193,8 @@ def latency(
 
 
 def log_speedup(
-    candidate: VariantResult, reference: VariantResult
+    candidate: VariantResult,
+    reference: VariantResult,
 ) -> LogRatio | None:
     """Returns time of the reference over time of the candidate, per image: a ratio of geometric means over rounds.
 
@@ -206,7 +223,8 @@ def log_speedup(
 
 
 def pilot_speedup(
-    candidate: VariantResult, reference: VariantResult
+    candidate: VariantResult,
+    reference: VariantResult,
 ) -> LogRatio | None:
     """Returns the speed-up per call of the first `protocol.replicates` processes; None where they have none."""
     replicates = candidate.config.replicates
@@ -225,7 +243,11 @@ def _log_speedup(pairs: Pairs) -> LogRatio | None:
         return None
     if len(pairs) == 1:
         [rounds] = logs_by_replicate(pairs).values()
-        return LogRatio(float(rounds.mean()), n=int(rounds.size), unit="round")
+        return LogRatio(
+            float(rounds.mean()),
+            n=int(rounds.size),
+            unit="round",
+        )
     processes = flattened(pairs)
     if only_beside_each_other(processes):
         return _one_sample(means_by_replicate(pairs))
@@ -234,7 +256,8 @@ def _log_speedup(pairs: Pairs) -> LogRatio | None:
 
 
 def log_tail(
-    candidate: VariantResult, reference: VariantResult
+    candidate: VariantResult,
+    reference: VariantResult,
 ) -> LogRatio | None:
     """Returns the largest call of the candidate over that of the reference, per image: of means over processes.
 
@@ -302,7 +325,10 @@ def floor(
     return math.exp(abs(float(np.mean(logs)))) if logs.size else None
 
 
-def exceeds(ratio: float, floor: float) -> bool:
+def exceeds(
+    ratio: float,
+    floor: float,
+) -> bool:
     """Returns whether a ratio is farther from 1 than that of two identical workers, by more than rounding."""
     distance = abs(math.log(ratio))
     chance = math.log(floor)
@@ -315,7 +341,8 @@ def exceeds(ratio: float, floor: float) -> bool:
 
 
 def log_memory_ratio(
-    candidate: VariantResult, reference: VariantResult
+    candidate: VariantResult,
+    reference: VariantResult,
 ) -> LogRatio | None:
     """Returns peak memory of the candidate over that of the reference: a ratio of geometric means over processes.
 
@@ -335,100 +362,3 @@ def peak_memory_gib(variant: VariantResult) -> float | None:
     if not peaks or min(peaks) <= 0:
         return None
     return math.exp(float(np.mean(np.log(peaks))))
-
-
-# Comparisons of a study -----------------------------------------------------------------------------------------------
-
-
-def ratios_between(
-    result: StudyResult, candidate: VariantResult, reference: VariantResult
-) -> ShapeRatios:
-    """Returns how two variants of a study that were timed compare at its main shape."""
-
-    def interval(log: LogRatio | None) -> Interval | None:
-        return log.interval(result.confidence) if log else None
-
-    ratios = ShapeRatios(
-        speedup=interval(log_speedup(candidate, reference)),
-        memory_ratio=interval(log_memory_ratio(candidate, reference)),
-        tail_ratio=interval(log_tail(candidate, reference)),
-    )
-    control = _timed_control(result)
-    if control is not None and ratios.speedup is not None:
-        processes = flattened(paired(candidate, reference))
-        sessions = {measurement.session for measurement, _ in processes}
-        ratios.floor = floor(control, result.variant(result.baseline), sessions)
-    return ratios
-
-
-def _timed_control(result: StudyResult) -> VariantResult | None:
-    """Returns the repeated baseline, unless it or the baseline failed."""
-    control = result.control
-    baseline = result.variant(result.baseline)
-    if control is None or not (control.status.timed and baseline.status.timed):
-        return None
-    return control
-
-
-def compare(result: StudyResult) -> None:
-    """Fills in every comparison of a study from its raw samples, and the A/A floor."""
-    control = _timed_control(result)
-    result.floor = (
-        floor(control, result.variant(result.baseline)) if control else None
-    )
-    for comparison in result.comparisons:
-        candidate = result.variant(comparison.candidate)
-        reference = result.variant(comparison.reference)
-        comparison.break_even = None
-        unmeasured = [
-            variant
-            for variant in (candidate, reference)
-            if not variant.status.timed
-        ]
-        if unmeasured:
-            comparison.shapes = [ShapeRatios() for _ in comparison.shapes]
-            comparison.note = "; ".join(
-                f"{variant.name}: {variant.status}" for variant in unmeasured
-            )
-            continue
-        comparison.shapes = [
-            ratios_between(
-                result.at(number), candidate.at(number), reference.at(number)
-            )
-            for number in range(len(comparison.shapes))
-        ]
-        main = comparison.shapes[0]
-        comparison.break_even = _break_even(result, candidate, reference, main)
-        comparison.note = "; ".join(_notes(candidate, reference, main))
-
-
-def _break_even(
-    result: StudyResult,
-    candidate: VariantResult,
-    reference: VariantResult,
-    ratios: ShapeRatios,
-) -> BreakEven | None:
-    call = latency(
-        reference, result.config.protocol.estimator, result.confidence
-    )
-    level = break_even(candidate, reference, call, ratios.speedup)
-    if level is None or ratios.speedup is None:
-        return level
-    differs = ratios.floor is not None and exceeds(
-        ratios.speedup.estimate, ratios.floor
-    )
-    return level if differs else uncounted(level)
-
-
-def _notes(
-    candidate: VariantResult, reference: VariantResult, ratios: ShapeRatios
-) -> list[str]:
-    """Returns what a reader of a comparison has to know of it."""
-    notes = []
-    work = candidate.other_work(reference)
-    if work:
-        notes.append(f"not the same work: {', '.join(work)}")
-    given_up = candidate.given_up or reference.given_up
-    if ratios.speedup is None and not given_up:
-        notes.append("no session timed a round of both variants")
-    return notes

@@ -1,13 +1,12 @@
-"""Puts the answer of a study into one sentence, and what it rests on into notes."""
+"""Puts the answer of a study into one sentence."""
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 
-from sdopt.record.records import Budget, Status, StudyResult, VariantResult
+from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Verdict
-from sdopt.statistics.bounds import prompts_to_exclude
 from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named
 from sdopt.statistics.objections import wires_of
@@ -18,13 +17,18 @@ from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
 
 def answer_of(
-    result: StudyResult, rows: Sequence[Row], best: Row | None
+    result: StudyResult,
+    rows: Sequence[Row],
+    best: Row | None,
 ) -> str:
     """Returns the answer of a study, from its rows, best first, and the one that is recommended."""
     return f"{_reservations(result)}{_answer(rows, best)}"
 
 
-def _answer(rows: Sequence[Row], best: Row | None) -> str:
+def _answer(
+    rows: Sequence[Row],
+    best: Row | None,
+) -> str:
     candidates = [row for row in rows if not row.is_baseline]
     if not candidates:
         return "Nothing was compared with the baseline."
@@ -39,7 +43,10 @@ def _answer(rows: Sequence[Row], best: Row | None) -> str:
     return _nothing_better(candidates, baseline)
 
 
-def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
+def _nothing_better(
+    candidates: Sequence[Row],
+    baseline: Row | None,
+) -> str:
     """Returns the answer where no variant is shown to be better than the baseline."""
     first = candidates[0]
     text = described(first, baseline)
@@ -78,7 +85,10 @@ def _keep_the_baseline(
     return text
 
 
-def unconfirmed(row: Row, baseline: Row | None) -> str:
+def unconfirmed(
+    row: Row,
+    baseline: Row | None,
+) -> str:
     """Returns the answer for a gain that nothing speaks against and that is not shown yet: it, why, and what to do."""
     text = f"{described(row, baseline)}. Not confirmed yet: {shortened(row.because)}."
     if (
@@ -120,7 +130,10 @@ def _reservations(result: StudyResult) -> str:
     return text
 
 
-def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
+def _untimed(
+    candidates: Sequence[Row],
+    baseline: Row | None,
+) -> str:
     """Returns the answer where no time was compared: images alone, or what failed."""
     if baseline is not None and baseline.status.failure:
         return _baseline_failed(baseline)
@@ -160,7 +173,11 @@ def _baseline_failed(baseline: Row) -> str:
 # One variant ----------------------------------------------------------------------------------------------------------
 
 
-def described(row: Row, baseline: Row | None, name: str = "") -> str:
+def described(
+    row: Row,
+    baseline: Row | None,
+    name: str = "",
+) -> str:
     """Returns what a variant does in one line: speed, memory where it changes, and images.
 
     A trade is said as one: what it gains first, then what it costs. `name` is the variant's where it is not the row's.
@@ -188,7 +205,10 @@ def _saves_memory(row: Row) -> bool:
     return MEMORY_RATIO in measures
 
 
-def _speed_text(row: Row, baseline: Row | None) -> str:
+def _speed_text(
+    row: Row,
+    baseline: Row | None,
+) -> str:
     unit = unit_text(row.per_image)
     if row.further:
         return f"{row.speed}{unit}: {_speedups_text(row)}"
@@ -235,7 +255,10 @@ def _at_main_shape(row: Row) -> str:
     return f" at {row.shape}" if row.further else ""
 
 
-def _from_to(row: Row, baseline: Row | None) -> str:
+def _from_to(
+    row: Row,
+    baseline: Row | None,
+) -> str:
     """Returns both times; "" where they differ the other way than the ratio, which pairs the calls of each round."""
     before = baseline.time if baseline else None
     after = row.time
@@ -264,7 +287,10 @@ def _images_text(row: Row) -> str:
     return f"{_likeness(row, row.images)}{_at_main_shape(row)}"
 
 
-def _likeness(row: Row, images: Images) -> str:
+def _likeness(
+    row: Row,
+    images: Images,
+) -> str:
     if row.variant.trips:
         return f"images broken ({wires_of(row.variant)})"
     metric, figure = row.distance
@@ -277,128 +303,12 @@ def _likeness(row: Row, images: Images) -> str:
     return f"images {images}"
 
 
-def _unjudged_text(psnr_db: float | None, figure: str) -> str:
+def _unjudged_text(
+    psnr_db: float | None,
+    figure: str,
+) -> str:
     """Returns how alike images are that no gate judged; without a ratio of signal to noise they are equal."""
     if psnr_db is None:
         return "images identical"
     alike = next(word for least, word in _ALIKE if psnr_db >= least)
     return f"images {alike} ({figure} dB), not judged"
-
-
-# Notes ----------------------------------------------------------------------------------------------------------------
-
-
-def notes_of(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
-    """Yields what verdicts follow from, what they lack, and how to have the images judged."""
-    yield from _budget_notes(result, rows)
-    yield from _work_notes(result)
-    yield from _judging_notes(result)
-
-
-def _budget_notes(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
-    """Yields what a study left out to end within its budget, and which verdicts that leaves open."""
-    if result.budget is None or not result.budget.spared:
-        return
-    left_out = ", ".join(_spared(result, result.budget)) or "repeated images"
-    text = f"protocol.budget_s={result.config.protocol.budget_s:g} left out {left_out}"
-    undecided = []
-    for row in rows:
-        is_open = row.speed in (Speed.CLOSE, Speed.FEW)
-        if is_open or row.decision is Decision.UNDECIDED:
-            undecided.append(row.name)
-    if undecided:
-        text += f"; it may be why these are not decided: {', '.join(undecided)}"
-    yield f"{text}. Resuming with a larger one measures the rest."
-
-
-def _spared(result: StudyResult, budget: Budget) -> Iterator[str]:
-    rounds = result.config.protocol.rounds
-    replicates = result.config.replicates
-    if budget.rounds:
-        yield f"{rounds - budget.rounds} of {rounds} rounds"
-    for name, count in budget.processes.items():
-        yield f"{replicates - count} of {replicates} processes of {name}"
-    if budget.prompts:
-        yield f"the images of all but {budget.prompts} prompts"
-    if not budget.evidence:
-        yield "the evidence of all but the first process of each variant"
-    if not budget.stages:
-        yield "the times of stages"
-
-
-def _work_notes(result: StudyResult) -> Iterator[str]:
-    """Yields in what the work of variants differs, as far as that is part of the comparison."""
-    if result.per_image:
-        yield (
-            "Times and speed-ups are per image, because calls make different numbers of images "
-            f"({_images_of_calls(result)}). Memory is that of a whole call."
-        )
-    baseline = result.variant(result.baseline)
-    for variant in result.candidates:
-        chosen = _chosen_otherwise(variant, baseline)
-        if chosen:
-            yield f"{variant.name} does other work by choice: {', '.join(chosen)}."
-
-
-def _images_of_calls(result: StudyResult) -> str:
-    """Returns which variants make how many images in a call."""
-    names: dict[int, list[str]] = {}
-    for variant in result.variants:
-        count = variant.config.images_per_call
-        names.setdefault(count, []).append(variant.name)
-    counts = []
-    for count in sorted(names):
-        counts.append(f"{count}: {', '.join(names[count])}")
-    return "; ".join(counts)
-
-
-def _chosen_otherwise(
-    variant: VariantResult,
-    baseline: VariantResult,
-) -> list[str]:
-    """Returns what a variant chooses of the work otherwise than the baseline, beyond what its name says."""
-    chosen = []
-    for key, (after, before) in variant.config.chosen_beside(
-        baseline.config
-    ).items():
-        if f"{key}=" not in variant.name:
-            chosen.append(f"{key} {before} → {after}")
-    return chosen
-
-
-def _judging_notes(result: StudyResult) -> Iterator[str]:
-    if result.judgements:
-        intervals = (
-            "; speed follows the two-sided intervals"
-            if _bounded(result)
-            else ""
-        )
-        yield f"Images and pass or fail follow gate={result.gate}{intervals}."
-        return
-    if result.variant(result.baseline).status.failure:
-        return  # no gate has anything to judge
-    if not any(variant.images for variant in result.variants):
-        yield "There are no images to judge: measure again with gate=default, which draws them."
-        return
-    yield f"The images were not judged: {_how_to_judge(result)}."
-
-
-def _bounded(result: StudyResult) -> bool:
-    """Returns whether any speed-up has an interval."""
-    for comparison in result.comparisons:
-        for ratios in comparison.shapes:
-            if ratios.speedup and ratios.speedup.low:
-                return True
-    return False
-
-
-def _how_to_judge(result: StudyResult) -> str:
-
-    if result.is_imported:
-        return "run `sdopt judge` on the folders again, with gate=default"
-    # gate=default tolerates that 5 % of all prompts exceed a limit; with fewer prompts, no lossy option can pass.
-    if (result.config.quality.prompt_count or 0) < prompts_to_exclude(
-        share=0.05, confidence=0.95
-    ):
-        return "measure again with gate=default, which generates more of them"
-    return "add gate=default, or run `sdopt gate <folder>` on this result"

@@ -12,6 +12,7 @@ from sdopt.contract import Contract
 from sdopt.record.choices import difference
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.statistics.answer_notes import notes_of
 from sdopt.statistics.figures import first_rows, rows_of
 from sdopt.statistics.measures import RULED
 from sdopt.statistics.objections import objections
@@ -25,10 +26,14 @@ from sdopt.statistics.scale import (
     speed_over,
     worst_of,
 )
-from sdopt.statistics.sentences import answer_of, notes_of
+from sdopt.statistics.sentences import answer_of
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(
+    frozen=True,
+    repr=False,
+    eq=False,
+)
 class Summary:
     """A study, summed up.
 
@@ -105,7 +110,10 @@ def rank_of(row: Row) -> tuple[bool, float]:
     return False, -row.speedup.interval.estimate
 
 
-def _judged(result: StudyResult, rows: Sequence[Row]) -> Row:
+def _judged(
+    result: StudyResult,
+    rows: Sequence[Row],
+) -> Row:
     """Returns the row of a variant with its verdicts, from one for each of its comparisons."""
     steps = [row for row in rows if row.reference not in ("", result.baseline)]
     direct = [row for row in rows if row.reference in ("", result.baseline)]
@@ -132,7 +140,10 @@ def _judged(result: StudyResult, rows: Sequence[Row]) -> Row:
     return replace(row, because=because, pays=not because)
 
 
-def _option_of(row: Row, baseline: str) -> str:
+def _option_of(
+    row: Row,
+    baseline: str,
+) -> str:
     """Returns what the difference to the baseline is credited to; the variant's name if that is not one option."""
     if row.comparison is None or row.reference != baseline:
         return row.name
@@ -140,7 +151,10 @@ def _option_of(row: Row, baseline: str) -> str:
     return row.name if credit in ("", "nothing") else credit
 
 
-def _step(result: StudyResult, row: Row) -> Row:
+def _step(
+    result: StudyResult,
+    row: Row,
+) -> Row:
     """Returns what a variant gains on top of another one than the baseline, with what that speed-up shows."""
     reference = result.variant(row.reference)
     plain = result.variant(result.baseline).choices
@@ -155,7 +169,10 @@ def _step(result: StudyResult, row: Row) -> Row:
     return replace(row, speed=speed_over(speeds))
 
 
-def _with_chain(row: Row, by_name: Mapping[str, Row]) -> Row:
+def _with_chain(
+    row: Row,
+    by_name: Mapping[str, Row],
+) -> Row:
     """Returns a row that is no better than the steps that it is built on: their images and verdicts are its own too."""
     if not row.is_step:
         return row
@@ -169,7 +186,10 @@ def _with_chain(row: Row, by_name: Mapping[str, Row]) -> Row:
     return replace(row, pays=False, because=because)
 
 
-def _chain(row: Row, by_name: Mapping[str, Row]) -> list[Row]:
+def _chain(
+    row: Row,
+    by_name: Mapping[str, Row],
+) -> list[Row]:
     """Returns what a row is built on, what that is built on, and so on."""
     chain: list[Row] = []
     names = {row.name}
