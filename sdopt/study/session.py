@@ -20,7 +20,7 @@ from sdopt.record.records import MeasurementSession, Schedule, Status, StudyResu
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
 from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import CONTROL, Plan
-from sdopt.study.forecast import calls_ahead
+from sdopt.study.cost import calls_ahead
 from sdopt.study.plan import runnable_of, warmup_calls
 from sdopt.study.progress import Progress
 from sdopt.study.resume import Missing
