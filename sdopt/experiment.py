@@ -43,8 +43,8 @@ from sdopt.report.answer import answer_shown
 from sdopt.report.header import announce, show_plan
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.study.ahead import LEAST_REPORT_S
-from sdopt.study.designs import Plan
 from sdopt.study.cost import cost_of
+from sdopt.study.designs import Plan
 from sdopt.study.plan import plan_result, refused, require_room, require_same_task, runnable_of
 from sdopt.study.progress import Progress
 from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
