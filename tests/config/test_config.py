@@ -20,7 +20,7 @@ from sdopt.config.groups import optimization_options
 from sdopt.config.own import serving_config
 from sdopt.config.paths import CONF
 from sdopt.config.tracking import tracking_of
-from sdopt.config.typed import build_typed
+from sdopt.config.typed import typed
 from sdopt.errors import UsageError
 from sdopt.options import Optimization
 from sdopt.options.compiler import Eager, Inductor
@@ -129,8 +129,8 @@ class TestMistakes:
             "grad_mode._target_=sdopt.schema.Model: must be a dataclass derived from Optimization",
             "layout.memory_format: Input should be 'contiguous' or 'channels_last'",
             "nonsense: unknown key; the sections are model, ",
-            "dry_run: must be true or false",
-            "objective: ",
+            "dry_run=perhaps: Input should be a valid boolean",
+            "objective=3: Input should be a valid list",
         ]
         for start in expected:
             assert [problem for problem in found if problem.startswith(start)], f"{start} is not in {found}"
@@ -432,7 +432,7 @@ class TestOwnOptions:
         name = f"wrong_{abs(hash(module))}"
         (tmp_path / f"{name}.py").write_text(module)
         found: list[str] = []
-        build_typed("shading", OmegaConf.create({"_target_": f"{name}.Shading", "factor": 2.0}), Optimization, found)
+        typed("shading", {"_target_": f"{name}.Shading", "factor": 2.0}, Optimization, found)
         assert re.match(rf"shading.*{reason}", found[0])
 
     @pytest.mark.parametrize(("way", "name"), [("--config-dir", "config"), ("hydra.searchpath", "precision/bf16")])
