@@ -142,7 +142,6 @@ class TestMistakes:
             {
                 "workload.size=65": "workload.size=65: Input should be a multiple of 8",
                 "workload.batch_size=null": "workload.batch_size: ",
-                "workload.negative_prompt=1.50": "workload.negative_prompt=1.5: must be text; write it in quotes",
                 "study.name=true": "study.name=True: Input should be a valid string",
                 "model.name=sd99": "model.name=sd99: packaged models are emoji",
                 "scheduler.class_name=DDIM": "scheduler.class_name=DDIM: unknown scheduler; diffusers has: ",
@@ -151,7 +150,6 @@ class TestMistakes:
             {
                 "workload.size=[64,65]": "workload.size[1]=65: Input should be a multiple of 8",
                 "workload.batch_size=[1,0]": "workload.batch_size[1]=0: Input should be greater than or equal to 1",
-                "workload.seed=${nope}": "workload.seed: ",
                 "model.name=/x": "model.name=/x: must be a name, not a path",
                 "scheduler.class_name=StableDiffusionPipeline": "scheduler.class_name=StableDiffusionPipeline: unknown",
                 "+extra.deep=???": "extra.deep: ",
@@ -174,7 +172,8 @@ class TestMistakes:
                 "model.variant=[fp16]": "model.variant: Input should be a valid string",
                 "tracking.tags=[team]": "tracking.tags: Input should be a valid dictionary",
             },
-            {"objective=${nope}": "objective: "},
+            {"objective=${nope}": "objective: ", "workload.seed=${nope}": "workload.seed: "},
+            {"workload.negative_prompt=1.50": "workload.negative_prompt=1.5: must be text; write it in quotes"},
             {"workload.prompts=['a ${b}']": "workload.prompts[0]: Interpolation key 'b' not found"},
             {
                 "workload.prompts=[it's a cat]": "workload.prompts=[it's a cat]: not an override (token recognition "
