@@ -97,6 +97,7 @@ class TestOptimize:
         assert "memory=vae_slicing: NO EFFECT: " in str(report)
 
     @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
+    @pytest.mark.slow
     def test_broken_images_are_said_though_options_took_effect(self, pipe: StableDiffusionPipeline) -> None:
         small: dict[str, Any] = {"height": 32, "width": 32}
         sdopt.optimize(pipe, layout="channels_last")

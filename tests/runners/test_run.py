@@ -170,12 +170,14 @@ class TestDryRun:
         assert "timed at 32×32, batch 1; 32×32, batch 2" in finished.shown
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.slow
     def test_of_a_sweep_ends_as_the_sweep_would_and_leaves_a_folder_as_it_was(self, tmp_path: Path) -> None:
         (tmp_path / "mine" / "empty").mkdir(parents=True)
         planned = refused(tmp_path, "run", "-m", *SMOKE, "workload.steps=0,1", "dry_run=true", "hydra.sweep.dir=mine")
         assert "workload.steps=0: Input should be greater" in planned.err
         assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "mine"]
 
+    @pytest.mark.slow
     def test_says_what_it_takes_as_far_as_that_is_known(self, tmp_path: Path, finished: Finished) -> None:
         (tmp_path / "mine").mkdir()
         planned = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16", "hydra.run.dir=mine")

@@ -242,6 +242,7 @@ class TestOptionsOfOwnGroups:
         left = {variant.name: [axis for axis in variant.choices if "mine" in axis] for variant in found.variants[2:]}
         assert left == {"without mine=a": ["mine.b"], "without mine=b": ["mine.a"]}
 
+    @pytest.mark.slow
     def test_of_one_axis_are_rivals_though_their_group_combines(self, own: Callable[..., Plan]) -> None:
         found = own("study=factorial", "study.options=['+mine:a','+mine:a_again','+mine:b']")
         assert len(found.variants) == 3 * 2
@@ -249,6 +250,7 @@ class TestOptionsOfOwnGroups:
         with pytest.raises(UsageError, match=r"mine=\[a,a_again\]: both set mine\.a; choose one of them"):
             own("+mine=[a,a_again]")
 
+    @pytest.mark.slow
     def test_that_sets_the_whole_group_combines_with_none(self, own: Callable[..., Plan]) -> None:
         with pytest.raises(UsageError, match=r"begin the file with `# @package mine\.whole`"):
             own("+mine=[whole,a]")

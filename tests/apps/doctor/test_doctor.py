@@ -342,6 +342,7 @@ class TestShown:
 
 
 @pytest.mark.usefixtures("few_options")
+@pytest.mark.slow
 def test_matrix_reads_records_and_says_it_as_json(finished: Finished, tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     shutil.copy(finished.folder / "result.json", tmp_path / "records")
