@@ -14,7 +14,7 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 
 from sdopt.config.compositions import Composition, Compositions, composition_errors
-from sdopt.config.edits import Edit, Setting, at, edited, in_group, read_edit
+from sdopt.config.edits import Edit, KeyValue, at, edited, in_group, read_edit
 from sdopt.config.groups import default_choice, has_default, override_of
 from sdopt.config.models import with_own_options
 from sdopt.config.overrides import group_of, key_of, merge_overrides, quoted
@@ -151,7 +151,7 @@ class HydraComposer:
         if lora := self._lora_of(edit):
             staying.append(_LORA)
             before = [*before, *(override for override in lora if override not in before)]
-            edit = replace(edit, settings=[*map(Setting.of, lora), *edit.settings])
+            edit = replace(edit, settings=[*map(KeyValue.of, lora), *edit.settings])
         merged = merge_overrides(before, edit.overrides, staying)
         merged = [override for override in merged if override.lstrip("~") not in groups]
         key = tuple(merged), plain

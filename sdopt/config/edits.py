@@ -14,7 +14,7 @@ Choice = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Setting:
+class KeyValue:
     """A key with its value; `new` says that it need not be there yet, as `+` does on a command line."""
 
     key: str
@@ -22,7 +22,7 @@ class Setting:
     new: bool
 
     @classmethod
-    def of(cls, override: str) -> "Setting":
+    def of(cls, override: str) -> "KeyValue":
         """Reads an override. Raises UsageError if it asks for what is decided before there are variants."""
         parsed = parsed_override(override)
         key = str(parsed.key_or_group)
@@ -47,7 +47,7 @@ class Edit:
     """
 
     choices: Mapping[str, Choice] = field(default_factory=dict)
-    settings: Sequence[Setting] = ()
+    settings: Sequence[KeyValue] = ()
     presets: Sequence[str] = ()
     overrides: Sequence[str] = ()
 
@@ -57,10 +57,10 @@ def read_edit(overrides: Sequence[str], compositions: Compositions) -> Edit:
     require_overrides(overrides)
     choices: dict[str, Choice] = {}
     words: dict[str, str] = {}
-    settings: list[Setting] = []
+    settings: list[KeyValue] = []
     presets: list[str] = []
     for override in overrides:
-        setting = Setting.of(override)
+        setting = KeyValue.of(override)
         key = setting.key
         options = {} if override == f"~{key}" else compositions.axes(override)
         if "." in key:
@@ -129,7 +129,7 @@ def edited(job: Composition, edit: Edit, compositions: Compositions, others: Map
     return Composition(values, choices)
 
 
-def _with_setting(values: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+def _with_setting(values: Mapping[str, Any], setting: KeyValue) -> dict[str, Any]:
     group, _, name = setting.key.rpartition(".")
     there = at(values, group) if group else values
     known = isinstance(there, dict) and name in there and not _adds_keys(there[name], setting.value)
