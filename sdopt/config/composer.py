@@ -151,7 +151,7 @@ class HydraComposer:
         if lora := self._lora_of(edit):
             staying.append(_LORA)
             before = [*before, *(override for override in lora if override not in before)]
-            edit = replace(edit, settings=[*map(KeyValue.of, lora), *edit.settings])
+            edit.settings[:0] = map(KeyValue.of, lora)
         merged = merge_overrides(before, edit.overrides, staying)
         merged = [override for override in merged if override.lstrip("~") not in groups]
         key = tuple(merged), plain

@@ -34,21 +34,25 @@ PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
 """The search path of a command without folders of the user's own."""
 
 
+Values = Mapping[str, Any]
+"""Nested plain values by key; interpolations and `???` are texts."""
+
+
 @dataclass(frozen=True)
 class Composition:
     """A composed configuration, and the option chosen on each axis.
 
     Attributes:
-        values: without Hydra's own node, as plain values; interpolations and `???` are texts. Never changed.
+        values: without Hydra's own node; never changed.
         choices: the options by axis.
     """
 
-    values: Mapping[str, Any]
-    choices: Mapping[str, Any]
+    values: Values
+    choices: Values
 
 
 _packaged: dict[tuple[str, ...], Composition] = {}
-_packaged_files: dict[tuple[str, str], Mapping[str, Any] | None] = {}
+_packaged_files: dict[tuple[str, str], Values | None] = {}
 _packaged_options: dict[str, list[str]] = {}
 """What was composed of packaged files alone, which do not change while a program runs."""
 
@@ -74,7 +78,7 @@ class Compositions:
         self.own_folders = tuple(dict.fromkeys(path.removeprefix("file://") for path in own))
         """Folders with groups of the user's own."""
         self._made: dict[tuple[str, ...], Composition] = _packaged if packaged else {}
-        self._files: dict[tuple[str, str], Mapping[str, Any] | None] = _packaged_files if packaged else {}
+        self._files: dict[tuple[str, str], Values | None] = _packaged_files if packaged else {}
         self._options: dict[str, list[str]] = _packaged_options if packaged else {}
         self._axes: dict[str, dict[str, str] | None] = {}
 
@@ -94,7 +98,7 @@ class Compositions:
                 self._made[key] = self._read(overrides, *composed)
         return self._made[key]
 
-    def load_option(self, group: str, option: str) -> Mapping[str, Any] | None:
+    def load_option(self, group: str, option: str) -> Values | None:
         """Returns what an option's file sets, by section or group; None if it sets more than its own, as presets do."""
         key = group, option
         if key not in self._files:
@@ -247,7 +251,7 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-def axes_in(values: Mapping[str, Any]) -> list[str]:
+def axes_in(values: Values) -> list[str]:
     """Returns the axes of the optimizations in a configuration."""
     axes = []
     for key, node in values.items():
@@ -288,7 +292,7 @@ def _axes_of(merged: Sequence[ResultDefault]) -> dict[str, str]:
     return distinct(found)
 
 
-def _combines(key: str, node: Any, choices: Mapping[str, Any]) -> bool:
+def _combines(key: str, node: Any, choices: Values) -> bool:
     """Returns whether a group was chosen as a list, or by an option that sets a key within it."""
     if key in SECTION_NAMES or not isinstance(node, dict):
         return False
