@@ -306,6 +306,8 @@ class Budget:
     """Prompts that the baseline drew again, where there was no time for all."""
     evidence: bool = True
     """Whether every process had time to show evidence, and not only the first one of each variant."""
+    stages: bool = True
+    """Whether there was time for the calls that time the stages; without, fewer prompts have images too."""
 
     @property
     def spared(self) -> bool:

@@ -237,6 +237,8 @@ def _budget_notes(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
         left_out.append(f"the images of all but {budget.prompts} prompts")
     if not budget.evidence:
         left_out.append("the evidence of all but the first process of each variant")
+    if not budget.stages:
+        left_out.append("the times of stages")
     text = f"protocol.budget_s={protocol.budget_s:g} left out {', '.join(left_out) or 'repeated images'}"
     open_speeds = (Speed.CLOSE, Speed.FEW)
     undecided = [row.name for row in rows if row.speed in open_speeds or row.decision is Decision.UNDECIDED]

@@ -148,6 +148,7 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.walk(8)
 def test_draws_what_was_measured(composer: Composers, files: Path, tmp_path: Path, situation: str) -> None:
     words = [_word(word, files) for word in SITUATIONS[situation].split(" ")]
     for word in words:
@@ -167,6 +168,7 @@ def _word(word: str, files: Path) -> str:
     return f"{key}={quoted(value)}" if "{" in word else word
 
 
+@pytest.mark.slow
 def test_an_option_and_a_key_of_ones_own(composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The class is imported from the working folder, where a program does not look by itself."""
     code = (
