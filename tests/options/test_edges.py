@@ -34,6 +34,8 @@ GROUNDS = {
     "SpectralForecast": Ground("caching=spectrum", "caching", ("workload.steps=8",)),
     "PyramidAttention": Ground("caching=pyramid_attention", "caching", ("workload.steps=6",)),
     "GuidanceInterval": Ground("caching=guidance_interval", "caching", ("workload.steps=6",)),
+    "MagCache": Ground("caching=magcache", "caching", ("model=emoji_dit", "workload.steps=25"), size=64),
+    "DualBlockCache": Ground("caching=dbcache", "caching", ("model=emoji_dit", "workload.steps=20"), size=64),
     "TaylorSeer": Ground("caching=taylorseer", "caching", ("workload.steps=8",)),
     "TokenMerging": Ground("caching=tome", "caching"),
     "PrecomputedEmbeddings": Ground("memory=precomputed_embeddings", "memory.precomputed_embeddings"),
