@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 
     from sdopt.config.composer import gate_of
     from sdopt.judging import Judging
-    from sdopt.report.verdicts import verdict_json
+    from sdopt.report.verdicts import against_sentence, verdict_json
     from sdopt.schema import THRESHOLDS
     from sdopt.statistics.summary import summary_of
     from sdopt.tracking.finding import find_results
@@ -64,7 +64,10 @@ def main(argv: list[str]) -> int:
         judging = Judging(config, arguments.against, waived, thresholds, arguments.output)
         code, judged, problems = judging.judge_all(found)
         if arguments.json:
-            by_id = {result.id: json.loads(verdict_json(summary_of(result))) for result in judged}
+            by_id = {}
+            for result in judged:
+                sentence = against_sentence(result) if arguments.against else ""
+                by_id[result.id] = json.loads(verdict_json(summary_of(result), sentence))
             verdicts = [by_id.get(result.id) for result, _ in found.studies]
             answer = answers(found, code) | {"verdicts": verdicts if found.sweep else verdicts[0]}
             say(answer | ({"problems": problems} if problems else {}))

@@ -11,14 +11,16 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
+from pydantic.fields import FieldInfo
 
 from sdopt.apps.doctor.matrix import RECORDS, Matrix, MatrixCell, State, grouped, records_in, shown_in
 from sdopt.config.composer import composer_of
@@ -34,6 +36,7 @@ from sdopt.options.declarations import Excludes, Extra
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.report.markdown import markdown
+from sdopt.schema import OneOf, OneOrMore
 from sdopt.search.expectation import RECORDED, medians
 from sdopt.study.designs import Design
 
@@ -233,10 +236,10 @@ def axis_of(path: Path) -> str:
 
 def key_rows(axis: str, cls: type) -> Iterator[tuple[str, ...]]:
     """Yields key, type, default and meaning of each field of a class."""
-    hints, meanings = get_type_hints(cls), _attribute_docs(cls)
+    hints, meanings = get_type_hints(cls, include_extras=True), _attribute_docs(cls)
     for field in fields(cls):
         if issubclass(cls, Optimization | Design) or field.name != "name":
-            yield f"`{axis}.{field.name}`", _type_name(hints[field.name], field), _default(field), meanings[field.name]
+            yield f"`{axis}.{field.name}`", _type_name(hints[field.name]), _default(field), meanings[field.name]
 
 
 def own_keys(plain: Any) -> Iterator[str]:
@@ -251,16 +254,44 @@ def own_keys(plain: Any) -> Iterator[str]:
                 yield f"    {meaning}"
 
 
-def _type_name(hint: Any, field: Field[Any]) -> str:
-    limits: Mapping[str, Any] = field.metadata
+def _type_name(hint: Any) -> str:
+    limits = limits_of(hint)
     if "choices" in limits:
         return ", ".join(f"`{choice}`" for choice in limits["choices"])
-    name = re.sub(r"[\w.]+\.(\w+)", r"\1", hint.__name__ if isinstance(hint, type) else str(hint))
-    if "each" in limits:
-        limits, name = limits["each"], "int | list[int]" + (" | None" if field.default is None else "")
     words = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "multiple_of": "a multiple of"}
-    bounds = ", ".join(f"{sign} {_shown(limits[key])}" for key, sign in words.items() if key in limits)
-    return f"{name}, {bounds}" if bounds else name
+    bounds = [f"{sign} {_shown(limits[key])}" for key, sign in words.items() if key in limits]
+    return ", ".join([_name(hint), *bounds])
+
+
+def limits_of(hint: Any) -> dict[str, Any]:
+    """Returns the limits in a key's type, or in that of its items: `ge`, `gt`, `le`, `lt`, `multiple_of`; `choices`."""
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    if get_origin(hint) is not Annotated:
+        within = (limits_of(part) for part in get_args(hint))
+        return next(filter(None, within), {})
+    limits: dict[str, Any] = {}
+    for metadata in hint.__metadata__:
+        if isinstance(metadata, OneOf):
+            limits["choices"] = tuple(metadata.choices)
+        elif isinstance(metadata, OneOrMore):
+            limits |= limits_of(metadata.number)
+        elif isinstance(metadata, FieldInfo):
+            for bound in metadata.metadata:
+                limits |= asdict(bound)
+    return limits
+
+
+def _name(hint: Any) -> str:
+    """Returns the name of a key's type without its limits, as Python writes it."""
+    if get_origin(hint) is Annotated:
+        several = any(isinstance(metadata, OneOrMore) for metadata in hint.__metadata__)
+        return "int | list[int]" if several else _name(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return " | ".join(_name(part) for part in get_args(hint))
+    if hint is NoneType:
+        return "None"
+    return hint.__name__ if isinstance(hint, type) else re.sub(r"[\w.]+\.(\w+)", r"\1", str(hint))
 
 
 def _shown(bound: float) -> str:

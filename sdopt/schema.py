@@ -1,15 +1,16 @@
 """Typed dataclasses of the configuration sections: keys, types and ranges.
 
-Each class is frozen and has no logic in its constructor. A field's metadata holds its range (`ge`, `gt`, `le`, `lt`) or
-its `choices`; `sdopt.config` checks them, so that an error can name the full key.
+Each class is frozen and has no logic in its constructor. A field's type holds its range; `sdopt.config` lets pydantic
+check it where a configuration is read, and nowhere else.
 """
 
-import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic_core import core_schema
 
 WORK = ("model", "task", "scheduler", "workload")
 """The sections that determine the images: two variants with equal sections do the same work."""
@@ -21,23 +22,51 @@ AMOUNT = ("workload.batch_size", "workload.images_per_prompt")
 """Settings of how many images a call makes: two variants that differ in them are compared per image."""
 
 
-SEEDS = {"ge": 0, "le": 2**53}
-"""The seeds that Python, PyTorch, JSON and browsers all represent exactly."""
+class Section:
+    """The base class of what a node of the configuration becomes: where text is wanted, `17` is text too."""
 
-
-def bounded(default: Any = MISSING, **limits: Any) -> Any:
-    """Returns a dataclass field with limits; the field is required if `default` is missing.
-
-    Args:
-        default: the default value of the field.
-        limits: a range (`ge`, `gt`, `le`, `lt`), or `choices` for the value or for each item of a list. `each` holds
-            the range (`multiple_of` too) of a whole number, or of each item of a list of different whole numbers.
-    """
-    return field(default=default, metadata=limits)
+    __pydantic_config__: ClassVar = ConfigDict(coerce_numbers_to_str=True)
 
 
 @dataclass(frozen=True)
-class Model:
+class OneOf:
+    """Metadata of a key that takes one of some texts, for choices that code has the list of; others are `Literal`."""
+
+    choices: Iterable[str]
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> core_schema.CoreSchema:
+        return core_schema.literal_schema(list(self.choices))
+
+
+@dataclass(frozen=True)
+class OneOrMore:
+    """Metadata of a key that takes a whole number, or a list of different ones, each within its range."""
+
+    number: Any
+    """The annotated type of each."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self.validated, handler(source))
+
+    def validated(self, value: Any) -> Any:
+        """Returns a number or a list of numbers. Raises ValueError, pydantic's or its own."""
+        if not isinstance(value, list):
+            return TypeAdapter(self.number).validate_python(value)
+        several = Annotated[list[self.number], Field(min_length=1)]  # type: ignore[name-defined]
+        numbers = TypeAdapter(several).validate_python(value)
+        if len(set(numbers)) < len(numbers):
+            raise ValueError("names one twice")
+        return numbers
+
+
+HIGHEST_SEED = 2**53
+"""Of the seeds that Python, PyTorch, JSON and browsers all represent exactly."""
+
+Seed = Annotated[int, Field(ge=0, le=HIGHEST_SEED)]
+
+
+@dataclass(frozen=True)
+class Model(Section):
     """The text-to-image model to measure.
 
     `weights`: `packaged` weights come with sdopt; `hub` weights are downloaded once from the Hugging Face Hub; `path`
@@ -48,7 +77,7 @@ class Model:
 
     name: str = "emoji"
     """Name of the packaged model, or of the architecture for random weights and for a single file."""
-    weights: str = bounded("packaged", choices=("packaged", "hub", "path", "random", "factory"))
+    weights: Literal["packaged", "hub", "path", "random", "factory"] = "packaged"
     """Where the weights come from."""
     path: str | None = None
     """For `path`: the folder of a pipeline, or a file: a Stable Diffusion or SDXL, or a transformer alone or with other
@@ -71,17 +100,17 @@ class Model:
     factory: str | None = None
     """For `factory`: `my_file.py:make`, which returns a pipeline of diffusers; each process calls it without arguments.
     Scheduler and precision are then sdopt's, as for other models."""
-    size: int = bounded(64, ge=8, le=16384, multiple_of=8)
+    size: Annotated[int, Field(ge=8, le=16384, multiple_of=8)] = 64
     """Height and width of the training images, in pixels: the default of `workload.size`."""
-    guidance_scale: float = bounded(7.5, ge=0, le=1000)
+    guidance_scale: Annotated[float, Field(ge=0, le=1000)] = 7.5
     """The default of `workload.guidance_scale`."""
-    steps: int = bounded(25, ge=1, le=10_000)
+    steps: Annotated[int, Field(ge=1, le=10_000)] = 25
     """The default of `workload.steps`."""
     distilled: bool = False
     """Whether the model itself was distilled to a few steps, so that such a scheduler needs no LoRA."""
-    threads: int | None = bounded(None, ge=1, le=4096)
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """The default of `hardware.threads`."""
-    max_sequence_length: int | None = bounded(None, ge=1, le=1_000_000)
+    max_sequence_length: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """For a diffusion transformer: tokens of a prompt that a call reads; null is the pipeline's own number.
     CLIP's encoders read 77 beside it."""
 
@@ -101,16 +130,16 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Section):
     """The input of an image besides its prompt: noise only, a starting image, or a starting image and a mask."""
 
-    kind: str = bounded("txt2img", choices=("txt2img", "img2img", "inpaint"))
+    kind: Literal["txt2img", "img2img", "inpaint"] = "txt2img"
     """Text-to-image, image-to-image or inpainting."""
     image: str | None = None
     """File of the starting image, or `packaged`; all prompts share the image, scaled to the workload's size."""
     mask: str | None = None
     """For `inpaint`: file of the mask, or `packaged`; white areas are replaced."""
-    strength: float = bounded(1.0, gt=0, le=1)
+    strength: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the steps to run, and noise level of the starting image; 1 starts from noise only."""
 
     def steps_of(self, steps: int) -> int:
@@ -119,7 +148,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Scheduler:
+class Scheduler(Section):
     """The sampler: a scheduler class of diffusers, and options that override the model's own.
 
     What the model was trained for stays as its own scheduler's configuration, or the marks in a single file (`v_pred`,
@@ -156,7 +185,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(Section):
     """The work of one timed call, and the images of the quality pass."""
 
     prompts: Any = "packaged"
@@ -166,22 +195,22 @@ class Workload:
     A column named negative_prompt holds the negative prompts."""
     negative_prompt: str | None = None
     """What images should not show: the negative prompt of all prompts that have none of their own."""
-    prompt_count: int = bounded(8, ge=1, le=1_000_000)
+    prompt_count: Annotated[int, Field(ge=1, le=1_000_000)] = 8
     """Number of prompts to use, starting at `prompt_start`."""
-    prompt_start: int = bounded(0, ge=0, le=1_000_000_000)
+    prompt_start: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
     """Number of prompts to skip at the start, for images that no earlier decision was based on."""
-    images_per_prompt: int = bounded(1, ge=1, le=4096)
+    images_per_prompt: Annotated[int, Field(ge=1, le=4096)] = 1
     """Images per prompt, each from different noise."""
-    batch_size: Any = bounded(1, each={"ge": 1, "le": 4096})  # noqa: RUF009 (returns a field)
+    batch_size: Annotated[Any, OneOrMore(Annotated[int, Field(ge=1, le=4096)])] = 1
     """Prompts per pipeline call, which makes `batch_size * images_per_prompt` images. For a list, see `size`."""
-    steps: int = bounded(25, ge=1, le=10_000)
+    steps: Annotated[int, Field(ge=1, le=10_000)] = 25
     """Denoising steps."""
-    guidance_scale: float | None = bounded(None, ge=0, le=1000)
+    guidance_scale: Annotated[float, Field(ge=0, le=1000)] | None = None
     """Guidance scale; null is `model.guidance_scale`, 1 or less disables guidance."""
-    size: Any = bounded(None, each={"ge": 8, "le": 16384, "multiple_of": 8})  # noqa: RUF009 (returns a field)
+    size: Annotated[Any, OneOrMore(Annotated[int, Field(ge=8, le=16384, multiple_of=8)])] | None = None
     """Height and width in pixels, which are equal; null is `model.size`. With a list, each process is timed at every
     combination of size and `batch_size`; the first of each is the main shape, used for images, stages and energy."""
-    seed: int = bounded(0, **SEEDS)
+    seed: Seed = 0
     """Seed of the initial noise, which is the same for all variants."""
     latents: str | None = None
     """A .pt or .safetensors file with the initial noise, which is otherwise drawn from `seed`: unit variance, shape (n,
@@ -205,60 +234,60 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Protocol:
+class Protocol(Section):
     """The measurement protocol. The unit of replication is the process: see `replicates`."""
 
-    rounds: int = bounded(4, ge=1, le=100_000)
+    rounds: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Timed calls per process. More rounds reduce the noise within a process, but do not replace processes."""
-    warmup: int = bounded(1, ge=0, le=100_000)
+    warmup: Annotated[int, Field(ge=0, le=100_000)] = 1
     """Untimed calls after the first call, which is reported as the cold start. The last of them is a discarded round,
     so that interleaved processes always have one. Memory is measured in that round (with 0, in the first call), and
     again after the last round. At least 2 if a variant's compiler records CUDA graphs in the second call."""
-    replicates: int | None = bounded(None, ge=1, le=1000)
+    replicates: Annotated[int, Field(ge=1, le=1000)] | None = None
     """Processes per variant; null is `gate.replicates`. With fewer than three, no interval is given."""
-    precision: float | None = bounded(None, gt=0, lt=1)
+    precision: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Target half-width of every speed-up's interval, as a share such as 0.03; processes are added until it is reached.
     `replicates` is then the size of the pilot, whose standard deviation determines the number of processes."""
-    budget_s: float | None = bounded(None, gt=0, le=31_536_000)
+    budget_s: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
     """Time limit for the whole of `sdopt run`, in seconds. Rounds and processes are spent where a verdict is open, then
     on images; the answer says what was left out. One process of each variant, one round and a few images always
     complete; with `precision`, its pilot."""
-    estimator: str = bounded("median", choices=("median", "mean", "last", "min"))
+    estimator: Literal["median", "mean", "last", "min"] = "median"
     """Summary statistic of a variant's latency. Speed-ups are always ratios of geometric means over the same rounds."""
-    confidence: float = bounded(0.95, gt=0, lt=1)
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     """Confidence level of the intervals in tables."""
-    schedule: str = bounded("auto", choices=("auto", "interleaved", "blocks"))
+    schedule: Literal["auto", "interleaved", "blocks"] = "auto"
     """`auto` interleaves all variants if they fit in memory together, and otherwise uses blocks."""
-    memory_fraction: float = bounded(0.85, gt=0, le=1)
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.85
     """Share of the initially free memory that all variants together may use."""
-    shuffle_seed: int = bounded(0, **SEEDS)
+    shuffle_seed: Seed = 0
     """Seed of the order of the variants within each round."""
-    stage_calls: int = bounded(1, ge=0, le=100_000)
+    stage_calls: Annotated[int, Field(ge=0, le=100_000)] = 1
     """Calls per process in the separate, instrumented pass that measures the time per stage; with quality metrics one
     is made in any case, to count the steps of the denoiser."""
-    energy_s: float = bounded(5.0, ge=0, le=3600)
+    energy_s: Annotated[float, Field(ge=0, le=3600)] = 5.0
     """Seconds of back-to-back calls, once per variant, that measure the energy of a call on a card with a counter; 0
     measures none."""
-    timeout_s: float = bounded(1800.0, gt=0, le=604800)
+    timeout_s: Annotated[float, Field(gt=0, le=604800)] = 1800.0
     """Time limit for preparing a worker, and for each of its calls, in seconds; at most a week."""
-    interference: float | None = bounded(0.02, ge=0, le=1)
+    interference: Annotated[float, Field(ge=0, le=1)] | None = 0.02
     """A round is repeated if other programs took more than this share of the CPU (or GPU) time of any of its calls;
     null repeats none."""
-    extra_rounds: int | None = bounded(None, ge=0, le=100_000)
+    extra_rounds: Annotated[int, Field(ge=0, le=100_000)] | None = None
     """Maximum number of extra rounds per process, for disturbed ones; null is half of `rounds`, rounded up."""
-    give_up: float | None = bounded(3.0, gt=1, le=1e6)
+    give_up: Annotated[float, Field(gt=1, le=1e6)] | None = 3.0
     """A variant whose first warm calls take more than this many times the baseline's, per image, is `slower`, and is
     not timed further; one that claims memory alone still has its memory measured. Null times all."""
-    programs_s: float | None = bounded(None, ge=0, le=86_400)
+    programs_s: Annotated[float, Field(ge=0, le=86_400)] | None = None
     """Seconds for running, after everything else, the program that reports hand out for each variant; null is a tenth
     of the time that the study took, but at least 180 s. The best variant's is run in any case, unless this is 0: then
     none is run, and none is handed out."""
-    smallest_speedup: float = bounded(0.01, ge=0, le=1000)
+    smallest_speedup: Annotated[float, Field(ge=0, le=1000)] = 0.01
     """The smallest change of speed that counts as faster or slower, as a share; a smaller one is too close to call. It
     holds for every table, plot and answer, and for a gate. `sdopt gate` may set another one for a finished result."""
-    smallest_memory: float = bounded(0.01, ge=0, le=1000)
+    smallest_memory: Annotated[float, Field(ge=0, le=1000)] = 0.01
     """The smallest change of peak memory that counts, as a share of the reference's peak; likewise."""
-    smallest_memory_mib: float = bounded(16.0, ge=0, le=1e9)
+    smallest_memory_mib: Annotated[float, Field(ge=0, le=1e9)] = 16.0
     """The smallest change of peak memory that counts, in MiB; both thresholds must be exceeded."""
 
 
@@ -267,32 +296,32 @@ THRESHOLDS = ("smallest_speedup", "smallest_memory", "smallest_memory_mib")
 
 
 @dataclass(frozen=True)
-class Rates:
+class Rates(Section):
     """Dense peak rates by the type of the operands, in TFLOP/s (int8 in TOP/s).
 
     The rates of `fp16`, `bf16` and `fp8` are with accumulation in float32, as in PyTorch. Null: the device has no such
     unit.
     """
 
-    fp32: float | None = bounded(None, gt=0, le=1e9)
-    tf32: float | None = bounded(None, gt=0, le=1e9)
-    fp16: float | None = bounded(None, gt=0, le=1e9)
-    bf16: float | None = bounded(None, gt=0, le=1e9)
-    fp8: float | None = bounded(None, gt=0, le=1e9)
-    int8: float | None = bounded(None, gt=0, le=1e9)
+    fp32: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    tf32: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    fp16: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    bf16: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    fp8: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    int8: Annotated[float, Field(gt=0, le=1e9)] | None = None
 
 
 @dataclass(frozen=True)
-class Sheet:
+class Sheet(Section):
     """A data sheet: the vendor's figures of a card, or the figures that `sdopt doctor` measured on a machine."""
 
     name: str
     device_names: list[str]
     """The device's names in the driver; case and a leading `NVIDIA` are ignored."""
-    memory_gib: float = bounded(gt=0, le=1e6)
+    memory_gib: Annotated[float, Field(gt=0, le=1e6)]
     """Memory that a program sees (`torch.cuda.mem_get_info`): less than advertised, and dependent on the driver."""
-    bandwidth_gb_s: float = bounded(gt=0, le=1e9)
-    compute_capability: float | None = bounded(None, ge=1, le=100)
+    bandwidth_gb_s: Annotated[float, Field(gt=0, le=1e9)]
+    compute_capability: Annotated[float, Field(ge=1, le=100)] | None = None
     """CUDA compute capability, such as 8.6; null for a CPU."""
     vector: Rates = field(default_factory=Rates)
     """Rates of the vector units: CUDA cores, or a CPU."""
@@ -303,10 +332,10 @@ class Sheet:
     """The generation, such as `ada` or `rdna3`; `sdopt plan` needs it, as it needs the keys below."""
     chip: str | None = None
     """The die, such as `AD102`, which cards of several names share."""
-    pcie_gb_s: float | None = bounded(None, gt=0, le=1e6)
+    pcie_gb_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Rate of the link to the host in one direction."""
-    power_w: float | None = bounded(None, gt=0, le=1e6)
-    half_accumulation: float | None = bounded(None, gt=0, le=1e9)
+    power_w: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    half_accumulation: Annotated[float, Field(gt=0, le=1e9)] | None = None
     """Tensor rate in fp16 with accumulation in fp16, where it differs: GeForce cards halve it for float32."""
 
     @property
@@ -324,15 +353,15 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Hardware:
+class Hardware(Section):
     """The device to run on. `auto` takes the first CUDA device, or else the CPU."""
 
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
-    threads: int | None = bounded(None, ge=1, le=4096)
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """CPU threads of a worker and of the process that scores images; null is `model.threads`, or else PyTorch's default
     of one per core."""
-    price_per_hour: float | None = bounded(None, ge=0, le=1e9)
+    price_per_hour: Annotated[float, Field(ge=0, le=1e9)] | None = None
     """Price of this machine per hour, in any currency, for the cost per image."""
     exclusive: bool = True
     """Waits while another study of this user measures on the device; with several cards, `auto` takes a free one."""
@@ -343,41 +372,41 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Serving:
+class Serving(Section):
     """How a server turns requests into calls of the pipeline, and what it refuses.
 
     A call takes the images that have waited longest and that one call can draw. Its batch sizes are those of
     `workload.batch_size`.
     """
 
-    max_batch: int | None = bounded(None, ge=1, le=4096)
+    max_batch: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Images of one call at most; null is the largest batch size of the workload."""
-    window_ms: float = bounded(0.0, ge=0, le=60_000)
+    window_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
     """How long an image may wait for others to fill its batch, in milliseconds; with 0 a call takes what waits."""
-    queue: int = bounded(64, ge=1, le=100_000)
+    queue: Annotated[int, Field(ge=1, le=100_000)] = 64
     """Images that may wait; a request with more is answered with 429."""
-    deadline_s: float = bounded(60.0, gt=0, le=86_400)
+    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
     """Seconds after which a request that still waits is answered with 504, and never drawn."""
-    drain_s: float = bounded(30.0, gt=0, le=3600)
+    drain_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
     """Seconds that a server which is told to end waits for the call that runs."""
-    max_n: int = bounded(4, ge=1, le=4096)
+    max_n: Annotated[int, Field(ge=1, le=4096)] = 4
     """Images of one request at most."""
-    body_kib: int = bounded(64, ge=1, le=1024)
+    body_kib: Annotated[int, Field(ge=1, le=1024)] = 64
     """Size of a request at most, in KiB."""
     mixed: bool = False
     """Whether requests may ask for other steps and guidance scales than those of the workload, which alone are measured
     and warm. They are drawn in calls of their own."""
-    max_steps: int = bounded(100, ge=1, le=10_000)
+    max_steps: Annotated[int, Field(ge=1, le=10_000)] = 100
     """Steps that a request may ask for at most, with `mixed`."""
     host: str = "127.0.0.1"
     """Address to listen on. The default is reached from this machine alone; a server has no passwords."""
-    port: int = bounded(8000, ge=0, le=65_535)
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8000
     """Port to listen on; 0 takes a free one."""
-    engine: str = bounded("local", choices=("local", "ray"))
+    engine: Literal["local", "ray"] = "local"
     """`local` serves from this process; `ray` from the Ray cluster at RAY_ADDRESS, through Ray's proxies."""
-    replicas: int = bounded(1, ge=1, le=1000)
+    replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     """With `engine=ray`: copies of the model, each with a GPU if the device is one, and with a queue of its own."""
-    most_replicas: int | None = bounded(None, ge=1, le=1000)
+    most_replicas: Annotated[int, Field(ge=1, le=1000)] | None = None
     """With `engine=ray`: copies at most, which Ray adds and takes away by the load; null keeps `replicas`."""
 
     @property
@@ -393,10 +422,10 @@ class Serving:
 
 
 @dataclass(frozen=True)
-class Tracking:
+class Tracking(Section):
     """Where results are logged after `result.json` is written."""
 
-    kind: str = bounded("mlflow", choices=("mlflow", "none"))
+    kind: Literal["mlflow", "none"] = "mlflow"
     """Where results are logged, in addition to `result.json`."""
     uri: str = "sqlite:///outputs/mlflow.db"
     """MLflow tracking URI of a database or a server."""
@@ -404,7 +433,7 @@ class Tracking:
     """Artifact folder of a local store; null leaves the choice to a tracking server."""
     images: bool = True
     """Whether to log the images and the contact sheet too."""
-    deadline_s: float = bounded(120.0, gt=0, le=86_400)
+    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
     """Seconds for logging a study, all retries included; what a slow server does not get is logged by `sdopt sync`."""
     tags: dict[str, str] | None = None
     """Additional tags on a study's runs, as in `tracking.tags={team: vision}`."""
@@ -413,18 +442,18 @@ class Tracking:
 
 
 @dataclass(frozen=True)
-class Quality:
+class Quality(Section):
     """The quality pass: images generated after timing, from equal prompts and noise for all variants, and metrics."""
 
     metrics: bool = True
     """Whether to compute metrics from the images."""
-    prompt_count: int | None = bounded(None, ge=1, le=1_000_000)
+    prompt_count: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Number of prompts of the quality pass, from the first of `workload.prompts`; null is `gate.prompt_count`, or 0
     without metrics."""
-    batch_size: int | None = bounded(None, ge=1, le=4096)
+    batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Prompts per call, for all variants; null is up to 12 for small images, and `workload.batch_size` for large
     images, if an option is compiled for a batch size, and if a gate judges."""
-    floor_prompts: int = bounded(12, ge=2, le=1_000_000)
+    floor_prompts: Annotated[int, Field(ge=2, le=1_000_000)] = 12
     """Number of those prompts that the baseline repeats for each of the two floors."""
     features: list[str] | None = None
     """Feature extractors for CLIP score, FID, KID and CMMD; null is the packaged model's own, OpenAI's CLIP ViT-L/14
@@ -436,11 +465,8 @@ class Quality:
     """Whether to compute LPIPS, the learned perceptual distance, too; null does so where its weights are at hand."""
 
 
-TESTS = ("non_inferior", "equivalent", "at_least", "at_most", "within", "exact", "rarely", "every")
-
-
 @dataclass(frozen=True)
-class Rule:
+class Rule(Section):
     """One line of a gate.
 
     Tests: `non_inferior` (the difference to the reference is not worse than the margin), `equivalent` (the difference
@@ -452,35 +478,37 @@ class Rule:
 
     metric: str = ""
     """Name of the metric, without the name of its feature extractor; the run's own extractor is used."""
-    test: str = bounded("non_inferior", choices=TESTS)
-    margin: float | None = bounded(None, ge=0, le=1e9)
+    test: Literal["non_inferior", "equivalent", "at_least", "at_most", "within", "exact", "rarely", "every"] = (
+        "non_inferior"
+    )
+    margin: Annotated[float, Field(ge=0, le=1e9)] | None = None
     """Allowed difference, in the metric's unit."""
-    deviations: float | None = bounded(None, ge=0, le=1e9)
+    deviations: Annotated[float, Field(ge=0, le=1e9)] | None = None
     """Instead of `margin`: a share of the calibration's standard deviation for one prompt."""
-    limit: float | None = bounded(None, ge=-1e9, le=1e9)
+    limit: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
     limits: dict[str, float] = field(default_factory=dict)
     """Instead of `limit`: a limit for each coarsest type of the reference's arithmetic (`float32`, `float16`,
     `bfloat16`), because the rounding of that type sets the difference between two equivalent computations."""
-    of_seeds: float | None = bounded(None, ge=0, le=1e9)
+    of_seeds: Annotated[float, Field(ge=0, le=1e9)] | None = None
     """Instead of `limit`: a share of the calibrated mean between two images of a prompt from different noise."""
-    of_floor: float | None = bounded(None, gt=0, le=1e9)
+    of_floor: Annotated[float, Field(gt=0, le=1e9)] | None = None
     """In addition to one of these: the limit is at most this multiple of the numerical floor, the mean difference
     between two baselines that compute in different orders. The cap does not apply if the two sides differ in
     precision, where the floor is not meaningful."""
-    least: float = bounded(0.0, ge=0, le=1e9)
+    least: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     """Lower bound of the limit from `of_seeds`, `deviations` and `of_floor`, whose reference values may be zero."""
-    share: float | None = bounded(None, gt=0, lt=1)
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """For `rarely`: allowed share of the prompts."""
-    low: float | None = bounded(None, ge=-1e9, le=1e9)
-    high: float | None = bounded(None, ge=-1e9, le=1e9)
-    confidence: float | None = bounded(0.95, gt=0.5, lt=1)
+    low: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
+    high: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] | None = 0.95
     """One-sided confidence level; null tests the estimate itself, as benchmarks with published windows do."""
     optional: bool = False
     """Whether the rule is left out, and that said, where none of the chosen features can measure its metric."""
 
 
 @dataclass(frozen=True)
-class Gate:
+class Gate(Section):
     """Named rules by contract, and the requirements for claims of speed or memory."""
 
     name: str = "none"
@@ -489,13 +517,13 @@ class Gate:
     must_pay: bool = True
     """Whether an option that claims latency or memory must show a gain: above what two identical baselines differ by,
     and corrected for all claims of the study."""
-    spare_memory: float | None = bounded(None, ge=0, le=1)
+    spare_memory: Annotated[float, Field(ge=0, le=1)] | None = None
     """Growth of peak memory by less than this share of the device's memory, or of the machine's on a CPU, is no harm.
     Null is 0.02 on a GPU, and 0 on a CPU, whose memory other programs share."""
-    confidence: float = bounded(0.95, gt=0.5, lt=1)
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """Confidence level for all claims of a gain together: any of them is false with a probability of at most
     1 - `confidence`."""
-    looks: int = bounded(1, ge=1, le=1000)
+    looks: Annotated[int, Field(ge=1, le=1000)] = 1
     """How often a growing study may be judged. The error probability is divided among the looks, and a study that is
     extended further cannot pass. The first look fixes the number."""
     report_only: bool = False
@@ -503,9 +531,9 @@ class Gate:
     inconclusive_passes: bool = False
     """Whether a variant about which the measurements do not decide ends with exit code 0 instead of 3, as on a busy
     runner of CI. What could not be measured or compared still ends with 3."""
-    replicates: int = bounded(3, ge=1, le=1000)
+    replicates: Annotated[int, Field(ge=1, le=1000)] = 3
     """Processes per variant if `protocol.replicates` is null."""
-    prompt_count: int = bounded(24, ge=1, le=1_000_000)
+    prompt_count: Annotated[int, Field(ge=1, le=1_000_000)] = 24
     """Prompts of the quality pass if `quality.prompt_count` is null."""
     calibration: str | None = None
     """A file written by `sdopt calibrate`; null is the packaged file for the model and workload. A calibration for
@@ -518,56 +546,12 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class ExplicitEdge:
+class ExplicitEdge(Section):
     """A user-defined comparison of a candidate with a reference."""
 
     candidate: str
     reference: str
     credit: str | None = None
-
-
-_BOUNDS: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
-    "ge": ("at least", operator.ge),
-    "gt": ("above", operator.gt),
-    "le": ("at most", operator.le),
-    "lt": ("below", operator.lt),
-    "multiple_of": ("a multiple of", lambda value, factor: not value % factor),
-}
-
-
-def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
-    """Returns the violated requirement as text, or None if the value is within its limits.
-
-    Numbers must always be finite.
-    """
-    if any(isinstance(number, float) and not math.isfinite(number) for number in _numbers(value)):
-        return "must be a finite number"
-    if value is None or not limits:
-        return None
-    chosen = [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
-    if "choices" in limits:
-        choices = limits["choices"]
-        return None if all(each in choices for each in chosen) else f"choose one of {', '.join(map(str, choices))}"
-    if "each" in limits:
-        limits = limits["each"]
-        if len(set(chosen)) < max(1, len(chosen)):
-            return "names one twice" if chosen else "must name at least one"
-    bounds = [(word, holds, limits[key]) for key, (word, holds) in _BOUNDS.items() if key in limits]
-    if all(holds(number, bound) for number in _numbers(value) for _, holds, bound in bounds):
-        return None
-    return f"must be {' and '.join(f'{word} {bound}' for word, _, bound in bounds)}"
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    """Yields the numbers in a value, which may be a number, or nested lists and mappings of numbers."""
-    if isinstance(value, int | float):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _numbers(each)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for each in value:
-            yield from _numbers(each)
 
 
 def wrong_name(name: str) -> str | None:

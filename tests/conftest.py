@@ -4,6 +4,7 @@ It imports nothing heavy: of pytest-xdist's processes, the one that hands out th
 """
 
 import gc
+import math
 import os
 from importlib import import_module
 from pathlib import Path
@@ -56,11 +57,28 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("tests.fixtures")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts the tests by file, the longest first, and marks those on numerics."""
+    """Sorts the tests by file, the longest first, marks those on numerics, and leaves a few cases of each walk."""
+    _shorten_walks(items)
     numeric = {Path(__file__).parent / name for name in NUMERIC}
     for item in items:
         if item.path in numeric:
             item.add_marker("numeric")
     order = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(LONGEST)))
+
+
+def _shorten_walks(items: list[pytest.Item]) -> None:
+    """Marks as slow all cases of a walk but as many as its mark says, evenly spread."""
+    walks: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("walk"):
+            walks.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in walks.values():
+        mark = cases[0].get_closest_marker("walk")
+        assert mark
+        kept = cases[:: math.ceil(len(cases) / mark.args[0])]
+        for case in cases:
+            if case not in kept:
+                case.add_marker("slow")

@@ -159,7 +159,7 @@ def test_a_program_of_hydra_with_an_active_run_of_mlflow_stays_as_it_was(tmp_pat
     few = ("protocol.rounds=1", "protocol.warmup=0", "protocol.stage_calls=0")
     arguments = (*SMOKE, "precision=bf16", *few, *tracking)
     lines = program(tmp_path, f"MLFLOW, ARGUMENTS = {mlflow}, {arguments}\n{PROGRAM}", how).splitlines()
-    assert any(line.startswith("REFUSED precision=nope: unknown option") for line in lines)
+    assert any(line.startswith("REFUSED precision=nope: ") for line in lines)
     groups = [line for line in lines if line.startswith("STATE ")]
     assert len(groups) == 14 + mlflow
     # Libraries add filters of warnings when they are first imported, here to read the result.
@@ -191,7 +191,7 @@ def test_it_may_be_called_in(where: str, tmp_path: Path, monkeypatch: pytest.Mon
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             said += pool.map(refused, [0])
     [problem] = said
-    assert problem.startswith("precision=nope: unknown option")
+    assert problem.startswith("precision=nope: ")
 
 
 class Bare:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.config.composer import HydraComposer
-from sdopt.config.groups import choices_of, override_of
+from sdopt.config.groups import override_of
 from sdopt.config.overrides import group_of, key_of, quoted
+from sdopt.config.paths import options_of
 from sdopt.config.sections import COMMAND_KEYS
 from sdopt.errors import UsageError, command_line
 from sdopt.record.choices import NONE, PLAIN, is_plain, option_name, written_value
@@ -169,7 +170,7 @@ def _complete(composer: HydraComposer, words: list[str], wanted: RecordedConfig)
     named = []
     if "model" in sections:
         named.append(f"model={written_value(wanted.model.source)}")
-    if "gate" in sections and wanted.gate.name in choices_of("gate"):
+    if "gate" in sections and wanted.gate.name in options_of("gate"):
         named.append(f"gate={wanted.gate.name}")
     if named:
         words = _replaced(named, words)

@@ -1,42 +1,30 @@
-"""Composes `conf/` and the user's own groups by Hydra's public calls, and explains what Hydra says."""
+"""Composes `conf/` and the user's own groups by Hydra's public calls."""
 
-import difflib
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from glob import escape
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from traceback import walk_tb
 from typing import Any
 
 from hydra import compose
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
 from sdopt.config.card_options import offer_cards
-from sdopt.config.groups import (
-    choices_of,
-    data_sheets,
-    default_choice,
-    default_options,
-    require_chosen,
-    require_overrides,
-)
-from sdopt.config.overrides import group_of, key_of, parsed_override, quoted, resembling
-from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of, options_of, read_yaml
+from sdopt.config.groups import require_chosen, require_overrides
+from sdopt.config.overrides import group_of, key_of, parsed_override
+from sdopt.config.paths import CONF, CONFIG_NAME, options_of
 from sdopt.config.sections import SECTION_NAMES
 from sdopt.config.sources import read_marked_files
-from sdopt.errors import UsageError, command_line, shell_word
-from sdopt.hardware.names import cards_named, nearest_cards
+from sdopt.errors import UsageError
 from sdopt.text_files import decoded
 
 offer_cards()
@@ -44,10 +32,6 @@ read_marked_files()
 
 PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
 """The search path of a command without folders of the user's own."""
-
-
-_OPEN = ("scheduler.options", "tracking.tags")
-"""Mappings whose keys are the user's."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +194,7 @@ def _differs(own: Traversable, packaged: Path) -> bool:
 
 @contextmanager
 def composition_errors() -> Iterator[None]:
-    """Raises what Hydra and OmegaConf raise as UsageError, each a line that names its key."""
+    """Raises what Hydra and OmegaConf raise as UsageError, in their own words."""
     try:
         yield
     except RecursionError as error:
@@ -221,20 +205,35 @@ def composition_errors() -> Iterator[None]:
             if isinstance(cause, UsageError):
                 raise cause from error
             cause = cause.__cause__ or cause.__context__
-        if isinstance(error, YAMLError):  # it says where, and its own file and line
-            raise UsageError(" ".join(str(error).split())) from error
-        key = getattr(error, "full_key", None)
-        raise UsageError(f"{key}: {_said(error)}" if key else in_one_line(error)) from error
-    except (AssertionError, AttributeError) as error:  # OmegaConf's, for a key that is null: +hydra.sweeper.params.x=1
+        raise UsageError(in_one_line(error)) from error
+    except (AssertionError, AttributeError) as error:  # OmegaConf's, for a key within null
         if isinstance(error, AttributeError) and "full_key" not in str(error):
             raise
-        said = str(error).splitlines()[0]
-        way = "give all of it, as in KEY={a: 1}; of Hydra's own keys in a preset's file"
-        raise UsageError(f"an override sets a key within null ({said}): {way}") from error
+        raise UsageError(f"an override sets a key within null: {in_one_line(error)}") from error
 
 
-def _said(error: BaseException) -> str:
-    return re.sub("field .* is not Optional", "must have a value", str(error).partition("\n")[0])
+def in_one_line(error: BaseException) -> str:
+    """Returns a line on what Hydra, OmegaConf or YAML refuse: the key or the option, and what they say of it."""
+    if isinstance(error, YAMLError):  # says where, and that is on its last lines
+        return " ".join(str(error).split())
+    said = str(error).strip().partition("\n")[0]
+    if isinstance(error, MissingConfigException):
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        if not group:
+            return said
+        options = error.options or options_of(group)  # of a list of options Hydra says none
+        listed = f"; the options are {', '.join(options)}" if 0 < len(options) <= _LISTED else ""
+        return f"{group}={option}: {said.rstrip('.')}{listed}"
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException):
+        why, _, _ = str(cause).partition("\n")
+        return f"{cause.full_key}: {said.rstrip('.')}; {why}"
+    key = getattr(error, "full_key", None)
+    return f"{key}: {said}" if key else said
+
+
+_LISTED = 60
+"""Most options that a message lists; there are some hundred cards."""
 
 
 def axes_in(cfg: DictConfig) -> list[str]:
@@ -282,127 +281,3 @@ def _combines(cfg: DictConfig, key: str, choices: Mapping[str, Any]) -> bool:
     if key in SECTION_NAMES or OmegaConf.is_missing(cfg, key) or not OmegaConf.is_dict(cfg[key]):
         return False
     return key not in choices or "_target_" not in cfg[key]
-
-
-def _explained(error: Exception, command: str) -> str:
-    """Returns Hydra's message without the paths that it searched; for an unknown key, names similar ones."""
-    message = str(error).partition("Config search path")[0].strip()
-    if several := re.match(r"Ambiguous value for argument '(.*?)=(.*)'$", message, re.MULTILINE):
-        key, values = several.groups()  # Hydra's own advice lacks the quotes that a shell takes away
-        ways = shell_word(f"{key}={quoted(values)}"), shell_word(f"{key}=[{values}]")
-        sweep = ", to measure each: add -m" if command == "run" else ""
-        return f"{key}={values}: several values{sweep}; as one text write {ways[0]}, as a list {ways[1]}"
-    message = _with_way_out(message, error, command)
-    unknown = re.match(r"Could not override '([^']+)'", message)
-    nested = r"In 'experiment/.*': Could not find 'experiment/(?=\w+/)"
-    written = rf"(?:In '.*': Could not override '|Multiple values for |{nested})(?:experiment/)?(\w+)"
-    if grouped := re.match(written, message):
-        own = f"write `- override /{grouped[1]}: …` in its defaults list"
-        return f"{grouped[1]}: begin the file with `# @package _global_`, and {own}"
-    within = "|".join(folder.name for folder in CONF.iterdir() if folder.is_dir())  # a group; its option may be a path
-    found = rf"In '[^']*': Could not (?:find|load) '({within}|[^']+(?=/[^'/]+'))/([^']+)'"
-    if unknown is None and (option := re.match(found, message)):
-        known = re.findall(r"^\t(\S+)$", message, re.MULTILINE) or options_of(option[1])  # of a list Hydra says none
-        near = _near(option[1], option[2], known)
-        advice = f"did you mean {' or '.join(near)}? " if near else ""
-        if option[1] == "hardware" and not re.search(r"\d", option[2]):  # `gpu`: its options are cards, a page of them
-            advice = "hardware=auto takes the GPU where there is one, and hardware.device=cuda:1 the second of them; "
-        choices = f"the options are {', '.join(known)}" if known else "there is no such group"
-        if option[1] == "hardware" and near:  # some hundred cards
-            choices = f"`sdopt {command} --help` lists all"
-        if plugin := re.fullmatch(r"hydra/(launcher|sweeper)", option[1]):
-            name = option[2].partition("_")[0]
-            choices += f"; others are plugins, as in pip install hydra-{name}-{plugin[1]}"
-        choices += "; or a path, or owner/name on the hub" if option[1] == "model" else ""
-        other = (
-            "; another scheduler of diffusers by its class, as in scheduler.class_name=EulerAncestralDiscreteScheduler"
-        )
-        choices += other if option[1] == "scheduler" else ""
-        return f"{option[1]}={option[2]}: unknown option; {advice}{choices}{_own_file(option[1], option[2])}"
-    if unknown is None:
-        return message
-    if options := _options_with(unknown[1]):
-        group = unknown[1].partition(".")[0]
-        chosen = " or ".join(f"{group}={option}" for option in options)
-        more = "; beside experiment=…, which has its own, +study.variants.NAME=[…] adds one"
-        own = more if unknown[1] == "study.variants" else ""
-        return f"{unknown[1]}: the chosen {group} has no such key; choose {chosen} as well{own}"
-    known = [key for key in _known_keys(command) if not key.endswith("._target_")]
-    same = [key for key in known if key.rpartition(".")[2] == unknown[1]]
-    near = same or difflib.get_close_matches(unknown[1], known, n=2)
-    advice = f"did you mean {' or '.join(near)}? " if near else ""
-    added = f"; a key or group that is not in the defaults list needs a +, as in +{unknown[1]}=…"
-    more = added if command == "run" and not near else ""
-    return f"{unknown[1]}: unknown key; {advice}`sdopt {command} --help` lists all{more}"
-
-
-def _near(group: str, name: str, known: Collection[str]) -> list[str]:
-    """Returns the options that may be meant; of cards those of the same name, or else the nearest of the same kind."""
-    if group != "hardware":
-        return resembling(name, known)
-    sheets = data_sheets()
-    return cards_named(name, sheets) or nearest_cards(name, sheets) or resembling(name, known)
-
-
-def _with_way_out(message: str, error: Exception, command: str) -> str:
-    """Returns a message of Hydra's with the key and the way out that it lacks; others as they are."""
-    if message.startswith("Config group override must be a string"):  # Hydra does not say which
-        frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
-        number = next((found["override"].input_line for found in reversed(frames) if "override" in found), "a number")
-        group, _, name = number.partition("=")
-        near = _near(group, name, choices_of(group))
-        advice = f"did you mean {' or '.join(near)}? " if near else ""
-        message = f"{number}: no option is named by a number alone; {advice}`sdopt {command} --help` lists all"
-    if message.startswith("Error merging override ") and error.__cause__:
-        message = f"{message.removeprefix('Error merging override ')}: {_said(error.__cause__)}"
-    if (deleted := re.match(r"Could not delete '(.*?)'", message)) and deleted[1] in default_options():
-        message += f"; {default_choice(deleted[1])} chooses nothing"
-    for key in _OPEN:
-        if within := re.match(rf"Could not override '{re.escape(key)}(?:\.(.+?))?'", message):
-            message = f"{key}: takes keys of any name, each with a +, as in +{key}.{within[1] or 'NAME'}=…"
-    if message.startswith("BasicSweeper does not support"):
-        message += ": write choice(…) or range(…), or name a sweeper that draws, as hydra/sweeper=optuna does"
-    return message
-
-
-def _own_file(group: str, option: str) -> str:
-    """Returns how the option's file in a folder here is found, if there is one; else ""."""
-    named = [file for file in (Path(option), Path(f"{option}.yaml")) if file.parent.name == group and file.is_file()]
-    for file in named or sorted(Path().glob(f"*/{escape(group)}/{escape(option)}.y*ml")):
-        given = command_line("run", "--config-dir", file.parent.parent, f"{group}={file.stem}")
-        return f"; {file} is one with `{given} …`" if file.suffix == ".yaml" else f"; {file} must be named .yaml"
-    return ""
-
-
-def _options_with(key: str) -> list[str]:
-    """Returns the options of a key's group that have it; [] if it is of no group."""
-    group, _, name = key.partition(".")
-    files = sorted((CONF / group).glob("*.yaml")) if name else []
-    return [file.stem for file in files if name in read_yaml(file)]
-
-
-def _known_keys(command: str) -> list[str]:
-    """Returns every key of a command's default configuration, in full, and every group of `sdopt run`."""
-    keys = []
-    if command == "run":  # groups of which nothing is chosen, as `experiment`, are in no configuration
-        keys = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
-    whole = read_yaml(CONF / f"{config_name_of(command)}.yaml")
-    chosen = [entry for entry in whole.pop("defaults", ()) if isinstance(entry, dict)]
-    whole.pop("hydra", None)
-    for entry in chosen:
-        for group, option in entry.items():
-            if isinstance(option, str) and (CONF / group).is_dir():
-                whole[group] = read_yaml(CONF / group / f"{option}.yaml")
-    nodes: list[tuple[str, Any]] = [("", whole)]
-    while nodes:
-        prefix, node = nodes.pop()
-        if isinstance(node, dict):
-            nodes += [(f"{prefix}.{key}" if prefix else str(key), value) for key, value in node.items()]
-        if prefix:
-            keys.append(prefix)
-    return list(dict.fromkeys(keys))
-
-
-def in_one_line(error: Exception, command: str = "run") -> str:
-    """Returns what Hydra says of a command's overrides, as one line with the choices that it lists below each other."""
-    return " ".join(_explained(error, command).replace("\n\t", ", ").replace(":, ", ": ").split())

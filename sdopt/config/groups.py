@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.config.overrides import parsed_override
-from sdopt.config.paths import CONF, CONFIG_NAME, SHEETS, cards, options_of, read_yaml
+from sdopt.config.paths import CONF, CONFIG_NAME, SHEETS, cards, read_yaml
 from sdopt.config.sections import SECTION_NAMES
 from sdopt.errors import UsageError
 from sdopt.schema import Sheet
@@ -50,11 +50,6 @@ def default_choice(group: str) -> str:
     return f"{group}=[{','.join(option)}]" if isinstance(option, list) else f"{group}={option}"
 
 
-def choices_of(group: str) -> list[str]:
-    """Returns the packaged options of a group; of `hardware` the cards of the data sheets, too."""
-    return [*options_of(group), *(cards() if group == "hardware" else ())]
-
-
 @cache
 def data_sheets() -> Mapping[str, Sheet]:
     """Returns the packaged data sheets, by option of the group `hardware`. Raises UsageError if a file is wrong."""
@@ -68,40 +63,36 @@ def data_sheets() -> Mapping[str, Sheet]:
 
 
 def require_overrides(overrides: Sequence[str]) -> None:
-    """Checks what Hydra would misunderstand, or answer with a message that names no way out.
+    """Checks what Hydra would take otherwise than it is meant, or refuse without saying which override it is.
 
     Raises:
         UsageError: a line for each override that is none, or that chooses in a packaged group in a way that it cannot.
     """
-    problems = []
+    problems: list[str] = []
     for override in overrides:
         try:
-            parsed = parsed_override(override)
+            problems += _wrong_choice(override)
         except UsageError as error:
             problems += error.problems
-            continue
-        group = str(parsed.key_or_group)
-        default, plain = default_options().get(group), override.lstrip("+~").partition("@")[0].partition("=")[0]
-        if parsed.package is not None:
-            way = f"write {plain}=…" if group in default_options() else "leave out what follows the @"
-            problems.append(f"{override}: an option has its own place in the configuration; {way}")
-        elif not (CONF / group).is_dir() or isinstance(parsed.value(), dict):
-            continue
-        elif (parsed.is_add() and isinstance(default, str | None) and group in default_options()) or (
-            parsed.is_force_add()
-        ):
-            problems.append(f"{override}: this group has a default; leave out the +: {override.lstrip('+')}")
-        elif isinstance(default, str) and isinstance(several := parsed.value(), list) and len(several) > 1:
-            problems.append(f"{override}: of this group one option is chosen, and Hydra would take the last; name one")
-        elif parsed.is_delete() and isinstance(default, str):
-            problems.append(f"{override}: a group cannot be empty; {group}={default} is the default")
-        elif not parsed.is_delete() and parsed.value() in (None, ""):
-            options = ", ".join(choices_of(group))
-            advice = "a group cannot be empty" if isinstance(default, str) else f"{group}=[] chooses nothing"
-            advice = "leave it out to choose nothing" if group == "experiment" else advice
-            problems.append(f"{override}: {advice}; choose one of {options}")
     if problems:
         raise UsageError(problems)
+
+
+def _wrong_choice(override: str) -> Iterator[str]:
+    """Yields why an override cannot choose in its group. Raises UsageError: it is none."""
+    parsed = parsed_override(override)
+    group, value = str(parsed.key_or_group), parsed.value()
+    default = default_options().get(group)
+    if parsed.package is not None:
+        plain = override.lstrip("+~").partition("@")[0].partition("=")[0]
+        way = f"write {plain}=…" if group in default_options() else "leave out what follows the @"
+        yield f"{override}: an option has its own place in the configuration; {way}"
+    elif not (CONF / group).is_dir() or parsed.is_delete():
+        return
+    elif isinstance(default, str) and isinstance(value, list) and len(value) > 1:
+        yield f"{override}: of this group one option is chosen, and Hydra would take the last; name one"
+    elif value is None or isinstance(value, int | float):
+        yield f"{override}: names no option of {group}"
 
 
 def require_chosen(cfg: Mapping[Any, Any]) -> None:

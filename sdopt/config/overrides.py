@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -82,12 +81,6 @@ def _within_list(override: str) -> str:
         return ""
     written = ", ".join(f"{option.replace('=', ':', 1)} instead of {option}" for option in options)
     return f"{key}: in a list, write {written}"
-
-
-def resembling(name: str, known: Collection[str]) -> list[str]:
-    """Returns up to two names that may be meant, in whatever case, or in part; of cards see `hardware.names`."""
-    plain = re.sub(r"\s", "", name.lower())
-    return [option for option in known if plain and plain in option][:2] or get_close_matches(plain, known, n=2)
 
 
 def key_of(override: str) -> str:

@@ -41,7 +41,7 @@ def own_config(command: str, kind: type[T], overrides: Sequence[str]) -> T:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
             node = compose(config_name_of(command), list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(in_one_line(error, command)) from error
+        raise UsageError(in_one_line(error)) from error
     problems: list[str] = []
     config: T = build_typed("", node, kind, problems)
     if problems:

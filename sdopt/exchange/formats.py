@@ -20,7 +20,7 @@ class Format:
 
     Attributes:
         name: such as `PNG`, or `JPEG of quality 75`.
-        lossy: whether pixels change when it is written.
+        lossy: whether pixels change when it is written, or when its colours are made those of sRGB.
     """
 
     name: str = ""
@@ -32,7 +32,7 @@ def format_of(image: "Image", file: Path) -> Format:
     kind = image.format or "unknown"
     extra = _profile(image)
     if kind in ("JPEG", "MPO"):
-        return Format(f"JPEG of quality {_quality(image)}{extra}", lossy=True)
+        return Format(f"JPEG of quality {_quality(image)}{_sampling(image)}{extra}", lossy=True)
     if kind == "WEBP":
         lossless = _is_lossless_webp(file)
         return Format(f"{'lossless' if lossless else 'lossy'} WebP{extra}", lossy=not lossless)
@@ -41,7 +41,7 @@ def format_of(image: "Image", file: Path) -> Format:
     if image.mode in ("P", "PA"):
         return Format(f"{kind} of {len(image.getcolors(256) or ())} colours", lossy=True)
     bits = " of 16 bits" if image.mode.startswith("I") else ""
-    return Format(f"{kind}{bits}{extra}", lossy=False)
+    return Format(f"{kind}{bits}{extra}", lossy=bool(extra))
 
 
 def _quality(image: "Image") -> int:
@@ -51,6 +51,14 @@ def _quality(image: "Image") -> int:
         return 0
     scale = 100 * (sum(table) / len(table)) / _LUMINANCE
     return round(100 - scale / 2 if scale <= 100 else 5000 / scale)
+
+
+def _sampling(image: "Image") -> str:
+    """Returns how a JPEG keeps colours, where it does not halve their resolution as is usual."""
+    from PIL.JpegImagePlugin import get_sampling
+
+    kept = {0: " with whole colours (4:4:4)", 1: " with colours of half the width (4:2:2)"}
+    return kept.get(get_sampling(image), "")
 
 
 def _profile(image: "Image") -> str:

@@ -1,5 +1,6 @@
 """Reads what a graph of ComfyUI says of an image: the nodes as they were queued, of which links name one another."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,12 +18,21 @@ _LATENTS = ("samples", "latent_image", "latent", "pixels", "image")
 
 _MODELS = ("ckpt_name", "unet_name", "model_name", "base_ckpt_name")
 
+_GUIDES = re.compile(
+    r"freeu|perturbed|selfattentionguidance|rescalecfg|skiplayer|ipadapter|downscale|dynamicthreshold|cfgzero|"
+    r"hypernetwork|photomaker|instantid|pulid|differentialdiffusion|apply_?nag|stylemodel|unclipconditioning",
+    re.IGNORECASE,
+)
+"""Nodes that change what a model draws, and not how fast it computes."""
+
 _PLAIN = {
     "steps": ("steps",),
     "sampler": ("sampler_name",),
     "scheduler": ("scheduler",),
     "cfg": ("cfg",),
     "denoise": ("denoise",),
+    "start_at_step": ("start_at_step",),
+    "end_at_step": ("end_at_step",),
 }
 """Settings that stand at a sampler or at one of its parts, with the names of the inputs."""
 
@@ -47,9 +57,12 @@ def facts_of_graph(nodes: Mapping[str, Any]) -> dict[str, Any]:
 class _Graph:
     def __init__(self, nodes: Mapping[str, Any]) -> None:
         self.inputs: dict[str, Inputs] = {}
+        self.kinds: dict[int, str] = {}
+        """The class of each node, by the identity of its inputs."""
         for name, node in nodes.items():
             if isinstance(node, dict) and isinstance(node.get("inputs"), dict):
                 self.inputs[str(name)] = node["inputs"]
+                self.kinds[id(node["inputs"])] = str(node.get("class_type", ""))
 
     def source(self, value: Any) -> str | None:
         """Returns the node that a link comes from; None if the value is no link."""
@@ -108,6 +121,8 @@ class _Graph:
             elif "clip_skip" in inputs:  # nodes that load and encode in one
                 facts.setdefault("clip_skip", self.follow(inputs["clip_skip"], ("value",)))
         facts |= self.conditions(sampler)
+        if passes := self.later_passes(sampler):
+            facts["later_passes"] = "; ".join(passes)
         decoders = {inputs["vae_name"] for inputs in self.inputs.values() if isinstance(inputs.get("vae_name"), str)}
         if len(decoders) == 1:
             facts["vae"] = decoders.pop()
@@ -128,7 +143,28 @@ class _Graph:
                 nets.append(f"{name}:{inputs.get('strength', 1)}")
         if nets:
             facts["controlnet"] = ", ".join(sorted(nets))
+        guides = [self._named(inputs) for inputs in self.upstream(sampler) if _GUIDES.search(self.kinds[id(inputs)])]
+        if guides:
+            facts["guides"] = ", ".join(sorted(guides))
         return facts
+
+    def _named(self, inputs: Inputs) -> str:
+        """Returns a node's class with the values that it has itself."""
+        values = [f"{name}={value}" for name, value in sorted(inputs.items()) if isinstance(value, str | int | float)]
+        return f"{self.kinds[id(inputs)]}({', '.join(values)})"
+
+    def later_passes(self, sampler: Inputs) -> list[str]:
+        """Returns the samplers that go on from another one, as a second pass in a larger size does, in words."""
+        passes = []
+        for inputs in self.inputs.values():
+            if inputs is sampler or not _is_sampler(inputs):
+                continue
+            if any(before is sampler for before in self.upstream(inputs)):
+                parts = list(self.upstream(inputs, _PARTS))
+                steps = self.first_value(parts, ("steps",), ("steps", "value"))
+                denoise = self.first_value(parts, ("denoise",), ("denoise", "value"))
+                passes.append(f"{steps} steps" + (f" at {denoise}" if denoise is not None else ""))
+        return sorted(passes)
 
     def first_value(self, parts: Sequence[Inputs], names: Sequence[str], through: Sequence[str]) -> Any:
         """Returns what the first part that has one of the names says; the link itself if it is not to be followed."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.exchange.graphs import facts_of_graph
-from sdopt.exchange.settings import plain_key, settings_of
+from sdopt.exchange.settings import others_of, plain_key, settings_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,6 +36,8 @@ class Origin:
     Attributes:
         program: the program that says so.
         settings: by the names of `settings.SETTINGS`.
+        others: what else the program says, by its own names; see `settings.others_of`.
+        version: of the program, where it is told.
     """
 
     program: str = ""
@@ -43,6 +45,8 @@ class Origin:
     negative: str = ""
     seed: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
 
 
 def origin_of(image: "Image", file: Path) -> Origin:
@@ -76,7 +80,13 @@ def origin_from(program: str, values: Mapping[str, Any]) -> Origin:
         negative.strip() if isinstance(negative, str) else "",
         _whole(_first(named, ("seed", "noiseseed"))),
         settings,
+        {} if program in _OF_ANYTHING else others_of(values),
+        str(_first(named, ("version", "appversion", "swarmversion")) or ""),
     )
+
+
+_OF_ANYTHING = ("", "table", "JSON", "ComfyUI", "Tensor.Art", "sdopt")
+"""Where values have no names of a program's own, or hold scores, times and paths."""
 
 
 def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> Any:
@@ -238,7 +248,7 @@ def _of_json(values: Mapping[str, Any], texts: Texts | None = None) -> Origin | 
     elif isinstance(values.get("baseModel"), dict):
         program, values = "Tensor.Art", _tensor_art(values)
     elif "c" in values and "uc" in values:
-        program = "Draw Things"
+        program, values = "Draw Things", _draw_things(values)
     elif "use_stable_diffusion_model" in values:
         program = "Easy Diffusion"
     elif any(_is_node(node) for node in values.values()):
@@ -255,6 +265,13 @@ def _swarm(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(names, list) and isinstance(weights, list):
         names = [{"name": name, "weight": weight} for name, weight in zip(names, weights, strict=False)]
     return {**values, "loras": names}
+
+
+def _draw_things(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns Draw Things' values with those of its whole configuration, which it keeps apart."""
+    whole = values.get("v2")
+    more = whole if isinstance(whole, dict) else {}
+    return {**{key: value for key, value in more.items() if key not in values}, **values, "v2": None}
 
 
 def _fooocus(values: Mapping[str, Any]) -> dict[str, Any]:

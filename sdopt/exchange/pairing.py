@@ -4,14 +4,15 @@ Images belong together by their file names, or by the prompts and seeds that the
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from sdopt.errors import UsageError
+from sdopt.exchange.metadata import Origin
 from sdopt.exchange.pictures import ImportedPicture, repeated
-from sdopt.exchange.settings import differing
+from sdopt.exchange.settings import differing, others_apart
 from sdopt.quality.images import read_image
 
 Folders = tuple[Path, Path]
@@ -122,11 +123,32 @@ def other_settings(
     first: Sequence[ImportedPicture], second: Sequence[ImportedPicture], meant: Sequence[str] = ()
 ) -> list[str]:
     """Returns in words which settings partners were not made with alike; see `settings.differing`."""
-    pairs = []
+    pairs, others = [], []
     for picture, partner in zip(first, second, strict=True):
         one, other = picture.origin, partner.origin
         pairs.append(((one.program, one.settings), (other.program, other.settings)))
-    return differing(pairs, meant)
+        others.append(_own_words(one, other))
+    return [*differing(pairs, meant), *others_apart(others, meant)]
+
+
+_NO_PROGRAM = ("", "table", "JSON")
+"""Where nobody says which program made an image."""
+
+
+def program_of(pictures: Sequence[ImportedPicture]) -> str:
+    """Returns the program that made all images that say one; "" if none does, or several did."""
+    programs = {picture.origin.program for picture in pictures} - {*_NO_PROGRAM}
+    return programs.pop() if len(programs) == 1 else ""
+
+
+def _own_words(one: Origin, other: Origin) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Returns what images of one program say in its own words; of two versions, what both of them say."""
+    if one.program != other.program:
+        return {}, {}
+    if one.version == other.version:
+        return one.others, other.others
+    both = one.others.keys() & other.others.keys()
+    return {name: one.others[name] for name in both}, {name: other.others[name] for name in both}
 
 
 _ALIKE = 0.9

@@ -19,6 +19,7 @@ import numpy as np
 from sdopt.errors import UsageError
 from sdopt.exchange.formats import Format, format_of
 from sdopt.exchange.metadata import Origin, origin_from, origin_of
+from sdopt.exchange.own import origins_in
 from sdopt.quality.images import image_files, read_image
 from sdopt.record.images import open_image
 from sdopt.text_files import read_text
@@ -177,7 +178,8 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
         raise UsageError(f"{folder}: several images are named {twice}; keep one of them")
     tables = [folder / name for name in _TABLES if (folder / name).is_file()]
     if not tables:
-        return [_as_it_says(file) for file in files]
+        own = origins_in(folder)
+        return [_as_it_says(file, own=own.get(file.name)) for file in files]
     rows = [(Path(row.need("file", "file_name", "filename", "image")).name, row) for row in read_table(tables[0])]
     by_name, there = dict(rows), {file.name for file in files}
     if twice := repeated(name for name, _ in rows):
@@ -193,10 +195,15 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
     return pictures
 
 
-def _as_it_says(file: Path, listed: Origin | None = None) -> ImportedPicture:
-    """Returns an image with what the program that wrote it left in the file; what a table lists counts more."""
+def _as_it_says(file: Path, listed: Origin | None = None, own: Origin | None = None) -> ImportedPicture:
+    """Returns an image with what the program that wrote it left in the file; what a table lists counts more.
+
+    `own` is what a run of sdopt recorded of it, which leaves nothing in files.
+    """
     image = open_image(file)
     origin = origin_of(image, file)
+    if own is not None and origin.seed is None and not origin.settings:
+        origin = own
     if listed is not None:
         settings = {**origin.settings, **listed.settings}
         origin = replace(listed, program=origin.program or listed.program, settings=settings)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UnavailableError, UsageError, os_problem
+from sdopt.exchange.own import settings_of_variant
 from sdopt.exchange.pictures import ImportedRow, read_table
 from sdopt.exchange.study import TIMES
 from sdopt.quality.by_prompt import by_prompt
@@ -71,7 +72,7 @@ def _written(result: StudyResult, variant: VariantResult, folder: Path, target: 
         name = f"{record.prompt_index:05d}_{record.image_index:02d}{source.suffix}"
         shutil.copyfile(source, own / name)
         rows.append([variant.name, name, record.prompt, record.negative, record.seed])
-    settings = {} if result.is_imported else _settings(variant)
+    settings = settings_of_variant(result, variant)
     listed = [[*row[1:], *settings.values()] for row in rows]
     _write(own / "prompts.csv", [*_COLUMNS[1:], *settings], listed)
     timed = [
@@ -83,17 +84,6 @@ def _written(result: StudyResult, variant: VariantResult, folder: Path, target: 
     if timed:
         _write(own / TIMES, ("replicate", "round", "seconds", "memory_gib"), timed)
     return rows
-
-
-def _settings(variant: VariantResult) -> dict[str, Any]:
-    """Returns what images of two runs must have in common, by the columns that `sdopt judge` reads."""
-    config = variant.config
-    return {
-        "model": config.model.name,
-        "steps": config.workload.steps,
-        "guidance_scale": config.workload.guidance(config.model),
-        "sampler": config.scheduler.class_name,
-    }
 
 
 def _write(file: Path, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

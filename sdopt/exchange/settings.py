@@ -16,7 +16,8 @@ from sdopt.errors import UsageError
 _FILE = re.compile(r"\.(safetensors|ckpt|pt|pth|bin|gguf|sft|fp16)$")
 
 
-def _number(value: Any) -> str:
+def number_or_word(value: Any) -> str:
+    """Returns a number in one form, or a text in lower case."""
     try:
         return f"{float(str(value)):g}"
     except ValueError:
@@ -25,7 +26,12 @@ def _number(value: Any) -> str:
 
 def _layers(value: Any) -> str:
     """Returns which of the last layers of CLIP counts; ComfyUI and SwarmUI count from the end, below zero."""
-    return _number(value).removeprefix("-")
+    return number_or_word(value).removeprefix("-")
+
+
+def _step(value: Any) -> str:
+    """Returns the step at which a sampler begins or ends; ComfyUI writes 0 and 10000 for the whole schedule."""
+    return "" if number_or_word(value) in ("0", "10000") else number_or_word(value)
 
 
 def _word(value: Any) -> str:
@@ -103,7 +109,7 @@ def _loras(value: Any) -> str:
         elif isinstance(entry, str) and re.search(r":\s*-?[\d.]+\s*$", entry):
             file, _, weight = entry.rpartition(":")
         if name := _weights(file):
-            names.append(f"{name}:{_number(weight)}".removesuffix(":"))
+            names.append(f"{name}:{number_or_word(weight)}".removesuffix(":"))
     return ", ".join(sorted(names))
 
 
@@ -132,7 +138,7 @@ _MODELS = (
 )  # fmt: skip
 
 SETTINGS = (
-    Setting("steps", ("steps", "numinferencesteps", "inferencesteps", "numsteps"), _number),
+    Setting("steps", ("steps", "numinferencesteps", "inferencesteps", "numsteps"), number_or_word),
     Setting("sampler", ("sampler", "samplername", "comfyuisampler", "autowebuisampler"), _sampler, known=_SAMPLERS),
     Setting(
         "schedule",
@@ -140,13 +146,15 @@ SETTINGS = (
         default="automatic",
         known=("karras", "exponential"),
     ),
-    Setting("guidance scale", ("cfgscale", "cfg", "guidancescale", "guidance", "scale"), _number),
+    Setting("guidance scale", ("cfgscale", "cfg", "guidancescale", "guidance", "scale"), number_or_word),
     Setting(
-        "distilled guidance", ("distilledcfgscale", "distilledguidance", "fluxguidance", "fluxguidancescale"), _number
+        "distilled guidance",
+        ("distilledcfgscale", "distilledguidance", "fluxguidance", "fluxguidancescale"),
+        number_or_word,
     ),
-    Setting("guidance rescale", ("cfgrescalemultiplier", "cfgrescale", "guidancerescale"), _number, default="0"),
-    Setting("shift", ("shift", "sigmashift", "fluxshift"), _number),
-    Setting("eta", ("eta", "etaddim"), _number, default="none"),
+    Setting("guidance rescale", ("cfgrescalemultiplier", "cfgrescale", "guidancerescale"), number_or_word, default="0"),
+    Setting("shift", ("shift", "sigmashift", "fluxshift"), number_or_word),
+    Setting("eta", ("eta", "etaddim"), number_or_word, default="none"),
     Setting("size", ("size", "resolution"), _size),
     Setting("model", _MODELS, _weights),
     Setting("model hash", ("modelhash", "basemodelhash", "sdmodelhash"), _digest),
@@ -154,18 +162,18 @@ SETTINGS = (
     Setting(
         "denoising strength",
         ("denoisingstrength", "denoise", "strength", "promptstrength", "initimagecreativity"),
-        _number,
+        number_or_word,
     ),
     Setting("VAE", ("vae", "vaemodel", "usevaemodel", "vaename"), _weights, default="automatic"),
     Setting("LoRA", ("lora", "loras", "useloramodel", "loramodel"), _loras, default="none"),
-    Setting("hires upscale", ("hiresupscale", "refinerupscale"), _number, default="none"),
-    Setting("hires steps", ("hiressteps", "hiresteps"), _number, default="none"),
+    Setting("hires upscale", ("hiresupscale", "refinerupscale"), number_or_word, default="none"),
+    Setting("hires steps", ("hiressteps", "hiresteps"), number_or_word, default="none"),
     Setting("hires upscaler", ("hiresupscaler", "ultimatesdupscaleupscaler"), default="none"),
     Setting("refiner", ("refiner", "refinermodel"), _weights, default="none"),
     Setting(
         "refiner switch",
         ("refinerswitchat", "refinerswitch", "refinerstart", "refinercontrolpercentage"),
-        _number,
+        number_or_word,
         default="none",
     ),
     Setting(
@@ -176,10 +184,14 @@ SETTINGS = (
         known=("none",),
     ),
     Setting("ADetailer", ("adetailermodel",), default="none"),
-    Setting("variation seed", ("variationseed",), _number, default="none"),
-    Setting("variation strength", ("variationseedstrength", "variationstrength"), _number, default="0"),
+    Setting("variation seed", ("variationseed",), number_or_word, default="none"),
+    Setting("variation strength", ("variationseedstrength", "variationstrength"), number_or_word, default="0"),
     Setting("noise source", ("rng", "noisesource", "randdevice"), default="gpu", known=("cpu", "nv")),
-    Setting("noise seed delta", ("ensd", "etanoiseseeddelta"), _number, default="0"),
+    Setting("noise seed delta", ("ensd", "etanoiseseeddelta"), number_or_word, default="0"),
+    Setting("first step", ("startatstep",), _step, default="none"),
+    Setting("last step", ("endatstep",), _step, default="none"),
+    Setting("later passes", ("laterpasses",), default="none"),
+    Setting("guides", ("guides",), default="none"),
 )
 """Settings that decide what an image shows or how long it takes. What only makes it faster is the option's own."""
 
@@ -213,6 +225,70 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, str]:
     return settings
 
 
+_NOT_OF_IMAGES = frozenset((
+    "version", "app", "appversion", "swarmversion", "metadataversion", "metadatascheme", "createdby", "software",
+    "time", "date", "createddate", "generationtime", "preptime", "user", "id", "sessionid", "requestid", "requesttype",
+    "signedhash", "hashes", "vaehash", "tihashes", "lorahashes", "civitairesources", "civitaimetadata", "remixof",
+    "sourceidentifier", "template", "negativetemplate", "wildcardprompt", "batchsize", "batchpos", "batchcount",
+    "images", "numoutputs", "nsamples", "outputformat", "outputquality", "vramusagelevel", "streamprogressupdates",
+    "showonlyfilteredimage", "blocknsfw", "usedrandomseed", "savetodiskpath", "activetags", "inactivetags",
+    "generationmode", "canvasv2metadata", "aspectratio", "sidelength", "width", "height", "seed", "noiseseed",
+    "positiveprompt", "prompt", "c", "text", "caption", "negativeprompt", "negative", "uc", "rawprompt",
+    "rawnegativeprompt", "loraweights", "models", "basemodel",
+))  # fmt: skip
+"""What tells of a file, a queue or a person; and what is read by other means."""
+
+_OPTIONS = re.compile(
+    r"tokenmerging|ngms|skipearlycfg|padconds|fp8|fp16|bf16|lowbits|hypertile|dtype|quanti|compile|attention(?!scale)|"
+    r"teacache|cache|tiled|offload|backend|precision"
+)
+"""What makes calls faster or smaller: the option that is judged, in programs that name it."""
+
+_LONGEST = 300
+"""Characters of a value that is compared as it stands."""
+
+
+def others_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns by a program's own names what it says of an image beyond `SETTINGS`: of use beside its own images alone.
+
+    Where something is off, empty or 0, programs leave it out as well.
+    """
+    others: dict[str, str] = {}
+    for key, value in values.items():
+        plain = plain_key(key)
+        known = plain in _BY_KEY or plain in _NOT_OF_IMAGES or plain.endswith("version")
+        if not plain or known or _OPTIONS.search(plain):
+            continue
+        text = number_or_word(value) if isinstance(value, str | int | float) else _text(value)
+        if text not in (*_NOT_SAID, "false", "0") and len(text) <= _LONGEST:
+            others[" ".join(str(key).split())] = text
+    return others
+
+
+def others_apart(
+    pairs: Iterable[tuple[Mapping[str, str], Mapping[str, str]]], meant: Collection[str] = ()
+) -> list[str]:
+    """Returns in words in which values of `others_of` the images of one program differ, as `differing` does."""
+    counts: dict[str, Counter[tuple[str, str]]] = {}
+    allowed = {plain_key(name) for name in meant}
+    total = 0
+    for first, second in pairs:
+        total += 1
+        for name in dict.fromkeys((*first, *second)):
+            values = first.get(name, "none"), second.get(name, "none")
+            if values[0] != values[1] and plain_key(name) not in allowed:
+                counts.setdefault(name, Counter())[values] += 1
+    return [_in_words(name, found, total) for name, found in counts.items()]
+
+
+def _in_words(name: str, counts: Counter[tuple[str, str]], total: int) -> str:
+    """Returns the most frequent values of a setting, as in `steps 20 (baseline 30) in 2 of 8 images`."""
+    (baseline, candidate), _ = counts.most_common(1)[0]
+    several = counts.total()
+    often = "" if several == total else f" in {several} of {total} images"
+    return f"{name} {candidate} (baseline {baseline}){often}"
+
+
 def plain_key(key: str) -> str:
     """Returns a key's letters and digits in lower case."""
     return re.sub(r"[^a-z0-9]", "", str(key).lower())
@@ -237,10 +313,7 @@ def differing(
     for setting in SETTINGS:
         if setting.name not in counts or setting.name in meant:
             continue
-        (baseline, candidate), _ = counts[setting.name].most_common(1)[0]
-        several = counts[setting.name].total()
-        often = "" if several == total else f" in {several} of {total} images"
-        words.append(f"{setting.name} {candidate} (baseline {baseline}){often}")
+        words.append(_in_words(setting.name, counts[setting.name], total))
     return words
 
 
@@ -275,11 +348,15 @@ def _of_one_kind(one: str, other: str) -> bool:
 
 
 def named_settings(text: str) -> list[str]:
-    """Returns the settings that a list with commas names. Raises UsageError if one of them is unknown."""
+    """Returns the settings that a list with commas names; a program's own name stays as it is."""
     by_name = {plain_key(setting.name): setting.name for setting in SETTINGS}
-    names = []
-    for word in text.split(","):
-        if plain_key(word) not in by_name:
-            raise UsageError(f"--changes {word}: unknown setting; choose from {', '.join(by_name.values())}")
-        names.append(by_name[plain_key(word)])
-    return names
+    return [by_name.get(plain_key(word), word.strip()) for word in text.split(",")]
+
+
+def require_known(names: Collection[str], others: Collection[str]) -> None:
+    """Raises UsageError if one of the names is neither a setting nor among `others`, which images have."""
+    known = [setting.name for setting in SETTINGS]
+    own = {plain_key(name) for name in others}
+    for name in names:
+        if name not in known and plain_key(name) not in own:
+            raise UsageError(f"--changes {name}: unknown setting; choose from {', '.join((*known, *others))}")

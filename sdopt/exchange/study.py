@@ -8,8 +8,9 @@ from pathlib import Path
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.exchange.formats import common_format
-from sdopt.exchange.pairing import of_other_noise, other_settings, partners, require_alike
+from sdopt.exchange.pairing import of_other_noise, other_settings, partners, program_of, require_alike
 from sdopt.exchange.pictures import ImportedPicture, ImportedRow, read_folder, read_table, repeated
+from sdopt.exchange.settings import number_or_word, plain_key, require_known, settings_of
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import IMPORTED, Environment, Promise, Status, StudyResult, VariantResult
@@ -53,6 +54,7 @@ class GivenFolder:
         contract: what the candidates promise about their images.
         other_noise: a folder of the baseline's prompts, made from other seeds: for a calibration.
         precision: the number type in which the baseline was computed, for rules that depend on it.
+        changes: settings of the images that the candidates change on purpose.
     """
 
     baseline: Path
@@ -82,8 +84,10 @@ def import_study(
     for name, folder in folders:
         pictures = partners(first, read_folder(folder), (given.baseline, folder))
         require_alike(first, pictures)
-        unlike = other_settings(first, pictures, given.changes)
-        sides.append(_Side(name, folder, pictures, _times(folder), unlike))
+        times = _times(folder)
+        unlike = other_settings(first, pictures, given.changes) + _unlike_times(sides[0].times, times, given.changes)
+        sides.append(_Side(name, folder, pictures, times, unlike))
+    require_known(given.changes, _names_beside(sides))
     if given.again is not None:
         _require_chance_alone(first, sides[-1])
     claims = _claims(sides)
@@ -114,6 +118,7 @@ def import_study(
                 images=_copied(side, first, output, number),
                 promises={AXIS: Promise(given.contract, claims)} if number and not control else {},
                 unlike=side.unlike,
+                made_by=program_of(side.pictures),
                 file_format=written.name,
                 lossy_files=written.lossy,
             )
@@ -182,6 +187,40 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def _times(folder: Path) -> list[ImportedRow]:
     file = folder / TIMES
     return read_table(file) if file.is_file() else []
+
+
+_OF_TIMES = frozenset((
+    "device", "gpu", "card", "host", "hostname", "machine", "cpu", "driver", "cuda", "torch", "pytorch", "batch",
+    "batchsize", "images", "imagespercall", "n", "numimages",
+))  # fmt: skip
+"""Columns of a table of times that tell where calls ran, and how many images each made."""
+
+
+def _unlike_times(first: Sequence[ImportedRow], rows: Sequence[ImportedRow], meant: Sequence[str]) -> list[str]:
+    """Returns in words in which columns on machines, batches and settings two tables of times differ."""
+    allowed = {plain_key(name) for name in meant}
+    words = []
+    for name in dict.fromkeys(name for row in rows for name in row.values):
+        plain, settings = plain_key(name), settings_of({name: "1"})
+        if (plain not in _OF_TIMES and not settings) or plain in allowed or settings.keys() & {*meant}:
+            continue
+        mine, theirs = (_values_of(table, name) for table in (first, rows))
+        if mine and theirs and mine != theirs:
+            words.append(f"{TIMES}: {name} {' and '.join(theirs)} (baseline {' and '.join(mine)})")
+    return words
+
+
+def _values_of(rows: Sequence[ImportedRow], name: str) -> list[str]:
+    """Returns the different values of a column, of which numbers are alike however they are written."""
+    values = {number_or_word(row.values[name]) for row in rows if row.values.get(name) not in (None, "")}
+    return sorted(values)[:3]
+
+
+def _names_beside(sides: Sequence[_Side]) -> list[str]:
+    """Returns the names that programs and tables of times give to what may differ on purpose."""
+    names = [name for side in sides for picture in side.pictures for name in picture.origin.others]
+    names += [name for side in sides for row in side.times for name in row.values if plain_key(name) in _OF_TIMES]
+    return list(dict.fromkeys(names))
 
 
 def _claims(sides: Sequence[_Side]) -> list[str]:

@@ -21,7 +21,7 @@ from sdopt.record.choices import NONE, PATCH, PLAIN
 from sdopt.record.comparisons import Comparison
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Score
-from sdopt.record.verdicts import Judgement, Ruling, Verdict
+from sdopt.record.verdicts import SINCE, Judgement, Ruling, Verdict
 from sdopt.schema import AMOUNT, CHOICES, WORK, Gate, Quality
 from sdopt.statistics.measures import SPEEDUP
 from sdopt.statistics.ratios import LogRatio, speedup_drift
@@ -222,7 +222,7 @@ def judge_drift(
     note, shown = "; ".join(notes), folders if paired else None
 
     def of(name: str, rulings: list[Ruling], note: str = "") -> Judgement:
-        comparison = Comparison(name, f"{name} of {earlier.started}", "everything since")
+        comparison = Comparison(name, f"{name} of {earlier.started}", SINCE)
         return judgement(comparison, contract, rulings, note)
 
     # An option that is gone must not pass.

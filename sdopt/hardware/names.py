@@ -103,7 +103,9 @@ def parsed_name(text: str) -> CardName:
     bracketed = re.search(r"\[([^\]]*\d[^\]]*)\]", name)  # as lspci prints the name of a chip's card
     name = re.sub(r"[^a-z0-9.]+", " ", bracketed[1] if bracketed else name)
     name = re.sub(r"(?<=[a-z])(?=\d{3,4}(?!\d| ?gb))", " ", name)  # rtx4060
+    name = re.sub(r"(\d{3,4} ?ti)(?=super\b|\d)", r"\1 ", name)  # 4070tisuper, 4060ti16g
     name = re.sub(r"\b(\d{3,4})(ti|super|s|xtx?|gre|m|d)\b", r"\1 \2", name)  # 4060ti
+    of_amd = re.search(r"\b(?:amd|ati|radeon|xtx?|gre)\b", name) is not None
     name = _WORDLESS.sub(" ", name)
     memory = _MEMORY.search(name)
     name = _MEMORY.sub(" ", name)
@@ -113,15 +115,25 @@ def parsed_name(text: str) -> CardName:
         if shorter != name:
             kinds.add(kind)
         name = shorter
-    model = re.search(r"\b([a-z]{1,5}) ?([a-z]?)(\d{1,5})( ?[a-z]?)\b", name) or re.search(r"()()\b(\d{3,5})()\b", name)
+    model = re.search(r"\b([a-z]{1,5}) ?([a-z]?)(\d{1,5})( ?[a-z]?)\b", name) or re.search(
+        r"()()\b(\d{3,5})( m)?\b", name
+    )
     if model is None:
         return CardName("", frozenset(kinds))
-    if model[4].strip() == "m":
+    suffix = (model[4] or "").strip()
+    if suffix == "m":
         kinds.add("laptop")
-    suffix = model[4].strip().replace("m", "")
-    # "RTX A4000" is the A4000, and a number alone is that of the most usual family.
-    letters = model[2] or model[1] or "rtx"
+    suffix = suffix.replace("m", "")
+    # "RTX A4000" is the A4000.
+    letters = model[2] or model[1] or _usual_family(int(model[3]), of_amd)
     return CardName(f"{letters} {model[3]}{suffix}", frozenset(kinds), int(memory[1]) if memory else None)
+
+
+def _usual_family(number: int, of_amd: bool) -> str:
+    """Returns the letters of a card of which only the number is given, as in `1660 super`, `7900 xtx` and `3090`."""
+    if of_amd:
+        return "rx"
+    return "gtx" if number < 2000 else "rtx"
 
 
 def names_of(option: str, sheet: Sheet) -> list[CardName]:
@@ -157,6 +169,18 @@ def _is_meant(asked: CardName, name: CardName) -> bool:
     """Returns whether a card's name is the one asked for; a name without a form (PCIe, SXM) means each form."""
     kinds = name.kinds if asked.kinds & _FORMS else name.kinds - _FORMS
     return bool(asked.model) and asked.model == name.model and asked.kinds == kinds
+
+
+_AGAIN = (2000, 4000, 4500, 5000, 6000)
+"""Numbers of NVIDIA's cards for workstations that came again with later generations."""
+
+
+def generation_assumed(text: str, sheet: Sheet) -> str:
+    """Returns why a name may mean another card than a sheet's; "" if it says the generation, or there is one alone."""
+    asked, own = parsed_name(text), parsed_name(sheet.name)
+    if asked.kinds & _FORMS or own.number not in _AGAIN or own.family != "rtx":
+        return ""
+    return "cards of other generations have this number (Quadro RTX, Ada, RTX PRO), with another memory and other rates"
 
 
 def has_memory(sheet: Sheet, gigabytes: float) -> bool:
@@ -209,9 +233,18 @@ def _distance(asked: CardName, name: CardName) -> tuple[int, int, int]:
     """
     family = int(asked.family != name.family)
     laptop = int(("laptop" in asked.kinds) != ("laptop" in name.kinds))
-    (generation, tier), (other, others_tier) = divmod(asked.number, 100), divmod(name.number, 100)
+    (generation, tier), (other, others_tier) = _tier(asked), _tier(name)
     far = abs(tier - others_tier) + abs(generation - other) + 10_000 * laptop
     return family, far, 2 * len(asked.kinds ^ name.kinds) + int(asked.model != name.model)
+
+
+def _tier(name: CardName) -> tuple[int, int]:
+    """Returns a card's generation, and how high it is within that; Radeons count otherwise since the RX 5000."""
+    if name.family != "rx":
+        return divmod(name.number, 100)
+    if name.number < 1000:
+        return name.number // 100, name.number % 100 - 20  # an RX 580 was what an RX 5600 is later
+    return name.number // 1000, name.number % 1000 // 10
 
 
 _SOLD = (2, 3, 4, 5, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 192, 256, 288)

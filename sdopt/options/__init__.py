@@ -8,7 +8,6 @@ from sdopt.contract import Contract
 from sdopt.measure.trace import Trace
 from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.parts import denoiser_of, unwrapped
-from sdopt.schema import bounded
 
 __all__ = [
     "Assumption",
@@ -19,7 +18,6 @@ __all__ = [
     "Proof",
     "Stage",
     "Trace",
-    "bounded",
     "denoiser_of",
     "unwrapped",
 ]

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from pydantic import Field
 from typing_extensions import override
 
 from sdopt.hardware.cards import (
@@ -14,14 +15,14 @@ from sdopt.hardware.cards import (
     Feature,
     missing,
 )
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.assumptions import COMMON_PROCESSORS, common_attention, unchanged_layers
 from sdopt.options.base import Need
 from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out
 from sdopt.options.declarations import Extra
 from sdopt.pipelines.loading import family_of, head_dimensions, heads_by_level, published_denoiser
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
-from sdopt.schema import Model
+from sdopt.schema import Model, OneOf
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Sdpa(EquivalentAttention):
 
     assumes: ClassVar[tuple[Assumption, ...]] = ()  # any processor may call it
 
-    backend: str = bounded("math", choices=tuple(_BACKENDS))
+    backend: Annotated[str, OneOf(_BACKENDS)] = "math"
     """The back end; PyTorch raises an error if the back end does not support the denoiser."""
 
     @property
@@ -219,7 +220,7 @@ class Sliced(EquivalentAttention):
     unet_only: ClassVar[str | None] = "diffusers slices the attention of UNets alone: choose attention=mem_efficient"
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
-    slice_size: int | None = bounded(None, ge=1, le=1_000_000)
+    slice_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Number of (batch × head) rows per slice; null is half of the heads (`auto` in diffusers)."""
 
     @property

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from typing_extensions import override
 
-from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.attention import backend_of
 from sdopt.pipelines.loading import family_of, published_denoiser
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
-from sdopt.schema import Model
+from sdopt.schema import Model, OneOf
 
 _OF_PYTORCH = {
     "native": None,
@@ -46,7 +46,7 @@ class Dispatched(Optimization):
 
     stage: ClassVar[Stage] = Stage.ATTENTION
 
-    backend: str = bounded("native", choices=(*_OF_PYTORCH, *_OF_PACKAGES))
+    backend: Annotated[str, OneOf((*_OF_PYTORCH, *_OF_PACKAGES))] = "native"
     """The name that diffusers gives it; those of other packages need these."""
 
     @property

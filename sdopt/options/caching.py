@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.polynomial.chebyshev import chebvander
+from pydantic import Field
 from typing_extensions import override
 
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.assumptions import (
     counted_steps,
     one_call_a_step,
@@ -27,7 +28,7 @@ from sdopt.options.declarations import Excludes, Extra
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.loading import denoiser_config, family_of, guidance_of, heads_by_level, part_config
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, unwrapped
-from sdopt.schema import SEEDS
+from sdopt.schema import Seed
 
 if TYPE_CHECKING:
     from sdopt.options.skipping import Skipping
@@ -181,9 +182,9 @@ class DeepCaching(SkippedLayers):
     unet_only: ClassVar[str | None] = "no skip connection leads around its inner blocks: choose caching=first_block"
     others: ClassVar[str] = "only the outer layers"
 
-    interval: int = bounded(3, ge=2, le=1000)
+    interval: Annotated[int, Field(ge=2, le=1000)] = 3
     """The whole UNet runs once per this number of steps."""
-    branch: int = bounded(0, ge=0, le=1000)
+    branch: Annotated[int, Field(ge=0, le=1000)] = 0
     """The layers that run on the other steps, numbered as in the paper: 0 is only the outermost layer; each increment
     adds a layer on the way down and one on the way up."""
 
@@ -221,7 +222,7 @@ class FirstBlockCaching(SkippedLayers):
     saves_operations: ClassVar[bool | None] = None
     others: ClassVar[str] = "only the outermost layers, at least for some images"
 
-    threshold: float = bounded(0.2, gt=0, le=10)
+    threshold: Annotated[float, Field(gt=0, le=10)] = 0.2
     """The change of what the first layer adds, relative to its mean, from which the inner layers run again."""
 
     @property
@@ -265,19 +266,19 @@ class SpectralForecast(SkippedLayers):
     others: ClassVar[str] = "were forecast"
     idle: ClassVar[str] = "all of {steps} steps run, and none is forecast"
 
-    warmup: int = bounded(4, ge=2, le=1000)
+    warmup: Annotated[int, Field(ge=2, le=1000)] = 4
     """Number of steps at the start that run."""
-    window: float = bounded(2.0, ge=2, le=1000)
+    window: Annotated[float, Field(ge=2, le=1000)] = 2.0
     """After them, one step runs per this number of steps, rounded down."""
-    growth: float = bounded(0.5, ge=0, le=1000)
+    growth: Annotated[float, Field(ge=0, le=1000)] = 0.5
     """What is added to `window` after each such step."""
-    stop: float = bounded(0.9, gt=0, le=1)
+    stop: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the steps after which all run."""
-    degree: int = bounded(3, ge=1, le=10)
+    degree: Annotated[int, Field(ge=1, le=10)] = 3
     """Degree of the polynomials."""
-    ridge: float = bounded(0.1, ge=1e-6, le=100)
+    ridge: Annotated[float, Field(ge=1e-6, le=100)] = 0.1
     """Weight of the squared coefficients in the fit."""
-    blend: float = bounded(0.3, ge=0, le=1)
+    blend: Annotated[float, Field(ge=0, le=1)] = 0.3
     """Share of the polynomials in the forecast; the rest is a line through the last two steps that ran."""
 
     def runs(self, steps: int) -> list[bool]:
@@ -344,13 +345,13 @@ class PyramidAttention(Caching):
         ),
     )
 
-    spatial: int | None = bounded(2, ge=2, le=1000)
+    spatial: Annotated[int, Field(ge=2, le=1000)] | None = 2
     """Self-attention is computed once per this number of steps; null computes it on every step."""
-    cross: int | None = bounded(4, ge=2, le=1000)
+    cross: Annotated[int, Field(ge=2, le=1000)] | None = 4
     """Cross-attention to the text is computed once per this number of steps; null computes it on every step."""
-    start: float = bounded(0.2, ge=0, lt=1)
+    start: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of the steps, at the start, that compute all attention."""
-    stop: float = bounded(0.9, gt=0, le=1)
+    stop: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the steps after which all attention is computed again, until the end."""
 
     @override
@@ -482,11 +483,11 @@ class TaylorSeer(Caching):
         ),
     )
 
-    interval: int = bounded(3, ge=2, le=1000)
+    interval: Annotated[int, Field(ge=2, le=1000)] = 3
     """After the steps at the start, the layers run once per this number of steps."""
-    warmup: int = bounded(3, ge=2, le=1000)
+    warmup: Annotated[int, Field(ge=2, le=1000)] = 3
     """Number of steps at the start in which they run."""
-    order: int = bounded(1, ge=1, le=5)
+    order: Annotated[int, Field(ge=1, le=5)] = 1
     """Order of the series: 1 is a line through the last two steps in which they ran."""
 
     def runs(self, steps: int) -> list[bool]:
@@ -533,9 +534,9 @@ class GuidanceInterval(Caching):
     batch_sizes: ClassVar[int] = 2
     idle: ClassVar[str] = "all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"
 
-    start: float = bounded(0.1, ge=0, lt=1)
+    start: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the steps before guidance begins."""
-    stop: float = bounded(0.8, gt=0, le=1)
+    stop: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Share of the steps at which guidance ends."""
 
     def guides(self, step: int, steps: int) -> bool:
@@ -585,13 +586,13 @@ class TokenMerging(Caching):
     assumes: ClassVar[tuple[Assumption, ...]] = (ungated_blocks, unchanged_layers)
     unet_only: ClassVar[str | None] = "tomesd merges tokens in the blocks of a UNet alone"
 
-    ratio: float = bounded(0.5, gt=0, le=0.75)
+    ratio: Annotated[float, Field(gt=0, le=0.75)] = 0.5
     """Share of the tokens to merge into others."""
-    max_downsample: int = bounded(1, choices=(1, 2, 4, 8))
+    max_downsample: Literal[1, 2, 4, 8] = 1
     """Largest downsampling factor of the layers that merge tokens; 1 is only the layers at full latent size."""
     random: bool = True
     """Whether the tokens to merge into are chosen at random; never in batches of an odd size."""
-    seed: int = bounded(0, **SEEDS)
+    seed: Seed = 0
     """Seed of that choice, which is the same in each pipeline call."""
 
     @override

@@ -8,12 +8,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from typing_extensions import override
 
 from sdopt.hardware.cards import ANY_CARD, Feature
-from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.base import Need
 from sdopt.options.compiler import Inductor, InductorDynamic, Regional, WholeStep
 from sdopt.options.conflicts import compiles, keeps_gradients
@@ -141,7 +141,7 @@ class MiopenFind(AtStart):
     claims: ClassVar[frozenset[str]] = frozenset({"latency"})
     contract: ClassVar[Contract] = Contract.EQUIVALENT
 
-    mode: str = bounded("FAST", choices=("NORMAL", "FAST", "HYBRID", "DYNAMIC_HYBRID"))
+    mode: Literal["NORMAL", "FAST", "HYBRID", "DYNAMIC_HYBRID"] = "FAST"
     """`NORMAL` times every algorithm, `FAST` takes the best one that is known, and the others time only without one."""
 
     @override

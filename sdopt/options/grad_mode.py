@@ -2,11 +2,11 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from typing_extensions import override
 
-from sdopt.options import Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.assumptions import call_without_gradients
 from sdopt.pipelines.parts import Pipeline
 
@@ -17,7 +17,7 @@ class GradMode(Optimization):
 
     stage: ClassVar[Stage] = Stage.CALL
 
-    mode: str = bounded("no_grad", choices=("enabled", "no_grad", "inference_mode"))
+    mode: Literal["enabled", "no_grad", "inference_mode"] = "no_grad"
     """`no_grad` is the default of diffusers' pipelines; `enabled` removes it; `inference_mode` is stricter."""
 
     @property

@@ -1,11 +1,11 @@
 """layout: the order of a tensor's dimensions in memory."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from typing_extensions import override
 
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.assumptions import a_vae, plain_weights
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import Pipeline, denoiser_of
@@ -18,7 +18,7 @@ class Layout(Optimization):
     stage: ClassVar[Stage] = Stage.LAYOUT
     assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights, a_vae)
 
-    memory_format: str = bounded("contiguous", choices=("contiguous", "channels_last"))
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     """`contiguous` is PyTorch's default, NCHW; `channels_last` is NHWC."""
 
     @property

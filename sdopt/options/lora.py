@@ -8,14 +8,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 from typing_extensions import override
 
 from sdopt.errors import UsageError
 from sdopt.measure.compilation import compiled_so_far, eagerly
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.assumptions import no_lora, plain_weights
 from sdopt.options.base import Inputs
 from sdopt.options.declarations import outdated
@@ -161,7 +162,7 @@ class Loaded(Lora):
     layers, a DoRA, LoHa, LoKr, LoCon with a third matrix, (IA)³, OFT or full difference, weights that are not finite.
     """
 
-    scale: float = bounded(1.0, ge=-100, le=100)
+    scale: Annotated[float, Field(ge=-100, le=100)] = 1.0
     """Scale of the update."""
 
     @property
@@ -182,7 +183,7 @@ class Fused(Lora):
 
     beside_the_weights: ClassVar[bool] = False
 
-    scale: float = bounded(1.0, ge=-100, le=100)
+    scale: Annotated[float, Field(ge=-100, le=100)] = 1.0
     """Scale of the update."""
 
     @override
@@ -243,7 +244,7 @@ class Distilled(Fused):
 
     pipeline: str | None = None
     """The class of pipelines of transformers that it is for; null is Stable Diffusion, by `text_width`."""
-    text_width: int = bounded(768, ge=1, le=1_000_000)
+    text_width: Annotated[int, Field(ge=1, le=1_000_000)] = 768
     """Channels of the states of text that the LoRA's model reads: 768 in Stable Diffusion 1.x, 2048 in SDXL."""
     scheduler: str = "lcm"
     """The option of the group `scheduler` for which it was distilled."""
@@ -251,7 +252,7 @@ class Distilled(Fused):
     """What that option sets: the class, and keys of its configuration."""
     steps: list[int] = field(default_factory=lambda: [2, 8])
     """The fewest and the most steps."""
-    guidance_scale: float = bounded(1.0, ge=0, le=1000)
+    guidance_scale: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """The highest guidance scale: guidance is in the weights, and more of it overstates."""
 
     @override
@@ -314,7 +315,7 @@ class Hotswap(Lora):
 
     other: str | None = None
     """A file in the same folder or repository, swapped in to verify hot-swapping; null is the other packaged style."""
-    target_rank: int | None = bounded(None, ge=1, le=100_000)
+    target_rank: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """The highest rank of all LoRAs to be swapped in; null is the highest rank of the two files."""
 
     @property

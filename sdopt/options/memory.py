@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
 from typing_extensions import override
 
 from sdopt.errors import UsageError
 from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.assumptions import a_vae, no_projected_pictures, plain_weights, two_halves, usual_encoding
 from sdopt.options.base import Inputs, existing
 from sdopt.options.caching import SpectralForecast, TokenMerging, WholeSteps
@@ -110,7 +111,7 @@ class VaeTiling(VaeInPieces):
 
     contract: ClassVar[Contract] = Contract.LOSSY
 
-    tile_size: int | None = bounded(None, ge=64, le=16384)
+    tile_size: Annotated[int, Field(ge=64, le=16384)] | None = None
     """Height and width of a tile in pixels, a multiple of 32; null is the VAE's default, the size of its training
     images."""
 
@@ -334,7 +335,7 @@ class PrecomputedEmbeddings(Optimization):
     contract: ClassVar[Contract] = Contract.EQUIVALENT
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
-    max_sequence_length: int | None = bounded(None, ge=1, le=100_000)
+    max_sequence_length: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """How many tokens of a prompt the calls read; null is `model.max_sequence_length`, or what the pipeline's call does
     by default. Only for a transformer."""
 
@@ -578,7 +579,7 @@ class LayerwiseCasting(Optimization):
         Excludes("compiler", "its hooks would cast weights inside compiled code: choose compiler=eager"),
     )
 
-    storage: str = bounded("float8_e4m3fn", choices=("float8_e4m3fn", "float8_e5m2"))
+    storage: Literal["float8_e4m3fn", "float8_e5m2"] = "float8_e4m3fn"
     """The type of stored weights: 3 bits of mantissa, or 2 bits with a wider range."""
 
     @property

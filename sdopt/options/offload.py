@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
 from typing_extensions import override
 
 from sdopt.hardware.device import Device
-from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.caching import DeepCaching, FirstBlockCaching, PyramidAttention, TaylorSeer
 from sdopt.options.conflicts import autocast_of, grad_mode_of, is_channels_last, upcasts_vae, weights_of
 from sdopt.options.declarations import Excludes
@@ -123,13 +124,13 @@ class GroupOffload(Offload):
         ),
     )
 
-    offload_type: str = bounded("leaf_level", choices=("leaf_level", "block_level"))
+    offload_type: Literal["leaf_level", "block_level"] = "leaf_level"
     """The group: a single layer, or `num_blocks_per_group` blocks of the denoiser."""
-    num_blocks_per_group: int = bounded(1, ge=1, le=10_000)
+    num_blocks_per_group: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Number of blocks per group, for `block_level` without a stream."""
     use_stream: bool | None = None
     """Whether a separate CUDA stream prefetches the next group; null is true on a GPU."""
-    wait_in: str | None = bounded(None, choices=("memory", "disk"))
+    wait_in: Literal["memory", "disk"] | None = None
     """Where the weights stay; null is host memory for a GPU, and disk (temporary files) for a CPU."""
 
     @override

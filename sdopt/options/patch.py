@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typing_extensions import override
 
 from sdopt.errors import UsageError
-from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.pipelines.functions import absolute, defined, loaded
 from sdopt.pipelines.parts import Pipeline
 from sdopt.record.choices import PATCH
+from sdopt.schema import OneOf
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +48,9 @@ class Patch(Optimization):
     functions: list[str] = field(default_factory=list)
     """`file.py:function`, in the order in which they are called."""
     # Words, because YAML has neither enumerations nor sets: see `promised` and `claimed`.
-    contract: str = bounded("lossy", choices=tuple(Contract))  # type: ignore[assignment]
+    contract: Annotated[str, OneOf(Contract)] = "lossy"  # type: ignore[assignment]
     """What they promise about the images: `exact`, `equivalent` or `lossy`."""
-    claims: str = bounded("latency", choices=tuple(_CLAIMS))  # type: ignore[assignment]
+    claims: Annotated[str, OneOf(_CLAIMS)] = "latency"  # type: ignore[assignment]
     """What they are for: `latency`, `memory`, `both` or `nothing`."""
 
     @override

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from typing_extensions import override
 
@@ -15,7 +15,7 @@ from sdopt.errors import UsageError
 from sdopt.hardware.cards import BFLOAT16, CPU_BFLOAT16, TF32, arithmetic, missing
 from sdopt.hardware.ceilings import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.measure.stages import VAE_DECODER
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.assumptions import a_vae, plain_weights, within_float16
 from sdopt.options.base import existing
 from sdopt.pipelines.components import network_problems
@@ -23,7 +23,7 @@ from sdopt.pipelines.family import family_named
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import family_of, is_sdxl, load_network, load_part, network_config, part_config
 from sdopt.pipelines.parts import Pipeline, computing_types, denoiser_of, device_of
-from sdopt.schema import Model
+from sdopt.schema import Model, OneOf
 
 if TYPE_CHECKING:
     import torch
@@ -39,11 +39,11 @@ class Precision(Optimization):
     stage: ClassVar[Stage] = Stage.LOAD
     assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights,)
 
-    weights: str = bounded("float32", choices=FLOATS)
+    weights: Annotated[str, OneOf(FLOATS)] = "float32"
     """The type of all parameters."""
-    autocast: str | None = bounded(None, choices=FLOATS[1:])
+    autocast: Annotated[str, OneOf(FLOATS[1:])] | None = None
     """The type of arithmetic under `torch.autocast`; null disables autocast."""
-    tf32: str = bounded("default", choices=("default", "on", "off"))
+    tf32: Literal["default", "on", "off"] = "default"
     """TensorFloat-32: PyTorch's settings (only in cuDNN convolutions), in matrix products too, or nowhere."""
 
     @property

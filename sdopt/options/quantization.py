@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
 from typing_extensions import override
 
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
 from sdopt.measure.stages import TEXT_ENCODER
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.assumptions import no_lora, plain_weights, unchanged_layers
 from sdopt.options.base import Need
 from sdopt.options.compiler import CudaGraphs, Regional
@@ -31,6 +32,7 @@ from sdopt.pipelines.parts import (
     text_encoders_of,
     unwrapped,
 )
+from sdopt.schema import OneOf
 
 if TYPE_CHECKING:
     import torch
@@ -67,9 +69,9 @@ class Quantized(Optimization):
         ),
     )
 
-    weights: str = bounded("int8", choices=("int8", "float8_e4m3fn"))
+    weights: Annotated[str, OneOf(("int8", "float8_e4m3fn"))] = "int8"
     """The type of the quantized weights."""
-    others: str = bounded("bfloat16", choices=("float32", "float16", "bfloat16"))
+    others: Literal["float32", "float16", "bfloat16"] = "bfloat16"
     """The type of all other weights, and of the inputs and outputs of layers."""
     activations: bool = True
     """Whether layers quantize inputs too and multiply in 8 bits; otherwise weights are dequantized for each use."""
@@ -247,11 +249,11 @@ class Sdnq(Quantized):
         ),
     )
 
-    weights: str = bounded("int8", choices=("int8", "float8_e4m3fn", "uint4"))
+    weights: Literal["int8", "float8_e4m3fn", "uint4"] = "int8"
     """The type of the quantized weights; `uint4` has a scale for each group of weights."""
     convolutions: bool = True
     """Whether to quantize convolutions too."""
-    svd_rank: int | None = bounded(None, ge=1, le=512)
+    svd_rank: Annotated[int, Field(ge=1, le=512)] | None = None
     """Rank of a part of each weight that keeps its type, and holds what rounding would change most (SVDQuant, Li et al.
     2024); null is no such part."""
 
@@ -314,7 +316,7 @@ class QuantizedTextEncoders(Optimization):
         Excludes("lora", "SDNQ replaces the layers that a LoRA wraps: choose lora=fused", (Loaded, Hotswap)),
     )
 
-    weights: str = bounded("int8", choices=("int8", "uint4"))
+    weights: Literal["int8", "uint4"] = "int8"
     """The type of the quantized weights; `uint4` has a scale for each group of weights."""
     encoders: list[int] = field(default_factory=list)
     """Which text encoders, in the order of the pipeline's: `[3]` is T5 of Stable Diffusion 3; an empty list is all."""

@@ -45,8 +45,9 @@ def no_task(family: Family, task: Task) -> str:
 def task_of(class_name: str) -> Task:
     """Returns the task of a pipeline, by the name of its class."""
     # The suffix of text-to-image is one of the others' too.
-    kinds = (kind for kind, suffix in reversed(_PIPELINES.items()) if class_name.endswith(suffix))
-    return Task(kind=next(kinds, "txt2img"))
+    if class_name.endswith(_PIPELINES["inpaint"]):
+        return Task("inpaint")
+    return Task("img2img" if class_name.endswith(_PIPELINES["img2img"]) else "txt2img")
 
 
 def require_inputs(task: Task, model: Model, workload: Workload) -> None:

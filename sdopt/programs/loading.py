@@ -68,11 +68,20 @@ def from_files(model: Model, task: Task, dtype: str) -> Piece:
     lines = [f"pipe = {cls.__name__}.{method}("]
     lines += [f"    {argument}," for argument in arguments]
     lines.append(")")
-    if skipped := clip_skip_of(model)[0]:
-        # The argument `clip_skip` of a call fails where transformers has no `text_model` in a text encoder any more.
-        lines.append('encoder = getattr(pipe.text_encoder, "text_model", pipe.text_encoder).encoder')
-        lines.append(f"encoder.layers = encoder.layers[:-{skipped}]  # clip skip, as the file says")
     return Piece(tuple(imports), tuple(lines))
+
+
+def layers_left_out(model: Model) -> Piece:
+    """Returns code that leaves out the last layers of a text encoder, where a file says so: diffusers does not."""
+    skipped = clip_skip_of(model)[0]
+    if not skipped:
+        return Piece()
+    # The argument `clip_skip` of a call fails where transformers has no `text_model` in a text encoder any more.
+    lines = (
+        'encoder = getattr(pipe.text_encoder, "text_model", pipe.text_encoder).encoder',
+        f"encoder.layers = encoder.layers[:-{skipped}]  # clip skip, as the file says",
+    )
+    return Piece(lines=lines)
 
 
 def _with_files(model: Model, folder: Path, cls: Any, dtype: str) -> Piece:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization, loading_arguments
-from sdopt.options.memory import TinyVae
+from sdopt.options.memory import PrecomputedEmbeddings, TinyVae
 from sdopt.options.patch import Patch
 from sdopt.options.precision import FixedVae, Precision
 from sdopt.pipelines.loading import family_of, marks_of, part_config, path_of
 from sdopt.pipelines.sampling import draws_noise, scheduler_settings
 from sdopt.programs.code import Piece, Unwritable, call_of, function_code, literal
-from sdopt.programs.loading import cast_of, loading_of
+from sdopt.programs.loading import cast_of, layers_left_out, loading_of
 from sdopt.programs.work import Work
 from sdopt.record.choices import is_plain, option_name, written_value
 from sdopt.variant import Variant
@@ -83,7 +83,8 @@ def written(variant: Variant, device: Device) -> Written:
     if not variant.pictured:
         raise Unwritable("no image was made to compare its own with (quality.prompt_count=0)")
     work = Work(variant)
-    setup = scheduler_code(variant) + Piece(lines=tuple(work.adaptations())) + _placing(variant, device)
+    setup = layers_left_out(variant.model) + scheduler_code(variant)
+    setup += Piece(lines=tuple(work.adaptations())) + _placing(variant, device)
     prompts_first = any(option.prepares_inputs for option in variant.optimizations.values())
     if prompts_first:
         setup += work.prompts()
@@ -255,6 +256,9 @@ def _keys(variant: Variant, chosen: Chosen) -> dict[str, Any]:
         named = changed.keys() & {f"{axis}.hub_id", f"{axis}.path"}
         if isinstance(option, TinyVae | FixedVae) and not named and _is_of_unknown_origin(variant):
             keys[f"{axis}.path"] = str(option.files(variant.model, fetch=False)[0].parent)
+        length = variant.model.max_sequence_length
+        if isinstance(option, PrecomputedEmbeddings) and option.max_sequence_length is None and length is not None:
+            keys[f"{axis}.max_sequence_length"] = length
     return keys
 
 

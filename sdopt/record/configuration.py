@@ -97,6 +97,19 @@ class RecordedConfig:
                 del differing["workload.size"]
         return {key: values for key, values in differing.items() if not key.startswith((*CHOICES, *AMOUNT))}
 
+    def chosen_beside(self, other: "RecordedConfig") -> dict[str, tuple[Any, Any]]:
+        """Returns the keys of the work that a variant chooses otherwise than another one, with both values."""
+        keys = {
+            "workload.steps": (self.workload.steps, other.workload.steps),
+            "workload.guidance_scale": (self.workload.guidance(self.model), other.workload.guidance(other.model)),
+            "workload.negative_prompt": (self.workload.negative_prompt, other.workload.negative_prompt),
+            "model": (self.model.name, other.model.name),
+            "scheduler": (self.scheduler.class_name, other.scheduler.class_name),
+            "scheduler.options": (self.scheduler.options, other.scheduler.options),
+            "hardware.threads": (self.hardware.threads, other.hardware.threads),
+        }
+        return {key: values for key, values in keys.items() if values[0] != values[1]}
+
     @property
     def _sizes(self) -> int | list[int]:
         """The sizes of the timed calls, in pixels; a single one is no list."""

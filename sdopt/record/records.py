@@ -108,6 +108,8 @@ class VariantResult:
     """Digests of the weights, prompts and user's code that it was measured with."""
     unlike: list[str] = field(default_factory=list)
     """Of images of another program: the settings that they name otherwise than the baseline's, in words."""
+    made_by: str = ""
+    """Of images of another program: its name, where they say it."""
     file_format: str = ""
     """Of images of another program: how their files are written."""
     lossy_files: bool = False
@@ -304,6 +306,8 @@ class Budget:
     """Prompts that the baseline drew again, where there was no time for all."""
     evidence: bool = True
     """Whether every process had time to show evidence, and not only the first one of each variant."""
+    stages: bool = True
+    """Whether there was time for the calls that time the stages; without, fewer prompts have images too."""
 
     @property
     def spared(self) -> bool:

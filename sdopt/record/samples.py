@@ -162,7 +162,7 @@ class ShapeSamples:
     have been idle for long."""
     trial_s: list[Seconds] = field(default_factory=list)
     """Further warm calls of a variant whose first call was slow, to find out whether it is clearly slower;
-    less the share of each that other work took."""
+    less the share of each that other work took. The first call is one of them if an option is known to be slow here."""
     trial_beside_s: list[Seconds] = field(default_factory=list)
     """The baseline's calls that these are compared with: before, between and after them, less what other
     work took, and for as many images as the variant's call makes; in blocks, those of its warm-up as they are."""

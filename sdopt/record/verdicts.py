@@ -59,6 +59,10 @@ class Ruling:
         return f"{self.reason}; but {self.doubt}" if self.doubt else self.reason
 
 
+SINCE = "everything since"
+"""What is judged of a variant that is compared with itself in an earlier result."""
+
+
 @dataclass
 class Judgement:
     """A gate's verdict on one comparison: the worst of its rulings."""
@@ -74,6 +78,11 @@ class Judgement:
     """For each measure in which the candidate claims a gain, the one-sided p value that there is none that counts."""
     gains: list[str] = field(default_factory=list)
     """Measures in which a gain holds together with all other claims of the study."""
+
+    @property
+    def is_drift(self) -> bool:
+        """Whether the reference is an earlier result, of which speed-ups are compared, and no times."""
+        return self.credit == SINCE
 
 
 @dataclass

@@ -65,7 +65,8 @@ class Candidate:
     `images_per_call` images. `command` measures it again; "" if none is known to. `program` uses it; null unless it was
     run and drew the measured image, of which `program_run` says more. `at_least_slower` is how many times as long as
     the baseline's its calls take at least, where that was clear so early that they were not timed further. `columns`
-    has what tables show, by the names of their columns in `table.csv`.
+    has what tables show, by the names of their columns in `table.csv`. `speedups` has the speed-up at each shape where
+    there are several: then all other figures are of the first one, and `speed` is of all together.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Candidate:
     program_run: str
     at_least_slower: float | None = None
     columns: dict[str, float | str] = field(default_factory=dict)
+    speedups: dict[str, Estimate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,18 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         said_of(row.variant.program),
         row.at_least_slower,
         values_of(row),
+        _at_shapes(row),
     )
+
+
+def _at_shapes(row: Row) -> dict[str, Estimate]:
+    """Returns the speed-up at each shape, by its name; {} where there is one shape."""
+    speedups: dict[str, Estimate] = {}
+    for at in row.shapes if row.further else ():
+        estimate = _estimate(at.speedup)
+        if estimate is not None:
+            speedups[at.shape.name] = estimate
+    return speedups
 
 
 def _latency(row: Row) -> float | None:

@@ -54,6 +54,7 @@ class Column:
         narrow: its turn to lose its details in a narrow terminal; None to keep them.
         needless: whether it is then left out, by the same turns.
         at_shapes: whether each shape of a study has a column of its own.
+        at_main: whether it is of the first shape alone, which its heading then names.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Column:
     narrow: int | None = 0
     needless: bool = True
     at_shapes: bool = False
+    at_main: bool = False
 
     def headings(self, look: TableView) -> list[str]:
         """Returns its heading, or one for each shape."""
@@ -72,6 +74,8 @@ class Column:
         heading = self.heading.format(unit=unit_text(look.per_image), judged=judged)
         if self.at_shapes and look.shapes:
             return [f"{heading}, {shape}" for shape in look.shapes]
+        if self.at_main and look.shapes:
+            return [f"{heading}, {look.shapes[0]}"]
         return [heading]
 
     def cells(self, row: Row | None, look: TableView) -> list[Cell]:
@@ -183,6 +187,7 @@ COLUMNS: tuple[Column, ...] = (
         _time_cell,
         tracked=True,
         narrow=1,
+        at_main=True,
     ),
     Column(
         MEMORY_RATIO.name,
@@ -191,6 +196,7 @@ COLUMNS: tuple[Column, ...] = (
         memory_cell,
         tracked=True,
         narrow=4,
+        at_main=True,
     ),
     Column(
         "images",
@@ -201,6 +207,7 @@ COLUMNS: tuple[Column, ...] = (
         tracked=True,
         narrow=3,
         needless=False,
+        at_main=True,
     ),
     Column(
         "gate",

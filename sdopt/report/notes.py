@@ -76,6 +76,7 @@ def caveats_of(summary: Summary) -> Iterator[str]:
             "Imported: other programs made these images and times. sdopt saw neither what ran nor how it was timed; "
             "seeds, prompts and versions are as the folders say."
         )
+        yield from _programs_note(result)
     if sampling:
         drifts = [abs(drift - 1) for drift in result.schedule.drift.values()]
         drift = f" Drift of the baseline over a block: at most {100 * max(drifts):.1f} %." if drifts else ""
@@ -96,6 +97,17 @@ def caveats_of(summary: Summary) -> Iterator[str]:
         yield "Random weights: speed and memory are those of the real model; images show only how far variants agree."
     if any(variant.status is Status.NOT_ENGAGED for variant in result.variants):
         yield "not_engaged: the option ran, and nothing shows that it was active; its figures are not attributed to it."
+
+
+def _programs_note(result: StudyResult) -> Iterator[str]:
+    """Yields which variants another program made than the baseline, as far as their images say it."""
+    own = result.variant(result.baseline).made_by
+    others = [f"{row.name} by {row.made_by}" for row in result.candidates if row.made_by and row.made_by != own]
+    if own and others:
+        yield (
+            f"Two programs: the baseline's images are by {own}, {', '.join(others)}. Programs weigh words in brackets "
+            "and draw noise in ways of their own, which counts as a difference."
+        )
 
 
 def _floor_note(result: StudyResult) -> str:

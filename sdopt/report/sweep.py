@@ -124,6 +124,9 @@ class Sweep:
         rows = [(job, job.row) for job in self.jobs if job.row is not None and not job.row.is_baseline]
         if not rows:
             return "Nothing was compared with a baseline."
+        if all(row.speed is None and row.images is None for _, row in rows):
+            job, _ = rows[0]
+            return f"Nothing was measured beside a baseline: {job.name}: {job.because} (job {job.number})."
         few = rows[0][1].speed is Speed.FEW
         if self.best is None and not few:
             return f"Keep the baseline: none of {len(rows)} is shown to be better."

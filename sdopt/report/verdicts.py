@@ -18,7 +18,7 @@ from sdopt.report.blocks import Block, Fold, Notes, Prose, Table
 from sdopt.report.columns import word
 from sdopt.report.markdown import escaped, written
 from sdopt.report.tables import ranking
-from sdopt.statistics.measures import measure_named, with_shape
+from sdopt.statistics.measures import RULED, measure_named, with_shape
 from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision, decision_of
@@ -43,16 +43,33 @@ def verdict_blocks(result: StudyResult) -> list[Block]:
 
 
 def against_sentence(result: StudyResult) -> str:
-    """Returns what a comparison with an earlier result shows, in a sentence."""
+    """Returns what a comparison with an earlier result shows, in a sentence, and what it does not compare."""
     worse = [j for j in result.judgements if j.verdict is Verdict.FAIL]
     undecided = [j.candidate for j in result.judgements if decision_of(j.verdict) is Decision.UNDECIDED]
     open_text = f"{_counted(undecided)} undecided: {', '.join(undecided)}" if undecided else ""
     if worse:
         told = f"Worse than in the earlier result: {', '.join(j.candidate for j in worse)}"
-        return f"{told}: {'; '.join(reasons_of(worse[0], result))}{f'. {open_text}' if open_text else ''}."
-    if undecided:
-        return f"Nothing is shown to be slower or worse than in the earlier result; {open_text}."
-    return "Nothing is slower or worse than in the earlier result."
+        told = f"{told}: {'; '.join(reasons_of(worse[0], result))}{f'. {open_text}' if open_text else ''}."
+    else:
+        told = _nothing_worse(result.judgements, open_text)
+    return f"{told} Each speed-up is over the baseline of its own run: times of the two runs are not compared."
+
+
+def _nothing_worse(judgements: Sequence[Judgement], open_text: str) -> str:
+    """Returns that nothing failed, by what rules compared: speed-ups, images, or both."""
+    compared = {_is_ratio(ruling.metric) for j in judgements for ruling in j.rulings if ruling.metric}
+    named = [name for ratio, name in ((True, "speed-up is smaller"), (False, "image is worse")) if ratio in compared]
+    lacking = [name for ratio, name in ((True, "speed"), (False, "images")) if ratio not in compared]
+    shown = "is shown to be " if open_text else "is "
+    words = [name.replace("is ", shown, 1) for name in named]
+    told = f"No {' and no '.join(words)} than in the earlier result" if words else "Nothing was compared by a rule"
+    rest = [f"no rule compared {' and '.join(lacking)}"] if lacking and words else []
+    return f"{'; '.join([told, *rest, *filter(None, [open_text])])}."
+
+
+def _is_ratio(metric: str) -> bool:
+    """Returns whether a ruling's metric is a ratio of times or memory; others are of images."""
+    return metric.partition("/")[0] in RULED
 
 
 def _counted(names: Sequence[str]) -> str:
@@ -151,15 +168,21 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def verdict_json(summary: Summary) -> bytes:
-    """Returns the verdicts on each variant, best first, and every judgement with its rulings, as JSON."""
+def verdict_json(summary: Summary, against: str = "") -> bytes:
+    """Returns the verdicts on each variant, best first, and every judgement with its rulings, as JSON.
+
+    `against` is the answer where the result was compared with an earlier one: then the verdicts are of that alone.
+    """
     result = summary.result
+    variants = [verdicts_of(row) for row in summary.candidates]
+    if against:
+        variants = [{"variant": j.candidate, "gate": str(decision_of(j.verdict))} for j in result.judgements]
     content = {
         "study": result.name,
         "id": result.id,
         "gate": result.gate,
-        "answer": summary.sentence,
-        "variants": [verdicts_of(row) for row in summary.candidates],
+        "answer": against or summary.sentence,
+        "variants": variants,
         "judgements": [asdict(j) | {"gate": decision_of(j.verdict)} for j in result.judgements],
     }
     return (json.dumps(content, indent=1) + "\n").encode()
@@ -203,7 +226,8 @@ def junit(summary: Summary, inconclusive_passes: bool | None = None) -> bytes:
             errors=str(int(kind == "error")),
         )
         properties = ElementTree.SubElement(suite, "properties")
-        row = summary.row(judgement.candidate)
+        # What a variant gains over its own baseline says nothing of an earlier result.
+        row = None if judgement.is_drift else summary.row(judgement.candidate)
         verdicts_of = {"speed": row and row.speed, "images": row and row.images, "gate": decision_of(judgement.verdict)}
         for name_of, verdict in verdicts_of.items():
             if verdict is not None:
@@ -246,7 +270,7 @@ def _printable(text: str) -> str:
 
 def write_verdicts(summary: Summary, folder: Path, inconclusive_passes: bool | None = None, against: str = "") -> None:
     """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder; see `junit`. Raises OSError."""
-    write_atomically(folder / "verdicts.json", verdict_json(summary))
+    write_atomically(folder / "verdicts.json", verdict_json(summary, against))
     write_atomically(folder / "verdicts.md", verdict_markdown(summary, against).encode())
     write_atomically(folder / "verdicts.xml", junit(summary, inconclusive_passes))
     append_step_summary(summary, against)

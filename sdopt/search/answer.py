@@ -129,7 +129,8 @@ def entry_of(candidate: Combination, fate: Fate, because: str, findings: Sequenc
 
 
 def _sentence(judgements: Judgements, entries: Sequence[SearchEntry]) -> str:
-    tried, passed = len(entries), judgements.passed
+    tried = sum(entry.fate is not Fate.OPEN or entry.processes > 0 for entry in entries)
+    passed = judgements.passed
     if passed:
         return _winning(judgements, tried)
     if not judgements.studies:
@@ -152,8 +153,10 @@ def _winning(judgements: Judgements, tried: int) -> str:
     if start:
         said += f"; {start[0]} more {start[1]}, {start[2]}"
     gate = judgements.studies[judgements.folders[winner]].result.config.gate
-    which = "that the gate passes" if gate.judges else "with a gain; no gate judged"
-    best = "The only combination that was tried" if tried == 1 else f"The best of {tried} combinations {which}"
+    which = "that the gate passes" if gate.judges else "with a gain (no gate judged)"
+    best = f"Of {tried} combinations that were tried, it was ranked first among those {which}"
+    if tried == 1:
+        best = "The only combination that was tried"
     return f"{said}. {best}.{f' {len(others)} more passed.' if others else ''}"
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from sdopt.config.groups import optimization_options
 from sdopt.config.overrides import group_of, key_of
@@ -11,7 +13,7 @@ from sdopt.config.own import own_config
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.quality.metrics import FAMILIES
-from sdopt.schema import SEEDS, bounded, wrong_name
+from sdopt.schema import OneOf, Section, Seed, wrong_name
 
 OBJECTIVES = ("latency", "memory", "distance")
 
@@ -20,7 +22,7 @@ _OWN = ("study", "experiment", "resume", "retry_failed", "objective")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchConfig:
+class SearchConfig(Section):
     """The variables, the objectives and the budget of a search."""
 
     title: str
@@ -31,37 +33,37 @@ class SearchConfig:
     """The options to try, by group, as in `{compiler: [eager,inductor]}`; by default all options that can run here."""
     keys: dict[str, list[Any]] | None = None
     """Values to try for keys, wherever they apply, as in `{caching.interval: [2,3,5], workload.steps: [15,25]}`."""
-    objectives: list[str] = bounded(choices=OBJECTIVES)  # noqa: RUF009 (returns a field)
+    objectives: list[Annotated[str, OneOf(OBJECTIVES)]]
     """Quantities to minimise: `latency`, `memory` (the peak of a process) or `distance` (from the baseline's images).
     With several objectives, the search looks for the Pareto front: combinations that no other one beats in all."""
-    memory_gib: float | None = bounded(None, gt=0, le=1e6)
+    memory_gib: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """A limit for the peak memory of a process."""
-    latency_s: float | None = bounded(None, gt=0, le=1e6)
+    latency_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """A limit for the time of a call."""
     distance: str
     """The metric that measures the distance to the baseline's images: a paired metric that is better when smaller."""
-    distance_limit: float | None = bounded(None, ge=0, le=1e9)
+    distance_limit: Annotated[float, Field(ge=0, le=1e9)] | None = None
     """A limit for that distance, in the unit of the metric."""
-    budget_s: float = bounded(gt=0, le=31_536_000)
+    budget_s: Annotated[float, Field(gt=0, le=31_536_000)]
     """Time that this call takes, in seconds, unless everything is tried earlier. Each option is tried alone first; then
     combinations are screened, and raced if needed, while enough time is left to judge. What cannot be judged in that
     time stays undecided, and the same call with more time goes on."""
-    trials: int | None = bounded(None, ge=1, le=1_000_000)
+    trials: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Maximum number of combinations to measure; null measures as many as exist and the budget allows."""
-    side_by_side: int = bounded(ge=1, le=100)
+    side_by_side: Annotated[int, Field(ge=1, le=100)]
     """Candidates that are measured beside one baseline, in one study."""
-    error: float = bounded(gt=0, lt=1)
+    error: Annotated[float, Field(gt=0, lt=1)]
     """The chance, over all races together, that the best candidate is dropped in one of them; with several objectives,
     that any candidate of the front is."""
-    races: int = bounded(ge=0, le=100)
+    races: Annotated[int, Field(ge=0, le=100)]
     """Races among the candidates that screening cannot tell from the best one."""
-    finalists: int = bounded(ge=1, le=100)
+    finalists: Annotated[int, Field(ge=1, le=100)]
     """Candidates that the gate judges, on prompts, noise and processes that the search has not seen."""
     skip_spoiled: bool = True
     """Skips a combination if a part of it was ruled out for its images, such as `caching=deepcache,layout=…` after
     `caching=deepcache`: errors of approximations add up. An addition that draws another image by design (a scheduler,
     a LoRA, `workload.steps`) may repair the images, so such a combination is screened anyway."""
-    seed: int = bounded(**SEEDS)
+    seed: Seed
     """Seed of the proposals."""
     folder: str
     """Folder of all searches; each search has its own subfolder."""

@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar
+from typing import Literal
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from sdopt.errors import UsageError
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult
-from sdopt.schema import bounded
+from sdopt.schema import Section
 from sdopt.statistics.figures import rows_of
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
@@ -23,13 +23,11 @@ from sdopt.statistics.rows import Row
 
 
 @dataclass(frozen=True)
-class PublishedTable:
+class PublishedTable(Section):
     """Figures of an article, by variant. A line holds one figure for each of `gpus`, as printed, with blanks between.
 
     `-` is no figure, `OOM` a run that ran out of memory, and `<3` something less than 3.
     """
-
-    __pydantic_config__: ClassVar = ConfigDict(coerce_numbers_to_str=True)  # in a yaml, 40 is no string
 
     place: str
     """Where the article has the figures, such as the title of its table."""
@@ -40,7 +38,7 @@ class PublishedTable:
     """Prompts per call, if the study has a list of batch sizes."""
     reference: str | None = None
     """The variant that `speedup` and `time_saved` are relative to."""
-    unit: str = bounded("s", choices=("s", "ms", "it/s"))
+    unit: Literal["s", "ms", "it/s"] = "s"
     """Unit of the figures in `time`."""
     time: dict[str, str] = field(default_factory=dict)
     """Latencies or rates; if the article gives no speed-up, it is computed from them."""
@@ -68,7 +66,7 @@ class PublishedTable:
 
 
 @dataclass(frozen=True)
-class PublishedSetup:
+class PublishedSetup(Section):
     """What the figures were measured with, as far as the study's own configuration says it; null is not compared."""
 
     model: str | None = None
@@ -84,7 +82,7 @@ class PublishedSetup:
 
 
 @dataclass(frozen=True)
-class Published:
+class Published(Section):
     """What an article says of the variants of a study."""
 
     article: str

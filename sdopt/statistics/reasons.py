@@ -98,6 +98,11 @@ def _slower(factor: float) -> str:
     return f"is {percent_text(1 / factor - 1)} slower" if factor < 1 else f"is {percent_text(factor - 1)} faster"
 
 
+def _gains_less(factor: float) -> str:
+    way = "less" if factor < 1 else "more"
+    return f"gains {percent_text(1 / factor - 1 if factor < 1 else factor - 1)} {way} over its own baseline"
+
+
 def _larger(factor: float) -> str:
     way = "more" if factor >= 1 else "less"
     return f"takes {percent_text(factor - 1)} {way} memory"
@@ -153,12 +158,13 @@ def family(metric: str) -> str:
     return max(fitting, key=len, default=name)
 
 
-def sentence(ruling: Ruling, worst: str = "") -> str:
+def sentence(ruling: Ruling, worst: str = "", drift: bool = False) -> str:
     """Returns what a ruling says in one sentence, without a full stop.
 
     Args:
         ruling: of any rule, with any verdict.
         worst: the prompt whose image is the worst by the ruling's metric; "" if it is not known.
+        drift: whether the variant was compared with itself in an earlier result.
     """
     if ruling.doubt:
         return f"{_subject(ruling)} cannot be told: {ruling.doubt}"
@@ -169,7 +175,7 @@ def sentence(ruling: Ruling, worst: str = "") -> str:
         return f"{known}: {_claims_in_words(ruling.reason.removeprefix(f'{ruling.payoff}: '))}"
     if ruling.rule in _CHECKS:
         return f"{_CHECKS[ruling.rule]}: {ruling.reason}"
-    said = _of_figures(ruling)
+    said = _of_figures(ruling, drift)
     return f"{said}, most of all for “{worst}”" if worst and ruling.verdict is Verdict.FAIL else said
 
 
@@ -192,13 +198,13 @@ def _claims_in_words(reason: str) -> str:
     return _CLAIM.sub(worded, reason)
 
 
-def _of_figures(ruling: Ruling) -> str:
+def _of_figures(ruling: Ruling, drift: bool) -> str:
     """Returns the sentence of a rule that compares a figure with a limit."""
     if ruling.estimate is None or ruling.margin is None:
         return f"{_subject(ruling)}: {ruling.reason}"
     if ruling.rule == "exact":
-        return f"Images must be identical to the baseline's, and {_counted(ruling)} differ"
-    found, allowed = _found_and_allowed(ruling, ruling.estimate, ruling.margin)
+        return f"Images must be identical to {_others(drift)}, and {_counted(ruling)} differ"
+    found, allowed = _found_and_allowed(ruling, ruling.estimate, ruling.margin, drift)
     if ruling.verdict is not Verdict.INCONCLUSIVE:
         return f"{found} ({allowed} allowed)"
     settle = ruling.reason.rpartition("; ")[2]
@@ -213,12 +219,18 @@ def _counted(ruling: Ruling) -> str:
     return counted[0] if counted else "some prompts"
 
 
-def _found_and_allowed(ruling: Ruling, estimate: float, limit: float) -> tuple[str, str]:
+def _others(drift: bool) -> str:
+    return "those of the earlier result" if drift else "the baseline's"
+
+
+def _found_and_allowed(ruling: Ruling, estimate: float, limit: float, drift: bool) -> tuple[str, str]:
     """Returns what a ruling found, as the beginning of a sentence, and how much of it is allowed."""
     name = family(ruling.metric)
     about, text = _DISTANCES.get(name, (name, _number))
     if name in _RATIOS:
         change, limit_text = _RATIOS[name]
+        if drift and name == "speedup":
+            change = _gains_less
         return f"It {change(estimate)}{_at_shape(ruling)}", limit_text(limit)
     if ruling.rule == "rarely":
         exceeded = re.search(r"exceed ([\d.e+-]+)", ruling.reason)
@@ -231,9 +243,9 @@ def _found_and_allowed(ruling: Ruling, estimate: float, limit: float) -> tuple[s
         known = _PROPERTIES[name]
         if ruling.rule in ("at_least", "at_most", "within"):
             return f"Images have {_ABSOLUTE[name]} of {estimate:.4g}", f"{limit:.4g}"
-        return f"Images {known.change(estimate)} than the baseline's", known.text(limit)
+        return f"Images {known.change(estimate)} than {_others(drift)}", known.text(limit)
     which, most = ("Images", "") if ruling.rule != "every" else (f"Images of {_counted(ruling)}", "up to ")
-    return f"{which} differ from the baseline's in {about} by {most}{text(estimate)}", text(limit)
+    return f"{which} differ from {_others(drift)} in {about} by {most}{text(estimate)}", text(limit)
 
 
 def _at_shape(ruling: Ruling) -> str:
@@ -279,7 +291,7 @@ def reasons_of(judgement: Judgement, result: StudyResult | None = None) -> list[
     shared: dict[str, list[Ruling]] = {}
     for ruling in decisive:
         alone = ruling.verdict is Verdict.NOT_COMPARABLE or ruling.rule == UNDISTURBED
-        cause = ruling.doubt or (ruling.reason if alone else sentence(ruling))
+        cause = ruling.doubt or (ruling.reason if alone else sentence(ruling, drift=judgement.is_drift))
         shared.setdefault(cause, []).append(ruling)
     found = []
     told: set[str] = set()
@@ -295,7 +307,8 @@ def reasons_of(judgement: Judgement, result: StudyResult | None = None) -> list[
             ending = "cannot be told" if rulings[0].doubt else "was not judged"
             found.append(f"{_joined(about)} {ending}: {cause}")
         else:
-            found.append(sentence(rulings[0], worst_prompt(rulings[0], judgement, result)))
+            worst = worst_prompt(rulings[0], judgement, result)
+            found.append(sentence(rulings[0], worst, judgement.is_drift))
     return list(dict.fromkeys(found))
 
 

@@ -67,8 +67,9 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
     rulings = row.judgement.rulings if row.judgement else []
     disturbed = any(ruling.rule == UNDISTURBED and ruling.verdict is not Verdict.PASS for ruling in rulings)
     when = " while nothing else runs here" if disturbed else ""
-    text, why = described(row, baseline), shortened(row.because)
-    return f"{text}. Not confirmed yet: {why}. To confirm it, measure it again{when}: `{row.command}`."
+    text = f"{described(row, baseline)}. Not confirmed yet: {shortened(row.because)}."
+    # Of images and times of other programs, and of what no command composes, none is known.
+    return f"{text} To confirm it, measure it again{when}: `{row.command}`." if row.command else text
 
 
 def lacking_text(row: Row) -> str:
@@ -167,8 +168,15 @@ def _memory_text(row: Row) -> str:
         return ""
     ratio = row.memory.interval.estimate
     if ratio < 1:
-        return f"saves {100 * (1 - ratio):.0f} % memory"
-    return f"takes {ratio:.1f}× the memory" if ratio >= 2 else f"takes {100 * (ratio - 1):.0f} % more memory"
+        text = f"saves {100 * (1 - ratio):.0f} % memory"
+    else:
+        text = f"takes {ratio:.1f}× the memory" if ratio >= 2 else f"takes {100 * (ratio - 1):.0f} % more memory"
+    return f"{text}{_at_main_shape(row)}"
+
+
+def _at_main_shape(row: Row) -> str:
+    """Returns of which shape a figure is that is not shown of each one; "" where there is one shape."""
+    return f" at {row.shape}" if row.further else ""
 
 
 def _from_to(row: Row, baseline: Row | None) -> str:
@@ -188,12 +196,16 @@ def _images_text(row: Row) -> str:
     """Returns what is known of a variant's images, in words, with the figure that is read first."""
     if row.images is None:
         return ""
+    return f"{_likeness(row, row.images)}{_at_main_shape(row)}"
+
+
+def _likeness(row: Row, images: Images) -> str:
     if row.variant.trips:
         return f"images broken ({wires_of(row.variant)})"
     metric, figure = row.distance
-    if row.images is not Images.NOT_JUDGED or not metric:
+    if images is not Images.NOT_JUDGED or not metric:
         shown = metric == PSNR and figure not in ("", "equal")
-        return f"images {row.images} ({figure} dB)" if shown else f"images {row.images}"
+        return f"images {images} ({figure} dB)" if shown else f"images {images}"
     if metric != PSNR:
         return f"images not judged ({metric} {figure})"
     score = row.scores[metric].estimate
@@ -225,6 +237,8 @@ def _budget_notes(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
         left_out.append(f"the images of all but {budget.prompts} prompts")
     if not budget.evidence:
         left_out.append("the evidence of all but the first process of each variant")
+    if not budget.stages:
+        left_out.append("the times of stages")
     text = f"protocol.budget_s={protocol.budget_s:g} left out {', '.join(left_out) or 'repeated images'}"
     open_speeds = (Speed.CLOSE, Speed.FEW)
     undecided = [row.name for row in rows if row.speed in open_speeds or row.decision is Decision.UNDECIDED]
@@ -252,21 +266,8 @@ def _work_notes(result: StudyResult) -> Iterator[str]:
 
 def _chosen_otherwise(variant: VariantResult, baseline: VariantResult) -> list[str]:
     """Returns what a variant chooses of the work otherwise than the baseline, beyond what its name says."""
-    after, before = variant.config, baseline.config
-    settings = {
-        "workload.steps": (before.workload.steps, after.workload.steps),
-        "workload.guidance_scale": (before.workload.guidance(before.model), after.workload.guidance(after.model)),
-        "workload.negative_prompt": (before.workload.negative_prompt, after.workload.negative_prompt),
-        "model": (before.model.name, after.model.name),
-        "scheduler": (before.scheduler.class_name, after.scheduler.class_name),
-        "scheduler.options": (before.scheduler.options, after.scheduler.options),
-        "hardware.threads": (before.hardware.threads, after.hardware.threads),
-    }
-    chosen = []
-    for key, (old, new) in settings.items():
-        if old != new and f"{key}=" not in variant.name:
-            chosen.append(f"{key} {old} → {new}")
-    return chosen
+    chosen = variant.config.chosen_beside(baseline.config)
+    return [f"{key} {old} → {new}" for key, (new, old) in chosen.items() if f"{key}=" not in variant.name]
 
 
 def _judging_notes(result: StudyResult) -> Iterator[str]:

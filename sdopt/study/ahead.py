@@ -37,6 +37,7 @@ class Extent:
         prompts: prompts of the quality pass; None for all of them.
         floor_prompts: prompts that the baseline draws again.
         evidence: whether every process shows evidence, and not only the first one of each variant.
+        stages: whether the first process of each variant makes calls that time the stages.
         programs: how many programs that reports hand out are run; None for those of all variants.
     """
 
@@ -44,6 +45,7 @@ class Extent:
     prompts: int | None = None
     floor_prompts: int | None = None
     evidence: bool = True
+    stages: bool = True
     programs: int | None = None
 
 
@@ -179,7 +181,8 @@ class Ahead:
             found += _PROFILED * call_s / study.sharing.calls
         if not process.first:
             return found
-        found += max(study.protocol.stage_calls, int(study.quality.metrics)) * call_s
+        if extent.stages:
+            found += max(study.protocol.stage_calls, int(study.quality.metrics)) * call_s
         main_s = call_s / len(study.shapes)
         draw = draw_of(process.variant, study.drawing_batch)
         batched = _BATCHED if study.machine.has_vectors else _BATCHED_BY_ONE

@@ -1,8 +1,8 @@
 """Spends `protocol.budget_s`: what a whole study may take is used where a verdict is still open.
 
 In the order in which time is found for it: one process of each variant, three of each whose verdict matters, the
-fastest first; a round; a few images; a second round; then all rounds, images and evidence. What is left out is recorded
-(`Budget`), and `resume=… protocol.budget_s=…` measures it.
+fastest first; a round; a few images; stages; a second round; then all rounds, images and evidence. What is left out is
+recorded (`Budget`), and `resume=… protocol.budget_s=…` measures it.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class Spending:
         """The least of a study; a gate judges no images of fewer prompts than it asks for."""
         if self._session.result.config.gate.judges:
             return replace(self._whole, rounds=1, programs=1)
-        return self._few(_FEWEST_PROMPTS, _FEWEST_FLOORS)
+        return replace(self._few(_FEWEST_PROMPTS, _FEWEST_FLOORS), stages=False)
 
     @property
     def _some(self) -> Extent:
@@ -144,15 +144,15 @@ class Spending:
         least, whole = self._least, self._whole
         steps = [
             replace(whole, evidence=least.evidence),
-            replace(least, prompts=None, programs=None),
-            replace(least, prompts=None),
+            replace(least, prompts=None, stages=True, programs=None),
+            replace(least, prompts=None, stages=True),
         ]
         most = max((len(p.variant.pictured) for p in self._session.processes), default=0)
         if least.prompts is not None:
-            steps += [replace(least, prompts=prompts) for prompts in range(most, least.prompts, -1)]
+            steps += [replace(least, prompts=prompts, stages=True) for prompts in range(most, least.prompts - 1, -1)]
         extent = next(filter(self._fits, steps), least)
         record, floors = self._record, self._study.quality.floor_prompts
-        record.evidence = extent.evidence
+        record.evidence, record.stages = extent.evidence, extent.stages
         record.prompts = extent.prompts if extent.prompts is not None and extent.prompts < most else None
         fewer_floors = extent.floor_prompts is not None and extent.floor_prompts < floors
         record.floor_prompts = extent.floor_prompts if fewer_floors else None

@@ -67,6 +67,8 @@ class Inspection:
                 process.measurement.complete = True
 
     def _take_stages(self, process: VariantProcess) -> None:
+        if (budget := self._study.result.budget) and not budget.stages:
+            return
         timed = self._study.protocol.stage_calls
         # A gate judges images only where a call has counted the steps of the denoiser.
         for number in range(max(timed, int(self._study.quality.metrics))):

@@ -14,7 +14,8 @@ class GivingUp:
     """Makes trial calls of variants whose first call was slow (`consider`), and then decides on all (`settle`).
 
     The baseline is called before, between and after them if it is in memory; in blocks, the calls of its warm-up count.
-    Calls in which a compiler still records, and the time that it compiles, do not.
+    Calls in which a compiler still records, and the time that it compiles, do not. The first call counts where an
+    option is known to be slow on this device.
     """
 
     def __init__(self, session: Session) -> None:
@@ -49,6 +50,9 @@ class GivingUp:
         samples.trial_beside_s = beside
         for _ in range(self._recording_calls(process)):
             self._call(process, shape_index)
+        if cold_s is not None and process.variant.slow_here(self._study.machine.device):
+            # An option that this device computes in software is not slow because it has just started.
+            samples.trial_s = [cold_s]
         while process.takes_part and needs_call(samples.trial_s, samples.trial_beside_s, limit):
             samples.trial_s += self._call(process, shape_index)
             if baseline is not None:

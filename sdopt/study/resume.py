@@ -9,7 +9,7 @@ from typing import Any
 from sdopt.errors import UsageError
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import parse_result, to_json
-from sdopt.record.records import Status, StudyResult
+from sdopt.record.records import Budget, Status, StudyResult, VariantResult
 from sdopt.scratch import CACHES
 from sdopt.statistics.ratios import paired_rounds
 from sdopt.study.designs import CONTROL, Plan
@@ -104,6 +104,14 @@ def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
         )
 
 
+def _measure_the_spared(row: VariantResult, budget: Budget | None) -> None:
+    """Marks the processes of which a budget left out evidence or stages as incomplete."""
+    for measurement in row.measurements:
+        without_stages = budget is not None and not budget.stages and measurement.replicate == 0
+        if measurement.spared or without_stages:
+            measurement.spared = measurement.complete = False
+
+
 def _extend(previous: StudyResult, fresh: StudyResult) -> None:
     """Applies the extended configuration, and marks all measured variants as incomplete."""
     budget, previous.budget = previous.budget, None
@@ -114,9 +122,7 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
         if not old.status.measured or old.status is Status.SLOWER:
             continue
         old.status, old.reason = Status.PENDING, ""
-        for measurement in old.measurements:
-            if measurement.spared:
-                measurement.spared = measurement.complete = False
+        _measure_the_spared(old, budget)
         if more_prompts:
             # All images are drawn again, not only the new ones: a short last batch is filled up from the first prompts.
             old.images, old.quality, old.trips = [], {}, []

@@ -83,6 +83,7 @@ STUDIES: dict[str, Sequence[str]] = {
 
 
 @pytest.mark.parametrize("study", STUDIES)
+@pytest.mark.walk(6)
 def test_composes_what_was_measured(composer: Composers, study: str) -> None:
     words = STUDIES[study]
     judged = any(word.startswith(("gate", "experiment")) for word in words)
@@ -104,6 +105,7 @@ def test_keys_that_a_preset_of_ones_own_sets(tmp_path: Path) -> None:
     assert "experiment" not in command
 
 
+@pytest.mark.slow
 def test_an_option_in_a_folder_of_ones_own(tmp_path: Path) -> None:
     folder = tmp_path / "meine Gruppen"
     (folder / "caching").mkdir(parents=True)

@@ -119,15 +119,15 @@ class TestMistakes:
             "objective=3",
         )
         expected = [
-            "precision.wieghts: unknown key; the keys are weights, autocast, tf32",
-            "workload.steps: ",
-            "workload.batch_size=0: must be at least 1 and at most 4096",
-            "protocol.confidence=1.0: must be above 0 and below 1",
-            "protocol.estimator=mode: choose one of median, mean, last, min",
+            "precision.wieghts: Unexpected keyword argument",
+            "workload.steps=many: Input should be a valid integer",
+            "workload.batch_size=0: Input should be greater than or equal to 1",
+            "protocol.confidence=1: Input should be less than 1",
+            "protocol.estimator=mode: Input should be 'median', 'mean', 'last' or 'min'",
             "protocol.rounds: ",
             "attention._target_=sdopt.options.attention.Nope: cannot be imported",
             "grad_mode._target_=sdopt.schema.Model: must be a dataclass derived from Optimization",
-            "layout.memory_format: must be one value, not the list []",
+            "layout.memory_format: Input should be 'contiguous' or 'channels_last'",
             "nonsense: unknown key; the sections are model, ",
             "dry_run: must be true or false",
             "objective: ",
@@ -140,47 +140,48 @@ class TestMistakes:
         "expected",
         [
             {
-                "workload.size=65": "workload.size=65: must be at least 8 and at most 16384 and a multiple of 8",
+                "workload.size=65": "workload.size=65: Input should be a multiple of 8",
                 "workload.batch_size=null": "workload.batch_size: ",
                 "workload.negative_prompt=1.50": "workload.negative_prompt=1.5: must be text; write it in quotes",
-                "study.name=true": "study.name=True: must be text; write it in quotes",
+                "study.name=true": "study.name=True: Input should be a valid string",
                 "model.name=sd99": "model.name=sd99: packaged models are emoji",
                 "scheduler.class_name=DDIM": "scheduler.class_name=DDIM: unknown scheduler; diffusers has: ",
                 "+extra=???": "extra: ",
             },
             {
-                "workload.size=[64,65]": "workload.size=[64, 65]: must be at least 8 and at most 16384 and a multiple",
-                "workload.batch_size=[1,0]": "workload.batch_size=[1, 0]: must be at least 1",
+                "workload.size=[64,65]": "workload.size[1]=65: Input should be a multiple of 8",
+                "workload.batch_size=[1,0]": "workload.batch_size[1]=0: Input should be greater than or equal to 1",
                 "workload.seed=${nope}": "workload.seed: ",
                 "model.name=/x": "model.name=/x: must be a name, not a path",
                 "scheduler.class_name=StableDiffusionPipeline": "scheduler.class_name=StableDiffusionPipeline: unknown",
                 "+extra.deep=???": "extra.deep: ",
             },
             {
-                "workload.size=[]": "workload.size=[]: must name at least one",
-                "workload.batch_size=[2,2]": "workload.batch_size=[2, 2]: names one twice",
+                "workload.size=[]": "workload.size: List should have at least 1 item",
+                "workload.batch_size=[2,2]": "workload.batch_size: names one twice",
                 "model.weights=path": "model.path: ",
-                "+gate.rules.exact=null": "gate.rules.exact: must be a list, not None",
+                "+gate.rules.exact=null": "gate.rules.exact: Input should be a valid list",
                 "+scheduler.options.etaa=1": "scheduler.options.etaa",
                 "+memory.vae_tiling.tile_size=64": "memory.vae_tiling: this option is not chosen; choose it with "
                 "memory=[vae_tiling]",
             },
             {
-                "workload.size=[64,null]": "workload.size: ",
-                "workload.batch_size=[1,two]": "workload.batch_size: Value 'two'",
+                "workload.size=[64,null]": "workload.size[1]: Input should be a valid integer",
+                "workload.batch_size=[1,two]": "workload.batch_size[1]=two: Input should be a valid integer",
             },
             {
-                "workload.steps=[3]": "workload.steps: must be one value, not the list [3]",
-                "model.variant=[fp16]": "model.variant: must be one value",
-                "tracking.tags=[team]": "tracking.tags: must be a mapping",
+                "workload.steps=[3]": "workload.steps: Input should be a valid integer",
+                "model.variant=[fp16]": "model.variant: Input should be a valid string",
+                "tracking.tags=[team]": "tracking.tags: Input should be a valid dictionary",
             },
             {"objective=${nope}": "objective: "},
-            {"workload.prompts=['a ${b}']": "workload.prompts: Interpolation key 'b' not found; for a ${ that"},
+            {"workload.prompts=['a ${b}']": "workload.prompts[0]: Interpolation key 'b' not found"},
             {
                 "workload.prompts=[it's a cat]": "workload.prompts=[it's a cat]: not an override (token recognition "
                 """error at: ''s a cat]'); put each text in quotes, as in workload.prompts='["a","b"]'"""
             },
-            {"workload.size=64px": "workload.size=64px: must be a whole number"},
+            {"workload.size=64px": "workload.size=64px: Input should be a valid integer"},
+            {"workload.steps=true": "workload.steps=True: must be a number"},
             {"workload.prompts=nowhere.txt": "workload.prompts=nowhere.txt: cannot be read"},
             {"workload.prompts=[]": "workload.prompts=[]: holds no prompt"},
             # A group is chosen in one way.
@@ -190,15 +191,18 @@ class TestMistakes:
             },
             {"precision=[]": "precision: nothing is chosen"},
             {
-                "memory=null": "memory=null: memory=[] chooses nothing; choose one of ",
-                "workload=null": "workload=null: a group cannot be empty",
-                "~precision": "~precision: a group cannot be empty",
-                "precision=": "precision=: a group cannot be empty",
+                "memory=null": "memory=null: names no option of memory",
+                "workload=null": "workload=null: names no option of workload",
+                "hardware=4090": "hardware=4090: names no option of hardware",
                 "+precision@x=bf16": "+precision@x=bf16: an option has its own place",
                 "precision@x=bf16": "precision@x=bf16: an option has its own place",
-                "++precision=bf16": "++precision=bf16: this group has a default",
-                "+precision=bf16": "+precision=bf16: this group has a default",
             },
+            {"precision=": "precision=: In 'config': Could not find 'precision/'; the options are "},
+            {"++precision=bf16": "force-add of config groups is not supported: '++precision=bf16'"},
+            {"+precision=bf16": "Multiple values for precision."},
+            {"~precision": "precision: nothing is chosen; precision=fp32 is the default"},
+            {"hardware=gpu": "hardware=gpu: In 'config': Could not find 'hardware/gpu'"},
+            {"memory=[nope]": "memory=nope: In 'config': Could not load 'memory/nope'; the options are "},
         ],
         ids=lambda expected: next(iter(expected)),
     )
@@ -365,12 +369,14 @@ def test_names_say_what_is_chosen_beyond_the_defaults(composer: Composers) -> No
 
 SHADING = """
 from dataclasses import dataclass
-from sdopt.options import Optimization, bounded
+from typing import Annotated
+from pydantic import Field
+from sdopt.options import Optimization
 
 
 @dataclass(frozen=True)
 class Shading(Optimization):
-    factor: float = bounded(2.0, gt=0)
+    factor: Annotated[float, Field(gt=0)] = 2.0
 """
 
 
@@ -402,8 +408,8 @@ class TestOwnOptions:
         with pytest.raises(UsageError) as caught, composer_of(["+shading=mine", *wrong], shading):
             pass
         assert caught.value.problems == [
-            "shading.factor=0.0: must be above 0",
-            "shading.faktor: unknown key; the keys are factor",
+            "shading.factor=0: Input should be greater than 0",
+            "shading.faktor: Unexpected keyword argument",
         ]
 
     @pytest.mark.parametrize(
@@ -415,8 +421,8 @@ class TestOwnOptions:
             ("def Shading(:\n", "cannot be imported .*invalid syntax"),
             ("raise RuntimeError('no licence')\n", "cannot be imported .*no licence"),
             ("", "cannot be imported .*Shading"),
-            ("import torch\n" + SHADING.replace("factor: float", "dtype: torch.dtype\n    factor: float"), "dtype"),
-            (SHADING.replace("factor: float = bounded(2.0, gt=0)", "factor: float\n    other: int"), "other"),
+            ("import torch\n" + SHADING.replace("factor:", "dtype: torch.dtype\n    factor:"), "dtype"),
+            (SHADING.replace("] = 2.0", "]\n    other: int"), "other"),
         ],
     )
     def test_a_module_that_is_wrong_is_named(
@@ -449,7 +455,7 @@ class TestOwnOptions:
 
 def test_tracking_alone_can_be_composed() -> None:
     assert tracking_of(["tracking.uri=http://localhost:1"]).uri == "http://localhost:1"
-    with pytest.raises(UsageError, match=r"tracking\.kind=other: choose one of mlflow, none"):
+    with pytest.raises(UsageError, match=r"tracking\.kind=other: Input should be 'mlflow' or 'none'"):
         tracking_of(["tracking.kind=other"])
 
 
@@ -463,18 +469,18 @@ def test_tracking_alone_can_be_composed() -> None:
         ("-m workload.steps=range(4,2)", "names nothing, so that there is no job"),
         ("-m hydra.sweep.subdir=same precision=bf16,fp16", r"subdir=same: each job needs a folder of its own"),
         ("-m hydra.sweeper.params={precision:bf16}", "an override sets a key within null"),
-        ("scheduler.options={rho:1}", r"takes keys of any name, each with a \+, as in \+scheduler\.options\.NAME=…"),
-        ("tracking.tags.team=x", r"as in \+tracking\.tags\.team=…"),
+        ("scheduler.options={rho:1}", r"scheduler\.options\.rho: Could not override"),
+        ("tracking.tags.team=x", r"tracking\.tags\.team: Could not override"),
         ("tracking.tags={'team':x}", "in a mapping, keys have no quotes"),
         ("study.name=null", "study.name=: must not be empty"),
         ("precision=bf16 resume=", "resume=: names no folder"),
         ("resume=/nowhere", "a sweep, which is there"),
         ("--precision=bf16", "keys have no dashes: precision=bf16; "),
         ("gate.must_pay=false", "no gate is chosen, so that nothing would be judged; add gate=default"),
-        ("~memory", r"memory=\[\] chooses nothing"),
-        ("hydra.run.dir=null", r"hydra\.run\.dir.*: must have a value"),
-        ("hydra.mode=multirun", r"hydra\.mode=multirun: .*RUN, MULTIRUN"),
-        ("workload.negative_prompt=a,b", r"""add -m; as one text write workload\.negative_prompt="'a,b'", as"""),
+        ("~memory", "Could not delete 'memory'"),
+        ("hydra.run.dir=null", r"hydra\.run\.dir: .*is not Optional"),
+        ("hydra.mode=multirun", r"hydra\.mode: .*hydra\.mode=multirun.*RUN, MULTIRUN"),
+        ("workload.negative_prompt=a,b", "Ambiguous value for argument 'workload.negative_prompt=a,b'"),
     ],
 )
 def test_what_hydra_would_take_otherwise_is_refused(words: str, said: str) -> None:
@@ -497,16 +503,6 @@ def test_several_overrides_in_one_word_are_told_apart() -> None:
     for word in ("precision=bf16 layout=channels_last", " precision=bf16"):
         with pytest.raises(UsageError, match="each key=value is a word of its own"):
             Command.of(CommandLine.of([word]))
-
-
-def test_an_option_is_no_number(composer: Composers) -> None:
-    with pytest.raises(UsageError, match=r"hardware=4090: .* by a number alone; did you mean rtx4090"):
-        composer(["hardware=4090"])
-
-
-def test_a_kind_of_device_is_no_card(composer: Composers) -> None:
-    with pytest.raises(UsageError, match=r"unknown option; hardware=auto takes the GPU .*hardware\.device="):
-        composer(["hardware=gpu"])
 
 
 class TestSwappedNodes:
@@ -544,21 +540,6 @@ def test_a_program_s_own_use_of_hydra_stays(monkeypatch: pytest.MonkeyPatch) -> 
     assert found == [f"http://localhost:{port}" for port in range(1, 5)]
     assert VersionBase.instance().version_base == Version("1.1")
     assert JobRuntime().get("name") == "mine"
-
-
-def test_an_option_in_a_folder_that_was_not_named_is_found_for_the_user(
-    composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "conf" / "experiment").mkdir(parents=True)
-    way = "mine.yaml is one with `sdopt run --config-dir conf experiment=mine …`"
-    given = {"mine": way, "conf/experiment/mine.yaml": way, "conf/experiment/mine": way}
-    for suffix, cases in (("yml", {"mine": "mine.yml must be named .yaml"}), ("yaml", given)):
-        (tmp_path / "conf" / "experiment" / f"mine.{suffix}").write_text("")
-        for option, said in cases.items():
-            [found] = problems(composer, f"experiment='{option}'")
-            assert found.startswith(f"experiment={option}: unknown option; ")
-            assert said in found
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,7 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
             "guidance scale": "8",
             "size": "1024×1024",
             "model": "base",
+            "later passes": "25 steps",
         },
     ),
     "InvokeAI": (
@@ -514,6 +515,7 @@ class TestFormats:
             ("a.bmp", {}, "BMP", False),
             ("a.jpg", {"quality": 60}, "JPEG of quality 60", True),
             ("a.jpg", {"quality": 95}, "JPEG of quality 95", True),
+            ("a.jpg", {"quality": 95, "subsampling": 0}, "JPEG of quality 95 with whole colours (4:4:4)", True),
             ("a.webp", {"quality": 80}, "lossy WebP", True),
             ("a.webp", {"lossless": True}, "lossless WebP", False),
             ("a.webp", {"lossless": True, "exif": b"Exif\0\0II*\0\x08\0\0\0\0\0"}, "lossless WebP", False),
@@ -530,7 +532,9 @@ class TestFormats:
 
         profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
         Image.new("RGB", (16, 16)).save(tmp_path / "a.png", icc_profile=profile)
-        assert "profile" in format_of(open_image(tmp_path / "a.png"), tmp_path / "a.png").name
+        written = format_of(open_image(tmp_path / "a.png"), tmp_path / "a.png")
+        assert "profile" in written.name
+        assert written.lossy, "its colours are made those of sRGB"
 
 
 def test_an_origin_says_nothing_by_itself() -> None:

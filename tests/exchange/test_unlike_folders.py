@@ -92,7 +92,7 @@ class TestSettings:
         base, other = web_ui(tmp_path / "base"), web_ui(tmp_path / "fewer", Steps="20")
         assert judged(base, other, changes="steps").candidates[0].unlike == []
         with pytest.raises(UsageError, match="--changes speed: unknown setting"):
-            named_settings("steps,speed")
+            judged(base, other, changes="steps,speed")
 
     def test_of_the_baseline_made_once_more_must_be_its_own(self, tmp_path: Path) -> None:
         base, other = web_ui(tmp_path / "base"), web_ui(tmp_path / "same")

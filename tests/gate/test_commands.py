@@ -204,6 +204,7 @@ class TestTrial:
         assert "steps" in found["fewer"].by
         assert found["honest"].kind == "honest"
 
+    @pytest.mark.slow
     def test_a_measured_trial_is_reported_anew(
         self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

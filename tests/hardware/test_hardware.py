@@ -160,6 +160,7 @@ class TestChoice:
 
 
 class TestPlanning:
+    @pytest.mark.slow
     def test_a_dry_run_plans_for_a_card_that_is_not_there(self, tmp_path: Path) -> None:
         options = "[precision:bf16,precision:fp16,compiler:inductor]"
         study = ("study=one_at_a_time", f"study.options={options}")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sdopt.apps.foresight.cards import asked_for
 from sdopt.config.groups import data_sheets
 from sdopt.hardware.faults import FAULTS, faults_of
 from sdopt.hardware.names import cards_named, nearest_cards, other_forms, sold_memory, why_out_of_scope
@@ -19,6 +20,14 @@ MEANT = {
     "GeForce RTX 3060 Laptop GPU": ["rtx3060_laptop"],
     "NVIDIA GeForce RTX 3080 Laptop GPU": ["rtx3080_laptop", "rtx3080_laptop_8gb"],
     "rtx3070m": ["rtx3070_laptop"],
+    "4090m": ["rtx4090_laptop"],
+    "1660 super": ["gtx1660_super"],
+    "1660ti": ["gtx1660_ti"],
+    "1060 3gb": ["gtx1060_3gb"],
+    "rtx4070tisuper": ["rtx4070_ti_super"],
+    "4060Ti16G": ["rtx4060_ti"],
+    "7900 XTX": ["rx7900_xtx"],
+    "6700 xt": ["rx6700_xt"],
     "RTX 2060 Super": ["rtx2060_super"],
     "rtx4070s": ["rtx4070_super"],
     "RTX 4090 D": ["rtx4090_d"],
@@ -89,10 +98,20 @@ def test_a_name_means_its_cards_and_no_others(written: str) -> None:
         ("rx6700", "rx6700_xt"),
         ("gtx1050ti", "gtx1650"),
         ("L40S", "l40s"),
+        ("RX 580", "rx6600"),
+        ("RX 5700 XT", "rx6700_xt"),
+        ("AMD 780M", "rx7600"),
+        ("980 Ti", "gtx1080_ti"),
     ],
 )
 def test_the_nearest_card_is_of_the_same_kind(written: str, nearest: str) -> None:
     assert nearest_cards(written, SHEETS)[0] == nearest
+
+
+@pytest.mark.parametrize(("name", "told"), [("RTX 4000", True), ("RTX 4000 Ada", False), ("rtx3090", False)])
+def test_a_number_of_several_generations_is_said(name: str, told: bool) -> None:
+    notes = asked_for([name]).notes
+    assert any("cards of other generations have this number" in note for note in notes) == told
 
 
 def test_no_card_of_another_memory_is_near() -> None:

@@ -233,6 +233,7 @@ def require(part: str, options: list[str]) -> None:
 
 
 @pytest.mark.parametrize("part", ["ip_adapter", "controlnet"])
+@pytest.mark.walk(1)
 def test_the_commonest_parts(part: str) -> None:
     require(part, ["vanilla", "deepcache", "spectrum", "guidance_interval", "precomputed"])
 
@@ -292,6 +293,7 @@ def test_weights_that_were_joined_follow_a_later_change(pipe: Pipe) -> None:
     assert np.abs(drawn(pipe) - drawn(packaged_pipe())).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_another_pipeline_with_the_same_parts_reuses_nothing(pipe: Pipe) -> None:
     pipe.scheduler = diffusers.EulerDiscreteScheduler.from_config(pipe.scheduler.config)
     other = like("StableDiffusionImg2ImgPipeline", pipe)
@@ -363,6 +365,7 @@ def test_a_callback_cannot_change_what_a_graph_keeps(pipe: Pipe) -> None:
     drawn(pipe, callback_on_step_end=dimmed, **embeds)
 
 
+@pytest.mark.slow
 def test_a_lora_of_text_encoders_that_are_gone_stays_as_it_is(pipe: Pipe) -> None:
     layer = "text_encoder.text_model.encoder.layers.0.self_attn.q_proj.lora"
     shapes = {"A": (2, 144), "B": (144, 2)}
@@ -384,6 +387,7 @@ def test_diffusers_would_pass_over_a_lora_in_a_compiled_denoiser(pipe: Pipe) -> 
     assert np.array_equal(drawn(pipe), before)
 
 
+@pytest.mark.slow
 def test_a_callback_may_end_guidance(pipe: Pipe) -> None:
     """As diffusers documents it; the outputs that were kept are of two samples, and would become those of one."""
 

@@ -90,6 +90,7 @@ class TestTrace:
 
 
 class TestOperations:
+    @pytest.mark.slow
     def test_scale_with_steps_guidance_and_size(self, session: Load, variant: Compose) -> None:
         pipe = session()._pipe
         one = operations_of(pipe, variant("workload.steps=1"))

@@ -83,6 +83,7 @@ def kept() -> dict[str, np.ndarray]:
 
 class TestEveryOption:
     @pytest.mark.parametrize("option", OPTIONS)
+    @pytest.mark.walk(3)
     def test_proves_itself_until_it_is_undone_and_no_image_depends_on_the_last(
         self, session: Load, kept: dict[str, np.ndarray], option: str
     ) -> None:
@@ -316,6 +317,7 @@ def test_an_image_of_a_batch_is_that_drawn_alone(session: Load, option: str) -> 
     ("option", "graphs", "steps"),
     [("deepcache", 2, 4), pytest.param("first_block", 3, 10, marks=pytest.mark.slow), ("spectrum", 1, 6)],
 )
+@pytest.mark.walk(1)
 def test_is_traced_to_fixed_graphs(session: Load, option: str, graphs: int, steps: int) -> None:
     """What decides which of them a step runs lies outside of them: the images are those of eager code."""
     work = f"workload.steps={steps}"

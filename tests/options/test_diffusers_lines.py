@@ -64,6 +64,7 @@ def seen(pipe: StableDiffusionPipeline, call: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("overrides", TOGETHER, ids=lambda overrides: overrides[0])
+@pytest.mark.walk(1)
 def test_code_and_options_do_the_same(
     overrides: tuple[str, ...], variant: Compose, untouched: StableDiffusionPipeline
 ) -> None:

@@ -34,6 +34,7 @@ class TestFiles:
         [found] = variant(f"lora={option}", "model=sd15", "model.weights=random").conflicts(CPU)
         assert found == f"lora={option}: the LoRAs that come with sdopt are for model=emoji: set lora.path"
 
+    @pytest.mark.slow
     def test_of_another_model(self, variant: Compose, tmp_path: Path) -> None:
         chosen = ("lora=loaded", f"lora.path={LORAS / 'fxemoji.safetensors'}", "model=sdxl")
         assert variant(*chosen).conflicts(CPU) == []  # nothing is known of a model that is not fetched yet
@@ -317,6 +318,7 @@ class TestArrival:
 
 
 @pytest.mark.parametrize("lora_first", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
 def test_a_graph_from_before_the_lora_is_no_evidence(session: Load, lora_first: bool) -> None:
     """It runs without the LoRA, whose layers are all active."""
     loaded, lora = session(STEPS), Loaded()

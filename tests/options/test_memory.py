@@ -77,6 +77,7 @@ class TestTinyVae:
 
 
 class TestPrecomputedEmbeddings:
+    @pytest.mark.slow
     def test_are_freed_and_files_of_weights_go_with_the_pipeline(
         self, session: Load, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -120,6 +121,7 @@ class TestPrecomputedEmbeddings:
         assert record.prompt == "a boat" not in chosen.prompts
 
 
+@pytest.mark.walk(1)
 def test_of_sdxl_both_text_encoders_and_weights_of_the_same_names(
     session: Load,
     small_xl: Path,  # noqa: F811

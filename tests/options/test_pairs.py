@@ -263,6 +263,7 @@ class TestDeclared:
 
 
 class TestRun:
+    @pytest.mark.slow
     def test_every_option_takes_effect_beside_others(self, walk: Walk, quick: Sequence[Choice]) -> None:
         found = walk.failures(covering_runs(walk, quick, each_once(quick)))
         assert not found, "\n".join(found)

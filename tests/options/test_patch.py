@@ -97,6 +97,7 @@ def test_says_what_it_changed(session: Load, code: Path, layout: str, function: 
     assert said in evidence["patch"].summary
 
 
+@pytest.mark.slow
 def test_what_a_default_names_is_not_held_against_it_but_what_was_chosen_is(
     code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,6 +218,7 @@ def images_of(host: PipelineHost) -> np.ndarray:
 
 class TestOptions:
     @pytest.mark.parametrize("option", ["loaded", "fused"])
+    @pytest.mark.walk(1)
     def test_generate_what_the_update_by_hand_does(
         self, variant_of: Tiny, style: tuple[Path, Tensors], option: str
     ) -> None:

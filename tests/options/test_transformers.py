@@ -92,6 +92,7 @@ class TestCalls:
 
 class TestFirstBlock:
     @pytest.mark.parametrize("name", EVERY)
+    @pytest.mark.walk(1)
     def test_skips_the_later_blocks_for_each_image_and_branch(
         self, name: str, plain: Callable[[str], np.ndarray]
     ) -> None:
@@ -239,6 +240,7 @@ class TestPyramidAttention:
         apply_pyramid_attention_broadcast(by_hand.pipe.transformer, chosen)
         assert far(ours, by_hand.images()) < 1e-5
 
+    @pytest.mark.slow
     def test_that_reuses_nothing_is_told(self) -> None:
         applied = Applied("flux", {"caching": PyramidAttention()})
         for module in applied.pipe.transformer.modules():
@@ -249,6 +251,7 @@ class TestPyramidAttention:
 
 
 class TestGuidanceInterval:
+    @pytest.mark.slow
     def test_with_a_call_for_each_branch_leaves_the_second_out_as_a_pipeline_does(self) -> None:
         interval = Applied("lumina2", {"caching": GuidanceInterval(start=0, stop=0.5)})
         images, finding, trace = interval.traced()
@@ -294,6 +297,7 @@ class TestSequentialGuidance:
 
 class TestEmbeddings:
     @pytest.mark.parametrize("name", EVERY)
+    @pytest.mark.walk(1)
     def test_are_what_the_pipeline_would_encode(self, name: str, plain: Callable[[str], np.ndarray]) -> None:
         images, finding, _ = Applied(name, {"memory.precomputed_embeddings": PrecomputedEmbeddings()}).traced()
         assert finding.engaged, finding.summary
@@ -382,6 +386,7 @@ class TestAttention:
 
 
 class TestOffload:
+    @pytest.mark.slow
     def test_statistics_that_a_pipeline_reads_without_running_a_layer_stay(
         self, plain: Callable[[str], np.ndarray]
     ) -> None:
@@ -391,6 +396,7 @@ class TestOffload:
 
 
 class TestGradients:
+    @pytest.mark.slow
     def test_are_seen_in_a_list_of_predictions(self) -> None:
         assert Applied("z_image", {"grad_mode": GradMode("enabled")}).traced()[1].engaged
         assert not Applied("z_image", {"grad_mode": GradMode("inference_mode")}).traced()[2].denoiser.grad_enabled
@@ -436,6 +442,7 @@ class TestWalk:
 
 
 class TestTextEncoders:
+    @pytest.mark.slow
     def test_of_sd3_draws_without_t5_what_diffusers_draws_without_it(self) -> None:
         option = WithoutT5()
         without = tiny("sd3")

@@ -221,8 +221,11 @@ class TestFolders:
         ("model.path=x model.weights=hub", "model.path=x: only applies to model.weights=path"),
         ("model=sd15 model.weights=random model.revision=v", "model.revision=v: only applies to model.weights=hub"),
         ("model.weights=random model.variant=fp16", "model.variant=fp16: only applies to a repository or a folder"),
-        ("model.size=100", "model.size=100: must be at least 8 and at most 16384 and a multiple of 8"),
-        ("model=sdxl model.weights=download", "model.weights=download: choose one of packaged, hub, path, random"),
+        ("model.size=100", "model.size=100: Input should be a multiple of 8"),
+        (
+            "model=sdxl model.weights=download",
+            "model.weights=download: Input should be 'packaged', 'hub'",
+        ),
     ],
 )
 def test_weights_that_a_model_does_not_offer(composer: Composers, overrides: str, said: str) -> None:

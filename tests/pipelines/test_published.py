@@ -78,6 +78,7 @@ def parameters(name: str, part: str) -> int:
 
 class TestArchitectures:
     @pytest.mark.parametrize("name", TRANSFORMERS)
+    @pytest.mark.walk(5)
     def test_have_the_published_number_of_parameters(self, name: str) -> None:
         assert parameters(name, "transformer") == TRANSFORMERS[name]
 

@@ -117,12 +117,16 @@ class TestConfiguration:
         ("task", "overrides", "said"),
         [
             ("img2img", ["task.image=/no/where.png"], "task.image=/no/where.png: cannot be read as an image"),
-            ("img2img", ["task.strength=0"], "task.strength=0.0: must be above 0"),
+            ("img2img", ["task.strength=0"], "task.strength=0: Input should be greater than 0"),
             ("img2img", ["task.strength=0.3"], "task.strength=0.3: leaves no step of workload.steps=2 to run"),
             ("img2img", ["task.mask=x.png"], "task.mask=x.png: task=img2img takes no mask"),
             ("txt2img", ["task.image=x.png"], "task.image=x.png: task=txt2img takes no image"),
             ("txt2img", ["task.strength=0.5"], "task.strength=0.5: task=txt2img starts from pure noise"),
-            ("inpaint", ["task.kind=outpaint"], "task.kind=outpaint: choose one of txt2img, img2img, inpaint"),
+            (
+                "inpaint",
+                ["task.kind=outpaint"],
+                "task.kind=outpaint: Input should be 'txt2img'",
+            ),
         ],
     )
     def test_mistakes(

@@ -132,6 +132,7 @@ def assert_equal(found: Tensors, wanted: Tensors) -> None:
 class TestFiles:
     @pytest.mark.parametrize("name", OF_THE_WEB)
     @pytest.mark.parametrize("prefix", ["", PREFIX])
+    @pytest.mark.walk(2)
     def test_generate_what_the_folder_does(
         self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path, name: str, prefix: str
     ) -> None:
@@ -212,6 +213,7 @@ def zeros(folder: Path) -> Tensors:
 
 class TestEightBits:
     @pytest.mark.parametrize(("end", "rows"), [(".scale_weight", False), (".weight_scale", True)])
+    @pytest.mark.walk(1)
     def test_are_multiplied_by_their_scales(
         self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path, end: str, rows: bool
     ) -> None:
@@ -281,6 +283,7 @@ class TestBlocksOfFewBits:
         assert in_blocks == 6, "feed-forwards of both blocks, and what embeds timestep and guidance"
 
     @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", pytest.param("Q2_K", marks=pytest.mark.slow), "Q4_K"])
+    @pytest.mark.walk(1)
     def test_generate_what_their_weights_do(
         self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path, kind: str
     ) -> None:
@@ -307,6 +310,7 @@ class TestBlocksOfFewBits:
 
 
 class TestSeveralNetworks:
+    @pytest.mark.slow
     def test_in_one_file_are_all_read(self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path) -> None:
         pipe = tiny("sd3")
         tensors: Tensors = {}

@@ -149,6 +149,7 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.walk(8)
 def test_draws_what_was_measured(composer: Composers, files: Path, tmp_path: Path, situation: str) -> None:
     words = [_word(word, files) for word in SITUATIONS[situation].split(" ")]
     for word in words:
@@ -168,6 +169,7 @@ def _word(word: str, files: Path) -> str:
     return f"{key}={quoted(value)}" if "{" in word else word
 
 
+@pytest.mark.slow
 def test_an_option_and_a_key_of_ones_own(composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The class is imported from the working folder, where a program does not look by itself."""
     code = (
@@ -282,6 +284,12 @@ def test_all_of_diffusers_or_one_call_of_sdopt(composer: Composers) -> None:
     assert plain.lines[-2:][0] == "with torch.inference_mode():"
     both = written(of(composer, "precision=bf16", "attention=vanilla", "caching=deepcache"), CPU)
     assert 'sdopt.optimize(pipe, caching="deepcache", attention="vanilla")' in both.lines
+
+
+def test_a_pipeline_of_ones_own_leaves_out_the_layers_that_a_file_says(composer: Composers, files: Path) -> None:
+    """Diffusers loads all of them, so that the lines for a pipeline would draw other images without this."""
+    found = written(of(composer, _word("model={files}/skips.safetensors", files)), CPU)
+    assert any(line.startswith("encoder.layers = encoder.layers[:-1]") for line in found.lines)
 
 
 def test_names_the_revision_and_the_variant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def thinned(spec: Spec) -> Spec:
 
 
 @pytest.mark.parametrize("name", ["quickstart", "hf_sdxl"])
+@pytest.mark.walk(1)
 def test_charts_are_as_the_schema_of_vega_lite_says(name: str) -> None:
     sections = text_sections(summary_of(read_result(ROOT / "outputs" / "records" / "amd-epyc" / name)))
     charts = [block for section in sections for block in section.blocks if isinstance(block, Chart)]

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sdopt.contract import Contract
+from sdopt.record.comparisons import ShapeRatios
 from sdopt.record.files import read_result
 from sdopt.record.records import IMPORTED, Budget, MeasurementSession, Status, StudyResult, VariantResult
+from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.answer import answer_shown
 from sdopt.report.answer_json import answer_of, to_json
 from sdopt.report.catalog import markdown_table
@@ -186,6 +189,21 @@ def in_blocks() -> StudyResult:
     return result
 
 
+def two_shapes() -> StudyResult:
+    """Larger images were timed as well; at them, the options gain nothing. Images were made at the first shape."""
+    result = measured()
+    owners: list[StudyResult | VariantResult] = [result, *result.variants]
+    for owner in owners:
+        reconfigure(owner, "workload", size=[64, 128])
+    for row in result.variants:
+        for measurement in row.measurements:
+            measurement.shapes.append(deepcopy(result.variant(result.baseline).measurements[0].shapes[0]))
+    for edge in result.comparisons:
+        edge.shapes.append(ShapeRatios())
+    compare(result)
+    return result
+
+
 KINDS: dict[str, Callable[[], StudyResult]] = {
     "measured": measured,
     "judged by a gate": judged,
@@ -205,6 +223,7 @@ KINDS: dict[str, Callable[[], StudyResult]] = {
     "given up": given_up,
     "within a budget": within_a_budget,
     "in blocks": in_blocks,
+    "two shapes": two_shapes,
 }
 
 
@@ -299,6 +318,9 @@ CLAIMS: dict[str, Callable[[StudyResult], bool]] = {
     r"gate's bounds|sdopt gate: |Interim analyses": lambda result: bool(result.judgements),
     r"\"options/tried\": \"2": lambda result: not any(row.status is Status.SKIPPED for row in result.candidates),
     r"Measured in \d sessions": lambda result: len(result.sessions) > 1,
+    r"images [a-z ]*(\([^)]*\))?(, not judged)? at 64×64|memory, 64×64|\"speedups\": \{\"": lambda result: (
+        len(result.shapes) > 1
+    ),
     r"does other work by choice": lambda result: any(
         row.config.workload.steps != result.config.workload.steps for row in result.candidates
     ),
@@ -335,6 +357,31 @@ def test_settings_of_the_work_are_not_counted_among_what_a_trace_shows(said: dic
     assert "1 of 2 were verified active" in said["not traced"]["terminal"]
     assert "All 2 were verified active" in said["measured"]["terminal"]
     assert "verified active" not in said["imported"]["terminal"]
+
+
+def test_what_is_of_the_first_shape_alone_names_it(said: dict[str, dict[str, str]]) -> None:
+    text = said["two shapes"]
+    assert "at 64×64, batch 1" in text["terminal"].splitlines()[0]
+    assert "images (not judged), 64×64, batch 1" in text["table.md"]
+    assert "time, 64×64, batch 1" in text["report.md"]
+    data = json.loads(text["--json"])
+    speedups = next(row["speedups"] for row in data["candidates"] if row["name"] == OPTIONS[1])
+    assert [*speedups] == ["64x64b1", "128x128b1"]
+    assert speedups["64x64b1"]["estimate"] > 1.5 > speedups["128x128b1"]["estimate"]
+
+
+def test_no_command_is_handed_out_where_none_is_known() -> None:
+    """A gain that a gate leaves undecided, of times that another program took."""
+    result = imported()
+    for edge in result.comparisons:
+        rulings = [Ruling("non_inferior", "mse", Verdict.INCONCLUSIVE, "few prompts")]
+        result.judgements.append(
+            Judgement(edge.candidate, edge.reference, "", Contract.LOSSY, Verdict.INCONCLUSIVE, rulings)
+        )
+    sentence = summary_of(result).sentence
+    assert "Not confirmed yet" in sentence
+    assert "``" not in sentence
+    assert "measure it again" not in sentence
 
 
 def test_an_option_that_one_process_does_not_show_is_not_counted() -> None:

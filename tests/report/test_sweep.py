@@ -11,6 +11,7 @@ from sdopt.record.files import JobError, read_result, write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.sweep import Sweep
 from sdopt.report.terminal import shown
+from sdopt.statistics.ratios import compare
 from tests.command import ROOT, sdopt
 from tests.records import reconfigure
 
@@ -48,6 +49,20 @@ def test_names_the_winner_and_knows_the_baseline(jobs: dict[str, StudyResult]) -
         assert max(map(len, text.getvalue().splitlines())) <= width
     assert Sweep(Path(), {"2": jobs["2"]}, {}).sentence.startswith("Keep the baseline")
     assert Sweep(Path(), {"0": jobs["0"]}, {}).sentence == "Nothing was compared with a baseline."
+
+
+def test_nothing_is_advised_where_nothing_was_measured(jobs: dict[str, StudyResult]) -> None:
+    """Each job's option failed: that the baseline is as good was not seen."""
+    for job, name in (("1", "deep cache"), ("2", "math attention")):
+        row = jobs[job].variant(name)
+        row.status, row.reason, row.measurements, row.images, row.quality = Status.FAILED, "it broke", [], [], {}
+        jobs[job].judgements = []
+        for edge in jobs[job].comparisons:
+            edge.quality = {}
+        compare(jobs[job])
+    sentence = Sweep(Path(), {job: jobs[job] for job in ("1", "2")}, {}).sentence
+    assert sentence.startswith("Nothing was measured beside a baseline: ")
+    assert "it broke" in sentence
 
 
 def test_a_sweep_of_one_job_is_shown(jobs: dict[str, StudyResult], tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ ANSWERS: dict[str, tuple[Answer, str]] = {
     ],
     indirect=["server"],
 )
+@pytest.mark.walk(1)
 def test_what_it_does_is_one_line(server: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_GRACE_S", 0.5)
     tracking = Tracking(uri=server, images=False, deadline_s=0.3 if "within 0.3 s" in said else 3)

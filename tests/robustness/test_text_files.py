@@ -80,6 +80,7 @@ FILES: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.walk(1)
 def test_what_windows_writes_is_read_as_what_it_says(name: str, tmp_path: Path) -> None:
     text, read = FILES[name]
     (tmp_path / name).write_bytes(text.encode())

@@ -70,6 +70,7 @@ def imported(cwd: Path, *words: str, more: Mapping[str, str] = {}) -> tuple[int,
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
+@pytest.mark.walk(3)
 def test_a_command_that_measures_nothing(tmp_path: Path, words: list[str], code: int, forbidden: set[str]) -> None:
     ended, modules, said = imported(tmp_path, *words)
     assert ended == code, said

@@ -125,6 +125,7 @@ def test_a_winner_of_a_model_that_a_function_builds_is_a_program_that_calls_it(t
     assert "pipe.to(torch.bfloat16)" in program.read_text()
 
 
+@pytest.mark.slow
 def test_without_a_winner_it_names_the_fastest_and_what_speaks_against_it(tmp_path: Path) -> None:
     with fake_workers(Fakes(seconds={"precision=bf16": 0.05, "precision=fp16": 0.2}, black=["precision=bf16"])):
         found = sdopt(tmp_path, *OPTIMIZE, "gate=default", "quality=default", "quality.prompt_count=null")
@@ -171,6 +172,7 @@ def test_a_changed_file_is_another_question(tmp_path: Path) -> None:
     assert not question_of([*words, "model.revision=${oc.env:REVISION}"], None), "the words do not tell"
 
 
+@pytest.mark.slow
 def test_a_larger_budget_goes_on_and_judges_what_ranks_before_the_winner(tmp_path: Path) -> None:
     """The first call has time for one of two options, both of which are faster, the later one by more."""
     seconds = {"precision=bf16": 0.05, "precision=fp16": 0.02}

@@ -161,11 +161,17 @@ class TestConfig:
             (["search.groups=[layout]", "search.options={precision: [bf16]}"], "'precision' is not among"),
             (["search.groups=[layout]", "search.keys={layout: [1]}"], "search.keys: 'layout' is not a key"),
             (["search.groups=[layout]", "search.objectives=[]"], "search.objectives: name one or several"),
-            (["search.groups=[layout]", "search.objectives=[speed]"], "choose one of latency, memory, distance"),
+            (
+                ["search.groups=[layout]", "search.objectives=[speed]"],
+                "speed: Input should be 'latency', 'memory'",
+            ),
             (["search.groups=[layout]", "search.distance=psnr_db"], "search.distance=psnr_db: choose one of mse"),
-            (["search.groups=[layout]", "search.finalists=0"], "search.finalists=0: must be at least 1"),
+            (
+                ["search.groups=[layout]", "search.finalists=0"],
+                "search.finalists=0: Input should be greater",
+            ),
             (["search.groups=[layout]", "search.title=../x"], "search.title=../x: must be a name"),
-            (["search.groups=[layout]", "search.budget=3"], "did you mean search.budget_s"),
+            (["search.groups=[layout]", "search.budget=3"], "search.budget: "),
             (["search.groups=[layout]", "experiment=quickstart"], "not possible in a search"),
         ],
     )

@@ -82,6 +82,7 @@ def simulated(gain: float, between: float, rounds: int, budget: bool, studies: i
 
 
 @pytest.mark.parametrize("between", [0.3, 1.0])
+@pytest.mark.walk(1)
 def test_an_early_look_finds_no_more_differences_by_chance(between: float) -> None:
     assert simulated(1.0, between, ROUNDS, budget=True, studies=400).wrong <= 0.05
 

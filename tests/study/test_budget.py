@@ -91,6 +91,7 @@ def test_with_enough_time_leaves_out_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("budget_s", "pace"), [(150.0, 1.0), (200.0, 1.0), (200.0, 1.5), (260.0, 2.0)])
+@pytest.mark.walk(2)
 def test_ends_within_its_budget_with_intervals_for_what_matters(tmp_path: Path, budget_s: float, pace: float) -> None:
     whole, needed_s, _ = measured(tmp_path, None, SIX, METRICS, pace)
     assert needed_s > budget_s
@@ -125,6 +126,7 @@ def test_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
     result, _, (plan, *_) = measured(tmp_path, 60, {"same": 1.0, "fast": 0.5})
     assert result.budget is not None
     assert result.budget.rounds
+    assert not result.budget.stages
     _, fresh, _ = fake_study(
         ("same", "fast"), rounds=4, warmup=1, replicates=3, interference=None, budget_s=5000, schedule="interleaved"
     )
@@ -133,8 +135,11 @@ def test_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
     assert missing_of(again).rounds == 4 - (again.budget.rounds if again.budget and again.budget.rounds else 1)
     assert {name for name, _ in missing_of(again).timed} >= {"same", "baseline"}
     assert again.budget is None
-    # The evidence that was left out is shown then.
-    assert {name for name, _ in missing_of(again).unfinished} >= {"same", "fast", "baseline"}
+    # The evidence and the stages that were left out follow then.
+    assert not any(measurement.stages_s for row in result.variants for measurement in row.measurements)
+    assert missing_of(again).unfinished >= {
+        (name, number) for name in ("same", "fast", "baseline") for number in (0, 1)
+    }
 
 
 @pytest.mark.parametrize("schedule", ["blocks"])

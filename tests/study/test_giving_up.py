@@ -24,6 +24,7 @@ from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import summary_of
 from sdopt.study.resume import missing_of
 from sdopt.tracking.runs import logged_metrics, variant_run
+from sdopt.variant import Variant
 from tests.fakes import Fakes, NoMeter, failing, fake_study, run_fake
 
 
@@ -59,6 +60,19 @@ def test_is_not_timed_further_and_all_others_are(tmp_path: Path, schedule: str) 
     assert {len(m.shapes[0].trial_s) for m in result.variant("quick").measurements} == {0}
     # What is decided lacks nothing, also after it was written and read.
     assert not missing_of(parse_result(to_json(result))).variants
+
+
+@pytest.mark.parametrize(("reasons", "trial_calls"), [([], 2), (["computed in software"], 1)])
+def test_the_first_call_counts_where_an_option_is_known_to_be_slow_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reasons: list[str], trial_calls: int
+) -> None:
+    monkeypatch.setattr(Variant, "slow_here", lambda *_: reasons)
+    result, _ = measured(tmp_path)
+    slow = result.variant("slow")
+    assert slow.status is Status.SLOWER
+    # The baseline is called before and after each.
+    assert len(slow.measurements[0].shapes[0].trial_beside_s) == trial_calls + 1
+    assert result.variant("quick").status is Status.OK
 
 
 def test_is_shown_on_every_surface(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ class TestMissing:
 
 
 @pytest.mark.parametrize("asked", ["prepare", "prove"])
+@pytest.mark.walk(1)
 def test_a_failure_is_a_result_unless_it_is_to_be_tried_again(tmp_path: Path, asked: str) -> None:
     once = ["study=explicit", "study.variants={baseline: [], once: ['workload.steps:2']}"]
     with fake_workers(Fakes({"once": failing(Status.FAILED, asked)})):
@@ -307,6 +308,7 @@ class TestExtended:
         assert "already complete" in resume(folder).out
 
 
+@pytest.mark.slow
 def test_jobs_of_a_sweep_that_finished_are_kept(sweep: Finished, sweep_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / sweep_folder.relative_to(sweep.cwd)
     shutil.copytree(sweep_folder, folder)

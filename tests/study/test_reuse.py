@@ -93,6 +93,7 @@ def test_all_are_generated_where_the_pass_says_more(tmp_path: Path, of: dict[str
     assert len(result.variant("a").images) == 24
 
 
+@pytest.mark.slow
 def test_of_a_real_study_are_what_the_pass_generates(tmp_path: Path) -> None:
     settings = ["workload.steps=2", "quality.batch_size=1", "quality.prompt_count=12", "protocol.rounds=3"]
     common = ["tracking=none", "hardware.exclusive=false", "hardware.threads=1", "protocol.replicates=1"]

@@ -12,6 +12,7 @@ from tests.fixtures import CPU, Composers
 from tests.trial.options import Call, handle_calls
 
 
+@pytest.mark.slow
 def test_a_worker_counts_graphs_and_traces_at_each_shape(composer: Composers) -> None:
     """A stand-in for a compiler makes a graph for each image of a call; one image is no batch to slice."""
     host = PipelineHost(composer([*SMOKE, "workload.batch_size=[1,2]", "memory=vae_slicing"]).variant(None), CPU)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from diffusers import DiffusionPipeline
@@ -21,7 +21,7 @@ from diffusers.models.attention import FeedForward
 
 from sdopt.options import Contract, Finding, Optimization, Proof, Stage, denoiser_of
 from sdopt.pipelines.parts import denoiser_name
-from sdopt.schema import bounded
+from sdopt.schema import OneOf
 
 Call = Callable[..., Any]
 
@@ -36,7 +36,7 @@ class Mistake(Optimization):
     stage: ClassVar[Stage] = Stage.COMPONENTS
     kind: ClassVar[str] = "of one's own"
     """What goes wrong, as a heading."""
-    promise: str = bounded("exact", choices=tuple(Contract))
+    promise: Annotated[str, OneOf(Contract)] = "exact"
     claim: str = ""
     caught_by: str = ""
     """Rules of which at least one should not pass it, by metric or name, separated by bars."""
@@ -124,7 +124,7 @@ class Reordered(Mistake):
     """
 
     kind: ClassVar[str] = "honest"
-    promise: str = bounded("equivalent", choices=tuple(Contract))
+    promise: Annotated[str, OneOf(Contract)] = "equivalent"
 
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         random = torch.Generator().manual_seed(0)
@@ -271,7 +271,7 @@ class BlackImage(AroundCalls):
     """Makes the first image of every `every`-th call black."""
 
     kind: ClassVar[str] = "a few images of many"
-    promise: str = bounded("lossy", choices=tuple(Contract))
+    promise: Annotated[str, OneOf(Contract)] = "lossy"
     every: int = 3
 
     def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:

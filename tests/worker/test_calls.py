@@ -28,6 +28,7 @@ from tests.trial.options import Call, ChangesNoise, OwnNoise, handle_calls
 BATCHES = ("workload.prompt_count=5", "workload.batch_size=2", "workload.images_per_prompt=2")
 
 
+@pytest.mark.slow
 def test_a_program_draws_the_same_by_the_parts_of_a_call() -> None:
     """Programs compare a study with calls of their own, by these names."""
     words = [

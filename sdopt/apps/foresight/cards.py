@@ -10,7 +10,14 @@ from sdopt.config.groups import data_sheets
 from sdopt.config.overrides import key_of
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
-from sdopt.hardware.names import cards_named, nearest_cards, other_forms, sold_memory, why_out_of_scope
+from sdopt.hardware.names import (
+    cards_named,
+    generation_assumed,
+    nearest_cards,
+    other_forms,
+    sold_memory,
+    why_out_of_scope,
+)
 from sdopt.schema import Sheet
 
 _CPU = "cpu"
@@ -52,6 +59,8 @@ def asked_for(names: Sequence[str]) -> AskedCard:
         if len(options) > 1:
             listed = ", ".join(f"{option} ({sold_memory(sheets[option])} GB)" for option in options)
             asked.notes.append(f"{name} is the name of several cards: {listed}")
+        elif generation := generation_assumed(name, sheets[options[0]]) if options[0] in sheets else "":
+            asked.notes.append(f"{name} is taken for the {sheets[options[0]].name}: {generation}")
         asked.options += options
     asked.options = list(dict.fromkeys(asked.options))
     if not asked.options:

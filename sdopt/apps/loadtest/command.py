@@ -26,6 +26,7 @@ from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.report.markdown import written
 from sdopt.schema import Serving, Tracking
 from sdopt.scratch import scratch_folder
+from sdopt.study.plan import require_same_task
 from sdopt.tracking import client
 from sdopt.tracking.client import NOTE, ROLE, TrackedRun
 from sdopt.tracking.runs import note_of
@@ -60,6 +61,7 @@ def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say
         preset = any(key_of(override) == "experiment" for override in others)
         with composer_of(others if preset else [BATCHES, *others], config_dir) as composer:
             chosen, plan = composer.current, composer.current.study.plan(composer)
+        require_same_task(plan)
         tracking, record.price_per_hour = chosen.tracking, chosen.hardware.price_per_hour
         machine, context = find_machine(context, plan.baseline.hardware, data_sheets)
         rows = [(variant, policy) for variant in plan.variants for policy in policies.values()]
@@ -126,9 +128,23 @@ def _measure(
             log, timeout_s = scratch / f"{number}.log", variant.protocol.timeout_s
             start = partial(WorkerProcess, context, machine.device, timeout_s, variant, log, scratch)
             row = LoadRow(name, variant.name, policy.policy, reason="; ".join(refused[number]))
+            row.chosen, row.unlike = _work_beside(variant, rows[0][0])
             candidates.append(ServedRow(row, variant, policy, start))
         record.rows = [candidate.row for candidate in candidates]
         LoadTest(load, record, machine.device, say).run(candidates)
+
+
+def _work_beside(variant: Variant, baseline: Variant) -> tuple[list[str], list[str]]:
+    """Returns in words what a row does otherwise than the baseline: by choice, and what makes it another work."""
+    mine, others = variant.config, baseline.config
+    chosen = mine.chosen_beside(others)
+    unlike = mine.incomparable_work(others)
+    if any(key.startswith("model.") for key in unlike):
+        unlike = {key: values for key, values in unlike.items() if not key.startswith("model.")}
+        unlike["model"] = (variant.model.source, baseline.model.source)
+        chosen.pop("model", None)
+    words = [[f"{key} {old} → {new}" for key, (new, old) in found.items()] for found in (chosen, unlike)]
+    return words[0], words[1]
 
 
 def _measure_url(

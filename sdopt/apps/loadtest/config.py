@@ -5,7 +5,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from sdopt.apps.traffic.figures import early_stopping, wanted_share
 from sdopt.apps.traffic.twin import KINDS, unit_trace
@@ -14,7 +16,7 @@ from sdopt.config.overrides import group_of, key_of, quoted
 from sdopt.config.own import own_config, serving_config, without_effect
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
-from sdopt.schema import SEEDS, Serving, bounded, wrong_name
+from sdopt.schema import Section, Seed, Serving, wrong_name
 
 _PROMPTS = ("workload.prompts", "workload.prompt_column", "workload.prompt_count")
 
@@ -23,7 +25,7 @@ _OF_STUDIES = ("study", "tracking", *_PROMPTS, "experiment", "dry_run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadConfig:
+class LoadConfig(Section):
     """What is sent, at which rates, and what counts as in time."""
 
     title: str
@@ -32,16 +34,16 @@ class LoadConfig:
     """Policies of batching that are compared beside `serving`, each with every variant; the baseline has the first."""
     arrivals: str
     """`poisson`, `constant`, or a file with a time in seconds per line, whose gaps are scaled to each rate."""
-    requests: int = bounded(ge=10, le=1_000_000)
+    requests: Annotated[int, Field(ge=10, le=1_000_000)]
     """Requests at each rate. A 95th percentile needs 59, a 99th 459."""
-    duration_s: float | None = bounded(None, gt=0, le=86_400)
+    duration_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Seconds that requests come at each rate at least; where `requests` take less, more are sent."""
-    replicates: int = bounded(ge=1, le=100)
+    replicates: Annotated[int, Field(ge=1, le=100)]
     """Repetitions, each with fresh processes and a fresh trace, which is the same for all rows; intervals need 3."""
-    limit_s: float | None = bounded(None, gt=0, le=86_400)
+    limit_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Seconds from the scheduled arrival within which an image is wanted, for all rows; null is three times a single
     call of the baseline."""
-    attainment: float = bounded(gt=0, lt=1)
+    attainment: Annotated[float, Field(gt=0, lt=1)]
     """Share of the requests that are to get their image within the limit."""
     early_stopping: bool = False
     """Whether so few may be late that the share is attained with 99 % confidence, as MLPerf decides it."""
@@ -50,11 +52,11 @@ class LoadConfig:
     ladder: list[float] = field(default_factory=list)
     """Rates of a row, as multiples of the highest one that a simulation of its queue predicts. Where they do not
     bracket the highest one, up to six further ones are sent, each 1.3 times further."""
-    seed: int = bounded(**SEEDS)
+    seed: Seed
     """Seed of the traces, and of the images."""
-    lag_ms: float = bounded(gt=0, le=60_000)
+    lag_ms: Annotated[float, Field(gt=0, le=60_000)]
     """A window counts for nothing if more than 1 % of its requests were sent later than this."""
-    interference: float | None = bounded(0.05, gt=0, le=1)
+    interference: Annotated[float, Field(gt=0, le=1)] | None = 0.05
     """A window is sent again, twice at most, if other work took more than this share of the processor time that the
     worker asked for. If it always does, the least disturbed one counts, and the result says so. Null repeats none."""
     url: str | None = None

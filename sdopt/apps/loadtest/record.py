@@ -53,6 +53,8 @@ class LoadRow:
         columns: what further columns of tables have, by their names, of calls without load.
         own_seeds: whether each request had a seed that no other one had.
         asked_size: the size of image that requests named; "" if they named none.
+        chosen: in words, what it chooses of the work otherwise than the baseline, as fewer steps.
+        unlike: in words, what makes its work another one than the baseline's.
     """
 
     name: str
@@ -66,6 +68,8 @@ class LoadRow:
     columns: dict[str, float | str] = field(default_factory=dict)
     own_seeds: bool = True
     asked_size: str = ""
+    chosen: list[str] = field(default_factory=list)
+    unlike: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -192,7 +196,13 @@ def _over(values: Sequence[float], relations: Sequence[str]) -> tuple[Interval, 
 
 
 def answer_of(record: LoadRecord) -> str:
-    """Returns which row carries most, in a sentence."""
+    """Returns which row carries most, in a sentence, and before it which rows did other work."""
+    unlike = [f"{row.name}: {', '.join(row.unlike)}" for row in record.rows if row.unlike]
+    before = f"Not the same work: {'; '.join(unlike)}. " if unlike else ""
+    return f"{before}{_most(record)}"
+
+
+def _most(record: LoadRecord) -> str:
     shown = " (at 99 % confidence, by MLPerf's early stopping)" if record.early_stopping else ""
     within = f"with {100 * record.attainment:g} % of the requests within {record.limit_s:.3g} s{shown}"
     figures = record.figures
@@ -258,6 +268,8 @@ def _header_texts(record: LoadRecord) -> Sequence[str]:
 def _remarks(record: LoadRecord) -> Iterator[str]:
     """Yields what of a server's answers makes its figures others than those of generating an image for each request."""
     for row in record.rows:
+        if row.chosen:
+            yield f"{row.name} does other work by choice: {', '.join(row.chosen)}"
         windows = [window for replicate in row.replicates for window in replicate.windows]
         fetched_s = [window.link_s for window in windows if window.link_s is not None]
         if fetched_s:

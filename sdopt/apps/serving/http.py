@@ -21,7 +21,7 @@ from sdopt.apps.serving.batcher import Batcher, Drawn, RefusalError, Waiting
 from sdopt.apps.serving.engine import EngineWork, refused_work
 from sdopt.hardware.device import Device
 from sdopt.pipelines.prompts import is_guided, wrong_prompt
-from sdopt.schema import SEEDS
+from sdopt.schema import HIGHEST_SEED, Seed
 from sdopt.worker.protocol import Asked
 
 _CLIENT_LEFT = 499
@@ -57,7 +57,7 @@ class Generation(BaseModel):
     background: Literal["auto", "opaque"] | None = None
     output_compression: Literal[100] | None = None
     stream: Literal[False] | None = None
-    seed: Annotated[int | None, Field(**SEEDS)] = None
+    seed: Seed | None = None
     negative_prompt: str | None = None
     num_inference_steps: Annotated[int | None, Field(ge=1)] = None
     guidance_scale: Annotated[float | None, Field(ge=0, le=1000, allow_inf_nan=False)] = None
@@ -200,7 +200,7 @@ class Interface:
             "prompt": wrong_prompt(given.prompt) if given.prompt.strip() else "is empty",
             "n": count > self._serving.max_n and f"at most {self._serving.max_n} (serving.max_n)",
             "size": given.size not in (None, *sizes) and f"this server draws {sizes[1]}",
-            "seed": seed + count - 1 > SEEDS["le"] and f"the last image's is above {SEEDS['le']}",
+            "seed": seed + count - 1 > HIGHEST_SEED and f"the last image's is above {HIGHEST_SEED}",
             "negative_prompt": given.negative_prompt is not None and self._wrong_negative(given.negative_prompt),
         }
         work = EngineWork(

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from sdopt.apps.suite.record import SUFFIX
 from sdopt.config.own import own_config
 from sdopt.errors import UsageError
 from sdopt.record.choices import as_override
-from sdopt.schema import bounded, wrong_name
+from sdopt.schema import OneOf, Section, wrong_name
 
 KINDS = ("doctor", "tests", "noise", "options", "study")
 
@@ -19,17 +22,17 @@ INTERVALS = "_intervals"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(Section):
     """One part of the suite, which runs in a process of its own."""
 
     name: str = ""
     """Its key in `parts`, and its folder."""
-    kind: str = bounded(choices=KINDS)
+    kind: Annotated[str, OneOf(KINDS)]
     """`doctor` describes the machine and its ceilings; `tests` runs the tests that need a GPU; `noise` is a study of
     identical variants; `options` a study of each option of some groups; `study` any other study."""
-    limit_s: float = bounded(gt=0, le=86_400)
+    limit_s: Annotated[float, Field(gt=0, le=86_400)]
     """Time limit of the part, in seconds; measurements made by then are kept."""
-    least_s: float = bounded(20.0, ge=0, le=86_400)
+    least_s: Annotated[float, Field(ge=0, le=86_400)] = 20.0
     """The part does not begin with less time left than this, in seconds."""
     overrides: list[str] = field(default_factory=list)
     """Overrides of the part's study."""
@@ -48,12 +51,12 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuiteConfig:
+class SuiteConfig(Section):
     """The settings of one call of the suite."""
 
-    budget_s: float = bounded(gt=0, le=604_800)
+    budget_s: Annotated[float, Field(gt=0, le=604_800)]
     """Time that this call may take, in seconds. Parts that do not fit are listed as not run; a later call runs them."""
-    device: str = bounded(choices=("cuda", "cpu"))
+    device: Literal["cuda", "cpu"]
     """`cuda` is the first CUDA device. On the CPU, every study runs with the packaged model, as a trial."""
     folder: str
     """Folder of the results, with a subfolder for each device; a later call reads there which parts are done."""
@@ -72,7 +75,7 @@ class SuiteConfig:
     intervals: bool
     """Measures studies and options once more, as parts of their own whose names end in `_intervals`: with `precise` in
     place of `first`, and only options that passed, if they were tried before."""
-    intervals_s: float = bounded(gt=0, le=86_400)
+    intervals_s: Annotated[float, Field(gt=0, le=86_400)]
     """Time limit of each such part, in seconds."""
     precise: list[str] = field(default_factory=list)
     """Overrides of every such part: three processes of each variant give intervals."""

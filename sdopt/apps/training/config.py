@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from sdopt.schema import SEEDS, bounded
+from pydantic import Field
+
+from sdopt.schema import OneOf, Section, Seed
 
 STAGES = (
     "data",
@@ -22,30 +25,30 @@ STAGES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Section):
     """The data stage."""
 
-    held_out_concepts: int = bounded(ge=0, le=10_000)
+    held_out_concepts: Annotated[int, Field(ge=0, le=10_000)]
     """Number of concepts to exclude from training."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Section):
     """Settings common to all training stages."""
 
-    share: float = bounded(gt=0, le=1)
+    share: Annotated[float, Field(gt=0, le=1)]
     """This stage's share of `budget_minutes`."""
-    steps: int | None = bounded(ge=1, le=10**9)
+    steps: Annotated[int, Field(ge=1, le=10**9)] | None
     """Number of steps, regardless of their duration; null trains for the stage's share of the budget."""
-    batch_size: int = bounded(ge=1, le=100_000)
+    batch_size: Annotated[int, Field(ge=1, le=100_000)]
     """Pictures, or latents, per step."""
-    learning_rate: float = bounded(gt=0, le=1000)
+    learning_rate: Annotated[float, Field(gt=0, le=1000)]
     """Peak learning rate of the schedule."""
-    warmup_steps: int = bounded(ge=0, le=10**9)
+    warmup_steps: Annotated[int, Field(ge=0, le=10**9)]
     """Number of steps in which the learning rate grows linearly to its peak."""
-    background_share: float = bounded(ge=0, le=1)
+    background_share: Annotated[float, Field(ge=0, le=1)]
     """Share of pictures on a colour instead of on white; captions name the colour."""
-    ema: float = bounded(ge=0, lt=1)
+    ema: Annotated[float, Field(ge=0, lt=1)]
     """Decay of the exponential moving average of the weights, which is the result of the training."""
 
 
@@ -53,9 +56,9 @@ class TrainingConfig:
 class AutoencoderConfig(TrainingConfig):
     """The autoencoder stage."""
 
-    edge_weight: float = bounded(ge=0, le=1e6)
+    edge_weight: Annotated[float, Field(ge=0, le=1e6)]
     """Weight of the L1 distance between the pictures' finite differences."""
-    kl_weight: float = bounded(ge=0, le=1e6)
+    kl_weight: Annotated[float, Field(ge=0, le=1e6)]
     """Weight of the mean Kullback-Leibler divergence per latent number."""
 
 
@@ -63,9 +66,9 @@ class AutoencoderConfig(TrainingConfig):
 class TinyAutoencoderConfig(TrainingConfig):
     """The tiny autoencoder stage, which distils the autoencoder."""
 
-    edge_weight: float = bounded(ge=0, le=1e6)
+    edge_weight: Annotated[float, Field(ge=0, le=1e6)]
     """Weight of the L1 distance between the pictures' finite differences."""
-    latent_noise: float = bounded(ge=0, le=1000)
+    latent_noise: Annotated[float, Field(ge=0, le=1000)]
     """Maximum noise on the latents to decode, in standard deviations, to imitate the denoiser's errors."""
 
 
@@ -73,7 +76,7 @@ class TinyAutoencoderConfig(TrainingConfig):
 class CaptionedConfig(TrainingConfig):
     """Settings common to all stages that learn from captioned pictures."""
 
-    caption_dropout: float = bounded(ge=0, le=1)
+    caption_dropout: Annotated[float, Field(ge=0, le=1)]
     """Share of captions replaced by the empty caption, for classifier-free guidance."""
 
 
@@ -81,7 +84,7 @@ class CaptionedConfig(TrainingConfig):
 class DiffusionConfig(CaptionedConfig):
     """Settings common to all stages with the diffusion loss."""
 
-    snr_gamma: float = bounded(gt=0, le=1e6)
+    snr_gamma: Annotated[float, Field(gt=0, le=1e6)]
     """Signal-to-noise ratio at which the weight of the loss is clipped."""
 
 
@@ -89,7 +92,7 @@ class DiffusionConfig(CaptionedConfig):
 class DenoiserConfig(DiffusionConfig):
     """The denoiser stage, which trains the text encoder too."""
 
-    flat_weight: float = bounded(gt=0, le=1e6)
+    flat_weight: Annotated[float, Field(gt=0, le=1e6)]
     """Sampling weight of pictures in the flat style, the style of plain captions; other styles have weight 1."""
 
 
@@ -97,11 +100,11 @@ class DenoiserConfig(DiffusionConfig):
 class TransformerConfig(CaptionedConfig):
     """The stage of the diffusion transformer, which learns from the pictures and from the denoiser of `start_from`."""
 
-    flat_weight: float = bounded(gt=0, le=1e6)
+    flat_weight: Annotated[float, Field(gt=0, le=1e6)]
     """Sampling weight of pictures in the flat style, the style of plain captions; other styles have weight 1."""
-    shift: float = bounded(gt=0, le=100)
+    shift: Annotated[float, Field(gt=0, le=100)]
     """How far noise levels are shifted towards noise, which decides the layout; 1 draws all levels alike."""
-    teacher_share: float = bounded(ge=0, le=1)
+    teacher_share: Annotated[float, Field(ge=0, le=1)]
     """Share of the loss towards the velocity that the denoiser predicts; the rest is towards the true one."""
     target: str
     """Output folder for a `FluxPipeline`."""
@@ -113,9 +116,9 @@ class TransformerConfig(CaptionedConfig):
 class LorasConfig(DiffusionConfig):
     """The stage of the style LoRAs, which share the stage's time; `steps` is the number of steps per LoRA."""
 
-    rank: int = bounded(ge=1, le=100_000)
+    rank: Annotated[int, Field(ge=1, le=100_000)]
     """Rank of the LoRAs."""
-    held_out_concepts: int = bounded(ge=1, le=10_000)
+    held_out_concepts: Annotated[int, Field(ge=1, le=10_000)]
     """Number of concepts known to the denoiser that the LoRAs never see, for the evaluation in the card."""
 
 
@@ -123,11 +126,11 @@ class LorasConfig(DiffusionConfig):
 class FewStepsConfig(TrainingConfig):
     """The stage of the LoRA for few steps, which distils the guided denoiser."""
 
-    trajectories: int = bounded(ge=1, le=10**7)
+    trajectories: Annotated[int, Field(ge=1, le=10**7)]
     """Number of the teacher's runs whose states the LoRA learns from; `batch_size` counts states."""
-    snr_gamma: float = bounded(gt=0, le=1e6)
+    snr_gamma: Annotated[float, Field(gt=0, le=1e6)]
     """Signal-to-noise ratio at which the weight of the loss is clipped."""
-    rank: int = bounded(ge=1, le=100_000)
+    rank: Annotated[int, Field(ge=1, le=100_000)]
     """Rank of the LoRA."""
 
 
@@ -135,15 +138,15 @@ class FewStepsConfig(TrainingConfig):
 class ClipConfig(TrainingConfig):
     """The CLIP stage, which also exports the model. All pictures of a step have different concepts."""
 
-    extra_captions: int = bounded(ge=0, le=10**9)
+    extra_captions: Annotated[int, Field(ge=0, le=10**9)]
     """Number of additional captions per step with which each picture is compared."""
-    style_share: float = bounded(ge=0, le=1)
+    style_share: Annotated[float, Field(ge=0, le=1)]
     """Share of captions that keep the style word, if there is one."""
-    spoilt_share: float = bounded(ge=0, le=1)
+    spoilt_share: Annotated[float, Field(ge=0, le=1)]
     """Share of degraded pictures, whose captions name the degradation."""
-    hidden_patches: float = bounded(ge=0, lt=1)
+    hidden_patches: Annotated[float, Field(ge=0, lt=1)]
     """Share of each picture's patches that a step drops."""
-    held_out_share: float = bounded(gt=0, le=1)
+    held_out_share: Annotated[float, Field(gt=0, le=1)]
     """Share of the concepts with several styles of which one picture is held out."""
     start_from: str | None
     """Folder written by this stage with initial weights for a training without a checkpoint; null: random weights."""
@@ -152,7 +155,7 @@ class ClipConfig(TrainingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig:
+class ExportConfig(Section):
     """The export's output folders."""
 
     target: str
@@ -164,29 +167,29 @@ class ExportConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainReferenceConfig:
+class TrainReferenceConfig(Section):
     """The configuration of the whole command."""
 
-    stage: str = bounded(choices=("all", *STAGES))
+    stage: Annotated[str, OneOf(("all", *STAGES))]
     """Stage to run; `all` runs all stages in order."""
     folder: str
     """Work folder for archives, data, checkpoints and logs."""
-    budget_minutes: float = bounded(gt=0, le=1e6)
+    budget_minutes: Annotated[float, Field(gt=0, le=1e6)]
     """Training time, divided among the stages by their `share`."""
-    seed: int = bounded(**SEEDS)
+    seed: Seed
     """Seed of all random choices."""
-    device: str = bounded(choices=("auto", "cpu", "cuda"))
+    device: Literal["auto", "cpu", "cuda"]
     """`auto` takes a CUDA device if there is one."""
-    arithmetic: str = bounded(choices=("auto", "fp32", "bf16"))
+    arithmetic: Literal["auto", "fp32", "bf16"]
     """Precision of the forward pass; `auto` takes bf16 on hardware with native bf16 products."""
-    threads: int | None = bounded(ge=1, le=4096)
+    threads: Annotated[int, Field(ge=1, le=4096)] | None
     """CPU threads; null is PyTorch's default."""
     resume: bool
     """Whether to continue from the stage's last checkpoint, if there is one."""
     start_from: str | None
     """Pipeline folder with initial weights and tokenizer for a training without a checkpoint, and the base of all LoRAs
     if `folder` has no denoiser; null: random weights."""
-    checkpoint_minutes: float = bounded(gt=0, le=1e6)
+    checkpoint_minutes: Annotated[float, Field(gt=0, le=1e6)]
     """Minutes between checkpoints."""
     data: DataConfig
     autoencoder: AutoencoderConfig

@@ -37,10 +37,6 @@ STAGE_OF = {"text_encoder": TEXT_ENCODER, "denoiser": DENOISER, "decoder": VAE_D
 """The targets of compilers, with the stage of a call in which each runs."""
 
 
-TARGETS = {"choices": tuple(STAGE_OF)}
-"""Metadata of a field that lists targets."""
-
-
 @dataclass(frozen=True)
 class Eager(Optimization):
     """Runs PyTorch operator by operator, without a compiler."""

@@ -6,18 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from typing_extensions import override
 
 from sdopt.hardware.cards import ANY_CARD, Feature
 from sdopt.measure import compilation
-from sdopt.options import Context, Contract, Finding, Proof, Trace, bounded
+from sdopt.options import Context, Contract, Finding, Proof, Trace
 from sdopt.options.base import Need
 from sdopt.options.compiler.aot import EAGER_ONLY
 from sdopt.options.compiler.base import (
     STAGE_OF,
-    TARGETS,
     ExportingCompiler,
     GraphCompiler,
     graphs_in,
@@ -30,6 +29,7 @@ from sdopt.options.compiler.base import (
 from sdopt.options.conflicts import weights_of
 from sdopt.options.declarations import Extra
 from sdopt.pipelines.parts import Pipeline
+from sdopt.schema import OneOf
 from sdopt.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class CudaGraphs(GraphCompiler):
 
     needs: ClassVar[tuple[Need, ...]] = (Feature("a CUDA graph", ANY_CARD),)
 
-    targets: list[str] = field(default_factory=lambda: list(STAGE_OF), metadata=TARGETS)
+    targets: list[Annotated[str, OneOf(STAGE_OF)]] = field(default_factory=lambda: list(STAGE_OF))
     """The modules to capture; each must prove that its graph was replayed."""
 
     @override
@@ -189,7 +189,7 @@ class Blade(ExportingCompiler):
 
     needs: ClassVar[tuple[Need, ...]] = (Feature("BladeDISC's graph", ANY_CARD),)
 
-    targets: list[str] = field(default_factory=lambda: list(STAGE_OF), metadata=TARGETS)
+    targets: list[Annotated[str, OneOf(STAGE_OF)]] = field(default_factory=lambda: list(STAGE_OF))
     """The modules to compile; each must prove that its compiled form ran."""
 
     @override
@@ -346,9 +346,9 @@ class OpenVino(CpuEngine):
     needs: ClassVar[tuple[Need, ...]] = (Extra("openvino", ("openvino",)),)
     what: ClassVar[str] = "an OpenVINO model"
 
-    precision: str = bounded("f32", choices=("f32", "bf16", "f16"))
+    precision: Literal["f32", "bf16", "f16"] = "f32"
     """OpenVINO's type of arithmetic; OpenVINO's own default is bfloat16 on processors that support it."""
-    targets: list[str] = field(default_factory=lambda: ["denoiser"], metadata={"choices": ("denoiser", "decoder")})
+    targets: list[Literal["denoiser", "decoder"]] = field(default_factory=lambda: ["denoiser"])
     """The modules to convert; each must prove that its model ran."""
 
     @property

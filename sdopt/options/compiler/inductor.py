@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from typing_extensions import override
 
 from sdopt.measure import compilation
-from sdopt.options import Context, Finding, Proof, Trace, bounded
+from sdopt.options import Context, Finding, Proof, Trace
 from sdopt.options.attention import Sliced
 from sdopt.options.compiler.aot import digest_of, private_folder
 from sdopt.options.compiler.base import (
     STAGE_OF,
-    TARGETS,
     Compiler,
     only_replays,
     replace_modules,
@@ -27,6 +26,7 @@ from sdopt.options.conflicts import keeps_gradients
 from sdopt.options.declarations import Excludes
 from sdopt.pipelines.loading import head_dimensions_by_level
 from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of
+from sdopt.schema import OneOf
 
 if TYPE_CHECKING:
     import torch
@@ -101,13 +101,13 @@ class ByInductor(Compiler):
 class Inductor(ByInductor):
     """Compiles the denoiser, and optionally text encoders and the VAE's decoder, with `torch.compile` and Inductor."""
 
-    mode: str = bounded("default", choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"))
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
     """Mode of `torch.compile`; `reduce-overhead` and `max-autotune` record CUDA graphs."""
     fullgraph: bool = False
     """Whether a graph break raises an error."""
     dynamic: bool | None = None
     """Whether shapes are symbolic; null generalizes a shape on its first change."""
-    targets: list[str] = field(default_factory=lambda: ["denoiser"], metadata=TARGETS)
+    targets: list[Annotated[str, OneOf(STAGE_OF)]] = field(default_factory=lambda: ["denoiser"])
     """The modules to compile; each must prove that its compiled form ran."""
 
     @property
@@ -187,7 +187,7 @@ class Regional(ByInductor):
     One short compilation serves all blocks of a width; layers between the blocks run eagerly.
     """
 
-    mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
+    mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     """Mode of `torch.compile`, except the modes that would record a CUDA graph for each small block."""
     fullgraph: bool = True
     """Whether a graph break raises an error."""
@@ -250,7 +250,7 @@ class InductorDynamic(ByInductor):
         ),
     )
 
-    mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
+    mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     """Mode of `torch.compile`, except the modes that would record a CUDA graph for each shape."""
 
     @override

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from math import cos, sin
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from typing_extensions import override
 
 from sdopt.measure import compilation
-from sdopt.options import Assumption, Context, Finding, Proof, Trace, bounded
+from sdopt.options import Assumption, Context, Finding, Proof, Trace
 from sdopt.options.assumptions import usual_guidance
 from sdopt.options.base import Inputs
 from sdopt.options.compiler.base import Compiler, replace_modules, unfit_for_inductor
@@ -47,7 +47,7 @@ class WholeStep(Compiler):
 
     assumes: ClassVar[tuple[Assumption, ...]] = (usual_guidance,)
 
-    mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
+    mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     """Mode of `torch.compile`."""
 
     @override

@@ -195,7 +195,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["precision=nope"], "precision=nope: unknown option; "),
+            (["precision=nope"], "precision=nope: "),
             (["--quick", "--save", "hardware/mine.yaml"], "--save: needs measured ceilings"),
             (["--save", "mine.yaml"], "must be in a folder called hardware"),
             (["--matrix", "--save", "hardware/mine.yaml"], "--save: cannot be combined with --matrix"),
@@ -342,6 +342,7 @@ class TestShown:
 
 
 @pytest.mark.usefixtures("few_options")
+@pytest.mark.slow
 def test_matrix_reads_records_and_says_it_as_json(finished: Finished, tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     shutil.copy(finished.folder / "result.json", tmp_path / "records")

@@ -285,6 +285,7 @@ class TestAMeasurementOfOnesOwn:
             pytest.param(("precision=fp32",), 1.01, marks=pytest.mark.slow),
         ],
     )
+    @pytest.mark.slow
     def test_narrows_predictions_and_holds_what_was_measured(self, options: tuple[str, ...], seconds: float) -> None:
         blind = plan(*self.WORK, *options).iloc[0]
         told = plan(*self.WORK, *options, f"plan.measured={ROOT / self.H200}").iloc[0]
@@ -293,6 +294,7 @@ class TestAMeasurementOfOnesOwn:
         assert told["low"] < seconds < told["high"]
 
 
+@pytest.mark.slow
 def test_this_machine_more_work_takes_longer_and_compilers_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

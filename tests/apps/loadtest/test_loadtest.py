@@ -48,6 +48,7 @@ def _none(_: object) -> None:
 
 
 class TestTheCommand:
+    @pytest.mark.slow
     def test_compares_policies_and_leaves_out_a_row_that_cannot_be_served(self, tmp_path: Path) -> None:
         fakes = Fakes({"precision=bf16": failing(Status.OUT_OF_MEMORY)}, render_s=0.02)
         work = ("precision=bf16", "workload.batch_size=[1,2]", "load.replicates=2", "load.rates=[40]")

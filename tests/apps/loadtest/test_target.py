@@ -71,6 +71,7 @@ def strict() -> Iterator[Strict]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_key_reaches_the_server_and_no_file(strict: Strict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     site = f"url=http://127.0.0.1:{strict.server_port}/openai/images/generations?api-version=1"

@@ -92,6 +92,7 @@ def served(composer: Composers, variant_of: Tiny) -> Callable[..., Served]:
 
 
 @pytest.mark.parametrize("name", SERVED)
+@pytest.mark.walk(1)
 def test_prompts_of_other_lengths_leave_an_image_as_it_is(served: Callable[..., Served], name: str) -> None:
     server = served(name)
     same = [None] * len(PROMPTS)

@@ -111,6 +111,7 @@ def test_a_call_says_how_each_part_ended_and_what_is_left(called: Finished) -> N
     assert "large: not run (needs at least 80000 s" in called.shown
 
 
+@pytest.mark.slow
 def test_options_that_were_proven_are_measured_once_more_with_intervals(tmp_path: Path) -> None:
     command = (
         *("gpu-suite", "device=cpu", "budget_s=600", f"parts.noise.overrides=[{TINY},protocol.replicates:3]"),

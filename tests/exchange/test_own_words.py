@@ -1,0 +1,248 @@
+"""What a program says of its images by names of its own is compared, and so is what sdopt's records say of its own."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from sdopt.errors import UsageError
+from sdopt.exchange.pairing import other_settings
+from sdopt.exchange.pictures import ImportedPicture, read_folder
+from sdopt.exchange.scores import export
+from sdopt.record.files import read_result, write_result
+from sdopt.report.notes import caveats_of
+from sdopt.statistics.summary import summary_of
+from tests.exchange.test_unlike_folders import judged, plain
+from tests.exchange.test_unlike_folders import web_ui as web_ui_folder
+from tests.exchange.test_unlike_settings import invokeai, node, novelai, read, web_ui
+from tests.fixtures import Finished
+from tests.records import reconfigure
+
+Chunks = Mapping[str, str]
+
+
+def swarm(**more: Any) -> Chunks:
+    values = {"prompt": "a harbour", "negativeprompt": "fog", "seed": 42, "steps": 30, "swarm_version": "0.9.6"}
+    return {"parameters": json.dumps({"sui_image_params": values | more})}
+
+
+def fooocus(**more: Any) -> Chunks:
+    values = {"prompt": "a harbour", "negative_prompt": "fog", "seed": "42", "steps": 30, "base_model": "xl"}
+    return {"parameters": json.dumps(values | {"metadata_scheme": "fooocus", "version": "Fooocus v2.5.5"} | more)}
+
+
+def draw_things(**more: Any) -> Chunks:
+    values = {"c": "a harbour", "uc": "fog", "seed": 42, "steps": 30, "v2": {"seedMode": 2, "id": 1} | more}
+    return {"Comment": json.dumps(values)}
+
+
+def comfy(*, guide: Chunks | None = None, second: float | None = None, ends: int = 10000) -> Chunks:
+    graph: dict[str, Any] = {
+        "1": node("CheckpointLoaderSimple", ckpt_name="m.safetensors"),
+        "2": node("CLIPTextEncode", text="a harbour", clip=["1", 1]),
+        "3": node("CLIPTextEncode", text="fog", clip=["1", 1]),
+        "4": guide or node("Reroute", model=["1", 0]),
+        "5": node("KSamplerAdvanced", noise_seed=42, steps=30, end_at_step=ends, model=["4", 0], positive=["2", 0],
+                  negative=["3", 0]),
+    }  # fmt: skip
+    if second is not None:
+        inputs = {"seed": 1, "steps": 12, "denoise": second, "model": ["4", 0]}
+        inputs |= {"positive": ["2", 0], "negative": ["3", 0], "latent_image": ["5", 0]}
+        graph["6"] = node("KSampler", **inputs)
+    return {"prompt": json.dumps(graph)}
+
+
+FREE_U = node("FreeU_V2", b1=1.3, b2=1.4, s1=0.9, s2=0.2, model=["1", 0])
+
+UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
+    "A1111, faces restored": (
+        web_ui("Version: v1.9"),
+        web_ui("Face restoration: CodeFormer, Version: v1.9"),
+        "Face restoration codeformer (baseline none)",
+    ),
+    "A1111, tiling": (web_ui("Version: v1.9"), web_ui("Tiling: True, Version: v1.9"), "Tiling true"),
+    "A1111, guidance of the second pass": (
+        web_ui("Hires CFG Scale: 4, Version: v1.9"),
+        web_ui("Hires CFG Scale: 8, Version: v1.9"),
+        "Hires CFG Scale 8 (baseline 4)",
+    ),
+    "A1111, brackets without normalisation": (
+        web_ui("Emphasis: No norm, Version: v1.9"),
+        web_ui("Version: v1.9"),
+        "Emphasis none (baseline no norm)",
+    ),
+    "A1111, an extension": (
+        web_ui("Dynamic thresholding enabled: True, Mimic scale: 7, Version: v1.9"),
+        web_ui("Dynamic thresholding enabled: True, Mimic scale: 10, Version: v1.9"),
+        "Mimic scale 10 (baseline 7)",
+    ),
+    "A1111, a decoder in place of the VAE": (
+        web_ui("VAE Decoder: TAESD, Version: v1.9"),
+        web_ui("Version: v1.9"),
+        "VAE Decoder none (baseline taesd)",
+    ),
+    "InvokeAI, seamless": (invokeai(), invokeai(seamless_x=True), "seamless_x true (baseline none)"),
+    "InvokeAI, a prompt for the style": (
+        invokeai(positive_style_prompt="oil"),
+        invokeai(positive_style_prompt="ink"),
+        "positive_style_prompt ink (baseline oil)",
+    ),
+    "InvokeAI, an IP-Adapter": (
+        invokeai(ipAdapters=[{"weight": 1, "image": {"image_name": "a.png"}}]),
+        invokeai(),
+        "ipAdapters none (baseline",
+    ),
+    "SwarmUI, how it refines": (
+        swarm(refinermethod="PostApply"),
+        swarm(refinermethod="StepSwap"),
+        "refinermethod stepswap (baseline postapply)",
+    ),
+    "SwarmUI, FreeU": (swarm(freeublockone=1.1), swarm(), "freeublockone none (baseline 1.1)"),
+    "Fooocus, sharpness": (fooocus(sharpness=2.0), fooocus(sharpness=10.0), "sharpness 10 (baseline 2)"),
+    "Fooocus, styles": (fooocus(styles="['V2']"), fooocus(styles="[]"), "styles none (baseline ['v2'])"),
+    "Draw Things, how seeds are used": (draw_things(), draw_things(seedMode=0), "seedMode none (baseline 2)"),
+    "Draw Things, sharpness": (draw_things(sharpness=3), draw_things(), "sharpness none (baseline 3)"),
+    "NovelAI, thresholds": (
+        novelai("XL"),
+        {**novelai("XL"), "Comment": novelai("XL")["Comment"].replace('"uc"', '"dynamic_thresholding": true, "uc"')},
+        "dynamic_thresholding true (baseline none)",
+    ),
+    "ComfyUI, FreeU": (comfy(), comfy(guide=FREE_U), "guides freeu_v2(b1=1.3"),
+    "ComfyUI, a second pass": (comfy(), comfy(second=0.5), "later passes 12 steps at 0.5 (baseline none)"),
+    "ComfyUI, another second pass": (comfy(second=0.3), comfy(second=0.5), "later passes 12 steps at 0.5 (baseline 12"),
+    "ComfyUI, a sampler that ends early": (comfy(), comfy(ends=20), "last step 20 (baseline none)"),
+}
+
+
+def pictures(folder: Path, *sides: Chunks) -> list[list[ImportedPicture]]:
+    return [[ImportedPicture(folder / "a.png", read(folder, chunks))] for chunks in sides]
+
+
+@pytest.mark.parametrize("situation", UNLIKE)
+def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
+    *both, said = UNLIKE[situation]
+    first, second = pictures(tmp_path, *both)
+    assert first[0].made_from == second[0].made_from == ("a harbour", "fog", 42)
+    words = other_settings(first, second)
+    assert len(words) == 1
+    assert words[0].startswith(said)
+    again, _ = pictures(tmp_path, *both)
+    assert other_settings(first, again) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (web_ui("Token merging ratio: 0.5, NGMS: 0.2, Version: v1.9"), web_ui("Version: v1.9")),
+        (web_ui("FP8 weight: Enable, Version: v1.9"), web_ui("Version: v1.9")),
+        (web_ui("Time: 3.2 sec, User: a, Batch pos: 1, Version: v1.9"), web_ui("Time: 9 sec, User: b, Version: v1.9")),
+        (web_ui("Face restoration: , CFG Rescale φ: 0, Version: v1.3"), web_ui("Version: v1.3")),
+        (web_ui("Pad conds: True, Emphasis: No norm, Version: v1.9"), web_ui("Version: v1.10")),
+        (web_ui("ADetailer version: 24.8, Version: v1.9"), web_ui("ADetailer version: 24.9, Version: v1.9")),
+        (web_ui("Sharpness: 3"), invokeai(steps=30, cfg_scale=7, sharpness=9)),
+        (swarm(date="2025-01-01", generation_time="3 s", images=4), swarm(date="2026-01-01", generation_time="9 s")),
+        (comfy(), comfy(guide=node("TorchCompileModel", backend="inductor", model=["1", 0]))),
+    ],
+    ids=[
+        *("options of speed", "weights in 8 bits", "times and users", "what is off", "a version that says less"),
+        "an extension's version",
+        *("two programs", "dates", "ComfyUI, a compiler"),
+    ],
+)
+def test_options_times_and_versions_are_no_difference(tmp_path: Path, one: Chunks, other: Chunks) -> None:
+    assert other_settings(*pictures(tmp_path, one, other)) == []
+
+
+def test_what_is_meant_is_named_as_the_program_names_it(tmp_path: Path) -> None:
+    base = web_ui_folder(tmp_path / "base")
+    other = web_ui_folder(tmp_path / "other", **{"Face restoration": "CodeFormer"})
+    assert judged(base, other).candidates[0].unlike == ["Face restoration codeformer (baseline none)"]
+    assert judged(base, other, changes="face restoration").candidates[0].unlike == []
+    with pytest.raises(UsageError, match=r"--changes speed: unknown setting; choose from .*Face restoration"):
+        judged(base, other, changes="speed")
+
+
+def test_images_of_a_run_are_what_its_record_says(finished: Finished, tmp_path: Path) -> None:
+    """The folders of two runs, without a table beside the images: the record lies two folders above."""
+    runs = []
+    for name, steps in (("one", None), ("other", 7)):
+        run = tmp_path / name
+        result = read_result(finished.folder)
+        for row in result.variants:
+            if steps:
+                reconfigure(row, "workload", steps=steps)
+            for record in row.images:
+                (run / record.path).parent.mkdir(parents=True, exist_ok=True)
+                (run / record.path).write_bytes((finished.folder / record.path).read_bytes())
+        write_result(result, run)
+        runs.append(run / Path(result.variant(result.baseline).images[0].path).parent)
+    first, second = (read_folder(folder) for folder in runs)
+    assert first[0].prompt == finished.result.variants[0].images[0].prompt
+    before = finished.result.config.workload.steps
+    assert other_settings(first, second) == [f"steps 7 (baseline {before})"]
+    (runs[0].parent.parent / "result.json").write_text("{")  # damaged: it says nothing
+    assert other_settings(read_folder(runs[0]), second) == []
+
+
+def test_what_a_run_exports_tells_models_sizes_and_loras_apart(finished: Finished, tmp_path: Path) -> None:
+    option = {"_target_": "sdopt.options.lora.Fused", "path": "mine.safetensors", "weight_name": None, "scale": 0.5}
+    folders = []
+    for name in ("one", "other"):
+        result = read_result(finished.folder)
+        row = result.variant(result.baseline)
+        if name == "other":
+            row.config = replace(row.config, options={**row.config.options, "lora": option})
+            row.inputs = {**row.inputs, "model": "0123456789abcdef"}
+            reconfigure(row, "scheduler", options={"use_karras_sigmas": True})
+        export(result, finished.folder, tmp_path / name)
+        folders.append(tmp_path / name / "baseline")
+    words = other_settings(*(read_folder(folder) for folder in folders))
+    assert [word.partition(" (")[0] for word in words] == [
+        "schedule karras",
+        "model hash 0123456789abcdef",
+        "LoRA mine:0.5",
+    ]
+
+
+def test_two_programs_are_said_and_one_is_not(tmp_path: Path) -> None:
+    """The same seed is other noise in another program, and brackets in a prompt weigh otherwise."""
+    base, other = web_ui_folder(tmp_path / "base"), web_ui_folder(tmp_path / "other")
+    assert not any("Two programs" in note for note in caveats_of(summary_of(judged(base, other))))
+    for file in other.iterdir():
+        seed = int(file.stem)
+        graph = {"1": node("KSampler", seed=seed, steps=30, positive=["2", 0], negative=["3", 0])}
+        graph |= {"2": node("CLIPTextEncode", text="a harbour, dusk"), "3": node("CLIPTextEncode", text="fog")}
+        info = PngInfo()
+        info.add_text("prompt", json.dumps(graph))
+        Image.open(file).save(file, pnginfo=info)
+    notes = [*caveats_of(summary_of(judged(base, other)))]
+    assert any("baseline's images are by A1111, other by ComfyUI" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("gpu", ("RTX 4090", "RTX 3090"), ["times.csv: gpu rtx 3090 (baseline rtx 4090)"]),
+        ("batch_size", (1, 4), ["times.csv: batch_size 4 (baseline 1)"]),
+        ("num_inference_steps", (30, 20), ["times.csv: num_inference_steps 20 (baseline 30)"]),
+        ("torch", ("2.4", "2.4"), []),
+        ("watts", (300, 200), []),
+        ("steps", (30, "30.0"), []),
+    ],
+)
+def test_tables_of_times_tell_of_machines_and_batches(
+    tmp_path: Path, column: str, values: tuple[Any, Any], said: list[str]
+) -> None:
+    folders = [plain(tmp_path / name) for name in ("base", "other")]
+    for folder, value in zip(folders, values, strict=True):
+        rows = [f"{number:05d}.png,{1 + number / 100},{value}" for number in range(8)]
+        (folder / "times.csv").write_text("\n".join([f"file,seconds,{column}", *rows]))
+    assert judged(*folders).candidates[0].unlike == said
+    meant = "steps" if column == "num_inference_steps" else column
+    if said:
+        assert judged(*folders, changes=meant).candidates[0].unlike == []

@@ -1,0 +1,62 @@
+"""Programs of the packaged transformer, by the same measure: the image that a worker made, in plain diffusers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sdopt.config.paths import CONF
+from tests.fixtures import CPU, Composers
+from tests.programs.test_programs import _options, _word, made, of
+
+DIT = "model=emoji_dit"
+
+SITUATIONS = {
+    "as it is": "",
+    "negative prompts of a file": "workload.prompts={files}/prompts.csv workload.guidance_scale=4",
+    "a negative prompt and a cache": "workload.negative_prompt=grey workload.guidance_scale=4 caching=first_block",
+    "half precision and joined projections": "precision=bf16 attention=fused_qkv",
+    "a picture": "task=img2img task.strength=0.7 workload.steps=6 attention=math",
+    "a picture and a mask": "task=inpaint task.strength=0.7 workload.steps=6",
+    "a batch of several images": "workload.batch_size=2 workload.images_per_prompt=2 grad_mode=inference_mode",
+    "another scheduler": "scheduler=flow_unipc precision=bf16 workload.steps=4",
+    "embeddings in advance": "memory=[precomputed_embeddings] workload.seed=77",
+    "tiles": "workload.size=128 memory=[vae_tiling,vae_slicing] workload.batch_size=2",
+    "noise of a file": "workload.latents={files}/noise.safetensors",
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("größer als sonst")
+    (folder / "prompts.csv").write_text('prompt,negative_prompt\n"it\'s ""big""","blurry, grey"\na blue fish,red\n')
+    save_file({"noise": torch.randn((1, 8, 8, 8))}, folder / "noise.safetensors")
+    return folder
+
+
+def draws(composer: Composers, folder: Path, *words: str) -> None:
+    torch._dynamo.reset()
+    variant = of(composer, DIT, *words)
+    if conflicts := variant.conflicts(CPU):
+        pytest.skip("; ".join(conflicts))
+    found, program = made(variant, folder)
+    assert program.draws, f"{program.reason}\n{found.text}"
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_draws_what_was_measured(composer: Composers, files: Path, tmp_path: Path, situation: str) -> None:
+    draws(composer, tmp_path, *(_word(word, files) for word in SITUATIONS[situation].split()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", _options())
+def test_every_option(composer: Composers, tmp_path: Path, option: str) -> None:
+    draws(composer, tmp_path, option, "workload.steps=10")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("scheduler", [path.stem for path in sorted((CONF / "scheduler").glob("*.yaml"))])
+def test_every_scheduler(composer: Composers, tmp_path: Path, scheduler: str, precision: str) -> None:
+    draws(composer, tmp_path, f"scheduler={scheduler}", f"precision={precision}", "workload.steps=4")
