@@ -1,12 +1,13 @@
 """caching: cache-dit's DBCache, which skips the blocks in the middle while the first ones add nearly the same."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from pydantic import Field
 from typing_extensions import override
 
 from sdopt.errors import UsageError
-from sdopt.options import Assumption, Context, Finding, Proof, Trace, bounded
+from sdopt.options import Assumption, Context, Finding, Proof, Trace
 from sdopt.options.assumptions import one_call_a_step, own_blocks
 from sdopt.options.base import Need
 from sdopt.options.caching import Caching
@@ -30,17 +31,17 @@ class DualBlockCache(Caching):
     saves_operations: ClassVar[bool | None] = None
     idle: ClassVar[str] = "all of {steps} steps are among the first caching.warmup={self.warmup}"
 
-    first_blocks: int = bounded(1, ge=1, le=1000)
+    first_blocks: Annotated[int, Field(ge=1, le=1000)] = 1
     """Number of blocks at the start that run in each step, and by which the others are skipped (F)."""
-    last_blocks: int = bounded(0, ge=0, le=1000)
+    last_blocks: Annotated[int, Field(ge=0, le=1000)] = 0
     """Number of blocks at the end that run in each step (B)."""
-    threshold: float = bounded(0.08, gt=0, lt=1)
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.08
     """The change of what the first blocks add, relative to its mean, from which the others run again."""
-    warmup: int = bounded(8, ge=1, le=1000)
+    warmup: Annotated[int, Field(ge=1, le=1000)] = 8
     """Number of steps at the start that skip nothing."""
-    most: int | None = bounded(None, ge=1, le=1000)
+    most: Annotated[int, Field(ge=1, le=1000)] | None = None
     """The most steps in a row that skip blocks; null sets no limit."""
-    order: int | None = bounded(None, ge=1, le=5)
+    order: Annotated[int, Field(ge=1, le=5)] | None = None
     """Order of a Taylor series that extrapolates what the skipped blocks would add; null adds what they added last."""
 
     @property

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import override
 
 from sdopt.errors import UsageError
-from sdopt.options import Assumption, Context, Finding, Proof, Trace, bounded
+from sdopt.options import Assumption, Context, Finding, Proof, Trace
 from sdopt.options.assumptions import one_call_a_step, own_blocks
 from sdopt.options.caching import Caching, on_transformer
 from sdopt.pipelines.loading import LoadedModel, family_of
@@ -89,12 +89,12 @@ class MagCache(Caching):
 
     path: str | None = None
     """The file of ratios; null is one that comes with sdopt. `sdopt calibrate --magnitudes` writes it."""
-    threshold: float = bounded(0.06, gt=0, le=10)
+    threshold: Annotated[float, Field(gt=0, le=10)] = 0.06
     """The error, added up since the blocks ran, up to which they are skipped: how far the product of the ratios since
     then is from 1."""
-    max_skip_steps: int = bounded(3, ge=1, le=1000)
+    max_skip_steps: Annotated[int, Field(ge=1, le=1000)] = 3
     """The most steps in a row that skip them."""
-    retention_ratio: float = bounded(0.2, ge=0, lt=1)
+    retention_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of the steps, at the start, that skip nothing."""
     measure: bool = False
     """Whether to run all blocks and measure the ratios: `sdopt calibrate --magnitudes` sets it."""

@@ -143,7 +143,6 @@ SITUATIONS = {
     "embeddings in advance": "memory=[precomputed_embeddings] workload.negative_prompt=grey",
     "a key of a default": "layout.memory_format=channels_last grad_mode.mode=inference_mode",
     "tiles of a size": "workload.size=128 memory=[vae_tiling,vae_slicing] memory.vae_tiling.tile_size=64 workload.batch_size=2",  # noqa: E501
-    "steps skipped by measured ratios": "model=emoji_dit caching=magcache caching.threshold=0.1 workload.steps=25",
     "random weights": "model=emoji model.weights=random attention=vanilla",
 }
 
