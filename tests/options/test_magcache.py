@@ -18,6 +18,7 @@ from sdopt.options.caching import WholeSteps
 from sdopt.options.magcache import FOLDER, MagCache, Magnitudes, magnitudes_as_json, read_magnitudes
 from sdopt.reference import MODEL
 from sdopt.schema import Model
+from tests.command import sdopt
 from tests.fixtures import CPU, Compose
 from tests.options.applied import PROMPTS, STEPS, Applied, context_of, far
 from tests.pipelines.tiny import TINY, tiny
@@ -155,3 +156,18 @@ def test_the_ratios_of_a_program_s_own_pipeline_are_found_by_its_weights(ratios:
     assert MagCache(path=str(ratios("flux"))).lacking(known) == []
     assert MagCache().lacking(known), "none that come with sdopt are of these weights"
     assert isinstance(known.model, Model)
+
+
+@pytest.mark.slow
+def test_the_command_writes_what_the_option_reads(tmp_path: Path, variant: Compose) -> None:
+    file = tmp_path / "ratios.json"
+    work = ("model=emoji_dit", "workload.steps=4")
+    finished = sdopt(tmp_path, "calibrate", "--magnitudes", *work, "hardware.exclusive=false", "--output", str(file))
+    assert finished.code == 0, finished.err
+    measured = read_magnitudes(file)
+    assert [len(ratios) for ratios in measured.ratios] == [4, 4], "for each branch of guidance"
+    assert (measured.steps, measured.images, measured.guidance_scale) == (4, 8, 3.0)
+    options = ("caching=magcache", f"caching.path={file}", "caching.threshold=10")
+    assert not variant(*work, *options).conflicts(CPU)
+    [reason] = variant("model=emoji_dit", "workload.steps=5", *options).conflicts(CPU)
+    assert "are of 4" in reason

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
 
@@ -44,7 +43,7 @@ def test_what_is_refused_still_is(name: str) -> None:
     kept = walk.read()
     for chosen, (axis, option) in walk.every_option().items():
         outcome = kept.get(chosen, {}).get(name)
-        if outcome is None or find_spec(walk.ALONE.get(chosen, "sdopt")) is None:
+        if outcome is None or not walk.is_installed(chosen):
             continue
         context = walk.context_on_card(pipe, {axis: option}, walk.batch_of(chosen))
         reasons = [*option.obstacles(context), *option.broken(pipe)]
@@ -61,6 +60,6 @@ def test_what_is_refused_still_is(name: str) -> None:
 def test_every_option_does_what_the_table_says(name: str) -> None:
     kept = walk.read()
     for _, option, cell in walk.walked([name]):
-        if find_spec(walk.ALONE.get(option, "sdopt")) is None:
+        if not walk.is_installed(option):
             continue
         assert cell.outcome == kept[option][name].outcome, (option, cell.why)

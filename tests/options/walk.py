@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,11 @@ SIGNS = {
 }
 
 
-ALONE = {"caching=dbcache": "cache_dit"}
-"""Options that take one prompt a call, and the packages that they need; they are not tried with two in a batch."""
+ALONE = {"caching=dbcache"}
+"""Options that take one prompt a call, so that they are not tried with two in a batch."""
+
+PACKAGES_OF = {"caching=dbcache": "cache_dit", "precision=nf4_bitsandbytes": "bitsandbytes"}
+"""Packages that options need, and that may not be installed where the table is checked."""
 
 
 def chosen_options() -> list[tuple[str, str]]:
@@ -144,6 +148,11 @@ def measured_ratios(pipe: Any, call: Mapping[str, Any], folder: Path) -> Path:
     file = folder / "ratios.json"
     file.write_bytes(magnitudes_as_json(Magnitudes("tiny", 6, **report.evidence[0].facts)))
     return file
+
+
+def is_installed(chosen: str) -> bool:
+    """Returns whether the package that an option needs is there."""
+    return chosen not in PACKAGES_OF or find_spec(PACKAGES_OF[chosen]) is not None
 
 
 def batch_of(chosen: str) -> int:
