@@ -16,9 +16,6 @@ from . import Arguments, end_with_code
 
 if TYPE_CHECKING:
     from sdopt.apps.doctor.diagnosis import Diagnosis
-    from sdopt.apps.doctor.matrix import MatrixCell
-    from sdopt.config.composer import HydraComposer
-    from sdopt.hardware.device import Device
     from sdopt.worker.forkserver import StartContext
     from sdopt.worker.machine import Machine
 
@@ -37,19 +34,6 @@ def main(argv: list[str]) -> int:
     parser.add_config_dir()
     parser.add_argument("--quick", action="store_true", help="skip measuring the ceilings, which takes some seconds")
     parser.add_argument("--all", action="store_true", help="say of each option what it needs or why it does not run")
-    parser.add_argument(
-        "--matrix",
-        action="store_true",
-        help="print the state of each option, model and task instead of the diagnosis: pass, fail or cannot run, by "
-        "the records; impossible, with the reason; or not judged",
-    )
-    parser.add_argument(
-        "--records",
-        type=Path,
-        default=None,
-        metavar="FOLDER",
-        help="folder with results as evidence of what options do [outputs/records]",
-    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON, raw samples included")
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="write the ceilings as a data sheet: my_conf/hardware/NAME.yaml"
@@ -65,7 +49,7 @@ def main(argv: list[str]) -> int:
 def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     from sdopt.apps.doctor.diagnosis import diagnose
     from sdopt.apps.doctor.options import check_options
-    from sdopt.apps.doctor.tables import brief_tables, matrix_table, tables
+    from sdopt.apps.doctor.tables import brief_tables, tables
     from sdopt.config.command import add_working_folder
     from sdopt.config.composer import composer_of
     from sdopt.config.groups import data_sheets, optimization_options
@@ -80,16 +64,6 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
         machine, context, planned = _machine(composer.current.hardware, context)
         _require_ceilings(arguments, planned)
         print_problems(machine.warnings)
-        if arguments.matrix:
-            with console.status("asking every option"):
-                cells = _matrix(arguments, composer, machine.device)
-            if arguments.json:
-                print(
-                    json.dumps({"device": asdict(machine.device), "cells": [asdict(cell) for cell in cells]}, indent=1)
-                )
-            else:
-                console.print(matrix_table(cells, machine.device))
-            return 0
         with console.status("asking the devices"):
             cards = in_process(context, list_cards, what="the CUDA devices")
             options = check_options(composer, optimization_options(arguments.config_dir), machine.device, data_sheets())
@@ -108,20 +82,6 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     if arguments.save:
         _save(found, arguments.save)
     return 0
-
-
-def _matrix(arguments: argparse.Namespace, composer: "HydraComposer", device: "Device") -> "list[MatrixCell]":
-    """Returns what is known of each option with each model and task on a device."""
-    from sdopt.apps.doctor.matrix import RECORDS, Matrix, records_in, shown_in
-    from sdopt.config.groups import data_sheets, optimization_options
-    from sdopt.config.paths import options_of
-
-    own, sheets = arguments.config_dir, data_sheets()
-    if arguments.records and not arguments.records.is_dir():
-        raise UsageError(f"--records {arguments.records}: no such folder")
-    shown = shown_in(records_in(arguments.records or RECORDS), sheets)
-    matrix = Matrix(composer, optimization_options(own), options_of("model", own), options_of("task", own))
-    return matrix.cells(device, shown, sheets)
 
 
 def _machine(hardware: Hardware, context: "StartContext") -> "tuple[Machine, StartContext, bool]":
@@ -144,10 +104,6 @@ def _machine(hardware: Hardware, context: "StartContext") -> "tuple[Machine, Sta
 
 def _require_ceilings(arguments: argparse.Namespace, planned: bool) -> None:
     """Raises UsageError if `--save` has nothing to save or no folder for it, or if a flag would have no effect."""
-    if arguments.save and arguments.matrix:
-        raise UsageError("--save: cannot be combined with --matrix, which measures no ceilings")
-    if arguments.records and not arguments.matrix:
-        raise UsageError("--records: only applies to --matrix")
     if arguments.save and (planned or arguments.quick):
         raise UsageError("--save: needs measured ceilings; leave out --quick, and choose a device of this machine")
     if arguments.save and arguments.save.absolute().parent.name != "hardware":

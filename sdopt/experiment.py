@@ -43,8 +43,8 @@ from sdopt.report.answer import answer_shown
 from sdopt.report.header import announce, show_plan
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.study.ahead import LEAST_REPORT_S
+from sdopt.study.cost import cost_of
 from sdopt.study.designs import Plan
-from sdopt.study.forecast import forecast
 from sdopt.study.plan import plan_result, refused, require_room, require_same_task, runnable_of
 from sdopt.study.progress import Progress
 from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
@@ -222,7 +222,7 @@ class Experiment:
     def _foretell(self, plan: Plan, result: StudyResult, machine: Machine) -> None:
         """Says what a study would measure, and what it would take as far as that is known."""
         measured = [*runnable_of(plan, result), plan.baseline]  # the baseline is measured twice
-        cost = forecast(measured, result, Path("outputs"))
+        cost = cost_of(measured, result, Path("outputs"))
         told: list[str] = []
         if machine.sheet is not None or (cost.seconds is None and not machine.device.is_cuda):
             told = lines_of(plan.variants, machine, self.context)

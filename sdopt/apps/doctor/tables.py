@@ -1,6 +1,5 @@
 """Shows a diagnosis as tables for the terminal, and as a data sheet."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from sdopt.apps.doctor.diagnosis import Diagnosis
-from sdopt.apps.doctor.matrix import MatrixCell, State, grouped
 from sdopt.apps.doctor.options import OptionReport
 from sdopt.errors import UsageError
 from sdopt.hardware.ceilings import COPY, Ceiling
@@ -165,23 +163,6 @@ def _options_table(found: Diagnosis) -> Table:
         table.add_row(report.group if report.group != before else "", escape(report.option), runs, escape(text))
         before = report.group
     return table
-
-
-def matrix_table(cells: Sequence[MatrixCell], device: Device) -> Group:
-    """Returns every option × model × task as a table, in which equal rows are merged."""
-    table = _table(f"options × models × tasks on {escape(device.name)}", "option", "model", "task", "")
-    colours = {State.PROVEN: "green", State.REFUTED: "yellow", State.FAILED: "red", State.IMPOSSIBLE: "red"}
-    counted = Counter(cell.state for cell in cells)
-    by_option: dict[str, dict[tuple[str, str], MatrixCell]] = {}
-    for cell in cells:
-        by_option.setdefault(f"{cell.group}={cell.option}", {})[cell.model, cell.task] = cell
-    for option, found in by_option.items():
-        shown, styles = option, {cell.text: colours.get(cell.state, "") for cell in found.values()}
-        for models, tasks, text in grouped({key: cell.text for key, cell in found.items()}):
-            table.add_row(shown, models, tasks, Text(text, styles[text], overflow="fold"))
-            shown = ""
-    counts = ", ".join(f"{counted[state]} {state}" for state in State)
-    return Group(table, Text(f"  {len(cells)} cells: {counts}"))
 
 
 def sheet_yaml(found: Diagnosis) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
@@ -18,7 +17,7 @@ from rich.console import Console
 from sdopt.apps.doctor.diagnosis import Diagnosis, diagnose
 from sdopt.apps.doctor.matrix import Key, Matrix, MatrixCell, Shown, State, grouped, shown_in
 from sdopt.apps.doctor.options import OptionReport, check_options
-from sdopt.apps.doctor.tables import brief_tables, matrix_table, sheet_yaml, tables
+from sdopt.apps.doctor.tables import brief_tables, sheet_yaml, tables
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets, optimization_options
 from sdopt.config.paths import CONF
@@ -198,9 +197,6 @@ class TestCommand:
             (["precision=nope"], "precision=nope: "),
             (["--quick", "--save", "hardware/mine.yaml"], "--save: needs measured ceilings"),
             (["--save", "mine.yaml"], "must be in a folder called hardware"),
-            (["--matrix", "--save", "hardware/mine.yaml"], "--save: cannot be combined with --matrix"),
-            (["--matrix", "--records", "nowhere"], "--records nowhere: no such folder"),
-            (["--quick", "--records", "."], "--records: only applies to --matrix"),
         ],
     )
     def test_mistakes(self, tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -331,24 +327,3 @@ class TestShown:
         assert list(grouped(dict.fromkeys(keys, "s"))) == [("all", "all", "s")]
         found = grouped(dict.fromkeys(keys, "s") | {("a", "x"): "t"})
         assert list(found) == [("a", "x", "t"), ("a", "y", "s"), ("b", "all", "s")]
-
-    @pytest.mark.parametrize("width", [80, 120])
-    def test_fits_the_terminal(self, matrix: Matrix, width: int) -> None:
-        out = StringIO()
-        Console(file=out, width=width).print(matrix_table(list(cells(matrix, CPU).values()), CPU))
-        assert max(map(len, out.getvalue().splitlines())) <= width
-        said = " ".join(out.getvalue().split())
-        assert "16 cells: 0 pass, 0 fail, 0 cannot run, 10 not judged, 6 impossible" in said
-
-
-@pytest.mark.usefixtures("few_options")
-@pytest.mark.slow
-def test_matrix_reads_records_and_says_it_as_json(finished: Finished, tmp_path: Path) -> None:
-    (tmp_path / "records").mkdir()
-    shutil.copy(finished.folder / "result.json", tmp_path / "records")
-    done = sdopt(tmp_path, "doctor", "--matrix", "--json", "--records", "records", "hardware=cpu")
-    assert done.code == 0, done.err
-    found = json.loads(done.out)["cells"]
-    [cell] = [c for c in found if (c["option"], c["model"], c["task"]) == ("bf16", "emoji", "txt2img")]
-    assert cell["state"] in ("pass", "fail")
-    assert {c["model"] for c in found} >= {"emoji", "sd15", "sdxl"}
