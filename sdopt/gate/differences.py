@@ -16,6 +16,10 @@ _OF_OPTIONS = ("contents of options", "contents of parts")
 """The code of a user's own options, and the files that options read: what they are is a choice of the variant."""
 
 
+_OF_IMAGES = "contents of images"
+"""What other programs made: images are what is compared, prompt by prompt."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """One reason why two results are not comparable; `waiver` names the waiver that allows it, "" if none does."""
@@ -218,7 +222,7 @@ def _inputs(
         if key not in of_study and not key.startswith((*CHOICES, *AMOUNT)):
             yield _against(key, *values)
     for key, values in _contents(now.inputs, then.inputs).items():
-        if key not in _OF_OPTIONS:
+        if key not in (*_OF_OPTIONS, _OF_IMAGES):
             yield _against(key, *values)
     for image, earlier in zip(now.images, then.images, strict=False):
         if (image.prompt, image.seed) != (earlier.prompt, earlier.seed):

@@ -18,6 +18,7 @@ from sdopt.statistics.bounds import differences
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, bounds_text
 from sdopt.statistics.objections import REPEATS
 from sdopt.statistics.reproduction import MEMORY, PublishedClaim, notes_of_published
+from sdopt.statistics.row_figures import stage_peaks
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import Summary
@@ -112,6 +113,26 @@ def _graphs_text(count: float | None) -> str:
     if count is None:
         return ""
     return f"{count:g} graph" if count == 1 else f"{count:g} graphs"
+
+
+def stage_memory_table(summary: Summary) -> Table | None:
+    """Returns the table of the peak memory of each stage, with all weights; None if none was measured."""
+    peaks_of: dict[str, dict[str, float]] = {}
+    stages: dict[str, None] = {}
+    for row in summary.first.values():
+        peaks = stage_peaks(row.variant)
+        if peaks and not row.variant.is_control:
+            peaks_of[row.name] = peaks
+            stages |= dict.fromkeys(peaks)
+    if not peaks_of:
+        return None
+    cells = []
+    for name, peaks in peaks_of.items():
+        texts = [gib_text(peaks[stage]) if stage in peaks else "" for stage in stages]
+        cells.append((name, *texts))
+    names = [stage.replace("_", " ") for stage in stages]
+    headings = ("variant", *(f"peak in {name}" for name in names))
+    return Table(headings, cells, headings[1:])
 
 
 def effects_table(summary: Summary) -> Table | None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sdopt.errors import UsageError
-from sdopt.schema import Section
+from sdopt.schema import Configured
 
 
 @dataclass(frozen=True)
-class PublishedTable(Section):
+class PublishedTable(Configured):
     """Figures of an article, by variant. A line holds one figure for each of `gpus`, as printed, with blanks between.
 
     `-` is no figure, `OOM` a run that ran out of memory, and `<3` something less than 3.
@@ -60,7 +60,7 @@ class PublishedTable(Section):
 
 
 @dataclass(frozen=True)
-class PublishedSetup(Section):
+class PublishedSetup(Configured):
     """What the figures were measured with, as far as the study's own configuration says it; null is not compared."""
 
     model: str | None = None
@@ -76,7 +76,7 @@ class PublishedSetup(Section):
 
 
 @dataclass(frozen=True)
-class Published(Section):
+class Published(Configured):
     """What an article says of the variants of a study."""
 
     article: str

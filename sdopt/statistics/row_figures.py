@@ -71,6 +71,15 @@ def stages_ms(variant: VariantResult) -> dict[str, float]:
     return means
 
 
+def stage_peaks(variant: VariantResult) -> dict[str, float]:
+    """Returns the peak of memory within each stage, in GiB."""
+    peaks: dict[str, float] = {}
+    for measurement in variant.measurements:
+        for stage, peak in measurement.stages_gib.items():
+            peaks[stage] = max(peak, peaks.get(stage, peak))
+    return peaks
+
+
 # Figures that each shape has ------------------------------------------------------------------------------------------
 
 
@@ -203,6 +212,8 @@ def main_figures(
     figures["latency/load_s"] = _median(load_s)
     for stage, value in row.stages_ms.items():
         figures[f"stage/{stage}_ms"] = value
+    for stage, peak in stage_peaks(variant).items():
+        figures[f"stage/{stage}_peak_gib"] = peak
     for name, score in row.scores.items():
         figures[f"quality/{name}"] = score.estimate
     if variant.quality or variant.trips:
