@@ -14,7 +14,7 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from sdopt import gate
-from sdopt.gate import paying, trust
+from sdopt.gate import comparability, paying, trust
 from sdopt.quality.metrics import FAMILIES
 from sdopt.record.verdicts import Payoff, Ruling, Verdict
 from sdopt.reference import PROMPTS, TRANSFORMER
@@ -117,7 +117,7 @@ def yaml_of(file: Path) -> dict[str, Any]:
 
 def _own_rules() -> set[str]:
     """Returns the names that the gate's code can give a ruling of its own, and its other strings."""
-    trees = [ast.parse(Path(module.__file__ or "").read_text()) for module in (trust, paying)]
+    trees = [ast.parse(Path(module.__file__ or "").read_text()) for module in (comparability, trust, paying)]
     return {
         node.value
         for tree in trees
