@@ -43,8 +43,8 @@ from sdopt.report.answer import answer_shown
 from sdopt.report.header import announce, show_plan
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.study.ahead import LEAST_REPORT_S
+from sdopt.study.cost import cost_of
 from sdopt.study.designs import Plan
-from sdopt.study.forecast import forecast
 from sdopt.study.plan import plan_result, refused, require_room, require_same_task, runnable_of
 from sdopt.study.progress import Progress
 from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
@@ -141,6 +141,7 @@ class Experiment:
         console: prints progress and tables.
         brief: whether to skip tables and reports, because another program reads the result.
         command: the command that runs the study, as recorded in the result.
+        deadline: when the study ends with what is measured, in seconds of the monotonic clock.
         ready: called before the study prints for the first time, to end the display of its start.
     """
 
@@ -152,6 +153,7 @@ class Experiment:
     console: Console = field(default_factory=terminal)
     brief: bool = False
     command: Sequence[str] = ()
+    deadline: float = math.inf
     ready: Callable[[], None] = lambda: None
 
     @property
@@ -201,14 +203,21 @@ class Experiment:
             end, summary = self._conclusion, None
             try:
                 with Progress(self.console, self.timeline, self.brief) as progress:
-                    workers = partial(WorkerProcess, self.context, machine.device, self.config.protocol.timeout_s)
+                    workers = partial(
+                        WorkerProcess,
+                        self.context,
+                        machine.device,
+                        self.config.protocol.timeout_s,
+                        deadline=self.deadline,
+                    )
                     run_study(plan, result, machine, workers, self.folder, progress)
-                self.timeline.enter("quality and verdicts")
-                start_ahead(self.config.tracking)
-                end.evaluate(result, machine.device.torch_name)
-                end.judge(result)
-                summary = self._with_commands(result, plan)
-                end.run_programs(summary, plan.variants, machine.device, self._left_s)
+                if time.monotonic() < self.deadline:
+                    self.timeline.enter("quality and verdicts")
+                    start_ahead(self.config.tracking)
+                    end.evaluate(result, machine.device.torch_name)
+                    end.judge(result)
+                    summary = self._with_commands(result, plan)
+                    end.run_programs(summary, plan.variants, machine.device, self._left_s)
             finally:
                 summary = summary or summary_of(result)
                 self.timeline.enter("table and pictures")
@@ -222,7 +231,7 @@ class Experiment:
     def _foretell(self, plan: Plan, result: StudyResult, machine: Machine) -> None:
         """Says what a study would measure, and what it would take as far as that is known."""
         measured = [*runnable_of(plan, result), plan.baseline]  # the baseline is measured twice
-        cost = forecast(measured, result, Path("outputs"))
+        cost = cost_of(measured, result, Path("outputs"))
         told: list[str] = []
         if machine.sheet is not None or (cost.seconds is None and not machine.device.is_cuda):
             told = lines_of(plan.variants, machine, self.context)

@@ -12,7 +12,7 @@ from sdopt.report.terminal import shown
 from sdopt.statistics.words import gib_text
 
 if TYPE_CHECKING:
-    from sdopt.study.forecast import Forecast
+    from sdopt.study.cost import Cost
 
 _PACKAGES = ("torch", "diffusers")
 
@@ -39,13 +39,13 @@ def announce(result: StudyResult, console: Console) -> None:
             console.print(f"not measured: {row.name}: {row.reason}", style="dim", markup=False, highlight=False)
 
 
-def show_plan(result: StudyResult, expected: "Forecast", console: Console) -> None:
+def show_plan(result: StudyResult, expected: "Cost", console: Console) -> None:
     """Prints the variants of a plan, conflicts of those that cannot run, the comparisons, and the expected effort.
 
     A reason is one line, however long, since it may hold a command to copy.
     """
     # `sdopt show` prints headers, too, and shall import nothing that measures.
-    from sdopt.study.forecast import PATIENCE_S, SHORTER
+    from sdopt.study.cost import PATIENCE_S, SHORTER
 
     environment, baseline = result.environment, result.variant(result.baseline).choices
     # A planned device comes from a data sheet, which names no driver; a real one has a driver.

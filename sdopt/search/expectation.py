@@ -19,7 +19,7 @@ from sdopt.record.choices import difference, option_name
 from sdopt.record.records import StudyResult
 from sdopt.statistics.figures import rows_of
 from sdopt.statistics.measures import SPEEDUP
-from sdopt.study.forecast import newest_results
+from sdopt.study.cost import newest_results
 
 RECORDED = Path(__file__).parent / "expected.json"
 """Median speed-ups in sdopt's own records, by kind of device and option; `python -m runners.reference` writes it."""

@@ -30,7 +30,7 @@ from sdopt.search.trials import Trials
 from sdopt.statistics.break_even import first_image_s
 from sdopt.statistics.ratios import latency
 from sdopt.statistics.words import gib_text, shortened
-from sdopt.study.forecast import calls_ahead
+from sdopt.study.cost import calls_ahead
 from sdopt.study.timeline import waited_s
 
 _LOADING_S = 2.0

@@ -11,7 +11,7 @@ from rich.table import Column
 from rich.text import Text
 from typing_extensions import override
 
-from sdopt.study.forecast import PATIENCE_S, SHORTER
+from sdopt.study.cost import PATIENCE_S, SHORTER
 from sdopt.study.timeline import Timeline
 from sdopt.terminal import OVERWRITES
 

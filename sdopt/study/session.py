@@ -19,8 +19,8 @@ from sdopt.record.files import write_result
 from sdopt.record.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult, append_reason, now
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
 from sdopt.schema import Protocol, Quality
+from sdopt.study.cost import calls_ahead
 from sdopt.study.designs import CONTROL, Plan
-from sdopt.study.forecast import calls_ahead
 from sdopt.study.plan import runnable_of, warmup_calls
 from sdopt.study.progress import Progress
 from sdopt.study.resume import Missing

@@ -16,6 +16,7 @@ SITUATIONS = {
     "negative prompts of a file": "workload.prompts={files}/prompts.csv workload.guidance_scale=4",
     "a negative prompt and a cache": "workload.negative_prompt=grey workload.guidance_scale=4 caching=first_block",
     "half precision and joined projections": "precision=bf16 attention=fused_qkv",
+    "steps skipped by measured ratios": "caching=magcache caching.threshold=0.1 workload.steps=25",
     "a picture": "task=img2img task.strength=0.7 workload.steps=6 attention=math",
     "a picture and a mask": "task=inpaint task.strength=0.7 workload.steps=6",
     "a batch of several images": "workload.batch_size=2 workload.images_per_prompt=2 grad_mode=inference_mode",
