@@ -152,7 +152,7 @@ class FakeWorker(Worker):
 
     def _time_stages(self) -> StagedCall:
         draw = timed_draw(self.variant)
-        return StagedCall({"denoiser_step": [0.05]}, SampledImage(0, 0, self._pixels(draw), self._finite))
+        return StagedCall({"denoiser_step": [0.05]}, SampledImage(0, 0, self._pixels(draw), self._finite), {})
 
     def _count_operations(self) -> float:
         return 0.001
