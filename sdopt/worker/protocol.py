@@ -128,6 +128,8 @@ class StagedCall:
     """Seconds of each stage; of the denoiser, `denoiser_step`, one sample a step."""
     image: SampledImage
     """An image of the call, for which the pipeline itself drew the noise, from the seeds."""
+    stages_gib: dict[str, float]
+    """Peak of memory within each stage, as `StagePeaks` measures it."""
 
 
 @dataclass(frozen=True)
