@@ -220,7 +220,8 @@ def fake_workers(fakes: Fakes | None = None) -> Iterator[Fakes]:
     """Lets commands in this process measure with fake workers."""
     fakes = fakes or Fakes()
 
-    def start(_context: object, _device: object, timeout_s: float, *of: Any) -> FakeWorker:
+    def start(_context: object, _device: object, timeout_s: float, *of: Any, deadline: float) -> FakeWorker:
+        assert deadline > time.monotonic()
         fakes.timeout_s = timeout_s
         return fakes(*of)
 
