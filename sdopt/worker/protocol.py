@@ -9,6 +9,10 @@ from sdopt.record.samples import Evidence, GpuState, Memory
 from sdopt.record.scores import ImageRecord
 
 
+class TimeUpError(Exception):
+    """The time of a whole study is up: what is measured is kept, and nothing more is asked of any worker."""
+
+
 class WorkerError(Exception):
     """A worker could not answer: `status` says how it ended, `reason` why, in a line or two.
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from sdopt.config.paths import CONF
 from tests.fixtures import CPU, Composers
@@ -24,7 +23,6 @@ SITUATIONS = {
     "another scheduler": "scheduler=flow_unipc precision=bf16 workload.steps=4",
     "embeddings in advance": "memory=[precomputed_embeddings] workload.seed=77",
     "tiles": "workload.size=128 memory=[vae_tiling,vae_slicing] workload.batch_size=2",
-    "noise of a file": "workload.latents={files}/noise.safetensors",
 }
 
 
@@ -32,7 +30,6 @@ SITUATIONS = {
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("größer als sonst")
     (folder / "prompts.csv").write_text('prompt,negative_prompt\n"it\'s ""big""","blurry, grey"\na blue fish,red\n')
-    save_file({"noise": torch.randn((1, 8, 8, 8))}, folder / "noise.safetensors")
     return folder
 
 
