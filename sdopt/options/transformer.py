@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sdopt.options.skipping import Own
+from sdopt.options.skipping import OfOneCall, Own
 from sdopt.pipelines.family import Guidance, family_named
 from sdopt.pipelines.parts import Pipeline, unwrapped
 
@@ -81,7 +81,7 @@ class Calls:
         return self.step, self.branch
 
 
-class Watching:
+class Watching(OfOneCall):
     """Replaces the forward of a transformer: the base class of what knows the step and the branch of each call.
 
     Attributes:
@@ -103,7 +103,7 @@ class Watching:
 
     def begin(self) -> None:
         """Resets the state: the next call is in the first step of an image."""
-        self._on = True
+        self._begin()
         self.calls: Counter[str] = Counter()
         self._at.begin()
         self._forget()
@@ -129,6 +129,8 @@ class Watching:
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, return_dict: bool = True, **others: Any) -> Any:
         """Replaces the denoiser's forward."""
+        if self.is_elsewhere:
+            return self._forward(*args, return_dict=return_dict, **others)
         found = self._predict(Given(args, others))
         if not return_dict:
             return (found,)
@@ -326,6 +328,8 @@ class _Watched:
         self.place, self.number, self.kind, self.forward = place, number, type(block), block.forward
 
     def __call__(self, *args: Any, **others: Any) -> Any:
+        if self._watcher.is_elsewhere:
+            return self.forward(*args, **others)
         return self._watcher.run(self, Given(args, others))
 
 

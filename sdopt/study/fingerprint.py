@@ -27,6 +27,9 @@ from sdopt.variant import Variant
 
 _WEIGHTS_AND_SETTINGS = (".safetensors", ".json", ".txt", ".model")
 
+NOT_FETCHED = "not fetched"
+"""Stands for the digest of a model that is not here."""
+
 _BLOCK, _ROW = 4 * 2**20, 4096
 
 
@@ -71,7 +74,7 @@ def of_model(model: Model) -> str:
         if is_transformer(model):
             sources += [folder_of(model), *(Path(part).expanduser() for part in (model.parts or {}).values() if part)]
     except UsageError:
-        return "not fetched"  # a variant that is only planned, or cannot run here, needs no weights
+        return NOT_FETCHED  # a variant that is only planned, or cannot run here, needs no weights
     sources += [Path(model.tokenizer).expanduser()] if model.tokenizer else []
     files = [file for source in sources for file in ([source] if source.is_file() else _read_from(source))]
     return _digest(part for path in files for part in (path.name.encode(), _content(path, state_of(path))))
