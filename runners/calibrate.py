@@ -1,7 +1,12 @@
-"""sdopt calibrate: measure how much a model's images differ by chance, from which gates take their margins."""
+"""sdopt calibrate: measure how much a model's images differ by chance, from which gates take their margins.
+
+And, with `--magnitudes`, how much a transformer's blocks add in each step, by which `caching=magcache` skips them.
+"""
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +30,19 @@ _STUDY = (
     "tracking=none",
     "gate=none",
 )
+
+MAGNITUDE_IMAGES = 8
+
+_MAGNITUDES = (
+    *_STUDY,
+    "caching=magcache",
+    "caching.measure=true",
+    f"workload.batch_size={MAGNITUDE_IMAGES}",
+    f"workload.prompt_count={MAGNITUDE_IMAGES}",
+    "protocol.stage_calls=0",
+    "quality.metrics=false",
+)
+"""What is wanted is the evidence of its traced call."""
 
 
 @end_with_code
@@ -52,6 +70,12 @@ def main(argv: list[str]) -> int:
         metavar=("A", "B"),
         help="instead of drawing images, take those of two folders: the same prompts, from other seeds, by any program",
     )
+    parser.add_argument(
+        "--magnitudes",
+        action="store_true",
+        help="measure instead how much a transformer's blocks add in each step, for caching=magcache with this model, "
+        f"number of steps and scheduler: the mean of {MAGNITUDE_IMAGES} images",
+    )
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="number of prompts (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="file to write (default: the one that comes with sdopt)")
     arguments = parser.parsed(argv)
@@ -65,14 +89,20 @@ def main(argv: list[str]) -> int:
         return _of_folders(first, second, arguments.overrides, arguments.output)
     from .run import main as run
 
+    if arguments.magnitudes:
+        study = _MAGNITUDES
+    else:
+        counts = (f"quality.prompt_count={arguments.prompts}", f"quality.floor_prompts={arguments.prompts}")
+        study = (*_STUDY, *counts)
     with scratch_folder("calibrate") as folder:
-        counts = [f"quality.prompt_count={arguments.prompts}", f"quality.floor_prompts={arguments.prompts}"]
-        code = run([*_STUDY, *counts, *arguments.overrides, f"hydra.run.dir={folder}/run"])
+        code = run([*study, *arguments.overrides, f"hydra.run.dir={folder}/run"])
         if code not in ENDED or not (folder / "run" / "result.json").is_file():
             return code
         from sdopt.record.files import read_result
 
-        return _write(read_result(folder / "run"), arguments.output)
+        result = read_result(folder / "run")
+        write = _write_magnitudes if arguments.magnitudes else _write
+        return write(result, arguments.output)
 
 
 def _require_writable(output: Path) -> None:
@@ -99,14 +129,43 @@ def _write(result: "StudyResult", output: Path | None) -> int:
 
     calibration = calibration_of(result)
     path = output or calibration_file(result.config)
-    try:
+    with _written(path):
         write_calibration(calibration, path)
-    except OSError as error:
-        raise UnavailableError(f"{path}: {error.strerror}; name another file with --output") from error
     for name, spread in sorted(calibration.metrics.items()):
         print(f"{name:<24} mean {spread.mean:10.4g}   deviation {spread.deviation:10.4g}   n {spread.n}")
     print(f"written: {path}")
     return 0
+
+
+def _write_magnitudes(result: "StudyResult", output: Path | None) -> int:
+    from sdopt.options.magcache import Magnitudes, magnitudes_as_json, shipped_file
+    from sdopt.record.files import write_atomically
+
+    config = result.config
+    [measurement] = result.variant(result.baseline).measurements
+    [evidence] = [item for item in measurement.shapes[0].evidence if item.axis == "caching"]
+    if not evidence.engaged:
+        raise UnavailableError(f"nothing was measured: {evidence.summary}")
+    scale = config.workload.guidance(config.model)
+    images = config.workload.batch_size * config.workload.images_per_prompt
+    magnitudes = Magnitudes(
+        config.model.name, config.workload.steps, guidance_scale=scale, images=images, **evidence.facts
+    )
+    path = output or shipped_file(config.model.name, config.workload.steps)
+    with _written(path):
+        write_atomically(path, magnitudes_as_json(magnitudes))
+    for branch, ratios in enumerate(magnitudes.ratios):
+        print(f"branch {branch}: {' '.join(f'{ratio:.3f}' for ratio in ratios)}")
+    print(f"written: {path}")
+    return 0
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(f"{path}: {error.strerror}; name another file with --output") from error
 
 
 if __name__ == "__main__":

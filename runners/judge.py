@@ -18,8 +18,9 @@ def main(argv: list[str]) -> int:
         prog="sdopt judge",
         description="Compare images that any program made with those of a baseline, by the metrics and rules of a "
         "study. Images belong together by file name, or by the prompt and seed in a prompts.csv (file, prompt, seed) "
-        "beside them or in the files, where A1111, ComfyUI, InvokeAI, SwarmUI, Fooocus and others leave them; settings "
-        "that they leave there (steps, sampler, model, …) must be the same. A times.csv (file, or prompt and seed; "
+        "beside them, or in the files, where A1111, ComfyUI, InvokeAI, SwarmUI, Fooocus and others leave them, or in a "
+        "program's log or a run's record; settings that they leave there (steps, sampler, model, …) must be the same. "
+        "A times.csv (file, or prompt and seed; "
         "seconds; memory_gib; replicate) adds speed and memory.",
         epilog="examples: sdopt judge fp32/ int8/ --again fp32_once_more/; sdopt judge fp32/ int8/ gate=strict "
         "quality.features=[effnet] gate.calibration=own.json (from `sdopt calibrate --from seeds_a/ seeds_b/`)",
@@ -38,8 +39,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--changes",
         metavar="SETTING,…",
-        help="settings of the images that the candidates change on purpose, as in steps,sampler; others must be the "
-        "baseline's",
+        help="settings of the images that the candidates change on purpose, as in steps,sampler, also by the name that "
+        "their program has for one; others must be the baseline's",
     )
     parser.add_argument(
         "--precision",

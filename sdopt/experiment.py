@@ -141,6 +141,7 @@ class Experiment:
         console: prints progress and tables.
         brief: whether to skip tables and reports, because another program reads the result.
         command: the command that runs the study, as recorded in the result.
+        deadline: when the study ends with what is measured, in seconds of the monotonic clock.
         ready: called before the study prints for the first time, to end the display of its start.
     """
 
@@ -152,6 +153,7 @@ class Experiment:
     console: Console = field(default_factory=terminal)
     brief: bool = False
     command: Sequence[str] = ()
+    deadline: float = math.inf
     ready: Callable[[], None] = lambda: None
 
     @property
@@ -201,14 +203,21 @@ class Experiment:
             end, summary = self._conclusion, None
             try:
                 with Progress(self.console, self.timeline, self.brief) as progress:
-                    workers = partial(WorkerProcess, self.context, machine.device, self.config.protocol.timeout_s)
+                    workers = partial(
+                        WorkerProcess,
+                        self.context,
+                        machine.device,
+                        self.config.protocol.timeout_s,
+                        deadline=self.deadline,
+                    )
                     run_study(plan, result, machine, workers, self.folder, progress)
-                self.timeline.enter("quality and verdicts")
-                start_ahead(self.config.tracking)
-                end.evaluate(result, machine.device.torch_name)
-                end.judge(result)
-                summary = self._with_commands(result, plan)
-                end.run_programs(summary, plan.variants, machine.device, self._left_s)
+                if time.monotonic() < self.deadline:
+                    self.timeline.enter("quality and verdicts")
+                    start_ahead(self.config.tracking)
+                    end.evaluate(result, machine.device.torch_name)
+                    end.judge(result)
+                    summary = self._with_commands(result, plan)
+                    end.run_programs(summary, plan.variants, machine.device, self._left_s)
             finally:
                 summary = summary or summary_of(result)
                 self.timeline.enter("table and pictures")

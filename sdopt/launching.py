@@ -86,7 +86,11 @@ class Launched:
 
 
 def launch(
-    argv: Sequence[str], ready: Callable[[], None] = lambda: None, brief: bool = False, one_study: bool = False
+    argv: Sequence[str],
+    ready: Callable[[], None] = lambda: None,
+    brief: bool = False,
+    one_study: bool = False,
+    deadline: float = math.inf,
 ) -> Launched:
     """Runs the studies of a command line, and returns where they are.
 
@@ -94,6 +98,7 @@ def launch(
         argv: overrides and Hydra's flags; `resume=<folder>` expands into the command line recorded in the folder.
         ready: called before the first study prints, after imports and composition.
         brief: whether to skip tables and reports of a single study, for a caller that reads the results.
+        deadline: when a single study ends with what is measured, as `interrupted`, in seconds of the monotonic clock.
         one_study: whether a sweep, and what prints something instead of measuring, is refused.
 
     Raises:
@@ -128,7 +133,7 @@ def launch(
                     ready()  # jobs may print from other processes
                     job = LaunchedJob(_this_process())
                 else:
-                    how = {"command": ["sdopt", "run", *argv], "ready": ready, "brief": brief}
+                    how = {"command": ["sdopt", "run", *argv], "ready": ready, "brief": brief, "deadline": deadline}
                     job = LaunchedJob(_this_process(), command.composer, how)
                 command.run(job, folder)
                 launched.occupied = any(isinstance(error, OccupiedError) for error in job.errors)

@@ -22,7 +22,7 @@ AMOUNT = ("workload.batch_size", "workload.images_per_prompt")
 """Settings of how many images a call makes: two variants that differ in them are compared per image."""
 
 
-class Section:
+class Configured:
     """The base class of what a node of the configuration becomes: where text is wanted, `17` is text too."""
 
     __pydantic_config__: ClassVar = ConfigDict(coerce_numbers_to_str=True)
@@ -66,7 +66,7 @@ Seed = Annotated[int, Field(ge=0, le=HIGHEST_SEED)]
 
 
 @dataclass(frozen=True)
-class Model(Section):
+class Model(Configured):
     """The text-to-image model to measure.
 
     `weights`: `packaged` weights come with sdopt; `hub` weights are downloaded once from the Hugging Face Hub; `path`
@@ -130,7 +130,7 @@ class Model(Section):
 
 
 @dataclass(frozen=True)
-class Task(Section):
+class Task(Configured):
     """The input of an image besides its prompt: noise only, a starting image, or a starting image and a mask."""
 
     kind: Literal["txt2img", "img2img", "inpaint"] = "txt2img"
@@ -148,7 +148,7 @@ class Task(Section):
 
 
 @dataclass(frozen=True)
-class Scheduler(Section):
+class Scheduler(Configured):
     """The sampler: a scheduler class of diffusers, and options that override the model's own.
 
     What the model was trained for stays as its own scheduler's configuration, or the marks in a single file (`v_pred`,
@@ -185,7 +185,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Workload(Section):
+class Workload(Configured):
     """The work of one timed call, and the images of the quality pass."""
 
     prompts: Any = "packaged"
@@ -234,7 +234,7 @@ class Workload(Section):
 
 
 @dataclass(frozen=True)
-class Protocol(Section):
+class Protocol(Configured):
     """The measurement protocol. The unit of replication is the process: see `replicates`."""
 
     rounds: Annotated[int, Field(ge=1, le=100_000)] = 4
@@ -296,7 +296,7 @@ THRESHOLDS = ("smallest_speedup", "smallest_memory", "smallest_memory_mib")
 
 
 @dataclass(frozen=True)
-class Rates(Section):
+class Rates(Configured):
     """Dense peak rates by the type of the operands, in TFLOP/s (int8 in TOP/s).
 
     The rates of `fp16`, `bf16` and `fp8` are with accumulation in float32, as in PyTorch. Null: the device has no such
@@ -312,7 +312,7 @@ class Rates(Section):
 
 
 @dataclass(frozen=True)
-class Sheet(Section):
+class Sheet(Configured):
     """A data sheet: the vendor's figures of a card, or the figures that `sdopt doctor` measured on a machine."""
 
     name: str
@@ -353,7 +353,7 @@ class Sheet(Section):
 
 
 @dataclass(frozen=True)
-class Hardware(Section):
+class Hardware(Configured):
     """The device to run on. `auto` takes the first CUDA device, or else the CPU."""
 
     device: str = "auto"
@@ -372,7 +372,7 @@ class Hardware(Section):
 
 
 @dataclass(frozen=True)
-class Serving(Section):
+class Serving(Configured):
     """How a server turns requests into calls of the pipeline, and what it refuses.
 
     A call takes the images that have waited longest and that one call can draw. Its batch sizes are those of
@@ -422,7 +422,7 @@ class Serving(Section):
 
 
 @dataclass(frozen=True)
-class Tracking(Section):
+class Tracking(Configured):
     """Where results are logged after `result.json` is written."""
 
     kind: Literal["mlflow", "none"] = "mlflow"
@@ -442,7 +442,7 @@ class Tracking(Section):
 
 
 @dataclass(frozen=True)
-class Quality(Section):
+class Quality(Configured):
     """The quality pass: images generated after timing, from equal prompts and noise for all variants, and metrics."""
 
     metrics: bool = True
@@ -466,7 +466,7 @@ class Quality(Section):
 
 
 @dataclass(frozen=True)
-class Rule(Section):
+class Rule(Configured):
     """One line of a gate.
 
     Tests: `non_inferior` (the difference to the reference is not worse than the margin), `equivalent` (the difference
@@ -508,7 +508,7 @@ class Rule(Section):
 
 
 @dataclass(frozen=True)
-class Gate(Section):
+class Gate(Configured):
     """Named rules by contract, and the requirements for claims of speed or memory."""
 
     name: str = "none"
@@ -546,7 +546,7 @@ class Gate(Section):
 
 
 @dataclass(frozen=True)
-class ExplicitEdge(Section):
+class ExplicitEdge(Configured):
     """A user-defined comparison of a candidate with a reference."""
 
     candidate: str

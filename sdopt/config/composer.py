@@ -1,6 +1,5 @@
 """Composes variants from the overrides of a command."""
 
-import copy
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,20 +9,19 @@ from typing import Any
 
 from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import OverrideType
 from hydra.core.utils import JobRuntime
 from hydra.version import VersionBase
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
 
 from sdopt.config.compositions import Composition, Compositions, composition_errors
-from sdopt.config.groups import default_choice, has_default, override_of, require_overrides
+from sdopt.config.edits import Edit, KeyValue, at, edited, in_group, read_edit
+from sdopt.config.groups import default_choice, has_default, override_of
 from sdopt.config.models import with_own_options
-from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted
+from sdopt.config.overrides import group_of, key_of, merge_overrides, quoted
 from sdopt.config.parse import SECTIONS, RunConfig, drawn_negatives, drawn_prompts, parse
 from sdopt.config.paths import CONF
 from sdopt.config.sections import COMMAND_KEYS, LOAD, WORK_SECTIONS
-from sdopt.config.typed import build_typed
+from sdopt.config.typed import typed
 from sdopt.errors import UsageError
 from sdopt.options.base import Optimization
 from sdopt.pipelines.prompts import resolve_prompts
@@ -70,7 +68,7 @@ class HydraComposer:
     @property
     def chooses_features(self) -> bool:
         """Whether nobody has named the features by which images are scored, so that what is at hand decides."""
-        return self.current.quality.metrics and self._job.cfg.quality.features is None
+        return self.current.quality.metrics and self._job.values["quality"].get("features") is None
 
     def refresh(self) -> None:
         """Parses the job's configuration again, after what is at hand has changed."""
@@ -88,15 +86,15 @@ class HydraComposer:
     def variant(self, name: str | None, overrides: Sequence[str] = (), plain: bool = False) -> Variant:
         """Composes a variant; see `sdopt.study.designs.Composer`."""
         try:
-            overrides = list(map(as_override, overrides))
-            overrides = with_own_options(overrides, self._compositions.options("model"))
-            require_overrides(overrides)
-            overrides = self._joined([self._added(override) for override in overrides])
-            run, merged = self._composed(overrides, plain)
+            words = with_own_options(list(map(as_override, overrides)), self._compositions.options("model"))
+            edit = read_edit(words, self._compositions)
+            run, merged = self._composed(edit, plain)
         except UsageError as error:
             raise UsageError([f"variant '{name or 'candidate'}': {problem}" for problem in error.problems]) from error
-        self._require_shared(name or "candidate", run, overrides)
-        changed = {axis: _changed_fields(_chosen(run, axis), self._asis(run, axis)) for axis in run.choices}
+        self._require_shared(name or "candidate", run, edit.overrides)
+        changed = {}
+        for axis in run.choices:
+            changed[axis] = _changed_fields(_chosen(run, axis), self._as_in_its_file(run, axis))
         choices = {axis: option + _as_text(changed[axis]) for axis, option in run.choices.items()}
         return Variant(
             name=name or listed(difference(choices, self._default.choices)) or "as composed",
@@ -145,70 +143,32 @@ class HydraComposer:
         named = [override_of(group, option) for option in found]
         return [option for option in named if option != default_choice(group)]
 
-    def _composed(self, overrides: Sequence[str], plain: bool) -> tuple[RunConfig, list[str]]:
-        """Composes the job's overrides and `overrides`; returns the result and the overrides of both."""
-        groups, chosen, others = self._groups(), dict[str, dict[str, str]](), list[str]()
-        for override in overrides:
-            group = group_of(key_of(override))
-            # Hydra deletes only what is among its defaults: a group without a default is taken out here.
-            axes = {} if override == f"~{group}" and group in groups else self._compositions.axes(override)
-            if axes is None:
-                others.append(override)
-            else:
-                chosen[group] = axes
-        staying = [axis for axes in chosen.values() for axis in axes if "." in axis]
+    def _composed(self, edit: Edit, plain: bool) -> tuple[RunConfig, list[str]]:
+        """Returns the job's configuration with an edit, and the overrides of both."""
+        groups = self._groups()
         before = self._without_optimizations() if plain else self._overrides
-        if lora := self._lora_of(overrides):
+        staying = [axis for options in edit.choices.values() for axis in options if "." in axis]
+        if lora := self._lora_of(edit):
             staying.append(_LORA)
             before = [*before, *(override for override in lora if override not in before)]
-        merged = [each for each in merge_overrides(before, overrides, staying) if each.lstrip("~") not in groups]
+            edit.settings[:0] = map(KeyValue.of, lora)
+        merged = merge_overrides(before, edit.overrides, staying)
+        merged = [override for override in merged if override.lstrip("~") not in groups]
         key = tuple(merged), plain
         if key not in self._parsed:
-            keys = [each for each in others if "." in key_of(each) and group_of(key_of(each)) in groups | chosen.keys()]
-            base = self._with_sections([each for each in others if each not in keys])
-            made = self._with_options(base, chosen, plain)
-            if not all(_set_key(made.cfg, each) for each in [*lora, *keys]):
-                made = self._compositions.of(merged)  # Hydra says what is wrong, or knows what is meant
+            if edit.presets:
+                made = self._compositions.of(merged)
+            else:
+                others = {group: in_group(self._defaults.choices, group) for group in groups} if plain else {}
+                made = edited(self._job, edit, self._compositions, others)
             self._parsed[key] = _parsed(made)
         return self._parsed[key], merged
 
-    def _with_sections(self, overrides: Sequence[str]) -> Composition:
-        """Composes the job with overrides that choose no options; Hydra is spared where they only set keys."""
-        cfg = copy.deepcopy(self._job.cfg)
-        if all(_set_key(cfg, override) for override in overrides):
-            return Composition(cfg, self._job.choices)
-        composed = self._compositions.of(merge_overrides(self._overrides, overrides))
-        return Composition(copy.deepcopy(composed.cfg), composed.choices)
-
-    def _with_options(self, base: Composition, chosen: Mapping[str, dict[str, str]], plain: bool) -> Composition:
-        """Puts the nodes of options, by group and axis, in the place of `base`'s own: a fifth of what Hydra takes.
-
-        With `plain`, all other groups have their defaults.
-        """
-        choices = base.choices
-        if plain:
-            chosen = {group: _in_group(self._defaults.choices, group) for group in self._groups()} | dict(chosen)
-        for group, options in chosen.items():
-            node = self._nodes(group, options, {} if plain else _in_group(choices, group))
-            _replace(base.cfg, group, node)
-            choices = {axis: option for axis, option in choices.items() if group_of(axis) != group} | options
-        return Composition(base.cfg, choices)
-
-    def _lora_of(self, overrides: Sequence[str]) -> list[str]:
-        """Returns the job's keys of its LoRA, if overrides choose another way to use one: its file stays the same."""
-        chosen = [override.partition("=")[2] for override in overrides if key_of(override) == _LORA]
+    def _lora_of(self, edit: Edit) -> list[str]:
+        """Returns the job's keys of its LoRA, if an edit chooses another way to use one: its file stays the same."""
+        chosen = edit.choices.get(_LORA, {}).get(_LORA, NONE)
         keys = [override for override in self._overrides if key_of(override).startswith(f"{_LORA}.")]
-        return keys if chosen and chosen[-1] != NONE else []
-
-    def _nodes(self, group: str, options: Mapping[str, str], kept: Mapping[str, str]) -> Any:
-        """Returns the node of a group with some options, by axis; those that combine keep the keys that the job set."""
-        node: Any = OmegaConf.create()
-        for axis, option in options.items():
-            stays = "." in axis and kept.get(axis) == option
-            file = self._job.cfg if stays else self._compositions.option(group, option)
-            if file is not None and OmegaConf.is_dict(part := OmegaConf.select(file, axis)):
-                OmegaConf.update(node, axis, copy.deepcopy(part), force_add=True)
-        return node.get(group)
+        return keys if chosen != NONE else []
 
     def _groups(self) -> set[str]:
         """Returns the groups of the optimizations."""
@@ -219,31 +179,14 @@ class HydraComposer:
         # Named once more, because a preset may have chosen otherwise.
         return kept + [default_choice(group) for group in sorted(self._groups()) if has_default(group)]
 
-    def _added(self, override: str) -> str:
-        """Returns an override with the `+` that Hydra wants for an option of a group without a default."""
-        lacks = not has_default(group_of(key_of(override))) and not override.startswith("+")
-        return f"+{override}" if lacks and self._compositions.axes(override) is not None else override
-
-    def _joined(self, overrides: Sequence[str]) -> list[str]:
-        """Joins options that combine, `memory=a` and `memory=b` as `memory=[a,b]`; of one axis the last one counts."""
-        read = [(override, key_of(override), self._compositions.axes(override)) for override in overrides]
-        combining = {group for _, group, options in read if any("." in axis for axis in options or ())}
-        others = [override for override, group, options in read if group not in combining or options is None]
-        joined: dict[str, dict[str, str]] = {}
-        for _, group, options in read:
-            if group in combining and options is not None:
-                # An empty list takes back what was chosen before it.
-                joined[group] = joined.get(group, {}) | options if options else {}
-        return others + [override_of(group, f"[{','.join(options.values())}]") for group, options in joined.items()]
-
-    def _asis(self, run: RunConfig, axis: str) -> Any:
-        """Returns the option of an axis as in its file, to see which of its keys were changed."""
+    def _as_in_its_file(self, run: RunConfig, axis: str) -> Any:
+        """Returns the option of an axis without the keys that a job or a variant has changed."""
         option = run.choices[axis]
         if option == self._default.choices.get(axis):
             return _chosen(self._default, axis)
-        file = self._compositions.option(group_of(axis), option)
-        node = None if file is None else OmegaConf.select(file, axis)
-        made = build_typed(axis, node, SECTIONS.get(axis, Optimization), []) if OmegaConf.is_dict(node) else None
+        values = self._compositions.load_option(group_of(axis), option)
+        node = at(values or {}, axis)
+        made = typed(axis, node, SECTIONS.get(axis, Optimization), []) if isinstance(node, dict) else None
         return _chosen(run, axis) if made is None else made
 
     def _require_shared(self, name: str, run: RunConfig, overrides: Sequence[str]) -> None:
@@ -293,7 +236,7 @@ def composer_of(overrides: Sequence[str], config_dir: Path | None = None) -> Ite
 def load_of(overrides: Sequence[str], config_dir: Path | None) -> dict[str, Any]:
     """Returns the section of a load test that a preset has; {} if it has none. Raises UsageError as `composer_of`."""
     with _initialized():
-        return dict(_plain(Compositions(_search_path(config_dir)).of(overrides).cfg, LOAD))
+        return dict(Compositions(_search_path(config_dir)).of(overrides).values.get(LOAD) or {})
 
 
 def _search_path(config_dir: Path | None) -> list[str]:
@@ -331,40 +274,7 @@ def with_gate(overrides: Sequence[str]) -> list[str]:
 
 def _parsed(composed: Composition) -> RunConfig:
     with composition_errors():
-        return parse(composed.cfg, composed.choices)
-
-
-def _in_group(choices: Mapping[str, str], group: str) -> dict[str, str]:
-    return {axis: option for axis, option in choices.items() if group_of(axis) == group}
-
-
-def _replace(cfg: DictConfig, group: str, node: Any) -> None:
-    """Replaces the node of a group; with None the configuration has none."""
-    with open_dict(cfg):
-        if node is None:
-            cfg.pop(group, None)
-        else:
-            cfg[group] = node
-
-
-def _set_key(cfg: DictConfig, override: str) -> bool:
-    """Sets a key that a configuration has; returns whether the override asks for no more than that."""
-    parsed = parsed_override(override)
-    if parsed.type != OverrideType.CHANGE or parsed.is_sweep_override() or "." not in key_of(override):
-        return False
-    OmegaConf.set_struct(cfg, True)
-    try:
-        OmegaConf.update(cfg, key_of(override), parsed.value(), merge=True)
-    except OmegaConfBaseException:
-        return False
-    finally:
-        OmegaConf.set_struct(cfg, None)
-    return True
-
-
-def _plain(cfg: DictConfig, group: str) -> Any:
-    """Returns a group's node as plain values; {} if it is missing or holds nothing."""
-    return (OmegaConf.to_container(cfg, resolve=False) or {}).get(group) or {}  # type: ignore[union-attr]
+        return parse(composed.values, composed.choices)
 
 
 def _chosen(run: RunConfig, axis: str) -> Any:

@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
@@ -34,16 +34,25 @@ PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
 """The search path of a command without folders of the user's own."""
 
 
+Values = Mapping[str, Any]
+"""Nested plain values by key; interpolations and `???` are texts."""
+
+
 @dataclass(frozen=True)
 class Composition:
-    """A composed configuration without Hydra's own node, and the option chosen on each axis."""
+    """A composed configuration, and the option chosen on each axis.
 
-    cfg: DictConfig
-    choices: dict[str, Any]
+    Attributes:
+        values: without Hydra's own node; never changed.
+        choices: the options by axis.
+    """
+
+    values: Values
+    choices: Values
 
 
 _packaged: dict[tuple[str, ...], Composition] = {}
-_packaged_files: dict[tuple[str, str], DictConfig | None] = {}
+_packaged_files: dict[tuple[str, str], Values | None] = {}
 _packaged_options: dict[str, list[str]] = {}
 """What was composed of packaged files alone, which do not change while a program runs."""
 
@@ -69,7 +78,7 @@ class Compositions:
         self.own_folders = tuple(dict.fromkeys(path.removeprefix("file://") for path in own))
         """Folders with groups of the user's own."""
         self._made: dict[tuple[str, ...], Composition] = _packaged if packaged else {}
-        self._files: dict[tuple[str, str], DictConfig | None] = _packaged_files if packaged else {}
+        self._files: dict[tuple[str, str], Values | None] = _packaged_files if packaged else {}
         self._options: dict[str, list[str]] = _packaged_options if packaged else {}
         self._axes: dict[str, dict[str, str] | None] = {}
 
@@ -89,15 +98,16 @@ class Compositions:
                 self._made[key] = self._read(overrides, *composed)
         return self._made[key]
 
-    def option(self, group: str, option: str) -> DictConfig | None:
-        """Composes the file of an option alone; returns None if that fails, as it does for a preset."""
+    def load_option(self, group: str, option: str) -> Values | None:
+        """Returns what an option's file sets, by section or group; None if it sets more than its own, as presets do."""
         key = group, option
         if key not in self._files:
             self._files[key] = None
             with suppress(HydraException, OmegaConfBaseException, ValueError, OSError):
-                found = self._read_file(group, option)
+                values = plain(self._read_file(group, option))
                 # Of a group that is not there Hydra makes a key.
-                self._files[key] = found if OmegaConf.is_dict(found.get(group, {})) else None
+                if isinstance(values.get(group, {}), dict):
+                    self._files[key] = values
         return self._files[key]
 
     def options(self, group: str) -> list[str]:
@@ -124,23 +134,22 @@ class Compositions:
         value = parsed_override(override).value()
         found: list[tuple[str, str]] = []
         for name in value if isinstance(value, list) else [value]:
-            file = self.option(group, str(name))
+            file = self.load_option(group, str(name))
             if file is None:
                 return None
             found += [(axis, str(name)) for axis in axes_in(file) or [group.replace("/", ".")]]
-        return _distinct(found)
+        return distinct(found)
 
     def _read(self, overrides: Sequence[str], cfg: DictConfig, hydra: DictConfig) -> Composition:
         choices = {str(group): option for group, option in hydra.runtime.choices.items()}
-        OmegaConf.set_struct(cfg, None)
-        with open_dict(cfg):
-            cfg.pop("hydra", None)
-        require_chosen(cfg)
-        if any(_combines(cfg, str(key), choices) for key in cfg):
+        values = plain(cfg)
+        values.pop("hydra", None)
+        require_chosen(values)
+        if any(_combines(key, node, choices) for key, node in values.items()):
             # The choices that Hydra lists omit the options of a group that was chosen as a list.
             merged = self._loader.compute_defaults_list(CONFIG_NAME, [*self._searchpath, *overrides], RunMode.RUN)
             choices |= _axes_of(merged.defaults)
-        return Composition(cfg, choices)
+        return Composition(values, choices)
 
     def _read_file(self, group: str, option: str) -> DictConfig:
         """Composes an option's file: a file that builds on no other needs no Hydra for it."""
@@ -236,19 +245,26 @@ _LISTED = 60
 """Most options that a message lists; there are some hundred cards."""
 
 
-def axes_in(cfg: DictConfig) -> list[str]:
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """Returns a configuration as plain values; interpolations and `???` stay texts."""
+    values: Any = OmegaConf.to_container(cfg, resolve=False)
+    return {str(key): value for key, value in values.items()}
+
+
+def axes_in(values: Values) -> list[str]:
     """Returns the axes of the optimizations in a configuration."""
-    found = []
-    for key in [key for key in map(str, cfg) if key not in SECTION_NAMES]:
-        if not (OmegaConf.is_missing(cfg, key) or OmegaConf.is_interpolation(cfg, key)) and OmegaConf.is_dict(cfg[key]):
-            node = cfg[key]
-            names = [] if node is None else [name for name in node if not OmegaConf.is_missing(node, name)]
-            below = [f"{key}.{name}" for name in names if OmegaConf.is_dict(node[name])]
-            found += [key] if "_target_" in names else below
-    return found
+    axes = []
+    for key, node in values.items():
+        if key in SECTION_NAMES or not isinstance(node, dict):
+            continue
+        if "_target_" in node:
+            axes.append(key)
+        else:
+            axes += [f"{key}.{name}" for name, part in node.items() if isinstance(part, dict)]
+    return axes
 
 
-def _distinct(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+def distinct(found: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Returns options by axis. Raises UsageError if two lie on one axis, or one within another."""
     options: dict[str, str] = {}
     for axis, option in found:
@@ -273,11 +289,11 @@ def _axes_of(merged: Sequence[ResultDefault]) -> dict[str, str]:
         # A file that another option of its group builds on is part of that option.
         if group_of(group) not in ("", "hydra") and file.package and not str(file.parent).startswith(f"{group}/"):
             found.append((file.package, option))
-    return _distinct(found)
+    return distinct(found)
 
 
-def _combines(cfg: DictConfig, key: str, choices: Mapping[str, Any]) -> bool:
+def _combines(key: str, node: Any, choices: Values) -> bool:
     """Returns whether a group was chosen as a list, or by an option that sets a key within it."""
-    if key in SECTION_NAMES or OmegaConf.is_missing(cfg, key) or not OmegaConf.is_dict(cfg[key]):
+    if key in SECTION_NAMES or not isinstance(node, dict):
         return False
-    return key not in choices or "_target_" not in cfg[key]
+    return key not in choices or "_target_" not in node

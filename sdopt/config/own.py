@@ -5,14 +5,13 @@ from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 
-from sdopt.config.compositions import in_one_line
+from sdopt.config.compositions import composition_errors
 from sdopt.config.groups import optimization_options
 from sdopt.config.overrides import group_of, key_of
 from sdopt.config.paths import CONF, config_name_of
-from sdopt.config.typed import build_typed
+from sdopt.config.typed import typed
 from sdopt.errors import UsageError
 from sdopt.schema import Serving
 
@@ -37,13 +36,10 @@ def own_config(command: str, kind: type[T], overrides: Sequence[str]) -> T:
         UsageError: an override names no key, or a value is of another type or out of its range; all such values are
             reported together.
     """
-    try:
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            node = compose(config_name_of(command), list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(in_one_line(error)) from error
+    with composition_errors(), initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        values = OmegaConf.to_container(compose(config_name_of(command), list(overrides)), resolve=True)
     problems: list[str] = []
-    config: T = build_typed("", node, kind, problems)
+    config: T = typed("", values, kind, problems)
     if problems:
         raise UsageError(problems)
     return config

@@ -1,15 +1,16 @@
 """Turns Hydra's composed configuration into typed, validated objects; nothing below receives a `DictConfig`."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import BeforeValidator, Field
 
 from sdopt.config.paths import options_of
 from sdopt.config.sections import COMMAND_KEYS, LOAD, SECTION_NAMES, WORK_SECTIONS
-from sdopt.config.typed import build_typed
+from sdopt.config.typed import MISSING, typed
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.rule_checks import require_rules
@@ -45,6 +46,20 @@ SECTIONS: dict[str, type] = dict(zip(SECTION_NAMES, _TYPES, strict=True))
 _SCALARS = ("dry_run", "objective", *COMMAND_KEYS)
 
 
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class _Scalars:
+    """The keys that are in no section."""
+
+    dry_run: Annotated[bool, Field(strict=True)] = False
+    objective: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] = field(default_factory=list)
+    resume: str | None = None
+    retry_failed: Annotated[bool, Field(strict=True)] = False
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """A composed configuration, typed and within its ranges."""
@@ -68,66 +83,93 @@ class RunConfig:
     recorded: RecordedConfig
 
 
-def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
+def parse(values: Mapping[str, Any], choices: Mapping[str, Any]) -> RunConfig:
     """Types and validates a composed configuration.
 
     Args:
-        cfg: the configuration without Hydra's own node.
+        values: the configuration without Hydra's own node, as `Composition` has it.
         choices: the option chosen on each axis.
 
     Raises:
         UsageError: all problems at once, each naming its key.
     """
     problems: list[str] = []
+    values = _resolved(values, problems)
     sections: dict[str, Any] = {}
     optimizations: dict[str, Optimization] = {}
     for key, kind in SECTIONS.items():
-        if key in cfg:
-            sections[key] = build_typed(key, cfg[key], kind, problems)
-        else:
+        if key not in values:
             problems.append(f"{key}: this group must be chosen; it cannot be removed")
-    for key in map(str, cfg):
-        if OmegaConf.is_missing(cfg, key):
+        elif values[key] is not _BROKEN:
+            sections[key] = typed(key, values[key], kind, problems)
+    for key, node in values.items():
+        if node == MISSING:
             problems.append(f"{key}: must be given, as in {key}=…")
         elif key == LOAD:
             problems.append(
                 f"{key}: this preset is one of `sdopt load-test experiment=…`, which alone reads this section"
             )
-        elif key not in SECTIONS and key not in _SCALARS:
-            optimizations |= _optimizations_at(key, cfg[key], choices, problems)
-    try:
-        objective = cfg.get("objective")
-    except OmegaConfBaseException as error:
-        problems.append(f"objective: {str(error).splitlines()[0]}")
-        objective = ""
-    names = tuple(objective) if OmegaConf.is_list(objective) else (objective,)
-    if not names or not all(isinstance(name, str) for name in names):
-        problems.append("objective: name a metric of the result, as in latency/p50_s, or a list of them")
-    problems += [
-        f"{key}: must be true or false" for key in ("dry_run", "retry_failed") if not isinstance(cfg.get(key), bool)
-    ]
+        elif key not in SECTIONS and key not in _SCALARS and node is not _BROKEN:
+            optimizations |= _optimizations_at(key, node, choices, problems)
+    scalars = {key: values.get(key) for key in _SCALARS if values.get(key) is not _BROKEN}
+    command: _Scalars | None = typed("", scalars, _Scalars, problems)
     problems += _beyond_types(sections, str(choices.get("gate")))
-    if problems:
+    if problems or command is None:
         raise UsageError(problems)
     sections = _settled(sections)
-    composed: Any = OmegaConf.to_container(cfg, resolve=True)
+    names_of_options = {axis: str(choices.get(axis) or axis.rpartition(".")[2]) for axis in optimizations}
+    names_of_sections = {section: str(choices.get(section)) for section in WORK_SECTIONS}
+    objective = tuple(command.objective)
     return RunConfig(
         **sections,
         optimizations=optimizations,
-        choices={axis: str(choices.get(axis) or axis.rpartition(".")[2]) for axis in optimizations}
-        | {section: str(choices.get(section)) for section in WORK_SECTIONS},
-        dry_run=cfg.dry_run,
-        objective=names,
-        resume=cfg.get("resume"),
-        retry_failed=cfg.retry_failed,
+        choices=names_of_options | names_of_sections,
+        dry_run=command.dry_run,
+        objective=objective,
+        resume=command.resume,
+        retry_failed=command.retry_failed,
         recorded=RecordedConfig(
             **{key: section for key, section in sections.items() if key != "study"},
-            study=composed["study"],
-            options={key: value for key, value in composed.items() if key not in (*SECTIONS, *_SCALARS)},
-            objective=names,
-            dry_run=cfg.dry_run,
+            study=values["study"],
+            options={key: value for key, value in values.items() if key not in (*SECTIONS, *_SCALARS)},
+            objective=objective,
+            dry_run=command.dry_run,
         ),
     )
+
+
+_BROKEN = object()
+"""Stands for a value that could not be resolved."""
+
+
+def _resolved(values: Mapping[str, Any], problems: list[str]) -> Mapping[str, Any]:
+    """Returns values with those in the place of interpolations to which these lead."""
+    keys = [key for key, node in values.items() if "${" in repr(node)]
+    if not keys:
+        return values
+    mentioned = _mentioned(values, keys)
+    cfg = OmegaConf.create({key: node for key, node in values.items() if key in mentioned})
+    resolved = dict(values)
+    for key in keys:
+        try:
+            node = cfg[key]
+            resolved[key] = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+        except OmegaConfBaseException as error:
+            said, _, _ = str(error).partition("\n")
+            problems.append(f"{error.full_key or key}: {said}")
+            resolved[key] = _BROKEN
+    return resolved
+
+
+def _mentioned(values: Mapping[str, Any], keys: Collection[str]) -> set[str]:
+    """Returns the sections and groups that some of them may refer to: OmegaConf takes long to build all."""
+    found: set[str] = set()
+    new = set(keys)
+    while new:
+        found |= new
+        text = " ".join(repr(values[key]) for key in new)
+        new = {key for key in values if key not in found and key in text}
+    return found
 
 
 def _beyond_types(sections: Mapping[str, Any], gate: str) -> list[str]:
@@ -192,33 +234,32 @@ def drawn_negatives(run: RunConfig) -> tuple[str, ...]:
     return negative_prompts(replace(run.workload, prompt_count=count), run.model)
 
 
-def _optimizations_at(key: str, node: Any, choices: Mapping[str, str], problems: list[str]) -> dict[str, Optimization]:
+def _optimizations_at(key: str, node: Any, choices: Mapping[str, Any], problems: list[str]) -> dict[str, Optimization]:
     """Builds the optimization at a top-level key, or those below it if the group's options combine; by axis."""
     if unfit := _wrong_group(key, node):
         problems.append(f"{key}: {unfit}")
         return {}
-    missing = [f"{key}.{name!s}" for name in node if OmegaConf.is_missing(node, name)]
-    problems += [f"{name}: must be given, as in {name}=…" for name in missing]
-    if missing:
-        return {}
     made = {}
-    for axis, child in [(key, node)] if "_target_" in node else [(f"{key}.{name!s}", node[name]) for name in node]:
-        if "." in axis and axis not in choices and OmegaConf.is_dict(child) and "_target_" not in child:
+    for axis, part in [(key, node)] if "_target_" in node else [(f"{key}.{name}", node[name]) for name in node]:
+        if part == MISSING:
+            problems.append(f"{axis}: must be given, as in {axis}=…")
+        elif "." in axis and axis not in choices and isinstance(part, dict) and "_target_" not in part:
             problems.append(f"{axis}: this option is not chosen; choose it with {key}=[{axis.rpartition('.')[2]}]")
         else:
-            made[axis] = build_typed(axis, child, Optimization, problems)
-    built = {axis: option.located() for axis, option in made.items() if option is not None}
-    problems += [f"{axis}: {wrong}" for axis, option in built.items() if (wrong := _wrong_contract(option))]
-    return built
+            option = typed(axis, part, Optimization, problems)
+            if option is not None:
+                made[axis] = option.located()
+    problems += [f"{axis}: {wrong}" for axis, option in made.items() if (wrong := _wrong_contract(option))]
+    return made
 
 
 def _wrong_group(key: str, node: Any) -> str:
     """Returns why a top-level key is no group of options; "" if it is one."""
     if key == "experiment":
         return "a file of this group must begin with the line `# @package _global_`"
-    if options_of(key) and not isinstance(node, DictConfig):
+    if options_of(key) and not isinstance(node, dict):
         return f"an option is chosen in a file's defaults list, by `- override /{key}: {node or '…'}`"
-    return "" if isinstance(node, DictConfig) else f"unknown key; the sections are {', '.join([*SECTIONS, *_SCALARS])}"
+    return "" if isinstance(node, dict) else f"unknown key; the sections are {', '.join([*SECTIONS, *_SCALARS])}"
 
 
 def _wrong_contract(option: Optimization) -> str | None:

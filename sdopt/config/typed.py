@@ -7,8 +7,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import ErrorDetails
@@ -23,33 +21,26 @@ _BUILT: dict[tuple[str, type, str], Any] = {}
 """The objects built so far, by path, class and content: the variants of a study have most of their nodes in common."""
 
 
-def build_typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
+MISSING = "???"
+"""What a file writes for a key that it leaves to the user."""
+
+
+def typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
     """Builds the dataclass of a node; every problem is found and names its key.
 
     Args:
         path: the path of the node in the configuration; empty for the root.
-        node: the configuration node at that path.
+        node: the plain values at that path.
         kind: the dataclass, or its base class if the node names it with `_target_`.
         problems: receives the errors.
 
     Returns:
         The object, or None if there are problems.
     """
-    if not isinstance(node, DictConfig):
+    if not isinstance(node, Mapping):
         problems.append(f"{path}: must be a group of keys, not {node!r}")
         return None
-    try:
-        values: Any = OmegaConf.to_container(node, resolve=True)
-    except OmegaConfBaseException as error:
-        said, _, _ = str(error).partition("\n")
-        problems.append(f"{error.full_key}: {said}")
-        return None
-    return typed(path, values, kind, problems)
-
-
-def typed(path: str, values: Mapping[str, Any], kind: type, problems: list[str]) -> Any:
-    """Builds the dataclass of plain values; see `build_typed`."""
-    keys = dict(values)
+    keys = dict(node)
     target = keys.pop("_target_", None)
     cls = _class_of(path, target, kind, problems) if kind in _TARGETED else kind
     if cls is None:
@@ -89,7 +80,7 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
 
 
 def _validated(path: str, values: dict[str, Any], cls: type, problems: list[str]) -> Any:
-    lacking = list(_take_missing(path, values))
+    lacking = list(_missing(path, values))
     problems += [f"{key}: must be given, as in {key}=…" for key in lacking]
     try:
         made = _adapter(cls).validate_python(values, extra="forbid")
@@ -107,14 +98,13 @@ def _validated(path: str, values: dict[str, Any], cls: type, problems: list[str]
     return made
 
 
-def _take_missing(path: str, values: dict[str, Any]) -> Iterator[str]:
-    """Takes out the keys that a file leaves to the user, `???`, and yields their full names."""
-    for key, value in list(values.items()):
-        if value == "???":
-            del values[key]
+def _missing(path: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the full names of the keys that a file leaves to the user."""
+    for key, value in values.items():
+        if value == MISSING:
             yield _joined(path, key)
         elif isinstance(value, dict):
-            yield from _take_missing(_joined(path, key), value)
+            yield from _missing(_joined(path, key), value)
 
 
 def _key_of(path: str, problem: ErrorDetails) -> str:

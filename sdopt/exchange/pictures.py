@@ -18,6 +18,7 @@ import numpy as np
 
 from sdopt.errors import UsageError
 from sdopt.exchange.formats import Format, format_of
+from sdopt.exchange.logs import origins_logged
 from sdopt.exchange.metadata import Origin, origin_from, origin_of
 from sdopt.exchange.own import origins_in
 from sdopt.quality.images import image_files, read_image
@@ -178,7 +179,7 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
         raise UsageError(f"{folder}: several images are named {twice}; keep one of them")
     tables = [folder / name for name in _TABLES if (folder / name).is_file()]
     if not tables:
-        own = origins_in(folder)
+        own = origins_logged(folder) | origins_in(folder)
         return [_as_it_says(file, own=own.get(file.name)) for file in files]
     rows = [(Path(row.need("file", "file_name", "filename", "image")).name, row) for row in read_table(tables[0])]
     by_name, there = dict(rows), {file.name for file in files}
@@ -198,7 +199,7 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
 def _as_it_says(file: Path, listed: Origin | None = None, own: Origin | None = None) -> ImportedPicture:
     """Returns an image with what the program that wrote it left in the file; what a table lists counts more.
 
-    `own` is what a run of sdopt recorded of it, which leaves nothing in files.
+    `own` is what a run of sdopt or another program's log records of it, where nothing is left in the file.
     """
     image = open_image(file)
     origin = origin_of(image, file)

@@ -1,5 +1,6 @@
 """Makes a study of images and times of other programs, which is scored, judged and shown like sdopt's own."""
 
+import hashlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,9 @@ AXIS = "program"
 """The axis on which imported variants differ."""
 
 TIMES = "times.csv"
+
+IMAGES = "images"
+"""The input of an imported variant: what its images hold, by which two results tell whether a baseline is the same."""
 
 _OF_CALLS = ("speedup", "tail_ratio")
 
@@ -118,6 +122,7 @@ def import_study(
                 images=_copied(side, first, output, number),
                 promises={AXIS: Promise(given.contract, claims)} if number and not control else {},
                 unlike=side.unlike,
+                inputs={IMAGES: _digest(side.pictures)},
                 made_by=program_of(side.pictures),
                 file_format=written.name,
                 lossy_files=written.lossy,
@@ -141,6 +146,13 @@ def import_study(
         _require_chance_alone(first, side)
         result.redrawn["sampling"] = _copied(side, first, output, len(sides))
     return result
+
+
+def _digest(pictures: Sequence[ImportedPicture]) -> str:
+    found = hashlib.sha256()
+    for picture in pictures:
+        found.update(hashlib.sha256(picture.file.read_bytes()).digest())
+    return found.hexdigest()[:16]
 
 
 def _require_size(first: ImportedPicture, side: _Side) -> None:

@@ -34,6 +34,10 @@ _OF_OPTIONS = ("contents of options", "contents of parts")
 """The code of a user's own options, and the files that options read: what they are is a choice of the variant."""
 
 
+_OF_IMAGES = "contents of images"
+"""What other programs made: images are what is compared, prompt by prompt."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """One reason why two results are not comparable; `waiver` names the waiver that allows it, "" if none does."""
@@ -131,7 +135,7 @@ def _other_inputs(later: StudyResult, earlier: StudyResult) -> dict[str, list[st
             if key not in of_study and not key.startswith((*CHOICES, *AMOUNT)):
                 found.setdefault(f"{key}: {mine} against {other}", []).append(now.name)
         for key, (mine, other) in _contents(now.inputs, then.inputs).items():
-            if key not in _OF_OPTIONS:
+            if key not in (*_OF_OPTIONS, _OF_IMAGES):
                 found.setdefault(f"{key}: {mine} against {other}", []).append(now.name)
         pairs = zip(now.images, then.images, strict=False)
         if any((mine.prompt, mine.seed) != (other.prompt, other.seed) for mine, other in pairs):

@@ -139,6 +139,26 @@ class PeakMemory:
             memory.nvml_children_gib = process_gib(self._device, started_by(os.getpid()))
         return memory
 
+    def forget_peak(self) -> None:
+        """Starts a new peak, without sampling children: for a part of a call."""
+        if self._device.is_cuda:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self._device.index)
+            return
+        try:
+            _CLEAR.write_text("5", encoding="utf-8")
+        except OSError:
+            self._marked = False
+
+    def peak_gib(self) -> float | None:
+        """Returns the peak since then: allocated on a GPU, else that of this process; None without a mark of it."""
+        if not self._device.is_cuda:
+            return self._host_peak()
+        import torch
+
+        return torch.cuda.max_memory_allocated(self._device.index) / 2**30
+
     def held_gib(self) -> float:
         """Returns the memory held now: PyTorch's on a GPU, else the resident set, each with the children's memory.
 
@@ -161,6 +181,28 @@ class PeakMemory:
             return _status_field("VmHWM") - self._idle if self._marked else None
         except OSError:
             return None
+
+
+class StagePeaks:
+    """Measures the peak of memory within each stage of a call, of which each takes what all weights do besides.
+
+    Attributes:
+        gib: the largest peak by stage; without those of which there is no mark.
+    """
+
+    def __init__(self, memory: PeakMemory) -> None:
+        self._memory = memory
+        self.gib: dict[str, float] = {}
+
+    def enter(self, _stage: str) -> None:
+        """Starts the peak of a stage."""
+        self._memory.forget_peak()
+
+    def leave(self, stage: str, _output: Any) -> None:
+        """Ends the peak of the stage that was entered last."""
+        peak = self._memory.peak_gib()
+        if peak is not None:
+            self.gib[stage] = max(peak, self.gib.get(stage, peak))
 
 
 def _held_elsewhere() -> float:

@@ -17,7 +17,7 @@ from sdopt.measure.trace import Trace
 from sdopt.options.declarations import Excludes, Extra
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import Pipeline
-from sdopt.schema import Model, Scheduler, Section, Shape, Task, Workload
+from sdopt.schema import Configured, Model, Scheduler, Shape, Task, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ Inputs = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Optimization(Section):
+class Optimization(Configured):
     """One option of one axis. Its fields are the keys of its yaml file; a subclass overrides only what it needs.
 
     `contract`, `claims` and `diffusers_lines` are class variables of most subclasses, and properties of those where a

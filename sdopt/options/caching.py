@@ -151,7 +151,7 @@ class SkippedLayers(Caching):
     def apply(self, pipe: Pipeline) -> Proof:
         unet = denoiser_of(pipe)
         if denoiser_name(pipe) != "unet":
-            return _on_transformer(pipe, self._watching(pipe, unet), self.others)
+            return on_transformer(pipe, self._watching(pipe, unet), self.others)
         skipping = unet.__dict__[STEPS] = self._skipping(pipe, unet)
         unet.forward = skipping
 
@@ -249,7 +249,7 @@ class FirstBlockCaching(SkippedLayers):
 
     @override
     def _watching(self, pipe: Pipeline, denoiser: Any) -> "Watching":
-        from sdopt.options.transformer import FirstBlockByBranch
+        from sdopt.options.block_caches import FirstBlockByBranch
 
         return FirstBlockByBranch(pipe, denoiser, self.threshold)
 
@@ -569,7 +569,7 @@ class GuidanceInterval(Caching):
         if family_named(type(pipe).__name__).guidance.form == "sequential":
             from sdopt.options.transformer import SecondCalls
 
-            return _on_transformer(pipe, SecondCalls(pipe, denoiser, self.guides), "without guidance")
+            return on_transformer(pipe, SecondCalls(pipe, denoiser, self.guides), "without guidance")
         halved = denoiser.__dict__[STEPS] = HalfBatches(pipe, denoiser.forward, self)
         denoiser.forward = halved
 
@@ -654,7 +654,7 @@ class _Seeded:
         """Merging needs no end."""
 
 
-def _on_transformer(pipe: Pipeline, watching: "Watching", others: str) -> Proof:
+def on_transformer(pipe: Pipeline, watching: "Watching", others: str) -> Proof:
     """Replaces a transformer's forward; returns the proof that some calls ran fewer of its blocks, by what ran."""
     from sdopt.options.transformer import blocks_of
 

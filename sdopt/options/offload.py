@@ -20,6 +20,7 @@ from sdopt.options.caching import DeepCaching, FirstBlockCaching, PyramidAttenti
 from sdopt.options.conflicts import autocast_of, grad_mode_of, is_channels_last, upcasts_vae, weights_of
 from sdopt.options.declarations import Excludes
 from sdopt.options.lora import Hotswap
+from sdopt.options.magcache import MagCache
 from sdopt.options.memory import VaeTiling
 from sdopt.options.quantization import TorchAo
 from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of, hook_of, layers_with_weights, networks_of
@@ -155,7 +156,7 @@ class GroupOffload(Offload):
                 "offload_type=block_level and use_stream=false"
             )
         # The stream prefetches in the order of the first call; a layer that is skipped later stays on the device.
-        kinds = (VaeTiling, DeepCaching, FirstBlockCaching, PyramidAttention, TaylorSeer)
+        kinds = (VaeTiling, DeepCaching, FirstBlockCaching, MagCache, PyramidAttention, TaylorSeer)
         others = [axis for axis, option in ctx.chosen.items() if isinstance(option, kinds)] if streams else []
         order = "a stream needs a fixed order of layers, which changes with"
         found += [f"{order} {axis}: set memory.group_offload.use_stream=false" for axis in others]

@@ -41,6 +41,8 @@ _PRODUCTS = {
     "int8": ("aten::_int_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
     "float8_e4m3fn": ("aten::_scaled_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
     "uint4": (),
+    "nf4": (),
+    "fp4": (),
 }
 """Operators that multiply numbers of a type: PyTorch's, and on a GPU SDNQ's."""
 

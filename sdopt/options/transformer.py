@@ -97,6 +97,7 @@ class Watching(OfOneCall):
 
     def __init__(self, pipe: Pipeline, denoiser: Any) -> None:
         self._pipe, self._forward = pipe, denoiser.forward
+        self._plain = denoiser.forward
         self._at = Calls(pipe)
         self.begin()
         self.end()
@@ -130,7 +131,7 @@ class Watching(OfOneCall):
     def __call__(self, *args: Any, return_dict: bool = True, **others: Any) -> Any:
         """Replaces the denoiser's forward."""
         if self.is_elsewhere:
-            return self._forward(*args, return_dict=return_dict, **others)
+            return self._plain(*args, return_dict=return_dict, **others)
         found = self._predict(Given(args, others))
         if not return_dict:
             return (found,)
@@ -214,141 +215,3 @@ class Forecasts(Watching):
                 forecast.add_(sample, alpha=weight)
             found.append(forecast.to(dtype))
         return found if listed else found[0]
-
-
-class FirstBlockByBranch(Watching):
-    """Runs the blocks after the first only for images for which what the first one adds has changed.
-
-    The test is that of ParaAttention (https://github.com/chengzeyi/ParaAttention): the mean absolute difference of what
-    the first block adds to that of the last call that ran all blocks, relative to its mean. Below `threshold`, what the
-    later blocks added then is added again. Each image decides for itself, and so does each branch that has calls of its
-    own: if some images of a batch need the blocks, they run on all, and the others keep what they would have alone.
-    One value for each sample is read from the device.
-    """
-
-    def __init__(self, pipe: Pipeline, denoiser: Any, threshold: float) -> None:
-        self._threshold = threshold
-        blocks = [block for _, block in blocks_of(denoiser)]
-        self._forms: dict[int, tuple[bool, int, bool]] = {}
-        for number, block in enumerate(blocks):
-            place = "first" if number == 0 else "last" if number == len(blocks) - 1 else "inner"
-            block.forward = _Watched(self, place, number, block)
-        super().__init__(pipe, denoiser)
-
-    def _forget(self) -> None:
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
-        self._skips: list[bool] = []
-
-    def _predict(self, given: Given) -> Any:
-        self._branch = self._at.next()[1]
-        found = self._whole(given)
-        self.calls["outer" if self._all_skip else "part" if any(self._skips) else "whole"] += 1
-        return found
-
-    @property
-    def _all_skip(self) -> bool:
-        return bool(self._skips) and all(self._skips)
-
-    def run(self, block: "_Watched", given: Given) -> Any:
-        """Runs a block, or returns its input in its place."""
-        place, number = block.place, block.number
-        hidden = given.hidden
-        if place != "first" and self._all_skip:
-            if place == "last":
-                hidden = hidden + self._kept[self._branch][1]
-            return self._formed(number, hidden, given)
-        output = block.forward(*given.args, **given.others)
-        after = self._hidden_of(block, output)
-        if place == "first":
-            self._decide(after - hidden)
-            self._after_first = (after, output)
-        elif place == "last" and self._on:
-            output = self._keep(number, output, after)
-        return output
-
-    def _decide(self, added: Tensor) -> None:
-        """Notes for each sample whether it skips the other blocks."""
-        self._added = added
-        before = self._kept.get(self._branch, (None, None))[0]
-        if not self._on or before is None or before.shape != added.shape:
-            self._skips = []
-            return
-        change = (added - before).abs().flatten(1).mean(1) / before.abs().flatten(1).mean(1)
-        both = guidance_of_call(self._pipe).form == "batched"
-        if both and getattr(self._pipe, "do_classifier_free_guidance", False) and len(change) % 2 == 0:
-            change = change.view(2, -1).mean(dim=0).repeat(2)
-        self._skips = (change < self._threshold).tolist()
-
-    def _keep(self, number: int, output: Any, after: Tensor) -> Any:
-        """Keeps what the blocks added for the samples that needed them; returns the output with what others keep."""
-        passed = self._passed(after)
-        added, rest = self._added, after - passed
-        if any(self._skips):
-            before, kept = self._kept[self._branch]
-            rows = torch.tensor(self._skips, device=after.device).view(-1, *[1] * (after.ndim - 1))
-            rest, added = torch.where(rows, kept, rest), torch.where(rows, before, added)
-            after = passed + rest
-            _, index, _ = self._forms[number]
-            output = _with(output, index, after)
-        self._kept[self._branch] = (added, rest)
-        return output
-
-    def _passed(self, after: Tensor) -> Tensor:
-        """Returns the output of the first block in the shape of the last one's: some join text and image in between."""
-        hidden, output = self._after_first
-        if hidden.shape == after.shape or not isinstance(output, tuple):
-            return hidden
-        others = [part for part in output if isinstance(part, Tensor) and part is not hidden]
-        return torch.cat([*others, hidden], dim=1)
-
-    def _hidden_of(self, block: "_Watched", output: Any) -> Tensor:
-        """Returns the image's part of a block's output; notes its form, by which a block that is left out answers."""
-        if isinstance(output, Tensor):
-            self._forms[block.number] = (False, 0, False)
-            return output
-        index = _hidden_index(block.kind)
-        self._forms[block.number] = (True, index, output[1 - index] is None)
-        found: Tensor = output[index]
-        return found
-
-    def _formed(self, number: int, hidden: Tensor, given: Given) -> Any:
-        """Returns a tensor in the form of a block's output."""
-        is_tuple, index, without_text = self._forms[number]
-        if not is_tuple:
-            return hidden
-        text = None if without_text else given.text
-        return (text, hidden) if index == 1 else (hidden, text)
-
-
-class _Watched:
-    """The forward of a block, which its transformer's watcher runs or leaves out."""
-
-    def __init__(self, watcher: FirstBlockByBranch, place: str, number: int, block: nn.Module) -> None:
-        self._watcher = watcher
-        self.place, self.number, self.kind, self.forward = place, number, type(block), block.forward
-
-    def __call__(self, *args: Any, **others: Any) -> Any:
-        if self._watcher.is_elsewhere:
-            return self.forward(*args, **others)
-        return self._watcher.run(self, Given(args, others))
-
-
-def _with(output: Any, index: int, hidden: Tensor) -> Any:
-    """Returns a block's output with another image's part."""
-    if isinstance(output, Tensor):
-        return hidden
-    return tuple(hidden if place == index else part for place, part in enumerate(output))
-
-
-def _hidden_index(block: type) -> int:
-    """Returns at which place of its output a block has the image's part, as diffusers' registry says of it.
-
-    Of blocks that are not registered, it is the second, after the text's.
-    """
-    from diffusers.hooks._helpers import TransformerBlockRegistry
-
-    try:
-        metadata = TransformerBlockRegistry.get(block)
-    except ValueError:
-        return 1
-    return int(metadata.return_hidden_states_index or 0)

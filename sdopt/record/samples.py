@@ -211,6 +211,9 @@ class Measurement:
     """None for all but the first process of a variant: the others are loaded, and called first, beside each other."""
     stages_s: dict[str, list[Annotated[float, Field(ge=0)]]] = field(default_factory=dict)
     """Instrumented calls: `text_encoder`, `vae_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
+    stages_gib: dict[str, Annotated[float, Field(ge=0)]] = field(default_factory=dict)
+    """The peak of memory within each stage of these calls, with all weights: allocated on a GPU, else of the worker
+    beyond what it held before loading."""
     energy_j: list[float] = field(default_factory=list)
     """Energy of the whole device in one call, in joules: the mean of calls made back to back for some seconds."""
     memory_after: Memory | None = None

@@ -14,6 +14,7 @@ from sdopt.record.comparisons import Comparison, Effect, Interval
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.report.blocks import Block, Cell, Notes, Table
 from sdopt.report.columns import TableView, further_columns, ratio_cell, table_of, values_of, word
+from sdopt.statistics.figures import stage_peaks
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, bounds_text
 from sdopt.statistics.objections import REPEATS
 from sdopt.statistics.published import MEMORY, PublishedClaim, notes_of_published
@@ -82,6 +83,20 @@ def _graphs_text(count: float | None) -> str:
     if count is None:
         return ""
     return f"{count:g} graph" if count == 1 else f"{count:g} graphs"
+
+
+def stage_memory_table(summary: Summary) -> Table | None:
+    """Returns the table of the peak memory of each stage, with all weights; None if none was measured."""
+    rows = [row for row in summary.first.values() if not row.variant.is_control and stage_peaks(row.variant)]
+    stages: dict[str, None] = {}
+    for row in rows:
+        stages |= dict.fromkeys(stage_peaks(row.variant))
+    cells = []
+    for row in rows:
+        peaks = stage_peaks(row.variant)
+        cells.append((row.name, *(gib_text(peaks[stage]) if stage in peaks else "" for stage in stages)))
+    headings = ("variant", *(f"peak in {stage.replace('_', ' ')}" for stage in stages))
+    return Table(headings, cells, headings[1:]) if cells else None
 
 
 def effects_table(summary: Summary) -> Table | None:

@@ -13,7 +13,7 @@ from sdopt.config.own import own_config
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.quality.metrics import FAMILIES
-from sdopt.schema import OneOf, Section, Seed, wrong_name
+from sdopt.schema import Configured, OneOf, Seed, wrong_name
 
 OBJECTIVES = ("latency", "memory", "distance")
 
@@ -22,7 +22,7 @@ _OWN = ("study", "experiment", "resume", "retry_failed", "objective")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchConfig(Section):
+class SearchConfig(Configured):
     """The variables, the objectives and the budget of a search."""
 
     title: str

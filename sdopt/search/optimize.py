@@ -21,7 +21,7 @@ _TRIED = {
     "precision": "fp32,tf32,bf16,fp16,int8_sdnq,int8_torchao,fp8_torchao",
     "attention": "default,flash,cudnn,xformers,fused_qkv",
     "layout": "contiguous,channels_last",
-    "caching": "none,deepcache,spectrum,first_block,taylorseer,pyramid_attention,tome,guidance_interval",
+    "caching": "none,deepcache,spectrum,first_block,taylorseer,magcache,pyramid_attention,tome,guidance_interval",
     "compiler": "eager,regional,inductor",
 }
 """The options that may make a call faster, by group; what cannot run on a machine is left out, with the reason."""

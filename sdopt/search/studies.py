@@ -1,9 +1,9 @@
 """Runs the studies of a search: ordinary studies, whose result files every other command reads."""
 
+import math
 import re
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from sdopt.config.parse import RunConfig
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.calibration import calibration_file, calibration_of, fit_of, read_calibration, write_calibration
 from sdopt.gate.rule_checks import require_measured
-from sdopt.launching import InterruptedStudy, launch
+from sdopt.launching import launch
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.record.choices import as_override
 from sdopt.record.files import read_error, read_result
@@ -35,28 +35,6 @@ CALIBRATE = "calibrate"
 _DESIGN = ("study=explicit", "study.skip_conflicts=true")
 
 _UNTRACKED = ("gate=none", "tracking=none", "protocol.programs_s=0")
-
-
-class _TimeUpError(KeyboardInterrupt):
-    """Ends a study whose time is up as Ctrl-C does: what was measured is kept and compared."""
-
-
-@contextmanager
-def _no_longer_than(seconds: float | None) -> Iterator[None]:
-    if seconds is None:
-        yield
-        return
-
-    def end(_number: int, _frame: object) -> None:
-        raise _TimeUpError
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @dataclass(frozen=True)
@@ -151,7 +129,7 @@ class Studies:
         own = [f"quality.{key}={self._seen}" for key in ("prompt_count", "floor_prompts")]
         once = ["protocol=smoke", "protocol.rounds=1", *_UNTRACKED, *own]
         overrides = [*merge_overrides(self.given, once), *_DESIGN, "study.name=calibrate", "study.edges=[]"]
-        result = self._within(limit_s, CALIBRATE, [*overrides, _variants([])], brief=True)
+        result = self._measured(CALIBRATE, [*overrides, _variants([])], True, limit_s)
         if result.status == "interrupted":
             raise UsageError(
                 f"search.budget_s={self.config.budget_s:g}: half of it is too short to measure how much images differ "
@@ -175,20 +153,11 @@ class Studies:
             UnavailableError: the study broke off.
             InterruptedStudy: the user pressed Ctrl-C.
         """
-        return self._within(limit_s, stage, [*self.overrides(stage), _variants(candidates)], brief)
+        return self._measured(stage, [*self.overrides(stage), _variants(candidates)], brief, limit_s)
 
-    def _within(self, limit_s: float | None, stage: str, overrides: Sequence[str], brief: bool) -> StudyResult:
-        """Measures a study; after `limit_s` seconds it ends with what is measured, as `interrupted`."""
-        try:
-            with _no_longer_than(limit_s):
-                return self._measured(stage, overrides, brief)
-        except InterruptedStudy as interrupt:
-            if not isinstance(interrupt.__cause__, _TimeUpError) or not (self.folder / stage / "result.json").is_file():
-                raise
-            return read_result(self.folder / stage)
-
-    def _measured(self, stage: str, overrides: Sequence[str], brief: bool) -> StudyResult:
+    def _measured(self, stage: str, overrides: Sequence[str], brief: bool, limit_s: float | None) -> StudyResult:
         folder = self.folder / stage
+        deadline = math.inf if limit_s is None else time.monotonic() + limit_s
         if (folder / "result.json").is_file():
             result = read_result(folder)
             judged = bool(result.judgements) or not result.config.gate.judges
@@ -197,11 +166,11 @@ class Studies:
                 return result
             again = ["retry_failed=true"] if failed else []
             own = [f"patch={each}" for each in own_functions(overrides)]
-            launch([f"resume={folder}", *again, *own], brief=brief)
+            launch([f"resume={folder}", *again, *own], brief=brief, deadline=deadline)
         else:
             argv = ["--config-dir", str(self.config_dir)] if self.config_dir else []
             argv += [*overrides, f"hydra.run.dir={quoted(str(folder))}"]
-            launch(argv, brief=brief)
+            launch(argv, brief=brief, deadline=deadline)
         if not (folder / "result.json").is_file():
             error = read_error(folder)
             raise UnavailableError(error.problems if error else f"{folder}: the study left no result")

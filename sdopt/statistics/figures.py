@@ -187,6 +187,15 @@ def _stages(variant: VariantResult) -> dict[str, float]:
     return {stage: 1000 * float(np.mean(times)) for stage, times in samples.items() if times}
 
 
+def stage_peaks(variant: VariantResult) -> dict[str, float]:
+    """Returns the peak of memory within each stage, in GiB."""
+    peaks: dict[str, float] = {}
+    for measurement in variant.measurements:
+        for stage, peak in measurement.stages_gib.items():
+            peaks[stage] = max(peak, peaks.get(stage, peak))
+    return peaks
+
+
 # Figures that each shape has ------------------------------------------------------------------------------------------
 
 
@@ -272,6 +281,8 @@ def _main_figures(result: StudyResult, row: Row) -> Figures:
     figures["latency/load_s"] = _median(measurement.load_s for measurement in variant.measurements)
     for stage, value in row.stages_ms.items():
         figures[f"stage/{stage}_ms"] = value
+    for stage, peak in stage_peaks(variant).items():
+        figures[f"stage/{stage}_peak_gib"] = peak
     for name, score in row.scores.items():
         figures[f"quality/{name}"] = score.estimate
     if variant.quality or variant.trips:

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from sdopt.errors import UsageError
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult
-from sdopt.schema import Section
+from sdopt.schema import Configured
 from sdopt.statistics.figures import rows_of
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
@@ -23,7 +23,7 @@ from sdopt.statistics.rows import Row
 
 
 @dataclass(frozen=True)
-class PublishedTable(Section):
+class PublishedTable(Configured):
     """Figures of an article, by variant. A line holds one figure for each of `gpus`, as printed, with blanks between.
 
     `-` is no figure, `OOM` a run that ran out of memory, and `<3` something less than 3.
@@ -66,7 +66,7 @@ class PublishedTable(Section):
 
 
 @dataclass(frozen=True)
-class PublishedSetup(Section):
+class PublishedSetup(Configured):
     """What the figures were measured with, as far as the study's own configuration says it; null is not compared."""
 
     model: str | None = None
@@ -82,7 +82,7 @@ class PublishedSetup(Section):
 
 
 @dataclass(frozen=True)
-class Published(Section):
+class Published(Configured):
     """What an article says of the variants of a study."""
 
     article: str

@@ -27,6 +27,9 @@ LEAST_REPORT_S, _REPORT_SHARE = 8.0, 0.8
 _PROGRAM_S = 1.5
 """Seconds in which the process of a program starts, and compares its image, beside its load and its call."""
 
+_COMMANDS_S = 2.0
+"""Seconds in which the commands that measure the variants again are composed and compared."""
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -148,7 +151,7 @@ class Ahead:
             _PROGRAM_S + (process.measurement.load_s or 0.0) + self._call_or_baseline_s(process)
             for process in candidates
         )
-        return sum(seconds[: extent.programs])
+        return _COMMANDS_S + sum(seconds[: extent.programs])
 
     def _call_or_baseline_s(self, process: VariantProcess) -> float:
         own = self.call_s(process)

@@ -83,10 +83,15 @@ class Spending:
         seconds = self._ahead.seconds(extent, without)
         return seconds is None or seconds * self._pace.factor <= self._left_s
 
+    def _fits_at_least(self, without: Sequence[VariantProcess] = ()) -> bool:
+        """Returns whether the least fits; that loading went quickly says little of rounds."""
+        seconds = self._ahead.seconds(self._least, without)
+        return seconds is None or seconds * max(1.0, self._pace.factor) <= self._left_s
+
     def choose_processes(self) -> None:
         """Leaves out further processes of the slowest variants, until the others fit; first processes are ready."""
         self._pace.restart()  # what is slower was given up just before
-        if not self.limited or self._fits(self._least):
+        if not self.limited or self._fits_at_least():
             return
         session = self._session
         first = min(process.measurement.replicate for process in session.processes)
@@ -103,7 +108,7 @@ class Spending:
             left_out = [process.measurement for process in further]
             row.measurements = [m for m in row.measurements if not any(m is other for other in left_out)]
             self._record.processes[row.name] = len({m.replicate for m in row.measurements})
-            if self._fits(self._least):
+            if self._fits_at_least():
                 return
 
     def another_round(self, number: int) -> bool:

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from sdopt.errors import UsageError
 from sdopt.record.choices import as_override, difference, listed
-from sdopt.schema import ExplicitEdge, Section, wrong_label
+from sdopt.schema import Configured, ExplicitEdge, wrong_label
 from sdopt.statistics.published import Published, require_published
 from sdopt.variant import Variant
 
@@ -81,7 +81,7 @@ class Composer(Protocol):
 
 
 @dataclass(frozen=True)
-class Design(Section):
+class Design(Configured):
     """The base class of all designs."""
 
     name: str = "study"

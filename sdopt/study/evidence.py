@@ -77,6 +77,9 @@ class Inspection:
                 process.row.denoiser_calls = len(stages.get("denoiser_step", [])) or process.row.denoiser_calls
                 for stage, samples in stages.items() if number < timed else ():
                     process.measurement.stages_s.setdefault(stage, []).extend(samples)
+                if number < timed:
+                    peaks = process.measurement.stages_gib
+                    peaks |= {stage: max(peak, peaks.get(stage, peak)) for stage, peak in found.stages_gib.items()}
                 process.images.append(found.image)
             self._study.progress.advance()
 

@@ -18,6 +18,7 @@ from sdopt.study.session import BaselineFailedError, DoesNotFitError, Session, S
 from sdopt.study.warmup import Warmup
 from sdopt.worker.machine import Machine
 from sdopt.worker.process import StartWorker
+from sdopt.worker.protocol import TimeUpError
 
 _NO_BASELINE = "the baseline failed, so that there is nothing to compare with"
 
@@ -33,8 +34,9 @@ def run_study(
     """Measures the missing parts of a study, and keeps `result.json` in `folder` up to date meanwhile.
 
     A worker that fails ends its variant and no other, unless it is the baseline's, which ends the study. On
-    KeyboardInterrupt, keeps and compares the measurements, ends the workers, and raises the interrupt again. If the
-    file cannot be written, measuring continues, and writing is tried again after every round.
+    KeyboardInterrupt, keeps and compares the measurements, ends the workers, and raises the interrupt again; when a
+    worker says that the time is up, it does the same and returns the result, whose status is `interrupted`. If the file
+    cannot be written, measuring continues, and writing is tried again after every round.
 
     Raises:
         OSError: the file could not be written at the end; the message says where the result is instead.
@@ -57,7 +59,7 @@ def run_study(
                 row.status, row.reason = Status.INTERRUPTED, append_reason(row, _NO_BASELINE)
         set_final_statuses(result)
         result.status = "finished"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TimeUpError) as end:
         result.status = "interrupted"
         lacking = missing_of(result).variants
         for row in result.variants:
@@ -66,7 +68,8 @@ def run_study(
                 told = f"interrupted after {min(done, protocol.rounds)} of {protocol.rounds} rounds"
                 row.status, row.reason = Status.INTERRUPTED, append_reason(row, told)
         set_final_statuses(result)
-        raise
+        if isinstance(end, KeyboardInterrupt):
+            raise
     finally:
         if result.status == "running":
             result.status = "crashed"

@@ -27,7 +27,7 @@ from sdopt.hardware.nvml import GpuMonitor
 from sdopt.hardware.probe import usable_cores
 from sdopt.measure.compilation import compiled_so_far, note_cost, packages_so_far
 from sdopt.measure.garbage import garbage_of_block_collected
-from sdopt.measure.memory import PeakMemory, cap_memory
+from sdopt.measure.memory import PeakMemory, StagePeaks, cap_memory
 from sdopt.measure.processes import waited_s
 from sdopt.measure.stages import DENOISER, StageClock, observed
 from sdopt.measure.trace import trace_call
@@ -309,7 +309,7 @@ class PipelineHost:
         return TracedCall(evidence, trace.denoiser_busy_s, trace.counts(), changed_settings(self._settings))
 
     def time_stages(self) -> StagedCall:
-        """Times each stage of one instrumented call; of the denoiser, each step.
+        """Times each stage of one instrumented call, of the denoiser each step, and measures its peak of memory.
 
         The pipeline draws the noise of this call itself, from the seeds, as for any user who passes no noise.
         """
@@ -323,7 +323,17 @@ class PipelineHost:
         if self._variant.workload.latents is None and inputs.pop("latents", None) is not None:
             seeds = [generator.initial_seed() for generator in inputs["generator"]]
             inputs["generator"] = [torch.Generator().manual_seed(seed) for seed in seeds]
-        with observed(self._pipe, clock.enter, clock.leave):
+        peaks = StagePeaks(self._memory)
+
+        def enter(stage: str) -> None:
+            peaks.enter(stage)
+            clock.enter(stage)
+
+        def leave(stage: str, output: Any) -> None:
+            clock.leave(stage, output)  # what reads memory is not timed
+            peaks.leave(stage, output)
+
+        with observed(self._pipe, enter, leave):
             images, pixels = _arrays(self._call(inputs=inputs))
         self._synchronize()
         self._require_asked(pixels, inputs, draw.size)
@@ -332,7 +342,7 @@ class PipelineHost:
             "denoiser_step" if stage == DENOISER else stage: spans if stage == DENOISER else [sum(spans)]
             for stage, spans in clock.seconds().items()
         }
-        return StagedCall(stages_s, self._sample(number, draw, images, pixels))
+        return StagedCall(stages_s, self._sample(number, draw, images, pixels), peaks.gib)
 
     def count_operations(self) -> float:
         """Returns the TFLOP of one image."""

@@ -4,6 +4,8 @@ Each variant has its own process, so that global state (TF32 flags, attention ba
 allocator) does not leak from one variant into the next, and a memory peak belongs to one variant.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from sdopt.variant import Variant
 from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, print_warning
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.host import PipelineHost, serve
-from sdopt.worker.protocol import WorkerError
+from sdopt.worker.protocol import TimeUpError, WorkerError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,6 +71,7 @@ class WorkerProcess(ChildProcess, Worker):
 
     If it dies or takes too long, the request that waits for it raises WorkerError: the status is `killed` if a signal
     ended it, `timeout`, or else `failed`. What follows for the variant and the study is in `Session.note_failure`.
+    After `deadline` it raises TimeUpError.
 
     Args:
         context: starts the process.
@@ -80,6 +83,7 @@ class WorkerProcess(ChildProcess, Worker):
             earlier one reuses its cache. The folder is removed if the parent is killed.
         called: receives, with each answer, the seconds spent in calls of the pipeline.
         warn: receives a warning if a process does not end.
+        deadline: end of the whole study, in seconds of the monotonic clock.
 
     Raises:
         OSError: the process cannot be started.
@@ -95,8 +99,9 @@ class WorkerProcess(ChildProcess, Worker):
         scratch: Path,
         called: Callable[[float], None] = lambda seconds: None,
         warn: Callable[[str], None] = print_warning,
+        deadline: float = math.inf,
     ) -> None:
-        self._timeout_s = timeout_s
+        self._timeout_s, self._deadline = timeout_s, deadline
         self._called = called
         self._log = log
         self._memory_signals = ("SIGKILL", *_CRASHES) if device.is_cuda else ("SIGKILL",)
@@ -111,12 +116,18 @@ class WorkerProcess(ChildProcess, Worker):
 
         def answer() -> R:
             with self._reporting_deaths(name):
-                found: R = self.receive(self._timeout_s, self._called)
+                found: R = self.receive(min(self._timeout_s, self._left_s), self._called)
             return found
 
+        if self._left_s <= 0:
+            raise TimeUpError
         with self._reporting_deaths(name):
             self.send((name, args, kwargs))
         return answer
+
+    @property
+    def _left_s(self) -> float:
+        return self._deadline - time.monotonic()
 
     @contextmanager
     def _reporting_deaths(self, request: str) -> Iterator[None]:
@@ -124,6 +135,8 @@ class WorkerProcess(ChildProcess, Worker):
         try:
             yield
         except ChildTimeoutError:
+            if self._left_s <= 0:
+                raise TimeUpError from None
             limit = f"{self._timeout_s:g} s (protocol.timeout_s)"
             raise WorkerError(Status.TIMEOUT, f"no answer to '{request}' within {limit}") from None
         except ChildDiedError as died:

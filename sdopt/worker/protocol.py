@@ -9,6 +9,10 @@ from sdopt.record.samples import Evidence, GpuState, Memory
 from sdopt.record.scores import ImageRecord
 
 
+class TimeUpError(Exception):
+    """The time of a whole study is up: what is measured is kept, and nothing more is asked of any worker."""
+
+
 class WorkerError(Exception):
     """A worker could not answer: `status` says how it ended, `reason` why, in a line or two.
 
@@ -124,6 +128,8 @@ class StagedCall:
     """Seconds of each stage; of the denoiser, `denoiser_step`, one sample a step."""
     image: SampledImage
     """An image of the call, for which the pipeline itself drew the noise, from the seeds."""
+    stages_gib: dict[str, float]
+    """Peak of memory within each stage, as `StagePeaks` measures it."""
 
 
 @dataclass(frozen=True)

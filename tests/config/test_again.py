@@ -170,5 +170,4 @@ def test_every_preset(composer: Composers, preset: str) -> None:
 )
 def test_any_value_is_read_as_it_was(composer: Composers, value: object) -> None:
     made = composer([])._compositions.of([f"+mine={written_value(value)}"])
-    found = made.cfg["mine"]
-    assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == value
+    assert made.values["mine"] == value

@@ -20,7 +20,7 @@ from sdopt.config.groups import optimization_options
 from sdopt.config.own import serving_config
 from sdopt.config.paths import CONF
 from sdopt.config.tracking import tracking_of
-from sdopt.config.typed import build_typed
+from sdopt.config.typed import typed
 from sdopt.errors import UsageError
 from sdopt.options import Optimization
 from sdopt.options.compiler import Eager, Inductor
@@ -129,8 +129,8 @@ class TestMistakes:
             "grad_mode._target_=sdopt.schema.Model: must be a dataclass derived from Optimization",
             "layout.memory_format: Input should be 'contiguous' or 'channels_last'",
             "nonsense: unknown key; the sections are model, ",
-            "dry_run: must be true or false",
-            "objective: ",
+            "dry_run=perhaps: Input should be a valid boolean",
+            "objective=3: Input should be a valid list",
         ]
         for start in expected:
             assert [problem for problem in found if problem.startswith(start)], f"{start} is not in {found}"
@@ -142,7 +142,6 @@ class TestMistakes:
             {
                 "workload.size=65": "workload.size=65: Input should be a multiple of 8",
                 "workload.batch_size=null": "workload.batch_size: ",
-                "workload.negative_prompt=1.50": "workload.negative_prompt=1.5: must be text; write it in quotes",
                 "study.name=true": "study.name=True: Input should be a valid string",
                 "model.name=sd99": "model.name=sd99: packaged models are emoji",
                 "scheduler.class_name=DDIM": "scheduler.class_name=DDIM: unknown scheduler; diffusers has: ",
@@ -151,7 +150,6 @@ class TestMistakes:
             {
                 "workload.size=[64,65]": "workload.size[1]=65: Input should be a multiple of 8",
                 "workload.batch_size=[1,0]": "workload.batch_size[1]=0: Input should be greater than or equal to 1",
-                "workload.seed=${nope}": "workload.seed: ",
                 "model.name=/x": "model.name=/x: must be a name, not a path",
                 "scheduler.class_name=StableDiffusionPipeline": "scheduler.class_name=StableDiffusionPipeline: unknown",
                 "+extra.deep=???": "extra.deep: ",
@@ -174,7 +172,8 @@ class TestMistakes:
                 "model.variant=[fp16]": "model.variant: Input should be a valid string",
                 "tracking.tags=[team]": "tracking.tags: Input should be a valid dictionary",
             },
-            {"objective=${nope}": "objective: "},
+            {"objective=${nope}": "objective: ", "workload.seed=${nope}": "workload.seed: "},
+            {"workload.negative_prompt=1.50": "workload.negative_prompt=1.5: must be text; write it in quotes"},
             {"workload.prompts=['a ${b}']": "workload.prompts[0]: Interpolation key 'b' not found"},
             {
                 "workload.prompts=[it's a cat]": "workload.prompts=[it's a cat]: not an override (token recognition "
@@ -432,7 +431,7 @@ class TestOwnOptions:
         name = f"wrong_{abs(hash(module))}"
         (tmp_path / f"{name}.py").write_text(module)
         found: list[str] = []
-        build_typed("shading", OmegaConf.create({"_target_": f"{name}.Shading", "factor": 2.0}), Optimization, found)
+        typed("shading", {"_target_": f"{name}.Shading", "factor": 2.0}, Optimization, found)
         assert re.match(rf"shading.*{reason}", found[0])
 
     @pytest.mark.parametrize(("way", "name"), [("--config-dir", "config"), ("hydra.searchpath", "precision/bf16")])
@@ -546,10 +545,10 @@ def test_a_program_s_own_use_of_hydra_stays(monkeypatch: pytest.MonkeyPatch) -> 
     ("content", "said"),
     [
         ("protocol: {rounds: 7}", "experiment: a file of this group must begin with the line `# @package _global_`"),
-        ("defaults: [override /precision: bf16]", "write `- override /precision: …`"),
-        ("# @package _global_\ndefaults: [/precision: bf16]", "write `- override /precision: …`"),
-        ("# @package _global_\ndefaults: [override precision: bf16]", "write `- override /precision: …`"),
-        ("# @package _global_\ndefaults: [precision: bf16]", "write `- override /precision: …`"),
+        ("defaults: [override /precision: bf16]", "In 'experiment/mine': Could not override 'precision"),
+        ("# @package _global_\ndefaults: [/precision: bf16]", "To override a value use 'override precision: bf16'"),
+        ("# @package _global_\ndefaults: [override precision: bf16]", "Could not override 'experiment/precision"),
+        ("# @package _global_\ndefaults: [precision: bf16]", "Could not find 'experiment/precision/bf16'"),
         ("# @package _global_\nprecision: bf16", "by `- override /precision: bf16`"),
         ("# @package _global_\nattention: null", "by `- override /attention: …`"),
         ("# @package _global_\ndefaults: [mine]", "a file's defaults list leads back to the file itself"),

@@ -19,6 +19,7 @@ from sdopt.gate.judge import RuleContext
 from sdopt.gate.trust import comparable
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.report.answer_json import baseline_digest
 from sdopt.statistics.summary import summary_of
 from tests.fakes import fake_study
 
@@ -111,6 +112,15 @@ class TestSettings:
 
     def test_that_one_side_does_not_tell_are_not_compared(self, tmp_path: Path) -> None:
         assert judged(web_ui(tmp_path / "base"), plain(tmp_path / "other")).candidates[0].unlike == []
+
+
+def test_baselines_of_other_images_have_other_digests(tmp_path: Path) -> None:
+    """Two answers with one digest may be compared, so that a baseline that was made anew must be told."""
+    base, other = plain(tmp_path / "base"), plain(tmp_path / "other")
+    same = baseline_digest(judged(base, other))
+    assert baseline_digest(judged(base, other)) == same
+    picture(99).save(base / "00003.png")
+    assert baseline_digest(judged(base, other)) != same
 
 
 class TestFiles:

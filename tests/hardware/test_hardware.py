@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from sdopt.apps.doctor import tables
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.paths import cards
-from sdopt.config.typed import build_typed
+from sdopt.config.typed import typed
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware import ceilings
 from sdopt.hardware.cards import (
@@ -65,9 +64,9 @@ def test_a_card_that_people_have_composes_and_asks_for_a_cuda_device(composer: t
 
 def test_sheets_hold_nothing_that_a_sheet_of_ones_own_could_not() -> None:
     problems: list[str] = []
-    typed = {card: build_typed(card, OmegaConf.create(sheet), Sheet, problems) for card, sheet in cards().items()}
+    made = {card: typed(card, sheet, Sheet, problems) for card, sheet in cards().items()}
     assert not problems
-    assert typed == SHEETS
+    assert made == SHEETS
 
 
 def test_sheets_have_sources_and_what_a_plan_needs() -> None:

@@ -16,12 +16,12 @@ import torch
 
 from sdopt.hardware.device import Device
 from sdopt.measure import memory as memory_module
-from sdopt.measure.memory import PeakMemory, graph_pools_gib
+from sdopt.measure.memory import PeakMemory, StagePeaks, graph_pools_gib
 from sdopt.measure.processes import files_in_memory, held_elsewhere, started_by
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Memory
-from sdopt.report.tables import ranking
+from sdopt.report.tables import ranking, stage_memory_table
 from sdopt.statistics.measures import MEMORY_RATIO
 from sdopt.statistics.ratios import compare
 from sdopt.statistics.summary import summary_of
@@ -31,6 +31,34 @@ MIB = 2**20
 SNAPSHOT = json.loads((Path(__file__).parent / "snapshot.json").read_text())
 """In the form of `torch.cuda.memory_snapshot()`: a common segment, two of a graph, one of a user's pool, one of
 another device."""
+
+
+class TestStages:
+    def test_the_peak_of_each_is_its_own(self) -> None:
+        peaks = StagePeaks(PeakMemory(CPU))
+        for stage in ("text_encoder", "denoiser", "vae_decoder", "denoiser"):
+            peaks.enter(stage)
+            held = bytearray(96 * MIB) if stage == "denoiser" else bytearray()
+            held[::4096] = b"x" * len(held[::4096])
+            del held
+            peaks.leave(stage, None)
+        if not peaks.gib:
+            pytest.skip("the kernel keeps no high-water mark that can be reset here")
+        above = peaks.gib["denoiser"] - max(peaks.gib["text_encoder"], peaks.gib["vae_decoder"])
+        assert 80 / 1024 < above < 200 / 1024
+
+    def test_a_page_has_them(self, result: StudyResult) -> None:
+        for variant in result.variants:
+            for measurement in variant.measurements:
+                measurement.stages_gib = {"text_encoder": 2.5, "denoiser": 0.5 + measurement.replicate}
+        table = stage_memory_table(summary_of(parse_result(to_json(result))))
+        assert table is not None
+        assert table.headings == ("variant", "peak in text encoder", "peak in denoiser")
+        most = max(measurement.replicate for measurement in result.variant(result.baseline).measurements)
+        assert ("baseline", "2.50 GiB", f"{most + 0.5:.2f} GiB") in table.rows
+
+    def test_without_any_there_is_no_table(self, result: StudyResult) -> None:
+        assert stage_memory_table(summary_of(result)) is None
 
 
 class TestSandbox:

@@ -28,7 +28,8 @@ from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import evidence, forward_is_its_own, image, proved
 
-OPTIONS = sorted(path.stem for path in (CONF / "caching").glob("*.yaml") if path.stem != "none")
+OF_TRANSFORMERS = {"magcache", "dbcache"}
+OPTIONS = sorted({path.stem for path in (CONF / "caching").glob("*.yaml")} - {"none"} - OF_TRANSFORMERS)
 STEPS = "workload.steps=10"
 needs_published = pytest.mark.skipif(find_spec("DeepCache") is None, reason="DeepCache is not installed")
 

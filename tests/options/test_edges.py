@@ -34,6 +34,8 @@ GROUNDS = {
     "SpectralForecast": Ground("caching=spectrum", "caching", ("workload.steps=8",)),
     "PyramidAttention": Ground("caching=pyramid_attention", "caching", ("workload.steps=6",)),
     "GuidanceInterval": Ground("caching=guidance_interval", "caching", ("workload.steps=6",)),
+    "MagCache": Ground("caching=magcache", "caching", ("model=emoji_dit", "workload.steps=25"), size=64),
+    "DualBlockCache": Ground("caching=dbcache", "caching", ("model=emoji_dit", "workload.steps=20"), size=64),
     "TaylorSeer": Ground("caching=taylorseer", "caching", ("workload.steps=8",)),
     "TokenMerging": Ground("caching=tome", "caching"),
     "PrecomputedEmbeddings": Ground("memory=precomputed_embeddings", "memory.precomputed_embeddings"),
@@ -55,6 +57,9 @@ ELSEWHERE: dict[tuple[str, str], Any] = {
     ("VaeTiling", "tile_size"): (64, 72, 80, 96, 100, 128, 16384),
     ("Loaded", "scale"): (-100, 0, 100),
     ("Fused", "scale"): (-100, 0, 100),
+    ("DualBlockCache", "first_blocks"): (1, 2, 7),  # of eight blocks
+    ("DualBlockCache", "last_blocks"): (0, 1, 6),
+    ("DualBlockCache", "threshold"): (0.5, 0.999),
     ("FirstBlockCaching", "threshold"): (10,),  # with the lowest no step is skipped, which only images can show
 }
 """Values that are tried instead of the edges."""

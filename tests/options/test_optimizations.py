@@ -32,7 +32,7 @@ ELSEWHERE = {
     **dict.fromkeys((("attention", option) for option in ("dispatched", "sage")), "runs no attention of UNets"),
 }
 """What conflicts with a CPU or the packaged model, with the reason; tests of their own look at these options."""
-PACKAGES = {name for name in ("torchao", "sdnq", "onnxruntime", "openvino") if find_spec(name) is None}
+PACKAGES = {name for name in ("torchao", "sdnq", "bitsandbytes", "onnxruntime", "openvino") if find_spec(name) is None}
 """Packages of extras that are not installed; without them, their options conflict and say so."""
 COMPILED = [option for option in OPTIONS if option[0] == "compiler" and option[1] != "eager"]  # see test_compilers.py
 OPTIONS = [option for option in OPTIONS if not any(option[1].endswith(name) for name in PACKAGES)]

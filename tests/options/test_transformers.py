@@ -4,10 +4,8 @@ The pipelines are built in this process and called with two prompts of different
 calls them.
 """
 
-import contextlib
-import io
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +22,8 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 
 from sdopt.assembly import Assembly
 from sdopt.errors import UsageError
-from sdopt.hardware.device import Device
-from sdopt.measure.trace import Trace, trace_call
-from sdopt.options import Context, Finding, Optimization
+from sdopt.measure.trace import trace_call
+from sdopt.options import Optimization
 from sdopt.options.attention import Default, FusedProjections, Sdpa, Vanilla
 from sdopt.options.attention_backends import Dispatched
 from sdopt.options.caching import (
@@ -47,70 +44,13 @@ from sdopt.options.offload import GroupOffload
 from sdopt.options.precision import Precision
 from sdopt.options.quantization import QuantizedTextEncoders
 from sdopt.options.transformer import Calls, blocks_of
-from sdopt.pipelines.factory import configs_of
-from sdopt.pipelines.family import family_named
-from sdopt.pipelines.loading import LoadedModel, guidance_of
-from sdopt.schema import Scheduler, Workload
-from tests.fixtures import CPU
+from tests.options.applied import PROMPTS, STEPS, Applied, context_of, far, model_of
 from tests.options.walk import every_option
 from tests.pipelines.tiny import TINY, tiny
-
-PROMPTS = ("a red circle", "a much longer prompt about a blue house at dawn")
-
-STEPS = 6
 
 FAST = ("flux", "z_image")
 
 EVERY = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in TINY]
-
-
-class Applied:
-    """A tiny pipeline with options, which draws images of 64×64 pixels in six steps."""
-
-    def __init__(self, name: str, options: Mapping[str, Optimization], scale: float = 4.0, **settings: Any) -> None:
-        self.pipe = tiny(name, **settings)
-        self.assembly = Assembly.of(self.pipe, options)
-        self.assembly.prepare_inputs(PROMPTS)
-        family = family_named(type(self.pipe).__name__)
-        guidance = guidance_of(model_of(self.pipe))
-        self._arguments = {guidance.argument: scale, **family.call, "height": 64, "width": 64, "output_type": "np"}
-        self._negative = guidance.needs_negative
-
-    def images(self, prompts: tuple[str, ...] = PROMPTS, **changes: Any) -> np.ndarray:
-        """Draws an image of each prompt, each from noise of its own."""
-        given = {**self._arguments, "num_inference_steps": STEPS, **changes, "prompt": list(prompts)}
-        given["generator"] = [torch.Generator().manual_seed(seed) for seed in range(len(prompts))]
-        if self._negative:
-            given["negative_prompt"] = [""] * len(prompts)
-        with self.assembly.entered(), contextlib.redirect_stderr(io.StringIO()):
-            drawn: np.ndarray = self.pipe(**self.assembly.changed(given)).images
-        return drawn
-
-    def traced(self) -> tuple[np.ndarray, Finding, Trace]:
-        """Draws the images, and returns what the trace shows of the only option."""
-        images: list[np.ndarray] = []
-
-        def call() -> Any:
-            images.append(self.images())
-
-        with contextlib.redirect_stderr(io.StringIO()):
-            trace = trace_call(self.pipe, call, cuda=False)
-        [finding] = self.assembly.findings(trace).values()
-        return images[0], finding, trace
-
-
-def model_of(pipe: Any) -> LoadedModel:
-    name = type(pipe).__name__
-    return LoadedModel("pipeline", "path", size=64, class_name=name, configs=configs_of(pipe), guidance_scale=4.0)
-
-
-def context_of(pipe: Any, device: Device = CPU, **chosen: Any) -> Context:
-    workload = Workload(size=64, batch_size=1, guidance_scale=chosen.pop("guidance_scale", None))
-    return Context(device, model_of(pipe), workload, chosen, Scheduler("FlowMatchEulerDiscreteScheduler"))
-
-
-def far(first: np.ndarray, second: np.ndarray) -> float:
-    return float(np.abs(first - second).max())
 
 
 @pytest.fixture(scope="module")

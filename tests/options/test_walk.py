@@ -43,9 +43,9 @@ def test_what_is_refused_still_is(name: str) -> None:
     kept = walk.read()
     for chosen, (axis, option) in walk.every_option().items():
         outcome = kept.get(chosen, {}).get(name)
-        if outcome is None:
+        if outcome is None or not walk.is_installed(chosen):
             continue
-        context = walk.context_on_card(pipe, {axis: option})
+        context = walk.context_on_card(pipe, {axis: option}, walk.batch_of(chosen))
         reasons = [*option.obstacles(context), *option.broken(pipe)]
         if outcome.outcome == "needs a card":
             assert option.obstacles(replace(context, device=CPU)), chosen
@@ -60,4 +60,6 @@ def test_what_is_refused_still_is(name: str) -> None:
 def test_every_option_does_what_the_table_says(name: str) -> None:
     kept = walk.read()
     for _, option, cell in walk.walked([name]):
+        if not walk.is_installed(option):
+            continue
         assert cell.outcome == kept[option][name].outcome, (option, cell.why)

@@ -11,10 +11,12 @@ import io
 import json
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from sdopt.config.paths import CONF
 from sdopt.errors import ConflictError, UnavailableError, UsageError
 from sdopt.hardware.cards import planned_device
 from sdopt.options.base import Context, Optimization
+from sdopt.options.magcache import Magnitudes, magnitudes_as_json
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.loading import LoadedModel, guidance_of
 from sdopt.report.markdown import markdown
@@ -47,6 +50,8 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     # With random weights, no two steps are alike.
     "caching=first_block": ("caching.threshold=10",),
     "caching=taylorseer": ("caching.warmup=2",),
+    "caching=magcache": ("caching.threshold=10",),
+    "caching=dbcache": ("caching.threshold=0.99", "caching.warmup=2"),
 }
 """Keys without which an option would do nothing to pictures this small with random weights."""
 
@@ -75,6 +80,13 @@ SIGNS = {
 }
 
 
+ALONE = {"caching=dbcache"}
+"""Options that take one prompt a call, so that they are not tried with two in a batch."""
+
+PACKAGES_OF = {"caching=dbcache": "cache_dit", "precision=nf4_bitsandbytes": "bitsandbytes"}
+"""Packages that options need, and that may not be installed where the table is checked."""
+
+
 def chosen_options() -> list[tuple[str, str]]:
     """Returns the options to try, by group and name."""
     return sorted(option for option in optimization_options() if option[0] not in ELSEWHERE)
@@ -97,20 +109,25 @@ def tried(pipeline: str, chosen: str, axis: str, option: Optimization) -> Cell:
     from tests.pipelines.tiny import tiny
 
     pipe = tiny(pipeline)
-    on_card = context_on_card(pipe, {axis: option})
+    prompts = PROMPTS[: batch_of(chosen)]
+    on_card = context_on_card(pipe, {axis: option}, len(prompts))
     reasons = option.obstacles(replace(on_card, device=CPU)) or option.broken(pipe)
     if reasons:
         return Cell("refused" if option.obstacles(on_card) or option.broken(pipe) else "needs a card", reasons[0])
     guidance = family_named(type(pipe).__name__).guidance
     call = {**family_named(type(pipe).__name__).call, "height": 64, "width": 64, guidance.argument: 4.0}
     if guidance.needs_negative:
-        call["negative_prompt"] = [""] * len(PROMPTS)
+        call["negative_prompt"] = [""] * len(prompts)
     group, _, name = chosen.partition("=")
     groups: Any = {group: [name] if group == "memory" else name}
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            sdopt.optimize(pipe, *SETTINGS.get(chosen, ()), prompts=[*PROMPTS, ""], **groups)
-            report = sdopt.prove(pipe, PROMPTS, **call, output_type="np")
+        with contextlib.redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory() as folder:
+            settings = [*SETTINGS.get(chosen, ())]
+            if chosen == "caching=magcache":
+                file = measured_ratios(tiny(pipeline), call, Path(folder))
+                settings.append(f"caching.path={file}")
+            sdopt.optimize(pipe, *settings, prompts=[*PROMPTS, ""], **groups)
+            report = sdopt.prove(pipe, prompts, **call, output_type="np")
     except (ConflictError, UsageError) as error:
         why = error.problems[0].removeprefix(f"{chosen}: ")
         return Cell("needs a file", why.partition(" (")[0])  # without the path of a cache
@@ -124,14 +141,33 @@ def tried(pipeline: str, chosen: str, axis: str, option: Optimization) -> Cell:
     return Cell("took effect" if report.engaged else "no effect", evidence.summary)
 
 
-def context_on_card(pipe: Any, options: Mapping[str, Any]) -> Context:
+def measured_ratios(pipe: Any, call: Mapping[str, Any], folder: Path) -> Path:
+    """Measures the ratios that MagCache needs of a pipeline, for six steps; returns their file."""
+    sdopt.optimize(pipe, "caching.measure=true", caching="magcache")
+    report = sdopt.prove(pipe, PROMPTS, **call, num_inference_steps=6, output_type="np")
+    file = folder / "ratios.json"
+    file.write_bytes(magnitudes_as_json(Magnitudes("tiny", 6, **report.evidence[0].facts)))
+    return file
+
+
+def is_installed(chosen: str) -> bool:
+    """Returns whether the package that an option needs is there."""
+    return chosen not in PACKAGES_OF or find_spec(PACKAGES_OF[chosen]) is not None
+
+
+def batch_of(chosen: str) -> int:
+    """Returns the number of prompts with which an option is tried."""
+    return 1 if chosen in ALONE else len(PROMPTS)
+
+
+def context_on_card(pipe: Any, options: Mapping[str, Any], batch: int = 2) -> Context:
     """Returns from what options decide on a card whose features include all that a card may have."""
     from sdopt.pipelines.factory import configs_of
 
     name = type(pipe).__name__
     model = LoadedModel("pipeline", "path", size=64, class_name=name, configs=configs_of(pipe))
     scale = guidance_of(model).above + 3
-    workload = Workload(size=64, batch_size=2, guidance_scale=scale)
+    workload = Workload(size=64, batch_size=batch, guidance_scale=scale)
     scheduler = Scheduler(type(pipe.scheduler).__name__)
     return Context(planned_device(data_sheets()[CARD]), model, workload, options, scheduler)
 
@@ -192,7 +228,8 @@ _ABOUT = """\
 # Options on diffusion transformers
 
 Each option on each kind of pipeline, as tried on a CPU: the pipelines have the published classes, half a million
-parameters and random weights, and were called with two prompts of different lengths in a batch.
+parameters and random weights, and were called with two prompts of different lengths in a batch, and with one where an
+option takes no batch.
 
 **✓** took effect, as its proof shows from the trace of a call. **∅** ran without effect, which the proof says too.
 **–** is refused before anything is changed. **card**: nothing is in its way on an NVIDIA H200 by its data sheet, and a

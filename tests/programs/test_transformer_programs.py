@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from sdopt.config.paths import CONF
 from tests.fixtures import CPU, Composers
@@ -17,13 +16,13 @@ SITUATIONS = {
     "negative prompts of a file": "workload.prompts={files}/prompts.csv workload.guidance_scale=4",
     "a negative prompt and a cache": "workload.negative_prompt=grey workload.guidance_scale=4 caching=first_block",
     "half precision and joined projections": "precision=bf16 attention=fused_qkv",
+    "steps skipped by measured ratios": "caching=magcache caching.threshold=0.1 workload.steps=25",
     "a picture": "task=img2img task.strength=0.7 workload.steps=6 attention=math",
     "a picture and a mask": "task=inpaint task.strength=0.7 workload.steps=6",
     "a batch of several images": "workload.batch_size=2 workload.images_per_prompt=2 grad_mode=inference_mode",
     "another scheduler": "scheduler=flow_unipc precision=bf16 workload.steps=4",
     "embeddings in advance": "memory=[precomputed_embeddings] workload.seed=77",
     "tiles": "workload.size=128 memory=[vae_tiling,vae_slicing] workload.batch_size=2",
-    "noise of a file": "workload.latents={files}/noise.safetensors",
 }
 
 
@@ -31,7 +30,6 @@ SITUATIONS = {
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("größer als sonst")
     (folder / "prompts.csv").write_text('prompt,negative_prompt\n"it\'s ""big""","blurry, grey"\na blue fish,red\n')
-    save_file({"noise": torch.randn((1, 8, 8, 8))}, folder / "noise.safetensors")
     return folder
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.launching import InterruptedStudy, Launched
 from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Gate
+from sdopt.search import studies as of_search
 from sdopt.search.budget import Cost, SearchBudget, StudyWork
 from sdopt.search.config import search_file
 from sdopt.search.findings import findings_of
@@ -24,6 +24,7 @@ from sdopt.search.record import FINAL
 from sdopt.search.run import Search
 from sdopt.search.space import Combination
 from sdopt.search.studies import Studies
+from sdopt.worker.protocol import TimeUpError
 from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
 
 WORK = {"screen": StudyWork(1, 15), "race": StudyWork(2, 40), FINAL: StudyWork(3, 120)}
@@ -240,24 +241,22 @@ def test_a_study_ends_early_what_is_many_times_slower_and_times_the_rest(tmp_pat
 
 def test_a_study_whose_time_is_up_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second round takes longer than there is time; the first one is in the result."""
+    given: dict[str, float] = {}
 
     def late(worker: FakeWorker, name: str) -> None:
         if name == "time_once" and worker.requests.count(name) == 4:
-            time.sleep(5)
+            raise TimeUpError
 
-    def measured(_studies: Studies, stage: str, _overrides: list[str], _brief: bool) -> StudyResult:
-        folder = tmp_path / stage
-        folder.mkdir()
-        try:
-            return run_fake(folder, study, Fakes({"it": late}))[0]
-        except KeyboardInterrupt as interrupt:
-            raise InterruptedStudy(Launched(folder)) from interrupt
+    def launched(_argv: list[str], brief: bool, deadline: float) -> None:
+        given["s"] = deadline - time.monotonic()
+        (tmp_path / "screen-00").mkdir()
+        run_fake(tmp_path / "screen-00", study, Fakes({"it": late}))
 
-    monkeypatch.setattr(Studies, "_measured", measured)
+    monkeypatch.setattr(of_search, "launch", launched)
+    monkeypatch.setattr(Studies, "overrides", lambda *_: [])
     studies, study = Studies([], search_file(), None, tmp_path), fake_study(rounds=3, warmup=1, replicates=1)
-    began = time.monotonic()
-    result = studies.measure("screen-00", [], limit_s=0.8)
-    assert time.monotonic() - began < 4
+    result = studies.measure("screen-00", [], limit_s=40)
+    assert given["s"] == pytest.approx(40, abs=5)
     assert result.status == "interrupted"
     assert findings_of(result, search_file(), Gate())["it"].speedup == pytest.approx(1, abs=0.1)
 

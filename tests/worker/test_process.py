@@ -1,9 +1,11 @@
 """The parent's handle on a worker: what it answers, and how it ends."""
 
 import gc
+import math
 import os
 import runpy
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,7 +24,7 @@ from sdopt.worker.child import ChildDiedError
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.host import PipelineHost, changed_settings, describe_error, process_settings, variables
 from sdopt.worker.process import Worker, WorkerProcess, answers_of
-from sdopt.worker.protocol import Compiled, WorkerError
+from sdopt.worker.protocol import Compiled, TimeUpError, WorkerError
 from tests import sabotage
 from tests.command import eventually, has_ended, workers
 from tests.fixtures import CPU, Compose
@@ -57,13 +59,17 @@ def start(variant: Compose, tmp_path: Path) -> Iterator[Start]:
     started: list[Worker] = []
 
     def worker(
-        log: str = "log", device: Device = CPU, timeout_s: float = 60, option: Optimization | None = None
+        log: str = "log",
+        device: Device = CPU,
+        timeout_s: float = 60,
+        option: Optimization | None = None,
+        deadline: float = math.inf,
     ) -> Worker:
         places, of = (tmp_path / log, tmp_path / "scratch"), variant("hardware.threads=1")
         if option is not None:
             options, choices = {**of.optimizations, "own": option}, {**of.choices, "own": "it"}
             of = replace(of, optimizations=options, choices=choices)
-        started.append(WorkerProcess(start_fork_server(), device, timeout_s, of, *places))
+        started.append(WorkerProcess(start_fork_server(), device, timeout_s, of, *places, deadline=deadline))
         return started[-1]
 
     yield worker
@@ -130,6 +136,14 @@ class TestWorker:
         assert caught.value.status is Status.KILLED
         assert caught.value.reason == "killed by SIGSEGV during 'time_once'"
         assert caught.value.out_of_memory == may_be_memory
+
+    def test_is_asked_nothing_after_the_end_of_the_study(self, start: Start) -> None:
+        worker = start(deadline=time.monotonic() + 0.01)
+        began = time.monotonic()
+        for _ in range(2):
+            with pytest.raises(TimeUpError):
+                worker.ask(PipelineHost.prepare)
+        assert time.monotonic() - began < 5
 
     def test_has_a_time_limit_for_each_answer(self, start: Start) -> None:
         worker = start(timeout_s=0.01)

@@ -16,7 +16,7 @@ from sdopt.config.overrides import group_of, key_of, quoted
 from sdopt.config.own import own_config, serving_config, without_effect
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
-from sdopt.schema import Section, Seed, Serving, wrong_name
+from sdopt.schema import Configured, Seed, Serving, wrong_name
 
 _PROMPTS = ("workload.prompts", "workload.prompt_column", "workload.prompt_count")
 
@@ -25,7 +25,7 @@ _OF_STUDIES = ("study", "tracking", *_PROMPTS, "experiment", "dry_run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadConfig(Section):
+class LoadConfig(Configured):
     """What is sent, at which rates, and what counts as in time."""
 
     title: str

@@ -10,7 +10,7 @@ from sdopt.apps.suite.record import SUFFIX
 from sdopt.config.own import own_config
 from sdopt.errors import UsageError
 from sdopt.record.choices import as_override
-from sdopt.schema import OneOf, Section, wrong_name
+from sdopt.schema import Configured, OneOf, wrong_name
 
 KINDS = ("doctor", "tests", "noise", "options", "study")
 
@@ -22,7 +22,7 @@ INTERVALS = "_intervals"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(Section):
+class Part(Configured):
     """One part of the suite, which runs in a process of its own."""
 
     name: str = ""
@@ -51,7 +51,7 @@ class Part(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuiteConfig(Section):
+class SuiteConfig(Configured):
     """The settings of one call of the suite."""
 
     budget_s: Annotated[float, Field(gt=0, le=604_800)]

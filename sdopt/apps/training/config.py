@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sdopt.schema import OneOf, Section, Seed
+from sdopt.schema import Configured, OneOf, Seed
 
 STAGES = (
     "data",
@@ -25,7 +25,7 @@ STAGES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(Section):
+class DataConfig(Configured):
     """The data stage."""
 
     held_out_concepts: Annotated[int, Field(ge=0, le=10_000)]
@@ -33,7 +33,7 @@ class DataConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig(Section):
+class TrainingConfig(Configured):
     """Settings common to all training stages."""
 
     share: Annotated[float, Field(gt=0, le=1)]
@@ -155,7 +155,7 @@ class ClipConfig(TrainingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig(Section):
+class ExportConfig(Configured):
     """The export's output folders."""
 
     target: str
@@ -167,7 +167,7 @@ class ExportConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainReferenceConfig(Section):
+class TrainReferenceConfig(Configured):
     """The configuration of the whole command."""
 
     stage: Annotated[str, OneOf(("all", *STAGES))]

@@ -24,6 +24,7 @@ from sdopt.report.tables import (
     quality_notes,
     quality_table,
     shapes_table,
+    stage_memory_table,
     worst_table,
 )
 from sdopt.report.verdicts import floors_of, verdict_blocks
@@ -76,7 +77,10 @@ def _sections(summary: Summary) -> Iterator[Section]:
     caption = (
         "From calls that were timed stage by stage, after the rounds and without an interval: read shares, not totals."
     )
-    yield Section("stages", "Time by stage", charts_of([("", stages_plot(summary))], caption, "stages.png"))
+    stages = charts_of([("", stages_plot(summary))], caption, "stages.png")
+    if memory := stage_memory_table(summary):
+        stages.append(memory)
+    yield Section("stages", "Time and memory by stage", stages)
     yield _break_even(summary)
     yield _method(summary)
     yield _environment(summary)

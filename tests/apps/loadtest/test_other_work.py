@@ -18,7 +18,7 @@ from tests.fixtures import Composers
     ],
 )
 def test_other_images_are_refused_before_anything_is_served(option: str, said: str) -> None:
-    words = ["study=one_at_a_time", f"study.options=[{option}]", "tracking=none"]
+    words = ["study=one_at_a_time", f"study.options=[{option}]", "tracking=none", "workload.batch_size=1"]
     with pytest.raises(UsageError, match=said):
         run(words, None, None, print)  # type: ignore[arg-type]  # nothing is started
 

@@ -1,0 +1,337 @@
+"""What a transformer's blocks add, which is kept from step to step, for each branch of guidance its own."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sdopt.errors import UsageError
+from sdopt.options.transformer import Given, Watching, blocks_of, guidance_of_call
+from sdopt.pipelines.parts import Pipeline
+
+
+class _Form(NamedTuple):
+    """The form of a block's output.
+
+    Attributes:
+        is_tuple: whether it is a tensor of the image and one of the text.
+        index: at which place the image's is.
+        without_text: whether the text's is None.
+    """
+
+    is_tuple: bool
+    index: int
+    without_text: bool
+
+
+class Blocks(Watching):
+    """The base class of what runs blocks in some steps only."""
+
+    def __init__(self, pipe: Pipeline, denoiser: Any) -> None:
+        blocks = [block for _, block in blocks_of(denoiser)]
+        self._forms: dict[int, _Form] = {}
+        for number, block in enumerate(blocks):
+            place = "first" if number == 0 else "last" if number == len(blocks) - 1 else "inner"
+            block.forward = _Block(self, place, number, block)
+        super().__init__(pipe, denoiser)
+
+    def run(self, block: "_Block", given: Given) -> Any:
+        """Runs a block, or returns what stands for its output."""
+        raise NotImplementedError
+
+    def hidden_of(self, block: "_Block", output: Any) -> Tensor:
+        """Returns the image's part of a block's output; notes its form, by which a block that is left out answers."""
+        if isinstance(output, Tensor):
+            self._forms[block.number] = _Form(False, 0, False)
+            return output
+        index = _hidden_index(block.kind)
+        self._forms[block.number] = _Form(True, index, output[1 - index] is None)
+        hidden: Tensor = output[index]
+        return hidden
+
+    def formed(self, block: "_Block", hidden: Tensor, given: Given) -> Any:
+        """Returns a tensor in the form of a block's output."""
+        form = self._forms[block.number]
+        if not form.is_tuple:
+            return hidden
+        text = None if form.without_text else given.text
+        return (text, hidden) if form.index == 1 else (hidden, text)
+
+    def changed(self, block: "_Block", output: Any, hidden: Tensor) -> Any:
+        """Returns a block's output with another image's part."""
+        if isinstance(output, Tensor):
+            return hidden
+        index = self._forms[block.number].index
+        return tuple(hidden if place == index else part for place, part in enumerate(output))
+
+
+class _Block:
+    """The forward of a block, which its transformer's watcher runs or leaves out."""
+
+    def __init__(self, watcher: Blocks, place: str, number: int, block: nn.Module) -> None:
+        self._watcher = watcher
+        self.place, self.number, self.kind, self.forward = place, number, type(block), block.forward
+
+    def __call__(self, *args: Any, **others: Any) -> Any:
+        if self._watcher.is_elsewhere:
+            return self.forward(*args, **others)
+        return self._watcher.run(self, Given(args, others))
+
+
+def _hidden_index(block: type) -> int:
+    """Returns at which place of its output a block has the image's part, as diffusers' registry says of it.
+
+    Of blocks that are not registered, it is the second, after the text's.
+    """
+    from diffusers.hooks._helpers import TransformerBlockRegistry
+
+    try:
+        metadata = TransformerBlockRegistry.get(block)
+    except ValueError:
+        return 1
+    return int(metadata.return_hidden_states_index or 0)
+
+
+class FirstBlockByBranch(Blocks):
+    """Runs the blocks after the first only for images for which what the first one adds has changed.
+
+    The test is that of ParaAttention (https://github.com/chengzeyi/ParaAttention): the mean absolute difference of what
+    the first block adds to that of the last call that ran all blocks, relative to its mean. Below `threshold`, what the
+    later blocks added then is added again. Each image decides for itself, and so does each branch that has calls of its
+    own: if some images of a batch need the blocks, they run on all, and the others keep what they would have alone.
+    One value for each sample is read from the device.
+    """
+
+    def __init__(self, pipe: Pipeline, denoiser: Any, threshold: float) -> None:
+        self._threshold = threshold
+        super().__init__(pipe, denoiser)
+
+    def _forget(self) -> None:
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self._skips: list[bool] = []
+
+    def _predict(self, given: Given) -> Any:
+        self._branch = self._at.next()[1]
+        prediction = self._whole(given)
+        self.calls["outer" if self._all_skip else "part" if any(self._skips) else "whole"] += 1
+        return prediction
+
+    @property
+    def _all_skip(self) -> bool:
+        return bool(self._skips) and all(self._skips)
+
+    def run(self, block: _Block, given: Given) -> Any:
+        """Runs a block, or returns its input in its place."""
+        hidden = given.hidden
+        if block.place != "first" and self._all_skip:
+            if block.place == "last":
+                hidden = hidden + self._kept[self._branch][1]
+            return self.formed(block, hidden, given)
+        output = block.forward(*given.args, **given.others)
+        after = self.hidden_of(block, output)
+        if block.place == "first":
+            self._decide(after - hidden)
+            self._after_first = (after, output)
+        elif block.place == "last" and self._on:
+            output = self._keep(block, output, after)
+        return output
+
+    def _decide(self, added: Tensor) -> None:
+        """Notes for each sample whether it skips the other blocks."""
+        self._added = added
+        before = self._kept.get(self._branch, (None, None))[0]
+        if not self._on or before is None or before.shape != added.shape:
+            self._skips = []
+            return
+        change = (added - before).abs().flatten(1).mean(1) / before.abs().flatten(1).mean(1)
+        both = guidance_of_call(self._pipe).form == "batched"
+        if both and getattr(self._pipe, "do_classifier_free_guidance", False) and len(change) % 2 == 0:
+            change = change.view(2, -1).mean(dim=0).repeat(2)
+        self._skips = (change < self._threshold).tolist()
+
+    def _keep(self, block: _Block, output: Any, after: Tensor) -> Any:
+        """Keeps what the blocks added for the samples that needed them; returns the output with what others keep."""
+        passed = self._passed(after)
+        added, rest = self._added, after - passed
+        if any(self._skips):
+            before, kept = self._kept[self._branch]
+            rows = torch.tensor(self._skips, device=after.device).view(-1, *[1] * (after.ndim - 1))
+            rest, added = torch.where(rows, kept, rest), torch.where(rows, before, added)
+            output = self.changed(block, output, passed + rest)
+        self._kept[self._branch] = (added, rest)
+        return output
+
+    def _passed(self, after: Tensor) -> Tensor:
+        """Returns the output of the first block in the shape of the last one's: some join text and image in between."""
+        hidden, output = self._after_first
+        if hidden.shape == after.shape or not isinstance(output, tuple):
+            return hidden
+        others = [part for part in output if isinstance(part, Tensor) and part is not hidden]
+        return torch.cat([*others, hidden], dim=1)
+
+
+class WholeStacks(Blocks):
+    """The base class of what runs all blocks of a call or none: in the latter, what they added last is added again."""
+
+    def _forget(self) -> None:
+        self._kept: dict[int, Tensor] = {}
+        self._samples: dict[int, int] = {}
+        self._skips = False
+
+    def _predict(self, given: Given) -> Any:
+        self._step, self._branch = self._at.next()
+        samples = len(given.hidden)
+        if self._on and self._step == 0 and self._branch == 0:
+            self._begin_image()
+        # A callback may leave out a part of the batch.
+        same = self._samples.get(self._branch) == samples
+        self._skips = self._on and same and not self._needs_blocks()
+        self._samples[self._branch] = samples
+        prediction = self._whole(given)
+        self.calls["outer" if self._skips else "whole"] += 1
+        return prediction
+
+    def _begin_image(self) -> None:
+        """Looks at the steps of an image, before the first of them."""
+
+    def _needs_blocks(self) -> bool:
+        """Returns whether the blocks run in the current step and branch, which ran them in an earlier step."""
+        return True
+
+    def run(self, block: _Block, given: Given) -> Any:
+        """Runs a block, or returns its input in its place."""
+        hidden = given.hidden
+        if self._skips:
+            if block.place == "last":
+                hidden = hidden + self._kept[self._branch]
+            return self.formed(block, hidden, given)
+        if block.place == "first":
+            self._before = hidden, given.text
+        output = block.forward(*given.args, **given.others)
+        after = self.hidden_of(block, output)
+        if block.place == "last" and self._on:
+            self._keep(after - self._passed(after))
+        return output
+
+    def _passed(self, after: Tensor) -> Tensor:
+        """Returns the input of the first block in the shape of the last one's: some join text and image in between."""
+        hidden, text = self._before
+        return hidden if hidden.shape == after.shape else torch.cat([text, hidden], dim=1)
+
+    def _keep(self, added: Tensor) -> None:
+        """Keeps what all blocks added to text and image."""
+        self._kept[self._branch] = added
+
+
+class Magnitude(WholeStacks):
+    """Skips the blocks in the steps that magnitudes of earlier images allow: MagCache (Ma et al. 2025).
+
+    https://arxiv.org/abs/2506.09045. `chosen` has the settings; `measured` the magnitudes that fit the denoiser, of
+    which those count that were measured at the timesteps of the image.
+    """
+
+    def __init__(self, pipe: Pipeline, denoiser: Any, chosen: Any, measured: Sequence[Any]) -> None:
+        self._chosen, self._measured = chosen, measured
+        self._runs: list[list[bool]] = []
+        super().__init__(pipe, denoiser)
+
+    def _begin_image(self) -> None:
+        self._runs = []
+        at = timesteps_of(self._pipe)
+        if len(at) == 1:  # no step to skip
+            return
+        for magnitudes in self._measured:
+            if not at:  # only operations are counted, of so many steps
+                fits = len(magnitudes.timesteps) == self._pipe._num_timesteps
+            else:
+                fits = _equal(at, magnitudes.timesteps)
+            if fits:
+                self._runs = [self._chosen.runs(ratios) for ratios in magnitudes.ratios]
+                return
+        lengths = sorted({len(magnitudes.timesteps) for magnitudes in self._measured})
+        raise UsageError(
+            f"caching=magcache: its ratios are of the timesteps of {' or '.join(map(str, lengths))} steps, and these "
+            f"are {len(at)} others: sample as they were measured, or run `sdopt calibrate --magnitudes` with these"
+        )
+
+    def _needs_blocks(self) -> bool:
+        if not self._runs:
+            return True
+        if self._branch >= len(self._runs):
+            raise UsageError(
+                "caching=magcache: its ratios were measured without this branch of guidance: measure them with it"
+            )
+        return self._runs[self._branch][self._step]
+
+
+class MagnitudeMeter(WholeStacks):
+    """Runs all blocks, and measures the magnitudes by which `Magnitude` skips them.
+
+    Attributes:
+        ratios: for each branch, and each step of it, the length of what the blocks add to a token of the image,
+            relative to that in the step before: the mean over tokens and images. The first is 1.
+        timesteps: those of the image.
+    """
+
+    def __init__(self, pipe: Pipeline, denoiser: Any) -> None:
+        self.ratios: list[list[float]] = []
+        self.timesteps: list[float] = []
+        super().__init__(pipe, denoiser)
+
+    def _begin_image(self) -> None:
+        self.ratios = []
+        self.timesteps = timesteps_of(self._pipe)
+
+    def _keep(self, added: Tensor) -> None:
+        tokens = self._before[0].shape[1]
+        lengths = torch.linalg.vector_norm(added[:, -tokens:].float(), dim=-1)
+        before = self._kept.get(self._branch)
+        if self._branch == len(self.ratios):
+            self.ratios.append([])
+        same = before is not None and before.shape == lengths.shape
+        ratio = float((lengths / (before + 1e-8)).mean()) if before is not None and same else 1.0
+        self.ratios[self._branch].append(ratio)
+        self._kept[self._branch] = lengths
+
+
+def timesteps_of(pipe: Pipeline) -> list[float]:
+    """Returns the timesteps of the image that is about to be drawn; [] where the scheduler is not there to draw one."""
+    first = getattr(pipe.scheduler, "begin_index", None) or 0
+    return [float(timestep) for timestep in getattr(pipe.scheduler, "timesteps", [])[first:]]
+
+
+def _equal(some: Sequence[float], others: Sequence[float]) -> bool:
+    if len(some) != len(others):
+        return False
+    return all(math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-3) for one, other in zip(some, others, strict=True))
+
+
+_TENSORS, _NUMBERS = 64, 4
+
+
+def weights_sample(denoiser: nn.Module) -> list[float]:
+    """Returns some numbers of a denoiser's weights, by which it is known whatever their type.
+
+    They are four of each of 64 matrices, which lie evenly over the denoiser.
+    """
+    matrices = [weight for weight in denoiser.parameters() if weight.ndim > 1]
+    chosen = [matrices[index * len(matrices) // _TENSORS] for index in range(min(_TENSORS, len(matrices)))]
+    numbers: list[float] = []
+    for matrix in chosen:
+        flat = matrix.detach().flatten()
+        places = [place * flat.numel() // _NUMBERS for place in range(_NUMBERS)]
+        numbers += flat[places].float().tolist()
+    return [float(f"{number:.6g}") for number in numbers]
+
+
+def same_weights(some: Sequence[float], others: Sequence[float]) -> bool:
+    """Returns whether two samples are of the same weights: bfloat16 rounds them by 0.4 % at most."""
+    if len(some) != len(others):
+        return False
+    apart = math.dist(some, others)
+    return apart <= _TOLERANCE * math.hypot(*others)
+
+
+_TOLERANCE = 0.005
