@@ -283,17 +283,22 @@ def _reached(summary: Summary) -> str:
     return f"Reached of the dense peak of {sheet.name}, denoiser, VAE and text encoder together: {'; '.join(reached)}."
 
 
+_ROUNDED = "products and convolutions of float32 were rounded where no option asked for it"
+
 _DISTORTING = {
     "CUDA_LAUNCH_BLOCKING": "each kernel was waited for before the next was launched",
+    "DIFFUSERS_ATTN_BACKEND": "it replaces the attention of transformers where no option names one",
+    "DNNL_DEFAULT_FPMATH_MODE": _ROUNDED,
+    "ONEDNN_DEFAULT_FPMATH_MODE": _ROUNDED,
     "NVIDIA_TF32_OVERRIDE": "it overrides whether products and convolutions are rounded to TF32",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "each tensor was allocated by the driver",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "it allows TF32 in matrix products where no option asked for it",
 }
-"""Environment variables that make timings unrepresentative of other machines."""
+"""Environment variables that make timings and images unrepresentative of other machines."""
 
 
 def gpu_notes(result: StudyResult) -> list[str]:
-    """Returns what a reader needs to know of the GPU beside the table; nothing of a study on a CPU."""
+    """Returns what a reader needs to know beside the table: of the GPU, and of variables that change results."""
     environment = result.environment
     notes = list(filter(None, [throttling_note(result), busy_note(result)]))
     for name, effect in _DISTORTING.items():

@@ -58,6 +58,9 @@ class TestStages:
         assert ("baseline", "2.50 GiB", f"{most + 0.5:.2f} GiB") in table.rows
 
     def test_without_any_there_is_no_table(self, result: StudyResult) -> None:
+        for variant in result.variants:
+            for measurement in variant.measurements:
+                measurement.stages_gib = {}
         assert stage_memory_table(summary_of(result)) is None
 
 
