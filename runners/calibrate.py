@@ -89,9 +89,8 @@ def main(argv: list[str]) -> int:
         return _of_folders(first, second, arguments.overrides, arguments.output)
     from .run import main as run
 
-    if arguments.magnitudes:
-        study = _MAGNITUDES
-    else:
+    study: tuple[str, ...] = _MAGNITUDES
+    if not arguments.magnitudes:
         counts = (f"quality.prompt_count={arguments.prompts}", f"quality.floor_prompts={arguments.prompts}")
         study = (*_STUDY, *counts)
     with scratch_folder("calibrate") as folder:

@@ -17,23 +17,28 @@ class _Form(NamedTuple):
 
     Attributes:
         is_tuple: whether it is a tensor of the image and one of the text.
-        index: at which place the image's is.
+        place: at which place the image's is.
         without_text: whether the text's is None.
     """
 
     is_tuple: bool
-    index: int
+    place: int
     without_text: bool
 
 
-class Blocks(Watching):
+class WatchedBlocks(Watching):
     """The base class of what runs blocks in some steps only."""
 
     def __init__(self, pipe: Pipeline, denoiser: Any) -> None:
-        blocks = [block for _, block in blocks_of(denoiser)]
+        blocks = blocks_of(denoiser)
+        last = len(blocks) - 1
         self._forms: dict[int, _Form] = {}
-        for number, block in enumerate(blocks):
-            place = "first" if number == 0 else "last" if number == len(blocks) - 1 else "inner"
+        for number, (_, block) in enumerate(blocks):
+            place = "inner"
+            if number == 0:
+                place = "first"
+            elif number == last:
+                place = "last"
             block.forward = _Block(self, place, number, block)
         super().__init__(pipe, denoiser)
 
@@ -47,7 +52,8 @@ class Blocks(Watching):
             self._forms[block.number] = _Form(False, 0, False)
             return output
         index = _hidden_index(block.kind)
-        self._forms[block.number] = _Form(True, index, output[1 - index] is None)
+        text = output[1 - index]
+        self._forms[block.number] = _Form(True, index, text is None)
         hidden: Tensor = output[index]
         return hidden
 
@@ -56,23 +62,31 @@ class Blocks(Watching):
         form = self._forms[block.number]
         if not form.is_tuple:
             return hidden
-        text = None if form.without_text else given.text
-        return (text, hidden) if form.index == 1 else (hidden, text)
+        text = given.text
+        if form.without_text:
+            text = None
+        if form.place == 1:
+            return text, hidden
+        return hidden, text
 
     def changed(self, block: "_Block", output: Any, hidden: Tensor) -> Any:
         """Returns a block's output with another image's part."""
         if isinstance(output, Tensor):
             return hidden
-        index = self._forms[block.number].index
-        return tuple(hidden if place == index else part for place, part in enumerate(output))
+        parts = list(output)
+        parts[self._forms[block.number].place] = hidden
+        return tuple(parts)
 
 
 class _Block:
     """The forward of a block, which its transformer's watcher runs or leaves out."""
 
-    def __init__(self, watcher: Blocks, place: str, number: int, block: nn.Module) -> None:
+    def __init__(self, watcher: WatchedBlocks, place: str, number: int, block: nn.Module) -> None:
         self._watcher = watcher
-        self.place, self.number, self.kind, self.forward = place, number, type(block), block.forward
+        self.place = place
+        self.number = number
+        self.kind = type(block)
+        self.forward = block.forward
 
     def __call__(self, *args: Any, **others: Any) -> Any:
         if self._watcher.is_elsewhere:
@@ -94,7 +108,7 @@ def _hidden_index(block: type) -> int:
     return int(metadata.return_hidden_states_index or 0)
 
 
-class FirstBlockByBranch(Blocks):
+class FirstBlockByBranch(WatchedBlocks):
     """Runs the blocks after the first only for images for which what the first one adds has changed.
 
     The test is that of ParaAttention (https://github.com/chengzeyi/ParaAttention): the mean absolute difference of what
@@ -115,7 +129,12 @@ class FirstBlockByBranch(Blocks):
     def _predict(self, given: Given) -> Any:
         self._branch = self._at.next()[1]
         prediction = self._whole(given)
-        self.calls["outer" if self._all_skip else "part" if any(self._skips) else "whole"] += 1
+        ran = "whole"
+        if self._all_skip:
+            ran = "outer"
+        elif any(self._skips):
+            ran = "part"
+        self.calls[ran] += 1
         return prediction
 
     @property
@@ -127,7 +146,8 @@ class FirstBlockByBranch(Blocks):
         hidden = given.hidden
         if block.place != "first" and self._all_skip:
             if block.place == "last":
-                hidden = hidden + self._kept[self._branch][1]
+                _, rest = self._kept[self._branch]
+                hidden = hidden + rest
             return self.formed(block, hidden, given)
         output = block.forward(*given.args, **given.others)
         after = self.hidden_of(block, output)
@@ -141,13 +161,16 @@ class FirstBlockByBranch(Blocks):
     def _decide(self, added: Tensor) -> None:
         """Notes for each sample whether it skips the other blocks."""
         self._added = added
-        before = self._kept.get(self._branch, (None, None))[0]
-        if not self._on or before is None or before.shape != added.shape:
-            self._skips = []
+        self._skips = []
+        before, _ = self._kept.get(self._branch, (None, None))
+        if not self._on or before is None:
             return
-        change = (added - before).abs().flatten(1).mean(1) / before.abs().flatten(1).mean(1)
+        if before.shape != added.shape:
+            return
+        change = _mean_size(added - before) / _mean_size(before)
         both = guidance_of_call(self._pipe).form == "batched"
-        if both and getattr(self._pipe, "do_classifier_free_guidance", False) and len(change) % 2 == 0:
+        guided = getattr(self._pipe, "do_classifier_free_guidance", False)
+        if both and guided and len(change) % 2 == 0:
             change = change.view(2, -1).mean(dim=0).repeat(2)
         self._skips = (change < self._threshold).tolist()
 
@@ -157,8 +180,11 @@ class FirstBlockByBranch(Blocks):
         added, rest = self._added, after - passed
         if any(self._skips):
             before, kept = self._kept[self._branch]
-            rows = torch.tensor(self._skips, device=after.device).view(-1, *[1] * (after.ndim - 1))
-            rest, added = torch.where(rows, kept, rest), torch.where(rows, before, added)
+            further = [1] * (after.ndim - 1)
+            rows = torch.tensor(self._skips, device=after.device)
+            rows = rows.view(-1, *further)
+            rest = torch.where(rows, kept, rest)
+            added = torch.where(rows, before, added)
             output = self.changed(block, output, passed + rest)
         self._kept[self._branch] = (added, rest)
         return output
@@ -172,7 +198,12 @@ class FirstBlockByBranch(Blocks):
         return torch.cat([*others, hidden], dim=1)
 
 
-class WholeStacks(Blocks):
+def _mean_size(tensor: Tensor) -> Tensor:
+    """Returns the mean absolute value of each sample."""
+    return tensor.abs().flatten(1).mean(1)
+
+
+class WholeStacks(WatchedBlocks):
     """The base class of what runs all blocks of a call or none: in the latter, what they added last is added again."""
 
     def _forget(self) -> None:
@@ -190,7 +221,8 @@ class WholeStacks(Blocks):
         self._skips = self._on and same and not self._needs_blocks()
         self._samples[self._branch] = samples
         prediction = self._whole(given)
-        self.calls["outer" if self._skips else "whole"] += 1
+        ran = "outer" if self._skips else "whole"
+        self.calls[ran] += 1
         return prediction
 
     def _begin_image(self) -> None:
@@ -217,8 +249,11 @@ class WholeStacks(Blocks):
 
     def _passed(self, after: Tensor) -> Tensor:
         """Returns the input of the first block in the shape of the last one's: some join text and image in between."""
-        hidden, text = self._before
-        return hidden if hidden.shape == after.shape else torch.cat([text, hidden], dim=1)
+        hidden: Tensor = self._before[0]
+        text = self._before[1]
+        if hidden.shape == after.shape:
+            return hidden
+        return torch.cat([text, hidden], dim=1)
 
     def _keep(self, added: Tensor) -> None:
         """Keeps what all blocks added to text and image."""
@@ -250,10 +285,11 @@ class Magnitude(WholeStacks):
             if fits:
                 self._runs = [self._chosen.runs(ratios) for ratios in magnitudes.ratios]
                 return
-        lengths = sorted({len(magnitudes.timesteps) for magnitudes in self._measured})
+        lengths = {str(len(magnitudes.timesteps)) for magnitudes in self._measured}
+        has = " or ".join(sorted(lengths))
         raise UsageError(
-            f"caching=magcache: its ratios are of the timesteps of {' or '.join(map(str, lengths))} steps, and these "
-            f"are {len(at)} others: sample as they were measured, or run `sdopt calibrate --magnitudes` with these"
+            f"caching=magcache: its ratios are of the timesteps of {has} steps, and these are {len(at)} others: "
+            "sample as they were measured, or run `sdopt calibrate --magnitudes` with these"
         )
 
     def _needs_blocks(self) -> bool:
@@ -290,8 +326,10 @@ class MagnitudeMeter(WholeStacks):
         before = self._kept.get(self._branch)
         if self._branch == len(self.ratios):
             self.ratios.append([])
-        same = before is not None and before.shape == lengths.shape
-        ratio = float((lengths / (before + 1e-8)).mean()) if before is not None and same else 1.0
+        ratio = 1.0
+        if before is not None and before.shape == lengths.shape:
+            each = lengths / (before + 1e-8)
+            ratio = float(each.mean())
         self.ratios[self._branch].append(ratio)
         self._kept[self._branch] = lengths
 
@@ -299,13 +337,15 @@ class MagnitudeMeter(WholeStacks):
 def timesteps_of(pipe: Pipeline) -> list[float]:
     """Returns the timesteps of the image that is about to be drawn; [] where the scheduler is not there to draw one."""
     first = getattr(pipe.scheduler, "begin_index", None) or 0
-    return [float(timestep) for timestep in getattr(pipe.scheduler, "timesteps", [])[first:]]
+    timesteps = getattr(pipe.scheduler, "timesteps", [])
+    return [float(timestep) for timestep in timesteps[first:]]
 
 
 def _equal(some: Sequence[float], others: Sequence[float]) -> bool:
     if len(some) != len(others):
         return False
-    return all(math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-3) for one, other in zip(some, others, strict=True))
+    pairs = zip(some, others, strict=True)
+    return all(math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-3) for one, other in pairs)
 
 
 _TENSORS, _NUMBERS = 64, 4
@@ -317,9 +357,10 @@ def weights_sample(denoiser: nn.Module) -> list[float]:
     They are four of each of 64 matrices, which lie evenly over the denoiser.
     """
     matrices = [weight for weight in denoiser.parameters() if weight.ndim > 1]
-    chosen = [matrices[index * len(matrices) // _TENSORS] for index in range(min(_TENSORS, len(matrices)))]
+    count = min(_TENSORS, len(matrices))
     numbers: list[float] = []
-    for matrix in chosen:
+    for index in range(count):
+        matrix = matrices[index * len(matrices) // _TENSORS]
         flat = matrix.detach().flatten()
         places = [place * flat.numel() // _NUMBERS for place in range(_NUMBERS)]
         numbers += flat[places].float().tolist()
@@ -330,8 +371,8 @@ def same_weights(some: Sequence[float], others: Sequence[float]) -> bool:
     """Returns whether two samples are of the same weights: bfloat16 rounds them by 0.4 % at most."""
     if len(some) != len(others):
         return False
-    apart = math.dist(some, others)
-    return apart <= _TOLERANCE * math.hypot(*others)
+    size = math.hypot(*others)
+    return math.dist(some, others) <= _TOLERANCE * size
 
 
 _TOLERANCE = 0.005

@@ -16,8 +16,9 @@ from sdopt.options.quantization import Quantized
 if TYPE_CHECKING:
     import torch
 
-_LEAST = 64
-"""Weights that share a scale; a layer with fewer in a row would share it between rows."""
+_INPUTS, _OUTPUTS = 64, 32
+"""Weights that share a scale, and rows that kernels for a CPU take at once: bitsandbytes 0.50 raises for other widths
+there."""
 
 _MOVED = "moves the weights without the scales that bitsandbytes keeps beside them: choose memory=model_offload"
 
@@ -26,7 +27,7 @@ _MOVED = "moves the weights without the scales that bitsandbytes keeps beside th
 class BitsAndBytes(Quantized):
     """Quantizes linear layers to NF4 (Dettmers et al. 2023, QLoRA) with bitsandbytes, and dequantizes for each use.
 
-    Layers with fewer than 64 inputs keep their type, and so do convolutions.
+    Layers whose numbers of inputs and outputs are no multiples of 64 and 32 keep their type, and so do convolutions.
     """
 
     needs: ClassVar[tuple[Need, ...]] = (Extra("bitsandbytes", ("bitsandbytes",)),)
@@ -56,7 +57,7 @@ class BitsAndBytes(Quantized):
         chosen = []
         for module in denoiser.modules():
             for name, layer in module.named_children():
-                if type(layer) is torch.nn.Linear and layer.in_features >= _LEAST:
+                if type(layer) is torch.nn.Linear and _fits(layer):
                     chosen.append((module, name, layer))
         for module, name, layer in chosen:
             setattr(module, name, self._in_4_bits(layer))
@@ -86,3 +87,7 @@ class BitsAndBytes(Quantized):
         from bitsandbytes.nn import Linear4bit
 
         return isinstance(layer, Linear4bit) and layer.weight.quant_state is not None
+
+
+def _fits(layer: torch.nn.Linear) -> bool:
+    return layer.in_features % _INPUTS == 0 and layer.out_features % _OUTPUTS == 0

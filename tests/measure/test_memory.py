@@ -22,8 +22,8 @@ from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Memory
 from sdopt.report.tables import ranking, stage_memory_table
+from sdopt.statistics.comparing import compare
 from sdopt.statistics.measures import MEMORY_RATIO
-from sdopt.statistics.ratios import compare
 from sdopt.statistics.summary import summary_of
 from tests.fixtures import CPU
 
@@ -58,6 +58,9 @@ class TestStages:
         assert ("baseline", "2.50 GiB", f"{most + 0.5:.2f} GiB") in table.rows
 
     def test_without_any_there_is_no_table(self, result: StudyResult) -> None:
+        for variant in result.variants:
+            for measurement in variant.measurements:
+                measurement.stages_gib = {}
         assert stage_memory_table(summary_of(result)) is None
 
 

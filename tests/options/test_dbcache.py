@@ -42,7 +42,7 @@ def test_each_branch_has_a_state_of_its_own_as_cache_dit_has_where_it_is_told_so
     guided: bool, plain_call: None
 ) -> None:
     call = GUIDED if guided else {}
-    applied = Applied("flux", {"caching": DualBlockCache(threshold=0.5, warmup=1)})
+    applied = Applied("flux", {"caching": DualBlockCache(threshold=0.99, warmup=1, most=1)})
     ours = applied.images(ONE, **call)
     counts = applied.pipe.transformer.forward.calls
     assert counts["outer"] > 0
@@ -51,8 +51,9 @@ def test_each_branch_has_a_state_of_its_own_as_cache_dit_has_where_it_is_told_so
     config = cache_dit.DBCacheConfig(
         Fn_compute_blocks=1,
         Bn_compute_blocks=0,
-        residual_diff_threshold=0.5,
+        residual_diff_threshold=0.99,
         max_warmup_steps=1,
+        max_continuous_cached_steps=1,
         enable_separate_cfg=guided,
     )
     cache_dit.enable_cache(by_hand.pipe, cache_config=config)
