@@ -68,7 +68,7 @@ _CUDNN_9 = 90000
 _PACKAGES = (
     *("torch", "diffusers", "transformers", "accelerate", "numpy", "triton"),
     *("deepspeed", "onnxruntime", "onnxscript", "openvino", "tensorrt", "torch-blade", "torch-tensorrt"),
-    *("peft", "sdnq", "tomesd", "torchao", "xformers"),
+    *("bitsandbytes", "cache-dit", "gguf", "peft", "sdnq", "tomesd", "torchao", "xformers"),
 )
 """Distributions whose code decides how images are computed; a study is not continued with another version."""
 
