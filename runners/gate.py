@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 def _waived(names: str, against: str | None) -> tuple[str, ...]:
     """Returns the waivers of a command line. Raises UsageError if one does not exist, or `--against` is missing."""
-    from sdopt.gate.drift import WAIVERS
+    from sdopt.gate.differences import WAIVERS
 
     waived = tuple(filter(None, names.split(",")))
     problems = []

@@ -218,6 +218,9 @@ class Experiment:
                     end.judge(result)
                     summary = self._with_commands(result, plan)
                     end.run_programs(summary, plan.variants, machine.device, self._left_s)
+                elif result.status == "finished":  # a later call goes on with scores and verdicts
+                    result.status = "interrupted"
+                    write_at_last(result, self.folder)
             finally:
                 summary = summary or summary_of(result)
                 self.timeline.enter("table and pictures")

@@ -152,7 +152,7 @@ class FakeWorker(Worker):
 
     def _time_stages(self) -> StagedCall:
         draw = timed_draw(self.variant)
-        return StagedCall({"denoiser_step": [0.05]}, SampledImage(0, 0, self._pixels(draw), self._finite))
+        return StagedCall({"denoiser_step": [0.05]}, SampledImage(0, 0, self._pixels(draw), self._finite), {})
 
     def _count_operations(self) -> float:
         return 0.001
@@ -220,7 +220,8 @@ def fake_workers(fakes: Fakes | None = None) -> Iterator[Fakes]:
     """Lets commands in this process measure with fake workers."""
     fakes = fakes or Fakes()
 
-    def start(_context: object, _device: object, timeout_s: float, *of: Any) -> FakeWorker:
+    def start(_context: object, _device: object, timeout_s: float, *of: Any, deadline: float) -> FakeWorker:
+        assert deadline > time.monotonic()
         fakes.timeout_s = timeout_s
         return fakes(*of)
 

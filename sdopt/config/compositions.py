@@ -218,7 +218,8 @@ def composition_errors() -> Iterator[None]:
     except (AssertionError, AttributeError) as error:  # OmegaConf's, for a key within null
         if isinstance(error, AttributeError) and "full_key" not in str(error):
             raise
-        raise UsageError(f"an override sets a key within null: {in_one_line(error)}") from error
+        null = "an override sets a key within null, as hydra.sweeper.params is"
+        raise UsageError(f"{null}: {in_one_line(error)}") from error
 
 
 def in_one_line(error: BaseException) -> str:

@@ -35,7 +35,7 @@ from sdopt.schema import (
     Workload,
     wrong_name,
 )
-from sdopt.statistics.ratios import require_precision
+from sdopt.statistics.precision import require_precision
 from sdopt.study.designs import Design
 
 _TYPES = (Model, Task, Scheduler, Workload, Protocol, Hardware, Quality, Gate, Tracking, Design)

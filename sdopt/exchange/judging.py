@@ -15,7 +15,7 @@ from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult, now
 from sdopt.report.sweep import exit_code
 from sdopt.schema import THRESHOLDS
-from sdopt.statistics.ratios import compare
+from sdopt.statistics.comparing import compare
 from sdopt.statistics.summary import summary_of
 from sdopt.study.plan import describe_environment
 from sdopt.worker.forkserver import start_fork_server

@@ -9,6 +9,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -46,7 +47,7 @@ _ROW = re.compile(r"(?s)<td class='label'>(.*?)</td>\s*<td class='value'>(.*?)</
 def _of_fooocus(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the file and the values of each image; every one has a block that begins with its picture."""
     places = [match.start() for match in _IMAGE.finditer(text)]
-    for begin, end in zip(places, [*places[1:], len(text)], strict=True):
+    for begin, end in pairwise([*places, len(text)]):
         block = text[begin:end]
         picture = _IMAGE.match(block)
         assert picture is not None
@@ -74,6 +75,7 @@ def _rows(block: str) -> dict[str, Any]:
 
 
 _LORA = re.compile(r"lora", re.IGNORECASE)
+"""How keys of LoRAs begin: `lora_combined_1`, or `LoRA 1`."""
 
 
 def _with_loras(values: Mapping[str, Any]) -> dict[str, Any]:

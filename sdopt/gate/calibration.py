@@ -20,7 +20,7 @@ from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.record.scores import Spread
-from sdopt.schema import Gate, Model, Task
+from sdopt.schema import Gate, Model, Rule, Task
 from sdopt.statistics.bounds import MINIMUM_PROMPTS
 from sdopt.statistics.measures import RULED
 from sdopt.text_files import read_text
@@ -54,8 +54,12 @@ class Calibration:
             not record, and keys that both leave to the model.
         """
         theirs = work_of(config)
-        mine = self.workload | {f"scheduler.{key}": value for key, value in self.scheduler.items()}
-        mine |= {f"task.{key}": value for key, value in _named(self.task).items()}
+        mine = self.workload | {
+            f"scheduler.{key}": value for key, value in self.scheduler.items()
+        }
+        mine |= {
+            f"task.{key}": value for key, value in _named(self.task).items()
+        }
         return {
             key if "." in key else f"workload.{key}": (mine[key], value)
             for key, value in theirs.items()
@@ -74,7 +78,9 @@ def work_of(config: RecordedConfig) -> dict[str, Any]:
         "scheduler.options": config.scheduler.options,
         "task.kind": config.task.kind,
         # Text-to-image starts from noise alone, whatever the strength.
-        "task.strength": 1.0 if config.task.kind == _TXT2IMG else config.task.strength,
+        "task.strength": 1.0
+        if config.task.kind == _TXT2IMG
+        else config.task.strength,
         "task.image": task["image"],
         "task.mask": task["mask"],
     }
@@ -82,7 +88,9 @@ def work_of(config: RecordedConfig) -> dict[str, Any]:
 
 def _named(task: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a task; a starting image or mask that is not the user's own is `packaged`."""
-    return dict(task) | {key: task.get(key) or "packaged" for key in ("image", "mask")}
+    return dict(task) | {
+        key: task.get(key) or "packaged" for key in ("image", "mask")
+    }
 
 
 _ADAPTER = TypeAdapter(Calibration)
@@ -99,9 +107,13 @@ def read_calibration(path: Path) -> Calibration:
     try:
         return _ADAPTER.validate_json(read_text(path.expanduser()))
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}); `sdopt calibrate` writes one") from error
+        raise UsageError(
+            f"{path}: cannot be read ({error.strerror}); `sdopt calibrate` writes one"
+        ) from error
     except ValidationError as error:
-        raise UsageError(f"{path}: not a calibration: {error.errors()[0]['msg']}") from error
+        raise UsageError(
+            f"{path}: not a calibration: {error.errors()[0]['msg']}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -128,88 +140,146 @@ def calibration_for(result: StudyResult, path: str | None) -> Fit:
     Raises:
         UsageError: the file at `path` is missing or is not a calibration.
     """
-    known = [read_calibration(Path(path))] if path else _shipped(result.config)
-    found = sorted(known, key=lambda calibration: len(calibration.differing(result.config)))
-    ours = {"model": result.variant(result.baseline).inputs.get("model", ""), **result.feature_digests}
-    for calibration in found:
-        if all(calibration.digests.get(name, digest) == digest for name, digest in ours.items()):
-            return fit_of(calibration, result.config, named=path is not None)
-    if not found:
+    config = result.config
+    calibrations = [read_calibration(Path(path))] if path else _shipped(config)
+    if not calibrations:
         return Fit()
-    mine = found[0].digests
-    weights = ", ".join(
-        f"{name} {mine[name][:12]} (here {digest[:12] or 'unknown'})"
-        for name, digest in ours.items()
-        if mine.get(name, digest) != digest
+    calibrations.sort(
+        key=lambda calibration: len(calibration.differing(config))
     )
-    named = f"gate.calibration={path}" if path else "the calibration that comes with sdopt"
-    return Fit(refusal=f"{named} is of other weights, {weights}: {how_to_calibrate(result.config)}")
+    digests = _digests(result)
+    for calibration in calibrations:
+        if not _other_weights(calibration, digests):
+            return fit_of(calibration, config, named=path is not None)
+    source = "the calibration that comes with sdopt"
+    if path:
+        source = f"gate.calibration={path}"
+    weights = ", ".join(_other_weights(calibrations[0], digests))
+    return Fit(
+        refusal=f"{source} is of other weights, {weights}: {how_to_calibrate(config)}"
+    )
 
 
-def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit:
+def _digests(result: StudyResult) -> dict[str, str]:
+    """Returns the hashes of the weights of a study: of its baseline, and of each feature extractor."""
+    model = result.variant(result.baseline).inputs.get("model", "")
+    return {"model": model, **result.feature_digests}
+
+
+def _other_weights(
+    calibration: Calibration,
+    digests: Mapping[str, str],
+) -> list[str]:
+    """Returns the weights of which a calibration has other ones, each with the first digits of both hashes."""
+    other = []
+    for name, digest in digests.items():
+        measured = calibration.digests.get(name, digest)
+        if measured != digest:
+            other.append(
+                f"{name} {measured[:12]} (here {digest[:12] or 'unknown'})"
+            )
+    return other
+
+
+def fit_of(
+    calibration: Calibration, config: RecordedConfig, named: bool
+) -> Fit:
     """Returns whether a calibration of the same weights fits a study's settings.
 
     Two images of one prompt differ more at few steps than at many, and less where both start from one image, so a
     calibration with other settings does not fit. One whose file the user named is applied nevertheless, with a note.
     """
-    other = calibration.differing(config)
-    if not other:
+    differing = calibration.differing(config)
+    if not differing:
         return Fit(calibration)
-    settings = ", ".join(f"{key}={mine} (here {theirs})" for key, (mine, theirs) in other.items())
-    measured = f"the calibration was measured with {settings}"
+    settings = []
+    for key, (measured, here) in differing.items():
+        settings.append(f"{key}={measured} (here {here})")
+    note = f"the calibration was measured with {', '.join(settings)}"
     if named:
-        return Fit(calibration, note=measured)
-    return Fit(refusal=f"{measured}: {how_to_calibrate(config)}")
+        return Fit(calibration, note=note)
+    return Fit(refusal=f"{note}: {how_to_calibrate(config)}")
 
 
-def remarks_on_calibration(gate: Gate, contracts: Iterable[Contract], config: RecordedConfig) -> Iterator[str]:
+def remarks_on_calibration(
+    gate: Gate, contracts: Iterable[Contract], config: RecordedConfig
+) -> Iterator[str]:
     """Yields what a gate will not be able to decide of a study's images, before anything is measured.
 
     Margins in shares of the spread of images need a calibration with the study's settings, and bounds some prompts.
     Whether a calibration has the study's weights is known only after they are loaded.
     """
-    rules = [rule for contract in contracts for rule in gate.rules.get(contract, []) if rule.metric not in RULED]
+    rules: list[Rule] = []
+    for contract in contracts:
+        of_contract = gate.rules.get(contract, [])
+        rules += [rule for rule in of_contract if rule.metric not in RULED]
     prompts = config.quality.prompt_count or 0
-    if 0 < prompts < MINIMUM_PROMPTS and any(rule.confidence and rule.test not in ("exact", "every") for rule in rules):
+    if 0 < prompts < MINIMUM_PROMPTS and any(map(_needs_bounds, rules)):
         yield (
             f"quality.prompt_count={prompts}: from so few prompts gate={gate.name} decides little of the images; "
             f"{MINIMUM_PROMPTS} are the least"
         )
-    if gate.calibration or not any((rule.of_seeds or rule.deviations) and not rule.optional for rule in rules):
+    if gate.calibration or not any(map(_needs_calibration, rules)):
         return
-    if not any(not calibration.differing(config) for calibration in _shipped(config)):
+    if all(calibration.differing(config) for calibration in _shipped(config)):
         yield (
             f"gate={gate.name}: no calibration fits these settings, so that images of approximations will stay "
             f"undecided: {how_to_calibrate(config)}"
         )
 
 
+def _needs_bounds(rule: Rule) -> bool:
+    return bool(rule.confidence) and rule.test not in ("exact", "every")
+
+
+def _needs_calibration(rule: Rule) -> bool:
+    return bool(rule.of_seeds or rule.deviations) and not rule.optional
+
+
 def _shipped(config: RecordedConfig) -> list[Calibration]:
     """Returns the calibrations that sdopt ships for a model."""
     # The name comes from the result, which may hold anything: it is compared, and neither a path nor a pattern.
     names = {config.model.name, f"{config.model.name}-{config.task.kind}"}
-    return [read_calibration(file) for file in sorted(FOLDER.glob("*.json")) if file.stem.rpartition("-")[0] in names]
+    return [
+        read_calibration(file)
+        for file in sorted(FOLDER.glob("*.json"))
+        if file.stem.rpartition("-")[0] in names
+    ]
 
 
 def how_to_calibrate(config: RecordedConfig) -> str:
     """Returns how to get a calibration that fits a study."""
-    features = config.quality.features
-    overrides = list(_model_words(config.model))
-    if config.task.kind != _TXT2IMG:
-        given = {key: value for key, value in asdict(config.task).items() if key != "kind" and value is not None}
-        overrides += [f"task={config.task.kind}", *(f"task.{key}={value}" for key, value in given.items())]
-    overrides += [f"workload.{key}={value}" for key, value in work_of(config).items() if "." not in key]
-    overrides += [f"quality.features=[{','.join(features)}]"] if features else []
-    command = shlex.join(["sdopt", "calibrate", *overrides, "--output", "own.json"])
+    command = shlex.join(
+        ["sdopt", "calibrate", *_overrides(config), "--output", "own.json"]
+    )
     return f"run `{command}` and judge with gate.calibration=own.json"
+
+
+def _overrides(config: RecordedConfig) -> Iterator[str]:
+    """Yields what a calibration has to be measured with."""
+    yield from _model_words(config.model)
+    if config.task.kind != _TXT2IMG:
+        yield f"task={config.task.kind}"
+        for key, value in asdict(config.task).items():
+            if key != "kind" and value is not None:
+                yield f"task.{key}={value}"
+    for key, value in work_of(config).items():
+        if "." not in key:
+            yield f"workload.{key}={value}"
+    if config.quality.features:
+        yield f"quality.features=[{','.join(config.quality.features)}]"
 
 
 def _model_words(model: Model) -> Iterator[str]:
     yield f"model={model.source}"
-    yield from ["model.weights=random"] if model.weights == "random" else []
-    yield from [f"model.size={model.size}"] if model.weights == "factory" else []  # no file tells it
-    given = {key: getattr(model, key) for key in ("revision", "variant", "tokenizer")}
-    yield from (f"model.{key}={value}" for key, value in given.items() if value is not None)
+    if model.weights == "random":
+        yield "model.weights=random"
+    if model.weights == "factory":  # no file tells its size
+        yield f"model.size={model.size}"
+    for key in ("revision", "variant", "tokenizer"):
+        value = getattr(model, key)
+        if value is not None:
+            yield f"model.{key}={value}"
 
 
 FROM_FOLDERS = (
@@ -227,17 +297,32 @@ def calibration_of(result: StudyResult) -> Calibration:
     """
     spreads = result.floors.get("sampling")
     if not spreads:
-        failed = next((f": {row.name}: {row.reason}" for row in result.variants if row.status.failure), "")
-        raise UnavailableError(f"no calibration written: the images could not be drawn or scored{failed}")
-    config, work = result.config, work_of(result.config)
-    digests = {"model": result.variant(result.baseline).inputs.get("model", ""), **result.feature_digests}
-    workload = asdict(config.workload) | {key: work[key] for key in ("guidance_scale", "size")}
+        problem = (
+            "no calibration written: the images could not be drawn or scored"
+        )
+        for variant in result.variants:
+            if variant.status.failure:
+                raise UnavailableError(
+                    f"{problem}: {variant.name}: {variant.reason}"
+                )
+        raise UnavailableError(problem)
+    config = result.config
+    work = work_of(config)
+    workload = asdict(config.workload)
+    workload |= {key: work[key] for key in ("guidance_scale", "size")}
     return Calibration(
-        config.model.name, workload, digests, spreads, scheduler=asdict(config.scheduler), task=asdict(config.task)
+        config.model.name,
+        workload,
+        _digests(result),
+        spreads,
+        scheduler=asdict(config.scheduler),
+        task=asdict(config.task),
     )
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
     """Writes the calibration, replacing the file in one step. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(asdict(calibration), indent=1) + "\n").encode())
+    write_atomically(
+        path, (json.dumps(asdict(calibration), indent=1) + "\n").encode()
+    )

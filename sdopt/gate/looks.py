@@ -7,25 +7,34 @@ data again is the same look. A look beyond the fixed number cannot pass.
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 from sdopt.record.comparisons import Comparison
-from sdopt.record.records import StudyResult, now
+from sdopt.record.records import StudyResult, VariantResult, now
 from sdopt.record.verdicts import Look, Ruling, Verdict
 from sdopt.schema import Gate
-from sdopt.statistics.ratios import paired
+from sdopt.statistics.pairs import Pair, flattened, paired
 
 
-def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
+def look_at(
+    result: StudyResult,
+    comparison: Comparison,
+    gate: Gate,
+) -> Look:
     """Returns the look that judging a comparison now counts as, without its verdict."""
-    candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
-    pairs = [pair for found in paired(candidate, reference).values() for pair in found]
-    times = [[(m.replicate, m.session, m.shapes[0].latency_s) for m in pair] for pair in pairs]
-    images = [sorted((i.prompt_index, i.image_index) for i in side.images) for side in (candidate, reference)]
-    data = hashlib.sha256(json.dumps([times, images]).encode()).hexdigest()[:16]
-    before = [look for look in result.looks if (look.candidate, look.reference) == (candidate.name, reference.name)]
+    candidate = result.variant(comparison.candidate)
+    reference = result.variant(comparison.reference)
+    pairs = flattened(paired(candidate, reference))
+    images = [_images(candidate), _images(reference)]
+    data = _digest([list(map(_times, pairs)), images])
+    before = []
+    for look in result.looks:
+        same_candidate = look.candidate == candidate.name
+        if same_candidate and look.reference == reference.name:
+            before.append(look)
     seen = list(dict.fromkeys([*(look.data for look in before), data]))
-    allowed = before[0].allowed if before else gate.looks
     number = seen.index(data) + 1
+    allowed = before[0].allowed if before else gate.looks
     return Look(
         candidate=candidate.name,
         reference=reference.name,
@@ -36,22 +45,49 @@ def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
         allowed=allowed,
         spent=min(1.0, number / allowed),
         processes=len(pairs),
-        rounds=sum(min(len(m.shapes[0].deciding_s) for m in pair) for pair in pairs),
-        prompts=min(len({prompt for prompt, _ in side}) for side in images),
+        rounds=sum(map(_rounds, pairs)),
+        prompts=min(map(_prompts, images)),
         verdict=Verdict.INCONCLUSIVE,
     )
 
 
-def record_look(result: StudyResult, look: Look, verdict: Verdict) -> None:
+def _times(pair: Pair) -> list[tuple[int, int, list[float]]]:
+    return [(m.replicate, m.session, m.shapes[0].latency_s) for m in pair]
+
+
+def _rounds(pair: Pair) -> int:
+    return min(len(measurement.shapes[0].deciding_s) for measurement in pair)
+
+
+def _images(variant: VariantResult) -> list[tuple[int, int]]:
+    """Returns which images there are, by prompt and number."""
+    return sorted(
+        (image.prompt_index, image.image_index) for image in variant.images
+    )
+
+
+def _prompts(images: Sequence[tuple[int, int]]) -> int:
+    return len({prompt for prompt, _ in images})
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def record_look(
+    result: StudyResult,
+    look: Look,
+    verdict: Verdict,
+) -> None:
     """Records a look with its verdict, unless this gate has judged these data before or there are no data."""
     look.verdict = verdict
-    known = any(
-        (other.candidate, other.reference, other.gate, other.data)
-        == (look.candidate, look.reference, look.gate, look.data)
-        for other in result.looks
-    )
-    if not known and (look.processes or look.prompts):
+    is_known = _identity(look) in map(_identity, result.looks)
+    if not is_known and (look.processes or look.prompts):
         result.looks.append(look)
+
+
+def _identity(look: Look) -> tuple[str, ...]:
+    return look.candidate, look.reference, look.gate, look.data
 
 
 def ruling_of(look: Look) -> list[Ruling]:
@@ -77,4 +113,6 @@ def spent_of(result: StudyResult) -> list[str]:
         rest = "extending this study cannot make it pass, a new study can"
     else:
         rest = f"{1 - last.spent:.0%} of the allowed chance of an error is left"
-    return [f"This study was judged {last.number} of {last.allowed} times that were planned (gate.looks); {rest}."]
+    return [
+        f"This study was judged {last.number} of {last.allowed} times that were planned (gate.looks); {rest}."
+    ]

@@ -50,7 +50,11 @@ class Claim:
     @property
     def gain(self) -> LogRatio | None:
         """The factor by which the candidate is better."""
-        return self.ratio if self.ratio is None or self.measure.higher_is_better else self.ratio.inverted()
+        return (
+            self.ratio
+            if self.ratio is None or self.measure.higher_is_better
+            else self.ratio.inverted()
+        )
 
     @property
     def p_gain(self) -> float | None:
@@ -60,7 +64,11 @@ class Claim:
     @property
     def p_harm(self) -> float | None:
         """The one-sided p value of a harm that counts."""
-        return self.gain.inverted().p_value(max(self.smallest, self.spared)) if self.gain else None
+        return (
+            self.gain.inverted().p_value(max(self.smallest, self.spared))
+            if self.gain
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,10 @@ class ClaimResult:
     doubt: str = ""
 
 
-def answer_claims(claims: Sequence[Claim], confidence: float) -> list[ClaimResult]:
+def answer_claims(
+    claims: Sequence[Claim],
+    confidence: float,
+) -> list[ClaimResult]:
     """Tests all claims of a study, so that the chance of any false gain, or any false harm, is at most 1 − confidence.
 
     A claim that cannot be tested still counts among them.
@@ -81,60 +92,90 @@ def answer_claims(claims: Sequence[Claim], confidence: float) -> list[ClaimResul
     level = 1 - confidence
     gains = holm([_spent(claim.p_gain, claim) for claim in claims], level)
     harms = holm([_spent(claim.p_harm, claim) for claim in claims], level)
+    tested = zip(claims, gains, harms, strict=True)
     return [
-        _result(claim, gain, harm, len(claims), level) for claim, gain, harm in zip(claims, gains, harms, strict=True)
+        _result(claim, gain, harm, len(claims), level)
+        for claim, gain, harm in tested
     ]
 
 
 def _spent(p_value: float | None, claim: Claim) -> float:
-    return 1.0 if p_value is None or claim.disturbed else min(1.0, p_value / claim.share)
+    if p_value is None or claim.disturbed:
+        return 1.0
+    return min(1.0, p_value / claim.share)
 
 
-def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -> ClaimResult:
+def _result(
+    claim: Claim,
+    gains: bool,
+    harms: bool,
+    claims: int,
+    level: float,
+) -> ClaimResult:
     if claim.ratio is None or claim.gain is None:
-        return ClaimResult(claim, None, f"{with_shape(claim.measure.claim, claim.shape)}: not measured")
+        return ClaimResult(
+            claim,
+            None,
+            f"{with_shape(claim.measure.claim, claim.shape)}: not measured",
+        )
     level *= claim.share
     bounds = claim.gain.interval(1 - 2 * level)
-    shown = _shown(claim, level)
+    ratio = _ratio_text(claim, level)
     if bounds.high is None or claim.floor is None:
         lacks = ", but by how much two identical baselines differ is not known"
         if bounds.high is None:
             lacks = f" has no interval: that takes {MINIMUM_PROCESSES} processes per variant (protocol.replicates)"
-        return ClaimResult(claim, None, f"{shown}{lacks}")
+        return ClaimResult(claim, None, f"{ratio}{lacks}")
     if claim.disturbed:
-        return ClaimResult(claim, None, shown, claim.disturbed)
+        return ClaimResult(claim, None, ratio, claim.disturbed)
     if (gains or harms) and exceeds(claim.gain.ratio, claim.floor):
-        return ClaimResult(claim, Payoff.PAYS if gains else Payoff.HARM, shown)
+        return ClaimResult(
+            claim,
+            Payoff.PAYS if gains else Payoff.HARM,
+            ratio,
+        )
     counts = percent(claim.smallest)
     if bounds.high < claim.smallest:
-        return ClaimResult(claim, Payoff.NO_BENEFIT, f"{shown} excludes a gain of {counts}")
+        return ClaimResult(
+            claim, Payoff.NO_BENEFIT, f"{ratio} excludes a gain of {counts}"
+        )
     if gains or harms:
         why = f"is no more than the {percent(claim.floor)} by which two identical baselines differ"
     elif claim.p_gain is not None and claim.p_gain <= level:
         why = f"could be chance: of {claims} expected gains, one is as large as this by chance too often"
     else:
         why = f"straddles a gain of {counts}: a study with more processes (protocol.replicates) would settle it"
-    return ClaimResult(claim, None, f"{shown} {why}")
+    return ClaimResult(claim, None, f"{ratio} {why}")
 
 
-def _shown(claim: Claim, level: float) -> str:
+def _ratio_text(
+    claim: Claim,
+    level: float,
+) -> str:
     assert claim.ratio is not None
-    found = claim.ratio.interval(1 - 2 * level)
-    shown = f"{claim.name} {found.estimate:.3g}×"
-    if found.low is None or found.high is None:
-        return shown
+    interval = claim.ratio.interval(1 - 2 * level)
+    text = f"{claim.name} {interval.estimate:.3g}×"
+    if interval.low is None or interval.high is None:
+        return text
     # Tables show two-sided intervals, whose bounds lie farther out.
-    return f"{shown} [{found.low:.3g}, {found.high:.3g}] (one-sided {level_of(1 - level)} bounds)"
+    bounds = f"[{interval.low:.3g}, {interval.high:.3g}]"
+    return f"{text} {bounds} (one-sided {level_of(1 - level)} bounds)"
 
 
-_NO_TRACE = "sdopt has no trace of its own that shows what changed: measure it again"
+_NO_TRACE = (
+    "sdopt has no trace of its own that shows what changed: measure it again"
+)
 
 _SAME_TRACE = (
-    "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights as in the reference"
+    "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights "
+    "as in the reference"
 )
 
 
-def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> Ruling:
+def must_pay(
+    results: Sequence[ClaimResult],
+    changes: Sequence[str] | None,
+) -> Ruling:
     """Rules on all claims of one option: it must gain in one of them, and harm none.
 
     The option fails for a harm, or if every claim excludes a gain that counts. An open claim makes the ruling
@@ -142,27 +183,48 @@ def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> R
     lower memory needs no trace, because sdopt itself measures it. `changes` are None if they are not known.
     """
     reason = "; ".join(result.reason for result in results)
-    doubt = "; ".join(dict.fromkeys(result.doubt for result in results if result.doubt))
+    doubt = "; ".join(
+        dict.fromkeys(result.doubt for result in results if result.doubt)
+    )
     answers = {result.answer for result in results}
-    said = f"{reason}; but {doubt}" if doubt else reason
+    doubted = f"{reason}; but {doubt}" if doubt else reason
     if Payoff.HARM in answers:
-        return _ruling(Verdict.FAIL, Payoff.HARM, said)
+        return _ruling(Verdict.FAIL, Payoff.HARM, doubted)
     if Payoff.PAYS in answers:
-        gains = {result.claim.measure for result in results if result.answer is Payoff.PAYS}
+        gains = {
+            result.claim.measure
+            for result in results
+            if result.answer is Payoff.PAYS
+        }
         if not changes and gains == {SPEEDUP}:
             doubt = _SAME_TRACE if changes is not None else _NO_TRACE
-            return Ruling("must pay", "", Verdict.INCONCLUSIVE, said, doubt=doubt)
-        return _ruling(Verdict.PASS, Payoff.PAYS, said)
+            return Ruling(
+                "must pay", "", Verdict.INCONCLUSIVE, doubted, doubt=doubt
+            )
+        return _ruling(Verdict.PASS, Payoff.PAYS, doubted)
     if None in answers:
         return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason, doubt=doubt)
     return _ruling(Verdict.FAIL, Payoff.NO_BENEFIT, reason)
 
 
-def _ruling(verdict: Verdict, payoff: Payoff, reason: str) -> Ruling:
-    return Ruling("must pay", "", verdict, f"{payoff}: {reason}", payoff=payoff)
+def _ruling(
+    verdict: Verdict,
+    payoff: Payoff,
+    reason: str,
+) -> Ruling:
+    return Ruling(
+        "must pay",
+        "",
+        verdict,
+        f"{payoff}: {reason}",
+        payoff=payoff,
+    )
 
 
-def holm(p_values: Sequence[float], level: float) -> list[bool]:
+def holm(
+    p_values: Sequence[float],
+    level: float,
+) -> list[bool]:
     """Returns which claims hold together, so that the chance of any false one is at most `level` (Holm 1979)."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     held = [False] * len(p_values)

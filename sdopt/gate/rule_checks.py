@@ -3,7 +3,7 @@
 `judge` applies the rules, with the tests in `rulings`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +11,23 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import read_calibration
 from sdopt.gate.rulings import UNIT_ROUNDOFF
-from sdopt.quality.metrics import FAMILIES, MetricFamily, QualityMetric, family_of, measured_metrics
+from sdopt.quality.metrics import (
+    FAMILIES,
+    MetricFamily,
+    QualityMetric,
+    family_of,
+    measured_metrics,
+)
 from sdopt.schema import Gate, Model, Quality, Rule
 from sdopt.statistics.measures import FIRST_IMAGE, RULED
 from sdopt.study.designs import Plan
 
 _THRESHOLDS = {
     **dict.fromkeys(("non_inferior", "equivalent"), ("margin", "deviations")),
-    **dict.fromkeys(("at_least", "at_most", "rarely", "every"), ("limit", "limits", "of_seeds")),
+    **dict.fromkeys(
+        ("at_least", "at_most", "rarely", "every"),
+        ("limit", "limits", "of_seeds"),
+    ),
 }
 """The keys of which each test takes exactly one."""
 
@@ -31,10 +40,17 @@ def require_rules(gate: Gate) -> None:
     problems = []
     for contract, rules in gate.rules.items():
         if contract not in list(Contract):
-            problems.append(f"gate.rules.{contract}: unknown contract; choose one of {', '.join(Contract)}")
+            problems.append(
+                f"gate.rules.{contract}: unknown contract; choose one of {', '.join(Contract)}"
+            )
         for number, rule in enumerate(rules):
-            found = _problems_of_metric(rule) if is_of_images(rule) else _problems_of_ratio(rule)
-            problems += [f"gate.rules.{contract}[{number}]{problem}" for problem in found]
+            problems_of = (
+                _problems_of_metric
+                if is_of_images(rule)
+                else _problems_of_ratio
+            )
+            for problem in problems_of(rule):
+                problems.append(f"gate.rules.{contract}[{number}]{problem}")
     if problems:
         raise UsageError(problems)
 
@@ -44,46 +60,63 @@ def is_of_images(rule: Rule) -> bool:
     return rule.metric not in (*RULED, FIRST_IMAGE)
 
 
-def _problems_of_ratio(rule: Rule) -> list[str]:
-    """Returns why a rule on a measure of speed or memory cannot be judged; it is compared with `limit` alone."""
-    what, tests = "a ratio to the reference", ["at_least", "at_most"]
+def _problems_of_ratio(rule: Rule) -> Iterator[str]:
+    """Yields why a rule on a measure of speed or memory cannot be judged; it is compared with `limit` alone."""
+    unit = "a ratio to the reference"
+    tests = ["at_least", "at_most"]
     if rule.metric == FIRST_IMAGE:
-        what, tests = "in seconds", ["at_most"]
-    fit = f"{rule.metric} is {what}; test it with {' or '.join(tests)}, and give the rule a limit"
+        unit = "in seconds"
+        tests = ["at_most"]
+    advice = f"{rule.metric} is {unit}; test it with {' or '.join(tests)}, and give the rule a limit"
     if rule.test not in tests:
-        return [f".metric={rule.metric}: test={rule.test}: {fit}"]
-    unused = _given(rule, "margin", "deviations", "limits", "of_seeds", "of_floor", "share", "low", "high", "least")
-    if unused or rule.limit is None:
-        without = f", and no {', '.join(unused)}" if unused else ""
-        return [f".metric={rule.metric}: {fit}{without}"]
-    return []
+        yield f".metric={rule.metric}: test={rule.test}: {advice}"
+        return
+    unused = _set_keys(
+        rule,
+        "margin",
+        "deviations",
+        "limits",
+        "of_seeds",
+        "of_floor",
+        "share",
+        "low",
+        "high",
+        "least",
+    )
+    if unused:
+        yield f".metric={rule.metric}: {advice}, and no {', '.join(unused)}"
+    elif rule.limit is None:
+        yield f".metric={rule.metric}: {advice}"
 
 
-def _problems_of_metric(rule: Rule) -> list[str]:
-    problems = []
+def _problems_of_metric(rule: Rule) -> Iterator[str]:
     try:
-        if unfit := _unfit(rule, family_of(rule.metric)):
-            problems.append(f".metric={rule.metric}: test={rule.test}: {unfit}")
+        unfit = _unfit(rule, family_of(rule.metric))
+        if unfit:
+            yield f".metric={rule.metric}: test={rule.test}: {unfit}"
     except UsageError as error:
-        problems += [f".metric={problem}, {', '.join((*RULED, FIRST_IMAGE))}" for problem in error.problems]
+        for problem in error.problems:
+            yield f".metric={problem}, {', '.join((*RULED, FIRST_IMAGE))}"
     needed = _THRESHOLDS.get(rule.test, ())
-    given = _given(rule, "margin", "deviations", "limit", "limits", "of_seeds")
-    if needed and (len(given) != 1 or given[0] not in needed):
-        problems.append(f": test={rule.test} takes one of {', '.join(needed)}")
+    thresholds = _set_keys(
+        rule, "margin", "deviations", "limit", "limits", "of_seeds"
+    )
+    if needed and (len(thresholds) != 1 or thresholds[0] not in needed):
+        yield f": test={rule.test} takes one of {', '.join(needed)}"
     if rule.limits and rule.limits.keys() != UNIT_ROUNDOFF.keys():
-        problems.append(f".limits: must have one limit for each of {', '.join(UNIT_ROUNDOFF)}")
-    if rule.test == "within" and (rule.low is None or rule.high is None):
-        problems.append(": test=within needs low and high")
+        yield f".limits: must have one limit for each of {', '.join(UNIT_ROUNDOFF)}"
+    if rule.test == "within" and None in (rule.low, rule.high):
+        yield ": test=within needs low and high"
     if (rule.test == "rarely") != (rule.share is not None):
-        problems.append(": test=rarely needs a share, and no other test takes one")
+        yield ": test=rarely needs a share, and no other test takes one"
     if rule.of_floor is not None and rule.test not in ("every", "at_most"):
-        problems.append(": of_floor can only be used with test=every or test=at_most")
-    if rule.least and (rule.test == "at_least" or not _given(rule, "of_seeds", "deviations", "of_floor")):
-        problems.append(": least can only be used with of_seeds, deviations or of_floor, and not with test=at_least")
-    return problems
+        yield ": of_floor can only be used with test=every or test=at_most"
+    relative = _set_keys(rule, "of_seeds", "deviations", "of_floor")
+    if rule.least and (rule.test == "at_least" or not relative):
+        yield ": least can only be used with of_seeds, deviations or of_floor, and not with test=at_least"
 
 
-def _given(rule: Rule, *keys: str) -> list[str]:
+def _set_keys(rule: Rule, *keys: str) -> list[str]:
     """Returns those of some keys of a rule that it sets."""
     return [key for key in keys if getattr(rule, key) != getattr(Rule(), key)]
 
@@ -106,7 +139,11 @@ def _unfit(rule: Rule, family: MetricFamily) -> str:
 def _without_interval(rule: Rule, family: MetricFamily) -> str:
     """Returns why a metric without bounds cannot be held against the rule's limit, and what can; "" if it can."""
     if family.name == "psnr_db":
-        same = "" if rule.limit is None else f"; {rule.limit:g} dB is limit={10 ** (-rule.limit / 10):.3g}"
+        same = (
+            ""
+            if rule.limit is None
+            else f"; {rule.limit:g} dB is limit={10 ** (-rule.limit / 10):.3g}"
+        )
         return f"identical images have none; test mse, from which it is computed, with at_most{same}"
     if family.name == "fid" and rule.confidence is not None:
         return "the metric has no interval; compare the figure itself: give the rule confidence: null"
@@ -116,25 +153,40 @@ def _without_interval(rule: Rule, family: MetricFamily) -> str:
 def applicable(gate: Gate, quality: Quality, model: Model) -> Gate:
     """Returns a gate without those of its optional rules whose metric none of the chosen features can measure."""
     left_out = _left_out(gate, quality, model)
-    return _with_rules(gate, lambda rule: not (rule.optional and rule.metric in left_out))
+    return _with_rules(
+        gate, lambda rule: not (rule.optional and rule.metric in left_out)
+    )
 
 
 def remarks_on_rules(gate: Gate, quality: Quality, model: Model) -> list[str]:
     """Returns which optional rules of a gate are left out, and what would measure them; [] if none is."""
+    left_out = _left_out(gate, quality, model)
     return [
-        f"gate={gate.name}: {metric} is not judged: {why}" for metric, why in _left_out(gate, quality, model).items()
+        f"gate={gate.name}: {metric} is not judged: {why}"
+        for metric, why in left_out.items()
     ]
 
 
 def _left_out(gate: Gate, quality: Quality, model: Model) -> dict[str, str]:
-    if not (gate.judges and quality.metrics) or model.weights == "random":  # which no features help
+    """Returns the metrics of optional rules that are not measured, each with what would measure it."""
+    if not gate.judges or not quality.metrics:
         return {}
-    there = {one.family for one in measured_metrics(quality, model)}
-    optional = {rule.metric for listed in gate.rules.values() for rule in listed if rule.optional}
-    return {metric: _unmeasured(metric, (), 0, model) for metric in optional if family_of(metric) not in there}
+    if model.weights == "random":  # which no features help
+        return {}
+    measured = {metric.family for metric in measured_metrics(quality, model)}
+    optional: set[str] = set()
+    for rules in gate.rules.values():
+        optional.update(rule.metric for rule in rules if rule.optional)
+    left_out = {}
+    for metric in optional:
+        if family_of(metric) not in measured:
+            left_out[metric] = _unmeasured(metric, (), 0, model)
+    return left_out
 
 
-def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> None:
+def require_measured(
+    plan: Plan, gate: Gate, quality: Quality, model: Model
+) -> None:
     """Checks, before anything is loaded, that the gate will have what it judges by.
 
     That is every metric of its rules, and the calibration that it names. Does not check rules for contracts that no
@@ -147,64 +199,118 @@ def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> 
     """
     if not gate.judges:
         return
-    measured, left_out = measured_metrics(quality, model), _left_out(gate, quality, model)
-    images = (quality.prompt_count or 0) * plan.baseline.workload.images_per_prompt
-    rules: dict[str, list[str]] = {}
-    for contract in _contracts(plan):
-        for number, rule in enumerate(gate.rules.get(contract, [])):
-            if is_of_images(rule) and not (rule.optional and rule.metric in left_out):
-                rules.setdefault(rule.metric, []).append(f"{contract}[{number}]")
-    problems: dict[str, list[str]] = {}
-    for metric, where in rules.items():
-        if problem := _unmeasured(metric, measured, images, model):
-            problems.setdefault(problem, []).append(f"{metric} (gate.rules.{', '.join(where)})")
-    found = [f"gate={gate.name}: {', '.join(metrics)}: {problem}" for problem, metrics in problems.items()]
+    problems = _unmeasured_rules(plan, gate, quality, model)
     if gate.calibration is not None:
         try:
             read_calibration(Path(gate.calibration))
         except UsageError as error:
-            found += [f"gate.calibration={problem}" for problem in error.problems]
-    if found:
-        raise UsageError(found)
+            problems += [
+                f"gate.calibration={problem}" for problem in error.problems
+            ]
+    if problems:
+        raise UsageError(problems)
+
+
+def _unmeasured_rules(
+    plan: Plan,
+    gate: Gate,
+    quality: Quality,
+    model: Model,
+) -> list[str]:
+    """Returns a line for each reason why rules cannot be judged, with their metrics."""
+    measured = measured_metrics(quality, model)
+    left_out = _left_out(gate, quality, model)
+    images = (
+        quality.prompt_count or 0
+    ) * plan.baseline.workload.images_per_prompt
+    rules: dict[str, list[str]] = {}
+    for contract in _contracts(plan):
+        for number, rule in enumerate(gate.rules.get(contract, [])):
+            is_left_out = rule.optional and rule.metric in left_out
+            if is_of_images(rule) and not is_left_out:
+                rules.setdefault(rule.metric, []).append(
+                    f"{contract}[{number}]"
+                )
+    metrics: dict[str, list[str]] = {}
+    for metric, places in rules.items():
+        reason = _unmeasured(metric, measured, images, model)
+        if reason:
+            metrics.setdefault(reason, []).append(
+                f"{metric} (gate.rules.{', '.join(places)})"
+            )
+    return [
+        f"gate={gate.name}: {', '.join(names)}: {reason}"
+        for reason, names in metrics.items()
+    ]
 
 
 def decidable(gate: Gate, quality: Quality, model: Model, images: int) -> Gate:
     """Returns a gate with only those rules whose metrics will be measured and decide something with so few images."""
     measured = measured_metrics(quality, model)
-    return _with_rules(
-        gate, lambda rule: not (is_of_images(rule) and _unmeasured(rule.metric, measured, images, model))
-    )
+
+    def decides(rule: Rule) -> bool:
+        return not is_of_images(rule) or not _unmeasured(
+            rule.metric, measured, images, model
+        )
+
+    return _with_rules(gate, decides)
 
 
-def _with_rules(gate: Gate, kept: Callable[[Rule], bool]) -> Gate:
-    return replace(gate, rules={contract: list(filter(kept, listed)) for contract, listed in gate.rules.items()})
+def _with_rules(gate: Gate, fits: Callable[[Rule], bool]) -> Gate:
+    rules = {}
+    for contract, of_contract in gate.rules.items():
+        rules[contract] = list(filter(fits, of_contract))
+    return replace(gate, rules=rules)
 
 
 def _contracts(plan: Plan) -> list[Contract]:
     """Returns the contracts by which a gate may judge the variants of a plan."""
-    sides = [variant for variant in plan.variants if variant is not plan.baseline]
-    found = {variant.contract for variant in sides} | ({plan.baseline.contract} - {Contract.EXACT})
-    if any(variant.other_work(plan.baseline) for variant in sides):
-        found.add(Contract.LOSSY)
-    return [contract for contract in Contract if sides and contract in found]
+    candidates = [
+        variant for variant in plan.variants if variant is not plan.baseline
+    ]
+    if not candidates:
+        return []
+    contracts = {variant.contract for variant in candidates}
+    contracts |= {plan.baseline.contract} - {Contract.EXACT}
+    if any(variant.other_work(plan.baseline) for variant in candidates):
+        contracts.add(Contract.LOSSY)
+    return [contract for contract in Contract if contract in contracts]
 
 
-def _unmeasured(metric: str, measured: Sequence[QualityMetric], images: int, model: Model) -> str:
+def _unmeasured(
+    metric: str,
+    measured: Sequence[QualityMetric],
+    images: int,
+    model: Model,
+) -> str:
     """Returns why a rule on a metric cannot be judged, and the way out; "" if it can."""
-    meant = [one for one in measured if metric in (one.name, one.family.name)]
     family = family_of(metric)
+    meant = [
+        one.name for one in measured if metric in (one.name, one.family.name)
+    ]
     if len(meant) > 1:
-        return f"ambiguous: name one of {', '.join(one.name for one in meant)}"
+        return f"ambiguous: name one of {', '.join(meant)}"
     if meant:
         least = max(family.least, family.decides_from)
         if images < least:
             return f"at least {least:,} images are needed, and {images:,} are drawn: raise quality.prompt_count"
         return ""
     if model.weights == "random" and not family.on_random_weights:
-        fitting = ", ".join([*RULED, FIRST_IMAGE, *(one.name for one in FAMILIES if one.on_random_weights)])
+        on_random = [
+            family.name for family in FAMILIES if family.on_random_weights
+        ]
+        fitting = ", ".join([*RULED, FIRST_IMAGE, *on_random])
         return f"meaningless for random weights: choose a gate whose rules judge only {fitting}"
     if family.on_request:
         return f"measured only on request: set quality.{family.on_request}=true"
-    features = [_EXAMPLES.get(kind, kind) for kind in family.over if metric in (family.name, f"{family.name}_{kind}")]
-    example = features[0] if features else "…"
-    return f"measured only with features, and these are not chosen: for example quality.features=[{example}]"
+    return (
+        "measured only with features, and these are not chosen: "
+        f"for example quality.features=[{_example_features(metric, family)}]"
+    )
+
+
+def _example_features(metric: str, family: MetricFamily) -> str:
+    for kind in family.over:
+        if metric in (family.name, f"{family.name}_{kind}"):
+            return _EXAMPLES.get(kind, kind)
+    return "…"

@@ -14,7 +14,13 @@ from sdopt.record.records import VariantResult
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
-from sdopt.statistics.bounds import Bounds, jackknife_bounds, mean_bounds, prompts_to_exclude, share_bounds
+from sdopt.statistics.bounds import (
+    Bounds,
+    jackknife_bounds,
+    mean_bounds,
+    prompts_to_exclude,
+    share_bounds,
+)
 
 _TOO_MANY_PROMPTS = 10_000
 """Above this number of prompts, a ruling does not suggest more prompts; MLPerf judges a whole model by 5,000 images."""
@@ -35,21 +41,30 @@ def unjudged(rule: str, reason: str, metric: str = "") -> Ruling:
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
     """Returns the worst verdict, or NOT_COMPARABLE if there are none."""
-    return max(verdicts, key=list(Verdict).index, default=Verdict.NOT_COMPARABLE)
+    return max(
+        verdicts, key=list(Verdict).index, default=Verdict.NOT_COMPARABLE
+    )
 
 
 def find_scores(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
     """Returns the scores that a rule means: the one of that name, or that metric over every feature measured."""
     if metric in scores:
         return {metric: scores[metric]}
-    return {name: score for name, score in scores.items() if family_of(name).name == metric}
+    return {
+        name: score
+        for name, score in scores.items()
+        if family_of(name).name == metric
+    }
 
 
 def require_finite(name: str, score: Score) -> None:
     """Raises UnjudgedError if a score or a prompt's value is missing or not finite."""
     if score.estimate is None or not math.isfinite(score.estimate):
         raise UnjudgedError(name, score.note or "the value is not finite")
-    if any(value is None or not math.isfinite(value) for value in [*score.per_prompt, *score.leave_one_out]):
+    if any(
+        value is None or not math.isfinite(value)
+        for value in [*score.per_prompt, *score.leave_one_out]
+    ):
         raise UnjudgedError(name, "a prompt's value is not finite")
 
 
@@ -57,32 +72,72 @@ def bounds_of(score: Score, confidence: float | None) -> Bounds:
     """Returns a score with one-sided bounds at a confidence; without a confidence, both bounds are the estimate."""
     assert score.estimate is not None
     if confidence is None:
-        return Bounds(score.estimate, score.estimate, score.estimate, math.nan, len(score.per_prompt))
+        return Bounds(
+            score.estimate,
+            score.estimate,
+            score.estimate,
+            math.nan,
+            len(score.per_prompt),
+        )
     if score.leave_one_out:
-        return jackknife_bounds(score.estimate, np.array(score.leave_one_out, dtype=float), confidence)
+        return jackknife_bounds(
+            score.estimate,
+            np.array(score.leave_one_out, dtype=float),
+            confidence,
+        )
     if score.per_prompt:
         return mean_bounds(np.array(score.per_prompt, dtype=float), confidence)
     return Bounds(score.estimate, None, None, math.nan, 0)
 
 
-def against(rule: Rule, name: str, bounds: Bounds, limit: float, at_least: bool) -> Ruling:
+def against(
+    rule: Rule, name: str, bounds: Bounds, limit: float, at_least: bool
+) -> Ruling:
     """Passes if both bounds lie on the right side of a limit, and fails if both lie on the wrong side."""
-    low, high, wrong = bounds.low, bounds.high, "below" if at_least else "above"
+    low = bounds.low
+    high = bounds.high
     if low is None or high is None:
         return _open(rule, name, bounds, limit)
-    passes, fails = (low >= limit, high < limit) if at_least else (high <= limit, low > limit)
-    if not (passes or fails):
+    above = low >= limit if at_least else low > limit
+    below = high < limit if at_least else high <= limit
+    if not above and not below:
         return _open(rule, name, bounds, limit)
-    decides, side = (low, "at least") if passes == at_least else (high, "at most")
-    # Tables show two-sided intervals, whose bounds lie farther out.
-    bound = f"{side} {decides:.4g} (one-sided {level_of(rule.confidence)})" if rule.confidence else f"{decides:.4g}"
-    reason = f"{bound}, {'not ' if passes else ''}{wrong} the limit {limit:.4g}"
-    return _ruling(rule, name, bounds, limit, Verdict.PASS if passes else Verdict.FAIL, reason)
+    passes = above if at_least else below
+    wrong = "below" if at_least else "above"
+    side = f"not {wrong}" if passes else wrong
+    bound = _deciding_bound(low, high, above, rule.confidence)
+    return _ruling(
+        rule,
+        name,
+        bounds,
+        limit,
+        Verdict.PASS if passes else Verdict.FAIL,
+        f"{bound}, {side} the limit {limit:.4g}",
+    )
 
 
-def two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) -> Ruling:
+def _deciding_bound(
+    low: float,
+    high: float,
+    above: bool,
+    confidence: float | None,
+) -> str:
+    """Returns the bound that decides in words; tables show two-sided intervals, whose bounds lie farther out."""
+    decides = low if above else high
+    if not confidence:
+        return f"{decides:.4g}"
+    side = "at least" if above else "at most"
+    return f"{side} {decides:.4g} (one-sided {level_of(confidence)})"
+
+
+def two_sided(
+    rule: Rule, name: str, bounds: Bounds, low: float, high: float
+) -> Ruling:
     """Applies two one-sided tests (Schuirmann 1987); returns the worse ruling of the two."""
-    rulings = [against(rule, name, bounds, low, at_least=True), against(rule, name, bounds, high, at_least=False)]
+    rulings = [
+        against(rule, name, bounds, low, at_least=True),
+        against(rule, name, bounds, high, at_least=False),
+    ]
     return max(rulings, key=lambda ruling: list(Verdict).index(ruling.verdict))
 
 
@@ -93,49 +148,107 @@ def level_of(confidence: float) -> str:
 
 def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     """Returns an inconclusive ruling that says what would settle it."""
-    shown = "has no interval"
-    if bounds.low is not None and bounds.high is not None and rule.confidence:
-        level = level_of(rule.confidence)
-        shown = f"[{bounds.low:.4g}, {bounds.high:.4g}] (one-sided {level} bounds) straddles the limit {limit:.4g}"
+    reason = f"{_interval_text(rule, bounds, limit)}; {_settling(rule, bounds, limit)}"
+    return _ruling(
+        rule,
+        name,
+        bounds,
+        limit,
+        Verdict.INCONCLUSIVE,
+        reason,
+    )
+
+
+def _interval_text(rule: Rule, bounds: Bounds, limit: float) -> str:
+    if bounds.low is None or bounds.high is None or not rule.confidence:
+        return "has no interval"
+    level = level_of(rule.confidence)
+    return f"[{bounds.low:.4g}, {bounds.high:.4g}] (one-sided {level} bounds) straddles the limit {limit:.4g}"
+
+
+def _settling(rule: Rule, bounds: Bounds, limit: float) -> str:
+    """Returns what would settle an open ruling."""
     if bounds.unit != "prompt":
-        settle = "a study with more processes (protocol.replicates) would settle it"
-    elif needed := bounds.needed(limit, rule.confidence or 0.95):
-        settle = f"about {needed} prompts (quality.prompt_count) would settle it"
-        if needed > _TOO_MANY_PROMPTS:
-            settle = "more prompts are unlikely to settle it"
-    else:
-        settle = "more prompts (quality.prompt_count) would settle it"
-    return _ruling(rule, name, bounds, limit, Verdict.INCONCLUSIVE, f"{shown}; {settle}")
+        return (
+            "a study with more processes (protocol.replicates) would settle it"
+        )
+    needed = bounds.needed(limit, rule.confidence or 0.95)
+    if not needed:
+        return "more prompts (quality.prompt_count) would settle it"
+    if needed > _TOO_MANY_PROMPTS:
+        return "more prompts are unlikely to settle it"
+    return f"about {needed} prompts (quality.prompt_count) would settle it"
 
 
-def _ruling(rule: Rule, name: str, bounds: Bounds, limit: float, verdict: Verdict, reason: str) -> Ruling:
-    return Ruling(rule.test, name, verdict, reason, bounds.estimate, bounds.low, bounds.high, limit)
+def _ruling(
+    rule: Rule,
+    name: str,
+    bounds: Bounds,
+    limit: float,
+    verdict: Verdict,
+    reason: str,
+) -> Ruling:
+    return Ruling(
+        rule.test,
+        name,
+        verdict,
+        reason,
+        bounds.estimate,
+        bounds.low,
+        bounds.high,
+        limit,
+    )
 
 
 def percent(factor: float | None) -> str:
     """Returns by how much a factor exceeds 1, as `2.5 %`."""
-    return "an unknown share" if factor is None else f"{100 * (factor - 1):.1f} %"
+    if factor is None:
+        return "an unknown share"
+    return f"{100 * (factor - 1):.1f} %"
 
 
 def exact(rule: Rule, name: str, score: Score) -> Ruling:
     """Passes if the value is zero for every prompt."""
     values = _by_prompt(name, score.per_prompt)
     wrong = sum(value != 0 for value in values)
-    verdict = Verdict.FAIL if wrong else Verdict.PASS
-    reason = f"{wrong} of {len(values)} prompts differ" if wrong else f"all {len(values)} prompts are the same"
-    return Ruling(rule.test, name, verdict, reason, score.estimate, max(values), max(values), 0.0)
+    worst = max(values)
+    verdict = Verdict.PASS
+    reason = f"all {len(values)} prompts are the same"
+    if wrong:
+        verdict = Verdict.FAIL
+        reason = f"{wrong} of {len(values)} prompts differ"
+    return Ruling(
+        rule.test,
+        name,
+        verdict,
+        reason,
+        score.estimate,
+        low=worst,
+        high=worst,
+        margin=0.0,
+    )
 
 
 def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     """Passes if no prompt exceeds the limit: a mean or a share would let one entirely wrong image among many pass."""
     values = _by_prompt(name, score.worst or score.per_prompt)
-    wrong, worst = sum(value > limit for value in values), max(values)
+    wrong = sum(value > limit for value in values)
+    worst = max(values)
+    verdict = Verdict.PASS
+    reason = f"none of {len(values)} prompts exceeds {limit:.4g}; the worst has {worst:.4g}"
     if wrong:
+        verdict = Verdict.FAIL
         reason = f"{wrong} of {len(values)} prompts exceed {limit:.4g}, the worst with {worst:.4g}"
-    else:
-        reason = f"none of {len(values)} prompts exceeds {limit:.4g}; the worst has {worst:.4g}"
-    verdict = Verdict.FAIL if wrong else Verdict.PASS
-    return Ruling(rule.test, name, verdict, reason, worst, worst, worst, limit)
+    return Ruling(
+        rule.test,
+        name,
+        verdict,
+        reason,
+        estimate=worst,
+        low=worst,
+        high=worst,
+        margin=limit,
+    )
 
 
 def rarely(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
@@ -170,8 +283,13 @@ def precision_of(variant: VariantResult) -> str | None:
     TensorFloat-32 counts as float32: rounding its products leaves images alike to 60 dB and more. None where the record
     has no such choice, so that a rule with a limit by type cannot be judged.
     """
-    chosen = variant.config.options.get("precision")
-    if not isinstance(chosen, dict) or "weights" not in chosen:
+    precision = variant.config.options.get("precision")
+    if not isinstance(precision, dict) or "weights" not in precision:
         return None
-    types = [str(name) for name in (chosen["weights"], chosen.get("autocast")) if name]
-    return max(types, key=lambda name: UNIT_ROUNDOFF[name]) if types and UNIT_ROUNDOFF.keys() >= set(types) else None
+    types = []
+    for key in ("weights", "autocast"):
+        if precision.get(key):
+            types.append(str(precision[key]))
+    if not types or not set(types) <= UNIT_ROUNDOFF.keys():
+        return None
+    return max(types, key=UNIT_ROUNDOFF.__getitem__)

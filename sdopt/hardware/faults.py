@@ -103,3 +103,38 @@ def faults_of(device_name: str, sheet: Sheet | None, types: Collection[str] | No
         if not fault.types or types is None or {*fault.types} & {*types}:
             faults.append(fault.says)
     return faults
+
+
+_BLACKWELL = (10, 0)
+
+_FIRST_FOR_BLACKWELL = (2, 7)
+"""https://github.com/pytorch/pytorch/issues/150733, https://github.com/lllyasviel/Fooocus/issues/3862"""
+
+_LEAVES_OUT = {(7, 0): (2, 8), (7, 5): (2, 11)}
+"""By compute capability that is still whole: the PyTorch since which only builds for CUDA 12.6 have the older ones.
+
+https://github.com/easydiffusion/torchruntime/issues/22, https://github.com/pytorch/pytorch/issues/172352
+"""
+
+
+def without_kernels(sheet: Sheet, torch: tuple[int, int]) -> str:
+    """Returns why no build of a PyTorch (major, minor) runs on a card; "" if one does, or nobody knows."""
+    capability = sheet.capability
+    if capability is None or capability < _BLACKWELL or torch >= _FIRST_FOR_BLACKWELL:
+        return ""
+    return f"PyTorch {_version(torch)} has no kernels for this card: {_version(_FIRST_FOR_BLACKWELL)} is the first"
+
+
+def builds_of(sheet: Sheet, torch: tuple[int, int]) -> str:
+    """Returns which builds of a PyTorch (major, minor) alone run on a card; "" if the usual ones do."""
+    capability = sheet.capability
+    if capability is None:
+        return ""
+    for whole, since in _LEAVES_OUT.items():
+        if capability < whole and torch >= since:
+            return f"of PyTorch {_version(torch)}, only builds for CUDA 12.6 have kernels for this card"
+    return ""
+
+
+def _version(parts: tuple[int, int]) -> str:
+    return f"{parts[0]}.{parts[1]}"

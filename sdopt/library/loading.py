@@ -1,5 +1,6 @@
 """Loads the pipeline of a variant that was measured."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 from sdopt.assembly import Assembly
 from sdopt.config.composer import composer_of
 from sdopt.config.models import own_functions
-from sdopt.config.overrides import merge_overrides
+from sdopt.config.overrides import group_of, key_of, merge_overrides
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
 from sdopt.library.state import Optimized, as_prompts, keep, named_as_chosen, require_prompts
 from sdopt.measure.generators import kept_generators
+from sdopt.pipelines.loading import call_arguments, guidance_of
+from sdopt.record.records import VariantResult
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.schema import Tracking
+from sdopt.study.fingerprint import NOT_FETCHED, inputs_of, of_model
 from sdopt.tracking.runs import download_run
 from sdopt.tracking.store import end_process
 from sdopt.variant import Variant
@@ -39,6 +43,8 @@ def load(
     `workload.negative_prompt` unless they are given others. PyTorch's number of threads is the whole program's, and
     stays as it is: on a CPU, `torch.set_num_threads` with the measured `hardware.threads` gives the measured speed. A
     package of `compiler=aot` is valid only for the number of threads with which it was compiled.
+
+    Warns (UserWarning) if files of the variant are others than those measured.
 
     Args:
         result: what `sdopt.run` returned, a run's folder, its `result.json`, or the id of an MLflow run of the study or
@@ -85,7 +91,26 @@ def measured(
     with composer_of(overrides, None if config_dir is None else Path(config_dir)) as composer:
         planned = composer.variant(row.name)
     _require_no_code(row.name, planned.functions)
+    if {group_of(key_of(change)) for change in changes} <= _SAME_FILES:
+        _warn_of_other_files(row, planned)
     return planned
+
+
+_SAME_FILES = {"workload", "hardware", "protocol"}
+"""Sections that may change, and leave a variant's files as they were."""
+
+_FILES = {"model": "the model's files", "parts": "the files of its options", "options": "the code of its own options"}
+"""What a variant is loaded from, by the name of its digest."""
+
+
+def _warn_of_other_files(row: VariantResult, planned: Variant) -> None:
+    """Warns of files that are others than those measured, as of a model that was trained again under its old name."""
+    now = inputs_of(planned, of_model)
+    for name, what in _FILES.items():
+        was, there = row.inputs.get(name), now.get(name)
+        if None not in (was, there) and there not in (was, NOT_FETCHED):
+            text = f"variant={row.name}: not {what} that were measured: images and times may be others"
+            warnings.warn(text, UserWarning, stacklevel=3)
 
 
 def _require_no_code(variant: str, functions: Sequence[str]) -> None:
@@ -124,12 +149,18 @@ def _named(result: Outcome, name: str | None) -> str:
 
 
 def _defaults(variant: Variant) -> dict[str, Any]:
+    """Returns the arguments of a call that was measured, but for its prompts and its noise."""
+    guidance, scale = guidance_of(variant.model), variant.guidance_scale
+    negative = variant.workload.negative_prompt
+    if negative is None and guidance.needs_negative and guidance.guides(scale):
+        negative = ""  # without any, the pipeline would not be guided
     return {
         "num_inference_steps": variant.workload.steps,
         "num_images_per_prompt": variant.workload.images_per_prompt,
         "strength": variant.task.strength,
-        "guidance_scale": variant.guidance_scale,
-        "negative_prompt": variant.workload.negative_prompt,
+        guidance.argument: scale,
+        "negative_prompt": negative,
         "height": variant.size,
         "width": variant.size,
+        **call_arguments(variant.model),
     }

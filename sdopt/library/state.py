@@ -127,8 +127,7 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
     @functools.wraps(call)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 (it is one)
         given = dict(zip(names, args, strict=False)) | kwargs
-        if getattr(self, OPTIMIZED, None) is None:
-            raise UsageError(_COPIED)
+        state_of(self)  # raises for a copy
         arguments = _fitted(usual, given) | assembly.call_kwargs | given
         with optimized.lock, optimized.fitting(self, arguments), optimized.process.noted(), assembly.entered():
             return call(self, **assembly.changed(arguments))
@@ -170,10 +169,11 @@ def state_of(pipe: "DiffusionPipeline") -> Optimized:
     """Returns what a pipeline keeps of its options. Raises UsageError if it has none, or is a copy of one that has."""
     if not hasattr(pipe, OPTIMIZED):
         raise UsageError("no options were applied to this pipeline with sdopt.optimize or sdopt.load")
-    found: Optimized | None = getattr(pipe, OPTIMIZED)
-    if found is None:
+    state: Optimized | None = getattr(pipe, OPTIMIZED)
+    # A deep copy has none; a shallow one has the original's, whose options ask the original about its call.
+    if state is None or state.assembly.pipe is not pipe:
         raise UsageError(_COPIED)
-    return found
+    return state
 
 
 def require_plain(pipe: "DiffusionPipeline") -> None:

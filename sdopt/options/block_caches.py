@@ -89,6 +89,8 @@ class _Block:
         self.forward = block.forward
 
     def __call__(self, *args: Any, **others: Any) -> Any:
+        if self._watcher.is_elsewhere:
+            return self.forward(*args, **others)
         return self._watcher.run(self, Given(args, others))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
+from threading import get_ident
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.polynomial.chebyshev import chebvander
 from pydantic import Field
 from typing_extensions import override
 
+from sdopt.errors import UsageError
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.assumptions import (
     counted_steps,
@@ -438,11 +440,11 @@ class _Broadcast:
 
     def __init__(self, pipe: Pipeline, unet: Any) -> None:
         self._pipe, self._unet = pipe, unet
-        self._step, self._on, self._batch = -1, False, 0
+        self._step, self._on, self._batch, self._thread = -1, False, 0, 0
         unet.register_forward_pre_hook(self._next)
 
     def begin(self) -> None:
-        self._step, self._on = -1, True
+        self._step, self._on, self._thread = -1, True, get_ident()
         self._forget()
 
     def _forget(self) -> None:
@@ -458,6 +460,9 @@ class _Broadcast:
         return self._step / int(self._pipe.num_timesteps) if self._on else -1.0
 
     def _next(self, _unet: Any, inputs: tuple[Any, ...]) -> None:
+        if self._on and self._thread != get_ident():
+            other = "another pipeline runs this UNet in another thread, and diffusers' hooks would mix their steps"
+            raise UsageError(f"caching=pyramid_attention: {other}: call one after the other")
         self._step += 1
         if len(inputs[0]) != self._batch:  # a callback may leave out a part of the batch
             self._batch = len(inputs[0])

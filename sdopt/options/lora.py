@@ -36,6 +36,7 @@ from sdopt.pipelines.loras import (
     unswappable,
 )
 from sdopt.pipelines.parts import Pipeline, denoiser_of, hook_of, text_encoders_of, unwrapped
+from sdopt.pipelines.transformer_loras import settings_beside
 from sdopt.reference import MODEL
 from sdopt.schema import Model
 
@@ -130,7 +131,8 @@ class Lora(Optimization):
 
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:
-        return [lora_file(self.path, name, fetch) for name in self.names]
+        files = [lora_file(self.path, name, fetch) for name in self.names]
+        return files + [beside for file in files if (beside := settings_beside(file)) is not None]
 
     def _lines(self, *then: str) -> tuple[str, ...]:
         """Returns diffusers code that loads the LoRA, and then the lines `then`; () if that would not do."""

@@ -368,8 +368,10 @@ class PrecomputedEmbeddings(Optimization):
             call[_LENGTH] = self.max_sequence_length
         both = guidance.form == "sequential"  # whose other branch is encoded as a prompt, the empty one by default
         with torch.no_grad(), encoding_noted(pipe):
-            encoded = {prompt: _encoded(pipe, prompt, device, call) for prompt in (*prompts, *([""] if both else []))}
-        embeddings = {name for row in encoded.values() for name in (*row, *_as_negative(row))}
+            texts = (*prompts, "") if both else tuple(prompts)
+            encoded = {text: _encoded(pipe, text, device, call) for text in texts}
+            negative_of = {text: _encoded_as_negative(pipe, text, device, call, encoded[text]) for text in texts}
+        embeddings = {name for text in texts for name in (*encoded[text], *negative_of[text])}
         for name in TEXT_ENCODERS:
             if getattr(pipe, name, None) is not None:
                 setattr(pipe, name, None)
@@ -398,7 +400,7 @@ class PrecomputedEmbeddings(Optimization):
             if unknown := [text for text in (*texts, *negatives) if text is not None and text not in encoded]:
                 raise UsageError(f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded")
             rows = [
-                encoded[text] | ({} if negative is None else _as_negative(encoded[negative]))
+                encoded[text] | ({} if negative is None else negative_of[negative])
                 for text, negative in zip(texts, negatives, strict=True)
             ]
             names = [name for name in rows[0] if not own or (name.startswith("negative") and name not in own)]
@@ -440,16 +442,30 @@ def _instead_of_defaults(pipe: Pipeline) -> dict[str, None]:
     return {"negative_prompt": None} if negative is not None and isinstance(negative.default, str) else {}
 
 
-def _as_negative(embeddings: dict[str, Embeddings]) -> dict[str, Embeddings]:
-    """Returns a text's embeddings under the names of a negative prompt's, which is encoded as a prompt is."""
-    return {f"negative_{name}": value for name, value in embeddings.items() if not name.startswith("negative_")}
+def _encoded_as_negative(
+    pipe: Pipeline, text: str, device: torch.device, arguments: Mapping[str, Any], encoded: dict[str, Embeddings]
+) -> dict[str, Embeddings]:
+    """Returns the embeddings of a text as a negative prompt, by call argument; `encoded` is what it is as a prompt.
+
+    Sana writes an instruction before each prompt, and Lumina 2 one of its own, but not before negative ones.
+    """
+    family = family_named(type(pipe).__name__)
+    own = [name for name in family.encoding.returns if name.startswith("negative_")]
+    if family.is_unet or not own:
+        return {f"negative_{name}": value for name, value in encoded.items() if not name.startswith("negative_")}
+    both = _encoded(pipe, text, device, arguments, text)
+    return {name: both[name] for name in own}
 
 
 _LENGTH = "max_sequence_length"
 
 
-def _encoded(pipe: Pipeline, prompt: str, device: torch.device, arguments: Mapping[str, Any]) -> dict[str, Embeddings]:
+def _encoded(
+    pipe: Pipeline, prompt: str, device: torch.device, arguments: Mapping[str, Any], negative: str | None = None
+) -> dict[str, Embeddings]:
     """Returns a prompt's embeddings by call argument, on the CPU, since there may be thousands of prompts.
+
+    Beside those of a negative prompt: `negative`, or what a call has by default.
 
     What a call passes on to `encode_prompt` by default is passed on here, too, such as the number of tokens, unless
     `arguments` of all calls have another one.
@@ -465,6 +481,8 @@ def _encoded(pipe: Pipeline, prompt: str, device: torch.device, arguments: Mappi
             given[name] = default if parameter.default is not parameter.empty else None
     given |= arguments
     given |= {"device": device, "num_images_per_prompt": 1, "do_classifier_free_guidance": True}
+    if negative is not None:
+        given["negative_prompt"] = [negative]
     if family_named(type(pipe).__name__).is_unet:
         found = pipe.encode_prompt(prompt, **{name: given[name] for name in _OF_UNETS})
     else:

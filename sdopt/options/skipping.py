@@ -6,6 +6,7 @@ free of branches. Import it where a pipeline is at hand: TorchDynamo comes with 
 
 from collections import Counter
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +22,26 @@ Conditions = tuple[Tensor, Tensor, Tensor, Tensor | None, dict[str, Tensor] | No
 """Arguments of a UNet: latents, timestep, text states, and the further conditions of distilled models and of SDXL."""
 
 
-class Skipping:
+class OfOneCall:
+    """What a denoiser keeps from step to step of one call.
+
+    Another pipeline may have the denoiser too, and call it in another thread: its steps are none of this call.
+    """
+
+    _on = False
+    _thread = 0
+
+    def _begin(self) -> None:
+        """Notes that a call begins in this thread."""
+        self._on, self._thread = True, get_ident()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another thread makes the call: the denoiser is to run as it did before."""
+        return self._on and self._thread != get_ident()
+
+
+class Skipping(OfOneCall):
     """Replaces the forward function of a UNet, and leaves out layers in some steps of an image.
 
     Attributes:
@@ -35,13 +55,14 @@ class Skipping:
         # As of `__call__`: TorchDynamo would compile it anew for each number of steps so far.
         cls._predict = torch.compiler.disable(cls._predict, recursive=False)  # type: ignore[method-assign]
 
-    def __init__(self) -> None:
+    def __init__(self, unet: Any) -> None:
+        self._own = unet.forward
         self.begin()
         self.end()
 
     def begin(self) -> None:
         """Resets the state: the next step is the first of an image."""
-        self._on = True
+        self._begin()
         self.calls: Counter[str] = Counter()
         self._forget()
 
@@ -73,6 +94,8 @@ class Skipping:
         **others: Any,
     ) -> Any:
         """Replaces `UNet2DConditionModel.forward`. Raises UsageError for inputs that it cannot pass on."""
+        if self.is_elsewhere:
+            return self._own(sample, timestep, encoder_hidden_states, return_dict=return_dict, **others)
         return _output(self._predict(sample, timestep, encoder_hidden_states, others), return_dict)
 
 
@@ -122,7 +145,7 @@ class Halves:
         return _output(torch.cat(whole), return_dict)
 
 
-class HalfBatches(Halves):
+class HalfBatches(Halves, OfOneCall):
     """Runs steps without guidance, as `chosen` says, on only the half of the batch with the prompt."""
 
     def __init__(self, pipe: Any, forward: Any, chosen: Any) -> None:
@@ -133,7 +156,8 @@ class HalfBatches(Halves):
 
     def begin(self) -> None:
         """Resets the counts: the next step is the first of an image."""
-        self.guided, self.unguided, self._on = 0, 0, True
+        self._begin()
+        self.guided, self.unguided = 0, 0
 
     def end(self) -> None:
         """Lets each step run as without it, until the next call begins."""
@@ -141,6 +165,8 @@ class HalfBatches(Halves):
 
     @override
     def _which(self, batch: int) -> Sequence[int]:
+        if self.is_elsewhere:
+            return ()
         # Without guidance, as in a call with guidance_scale=1, the batch has no second half.
         whole = not (self._on and self._pipe.do_classifier_free_guidance)
         if whole or self._chosen.guides(self.guided + self.unguided, int(self._pipe.num_timesteps)):
@@ -211,7 +237,7 @@ class DeepCache(Skipping):
         self._interval = interval
         self.whole: torch.nn.Module = Whole(unet, block, layer)
         self.outer: torch.nn.Module = Outer(unet, block, layer)
-        super().__init__()
+        super().__init__(unet)
 
     @override
     def _forget(self) -> None:
@@ -253,7 +279,7 @@ class FirstBlock(Skipping):
         self.first: torch.nn.Module = First(unet, 0, 1)
         self.inner: torch.nn.Module = Inner(unet, 0, 1)
         self.last: torch.nn.Module = Last(unet, 0, 0)
-        super().__init__()
+        super().__init__(unet)
 
     @override
     def _forget(self) -> None:
@@ -306,7 +332,7 @@ class Spectrum(Skipping):
         self._pipe, self._chosen = pipe, chosen
         self._weights = torch.compiler.disable(chosen.weights)  # TorchDynamo would compile NumPy, for each step anew
         self.whole: torch.nn.Module = Own(unet)
-        super().__init__()
+        super().__init__(unet)
 
     @override
     def _forget(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sdopt.options.skipping import Own
+from sdopt.options.skipping import OfOneCall, Own
 from sdopt.pipelines.family import Guidance, family_named
 from sdopt.pipelines.parts import Pipeline, unwrapped
 
@@ -81,7 +81,7 @@ class Calls:
         return self.step, self.branch
 
 
-class Watching:
+class Watching(OfOneCall):
     """Replaces the forward of a transformer: the base class of what knows the step and the branch of each call.
 
     Attributes:
@@ -97,13 +97,14 @@ class Watching:
 
     def __init__(self, pipe: Pipeline, denoiser: Any) -> None:
         self._pipe, self._forward = pipe, denoiser.forward
+        self._plain = denoiser.forward
         self._at = Calls(pipe)
         self.begin()
         self.end()
 
     def begin(self) -> None:
         """Resets the state: the next call is in the first step of an image."""
-        self._on = True
+        self._begin()
         self.calls: Counter[str] = Counter()
         self._at.begin()
         self._forget()
@@ -129,6 +130,8 @@ class Watching:
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, return_dict: bool = True, **others: Any) -> Any:
         """Replaces the denoiser's forward."""
+        if self.is_elsewhere:
+            return self._plain(*args, return_dict=return_dict, **others)
         found = self._predict(Given(args, others))
         if not return_dict:
             return (found,)

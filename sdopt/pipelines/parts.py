@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -105,13 +106,13 @@ CALL = "_sdopt_call"
 """Attribute of a pipeline with the arguments that each call of it has, whatever its prompts."""
 
 _CALLED = "_sdopt_called"
-"""Attribute that a pipeline has while it is called with its options."""
+"""Attribute that a pipeline has while it is called with its options: the thread that calls it."""
 
 
 @contextmanager
 def called(pipe: Pipeline) -> Iterator[None]:
     """Marks a pipeline as called: its denoiser and its scheduler may be those of other pipelines too."""
-    pipe.__dict__[_CALLED] = True
+    pipe.__dict__[_CALLED] = get_ident()
     try:
         yield
     finally:
@@ -119,8 +120,8 @@ def called(pipe: Pipeline) -> Iterator[None]:
 
 
 def is_called(pipe: Pipeline) -> bool:
-    """Returns whether a pipeline is called now, so that it says how its denoiser is to run."""
-    return _CALLED in vars(pipe)
+    """Returns whether this thread calls a pipeline now, so that it says how its denoiser is to run."""
+    return vars(pipe).get(_CALLED) == get_ident()
 
 
 def layers_with_weights(network: torch.nn.Module) -> list[torch.nn.Module]:

@@ -77,8 +77,10 @@ def _unfit(header: Header, scales: Mapping[str, str]) -> list[str]:
         shape = header.shapes.get(weight)
         if shape is None:
             return [f"holds {scale}, and no {weight}"]
-        if math.prod(header.shapes[scale]) not in (1, shape[0]):
-            return [f"holds {scale} of shape {header.shapes[scale]}, as scales of blocks have: {_WAY}"]
+        columns = len(header.shapes[scale]) > 1 and header.shapes[scale][0] == 1
+        numbers = math.prod(header.shapes[scale])
+        if numbers != 1 and (numbers != shape[0] or columns):
+            return [f"holds {scale} of shape {header.shapes[scale]}, as scales of blocks or columns have: {_WAY}"]
     return []
 
 

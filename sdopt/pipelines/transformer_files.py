@@ -284,6 +284,9 @@ def _text_encoder(
         )
     if lacking := sorted(info["missing_keys"]):
         return network, [f"lacks {lacking[0]}{_more(lacking)} of the {part}, and nothing is filled in"]
+    if others := sorted(info["mismatched_keys"]):  # which would be random: LongCLIP has more places for tokens
+        name, has, wanted = others[0]
+        return network, [f"holds {name} of shape {list(has)}, and the {part} of the base has {list(wanted)}"]
     left = [name for name in info["unexpected_keys"] if not name.endswith(("position_ids", "logit_scale"))]
     if left:
         return network, [f"holds {left[0]}{_more(left)}, which the {part} of the base has not"]

@@ -185,6 +185,12 @@ def scales_beside(file: Path, metadata: Mapping[str, str]) -> Scales:
     said: dict[str, Any] = {}
     if text := metadata.get("lora_adapter_metadata"):
         said = {key.removeprefix("transformer."): value for key, value in json.loads(text).items()}
-    elif file.name == "adapter_model.safetensors" and (beside := file.with_name("adapter_config.json")).is_file():
+    elif (beside := settings_beside(file)) is not None:
         said = json.loads(beside.read_text(encoding="utf-8"))
     return Scales(said.get("lora_alpha"), said.get("alpha_pattern") or {}, bool(said.get("use_rslora")))
+
+
+def settings_beside(file: Path) -> Path | None:
+    """Returns peft's file of settings beside a LoRA that peft has saved; None without one."""
+    beside = file.with_name("adapter_config.json")
+    return beside if file.name == "adapter_model.safetensors" and beside.is_file() else None

@@ -13,7 +13,7 @@ from sdopt.report.program import said_of
 from sdopt.report.tables import effects_table, quality_table, ranking, shapes_table
 from sdopt.report.terminal import shown
 from sdopt.statistics.changes import traced_active
-from sdopt.statistics.published import published_of
+from sdopt.statistics.reproduction import published_of
 from sdopt.statistics.scale import Decision
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import shortened

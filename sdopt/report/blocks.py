@@ -1,7 +1,7 @@
 """The parts of a report: sections of blocks, which are written for a terminal, as Markdown and as HTML."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sdopt.report.tones import Tone
@@ -43,6 +43,17 @@ class Cell:
         return f"{self.figure} {self.detail}".strip()
 
 
+def _as_cell(cell: Cell | str) -> Cell:
+    return cell if isinstance(cell, Cell) else Cell(cell)
+
+
+def _chosen(
+    row: Sequence[Cell | str],
+    columns: Sequence[int],
+) -> list[Cell | str]:
+    return [row[column] for column in columns]
+
+
 @dataclass(frozen=True)
 class Table:
     """A table; texts in it are cells without detail.
@@ -65,18 +76,23 @@ class Table:
     @property
     def cells(self) -> list[list[Cell]]:
         """All cells, row by row."""
-        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
+        return [list(map(_as_cell, row)) for row in self.rows]
 
     def filled(self, *left_out: str) -> "Table":
         """Returns the table without empty columns, and without those of some headings."""
-        kept = [
-            n
-            for n, heading in enumerate(self.headings)
-            if heading not in left_out and (n == 0 or any(str(row[n]) for row in self.rows))
-        ]
-        headings, rows = [self.headings[n] for n in kept], [[row[n] for n in kept] for row in self.rows]
-        spare, needless = ([name for name in names if name in headings] for names in (self.spare, self.needless))
-        return Table(headings, rows, self.numbers, spare, needless)
+        columns = []
+        for number, heading in enumerate(self.headings):
+            is_filled = number == 0 or any(str(row[number]) for row in self.rows)
+            if is_filled and heading not in left_out:
+                columns.append(number)
+        headings = [self.headings[number] for number in columns]
+        return replace(
+            self,
+            headings=headings,
+            rows=[_chosen(row, columns) for row in self.rows],
+            spare=[heading for heading in self.spare if heading in headings],
+            needless=[heading for heading in self.needless if heading in headings],
+        )
 
     def column(self, heading: str) -> list[Cell]:
         """Returns the cells below a heading."""
@@ -152,11 +168,16 @@ Block = Prose | Notes | Code | Table | Facts | Chart | Gallery | Fold
 
 
 def charts_of(
-    views: Sequence[tuple[str, dict[str, Any] | None]], caption: str, file: str = "", choice: str = ""
+    views: Sequence[tuple[str, dict[str, Any] | None]],
+    caption: str,
+    file: str = "",
+    choice: str = "",
 ) -> list[Block]:
     """Returns a chart of those views that there are; nothing without any."""
-    found = [(name, spec) for name, spec in views if spec is not None]
-    return [Chart(found, caption, choice, file=file)] if found else []
+    charts = [(name, spec) for name, spec in views if spec is not None]
+    if not charts:
+        return []
+    return [Chart(charts, caption, choice, file=file)]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from sdopt.report.markdown import markdown_page, written
 from sdopt.report.page.html import html_page
 from sdopt.report.tables import published_blocks, to_csv
 from sdopt.report.verdicts import junit, verdict_json, verdict_markdown
-from sdopt.statistics.published import claims_of
+from sdopt.statistics.reproduction import claims_of
 from sdopt.statistics.summary import Summary
 
 HTML, MARKDOWN = "report.html", "report.md"

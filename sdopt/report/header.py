@@ -12,7 +12,7 @@ from sdopt.report.terminal import shown
 from sdopt.statistics.words import gib_text
 
 if TYPE_CHECKING:
-    from sdopt.study.cost import Cost
+    from sdopt.study.cost import StudyCost
 
 _PACKAGES = ("torch", "diffusers")
 
@@ -39,7 +39,7 @@ def announce(result: StudyResult, console: Console) -> None:
             console.print(f"not measured: {row.name}: {row.reason}", style="dim", markup=False, highlight=False)
 
 
-def show_plan(result: StudyResult, expected: "Cost", console: Console) -> None:
+def show_plan(result: StudyResult, expected: "StudyCost", console: Console) -> None:
     """Prints the variants of a plan, conflicts of those that cannot run, the comparisons, and the expected effort.
 
     A reason is one line, however long, since it may hold a command to copy.

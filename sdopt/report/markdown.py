@@ -11,11 +11,16 @@ def markdown_page(page: Page) -> bytes:
     return ("\n".join(_lines(page, 1)).rstrip() + "\n").encode()
 
 
-def _lines(page: Page, level: int) -> Iterator[str]:
+def _lines(
+    page: Page,
+    level: int,
+) -> Iterator[str]:
+    facts = [f"{name}: {escaped(value)}" for name, value in page.summary]
     yield f"{'#' * level} {escaped(page.title)}\n"
-    yield " · ".join(f"{name}: {escaped(value)}" for name, value in page.summary) + "\n"
+    yield " · ".join(facts) + "\n"
     for section in page.sections:
-        if text := written(section.blocks):
+        text = written(section.blocks)
+        if text:
             yield f"{'#' * (level + 1)} {section.title}\n"
             yield text
     for study in page.studies:
@@ -24,7 +29,10 @@ def _lines(page: Page, level: int) -> Iterator[str]:
 
 def written(blocks: Sequence[Block]) -> str:
     """Returns blocks as Markdown; whatever they quote is escaped."""
-    return "\n".join(text for block in blocks for text in _block(block))
+    texts: list[str] = []
+    for block in blocks:
+        texts += _block(block)
+    return "\n".join(texts)
 
 
 def _block(block: Block) -> Iterator[str]:  # noqa: C901 (a case for each kind of block)
@@ -33,13 +41,14 @@ def _block(block: Block) -> Iterator[str]:  # noqa: C901 (a case for each kind o
             yield f"**{_cell(text)}**\n" if strong else f"{escaped(text)}\n"
         case Notes(lines):
             if lines:
-                yield "\n".join(f"- {escaped(line)}" for line in lines) + "\n"
+                yield _listed(list(map(escaped, lines)))
         case Code(title, lines, language):
             yield f"{escaped(title)}:\n\n{code_block(lines, language)}"
         case Table():
-            yield markdown(block.headings, [[str(cell) for cell in row] for row in block.cells], [])
+            rows = [list(map(str, row)) for row in block.cells]
+            yield markdown(block.headings, rows, [])
         case Facts(pairs):
-            yield "\n".join(f"- {escaped(name)}: {escaped(value)}" for name, value in pairs) + "\n"
+            yield _listed([f"{escaped(name)}: {escaped(value)}" for name, value in pairs])
         case Fold(title, blocks):
             yield f"<details><summary>{escaped(title)}</summary>\n"
             yield written(blocks)
@@ -53,33 +62,62 @@ def _block(block: Block) -> Iterator[str]:  # noqa: C901 (a case for each kind o
             yield f"![Images side by side, a column per variant]({file})\n"
 
 
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+def _listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines) + "\n"
+
+
+def markdown(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
+) -> str:
     """Returns a Markdown table with notes below it; cells and notes are escaped."""
-    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
-    return "\n".join([*lines, "", *(f"- {escaped(note)}" for note in notes)]).rstrip() + "\n"
+    lines = [_row(headings), "|" + "---|" * len(headings)]
+    for row in rows:
+        lines.append(_row(list(map(_cell, row))))
+    lines.append("")
+    lines += [f"- {escaped(note)}" for note in notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _cell(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("|", "\\|").replace("\n", " ")
+    text = _entities(text)
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
-def code_block(lines: Sequence[str], language: str = "") -> str:
+def _entities(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def code_block(
+    lines: Sequence[str],
+    language: str = "",
+) -> str:
     """Returns lines of code between fences that none of them can end."""
-    fence = "`" * max([3, *(1 + len(run) for line in lines for run in re.findall("`+", line))])
-    return f"{fence}{language}\n" + "\n".join(lines) + f"\n{fence}\n"
+    runs = re.findall("`+", "\n".join(lines))
+    longest = max(map(len, runs), default=0)
+    fence = "`" * max(3, longest + 1)
+    code = "\n".join(lines)
+    return f"{fence}{language}\n{code}\n{fence}\n"
 
 
 def escaped(text: str) -> str:
     """Returns a text escaped for Markdown, except for code between backticks."""
-    parts = text.replace("\n", " ").split("`")
+    text = text.replace("\n", " ")
+    parts = text.split("`")
     if len(parts) % 2 == 0:
-        return _plain(text.replace("\n", " "))
-    return "".join(f"`{part}`" if number % 2 else _plain(part) for number, part in enumerate(parts))
+        return _plain(text)
+    texts = []
+    for number, part in enumerate(parts):
+        is_code = number % 2 == 1
+        texts.append(f"`{part}`" if is_code else _plain(part))
+    return "".join(texts)
 
 
 def _plain(text: str) -> str:
-    for mark, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-        text = text.replace(mark, entity)
     # Within a word an underscore is no markup.
-    return re.sub(r"[\\`*\[\]]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
+    return re.sub(r"[\\`*\[\]]|(?<!\w)_|_(?!\w)", r"\\\g<0>", _entities(text))

@@ -4,14 +4,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.judge import exit_code as judged_code
 from sdopt.gate.judge import left_unjudged, worst_code
+from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import JobError, read_error, read_result
-from sdopt.record.records import Status, StudyResult
+from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.report.answer import use_of
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.columns import Cells, TableView, speed_cell, table_of, word
@@ -40,19 +40,32 @@ def exit_code(folder: Path) -> int:
 
 def _code_of(result: StudyResult) -> int:
     """Returns the exit code of a study that has a result."""
-    timed = {row.name for row in result.variants if row.status.measured and not row.given_up}
-    uncompared = [
-        edge
-        for edge in ([] if result.is_imported else result.comparisons)
-        if {edge.candidate, edge.reference} <= timed and not all(at.speedup for at in edge.shapes)
-    ]
-    failed = [
-        row for row in result.variants if (not row.status.measured and row.status is not Status.SKIPPED) or row.to_retry
-    ]
-    code = 3 if failed or uncompared or left_unjudged(result) else 0
+    incomplete = any(map(_is_unmeasured, result.variants)) or _lacks_speedup(result)
+    code = 3 if incomplete or left_unjudged(result) else 0
     # What `sdopt gate` has judged since, of a study that asked for no verdict, is that command's answer.
-    own = result.judgements if result.config.gate.judges else []
-    return worst_code((code, judged_code(own, result.config.gate)))
+    judgements = result.judgements if result.config.gate.judges else []
+    return worst_code((code, judged_code(judgements, result.config.gate)))
+
+
+def _is_unmeasured(variant: VariantResult) -> bool:
+    if variant.to_retry:
+        return True
+    return not variant.status.measured and variant.status is not Status.SKIPPED
+
+
+def _lacks_speedup(result: StudyResult) -> bool:
+    """Returns whether two variants that were timed were not compared at every shape; imported ones need not be."""
+    if result.is_imported:
+        return False
+    timed = set()
+    for variant in result.variants:
+        if variant.status.measured and not variant.given_up:
+            timed.add(variant.name)
+    for edge in result.comparisons:
+        both_timed = {edge.candidate, edge.reference} <= timed
+        if both_timed and not all(ratios.speedup for ratios in edge.shapes):
+            return True
+    return False
 
 
 _LOST = "the study has not ended: its process still runs, was killed, or lost its machine"
@@ -73,8 +86,11 @@ class Sweep:
     @property
     def exit_code(self) -> int:
         """The worst of the jobs' exit codes; see `worst_code`."""
-        codes = [_code_of(study) for job, study in self.studies.items() if job not in self.errors]
-        return worst_code([*codes, *(error.exit_code for error in self.errors.values())])
+        codes = [error.exit_code for error in self.errors.values()]
+        for job, study in self.studies.items():
+            if job not in self.errors:
+                codes.append(_code_of(study))
+        return worst_code(codes)
 
     @cached_property
     def summaries(self) -> dict[str, Summary]:
@@ -84,67 +100,125 @@ class Sweep:
     @cached_property
     def jobs(self) -> list["SweepJob"]:
         """The variants of all jobs, best first, then what has no figure; gains are over each job's own baseline."""
-        found: list[SweepJob] = []
+        jobs: list[SweepJob] = []
         for job, summary in self.summaries.items():
-            why = ""
-            if summary.result.status in ("running", "crashed"):
-                why = "; ".join(self.errors[job].problems) if job in self.errors else _LOST
             # An all-default job has no candidates: its baseline is listed.
             for row in summary.candidates or summary.rows:
-                # What ended the job says more of a row than that it was not measured.
-                because = (row.because or why) if row.status is not Status.PENDING else (why or row.because)
-                found.append(SweepJob(job, self._label(job), row, self._name(job, row), because))
+                reason = self._reason(job, row)
+                jobs.append(
+                    SweepJob(
+                        job,
+                        self._label(job),
+                        row,
+                        self._name(job, row),
+                        reason,
+                    )
+                )
         for job, error in self.errors.items():
             if job not in self.studies:
-                found.append(SweepJob(job, self._label(job), None, "", "; ".join(error.problems), Status(error.status)))
-        return sorted(found, key=lambda each: (*each.rank, len(each.number), each.number))
+                reason = "; ".join(error.problems)
+                jobs.append(
+                    SweepJob(
+                        job,
+                        self._label(job),
+                        None,
+                        "",
+                        reason,
+                        Status(error.status),
+                    )
+                )
+        return sorted(jobs, key=lambda job: (*job.rank, len(job.number), job.number))
+
+    def _reason(
+        self,
+        job: str,
+        row: Row,
+    ) -> str:
+        """Returns why a variant does not pay; what ended its job says more of it than that it was not measured."""
+        ending = ""
+        if self.studies[job].status in ("running", "crashed"):
+            ending = "; ".join(self.errors[job].problems) if job in self.errors else _LOST
+        if row.status is Status.PENDING:
+            return ending or row.because
+        return row.because or ending
 
     def _label(self, job: str) -> str:
         """Returns a job's number; with its machine, if there are several."""
         hosts = {name: study.environment.host for name, study in self.studies.items()}
-        return f"{job} on {hosts[job]}" if len({*hosts.values()}) > 1 and hosts.get(job) else job
+        host = hosts.get(job)
+        several = len(set(hosts.values())) > 1
+        return f"{job} on {host}" if host and several else job
 
-    def _name(self, job: str, row: Row) -> str:
+    def _name(
+        self,
+        job: str,
+        row: Row,
+    ) -> str:
         """Returns the name of a row, with what distinguishes its job's baseline from those of other jobs."""
-        plain = {name: study.variant(study.baseline).config for name, study in self.studies.items()}
+        config = self._baseline_config(job)
+        keys: dict[str, None] = {}
+        for other in self.studies:
+            differing = self._baseline_config(other).differing(config, WORK)
+            keys |= dict.fromkeys(differing)
         words = [row.name]
-        for key in dict.fromkeys(chain.from_iterable(config.differing(plain[job], WORK) for config in plain.values())):
+        for key in keys:
             section, _, name = key.partition(".")
-            words.append(f"{key}={getattr(getattr(plain[job], section), name)}")
+            words.append(f"{key}={getattr(getattr(config, section), name)}")
         return ", ".join(words)
+
+    def _baseline_config(self, job: str) -> RecordedConfig:
+        study = self.studies[job]
+        return study.variant(study.baseline).config
 
     @property
     def best(self) -> tuple["SweepJob", Row] | None:
         """The recommended variant that gains most over the baseline of its own job, with that job; None if none is."""
-        return next(((job, job.row) for job in self.jobs if job.row is not None and job.row.recommended), None)
+        for job in self.jobs:
+            if job.row is not None and job.row.recommended:
+                return job, job.row
+        return None
 
     @property
     def sentence(self) -> str:
         """The answer of the sweep: which job gains most over its own baseline."""
-        rows = [(job, job.row) for job in self.jobs if job.row is not None and not job.row.is_baseline]
+        rows: list[tuple[SweepJob, Row]] = []
+        for job in self.jobs:
+            if job.row is not None and not job.row.is_baseline:
+                rows.append((job, job.row))
         if not rows:
             return "Nothing was compared with a baseline."
+        job, row = rows[0]
         if all(row.speed is None and row.images is None for _, row in rows):
-            job, _ = rows[0]
             return f"Nothing was measured beside a baseline: {job.name}: {job.because} (job {job.number})."
-        few = rows[0][1].speed is Speed.FEW
-        if self.best is None and not few:
+        if self.best is None and row.speed is not Speed.FEW:
             return f"Keep the baseline: none of {len(rows)} is shown to be better."
-        job, row = self.best or rows[0]
-        before = "" if self.best else f"{lacking_text(row)}: "
+        reservation = f"{lacking_text(row)}: "
+        if self.best is not None:
+            reservation = ""
+            job, row = self.best
         summary = self.summaries[job.number]
-        told = described(row, summary.row(summary.result.baseline), job.name)
-        return f"{before}{told} (job {job.number} of {len({*self.studies, *self.errors})})."
+        answer = described(
+            row,
+            summary.row(summary.result.baseline),
+            job.name,
+        )
+        count = len({*self.studies, *self.errors})
+        return f"{reservation}{answer} (job {job.number} of {count})."
 
     def blocks(self, reasons: bool = True) -> list[Block]:
         """Returns the answer, the table of all jobs, and how to use the winner."""
-        table = _table(self.jobs, self.summaries, reasons)
-        notes = [_NOTE, *([_PER_IMAGE] if _per_image(self.jobs) else [])]
-        found: list[Block] = [Prose(self.sentence, strong=True), table, Notes(notes)]
-        if self.best is None:
-            return found
-        job, row = self.best
-        return [*found, *use_of(replace(self.summaries[job.number], best=row))]
+        notes = [_NOTE]
+        if _per_image(self.jobs):
+            notes.append(_PER_IMAGE)
+        blocks: list[Block] = [
+            Prose(self.sentence, strong=True),
+            _table(self.jobs, self.summaries, reasons),
+            Notes(notes),
+        ]
+        if self.best is not None:
+            job, row = self.best
+            blocks += use_of(replace(self.summaries[job.number], best=row))
+        return blocks
 
 
 _NOTE = "Each job is a study of its own: gains are over the baseline that was measured in the same job."
@@ -181,19 +255,31 @@ class SweepJob:
         return rank_of(self.row) if self.row else (True, 0.0)
 
 
-def _table(jobs: Sequence[SweepJob], summaries: Mapping[str, Summary], reasons: bool) -> Table:
-    look = TableView(judged=any(job.row is not None and job.row.decision for job in jobs), per_image=_per_image(jobs))
+def _table(
+    jobs: Sequence[SweepJob],
+    summaries: Mapping[str, Summary],
+    reasons: bool,
+) -> Table:
+    decisions = [job.row.decision for job in jobs if job.row is not None]
+    view = TableView(judged=any(decisions), per_image=_per_image(jobs))
     names: Cells = ("variant", [job.name for job in jobs])
     labels: Cells = ("job", [job.label for job in jobs])
     because: Cells = ("because", [job.because for job in jobs])
-    own = {
+    cells = {
         "speed": [_speed_cell(job) for job in jobs],
-        "latency/p50_s": [_time_cell(job.row, summaries[job.number], look) if job.row else Cell() for job in jobs],
+        "latency/p50_s": [_time_cell(job, summaries, view) for job in jobs],
         "step": [Cell() for _ in jobs],  # of a study, which has a table of its own
     }
-    table = table_of([job.row for job in jobs], look, [names, labels], [because] if reasons else [], own)
-    numbers = ["job", *table.numbers]
-    return replace(table, numbers=numbers, spare=(), needless=()) if reasons else replace(table, numbers=numbers)
+    rows = [job.row for job in jobs]
+    table = table_of(
+        rows,
+        view,
+        [names, labels],
+        [because] if reasons else [],
+        cells,
+    )
+    table = replace(table, numbers=["job", *table.numbers])
+    return replace(table, spare=(), needless=()) if reasons else table
 
 
 def _speed_cell(job: SweepJob) -> Cell:
@@ -204,16 +290,30 @@ def _speed_cell(job: SweepJob) -> Cell:
     return speed_cell(job.row)
 
 
-def _time_cell(row: Row, summary: Summary, look: TableView) -> Cell:
+def _time_cell(
+    job: SweepJob,
+    summaries: Mapping[str, Summary],
+    view: TableView,
+) -> Cell:
     """Returns a variant's time, with that of the baseline of the same job, unless that is the row itself."""
-    time = _time_text(row, look)
-    before = "" if row.is_baseline else _time_text(summary.baseline, look)
-    return Cell(time, f"from {before}" if before else "")
+    if job.row is None:
+        return Cell()
+    time = _time_text(job.row, view)
+    baseline = _time_text(summaries[job.number].baseline, view)
+    if job.row.is_baseline or not baseline:
+        return Cell(time)
+    return Cell(time, f"from {baseline}")
 
 
-def _time_text(row: Row, look: TableView) -> str:
-    time = row.image_time if look.per_image else row.latency
-    return seconds_parts(time)[0] if time else ""
+def _time_text(
+    row: Row,
+    view: TableView,
+) -> str:
+    interval = row.image_time if view.per_image else row.latency
+    if interval is None:
+        return ""
+    time, _ = seconds_parts(interval)
+    return time
 
 
 def read_sweep(folder: Path) -> Sweep:
@@ -227,7 +327,8 @@ def read_sweep(folder: Path) -> Sweep:
         try:
             if (job / "result.json").is_file():
                 studies[name] = read_result(job)
-            if (error := read_error(job)) is not None:
+            error = read_error(job)
+            if error is not None:
                 errors[name] = error
             elif name not in studies and (job / ".hydra").is_dir():
                 errors[name] = JobError(UnavailableError.exit_code, [_NOTHING])
@@ -239,13 +340,19 @@ def read_sweep(folder: Path) -> Sweep:
 
 def _jobs(folder: Path) -> set[str]:
     """Returns the folders of a sweep's jobs: `hydra.sweep.subdir` may put them at any depth, as in `a/b=1`."""
-    deep, found = (folder / "multirun.yaml").is_file(), set()
-    for place, below, files in os.walk(folder, followlinks=not deep):
+    deep = (folder / "multirun.yaml").is_file()
+    jobs = set()
+    for place, folders, files in os.walk(folder, followlinks=not deep):
         job = Path(place).relative_to(folder).as_posix()
         if job == ".":
             continue
-        if marked := {".hydra", "result.json", "error.json"} & {*below, *files}:
-            found.add(job)
-        if marked or not deep:
-            below.clear()  # what lies in a job's folder is its own: there may be thousands of images
-    return found
+        is_job = not _MARKS.isdisjoint([*folders, *files])
+        if is_job:
+            jobs.add(job)
+        if is_job or not deep:
+            folders.clear()  # what lies in a job's folder is its own: there may be thousands of images
+    return jobs
+
+
+_MARKS = frozenset({".hydra", "result.json", "error.json"})
+"""What a job's folder has one of."""

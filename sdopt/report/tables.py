@@ -1,23 +1,24 @@
 """The tables of a study as blocks: the ranking, several shapes, effects, images; and all of it as a data frame."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from csv import DictWriter
 from dataclasses import dataclass, replace
 from io import StringIO
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from sdopt.quality.metrics import in_reading_order, known_family
+from sdopt.quality.metrics import MetricFamily, in_reading_order, known_family
 from sdopt.record.choices import difference
 from sdopt.record.comparisons import Comparison, Effect, Interval
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.report.blocks import Block, Cell, Notes, Table
 from sdopt.report.columns import TableView, further_columns, ratio_cell, table_of, values_of, word
-from sdopt.statistics.figures import stage_peaks
+from sdopt.statistics.bounds import differences
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, bounds_text
 from sdopt.statistics.objections import REPEATS
-from sdopt.statistics.published import MEMORY, PublishedClaim, notes_of_published
+from sdopt.statistics.reproduction import MEMORY, PublishedClaim, notes_of_published
+from sdopt.statistics.row_figures import stage_peaks
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import Summary
@@ -29,53 +30,82 @@ if TYPE_CHECKING:
 
 def ranking(summary: Summary) -> Table:
     """Returns the table of all variants but the repeated baseline, best first, with their verdicts."""
-    result, judged = summary.result, any(row.decision for row in summary.rows)
-    look = TableView(judged, result.per_image, result.shapes if len(result.shapes) > 1 else ())
-    return table_of(summary.rows, look, before=[("variant", [row.name for row in summary.rows])])
+    result = summary.result
+    view = TableView(
+        judged=any(row.decision for row in summary.rows),
+        per_image=result.per_image,
+        shapes=result.shapes if len(result.shapes) > 1 else (),
+    )
+    names = [row.name for row in summary.rows]
+    return table_of(summary.rows, view, before=[("variant", names)])
 
 
 def evidence(summary: Summary) -> list[str]:
     """Returns for each comparison what shows that the options in which its sides differ were active."""
-    result, lines = summary.result, []
+    lines = []
     for row in summary.figures:
-        variant, edge = row.variant, row.comparison
-        if edge is None or variant.is_control:
+        if row.comparison is None or row.variant.is_control:
             continue
-        shown = [variant.reason] if variant.reason else []
-        if variant.measurements and variant.status is Status.OK:
-            reference = result.variant(edge.reference)
-            axes = difference(variant.choices, reference.choices)
-            shown += [REPEATS] if not axes and variant.config == reference.config else []
-            shown += [item.summary for item in variant.measurements[0].shapes[0].evidence if item.axis in axes]
-        shown += [edge.note] if edge.note and variant.status.timed else []
+        shown = "; ".join(_evidence_of(summary.result, row.variant, row.comparison))
         if shown:
-            lines.append(f"{compared(result, row)}: {'; '.join(shown)}")
+            lines.append(f"{compared(summary.result, row)}: {shown}")
     return lines
+
+
+def _evidence_of(
+    result: StudyResult,
+    variant: VariantResult,
+    edge: Comparison,
+) -> Iterator[str]:
+    if variant.reason:
+        yield variant.reason
+    if variant.measurements and variant.status is Status.OK:
+        reference = result.variant(edge.reference)
+        axes = difference(variant.choices, reference.choices)
+        if not axes and variant.config == reference.config:
+            yield REPEATS
+        for item in variant.measurements[0].shapes[0].evidence:
+            if item.axis in axes:
+                yield item.summary
+    if edge.note and variant.status.timed:
+        yield edge.note
 
 
 def shapes_table(summary: Summary) -> Table | None:
     """Returns the table of time and memory at several shapes, and of the cost of a new one; None for one shape."""
-    rows = [row for row in summary.first.values() if row.further and row.latency and not row.variant.is_control]
-    cells = []
+    rows = []
+    for row in summary.first.values():
+        if row.further and row.latency and not row.variant.is_control:
+            rows.append(row)
+    cells: list[tuple[Cell | str, ...]] = []
     for at_shape in zip(*(row.shapes for row in rows), strict=True):
-        cells += [(str(at.shape), at.name, *_at_shape(at)) for at in at_shape]
+        cells += map(_shape_cells, at_shape)
+    if not cells:
+        return None
     time = f"time{unit_text(summary.result.per_image)}"
     headings = ("shape", "variant", time, "memory", "first call", "compiled in it", "compiled later")
-    return Table(headings, cells, headings[2:]) if cells else None
+    return Table(headings, cells, headings[2:])
 
 
-def _at_shape(figures: Row) -> tuple[Cell | str, ...]:
-    known = figures.figures
-    first, compiled = known.get("latency/cold_start_s"), known.get("latency/compile_s")
-    graphs = _graphs_text(known.get("compile/graphs"))
-    if graphs and known["compile/graphs"] and compiled is not None:
-        graphs += f", {seconds_text(Interval(compiled))}"
+def _shape_cells(row: Row) -> tuple[Cell | str, ...]:
+    figures = row.figures
+    memory = first = ""
+    if row.headline_memory:
+        _, gib = row.headline_memory
+        memory = gib_text(gib)
+    if "latency/cold_start_s" in figures:
+        first = seconds_text(Interval(figures["latency/cold_start_s"]))
+    compiled = _graphs_text(figures.get("compile/graphs"))
+    if figures.get("compile/graphs") and "latency/compile_s" in figures:
+        compiled += f", {seconds_text(Interval(figures['latency/compile_s']))}"
     return (
-        Cell(*seconds_parts(figures.time)) if figures.time else "",
-        gib_text(figures.headline_memory[1]) if figures.headline_memory else "",
-        "" if first is None else seconds_text(Interval(first)),
-        graphs,
-        _graphs_text(known.get("compile/recompiles")),
+        str(row.shape),
+        row.name,
+        Cell(*seconds_parts(row.time)) if row.time else "",
+        memory,
+        first,
+        compiled,
+        _graphs_text(figures.get("compile/recompiles")),
     )
 
 
@@ -87,32 +117,47 @@ def _graphs_text(count: float | None) -> str:
 
 def stage_memory_table(summary: Summary) -> Table | None:
     """Returns the table of the peak memory of each stage, with all weights; None if none was measured."""
-    rows = [row for row in summary.first.values() if not row.variant.is_control and stage_peaks(row.variant)]
+    peaks_of: dict[str, dict[str, float]] = {}
     stages: dict[str, None] = {}
-    for row in rows:
-        stages |= dict.fromkeys(stage_peaks(row.variant))
-    cells = []
-    for row in rows:
+    for row in summary.first.values():
         peaks = stage_peaks(row.variant)
-        cells.append((row.name, *(gib_text(peaks[stage]) if stage in peaks else "" for stage in stages)))
-    headings = ("variant", *(f"peak in {stage.replace('_', ' ')}" for stage in stages))
-    return Table(headings, cells, headings[1:]) if cells else None
+        if peaks and not row.variant.is_control:
+            peaks_of[row.name] = peaks
+            stages |= dict.fromkeys(peaks)
+    if not peaks_of:
+        return None
+    cells = []
+    for name, peaks in peaks_of.items():
+        texts = [gib_text(peaks[stage]) if stage in peaks else "" for stage in stages]
+        cells.append((name, *texts))
+    names = [stage.replace("_", " ") for stage in stages]
+    headings = ("variant", *(f"peak in {name}" for name in names))
+    return Table(headings, cells, headings[1:])
 
 
 def effects_table(summary: Summary) -> Table | None:
     """Returns the effects of a factorial study; None if there are none."""
     effects = summary.result.effects
+    if not effects:
+        return None
     headings = ("effect", "of", "speed-up", "memory")
-    return Table(headings, list(map(_effect, effects)), headings[2:]) if effects else None
+    return Table(
+        headings,
+        list(map(_effect, effects)),
+        headings[2:],
+    )
 
 
 def _effect(effect: Effect) -> tuple[Cell | str, ...]:
     kind = "main" if len(effect.options) == 1 else "interaction"
-    if effect.aliased_with:
-        first, *others = effect.aliased_with
-        more = f" and {len(others)} other{'s' if len(others) > 1 else ''}" if others else ""
-        return kind, " × ".join(effect.options), f"aliased with {first}{more}", ""
-    return kind, " × ".join(effect.options), ratio_cell(effect.speedup), ratio_cell(effect.memory_ratio)
+    options = " × ".join(effect.options)
+    if not effect.aliased_with:
+        return kind, options, ratio_cell(effect.speedup), ratio_cell(effect.memory_ratio)
+    first, *others = effect.aliased_with
+    alias = f"aliased with {first}"
+    if others:
+        alias += f" and {len(others)} other{'s' if len(others) > 1 else ''}"
+    return kind, options, alias, ""
 
 
 BROKEN = "broken"
@@ -127,20 +172,28 @@ _SAME = 0.9999
 
 def quality_columns(result: StudyResult) -> list[str]:
     """Returns the metrics that some variant has and that tables show, and the count of broken images; [] for none."""
+    measured: list[str] = []
     owners: list[VariantResult | Comparison] = [*result.variants, *result.comparisons]
-    shown = []
-    for name in in_reading_order(chain.from_iterable(owner.quality for owner in owners)):
+    for owner in owners:
+        measured += owner.quality
+    columns = []
+    for name in in_reading_order(measured):
         family = known_family(name)
         if family is None or family.tabulated:
-            shown.append(name)
-    return [*shown, BROKEN] if shown else []
+            columns.append(name)
+    return [*columns, BROKEN] if columns else []
 
 
 def headline_columns(result: StudyResult) -> list[str]:
     """Returns the metrics that the terminal and the page show, and the count of broken images if there are any."""
-    broken = any(variant.trips for variant in result.variants)
-    columns = {name: known_family(name) for name in quality_columns(result)}
-    return [name for name, family in columns.items() if (broken if name == BROKEN else family and family.headline)]
+    columns = []
+    for name in quality_columns(result):
+        family = known_family(name)
+        if family and family.headline:
+            columns.append(name)
+        if name == BROKEN and any(variant.trips for variant in result.variants):
+            columns.append(name)
+    return columns
 
 
 def quality_heading(name: str) -> str:
@@ -155,17 +208,27 @@ def quality_heading(name: str) -> str:
 
 def quality_notes(names: Sequence[str]) -> list[str]:
     """Returns notes that explain the metrics and the arrows."""
-    families = {family.name: family for name in names if (family := known_family(name)) is not None}
-    meanings = "; ".join(f"{family.name}: {family.meaning}" for family in families.values())
-    return [f"↑ more is better, ↓ less is better. {meanings}."] if families else []
+    meanings = {}
+    for name in names:
+        family = known_family(name)
+        if family is not None:
+            meanings[family.name] = f"{family.name}: {family.meaning}"
+    if not meanings:
+        return []
+    return [f"↑ more is better, ↓ less is better. {'; '.join(meanings.values())}."]
 
 
-def metric_text(figures: Row, name: str) -> str:
+def metric_text(
+    row: Row,
+    name: str,
+) -> str:
     """Returns a comparison's score in one metric as tables show it; "" if it has none."""
-    variant, score = figures.variant, figures.scores.get(name)
+    variant = row.variant
     if name == BROKEN:
-        share = f"{variant.broken_images} of {len(variant.images)}" if variant.images else "yes"
-        return share if variant.trips else ""
+        if not variant.trips:
+            return ""
+        return f"{variant.broken_images} of {len(variant.images)}" if variant.images else "yes"
+    score = row.scores.get(name)
     if score is None:
         return ""
     if score.estimate is not None:
@@ -187,48 +250,88 @@ class WorstPrompt:
     value: float
 
 
-def worst_prompts(result: StudyResult, name: str, metrics: Sequence[str] | None = None) -> list[WorstPrompt]:
+def worst_prompts(
+    result: StudyResult,
+    name: str,
+    metrics: Sequence[str] | None = None,
+) -> list[WorstPrompt]:
     """Returns the prompts of a variant that lost most, by metric, the worst ones first.
 
     Without `metrics` to look at, these are all of which one way is worse. Those of whole sets have no worst prompt.
     """
-    compared, variant = result.first_comparison(name), result.variant(name)
-    if compared is None:
+    edge = result.first_comparison(name)
+    variant = result.variant(name)
+    if edge is None:
         return []
-    prompts = list({record.prompt_index: record.prompt for record in variant.images}.items())
-    theirs = result.variant(compared.reference).quality
-    found: list[WorstPrompt] = []
-    for metric in in_reading_order({**variant.quality, **compared.quality} if metrics is None else metrics):
+    prompts = {image.prompt_index: image.prompt for image in variant.images}
+    if metrics is None:
+        metrics = [*variant.quality, *edge.quality]
+    worst: list[WorstPrompt] = []
+    for metric in in_reading_order(metrics):
         family = known_family(metric)
         if family is None or family.higher_is_better is None:
             continue
-        changes: list[float | None] = []
-        if metric in compared.quality and family.needs_pair:
-            changes = compared.quality[metric].per_prompt
-        elif metric in variant.quality and metric in theirs:
-            pairs = zip(variant.quality[metric].per_prompt, theirs[metric].per_prompt, strict=False)
-            changes = [None if own is None or other is None else own - other for own, other in pairs]
-        sign = -1 if family.higher_is_better else 1
-        # A gain is no loss, nor are equal images: their distance is 0, and their similarity 1.
-        lost = [
-            WorstPrompt(metric, index, prompt, value)
-            for (index, prompt), value in zip(prompts, changes, strict=False)
-            if value is not None and (sign * value > 0 or (family.needs_pair and sign < 0 and not _SAME <= value <= 1))
-        ]
-        found += sorted(lost, key=lambda one: -sign * one.value)[:_WORST]
-    return found
+        lost = []
+        changes = _changes(result, variant, edge, family, metric)
+        for (index, prompt), change in zip(prompts.items(), changes, strict=False):
+            if change is not None and _is_loss(family, change):
+                lost.append(WorstPrompt(metric, index, prompt, change))
+        # The worst change has the largest value where less is better.
+        lost.sort(key=lambda prompt: prompt.value, reverse=not family.higher_is_better)
+        worst += lost[:_WORST]
+    return worst
 
 
-def quality_table(summary: Summary, headline: bool = True) -> Table | None:
+def _changes(
+    result: StudyResult,
+    variant: VariantResult,
+    edge: Comparison,
+    family: MetricFamily,
+    metric: str,
+) -> list[float | None]:
+    """Returns by prompt the distance from the reference's images, or the difference from its score."""
+    if metric in edge.quality and family.needs_pair:
+        return edge.quality[metric].per_prompt
+    score = variant.quality.get(metric)
+    reference = result.variant(edge.reference).quality.get(metric)
+    if score is None or reference is None:
+        return []
+    count = min(len(score.per_prompt), len(reference.per_prompt))
+    return differences(
+        score.per_prompt[:count],
+        reference.per_prompt[:count],
+        1.0,
+    )
+
+
+def _is_loss(
+    family: MetricFamily,
+    change: float,
+) -> bool:
+    """Returns whether a change is for the worse: equal images, whose similarity is 1, have lost nothing."""
+    if not family.higher_is_better:
+        return change > 0
+    if family.needs_pair:
+        return not _SAME <= change <= 1
+    return change < 0
+
+
+def quality_table(
+    summary: Summary,
+    headline: bool = True,
+) -> Table | None:
     """Returns the scores of each comparison's images, or only the `headline` ones; None if nothing was scored."""
-    names = (headline_columns if headline else quality_columns)(summary.result)
+    result = summary.result
+    names = headline_columns(result) if headline else quality_columns(result)
+    rows = []
+    for row in summary.figures:
+        if row.variant.images and not row.variant.is_control:
+            scores = [metric_text(row, name) for name in names]
+            rows.append((compared(result, row), *scores))
+    if not names or not rows:
+        return None
     headings = ("variant", *map(quality_heading, names))
-    rows = [
-        (compared(summary.result, row), *(metric_text(row, name) for name in names))
-        for row in summary.figures
-        if row.variant.images and not row.variant.is_control
-    ]
-    return Table(headings, rows, headings[1:]) if names and rows else None
+    return Table(headings, rows, headings[1:])
 
 
 def worst_table(summary: Summary) -> Table | None:
@@ -238,33 +341,59 @@ def worst_table(summary: Summary) -> Table | None:
     for row in summary.figures:
         if row.variant.is_control or not row.variant.images:
             continue
-        by_metric: dict[str, list[WorstPrompt]] = {}
-        for one in worst_prompts(result, row.variant.name, headline_columns(result)):
-            by_metric.setdefault(one.metric, []).append(one)
-        for metric, those in by_metric.items():
-            named = [f"{one.prompt or f'number {one.prompt_index + 1}'} ({one.value:.3g})" for one in those]
-            rows.append((compared(result, row), metric, "; ".join(named)))
+        by_metric: dict[str, list[str]] = {}
+        for worst in worst_prompts(result, row.variant.name, headline_columns(result)):
+            prompt = worst.prompt or f"number {worst.prompt_index + 1}"
+            by_metric.setdefault(worst.metric, []).append(f"{prompt} ({worst.value:.3g})")
+        for metric, prompts in by_metric.items():
+            rows.append((compared(result, row), metric, "; ".join(prompts)))
     return Table(("variant", "metric", "worst prompts"), rows) if rows else None
 
 
-def published_blocks(result: StudyResult, claims: Sequence[PublishedClaim]) -> list[Block]:
+def published_blocks(
+    result: StudyResult,
+    claims: Sequence[PublishedClaim],
+) -> list[Block]:
     """Returns a table of the figures of an article beside those measured, and its notes; nothing without a figure."""
-    words = {
-        SPEEDUP.name: ("speed-up", "×"),
-        MEMORY_RATIO.name: ("memory", "×"),
-        MEMORY: ("memory limit", " GB"),
-    }
+    if not claims:
+        return []
     headings = ("variant", "against", "figure", "shape", "GPU", "published", "here", "verdict", "because")
-    rows: list[tuple[Cell | str, ...]] = []
-    for claim in claims:
-        (what, unit), value, here = words[claim.measure], claim.figure.value, claim.measured
-        told = f"{value.value:g}" if value and claim.measure == MEMORY else f"{value.value:.2f}" if value else ""
-        published = f"{'<' if value.below else ''}{told}{unit}" if value else ""
-        printed = f"{claim.figure.printed}, {claim.place}" if claim.figure.printed else ""
-        measured = Cell(f"{here.estimate:.2f}{unit}", bounds_text(here)) if here else ""
-        sides = (claim.variant, claim.reference, what, claim.shape, claim.gpu)
-        rows.append((*sides, Cell(published, printed), measured, word(claim.verdict), claim.reason))
-    return [Table(headings, rows).filled(), Notes(notes_of_published(result, claims))] if claims else []
+    table = Table(headings, list(map(_claim_cells, claims)))
+    return [table.filled(), Notes(notes_of_published(result, claims))]
+
+
+_CLAIMED = {
+    SPEEDUP.name: ("speed-up", "×"),
+    MEMORY_RATIO.name: ("memory", "×"),
+    MEMORY: ("memory limit", " GB"),
+}
+"""The name and the unit of what a claim is about."""
+
+
+def _claim_cells(claim: PublishedClaim) -> tuple[Cell | str, ...]:
+    name, unit = _CLAIMED[claim.measure]
+    published = printed = ""
+    if claim.figure.value:
+        value = claim.figure.value.value
+        number = f"{value:g}" if claim.measure == MEMORY else f"{value:.2f}"
+        below = "<" if claim.figure.value.below else ""
+        published = f"{below}{number}{unit}"
+    if claim.figure.printed:
+        printed = f"{claim.figure.printed}, {claim.place}"
+    here: Cell | str = ""
+    if claim.measured:
+        here = Cell(f"{claim.measured.estimate:.2f}{unit}", bounds_text(claim.measured))
+    return (
+        claim.variant,
+        claim.reference,
+        name,
+        claim.shape,
+        claim.gpu,
+        Cell(published, printed),
+        here,
+        word(claim.verdict),
+        claim.reason,
+    )
 
 
 def to_dataframe(summary: Summary) -> "pd.DataFrame":
@@ -284,33 +413,38 @@ def to_dataframe(summary: Summary) -> "pd.DataFrame":
 
 def to_csv(summary: Summary) -> str:
     """Returns the rows of `to_dataframe` as CSV, without importing pandas."""
-    text, rows = StringIO(), _records(summary)
+    rows = _records(summary)
+    text = StringIO()
     writer = DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow(
-            {name: "" if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
-        )
+        for name, value in row.items():
+            if isinstance(value, float) and math.isnan(value):
+                row[name] = ""
+        writer.writerow(row)
     return text.getvalue()
 
 
 def _records(summary: Summary) -> list[dict[str, Any]]:
     """Returns a row for the baseline and for each comparison: facts, then figures, in the same columns."""
     order = [row.name for row in summary.rows]
-    rows = sorted(summary.figures, key=lambda row: len(order) if row.variant.is_control else order.index(row.name))
+
+    def place(row: Row) -> int:
+        return len(order) if row.variant.is_control else order.index(row.name)
+
     columns = further_columns(["step"])  # here each step has a row of its own
-    facts, numbers = [], []
-    for row in rows:
+    facts: list[dict[str, Any]] = []
+    figures: list[dict[str, Any]] = []
+    for row in sorted(summary.figures, key=place):
         values = values_of(_with_verdicts(summary, row), columns)
-        words = {column.name: values.get(column.name, "") for column in columns if not column.number}
-        figures = {name: value for name, value in values.items() if name not in words}
+        words = {column.name: values.pop(column.name, "") for column in columns if not column.number}
         facts.append({"variant": row.name, **words, **_facts(row)})
-        numbers.append({**figures, **row.flat})
+        figures.append({**values, **row.flat})
     texts = dict.fromkeys(chain.from_iterable(facts), "")
-    unknown = dict.fromkeys(chain.from_iterable(numbers), math.nan)
+    unknown = dict.fromkeys(chain.from_iterable(figures), math.nan)
     first = ["variant", *(column.name for column in columns if column.name in unknown)]
     empty: dict[str, Any] = dict.fromkeys(first) | texts | unknown
-    return [{**empty, **of_facts, **of_figures} for of_facts, of_figures in zip(facts, numbers, strict=True)]
+    return [{**empty, **of_row, **numbers} for of_row, numbers in zip(facts, figures, strict=True)]
 
 
 def _facts(row: Row) -> dict[str, str]:
@@ -325,11 +459,19 @@ def _facts(row: Row) -> dict[str, str]:
     }
 
 
-def _with_verdicts(summary: Summary, row: Row) -> Row:
+def _with_verdicts(
+    summary: Summary,
+    row: Row,
+) -> Row:
     """Returns the row of a comparison with the verdicts on its variant, or on its step on top of another one."""
     whole = summary.row(row.name)
     if whole is None:
         return row
     step = next((step for step in whole.steps if step.comparison is row.comparison), whole)
     decision = decision_of(row.judgement.verdict) if row.judgement else None
-    return replace(row, speed=step.speed, images=whole.images, decision=decision)
+    return replace(
+        row,
+        speed=step.speed,
+        images=whole.images,
+        decision=decision,
+    )

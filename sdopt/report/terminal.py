@@ -22,79 +22,128 @@ _WORD = 30
 """Greatest width that this column claims so that no word of it is broken."""
 
 
-def shown(blocks: Sequence[Block], width: int) -> Group:
+def shown(
+    blocks: Sequence[Block],
+    width: int,
+) -> Group:
     """Returns what a terminal of some width shows of blocks; of plots and images nothing."""
-    return Group(*(part for block in blocks for part in _shown(block, width)))
-
-
-def sections_shown(sections: Sequence[Section], width: int) -> Group:
-    """Returns sections below their titles, without those that have nothing to show in a terminal."""
     parts: list[RenderableType] = []
-    for section in sections:
-        if blocks := [part for block in section.blocks for part in _shown(block, width)]:
-            parts += [Text(f"\n{section.title}", "bold"), *blocks]
+    for block in blocks:
+        parts += _shown(block, width)
     return Group(*parts)
 
 
-def _shown(block: Block, width: int) -> Iterator[RenderableType]:
+def sections_shown(
+    sections: Sequence[Section],
+    width: int,
+) -> Group:
+    """Returns sections below their titles, without those that have nothing to show in a terminal."""
+    parts: list[RenderableType] = []
+    for section in sections:
+        content = shown(section.blocks, width).renderables
+        if content:
+            parts.append(Text(f"\n{section.title}", "bold"))
+            parts += content
+    return Group(*parts)
+
+
+def _shown(
+    block: Block,
+    width: int,
+) -> Iterator[RenderableType]:
     match block:
         case Prose(text, strong):
             yield Text(text, "bold" if strong else "")
         case Notes(lines):
-            yield from (Padding(Text(line, "dim"), (0, 0, 0, 2)) for line in lines)
+            for line in lines:
+                yield Padding(Text(line, "dim"), (0, 0, 0, 2))
         case Code(title, lines):
+            code = "\n".join(f"    {line}" for line in lines)
             yield Text(f"{title}:")
-            yield Text("\n".join(f"    {line}" for line in lines), "cyan", no_wrap=True, overflow="ignore")
+            yield Text(code, "cyan", no_wrap=True, overflow="ignore")
         case Table():
-            yield _grid(block, width)
+            yield _Layout(block, width).grid()
         case Facts(pairs):
-            yield from (Text(f"  {name}: {value}") for name, value in pairs)
+            for name, value in pairs:
+                yield Text(f"  {name}: {value}")
         case Fold(title, blocks):
             yield Text(f"{title}:")
             for inner in blocks:
                 yield from _shown(inner, width)
 
 
-def _grid(table: Table, width: int) -> Grid:
-    """Returns a table with as many details and columns as there is room for."""
-    rows, headings = table.cells, list(table.headings)
-    kept = dict.fromkeys(range(len(headings)), True)  # the columns, and whether each has its details
+class _Layout:
+    """The columns of a table for which there is room: the whole ones, and those without their details."""
 
-    longest = max([len(str(row[0])) for row in rows], default=0)
-    word = max([len(part) for row in rows for part in str(row[0]).split()], default=0)
+    def __init__(
+        self,
+        table: Table,
+        width: int,
+    ) -> None:
+        self.table = table
+        self.width = width
+        self.rows = table.cells
+        names = [str(row[0]) for row in self.rows]
+        words = " ".join(names).split()
+        self.longest_name = max(map(len, names), default=0)
+        self.longest_word = max(map(len, words), default=0)
+        self.detailed = dict.fromkeys(range(len(table.headings)), True)
+        """The columns to show, and whether each has its details."""
 
-    def room() -> int:
-        wide = [
-            max([len(headings[n]), *(len(str(row[n]) if kept[n] else row[n].figure) for row in rows)])
-            for n in kept
-            if n
-        ]
-        return width - min(_NAME, longest) - sum(wide) - _GAP * len(kept)
-
-    for heading in table.spare:
-        if room() < 0:
-            kept[headings.index(heading)] = False
-    for heading in table.needless:
-        if room() < 0:
-            del kept[headings.index(heading)]
-    whole = room() >= 0 and bool(table.spare)
-    grid = Grid(box=box.SIMPLE_HEAD if not table.spare else None, pad_edge=False, padding=(0, _GAP, 0, 0))
-    for n in kept:
-        right = headings[n] in table.numbers
-        grid.add_column(
-            escape(headings[n]),
-            justify="right" if right else "left",
-            header_style="dim",
-            no_wrap=whole,
-            overflow="ellipsis" if whole else "fold",
-            width=min(longest, _NAME + room()) if whole and not n else None,
-            min_width=min(word, _WORD) if not whole and not n else None,
+    def grid(self) -> Grid:
+        """Returns the table with as many details and columns as there is room for."""
+        headings = list(self.table.headings)
+        for heading in self.table.spare:
+            if self._room() < 0:
+                self.detailed[headings.index(heading)] = False
+        for heading in self.table.needless:
+            if self._room() < 0:
+                del self.detailed[headings.index(heading)]
+        grid = Grid(
+            box=None if self.table.spare else box.SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, _GAP, 0, 0),
         )
-    for row in rows:
-        grid.add_row(*(_cell(row[n], kept[n]) for n in kept))
-    return grid
+        self._add_columns(grid)
+        for row in self.rows:
+            cells = [_cell(row[column], detailed) for column, detailed in self.detailed.items()]
+            grid.add_row(*cells)
+        return grid
+
+    def _room(self) -> int:
+        """Returns how much room the columns leave; negative if they take too much."""
+        widths = [self._width(column) for column in self.detailed if column]
+        name = min(_NAME, self.longest_name)
+        return self.width - name - sum(widths) - _GAP * len(self.detailed)
+
+    def _width(self, column: int) -> int:
+        texts = [self.table.headings[column]]
+        for row in self.rows:
+            cell = row[column]
+            texts.append(str(cell) if self.detailed[column] else cell.figure)
+        return max(map(len, texts))
+
+    def _add_columns(self, grid: Grid) -> None:
+        fits = self._room() >= 0 and bool(self.table.spare)
+        for column in self.detailed:
+            heading = self.table.headings[column]
+            names = column == 0
+            grid.add_column(
+                escape(heading),
+                justify="right" if heading in self.table.numbers else "left",
+                header_style="dim",
+                no_wrap=fits,
+                overflow="ellipsis" if fits else "fold",
+                width=min(self.longest_name, _NAME + self._room()) if fits and names else None,
+                min_width=min(self.longest_word, _WORD) if names and not fits else None,
+            )
 
 
-def _cell(cell: Cell, detailed: bool) -> Text:
-    found = Text(cell.figure.replace("\n", " "), RICH[cell.tone] if cell.tone else "")
-    return found.append(f" {cell.detail}", "dim") if detailed and cell.detail else found
+def _cell(
+    cell: Cell,
+    detailed: bool,
+) -> Text:
+    text = Text(cell.figure.replace("\n", " "), RICH[cell.tone] if cell.tone else "")
+    if detailed and cell.detail:
+        text.append(f" {cell.detail}", "dim")
+    return text

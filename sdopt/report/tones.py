@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from sdopt.record.records import Status
-from sdopt.statistics.published import Reproduction
+from sdopt.statistics.reproduction import Reproduction
 from sdopt.statistics.scale import Decision, Images, Speed
 
 INK, MUTED, LINE = "#1f2933", "#5d6b79", "#d5dbe1"
@@ -63,7 +63,9 @@ _MEMBERS: Mapping[Tone, tuple[str, ...]] = {
 }
 """`Reproduction.UNDECIDED` has the text, and so the tone, of `Decision.UNDECIDED`."""
 
-TONES: Mapping[str, Tone] = {member: tone for tone, members in _MEMBERS.items() for member in members}
+TONES: dict[str, Tone] = {}
+for _tone, _members in _MEMBERS.items():
+    TONES |= dict.fromkeys(_members, _tone)
 
 _LOOKS = {
     Tone.GOOD: ("green", "✓", BLUE),
@@ -73,5 +75,11 @@ _LOOKS = {
     Tone.PLAIN: ("dim", "–", INK),
 }
 
-RICH, GLYPH, COLOUR = ({tone: look[n] for tone, look in _LOOKS.items()} for n in range(3))
-"""Styles of a terminal; symbols of a page, which say the same as the colours of its badges; and colours of a plot."""
+RICH = {tone: style for tone, (style, _, _) in _LOOKS.items()}
+"""Styles of a terminal."""
+
+GLYPH = {tone: symbol for tone, (_, symbol, _) in _LOOKS.items()}
+"""Symbols of a page, which say the same as the colours of its badges."""
+
+COLOUR = {tone: colour for tone, (_, _, colour) in _LOOKS.items()}
+"""Colours of a plot."""

@@ -18,8 +18,9 @@ from sdopt.statistics.figures import rows_of
 from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_change, spared_growth
 from sdopt.statistics.objections import broken_because
-from sdopt.statistics.reasons import percent_text, reasons_of
+from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.rows import Row
+from sdopt.statistics.ruling_sentences import percent_text
 
 if TYPE_CHECKING:
     from sdopt.search.config import SearchConfig

@@ -8,7 +8,10 @@ from sdopt.record.records import VariantResult
 
 
 def break_even(
-    candidate: VariantResult, reference: VariantResult, call: Interval | None, speedup: Interval | None
+    candidate: VariantResult,
+    reference: VariantResult,
+    call: Interval | None,
+    speedup: Interval | None,
 ) -> BreakEven | None:
     """Returns the extra start-up cost of a candidate over its reference, and when that cost is repaid.
 
@@ -27,58 +30,80 @@ def break_even(
     Returns:
         the cost and the break-even point; None if the start or the speed-up was not measured.
     """
-    first, begun, others = first_image_s(candidate), start_up_s(candidate), start_up_s(reference)
-    if first is None or begun is None or others is None or call is None or speedup is None:
+    first = first_image_s(candidate)
+    start = start_up_s(candidate)
+    reference_start = start_up_s(reference)
+    if first is None or start is None or reference_start is None:
         return None
-    first_images, others_images = candidate.config.images_per_call, reference.config.images_per_call
-    image_s = call.estimate / others_images
+    if call is None or speedup is None:
+        return None
+    extra_s = start - reference_start
+    images = candidate.config.images_per_call
+    reference_images = reference.config.images_per_call
+    image_s = call.estimate / reference_images
+    # Where both have made as many images in as much time.
+    behind_s = extra_s - (images - reference_images) * image_s
 
     def repaid(ratio: float | None) -> float | None:
-        saved_s = image_s * (1 - 1 / ratio) if ratio else 0.0
-        if begun <= others:
+        if extra_s <= 0:
             return 0.0
+        saved_s = image_s * (1 - 1 / ratio) if ratio else 0.0
         if saved_s <= 0:
             return None
-        # Where both have made as many images in as much time.
-        sooner = first_images + (begun - others - (first_images - others_images) * image_s) / saved_s
-        return max(sooner, first_images)
+        return max(images + behind_s / saved_s, images)
 
-    # The larger the gain, the sooner.
-    bounded = speedup.low is not None
-    return BreakEven(
+    level = BreakEven(
         first_image_s=first,
-        extra_s=begun - others,
+        extra_s=extra_s,
         call_s=call.estimate,
         images=repaid(speedup.estimate),
-        images_low=repaid(speedup.high) if bounded else None,
-        images_high=repaid(speedup.low) if bounded else None,
-        confidence=speedup.confidence if bounded else None,
         shapes=len(candidate.config.shapes),
+    )
+    if speedup.low is None:
+        return level
+    # The larger the gain, the sooner.
+    return replace(
+        level,
+        images_low=repaid(speedup.high),
+        images_high=repaid(speedup.low),
+        confidence=speedup.confidence,
     )
 
 
-def uncounted(found: BreakEven) -> BreakEven:
+def uncounted(level: BreakEven) -> BreakEven:
     """Returns the break-even of two variants whose calls differ by no more than the A/A floor: no count is known.
 
     A start that is no slower is repaid at once all the same.
     """
-    if found.images == 0:
-        return found
-    return replace(found, images=None, images_low=None, images_high=None, confidence=None, within_floor=True)
+    if level.images == 0:
+        return level
+    return replace(
+        level,
+        images=None,
+        images_low=None,
+        images_high=None,
+        confidence=None,
+        within_floor=True,
+    )
 
 
 def first_image_s(variant: VariantResult) -> float | None:
     """Returns the seconds from the start of loading to the end of the first call; None where they were not measured."""
     for measurement in variant.measurements:
-        if measurement.load_s is not None and measurement.shapes[0].cold_start_s is not None:
-            return measurement.load_s + measurement.shapes[0].cold_start_s
+        load_s = measurement.load_s
+        call_s = measurement.shapes[0].cold_start_s
+        if load_s is not None and call_s is not None:
+            return load_s + call_s
     return None
 
 
 def compiled_earlier_s(variant: VariantResult) -> float:
     """Returns the seconds that earlier runs took to compile the packages that a variant loaded."""
-    shapes = (shape for measurement in variant.measurements for shape in measurement.shapes)
-    return sum(shape.earlier_compile_s or 0.0 for shape in shapes)
+    seconds = 0.0
+    for measurement in variant.measurements:
+        for samples in measurement.shapes:
+            seconds += samples.earlier_compile_s or 0.0
+    return seconds
 
 
 def start_up_s(variant: VariantResult) -> float | None:
@@ -87,40 +112,44 @@ def start_up_s(variant: VariantResult) -> float | None:
     Packages that an earlier run had compiled cost as much as in that run.
     """
     for measurement in variant.measurements:
-        calls = [shape.cold_start_s for shape in measurement.shapes]
-        if measurement.load_s is not None and None not in calls:
-            return measurement.load_s + sum(call for call in calls if call is not None) + compiled_earlier_s(variant)
+        calls = [samples.cold_start_s for samples in measurement.shapes]
+        known = [call for call in calls if call is not None]
+        if measurement.load_s is not None and len(known) == len(calls):
+            return measurement.load_s + sum(known) + compiled_earlier_s(variant)
     return None
 
 
-def start_text(found: BreakEven) -> str:
+def start_text(level: BreakEven) -> str:
     """Returns what the start-up is, as in "before the first image"."""
-    if found.shapes == 1:
+    if level.shapes == 1:
         return "before the first image"
-    return f"in loading and the first calls at {found.shapes} shapes"
+    return f"in loading and the first calls at {level.shapes} shapes"
 
 
-def break_even_text(found: BreakEven) -> str:
+def break_even_text(level: BreakEven) -> str:
     """Returns when the start is repaid, as in "after 310 images [220, 520]"."""
-    if found.within_floor:
+    if level.within_floor:
         return "and its times differ by no more than those of two identical baselines"
-    if found.images is None:
+    if level.images is None:
         return "never repaid: it is no faster"
-    return f"repaid after {images_text(found, ' images')}"
+    return f"repaid after {images_text(level, ' images')}"
 
 
-def images_text(found: BreakEven, unit: str = "") -> str:
+def images_text(level: BreakEven, unit: str = "") -> str:
     """Returns after how many images the start is repaid, with its bounds; "never" where it never is."""
-    if found.within_floor:
+    if level.within_floor:
         return "not known"
-    if found.images is None:
+    if level.images is None:
         return "never"
-    text = f"{_count(found.images)}{unit}"
-    if found.confidence is None:
+    text = f"{_count(level.images)}{unit}"
+    if level.confidence is None:
         return text
-    low = "0" if found.images_low is None else _count(found.images_low)
-    return f"{text} [{low}, {'never' if found.images_high is None else _count(found.images_high)}]"
+    low = _count(level.images_low, otherwise="0")
+    high = _count(level.images_high, otherwise="never")
+    return f"{text} [{low}, {high}]"
 
 
-def _count(images: float) -> str:
+def _count(images: float | None, otherwise: str = "") -> str:
+    if images is None:
+        return otherwise
     return f"{math.ceil(round(images, 6)):,}"

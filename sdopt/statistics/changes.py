@@ -4,7 +4,11 @@ from sdopt.record.choices import difference
 from sdopt.record.records import StudyResult, VariantResult
 
 
-def changes_of(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str] | None:
+def changes_of(
+    result: StudyResult,
+    candidate: VariantResult,
+    reference: VariantResult,
+) -> list[str] | None:
     """Returns what differs between the traces of two variants, in words; None where one of them has none.
 
     Omits differences that also occur between the two identical baselines. Of calls that another program made, the
@@ -12,29 +16,43 @@ def changes_of(result: StudyResult, candidate: VariantResult, reference: Variant
     """
     if result.is_imported:
         return [f"{candidate.name}, as whoever made it says"]
-    mine, other = traced(candidate), traced(reference)
-    if not mine or not other:
+    trace = traced(candidate)
+    reference_trace = traced(reference)
+    if not trace or not reference_trace:
         return None
-    names = sorted(_differing(mine, other) - _chance(result))
-    return [f"{name} {other.get(name, 0):g} → {mine.get(name, 0):g}" for name in names]
+    changes = []
+    for name in sorted(_differing(trace, reference_trace) - _chance(result)):
+        before = reference_trace.get(name, 0)
+        after = trace.get(name, 0)
+        changes.append(f"{name} {before:g} → {after:g}")
+    return changes
 
 
 def _chance(result: StudyResult) -> set[str]:
     """Returns what differs between the two identical baselines."""
-    first = traced(result.variant(result.baseline))
-    again = traced(result.control) if result.control else {}
-    return _differing(first, again) if first and again else set()
+    if result.control is None:
+        return set()
+    baseline = traced(result.variant(result.baseline))
+    control = traced(result.control)
+    return _differing(baseline, control) if baseline and control else set()
 
 
-def traced_active(variant: VariantResult, baseline: VariantResult) -> bool:
+def traced_active(
+    variant: VariantResult,
+    baseline: VariantResult,
+) -> bool:
     """Returns whether a variant has options beyond the baseline's, and traces of its calls show each as active."""
-    added = difference(variant.choices, baseline.choices).keys() & variant.promises.keys()
+    added = (
+        difference(variant.choices, baseline.choices).keys()
+        & variant.promises.keys()
+    )
     active: set[str] = set()
     idle: set[str] = set()
     for measurement in variant.measurements:
         for samples in measurement.shapes:
-            for item in samples.evidence:
-                (active if item.engaged else idle).add(item.axis)
+            for evidence in samples.evidence:
+                axes = active if evidence.engaged else idle
+                axes.add(evidence.axis)
     return bool(added) and added <= active - idle
 
 
@@ -49,5 +67,9 @@ def traced(variant: VariantResult) -> dict[str, float]:
     return {}
 
 
-def _differing(mine: dict[str, float], other: dict[str, float]) -> set[str]:
-    return {name for name in mine.keys() | other.keys() if mine.get(name, 0) != other.get(name, 0)}
+def _differing(
+    trace: dict[str, float],
+    other: dict[str, float],
+) -> set[str]:
+    names = trace.keys() | other.keys()
+    return {name for name in names if trace.get(name, 0) != other.get(name, 0)}

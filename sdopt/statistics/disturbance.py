@@ -4,15 +4,15 @@ Also estimates how much identical processes differ, and tests whether each had s
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
-from sdopt.record.records import StudyResult
-from sdopt.record.samples import ShapeSamples
-from sdopt.statistics.ratios import paired, paired_logs
+from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.samples import Call, Measurement, ShapeSamples
+from sdopt.statistics.pairs import flattened, paired, paired_logs
 
 
 def worst_by_round(timed: Iterable[ShapeSamples]) -> list[float]:
@@ -21,29 +21,49 @@ def worst_by_round(timed: Iterable[ShapeSamples]) -> list[float]:
     It is 0 if no share is known.
     """
     rounds = zip(*(samples.calls for samples in timed), strict=False)
-    return [max((call.disturbed for call in calls if call.disturbed is not None), default=0.0) for calls in rounds]
+    return [_worst(calls) for calls in rounds]
 
 
-def another_may_help(worst: Sequence[float], rounds: int, limit: float | None) -> bool:
+def _worst(calls: Iterable[Call]) -> float:
+    shares = [call.disturbed for call in calls]
+    return max((share for share in shares if share is not None), default=0.0)
+
+
+def another_may_help(
+    worst: Sequence[float],
+    rounds: int,
+    limit: float | None,
+) -> bool:
     """Returns whether an extra round is worth its time: fewer than `rounds` are clean, and the last extra one was.
 
     A round is clean within the limit of disturbance; without a limit, all are.
     """
-    if limit is None or sum(share <= limit for share in worst) >= rounds:
+    if limit is None:
+        return False
+    clean = sum(share <= limit for share in worst)
+    if clean >= rounds:
         return False
     extra = worst[rounds:]
     return not extra or extra[-1] <= limit
 
 
-def rounds_left_out(worst: Sequence[float], rounds: int, limit: float | None) -> list[int]:
+def rounds_left_out(
+    worst: Sequence[float],
+    rounds: int,
+    limit: float | None,
+) -> list[int]:
     """Returns the indices of the rounds to leave out: all but the `rounds` least disturbed; none without a limit.
 
     Rounds within the limit count as equally good, so the earliest of them are kept.
     """
     if limit is None:
         return []
-    ranked = sorted(range(len(worst)), key=lambda round_index: max(worst[round_index], limit))
+    shares = [max(share, limit) for share in worst]
+    ranked = sorted(range(len(shares)), key=shares.__getitem__)
     return sorted(ranked[rounds:])
+
+
+# How a study was disturbed --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -69,35 +89,61 @@ class RoundCounts:
     on_gpu: float
 
 
+_Round = tuple[object, ...]
+"""What tells rounds apart: the session and the round's number; in blocks also the variant and its process."""
+
+
 def count_rounds(result: StudyResult) -> RoundCounts | None:
     """Counts the rounds of a study; None where nothing says what disturbed them, or nothing is to be left out."""
     limit = result.config.protocol.interference
-    worst: dict[tuple[object, ...], float] = {}
-    left_out = set()
-    for variant in result.variants:
-        for number, measurement in enumerate(variant.measurements):
-            in_blocks = bool(result.sessions) and result.sessions[measurement.session].schedule == "blocks"
-            for samples in measurement.shapes:
-                for call in samples.calls:
-                    if (share := call.disturbed) is not None:
-                        key = (measurement.session, call.round, *((variant.name, number) if in_blocks else ()))
-                        worst[key] = max(share, worst.get(key, 0.0))
-                        if call.left_out:
-                            left_out.add(key)
-    if limit is None or not worst:
+    if limit is None:
+        return None
+    worst: dict[_Round, float] = {}
+    left_out: set[_Round] = set()
+    for key, call in _calls_by_round(result):
+        if call.disturbed is None:
+            continue
+        worst[key] = max(call.disturbed, worst.get(key, 0.0))
+        if call.left_out:
+            left_out.add(key)
+    if not worst:
         return None
     disturbed = {key for key, share in worst.items() if share > limit}
-    calls = [call for row in result.variants for m in row.measurements for at in m.shapes for call in at.calls]
-    found = [call.interference for call in calls if call.interference is not None]
+    calls = [call for _, call in _calls_by_round(result)]
+    causes = [call.interference for call in calls if call.interference]
+    gpus = [call.gpu for call in calls if call.gpu]
     return RoundCounts(
         timed=len(worst),
         disturbed=len(disturbed),
         left_out=len(left_out),
         undecided=len(disturbed - left_out),
-        waited=max(one.waited for one in found),
-        stolen=max(one.stolen for one in found),
-        on_gpu=max((call.gpu.others or 0.0 for call in calls if call.gpu), default=0.0),
+        waited=max(cause.waited for cause in causes),
+        stolen=max(cause.stolen for cause in causes),
+        on_gpu=max((gpu.others or 0.0 for gpu in gpus), default=0.0),
     )
+
+
+def _calls_by_round(result: StudyResult) -> Iterator[tuple[_Round, Call]]:
+    for variant in result.variants:
+        for number, measurement in enumerate(variant.measurements):
+            process: _Round = ()
+            if _in_blocks(result, measurement):
+                process = (variant.name, number)
+            for samples in measurement.shapes:
+                for call in samples.calls:
+                    yield (measurement.session, call.round, *process), call
+
+
+def _in_blocks(
+    result: StudyResult,
+    measurement: Measurement,
+) -> bool:
+    if not result.sessions:
+        return False
+    return result.sessions[measurement.session].schedule == "blocks"
+
+
+# How much identical processes differ ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -121,44 +167,67 @@ class Noise:
     @property
     def figures(self) -> dict[str, float]:
         """What is known, by name."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, float | int)}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, float | int)
+        }
 
 
 def noise_of(result: StudyResult) -> Noise | None:
     """Returns the noise of a study of identical variants; None if nothing was timed."""
     timed = [variant for variant in result.variants if variant.status.timed]
-    processes = [
-        measured for variant in timed for measured in variant.measurements if len(measured.shapes[0].deciding_s) > 1
-    ]
-    if not processes:
+    logs: list[np.ndarray] = []
+    peaks: list[float] = []
+    for variant in timed:
+        for measurement in variant.measurements:
+            times = measurement.shapes[0].deciding_s
+            if len(times) < 2:
+                continue
+            logs.append(np.log(times))
+            if measurement.peak:
+                _, gib = measurement.peak
+                peaks.append(gib)
+    if not logs:
         return None
-    logs = [np.log(measured.shapes[0].deciding_s) for measured in processes]
-    within = float(np.mean([values.var(ddof=1) for values in logs]))
-    peaks = [measured.peak[1] for measured in processes if measured.peak]
-    ratios = [
-        float(paired_logs(mine, other).mean())
-        for first, second in combinations(timed, 2)
-        for pairs in paired(first, second).values()
-        for mine, other in pairs
-    ]
+    variances = [times.var(ddof=1) for times in logs]
+    within = float(np.mean(variances))
+    first_excess = [times[0] - times[1:].mean() for times in logs]
+    ratios = _ratios_of_processes(timed)
     return Noise(
         schedule=result.schedule.kind,
-        processes=len(processes),
-        rounds=max(len(values) for values in logs),
+        processes=len(logs),
+        rounds=max(times.size for times in logs),
         between_rounds=math.sqrt(within),
         between_processes=_between(logs, within),
-        first_round=math.expm1(float(np.mean([values[0] - values[1:].mean() for values in logs]))),
+        first_round=math.expm1(float(np.mean(first_excess))),
         of_ratio=float(np.sqrt(np.mean(np.square(ratios)))) if ratios else None,
         memory=max(peaks) / min(peaks) - 1 if peaks else None,
     )
 
 
-def _between(logs: list[np.ndarray], within: float) -> float | None:
+def _ratios_of_processes(variants: Sequence[VariantResult]) -> list[float]:
+    """Returns the logarithm of the paired ratio of each two processes of different variants."""
+    ratios: list[float] = []
+    for first, second in combinations(variants, 2):
+        pairs = flattened(paired(first, second))
+        ratios += [float(paired_logs(*pair).mean()) for pair in pairs]
+    return ratios
+
+
+def _between(
+    logs: Sequence[np.ndarray],
+    within: float,
+) -> float | None:
     if len(logs) < 2:
         return None
-    variance = float(np.var([values.mean() for values in logs], ddof=1))
-    return math.sqrt(max(0.0, variance - within / float(np.mean([values.size for values in logs]))))
+    means = [times.mean() for times in logs]
+    rounds = float(np.mean([times.size for times in logs]))
+    variance = float(np.var(means, ddof=1)) - within / rounds
+    return math.sqrt(max(0.0, variance))
 
+
+# Processes that had not settled ---------------------------------------------------------------------------------------
 
 _EXACT = 33
 """The most times of which the distribution of rising pairs is computed exactly."""
@@ -171,22 +240,30 @@ def unsettled(result: StudyResult) -> list[str]:
     (Bonferroni): with fewer than six rounds it has little power. A trend smaller than the smallest effect that counts
     (`protocol.smallest_speedup`), from the first third of the calls to the last, is not named.
     """
-    timed = [
-        (variant.name, measurement.replicate + 1, np.array(measurement.shapes[0].deciding_s))
-        for variant in result.variants
-        if variant.status.timed
-        for measurement in variant.measurements
-        if len(measurement.shapes[0].deciding_s) > 2
-    ]
-    least, lines = 1 + result.config.protocol.smallest_speedup, []
-    for name, process, times in timed:
+    timed: list[tuple[str, np.ndarray]] = []
+    for variant in result.variants:
+        if not variant.status.timed:
+            continue
+        for measurement in variant.measurements:
+            times = np.array(measurement.shapes[0].deciding_s)
+            if times.size > 2:
+                process = (
+                    f"process {measurement.replicate + 1} of {variant.name}"
+                )
+                timed.append((process, times))
+    smallest = 1 + result.config.protocol.smallest_speedup
+    lines = []
+    for process, times in timed:
         trend, chance = rank_trend(times)
         third = times.size // 3
-        first, last = float(np.median(times[:third])), float(np.median(times[-third:]))
-        if chance * len(timed) < 0.05 and max(first, last) / min(first, last) >= least:
-            way = "slower" if trend > 0 else "faster"
-            change = f"from {first:.3g} s to {last:.3g} s over {times.size} calls"
-            lines.append(f"process {process} of {name}: its calls still became {way}, {change}")
+        first = float(np.median(times[:third]))
+        last = float(np.median(times[-third:]))
+        change = max(first, last) / min(first, last)
+        if chance * len(timed) >= 0.05 or change < smallest:
+            continue
+        way = "slower" if trend > 0 else "faster"
+        span = f"from {first:.3g} s to {last:.3g} s over {times.size} calls"
+        lines.append(f"{process}: its calls still became {way}, {span}")
     return lines
 
 
@@ -200,14 +277,30 @@ def rank_trend(times: np.ndarray) -> tuple[int, float]:
     n = times.size
     signs = np.sign(times[np.newaxis, :] - times[:, np.newaxis])
     excess = int(np.triu(signs, 1).sum())
-    _, counts = np.unique(times, return_counts=True)
-    if n <= _EXACT and counts.max() == 1:
-        shares = np.ones(1)
-        for others in range(1, n):
-            shares = np.convolve(shares, np.full(others + 1, 1 / (others + 1)))
-        fewer = (n * (n - 1) // 2 - abs(excess)) // 2
-        return excess, min(1.0, 2 * float(shares[: fewer + 1].sum()))
-    variance = (n * (n - 1) * (2 * n + 5) - (counts * (counts - 1) * (2 * counts + 5)).sum()) / 18
+    _, ties = np.unique(times, return_counts=True)
+    if n <= _EXACT and ties.max() == 1:
+        return excess, _exact_chance(n, excess)
+    variance = (_variance(np.array([n])) - _variance(ties)) / 18
     if variance == 0:  # all times are equal
         return excess, 1.0
-    return excess, math.erfc(abs(excess) / math.sqrt(2 * float(variance)))
+    deviations = abs(excess) / math.sqrt(2 * variance)
+    return excess, math.erfc(deviations)
+
+
+def _exact_chance(
+    n: int,
+    excess: int,
+) -> float:
+    shares = np.ones(1)
+    for size in range(2, n + 1):
+        uniform = np.full(size, 1 / size)
+        shares = np.convolve(shares, uniform)
+    pairs = n * (n - 1) // 2
+    fewer = (pairs - abs(excess)) // 2
+    return min(1.0, 2 * float(shares[: fewer + 1].sum()))
+
+
+def _variance(sizes: np.ndarray) -> int:
+    """Returns 18 times the variance of the excess of rising pairs, over groups of numbers of these sizes."""
+    variances = sizes * (sizes - 1) * (2 * sizes + 5)
+    return int(variances.sum())

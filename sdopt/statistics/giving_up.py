@@ -24,23 +24,36 @@ MOST_CALLS = 5
 """Calls after which a variant that still becomes faster is timed like all others."""
 
 
-def times_slower(trial_s: Sequence[float], beside_s: Sequence[float]) -> float | None:
+def times_slower(
+    trial_s: Sequence[float], beside_s: Sequence[float]
+) -> float | None:
     """Returns how many times as long as the baseline's a variant's calls take at least; None if that is not shown.
 
     Args:
         trial_s: warm calls of the variant, in seconds, in their order.
         beside_s: calls of the baseline around them, in seconds.
     """
-    if len(trial_s) < 2 or len(beside_s) < 2 or trial_s[-1] < STEADY * trial_s[-2]:
+    if len(trial_s) < 2 or len(beside_s) < 2:
         return None
-    return min(trial_s[-2:]) / max(beside_s[-_AROUND:]) / BETWEEN_PROCESSES
+    *_, before, last = trial_s
+    if last < STEADY * before:
+        return None
+    slowest = max(beside_s[-_AROUND:])
+    return min(before, last) / slowest / BETWEEN_PROCESSES
 
 
-def needs_call(trial_s: Sequence[float], beside_s: Sequence[float], limit: float) -> bool:
+def needs_call(
+    trial_s: Sequence[float],
+    beside_s: Sequence[float],
+    limit: float,
+) -> bool:
     """Returns whether another call of the variant may show that it is more than `limit` times slower."""
+    if not trial_s:
+        return True
     if len(trial_s) >= MOST_CALLS:
         return False
-    if trial_s and trial_s[-1] <= limit * BETWEEN_PROCESSES * min(beside_s[-_AROUND:]):
+    fastest = min(beside_s[-_AROUND:])
+    if trial_s[-1] <= limit * BETWEEN_PROCESSES * fastest:
         return False
     bound = times_slower(trial_s, beside_s)
     return bound is None or bound <= limit
@@ -54,10 +67,15 @@ def at_least_slower(variant: VariantResult) -> float | None:
     if not variant.given_up:
         return None
     tried = next(m for m in variant.measurements if m.shapes[0].trial_s)
-    bounds = [times_slower(samples.trial_s, samples.trial_beside_s) for samples in tried.shapes]
-    return min((bound for bound in bounds if bound is not None), default=None)
+    bounds = []
+    for samples in tried.shapes:
+        bound = times_slower(samples.trial_s, samples.trial_beside_s)
+        if bound is not None:
+            bounds.append(bound)
+    return min(bounds, default=None)
 
 
 def bound_text(times: float) -> str:
     """Returns a bound rounded down, as in `7.4×`."""
-    return f"{math.floor(10 * times) / 10:.1f}×"
+    rounded = math.floor(10 * times) / 10
+    return f"{rounded:.1f}×"

@@ -43,8 +43,8 @@ class Measure:
 
     def recorded(self, comparison: Comparison) -> Interval | None:
         """Returns the interval that a study recorded, at the protocol's confidence."""
-        found: Interval | None = getattr(comparison.shapes[0], self.name)
-        return found
+        interval: Interval | None = getattr(comparison.shapes[0], self.name)
+        return interval
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ class Ratio:
     @property
     def within_floor(self) -> bool:
         """Whether the ratio is no larger than the difference between two identical baselines, or that is not known."""
-        return self.floor is None or not exceeds(self.interval.estimate, self.floor)
+        return self.floor is None or not exceeds(
+            self.interval.estimate, self.floor
+        )
 
     @property
     def gain(self) -> int:
@@ -79,12 +81,15 @@ class Ratio:
         low, high = self.gain_bounds
         if low is None or high is None or self.within_floor:
             return 0
-        return 1 if low > self.smallest else -1 if high < 1 / self.smallest else 0
+        if low > self.smallest:
+            return 1
+        return -1 if high < 1 / self.smallest else 0
 
     @property
     def gain_bounds(self) -> tuple[float | None, float | None]:
         """The bounds, turned so that more than 1 is better; None without an interval."""
-        low, high = self.interval.low, self.interval.high
+        low = self.interval.low
+        high = self.interval.high
         if low is None or high is None or self.measure.higher_is_better:
             return low, high
         return self.measure.gain(high), self.measure.gain(low)
@@ -93,7 +98,9 @@ class Ratio:
     def excludes_gain(self) -> bool:
         """Whether the whole interval lies below a gain that counts; False without an interval or a floor."""
         _, high = self.gain_bounds
-        return high is not None and self.floor is not None and high < self.smallest
+        return (
+            high is not None and self.floor is not None and high < self.smallest
+        )
 
     @property
     def text(self) -> str:
@@ -112,25 +119,45 @@ def bounds_text(interval: Interval) -> str:
     return f"[{interval.low:.2f}, {interval.high:.2f}]" if known else ""
 
 
-def _floor(result: StudyResult, log_ratio: LogRatioOf, fully: bool) -> float | None:
+def _floor(
+    result: StudyResult, log_ratio: LogRatioOf, fully: bool
+) -> float | None:
     """Returns the ratio, at least 1, by which the two baselines differed; with `fully`, not of an interrupted study."""
     control = result.control
-    if control is None or not (control.status.measured if fully else control.status.timed):
+    if control is None or not (
+        control.status.measured if fully else control.status.timed
+    ):
         return None
     found = log_ratio(control, result.variant(result.baseline))
     return math.exp(abs(found.mean)) if found else None
 
 
-SPEEDUP = Measure("speedup", "latency", True, log_speedup, lambda _, comparison: comparison.shapes[0].floor)
+SPEEDUP = Measure(
+    "speedup",
+    "latency",
+    True,
+    log_speedup,
+    lambda _, comparison: comparison.shapes[0].floor,
+)
 
 MEMORY_RATIO = Measure(
-    "memory_ratio", "memory", False, log_memory_ratio, lambda result, _: _floor(result, log_memory_ratio, fully=True)
+    "memory_ratio",
+    "memory",
+    False,
+    log_memory_ratio,
+    lambda result, _: _floor(result, log_memory_ratio, fully=True),
 )
 
 MEASURES = {measure.name: measure for measure in (SPEEDUP, MEMORY_RATIO)}
 """The measures that an option may claim, by name, in the order of display."""
 
-TAIL_RATIO = Measure("tail_ratio", "", False, log_tail, lambda result, _: _floor(result, log_tail, fully=False))
+TAIL_RATIO = Measure(
+    "tail_ratio",
+    "",
+    False,
+    log_tail,
+    lambda result, _: _floor(result, log_tail, fully=False),
+)
 
 RULED = MEASURES | {TAIL_RATIO.name: TAIL_RATIO}
 """All measures of a ratio, by name: a gate's rules may name them besides quality metrics."""
@@ -139,7 +166,9 @@ FIRST_IMAGE = "first_image_s"
 """The seconds from the start of loading to the end of the first call; a gate's rules may limit them."""
 
 
-def smallest_change(measure: Measure, protocol: Protocol, reference: VariantResult) -> tuple[float, str]:
+def smallest_change(
+    measure: Measure, protocol: Protocol, reference: VariantResult
+) -> tuple[float, str]:
     """Returns the smallest factor, at least 1, by which a measure must differ to count, and the key that sets it."""
     if measure is not MEMORY_RATIO:
         return 1 + protocol.smallest_speedup, "protocol.smallest_speedup"
@@ -150,12 +179,19 @@ def smallest_change(measure: Measure, protocol: Protocol, reference: VariantResu
     return 1 + protocol.smallest_memory, "protocol.smallest_memory"
 
 
-def spared_growth(gate: Gate, reference: VariantResult, result: StudyResult) -> float:
+def spared_growth(
+    gate: Gate, reference: VariantResult, result: StudyResult
+) -> float:
     """Returns the largest factor by which memory may grow without harm, because the device has that much to spare."""
-    device, peak, share = result.environment.device, peak_memory_gib(reference), gate.spare_memory
+    device = result.environment.device
+    peak = peak_memory_gib(reference)
+    if not peak:
+        return 1.0
+    share = gate.spare_memory
     if share is None:
         share = _SPARE if device.get("type") == "cuda" else 0.0
-    return 1 + share * float(device.get("memory_total_gib", 0.0)) / peak if peak else 1.0
+    total = float(device.get("memory_total_gib", 0.0))
+    return 1 + share * total / peak
 
 
 _SPARE = 0.02

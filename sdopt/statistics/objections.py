@@ -28,7 +28,10 @@ def objections(result: StudyResult, row: Row) -> Iterator[str]:
     yield broken_because(variant)
     if baseline.status is not Status.OK:
         yield f"the baseline has the status {baseline.status}"
-    if (variant.choices, variant.config) == (reference.choices, reference.config):
+    if (variant.choices, variant.config) == (
+        reference.choices,
+        reference.config,
+    ):
         yield REPEATS
     if work := variant.other_work(baseline):
         yield f"not the same work: {', '.join(work)}"
@@ -37,19 +40,32 @@ def objections(result: StudyResult, row: Row) -> Iterator[str]:
         yield _refused_because(result, judgements)
     if not row.gains:
         yield from _why_no_gain(result, row)
-    claims = any(promise.claims for promise in variant.promises_beside(reference))
+    claims = any(
+        promise.claims for promise in variant.promises_beside(reference)
+    )
     only_faster = all(measure_named(name) is SPEEDUP for name in row.gains)
-    if not judgements and claims and only_faster and not changes_of(result, variant, reference):
+    if (
+        not judgements
+        and claims
+        and only_faster
+        and not changes_of(result, variant, reference)
+    ):
         yield "sdopt's own trace shows no change that explains it"
 
 
 def _judgements(result: StudyResult, row: Row) -> list[Judgement]:
     """Returns what a gate said of the comparison with the baseline, and of each step."""
-    compared = [row, *row.steps] if row.reference == result.baseline else list(row.steps)
+    compared = (
+        [row, *row.steps]
+        if row.reference == result.baseline
+        else list(row.steps)
+    )
     return [one.judgement for one in compared if one.judgement]
 
 
-def _refused_because(result: StudyResult, judgements: Sequence[Judgement]) -> str:
+def _refused_because(
+    result: StudyResult, judgements: Sequence[Judgement]
+) -> str:
     reasons: list[str] = []
     for judgement in judgements:
         if judgement.verdict is not Verdict.PASS:
@@ -66,7 +82,11 @@ def broken_because(variant: VariantResult) -> str:
     if variant.status not in (Status.OK, Status.SLOWER):
         return f"{variant.status}: {variant.reason}"
     if variant.trips:
-        share = f"{variant.broken_images} of {len(variant.images)} images" if variant.images else "images"
+        share = (
+            f"{variant.broken_images} of {len(variant.images)} images"
+            if variant.images
+            else "images"
+        )
         return f"{share} are broken: {wires_of(variant)}"
     return ""
 
@@ -79,9 +99,17 @@ def wires_of(variant: VariantResult) -> str:
 def _why_no_gain(result: StudyResult, row: Row) -> Iterator[str]:
     if row.at_least_slower is not None:
         yield f"slower, at least {bound_text(row.at_least_slower)}"
-    if row.speed is Speed.FEW and result.budget is not None and row.name in result.budget.processes:
+    if (
+        row.speed is Speed.FEW
+        and result.budget is not None
+        and row.name in result.budget.processes
+    ):
         yield "no interval: protocol.budget_s left no time for more processes"
-    yield "slower" if row.speed is Speed.SLOWER else _why_open(row.speedup, result.is_imported)
+    yield (
+        "slower"
+        if row.speed is Speed.SLOWER
+        else _why_open(row.speedup, result.is_imported)
+    )
 
 
 def _why_open(ratio: Ratio | None, imported: bool) -> str:
@@ -90,7 +118,11 @@ def _why_open(ratio: Ratio | None, imported: bool) -> str:
         return "it was not timed"
     low, high = ratio.gain_bounds
     if low is None or high is None:
-        needed = f"times of {MINIMUM_PROCESSES} replicates" if imported else f"protocol.replicates={MINIMUM_PROCESSES}"
+        needed = (
+            f"times of {MINIMUM_PROCESSES} replicates"
+            if imported
+            else f"protocol.replicates={MINIMUM_PROCESSES}"
+        )
         return f"no interval, which needs {needed} or more"
     if ratio.floor is None:
         return "no repeated baseline to compare it with"

@@ -1,6 +1,6 @@
 """Derives the outcome of each option of a study on its device: it works, has no effect or gain, or cannot run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -11,7 +11,7 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import Evidence
 from sdopt.schema import WORK
 from sdopt.statistics.figures import rows_of
-from sdopt.statistics.measures import SPEEDUP
+from sdopt.statistics.measures import SPEEDUP, Ratio
 from sdopt.statistics.rows import Row
 
 LAUNCH_BOUND = 0.8
@@ -54,13 +54,16 @@ class OptionOutcome:
 
 def outcomes_of(result: StudyResult) -> list[OptionOutcome]:
     """Returns what a study shows, one outcome for each option that it says something of."""
-    found: dict[tuple[str, str, str, str], OptionOutcome] = {}
+    outcomes: dict[tuple[str, str, str, str], OptionOutcome] = {}
     for row in rows_of(result):
         for outcome in _outcomes(result, row):
-            other = found.get(outcome.key)
-            if other is None or ORDER.index(outcome.standing) < ORDER.index(other.standing):
-                found[outcome.key] = outcome
-    return list(found.values())
+            earlier = outcomes.get(outcome.key, outcome)
+            outcomes[outcome.key] = min(earlier, outcome, key=_rank)
+    return list(outcomes.values())
+
+
+def _rank(outcome: OptionOutcome) -> int:
+    return ORDER.index(outcome.standing)
 
 
 def _outcomes(result: StudyResult, row: Row) -> Iterator[OptionOutcome]:
@@ -68,64 +71,129 @@ def _outcomes(result: StudyResult, row: Row) -> Iterator[OptionOutcome]:
     if variant.status in (Status.TIMEOUT, Status.INTERRUPTED):
         return  # a limit of time was reached, which says nothing of the option
     alone = _alone(result, row)
-    if variant.status.failure or variant.status is Status.SKIPPED:
+    skipped = variant.status is Status.SKIPPED
+    if skipped or variant.status.failure:
         # With several options chosen together, it is not known which one is at fault.
         if alone is not None:
-            reason = variant.reason if variant.status is Status.SKIPPED else f"{variant.status}: {variant.reason}"
-            yield _outcome(variant, alone, variant.choices[alone], Standing.CANNOT_RUN, reason)
+            why = (
+                variant.reason
+                if skipped
+                else f"{variant.status}: {variant.reason}"
+            )
+            yield _outcome(
+                variant, alone, variant.choices[alone], Standing.CANNOT_RUN, why
+            )
         return
-    taken: dict[tuple[str, str], list[Evidence]] = {}
-    for item in (item for measured in variant.measurements for shape in measured.shapes for item in shape.evidence):
-        taken.setdefault((item.axis, item.option), []).append(item)
-    for (axis, option), items in taken.items():
-        lacking = next((item.summary for item in items if variant.shows_no_effect(item)), None)
-        if lacking is not None:
-            yield _outcome(variant, axis, option, Standing.REFUTED, f"no evidence that it took effect: {lacking}")
-        elif not all(item.engaged for item in items):
-            continue  # a function of one's own has changed what this option names
-        elif variant.status is Status.OK and axis == alone:
-            nothing = _nothing_gained(row, axis)
-            shown = f"{items[0].summary}{_figures_text(row)}"
-            yield _outcome(variant, axis, option, Standing.REFUTED if nothing else Standing.PROVEN, nothing or shown)
-        elif variant.status is Status.OK:
-            yield _outcome(variant, axis, option, Standing.PROVEN, items[0].summary)
+    for (axis, option), evidence in _evidence_by_option(variant).items():
+        judged = _judged(row, axis, evidence, axis == alone)
+        if judged is not None:
+            yield _outcome(variant, axis, option, *judged)
 
 
-def _outcome(variant: VariantResult, axis: str, option: str, standing: Standing, why: str) -> OptionOutcome:
-    group, name = axis.partition(".")[0], option_name(option)
-    return OptionOutcome(group, name, variant.config.model.name, variant.config.task.kind, standing, why)
+def _evidence_by_option(
+    variant: VariantResult,
+) -> dict[tuple[str, str], list[Evidence]]:
+    """Returns the evidence of each option, by its axis and its name, from all processes at all shapes."""
+    by_option: dict[tuple[str, str], list[Evidence]] = {}
+    for measurement in variant.measurements:
+        for samples in measurement.shapes:
+            for evidence in samples.evidence:
+                option = (evidence.axis, evidence.option)
+                by_option.setdefault(option, []).append(evidence)
+    return by_option
+
+
+def _judged(
+    row: Row,
+    axis: str,
+    evidence: Sequence[Evidence],
+    is_alone: bool,
+) -> tuple[Standing, str] | None:
+    """Returns what the evidence of an option shows, and why; None where it shows nothing."""
+    for item in evidence:
+        if row.variant.shows_no_effect(item):
+            return (
+                Standing.REFUTED,
+                f"no evidence that it took effect: {item.summary}",
+            )
+    if not all(item.engaged for item in evidence):
+        return (
+            None  # a function of one's own has changed what this option names
+        )
+    if row.variant.status is not Status.OK:
+        return None
+    summary = evidence[0].summary
+    if not is_alone:
+        return Standing.PROVEN, summary
+    if _rules_out_gain(row, axis):
+        return (
+            Standing.REFUTED,
+            f"took effect, but brought no gain{_figures_text(row)}{_idle_text(row.variant)}",
+        )
+    return Standing.PROVEN, f"{summary}{_figures_text(row)}"
+
+
+def _outcome(
+    variant: VariantResult,
+    axis: str,
+    option: str,
+    standing: Standing,
+    why: str,
+) -> OptionOutcome:
+    return OptionOutcome(
+        group=axis.partition(".")[0],
+        option=option_name(option),
+        model=variant.config.model.name,
+        task=variant.config.task.kind,
+        standing=standing,
+        why=why,
+    )
 
 
 def _alone(result: StudyResult, row: Row) -> str | None:
     """Returns the axis of the one option by which a variant differs from its reference; None if there are others."""
-    if row.comparison is None or row.variant.role == "control":
+    variant = row.variant
+    if row.comparison is None or variant.role == "control":
         return None
     reference = result.variant(row.comparison.reference)
     # Not even in what a variant may choose: fewer steps beside the option would be credited to it.
-    if row.variant.config.differing(reference.config, (*WORK, "hardware")):
+    if variant.config.differing(reference.config, (*WORK, "hardware")):
         return None
-    axes = list(difference(row.variant.choices, reference.choices))
-    return axes[0] if len(axes) == 1 and axes[0] in row.variant.choices and axes[0] in row.variant.promises else None
+    axes = list(difference(variant.choices, reference.choices))
+    if len(axes) != 1:
+        return None
+    [axis] = axes
+    return (
+        axis if axis in variant.choices and axis in variant.promises else None
+    )
 
 
-def _nothing_gained(row: Row, axis: str) -> str:
-    """Returns why an option counts as refuted: the figures rule out each gain that it claims; "" if they do not."""
+def _rules_out_gain(row: Row, axis: str) -> bool:
+    """Returns whether the figures rule out each gain that an option claims."""
     claims = row.variant.promises[axis].claims
-    ratios = [ratio for ratio in row.beside_reference.values() if ratio.measure.claim in claims]
-    if not ratios or not all(ratio.excludes_gain for ratio in ratios):
-        return ""
-    shares = busy_share(row.variant)
-    idle = f"; the device was busy for {100 * shares:.0f} % of a step" if shares and shares < LAUNCH_BOUND else ""
-    return f"took effect, but brought no gain{_figures_text(row)}{idle}"
+    ratios = [ratio for ratio in _claimed(row) if ratio.measure.claim in claims]
+    return bool(ratios) and all(ratio.excludes_gain for ratio in ratios)
+
+
+def _claimed(row: Row) -> list[Ratio]:
+    return [
+        ratio for ratio in row.beside_reference.values() if ratio.measure.claim
+    ]
 
 
 def _figures_text(row: Row) -> str:
-    figures = [
-        f"{'speed-up' if ratio.measure is SPEEDUP else ratio.measure.claim} {ratio.text}"
-        for ratio in row.beside_reference.values()
-        if ratio.measure.claim
-    ]
+    figures = []
+    for ratio in _claimed(row):
+        name = "speed-up" if ratio.measure is SPEEDUP else ratio.measure.claim
+        figures.append(f"{name} {ratio.text}")
     return f" ({', '.join(figures)})" if figures else ""
+
+
+def _idle_text(variant: VariantResult) -> str:
+    share = busy_share(variant)
+    if not share or share >= LAUNCH_BOUND:
+        return ""
+    return f"; the device was busy for {100 * share:.0f} % of a step"
 
 
 def option_of(outcome: OptionOutcome) -> str:
@@ -138,6 +206,10 @@ def busy_share(variant: VariantResult) -> float | None:
 
     The work comes from a trace. The step's time comes from calls that were not traced, because tracing slows Python.
     """
-    found = [(m.shapes[0].denoiser_busy_s, m.stages_s.get("denoiser_step")) for m in variant.measurements]
-    shares = [min(1.0, busy_s / float(np.mean(steps))) for busy_s, steps in found if busy_s is not None and steps]
+    shares = []
+    for measurement in variant.measurements:
+        busy_s = measurement.shapes[0].denoiser_busy_s
+        steps = measurement.stages_s.get("denoiser_step")
+        if busy_s is not None and steps:
+            shares.append(min(1.0, busy_s / float(np.mean(steps))))
     return float(np.median(shares)) if shares else None

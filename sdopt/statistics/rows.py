@@ -13,7 +13,13 @@ from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.schema import Shape
 from sdopt.statistics.giving_up import at_least_slower
-from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, Ratio, measure_named, with_shape
+from sdopt.statistics.measures import (
+    MEMORY_RATIO,
+    SPEEDUP,
+    Ratio,
+    measure_named,
+    with_shape,
+)
 from sdopt.statistics.scale import Decision, Images, Speed, speed_of
 from sdopt.statistics.words import unit_text
 
@@ -147,7 +153,9 @@ class Row:
             return None
         low = None if time.low is None else time.low / images
         high = None if time.high is None else time.high / images
-        return replace(time, estimate=time.estimate / images, low=low, high=high)
+        return replace(
+            time, estimate=time.estimate / images, low=low, high=high
+        )
 
     @property
     def time(self) -> Interval | None:
@@ -160,7 +168,9 @@ class Row:
 
         They are those of one image where times are shown per image.
         """
-        steps = self.variant.denoiser_calls or self.variant.config.workload.steps
+        steps = (
+            self.variant.denoiser_calls or self.variant.config.workload.steps
+        )
         images = self.images_per_call if self.per_image else 1
         times: dict[str, float] = {}
         for stage, value in self.stages_ms.items():
@@ -181,7 +191,11 @@ class Row:
     @property
     def distance(self) -> tuple[str, str]:
         """The metric of image pairs that is read first, and its figure; "" twice where there is none."""
-        if self.comparison is None or not self.comparison.quality or self.is_step:
+        if (
+            self.comparison is None
+            or not self.comparison.quality
+            or self.is_step
+        ):
             return "", ""
         quality = self.comparison.quality
         metric = PSNR if PSNR in quality else next(iter(quality))
@@ -198,12 +212,18 @@ class Row:
     @property
     def speedup(self) -> Ratio | None:
         """Its speed-up over the baseline, at the main shape; None where it was not timed."""
-        return self.over_baseline.get(SPEEDUP.name) if self.status.timed else None
+        return (
+            self.over_baseline.get(SPEEDUP.name) if self.status.timed else None
+        )
 
     @property
     def memory(self) -> Ratio | None:
         """Its memory over that of the baseline, at the main shape; None where it was not measured."""
-        return self.over_baseline.get(MEMORY_RATIO.name) if self.status.timed else None
+        return (
+            self.over_baseline.get(MEMORY_RATIO.name)
+            if self.status.timed
+            else None
+        )
 
     @property
     def speedup_beside(self) -> Ratio | None:
@@ -235,11 +255,19 @@ class Row:
     def gains(self) -> list[str]:
         """The names of the ratios that show a gain."""
         judged = self._judged_gains
-        return [name for name, ratio in self.claimed_ratios.items() if ratio.gain > 0 or name in judged]
+        return [
+            name
+            for name, ratio in self.claimed_ratios.items()
+            if ratio.gain > 0 or name in judged
+        ]
 
     @property
     def _judged_gains(self) -> Sequence[str]:
-        return () if self.judgement is None or self.is_step else self.judgement.gains
+        return (
+            ()
+            if self.judgement is None or self.is_step
+            else self.judgement.gains
+        )
 
     # Verdicts.
 
@@ -260,4 +288,6 @@ class Row:
         if ratio is None:
             return ""
         beside = "beside" if self.leaves_out else "on top of"
-        return f"{ratio.text}{unit_text(self.per_image)} {beside} {self.reference}"
+        return (
+            f"{ratio.text}{unit_text(self.per_image)} {beside} {self.reference}"
+        )

@@ -65,4 +65,6 @@ def speed_over(speeds: Iterable[Speed]) -> Speed | None:
 
 def decision_of(verdict: Verdict) -> Decision:
     """Returns how reports show a gate's verdict."""
-    return {Verdict.PASS: Decision.PASS, Verdict.FAIL: Decision.FAIL}.get(verdict, Decision.UNDECIDED)
+    return {Verdict.PASS: Decision.PASS, Verdict.FAIL: Decision.FAIL}.get(
+        verdict, Decision.UNDECIDED
+    )

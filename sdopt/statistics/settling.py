@@ -1,4 +1,4 @@
-"""Finds variants that are shown to be faster or slower before all rounds are timed, so that none is spent on them.
+"""Names candidates that are shown to be faster or slower before all rounds are timed, so that none is spent on them.
 
 Looking after each round finds a difference by chance more often than looking once, so that an early look asks for more:
 a quarter of the error of the interval that tables show. `tests/study/test_budget.py` simulates the error of the whole.
@@ -14,28 +14,38 @@ _EARLY = 4
 
 def is_settled(result: StudyResult, candidate: VariantResult) -> bool:
     """Returns whether a candidate is faster or slower than each reference, at every shape, by more than chance."""
-    edges = [edge for edge in result.comparisons if edge.candidate == candidate.name]
-    needed = any(edge.reference == candidate.name for edge in result.comparisons)
-    return (
-        bool(edges)
-        and not needed
-        and all(
-            _differs(result.at(shape_index), candidate.name, edge.reference)
-            for edge in edges
-            for shape_index in range(len(result.shapes))
-        )
-    )
-
-
-def _differs(result: StudyResult, candidate: str, reference: str) -> bool:
-    sides = result.variant(candidate), result.variant(reference)
-    found, control = log_speedup(*sides), result.control
-    if found is None or found.error is None or control is None:
+    edges = [
+        edge for edge in result.comparisons if edge.candidate == candidate.name
+    ]
+    if not edges or any(
+        edge.reference == candidate.name for edge in result.comparisons
+    ):
         return False
-    interval = found.interval(1 - (1 - result.confidence) / _EARLY)
-    by_chance = floor(control, result.variant(result.baseline))
-    smallest, _ = smallest_change(SPEEDUP, result.config.protocol, sides[1])
-    assert interval.low is not None
-    assert interval.high is not None
+    for shape_index in range(len(result.shapes)):
+        at_shape = result.at(shape_index)
+        if not all(
+            _differs(at_shape, candidate.name, edge.reference) for edge in edges
+        ):
+            return False
+    return True
+
+
+def _differs(
+    result: StudyResult, candidate_name: str, reference_name: str
+) -> bool:
+    reference = result.variant(reference_name)
+    speedup = log_speedup(result.variant(candidate_name), reference)
+    control = result.control
+    if speedup is None or control is None:
+        return False
+    interval = speedup.interval(1 - (1 - result.confidence) / _EARLY)
+    if interval.low is None or interval.high is None:
+        return False
+    smallest, _ = smallest_change(SPEEDUP, result.config.protocol, reference)
     clear = interval.low > smallest or interval.high < 1 / smallest
-    return clear and by_chance is not None and exceeds(interval.estimate, by_chance)
+    by_chance = floor(control, result.variant(result.baseline))
+    return (
+        clear
+        and by_chance is not None
+        and exceeds(interval.estimate, by_chance)
+    )

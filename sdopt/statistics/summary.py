@@ -11,16 +11,29 @@ from dataclasses import dataclass, replace
 from sdopt.contract import Contract
 from sdopt.record.choices import difference
 from sdopt.record.records import Status, StudyResult
-from sdopt.record.verdicts import Verdict
+from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.statistics.answer_notes import notes_of
 from sdopt.statistics.figures import first_rows, rows_of
 from sdopt.statistics.measures import RULED
 from sdopt.statistics.objections import objections
 from sdopt.statistics.rows import Row
-from sdopt.statistics.scale import Decision, Images, Speed, decision_of, speed_of, speed_over, worst_of
-from sdopt.statistics.sentences import answer_of, notes_of
+from sdopt.statistics.scale import (
+    Decision,
+    Images,
+    Speed,
+    decision_of,
+    speed_of,
+    speed_over,
+    worst_of,
+)
+from sdopt.statistics.sentences import answer_of
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(
+    frozen=True,
+    repr=False,
+    eq=False,
+)
 class Summary:
     """A study, summed up.
 
@@ -42,7 +55,8 @@ class Summary:
 
     def __repr__(self) -> str:
         """Returns the answer and a line for each variant, as a program prints them."""
-        return "\n".join([self.sentence, *(f"  {row}" for row in self.candidates)])
+        lines = [f"  {row}" for row in self.candidates]
+        return "\n".join([self.sentence, *lines])
 
     @property
     def candidates(self) -> list[Row]:
@@ -70,11 +84,19 @@ def summary_of(result: StudyResult) -> Summary:
     by_name: dict[str, Row] = {}
     for variant in result.variants:
         if not variant.is_control:
-            by_name[variant.name] = _judged(result, [row for row in compared if row.variant is variant])
-    rows = sorted((_with_chain(row, by_name) for row in by_name.values()), key=rank_of)
+            comparisons = [row for row in compared if row.variant is variant]
+            by_name[variant.name] = _judged(result, comparisons)
+    rows = [_with_chain(row, by_name) for row in by_name.values()]
+    rows.sort(key=rank_of)
     best = next((row for row in rows if row.recommended), None)
-    notes = notes_of(result, rows)
-    return Summary(result, tuple(compared), tuple(rows), best, answer_of(result, rows, best), tuple(notes))
+    return Summary(
+        result=result,
+        figures=tuple(compared),
+        rows=tuple(rows),
+        best=best,
+        sentence=answer_of(result, rows, best),
+        notes=tuple(notes_of(result, rows)),
+    )
 
 
 def rank_of(row: Row) -> tuple[bool, float]:
@@ -88,23 +110,28 @@ def rank_of(row: Row) -> tuple[bool, float]:
     return False, -row.speedup.interval.estimate
 
 
-def _judged(result: StudyResult, rows: Sequence[Row]) -> Row:
+def _judged(
+    result: StudyResult,
+    rows: Sequence[Row],
+) -> Row:
     """Returns the row of a variant with its verdicts, from one for each of its comparisons."""
+    steps = [row for row in rows if row.reference not in ("", result.baseline)]
+    direct = [row for row in rows if row.reference in ("", result.baseline)]
     # The comparison with the baseline comes first, where there is one.
-    rows = sorted(rows, key=lambda row: row.reference not in ("", result.baseline))
-    first, name = rows[0], rows[0].name
+    first, *_ = [*direct, *steps]
     if first.is_baseline:
-        return replace(first, option=name)
-    direct = first.comparison if first.reference == result.baseline else None
-    credit = direct.credit if direct else ""
-    ran = first.status in (Status.OK, Status.NOT_ENGAGED)
+        return replace(first, option=first.name)
+    judgements = [row.judgement for row in rows if row.judgement]
     row = replace(
         first,
-        option=name if credit in ("", "nothing") else credit,
-        images=worst_of(map(images_of, rows)) if ran else None,
-        decision=worst_of(decision_of(row.judgement.verdict) for row in rows if row.judgement),
-        steps=tuple(_step(result, row) for row in rows if row.reference not in ("", result.baseline)),
+        option=_option_of(first, result.baseline),
+        decision=worst_of(
+            decision_of(judgement.verdict) for judgement in judgements
+        ),
+        steps=tuple(_step(result, step) for step in steps),
     )
+    if row.status in (Status.OK, Status.NOT_ENGAGED):
+        row = replace(row, images=worst_of(map(images_of, [*direct, *steps])))
     if row.variant.given_up:
         row = replace(row, speed=Speed.SLOWER)
     elif row.status.measured:
@@ -113,49 +140,95 @@ def _judged(result: StudyResult, rows: Sequence[Row]) -> Row:
     return replace(row, because=because, pays=not because)
 
 
-def _step(result: StudyResult, row: Row) -> Row:
+def _option_of(
+    row: Row,
+    baseline: str,
+) -> str:
+    """Returns what the difference to the baseline is credited to; the variant's name if that is not one option."""
+    if row.comparison is None or row.reference != baseline:
+        return row.name
+    credit = row.comparison.credit
+    return row.name if credit in ("", "nothing") else credit
+
+
+def _step(
+    result: StudyResult,
+    row: Row,
+) -> Row:
     """Returns what a variant gains on top of another one than the baseline, with what that speed-up shows."""
-    reference, plain = result.variant(row.reference), result.variant(result.baseline).choices
+    reference = result.variant(row.reference)
+    plain = result.variant(result.baseline).choices
     choices = row.variant.choices
     axes = difference(choices, reference.choices)
-    speeds = [speed_of(at.speedup_beside) for at in row.shapes if at.speedup_beside]
-    return replace(
-        row,
-        speed=speed_over(speeds) if row.status.measured else None,
-        leaves_out=bool(axes) and all(choices.get(axis) == plain.get(axis) for axis in axes),
-    )
+    as_plain = [choices.get(axis) == plain.get(axis) for axis in axes]
+    row = replace(row, leaves_out=bool(axes) and all(as_plain))
+    if not row.status.measured:
+        return row
+    ratios = [at_shape.speedup_beside for at_shape in row.shapes]
+    speeds = [speed_of(ratio) for ratio in ratios if ratio]
+    return replace(row, speed=speed_over(speeds))
 
 
-def _with_chain(row: Row, by_name: Mapping[str, Row]) -> Row:
+def _with_chain(
+    row: Row,
+    by_name: Mapping[str, Row],
+) -> Row:
     """Returns a row that is no better than the steps that it is built on: their images and verdicts are its own too."""
     if not row.is_step:
         return row
-    images = [row.images] if row.images else []
-    seen, step = {row.name}, next(iter(row.steps), None)
-    while step is not None and step.reference not in seen and not step.leaves_out:
-        seen.add(step.reference)
-        below = by_name[step.reference]
-        images += [below.images] if below.images else []
-        if below.decision is Decision.FAIL and row.pays:
-            row = replace(row, pays=False, because=f"{below.name}, on which it is built, fails the gate")
-        step = next(iter(below.steps), None) if below.is_step else None
-    return replace(row, images=worst_of(images))
+    chain = _chain(row, by_name)
+    images = [link.images for link in (row, *chain) if link.images]
+    row = replace(row, images=worst_of(images))
+    failed = [link for link in chain if link.decision is Decision.FAIL]
+    if not row.pays or not failed:
+        return row
+    because = f"{failed[0].name}, on which it is built, fails the gate"
+    return replace(row, pays=False, because=because)
+
+
+def _chain(
+    row: Row,
+    by_name: Mapping[str, Row],
+) -> list[Row]:
+    """Returns what a row is built on, what that is built on, and so on."""
+    chain: list[Row] = []
+    names = {row.name}
+    while row.is_step and row.steps:
+        step = row.steps[0]
+        if step.leaves_out or step.reference in names:
+            break
+        row = by_name[step.reference]
+        chain.append(row)
+        names.add(row.name)
+    return chain
 
 
 def images_of(row: Row) -> Images:
     """Returns what is known of a comparison's images."""
-    error, judgement = row.scores.get("mse"), row.judgement
     if row.variant.trips:
         return Images.WORSE
-    if error is not None and error.per_prompt and not any(value != 0 for value in error.per_prompt):
+    error = row.scores.get("mse")
+    if (
+        error is not None
+        and error.per_prompt
+        and not any(value != 0 for value in error.per_prompt)
+    ):
         return Images.EQUAL
-    if judgement is None:
+    if row.judgement is None:
         return Images.NOT_JUDGED
     verdicts = {
-        ruling.verdict for ruling in judgement.rulings if ruling.metric and ruling.metric.partition("/")[0] not in RULED
+        ruling.verdict
+        for ruling in row.judgement.rulings
+        if _is_on_images(ruling)
     }
     if Verdict.FAIL in verdicts:
         return Images.WORSE
     if verdicts != {Verdict.PASS}:
         return Images.NOT_JUDGED
-    return Images.WITHIN if judgement.contract is Contract.LOSSY else Images.EQUAL
+    lossy = row.judgement.contract is Contract.LOSSY
+    return Images.WITHIN if lossy else Images.EQUAL
+
+
+def _is_on_images(ruling: Ruling) -> bool:
+    name = ruling.metric.partition("/")[0]
+    return name != "" and name not in RULED

@@ -1,5 +1,6 @@
 """Puts figures into words, alike in every report: times, memory, the sampling of a study, and start-up."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sdopt.record.comparisons import BreakEven, Interval
@@ -19,19 +20,32 @@ def seconds_text(interval: Interval) -> str:
 
 def seconds_parts(interval: Interval) -> tuple[str, str]:
     """Returns a time and its bounds ("" if it has none) like `seconds_text`."""
-    unit, scale = ("ms", 1e3) if interval.estimate < 1 else ("s", 1.0)
-    digits = max(0, 3 - len(str(int(interval.estimate * scale))))
-    text = f"{interval.estimate * scale:.{digits}f} {unit}"
+    unit = "s"
+    scale = 1.0
+    if interval.estimate < 1:
+        unit = "ms"
+        scale = 1e3
+    estimate = interval.estimate * scale
+    digits = max(0, 3 - len(str(int(estimate))))
+    text = f"{estimate:.{digits}f} {unit}"
     if interval.low is None or interval.high is None:
         return text, ""
-    return text, f"[{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
+    low = interval.low * scale
+    high = interval.high * scale
+    return text, f"[{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def times_text(before: float, after: float) -> str:
+def times_text(
+    before: float,
+    after: float,
+) -> str:
     """Returns two times, as in `501 → 260 ms` or `1.25 s → 640 ms`."""
-    first, last = seconds_text(Interval(before)), seconds_text(Interval(after))
-    same = first.split()[1] == last.split()[1]
-    return f"{first.split()[0] if same else first} → {last}"
+    first = seconds_text(Interval(before))
+    last = seconds_text(Interval(after))
+    number, unit = first.split()
+    if last.endswith(f" {unit}"):
+        first = number
+    return f"{first} → {last}"
 
 
 def unit_text(per_image: bool) -> str:
@@ -41,13 +55,17 @@ def unit_text(per_image: bool) -> str:
 
 def change_text(speedup: Ratio) -> str:
     """Returns a speed-up in words, as in `1.92× faster` or `2.30× slower`."""
-    found = speedup.interval.estimate
-    return f"{found:.2f}× faster" if found >= 1 else f"{1 / found:.2f}× slower"
+    factor = speedup.interval.estimate
+    if factor < 1:
+        return f"{1 / factor:.2f}× slower"
+    return f"{factor:.2f}× faster"
 
 
 def gib_text(gib: float) -> str:
     """Returns an amount of memory, in MiB below one GiB."""
-    return f"{1024 * gib:.0f} MiB" if gib < 1 else f"{gib:.2f} GiB"
+    if gib < 1:
+        return f"{1024 * gib:.0f} MiB"
+    return f"{gib:.2f} GiB"
 
 
 def share_text(ratio: float) -> str:
@@ -55,7 +73,8 @@ def share_text(ratio: float) -> str:
     if not ratio < 2:
         return f"{ratio:.1f}×"
     change = round(100 * (ratio - 1))
-    return f"{'−' if change < 0 else '+'}{abs(change)} %"
+    sign = "−" if change < 0 else "+"
+    return f"{sign}{abs(change)} %"
 
 
 def memory_text(row: "Row") -> str:
@@ -63,11 +82,17 @@ def memory_text(row: "Row") -> str:
     if row.headline_memory is None:
         return ""
     _, peak = row.headline_memory
+    text = gib_text(peak)
     ratio = row.over_baseline.get(MEMORY_RATIO.name)
-    return f"{gib_text(peak)} ({share_text(ratio.interval.estimate)})" if ratio else gib_text(peak)
+    if ratio is None:
+        return text
+    return f"{text} ({share_text(ratio.interval.estimate)})"
 
 
-def compared(result: StudyResult, row: "Row") -> str:
+def compared(
+    result: StudyResult,
+    row: "Row",
+) -> str:
     """Returns the variant's name, with that of its reference where this is not the baseline."""
     if row.reference in ("", result.baseline):
         return row.name
@@ -76,37 +101,55 @@ def compared(result: StudyResult, row: "Row") -> str:
 
 def has_intervals(result: StudyResult) -> bool:
     """Returns whether some variant ran in enough processes for an interval."""
-    return max((len(variant.samples) for variant in result.variants), default=0) >= MINIMUM_PROCESSES
+    processes = [len(variant.samples) for variant in result.variants]
+    return max(processes, default=0) >= MINIMUM_PROCESSES
 
 
 def intervals_text(result: StudyResult) -> str:
     """Returns which intervals the figures of a study have."""
     if has_intervals(result):
         return f"two-sided {100 * result.confidence:g} % intervals"
-    needed = (
-        f"times of {MINIMUM_PROCESSES} replicates" if result.is_imported else f"protocol.replicates={MINIMUM_PROCESSES}"
-    )
+    needed = f"protocol.replicates={MINIMUM_PROCESSES}"
+    if result.is_imported:
+        needed = f"times of {MINIMUM_PROCESSES} replicates"
     return f"no intervals (needs {needed} or more)"
 
 
 def sampling_text(result: StudyResult) -> str:
     """Returns the rounds and processes of a study, and the intervals that they give; "" if nothing was timed."""
-    calls_of = [max(map(len, variant.samples.values())) for variant in result.variants if variant.samples]
-    if not calls_of:
+    calls: list[int] = []
+    processes: list[int] = []
+    for variant in result.variants:
+        if variant.samples:
+            calls.append(max(map(len, variant.samples.values())))
+            processes.append(len(variant.samples))
+    if not calls:
         return ""
-    fewest_calls, most_calls = min(calls_of), max(calls_of)
+    intervals = intervals_text(result)
     if result.is_imported:
-        return f"up to {most_calls} calls of each process, {intervals_text(result)}"
-    counts = [len(variant.samples) for variant in result.variants if variant.samples]
-    least, most = min(counts), max(counts)
-    processes_text = "1 process" if most == 1 else f"{least}{f' to {most}' if most > least else ''} processes"
+        return f"up to {max(calls)} calls of each process, {intervals}"
     # Within a budget, a variant that is shown to be faster or slower is not timed in further rounds.
-    count = str(most_calls) if fewest_calls == most_calls else f"{fewest_calls} to {most_calls}"
-    plural = "s" if most_calls > 1 else ""
-    rounds = f"{count} interleaved round{plural}"
-    if result.schedule.kind != "interleaved":
-        rounds = f"Measured in blocks ({result.schedule.reason}), {count} round{plural}"
-    return f"{rounds}, {processes_text} per variant, {intervals_text(result)}"
+    rounds = _counted(calls, "round", "rounds")
+    if result.schedule.kind == "interleaved":
+        rounds = _counted(calls, "interleaved round", "interleaved rounds")
+    else:
+        rounds = f"Measured in blocks ({result.schedule.reason}), {rounds}"
+    return f"{rounds}, {_counted(processes, 'process', 'processes')} per variant, {intervals}"
+
+
+def _counted(
+    counts: Sequence[int],
+    singular: str,
+    plural: str,
+) -> str:
+    """Returns how many of a thing there are, or from how many to how many."""
+    least = min(counts)
+    most = max(counts)
+    if most == 1:
+        return f"1 {singular}"
+    if least == most:
+        return f"{most} {plural}"
+    return f"{least} to {most} {plural}"
 
 
 def start_words(level: BreakEven | None) -> tuple[str, str, str] | None:
@@ -118,10 +161,14 @@ def start_words(level: BreakEven | None) -> tuple[str, str, str] | None:
     """
     if level is None or not level.is_slower:
         return None
-    return seconds_text(Interval(level.extra_s)), start_text(level), break_even_text(level)
+    return (
+        seconds_text(Interval(level.extra_s)),
+        start_text(level),
+        break_even_text(level),
+    )
 
 
 def shortened(reasons: str) -> str:
     """Returns the first of several reasons, and how many more there are."""
-    first, *others = reasons.split("; ")
-    return f"{first} (and {len(others)} more)" if others else first
+    first, *rest = reasons.split("; ")
+    return f"{first} (and {len(rest)} more)" if rest else first

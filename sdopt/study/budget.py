@@ -89,7 +89,10 @@ class Spending:
         return seconds is None or seconds * max(1.0, self._pace.factor) <= self._left_s
 
     def choose_processes(self) -> None:
-        """Leaves out further processes of the slowest variants, until the others fit; first processes are ready."""
+        """Leaves out further processes of the slowest variants, until the others fit; first processes are ready.
+
+        The fastest keeps its own, without which it would have no interval: it is what most studies are made for.
+        """
         self._pace.restart()  # what is slower was given up just before
         if not self.limited or self._fits_at_least():
             return
@@ -100,7 +103,8 @@ class Spending:
             p.row.name: self._ahead.call_s(p) or 0.0 for p in session.processes if p.measurement.replicate == first
         }
         without: list[VariantProcess] = []
-        for row in sorted(rows.values(), key=lambda row: -calls_s.get(row.name, 0.0)):
+        slowest_first = sorted(rows.values(), key=lambda row: -calls_s.get(row.name, 0.0))
+        for row in slowest_first[:-1]:
             further = [p for p in session.processes if p.row is row and p.measurement.replicate != first]
             without += further
             for process in further:

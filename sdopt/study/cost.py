@@ -33,7 +33,7 @@ _NEWEST = 30
 
 
 @dataclass(frozen=True)
-class Cost:
+class StudyCost:
     """The expected cost of a study; None for an unknown figure."""
 
     processes: int
@@ -60,7 +60,7 @@ def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protoc
     return processes * calls_per_process + len(variants) * protocol.stage_calls + drawn
 
 
-def cost_of(variants: Sequence[Variant], result: StudyResult, records: Path) -> Cost:
+def cost_of(variants: Sequence[Variant], result: StudyResult, records: Path) -> StudyCost:
     """Returns the expected cost of a study whose baseline is the first of `variants` and, once more, their last.
 
     `result` is its plan, and `records` the folder that holds earlier results.
@@ -78,7 +78,7 @@ def cost_of(variants: Sequence[Variant], result: StudyResult, records: Path) -> 
         source = "no earlier run of this model and size on this device" + (
             "; memory is that of the weights alone" if weights else ""
         )
-        return Cost(processes, calls, None, weights, source, downloads)
+        return StudyCost(processes, calls, None, weights, source, downloads)
     found, folder = earlier
     baseline = found.variant(found.baseline)
     # Each shape is called equally often.
@@ -86,7 +86,7 @@ def cost_of(variants: Sequence[Variant], result: StudyResult, records: Path) -> 
     mean = float(np.mean([call.estimate for call in at_shapes if call is not None]))
     one_call = mean * config.workload.steps / found.config.workload.steps
     load = float(np.median([m.load_s for m in baseline.measurements if m.load_s is not None] or [0.0]))
-    return Cost(
+    return StudyCost(
         processes, calls, calls * one_call + processes * load, peak_memory_gib(baseline), f"from {folder}", downloads
     )
 

@@ -25,7 +25,10 @@ from sdopt.pipelines.weights import state_of
 from sdopt.schema import Model
 from sdopt.variant import Variant
 
-_WEIGHTS_AND_SETTINGS = (".safetensors", ".json", ".txt", ".model")
+_WEIGHTS_AND_SETTINGS = (".safetensors", ".json", ".txt", ".model", ".jinja")
+
+NOT_FETCHED = "not fetched"
+"""Stands for the digest of a model that is not here."""
 
 _BLOCK, _ROW = 4 * 2**20, 4096
 
@@ -71,16 +74,21 @@ def of_model(model: Model) -> str:
         if is_transformer(model):
             sources += [folder_of(model), *(Path(part).expanduser() for part in (model.parts or {}).values() if part)]
     except UsageError:
-        return "not fetched"  # a variant that is only planned, or cannot run here, needs no weights
+        return NOT_FETCHED  # a variant that is only planned, or cannot run here, needs no weights
     sources += [Path(model.tokenizer).expanduser()] if model.tokenizer else []
     files = [file for source in sources for file in ([source] if source.is_file() else _read_from(source))]
+    if given and (beside := given.with_suffix(".yaml")).is_file():
+        files.append(beside)  # which may say what the file predicts
     return _digest(part for path in files for part in (path.name.encode(), _content(path, state_of(path))))
 
 
 def _read_from(folder: Path) -> list[Path]:
-    """Returns the files that a pipeline is loaded from: its index and its components, but no documentation."""
-    files = (path for path in folder.rglob("*") if path.suffix in _WEIGHTS_AND_SETTINGS)
-    return sorted(path for path in files if path.parent != folder or path.name == "model_index.json")
+    """Returns the files that a pipeline is loaded from: its index and its components, but no documentation.
+
+    A component may be a link to the folder of another pipeline, into which `rglob` does not look.
+    """
+    files = [path for path in folder.glob("*/*") if path.suffix in _WEIGHTS_AND_SETTINGS]
+    return sorted([*folder.glob("model_index.json"), *files])
 
 
 @lru_cache(maxsize=256)

@@ -22,7 +22,7 @@ from sdopt.record.comparisons import Comparison, ShapeRatios
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Environment, Promise, Status, StudyResult, VariantResult, now
 from sdopt.schema import Model, Protocol
-from sdopt.scratch import named_caches
+from sdopt.scratch import CACHES, named_caches
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.fingerprint import code, inputs_of, of_model
 from sdopt.variant import Variant
@@ -31,20 +31,37 @@ from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
 
 _VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
     "CUBLASLT_WORKSPACE_SIZE",
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_LAUNCH_BLOCKING",
     "CUDA_MODULE_LOADING",
     "CUDA_VISIBLE_DEVICES",
+    "DIFFUSERS_ATTN_BACKEND",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "LD_PRELOAD",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
     "NVIDIA_TF32_OVERRIDE",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_CUBLASLT",
+    "TORCH_COMPILE_DISABLE",
 )
-"""Environment variables that change how CUDA, its libraries and PyTorch compute or start."""
+"""Environment variables that change how CUDA, libraries of processors, diffusers and PyTorch compute or start."""
+
+_OF_COMPILERS = ("TORCHINDUCTOR_", "TORCHDYNAMO_")
+"""How the names of those begin that change what compilers make."""
 
 _CUDNN_9 = 90000
 
@@ -220,6 +237,8 @@ def describe_environment(machine: Machine, command: list[str]) -> Environment:
     """Returns versions, the commit of a checkout, and the machine that a first worker found."""
     commit, dirty = _checkout(CHECKOUT)
     caches = named_caches()
+    of_compilers = {name for name in os.environ if name.startswith(_OF_COMPILERS)}
+    changing = sorted({*_VARIABLES, *of_compilers} - {*CACHES})
     kept = (
         f"{name}={path}: first calls may find kernels there that earlier processes compiled"
         for name, path in caches.items()
@@ -238,7 +257,7 @@ def describe_environment(machine: Machine, command: list[str]) -> Environment:
         code=code(),
         sheet=machine.sheet,
         gpu=machine.gpu,
-        variables={name: os.environ[name] for name in _VARIABLES if name in os.environ} | caches,
+        variables={name: os.environ[name] for name in changing if name in os.environ} | caches,
         host=platform.node(),
         warnings=[*machine.warnings, *kept],
     )

@@ -11,7 +11,7 @@ from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import Budget, Status, StudyResult, VariantResult
 from sdopt.scratch import CACHES
-from sdopt.statistics.ratios import paired_rounds
+from sdopt.statistics.pairs import paired_rounds
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.fingerprint import of_prompts
 

@@ -8,8 +8,9 @@ from sdopt.record.files import write_at_last
 from sdopt.record.records import IntervalWidth, Schedule, Status, StudyResult, VariantResult, append_reason, now
 from sdopt.schema import Protocol
 from sdopt.scratch import scratch_folder
+from sdopt.statistics.comparing import compare
 from sdopt.statistics.effects import effects_of
-from sdopt.statistics.ratios import compare, processes_needed
+from sdopt.statistics.precision import processes_needed
 from sdopt.study.designs import Plan
 from sdopt.study.progress import Progress
 from sdopt.study.resume import missing_of

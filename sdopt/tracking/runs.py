@@ -28,8 +28,9 @@ from sdopt.report.page.gallery import has_images
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.schema import Tracking
 from sdopt.statistics.disturbance import count_rounds
-from sdopt.statistics.figures import IMAGES_PER_CALL, floor_range
+from sdopt.statistics.figures import floor_range
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, with_shape
+from sdopt.statistics.row_figures import IMAGES_PER_CALL
 from sdopt.statistics.rows import PSNR, Row
 from sdopt.statistics.scale import Decision
 from sdopt.statistics.sentences import described

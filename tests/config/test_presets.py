@@ -13,7 +13,7 @@ from sdopt.hardware.cards import planned_device
 from sdopt.pipelines.sampling import scheduler_class
 from sdopt.record.records import Status
 from sdopt.reference import MODEL
-from sdopt.statistics.published import Reproduction, claims_of
+from sdopt.statistics.reproduction import Reproduction, claims_of
 from sdopt.study.designs import CONTROL
 from tests.command import SMOKE, Finished, sdopt
 from tests.fakes import fake_workers

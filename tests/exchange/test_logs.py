@@ -82,7 +82,7 @@ def test_of_images_that_the_web_ui_saved(tmp_path: Path) -> None:
         folders.append(read_folder(folder))
     assert folders[0][3].made_from == ("a harbour, dusk", "fog", 3)
     assert folders[0][0].origin.settings["guidance scale"] == "7"
-    assert other_settings(*folders) == ["steps 20 (baseline 30)"]
+    assert other_settings(folders[0], folders[1]) == ["steps 20 (baseline 30)"]
 
 
 @pytest.mark.parametrize("text", ["", "<img src='a.png'>", "<img src='00000.png'> to_clipboard('%7B')", "{" * 9])

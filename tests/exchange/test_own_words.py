@@ -17,10 +17,10 @@ from sdopt.exchange.scores import export
 from sdopt.record.files import read_result, write_result
 from sdopt.report.notes import caveats_of
 from sdopt.statistics.summary import summary_of
+from tests.command import Finished
 from tests.exchange.test_unlike_folders import judged, plain
 from tests.exchange.test_unlike_folders import web_ui as web_ui_folder
 from tests.exchange.test_unlike_settings import invokeai, node, novelai, read, web_ui
-from tests.fixtures import Finished
 from tests.records import reconfigure
 
 Chunks = Mapping[str, str]
@@ -155,12 +155,13 @@ def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
     ],
 )
 def test_options_times_and_versions_are_no_difference(tmp_path: Path, one: Chunks, other: Chunks) -> None:
-    assert other_settings(*pictures(tmp_path, one, other)) == []
+    first, second = pictures(tmp_path, one, other)
+    assert other_settings(first, second) == []
 
 
 def test_what_is_meant_is_named_as_the_program_names_it(tmp_path: Path) -> None:
     base = web_ui_folder(tmp_path / "base")
-    other = web_ui_folder(tmp_path / "other", **{"Face restoration": "CodeFormer"})
+    other = web_ui_folder(tmp_path / "other", 0, **{"Face restoration": "CodeFormer"})
     assert judged(base, other).candidates[0].unlike == ["Face restoration codeformer (baseline none)"]
     assert judged(base, other, changes="face restoration").candidates[0].unlike == []
     with pytest.raises(UsageError, match=r"--changes speed: unknown setting; choose from .*Face restoration"):
@@ -201,7 +202,8 @@ def test_what_a_run_exports_tells_models_sizes_and_loras_apart(finished: Finishe
             reconfigure(row, "scheduler", options={"use_karras_sigmas": True})
         export(result, finished.folder, tmp_path / name)
         folders.append(tmp_path / name / "baseline")
-    words = other_settings(*(read_folder(folder) for folder in folders))
+    first, second = (read_folder(folder) for folder in folders)
+    words = other_settings(first, second)
     assert [word.partition(" (")[0] for word in words] == [
         "schedule karras",
         "model hash 0123456789abcdef",
@@ -238,11 +240,11 @@ def test_two_programs_are_said_and_one_is_not(tmp_path: Path) -> None:
 def test_tables_of_times_tell_of_machines_and_batches(
     tmp_path: Path, column: str, values: tuple[Any, Any], said: list[str]
 ) -> None:
-    folders = [plain(tmp_path / name) for name in ("base", "other")]
-    for folder, value in zip(folders, values, strict=True):
+    base, other = plain(tmp_path / "base"), plain(tmp_path / "other")
+    for folder, value in zip((base, other), values, strict=True):
         rows = [f"{number:05d}.png,{1 + number / 100},{value}" for number in range(8)]
         (folder / "times.csv").write_text("\n".join([f"file,seconds,{column}", *rows]))
-    assert judged(*folders).candidates[0].unlike == said
+    assert judged(base, other).candidates[0].unlike == said
     meant = "steps" if column == "num_inference_steps" else column
     if said:
-        assert judged(*folders, changes=meant).candidates[0].unlike == []
+        assert judged(base, other, changes=meant).candidates[0].unlike == []

@@ -15,8 +15,8 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.exchange.settings import named_settings
 from sdopt.exchange.study import GivenFolder, import_study
-from sdopt.gate.judge import RuleContext
-from sdopt.gate.trust import comparable
+from sdopt.gate.comparability import comparable
+from sdopt.gate.rule_context import RuleContext
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.report.answer_json import baseline_digest

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sdopt.errors import UsageError
-from sdopt.gate.drift import differences, judge_drift
+from sdopt.gate.differences import differences
+from sdopt.gate.drift import judge_drift
 from sdopt.gate.judge import exit_code
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.samples import TimedImage
@@ -202,7 +203,7 @@ def test_a_floor_that_was_raised_widens_no_limit(
 ) -> None:
     """Whichever of the two results has the larger floor: the smaller one is the reference's rounding."""
     rule = Rule("mse", "every", limit=1e-3, of_floor=100)
-    monkeypatch.setattr("sdopt.gate.drift._paired", lambda *_: {"mse": Score(1e-5, [1e-5] * 48)})
+    monkeypatch.setattr("sdopt.gate.drift._distances", lambda *_: {"mse": Score(1e-5, [1e-5] * 48)})
     for index, result in enumerate(results):
         result.floors = {"numerical": {"mse": Spread(1e-5 if index == number else 1e-8, 0.0, 12)}}
     gate = Gate("g", {"equivalent": [rule]})

@@ -29,8 +29,9 @@ from sdopt.record.verdicts import Judgement, Payoff, Ruling, Verdict
 from sdopt.report.sweep import Sweep
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.schema import Gate, Rule
+from sdopt.statistics.comparing import compare
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
-from sdopt.statistics.ratios import LogRatio, compare
+from sdopt.statistics.ratios import LogRatio
 from sdopt.statistics.summary import summary_of
 from tests.records import disturb, reconfigure, recorded, retime, samples_of, timed
 

@@ -4,7 +4,7 @@ import pytest
 
 from sdopt.apps.foresight.cards import asked_for
 from sdopt.config.groups import data_sheets
-from sdopt.hardware.faults import FAULTS, faults_of
+from sdopt.hardware.faults import FAULTS, builds_of, faults_of, without_kernels
 from sdopt.hardware.names import cards_named, nearest_cards, other_forms, sold_memory, why_out_of_scope
 
 SHEETS = data_sheets()
@@ -160,3 +160,25 @@ def test_each_fault_has_reports_and_no_card_two_of_one_kind() -> None:
     assert all(fault.sources and fault.says for fault in FAULTS)
     chips = [chip for fault in FAULTS for chip in fault.chips]
     assert len(chips) == len({*chips})
+
+
+@pytest.mark.parametrize(
+    ("card", "torch", "runs", "usual"),
+    [
+        ("rtx5090", (2, 6), False, True),
+        ("rtx5090", (2, 7), True, True),
+        ("b200", (2, 4), False, True),
+        ("gtx1080", (2, 7), True, True),
+        ("gtx1080", (2, 8), True, False),
+        ("v100", (2, 10), True, True),
+        ("v100", (2, 11), True, False),
+        ("t4", (2, 13), True, True),
+        ("h100", (2, 13), True, True),
+        ("rx7900_xtx", (2, 4), True, True),
+    ],
+)
+def test_a_pytorch_without_kernels_for_a_card_is_known(
+    card: str, torch: tuple[int, int], runs: bool, usual: bool
+) -> None:
+    assert (without_kernels(SHEETS[card], torch) == "") == runs
+    assert (builds_of(SHEETS[card], torch) == "") == usual

@@ -5,7 +5,7 @@ import random
 import re
 import weakref
 from collections.abc import Callable
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -150,6 +150,28 @@ class TestOptimize:
 
         assert np.array_equal(drawn(pipe, num_inference_steps=3, callback_on_step_end=meanwhile), alone)
         others[0].join()
+
+    @pytest.mark.parametrize("caching", ["deepcache", "first_block", "guidance_interval", "spectrum", "taylorseer"])
+    @pytest.mark.walk(2)
+    def test_a_plain_pipeline_may_have_the_same_unet_in_another_thread(
+        self, pipe: StableDiffusionPipeline, caching: str
+    ) -> None:
+        parts = pipe.components | {"scheduler": deepcopy(pipe.scheduler)}
+        plain = StableDiffusionPipeline(**parts, requires_safety_checker=False)
+        before = drawn(plain)
+        sdopt.optimize(pipe, caching=caching)
+        alone = drawn(pipe, num_inference_steps=8)
+        beside: list[np.ndarray] = []
+
+        def draw_beside(_pipe: Any, step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+            if step == 4:
+                thread = Thread(target=lambda: beside.append(drawn(plain)))
+                thread.start()
+                thread.join()
+            return tensors
+
+        assert np.array_equal(drawn(pipe, num_inference_steps=8, callback_on_step_end=draw_beside), alone)
+        assert np.array_equal(beside[0], before)
 
     def test_a_pipeline_that_was_loaded_in_inference_mode(self, pipe: StableDiffusionPipeline) -> None:
         with torch.inference_mode():
@@ -470,6 +492,15 @@ class TestUndo:
         assert np.array_equal(drawn(sdopt.undo(pipe)), before)
         assert pipe.unet is own
         assert np.array_equal(drawn(deepcopy(pipe)), before)
+
+    def test_a_shallow_copy_is_refused(self, pipe: StableDiffusionPipeline) -> None:
+        """Its options would ask the original whether the copy's call is guided, and draw one image for two prompts."""
+        before = drawn(pipe)
+        drawn(sdopt.optimize(pipe, caching="guidance_interval"))
+        for use in (sdopt.undo, sdopt.prove, lambda copied: drawn(copied, ["an apple", "a fish"], guidance_scale=1.0)):
+            with pytest.raises(UsageError, match="copy of one that options were applied to"):
+                use(copy(pipe))
+        assert np.array_equal(drawn(sdopt.undo(pipe)), before)
 
 
 def settings() -> dict[str, Any]:

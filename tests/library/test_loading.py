@@ -1,6 +1,8 @@
 """The pipeline of a variant that was measured."""
 
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +44,33 @@ def test_calls_are_those_that_were_measured(result: StudyResult, tmp_path: Path)
     pipe("a red apple", image=picture, mask_image=white, strength=1.0, num_images_per_prompt=1)
     assert len(steps) == 6
     assert sdopt.prove(pipe, image=picture, mask_image=white).engaged
+
+
+def test_a_transformer_is_guided_as_it_was_measured(result: StudyResult, tmp_path: Path) -> None:
+    """Its pipeline has another argument for the scale, and is guided only beside a negative prompt."""
+    row = result.variant("baseline")
+    row.inputs.clear()
+    row.overrides += ["model=emoji_dit", "workload.guidance_scale=3", "workload.steps=2"]
+    write_result(result, tmp_path)
+    pipe = sdopt.load(tmp_path, "baseline")
+    seen: list[Any] = []
+    pipe.transformer.register_forward_pre_hook(lambda *call: seen.append(call[2]), with_kwargs=True)
+    pipe("a red apple")
+    assert len(seen) == 4, "both branches of two steps"
+    assert {len(call["encoder_hidden_states"][0]) for call in seen} == {24}, "the tokens that its encoder reads"
+    pipe("a red apple", true_cfg_scale=1.0)
+    assert len(seen) == 6
+
+
+def test_other_files_than_those_measured_are_said(result: StudyResult, tmp_path: Path) -> None:
+    """A model may have been trained again under its old name."""
+    result.variant("bfloat16").inputs["model"] = "0123456789abcdef"
+    write_result(result, tmp_path)
+    with pytest.warns(UserWarning, match="variant=bfloat16: not the model's files that were measured"):
+        sdopt.load(tmp_path, "bfloat16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sdopt.load(tmp_path, "baseline")
 
 
 @needs_mlflow

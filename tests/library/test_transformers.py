@@ -1,5 +1,7 @@
 """Options on a program's own pipeline with a transformer: applied, proved, taken back, refused."""
 
+from copy import deepcopy
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -8,15 +10,16 @@ import torch
 
 import sdopt
 from sdopt.errors import ConflictError
+from sdopt.pipelines.family import family_named
 from tests.pipelines.tiny import tiny
 
 CALL: dict[str, Any] = {"height": 64, "width": 64, "max_sequence_length": 64}
 
 
-def images(pipe: Any) -> np.ndarray:
+def images(pipe: Any, **call: Any) -> np.ndarray:
     """Draws two images of one seed, in six steps."""
     prompts, noise = ["a red circle", "a blue house"], torch.Generator().manual_seed(0)
-    drawn: np.ndarray = pipe(prompts, num_inference_steps=6, generator=noise, output_type="np", **CALL).images
+    drawn: np.ndarray = pipe(prompts, num_inference_steps=6, generator=noise, output_type="np", **CALL, **call).images
     return drawn
 
 
@@ -49,3 +52,37 @@ def test_half_precision_keeps_what_a_text_encoder_keeps(pipe: Any) -> None:
     types = {weight.dtype for weight in pipe.text_encoder_2.parameters()}
     assert types == {torch.float16, torch.float32}
     assert {weight.dtype for weight in pipe.transformer.parameters()} == {torch.float16}
+
+
+@pytest.mark.parametrize("caching", ["first_block", "pyramid_attention", "spectrum", "taylorseer"])
+@pytest.mark.walk(2)
+def test_a_plain_pipeline_may_have_the_same_transformer_in_another_thread(pipe: Any, caching: str) -> None:
+    plain = type(pipe)(**pipe.components | {"scheduler": deepcopy(pipe.scheduler)})
+    plain.set_progress_bar_config(disable=True)
+    before = images(plain)
+    keys = ["caching.threshold=10"] if caching == "first_block" else []
+    sdopt.optimize(pipe, *keys, caching=caching)
+    alone, beside = images(pipe), []
+
+    def draw_beside(_pipe: Any, step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        if step == 3:
+            thread = Thread(target=lambda: beside.append(images(plain)))
+            thread.start()
+            thread.join()
+        return tensors
+
+    assert np.array_equal(images(pipe, callback_on_step_end=draw_beside), alone)
+    assert np.array_equal(beside[0], before)
+    assert not np.array_equal(alone, before)
+
+
+@pytest.mark.parametrize("name", ["lumina2", "sana"])
+def test_negative_prompts_that_are_encoded_before_are_not_encoded_as_prompts(name: str) -> None:
+    """Both families write an instruction before a prompt, and none before a negative one."""
+    pipe = tiny(name)
+    call = {"negative_prompt": ["ugly", "a red circle"], **family_named(type(pipe).__name__).call}
+    before = images(pipe, **call)
+    keys = ["memory.precomputed_embeddings.max_sequence_length=64"]
+    prompts = ["a red circle", "a blue house", "ugly"]
+    sdopt.optimize(pipe, *keys, memory="precomputed_embeddings", prompts=prompts)
+    assert np.abs(images(pipe, **call) - before).max() < 1e-4

@@ -16,7 +16,7 @@ from PIL import Image
 
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Fit
-from sdopt.gate.judge import RuleContext
+from sdopt.gate.rule_context import RuleContext
 from sdopt.measure.trace import Trace
 from sdopt.options import Contract
 from sdopt.options.offload import _size

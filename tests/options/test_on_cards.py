@@ -133,7 +133,7 @@ class TestGraphs:
         launches: int,
         skips: int,
         device: str = "cuda",
-        mode: str = "",
+        mode: Any = "",
         captures: int = 0,
     ) -> Finding:
         """Of a trace of two calls."""

@@ -243,11 +243,12 @@ class TestEightBits:
             (lambda t: t.pop("img_in.scale_weight"), "none for img_in.weight"),
             (lambda t: t.pop("img_in.weight"), "holds img_in.scale_weight, and no img_in.weight"),
             (lambda t: t.update({"img_in.scale_weight": torch.ones(64, 4)}), "scales of blocks"),
+            (lambda t: t.update({"img_in.scale_weight": torch.ones(1, 64)}), "scales of blocks or columns"),
             (lambda t: t.update({"img_in.weight_scale_2": torch.ones(())}), "nvfp4"),
             (lambda t: t.update({"img_in.weight": torch.ones(64, 32, dtype=torch.uint8)}), "in U8"),
             (lambda t: t.update({"img_in.weight.absmax": torch.ones(8)}), "bitsandbytes"),
         ],
-        ids=["no scale", "no weight", "blocks", "nvfp4", "packed", "bitsandbytes"],
+        ids=["no scale", "no weight", "blocks", "columns", "nvfp4", "packed", "bitsandbytes"],
     )
     def test_that_are_not_read_are_refused(
         self, tiny_folder: Folder, tmp_path: Path, change: Callable[[Tensors], Any], reason: str
@@ -352,6 +353,16 @@ class TestSeveralNetworks:
         clip = save(clip_names(tiny("flux").text_encoder), tmp_path / "clip_l.safetensors")
         [problem] = problems_of(file, tiny_folder("flux"), text_encoder_2=str(clip))
         assert "clip_l.safetensors: lacks" in problem
+
+    def test_a_text_encoder_of_other_shapes_is_refused(self, tiny_folder: Folder, tmp_path: Path) -> None:
+        """As LongCLIP's, whose places for tokens transformers would fill with random numbers."""
+        file = save(original(tiny("flux").transformer), tmp_path / "flux.safetensors")
+        tensors = clip_names(tiny("flux").text_encoder)
+        [places] = [name for name in tensors if "position_embedding" in name]
+        tensors[places] = torch.ones(248, 32)
+        clip = save(tensors, tmp_path / "long_clip.safetensors")
+        [problem] = problems_of(file, tiny_folder("flux"), text_encoder=str(clip))
+        assert "position_embedding.weight of shape [248, 32], and the text_encoder of the base has [77, 32]" in problem
 
     def test_sd3_runs_without_t5(self, variant_of: Tiny, tmp_path: Path) -> None:
         whole, without = (saved("sd3", tmp_path / f"t5_{t5}", t5=t5) for t5 in (True, False))

@@ -23,9 +23,10 @@ from sdopt.report.markdown import markdown_page
 from sdopt.report.page.sections import study_page
 from sdopt.report.tables import to_csv
 from sdopt.report.verdicts import summary_markdown
+from sdopt.statistics.comparing import compare
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import floor_range
-from sdopt.statistics.ratios import MINIMUM_PROCESSES, compare
+from sdopt.statistics.ratios import MINIMUM_PROCESSES
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.runs import study_metrics, study_tags, variant_run
 from tests.records import reconfigure

@@ -11,7 +11,7 @@ from sdopt.gate.drift import judge_drift
 from sdopt.record.records import StudyResult
 from sdopt.report.verdicts import against_sentence, junit, summary_markdown, verdict_json, verdict_markdown
 from sdopt.schema import Gate, Rule
-from sdopt.statistics.ratios import compare
+from sdopt.statistics.comparing import compare
 from sdopt.statistics.summary import summary_of
 from tests.gate.test_drift import GATE
 from tests.gate.test_judge import FIT, clip

@@ -24,7 +24,7 @@ from sdopt.report.page.sections import study_page
 from sdopt.report.tables import to_csv, to_dataframe
 from sdopt.report.tones import BASELINE, COLOUR, GLYPH, RICH, TONES, Tone
 from sdopt.report.verdicts import junit, summary_markdown, verdict_json
-from sdopt.statistics.published import Reproduction
+from sdopt.statistics.reproduction import Reproduction
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.runs import verdict_tags

@@ -11,7 +11,7 @@ from sdopt.record.files import JobError, read_result, write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.sweep import Sweep
 from sdopt.report.terminal import shown
-from sdopt.statistics.ratios import compare
+from sdopt.statistics.comparing import compare
 from tests.command import ROOT, sdopt
 from tests.records import reconfigure
 

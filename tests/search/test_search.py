@@ -24,7 +24,7 @@ from sdopt.search.plot import search_plot
 from sdopt.search.record import FINAL, Fate, SearchEntry, SearchRecord, blocks_of, markdown_of, page_of
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
-from sdopt.statistics.ratios import compare
+from sdopt.statistics.comparing import compare
 from tests.command import SMALL, Finished, refused, sdopt
 from tests.fakes import Fakes, failing, fake_workers
 from tests.records import retime

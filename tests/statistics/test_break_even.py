@@ -7,8 +7,8 @@ from sdopt.record.records import StudyResult
 from sdopt.report.notes import notes_of
 from sdopt.report.page.sections import _break_even
 from sdopt.statistics.break_even import break_even, break_even_text, uncounted
+from sdopt.statistics.comparing import compare
 from sdopt.statistics.figures import flat_figures
-from sdopt.statistics.ratios import compare
 from sdopt.statistics.summary import summary_of
 from tests.records import known
 

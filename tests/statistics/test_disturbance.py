@@ -10,7 +10,8 @@ from sdopt.record.samples import Call, GpuState, Interference, Measurement, Shap
 from sdopt.report.notes import caveats_of, notes_of
 from sdopt.statistics.disturbance import count_rounds, rounds_left_out, unsettled, worst_by_round
 from sdopt.statistics.figures import first_rows
-from sdopt.statistics.ratios import log_speedup, paired_rounds
+from sdopt.statistics.pairs import paired_rounds
+from sdopt.statistics.ratios import log_speedup
 from sdopt.statistics.summary import summary_of
 from tests.gate.test_judge import study, variant
 from tests.records import known, reconfigure, retime, samples_of, timed

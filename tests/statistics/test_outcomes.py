@@ -42,6 +42,10 @@ def test_settings_that_distort_are_named(result: StudyResult) -> None:
         "CUDA_LAUNCH_BLOCKING=1 was set: each kernel was waited for before the next was launched.",
         "2 other processes were on the GPU when the study began, with 2.5 GiB.",
     ]
+    result.environment.gpu = {}
+    result.environment.variables = {"ONEDNN_DEFAULT_FPMATH_MODE": "BF16", "OMP_PROC_BIND": "true"}
+    [note] = gpu_notes(result)
+    assert note.startswith("ONEDNN_DEFAULT_FPMATH_MODE=BF16 was set")
 
 
 def standings(result: StudyResult) -> dict[tuple[str, str], Standing]:

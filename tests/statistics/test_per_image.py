@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from sdopt.errors import UsageError
-from sdopt.gate.drift import differences
+from sdopt.gate.differences import differences
 from sdopt.gate.judge import judge
 from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.configuration import RecordedConfig
@@ -31,9 +31,10 @@ from sdopt.schema import Gate, Rule
 from sdopt.search.config import search_file
 from sdopt.search.findings import findings_of
 from sdopt.statistics.break_even import break_even
+from sdopt.statistics.comparing import compare
 from sdopt.statistics.effects import effects_of
 from sdopt.statistics.figures import flat_figures, rows_of
-from sdopt.statistics.ratios import compare, log_tail, speedup_drift
+from sdopt.statistics.ratios import log_tail, speedup_drift
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.study.plan import require_same_task

@@ -13,18 +13,8 @@ from sdopt.record.samples import Memory
 from sdopt.report.blocks import Table
 from sdopt.report.catalog import published_markdown
 from sdopt.report.page.sections import study_page
-from sdopt.statistics.published import (
-    MEMORY,
-    Printed,
-    Published,
-    PublishedClaim,
-    PublishedTable,
-    Reproduction,
-    claims_of,
-    published_of,
-    read_figure,
-    require_published,
-)
+from sdopt.statistics.published import Printed, Published, PublishedTable, read_figure, require_published
+from sdopt.statistics.reproduction import MEMORY, PublishedClaim, Reproduction, claims_of, published_of
 from sdopt.statistics.summary import summary_of
 from tests.records import known, samples_of
 

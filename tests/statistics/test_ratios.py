@@ -12,16 +12,8 @@ from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Status, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
-from sdopt.statistics.ratios import (
-    LogRatio,
-    compare,
-    floor,
-    latency,
-    log_memory_ratio,
-    log_speedup,
-    log_tail,
-    speedup_drift,
-)
+from sdopt.statistics.comparing import compare
+from sdopt.statistics.ratios import LogRatio, floor, latency, log_memory_ratio, log_speedup, log_tail, speedup_drift
 from tests.records import known, reconfigure, recorded, timed
 
 

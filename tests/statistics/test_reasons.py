@@ -15,7 +15,8 @@ from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import Rule
 from sdopt.statistics.bounds import Bounds, subtract
 from sdopt.statistics.measures import FIRST_IMAGE, RULED
-from sdopt.statistics.reasons import family, reasons_of, sentence
+from sdopt.statistics.reasons import reasons_of
+from sdopt.statistics.ruling_sentences import family, sentence
 
 GATES = sorted(path.stem for path in (CONF / "gate").glob("*.yaml") if path.stem != "none")
 

@@ -12,7 +12,7 @@ import pytest
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Call, Measurement
 from sdopt.schema import Protocol
-from sdopt.statistics.ratios import compare
+from sdopt.statistics.comparing import compare
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.settling import is_settled
 from sdopt.statistics.summary import summary_of

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from sdopt.hardware.device import Device
+from sdopt.options.lora import Loaded
 from sdopt.options.memory import PrecomputedEmbeddings
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.schema import Model
@@ -48,6 +50,38 @@ def test_of_a_model_are_its_weights_and_settings(tmp_path: Path) -> None:
         assert of_model(model) == first
     (folder / "scheduler" / "scheduler_config.json").write_text("{}")
     assert of_model(model) != first
+
+
+def test_of_a_model_are_parts_that_lie_elsewhere(tmp_path: Path) -> None:
+    """Several pipelines may share a part by a link."""
+    folder, shared = tmp_path / "model", tmp_path / "shared"
+    shutil.copytree(PACKAGED / "emoji", folder)
+    (folder / "unet").rename(shared)
+    (folder / "unet").symlink_to(shared, target_is_directory=True)
+    model = Model("folder", "path", str(folder))
+    first = of_model(model)
+    assert first == of_model(Model())
+    weights = next(shared.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert of_model(model) != first
+
+
+def test_of_a_file_is_what_lies_beside_it(tmp_path: Path) -> None:
+    model, peft = tmp_path / "model.safetensors", tmp_path / "adapter_model.safetensors"
+    for file in (model, peft):
+        save_file({"model.diffusion_model.x": torch.zeros(2, 2)}, file)
+    lora = Loaded(path=str(peft))
+
+    def found() -> tuple[str, list[Path]]:
+        return of_model(Model("sd15", "path", str(model))), lora.files(Model(), fetch=False)
+
+    digest, files = found()
+    model.with_suffix(".yaml").write_text("parameterization: v")
+    beside = tmp_path / "adapter_config.json"
+    beside.write_text('{"lora_alpha": 8}')
+    now, more = found()
+    assert now != digest
+    assert more == [*files, beside]
 
 
 def test_of_a_model_that_is_not_fetched_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,8 +164,8 @@ def test_every_package_that_an_option_imports_is_recorded() -> None:
         for path in (ROOT / "sdopt" / "options").rglob("*.py")
         for _, module in imports_of(path.relative_to(ROOT), path.read_text())
     }
-    # The last three only read files and versions.
-    besides = {"sdopt", "typing-extensions", "huggingface-hub", "safetensors", "packaging"}
+    # The last four only read files and versions, and check values.
+    besides = {"sdopt", "typing-extensions", "huggingface-hub", "safetensors", "packaging", "pydantic"}
     found = imported - {name.replace("_", "-") for name in sys.stdlib_module_names} - besides
     assert {"torch", "sdnq", "tomesd"} <= found
     assert found <= set(_PACKAGES)
@@ -143,3 +177,11 @@ def test_the_folder_of_a_cache_is_recorded_and_said(name: str, monkeypatch: pyte
     environment = describe_environment(MACHINE, [])
     assert environment.variables[name] == "/scratch/1"
     assert any(f"{name}=/scratch/1" in warning for warning in environment.warnings)
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_DEFAULT_FPMATH_MODE", "DIFFUSERS_ATTN_BACKEND", "TORCHINDUCTOR_FREEZING"])
+def test_what_changes_how_is_computed_is_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study that is resumed in another shell would mix two kinds of arithmetic."""
+    before = describe_environment(MACHINE, []).variables
+    monkeypatch.setenv(name, "1")
+    assert describe_environment(MACHINE, []).variables == before | {name: "1"}

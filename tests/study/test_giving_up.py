@@ -18,8 +18,8 @@ from sdopt.report.charts.comparisons import forest
 from sdopt.report.sweep import exit_code as folder_code
 from sdopt.report.tables import ranking, to_csv
 from sdopt.schema import Gate, Rule
+from sdopt.statistics.comparing import compare
 from sdopt.statistics.effects import effects_of
-from sdopt.statistics.ratios import compare
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import summary_of
 from sdopt.study.resume import missing_of

@@ -1,5 +1,7 @@
 """Prepares sessions: whether processes fit side by side in memory and on the cores, and how many calls warm them up."""
 
+from typing import Literal
+
 import pytest
 
 from sdopt.hardware.device import Device
@@ -46,7 +48,7 @@ def test_a_budget_of_a_gpu_has_the_hosts_memory_too() -> None:
     ],
 )
 def test_a_device_that_takes_one_process_at_a_time_is_measured_in_blocks(
-    schedule: str, mode: str | None, kind: str
+    schedule: Literal["auto", "interleaved", "blocks"], mode: str | None, kind: str
 ) -> None:
     gpu = {} if mode is None else {"compute_mode": mode}
     machine = Machine(GPU, cpu={}, preloaded=True, bad_fork=False, gpu=gpu)

@@ -16,7 +16,7 @@ from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Measurement
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.schema import Gate, Rule
-from sdopt.statistics.ratios import paired_rounds
+from sdopt.statistics.pairs import paired_rounds
 from sdopt.study.designs import CONTROL
 from sdopt.study.resume import missing_of
 from tests.command import SMALL, SMOKE, Finished, eventually, fork, refused, sdopt

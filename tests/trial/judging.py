@@ -18,7 +18,8 @@ from PIL import Image
 
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
-from sdopt.gate.judge import RuleContext, rulings_of
+from sdopt.gate.judge import rulings_of
+from sdopt.gate.rule_context import RuleContext
 from sdopt.gate.rulings import worst
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization

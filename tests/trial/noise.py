@@ -14,7 +14,8 @@ import numpy as np
 from sdopt.record.samples import Call, Interference, Measurement
 from sdopt.schema import Protocol
 from sdopt.statistics.disturbance import another_may_help, rounds_left_out, worst_by_round
-from sdopt.statistics.ratios import MINIMUM_PROCESSES, LogRatio, log_speedup, processes_needed
+from sdopt.statistics.precision import processes_needed
+from sdopt.statistics.ratios import MINIMUM_PROCESSES, LogRatio, log_speedup
 from tests.records import retime
 from tests.trial.simulation import ROUND_DEVIATION, Scenario, blank_study, measure_session, percent
 

@@ -18,7 +18,7 @@ from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig, search_file
 from sdopt.search.racing import RatioStanding, Scatter, Standings, race
 from sdopt.search.record import Fate
-from sdopt.statistics.ratios import compare
+from sdopt.statistics.comparing import compare
 from sdopt.study.session import batched
 from tests.trial.simulation import (
     BETWEEN,

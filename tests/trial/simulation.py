@@ -21,7 +21,7 @@ from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, ShapeSamples
 from sdopt.record.verdicts import Payoff, Verdict
 from sdopt.schema import Gate, Protocol, Rule
-from sdopt.statistics.ratios import compare
+from sdopt.statistics.comparing import compare
 from tests.records import recorded, timed
 
 ROUND_DEVIATION = 0.03

@@ -37,7 +37,7 @@ from sdopt.config.paths import options_of
 from sdopt.errors import UsageError, command_line, require_texts
 from sdopt.hardware.cards import planned_device, sheet_of
 from sdopt.hardware.device import Device
-from sdopt.hardware.faults import faults_of
+from sdopt.hardware.faults import builds_of, faults_of, without_kernels
 from sdopt.measure.generators import kept_generators
 from sdopt.options.caching import Caching
 from sdopt.options.memory import TinyVae
@@ -182,13 +182,14 @@ def _prediction(
     found = coefficients()
     memory = footprint(variant, plan, _device(sheet).is_cuda)
     images = shape.batch_size * variant.workload.images_per_prompt
-    faults = "; ".join(faults_of(sheet.name, sheet, variant.number_types))
-    made = Prediction(variant.name, card, sheet, shape, images, memory, REFUSED, warning=faults)
+    faults = [*faults_of(sheet.name, sheet, variant.number_types), builds_of(sheet, torch)]
+    warning = "; ".join(filter(None, faults))
+    made = Prediction(variant.name, card, sheet, shape, images, memory, REFUSED, warning=warning)
     conflicts = variant.conflicts(_device(sheet))
     software = conflicts[0] if conflicts else software_of(variant, torch)
     if isinstance(software, str):
         return replace(made, reason=software)
-    reason = _why_not_here(software) if sheet.architecture == CPU else why_not(sheet)
+    reason = _why_not_here(software) if sheet.architecture == CPU else why_not(sheet) or without_kernels(sheet, torch)
     if not reason and made.fits == "does not fit":
         reason = f"needs at least {memory.floor:.1f} GiB of {sheet.memory_gib:.1f}: it would spill or run out of memory"
     if reason:

@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from sdopt.quality.metrics import in_reading_order, known_family
 from sdopt.record.files import inside
 from sdopt.record.images import open_image
 from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.scores import Score
 from sdopt.report.blocks import Gallery, PromptImages, ShownImage
 from sdopt.report.tables import headline_columns, worst_prompts
 
@@ -23,8 +24,15 @@ _EDGE = 384
 
 _PROMPTS = 12
 
+_Losses = dict[str, dict[int, float]]
+"""How much images differ from those of the reference, by variant and prompt."""
 
-def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None:
+
+def gallery_of(
+    result: StudyResult,
+    folder: Path,
+    budget: int,
+) -> Gallery | None:
     """Makes a grid of images, as many prompts as fit `budget` bytes of the page and at least one.
 
     Returns None if the baseline has no images, or they are not in the run's folder.
@@ -33,91 +41,141 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
     others = [variant for variant in result.candidates if variant.images]
     if not baseline.images or not has_images(result, folder):
         return None
-    prompts = list(dict.fromkeys(record.prompt_index for record in baseline.images))
-    metric, losses = _losses(result, others, prompts)
-    # The worst by each metric first: a prompt may lose its subject and change few pixels.
-    metrics = headline_columns(result)
-    by_metric = [worst_prompts(result, variant.name, [metric]) for variant in others for metric in metrics]
-    first = {lost[0].prompt_index for lost in by_metric if lost}
-    worst = {
-        prompt: max((of.get(prompt, -math.inf) for of in losses.values()), default=-math.inf) for prompt in prompts
-    }
-    there = {record.prompt_index for record in baseline.images if inside(folder, record.path).is_file()}
-    ordered = sorted(there, key=lambda prompt: (prompt not in first, -worst[prompt], prompts.index(prompt)))
+    metric, losses = _losses(result, others)
+    ordered = _ordered(result, folder, others, losses)
     with Image.open(inside(folder, baseline.images[0].path)) as image:
         edge = max(image.size)
     rows: list[PromptImages] = []
     spent = 0
     for prompt in ordered[:_PROMPTS]:
         row = _row(prompt, result, others, losses, folder)
-        spent += sum(len(picture.uri) for picture in (row.baseline, *row.variants))
+        spent += len(row.baseline.uri) + sum(len(image.uri) for image in row.variants)
         if rows and spent > budget:
             break
         rows.append(row)
-    noise = "" if result.is_imported else " All variants start from the same noise."
     order = "in the order of the prompts"
     if metric:
         order = (
             f"the worst of each metric first, then those whose images differ most ({metric}; the figure under an image "
             "compares it to its reference)"
         )
+    noise = "" if result.is_imported else " All variants start from the same noise."
     return Gallery(
         rows,
-        min(max(edge, 160), 260),
-        edge <= _LOSSLESS_UP_TO,
-        f"{len(rows)} of {len(ordered)} prompts, {order}.{noise}",
+        width=min(max(edge, 160), 260),
+        pixelated=edge <= _LOSSLESS_UP_TO,
+        caption=f"{len(rows)} of {len(ordered)} prompts, {order}.{noise}",
     )
 
 
-def has_images(result: StudyResult, folder: Path) -> bool:
+def _ordered(
+    result: StudyResult,
+    folder: Path,
+    variants: Sequence[VariantResult],
+    losses: _Losses,
+) -> list[int]:
+    """Returns the prompts whose image of the baseline is there, those with the worst images of variants first."""
+    prompts: dict[int, bool] = {}
+    """Whether an image of each prompt is there."""
+    for image in result.variant(result.baseline).images:
+        is_there = inside(folder, image.path).is_file()
+        prompts[image.prompt_index] = prompts.get(image.prompt_index, False) or is_there
+    # The worst by each metric first: a prompt may lose its subject and change few pixels.
+    first: set[int] = set()
+    for variant in variants:
+        for metric in headline_columns(result):
+            worst = worst_prompts(result, variant.name, [metric])
+            first.update(prompt.prompt_index for prompt in worst[:1])
+
+    def largest_loss(prompt: int) -> float:
+        of_variants = [of_prompts.get(prompt, -math.inf) for of_prompts in losses.values()]
+        return max(of_variants, default=-math.inf)
+
+    there = [prompt for prompt, is_there in prompts.items() if is_there]
+    return sorted(there, key=lambda prompt: (prompt not in first, -largest_loss(prompt)))
+
+
+def has_images(
+    result: StudyResult,
+    folder: Path,
+) -> bool:
     """Returns whether a study's images, if it has any, are in a folder; checks only the first of each variant."""
     return all(inside(folder, variant.images[0].path).is_file() for variant in result.variants if variant.images)
 
 
 def _losses(
-    result: StudyResult, variants: Sequence[VariantResult], prompts: Sequence[int]
-) -> tuple[str, dict[str, dict[int, float]]]:
+    result: StudyResult,
+    variants: Sequence[VariantResult],
+) -> tuple[str, _Losses]:
     """Returns the metric that orders the prompts, and its values by variant and prompt."""
-    scores = {each.name: edge.quality for each in variants if (edge := result.first_comparison(each.name))}
-    names = in_reading_order(name for quality in scores.values() for name in quality)
-    # Whose values by prompt grow with the difference from the reference.
-    distances = (
-        name for name in names if (of := known_family(name)) and of.needs_pair and of.higher_is_better is False
-    )
-    metric = next(distances, "")
-    values = {name: quality[metric].per_prompt for name, quality in scores.items() if metric in quality}
-    losses = {
-        name: {prompt: value for prompt, value in zip(prompts, those, strict=False) if value is not None}
-        for name, those in values.items()
-    }
+    scores: dict[str, Mapping[str, Score]] = {}
+    names: list[str] = []
+    for variant in variants:
+        edge = result.first_comparison(variant.name)
+        if edge:
+            scores[variant.name] = edge.quality
+            names += edge.quality
+    metric = next(filter(_is_distance, in_reading_order(names)), "")
+    images = result.variant(result.baseline).images
+    prompts = list(dict.fromkeys(image.prompt_index for image in images))
+    losses: _Losses = {}
+    for name, quality in scores.items():
+        if metric in quality:
+            values = zip(prompts, quality[metric].per_prompt, strict=False)
+            losses[name] = {prompt: value for prompt, value in values if value is not None}
     family = known_family(metric)
     return f"{metric}, {family.meaning}" if family else metric, losses
+
+
+def _is_distance(metric: str) -> bool:
+    """Returns whether a metric's values by prompt grow with the difference from the reference."""
+    family = known_family(metric)
+    return family is not None and family.needs_pair and family.higher_is_better is False
 
 
 def _row(
     prompt: int,
     result: StudyResult,
     variants: Sequence[VariantResult],
-    losses: dict[str, dict[int, float]],
+    losses: _Losses,
     folder: Path,
 ) -> PromptImages:
     baseline = result.variant(result.baseline)
-    images = (record for record in baseline.images if record.prompt_index == prompt)
-    first = next(record for record in images if inside(folder, record.path).is_file())
+    of_prompt = (image for image in baseline.images if image.prompt_index == prompt)
+    first = next(image for image in of_prompt if inside(folder, image.path).is_file())
     plain = inside(folder, first.path).read_bytes()
-    pictures = []
+    images = []
     for variant in variants:
         record = variant.image(prompt, first.image_index)
         if record is None or not inside(folder, record.path).is_file():
             continue
-        loss, compared = losses.get(variant.name, {}).get(prompt), result.first_comparison(variant.name)
-        reference = f" against {compared.reference}" if compared and compared.reference != result.baseline else ""
-        # The page shows an image that equals the baseline's once.
-        same = inside(folder, record.path).read_bytes() == plain or (loss == 0 and not reference)
-        caption = "" if loss is None else ("equal" if loss == 0 else f"{loss:.2g}") + reference
+        loss = losses.get(variant.name, {}).get(prompt)
+        reference = _reference_text(result, variant)
+        caption = uri = ""
+        if loss is not None:
+            caption = f"{'equal' if loss == 0 else f'{loss:.2g}'}{reference}"
+        path = inside(folder, record.path)
+        same = path.read_bytes() == plain or (loss == 0 and not reference)
+        if not same:  # the page shows an image that equals the baseline's once
+            uri = _uri(path)
         broken = ", ".join(trip.wire for trip in variant.trips if trip.path in ("", record.path))
-        pictures.append(ShownImage(variant.name, "" if same else _uri(inside(folder, record.path)), caption, broken))
-    return PromptImages(first.prompt, ShownImage(baseline.name, _uri(inside(folder, first.path))), pictures)
+        images.append(ShownImage(variant.name, uri, caption, broken))
+    return PromptImages(
+        first.prompt,
+        ShownImage(baseline.name, _uri(inside(folder, first.path))),
+        images,
+    )
+
+
+def _reference_text(
+    result: StudyResult,
+    variant: VariantResult,
+) -> str:
+    """Returns what a variant's images are compared with, where this is not the baseline."""
+    edge = result.first_comparison(variant.name)
+    if edge is None or edge.reference == result.baseline:
+        return ""
+    return f" against {edge.reference}"
 
 
 def _uri(path: Path) -> str:

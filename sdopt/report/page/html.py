@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sdopt.record.files import write_atomically
-from sdopt.report.blocks import Chart, Page
+from sdopt.report.blocks import Block, Chart, Page
 from sdopt.report.charts.spec import VEGA_LITE, engine, whole
 from sdopt.report.tones import GLYPH
 from sdopt.scratch import cache_folder
@@ -19,12 +19,11 @@ from sdopt.scratch import cache_folder
 
 def html_page(page: Page) -> bytes:
     """Returns the report as HTML; whatever it quotes is escaped."""
-    blocks = [block for each in (page, *page.studies) for section in each.sections for block in section.blocks]
-    plotted = any(isinstance(block, Chart) for block in blocks)
-    scripts = [*([_library()] if plotted else []), _asset("page.js")]
+    plotted = any(map(_is_plotted, (page, *page.studies)))
+    scripts = [_library()] if plotted else []
+    scripts.append(_asset("page.js"))
     # Only these scripts may run; a script injected through unescaped text is blocked.
-    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    hashes = " ".join(map(_source_hash, scripts))
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes} 'unsafe-eval'"
     text = _environment().get_template("page.html.j2").render(
         page=page,
@@ -34,6 +33,20 @@ def html_page(page: Page) -> bytes:
         plotted=plotted,
     )  # fmt: skip
     return text.encode()
+
+
+def _is_plotted(page: Page) -> bool:
+    """Returns whether a report has a plot."""
+    blocks: list[Block] = []
+    for section in page.sections:
+        blocks += section.blocks
+    return any(isinstance(block, Chart) for block in blocks)
+
+
+def _source_hash(script: str) -> str:
+    """Returns a script's source expression in a content security policy."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 @cache

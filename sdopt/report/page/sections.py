@@ -31,7 +31,7 @@ from sdopt.report.verdicts import floors_of, verdict_blocks
 from sdopt.statistics.break_even import images_text, start_text
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import floor_range
-from sdopt.statistics.published import claims_of, published_of
+from sdopt.statistics.reproduction import claims_of, published_of
 from sdopt.statistics.summary import Summary
 
 IMAGES_BYTES = 3_000_000

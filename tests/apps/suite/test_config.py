@@ -183,8 +183,8 @@ def test_options_are_tried_alone_or_beside_what_they_need() -> None:
         ("+parts.noise.options=[attention]", "parts.noise.options: has no effect with kind=noise; leave it out"),
         ("+parts.mine={kind: options, limit_s: 9}", "parts.mine.options: must name the groups or options"),
         ("+parts.mine=3", "parts.mine=3: Input should be a dictionary"),
-        ("~parts.noise.limit_s", "parts.noise.limit_s: must be given"),
-        ("parts=null", "parts: there is none to run"),
+        ("~parts.noise.limit_s", "parts.noise.limit_s: Field required"),
+        ("parts=null", "parts: Input should be a valid dictionary"),
     ],
 )
 def test_a_mistake_exits_with_2_and_names_the_key(

@@ -1,0 +1,183 @@
+"""Checks whether two variants can be compared at all, and what disturbed their timed calls, in every gate."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from sdopt.gate.rulings import find_scores, unjudged
+from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.samples import Measurement
+from sdopt.record.scores import Score
+from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.statistics.pairs import flattened, paired
+
+
+def comparable(
+    candidate: VariantResult, reference: VariantResult
+) -> list[Ruling]:
+    """Returns a ruling for each reason why two variants cannot be compared at all."""
+    rulings = []
+    if not candidate.status.measured or candidate.status is Status.SLOWER:
+        reason = f"the variant was not measured (status {candidate.status}): {candidate.reason}"
+        rulings.append(unjudged("status", reason))
+    elif candidate.status is Status.NOT_ENGAGED:
+        reason = f"there is no evidence that it took effect: {candidate.reason}"
+        rulings.append(Ruling("engaged", "", Verdict.FAIL, reason))
+    if reference.status is not Status.OK:
+        reason = f"the reference '{reference.name}' has the status {reference.status}"
+        rulings.append(unjudged("reference", reason))
+    elif reference.trips:
+        wires = ", ".join(sorted({trip.wire for trip in reference.trips}))
+        reason = (
+            f"images of the reference '{reference.name}' are broken: {wires}"
+        )
+        rulings.append(unjudged("reference", reason))
+    work = candidate.other_work(reference)
+    if work:
+        reason = f"not the same work: {', '.join(work)}"
+        rulings.append(unjudged("same work", reason))
+    return rulings
+
+
+def tripwires(candidate: VariantResult) -> Ruling:
+    """Fails if an image of the candidate is broken."""
+    count = len(candidate.images)
+    if not count:
+        return unjudged("tripwires", "there are no images")
+    if not candidate.trips:
+        reason = f"none of {count} images is broken"
+        return Ruling("tripwires", "", Verdict.PASS, reason)
+    first = candidate.trips[0]
+    reason = f"{first.wire}: {first.detail}"
+    if first.path:
+        reason += f" ({first.path})"
+    if candidate.broken_images:  # none if only the file of latents has changed
+        reason += f"; {candidate.broken_images} of {count} images are broken"
+    return Ruling("tripwires", "", Verdict.FAIL, reason)
+
+
+def same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
+    """Checks that a variant configured for as many steps as its reference took them."""
+    same_steps = (
+        candidate.config.workload.steps == reference.config.workload.steps
+    )
+    if (
+        not same_steps
+        or candidate.config.scheduler != reference.config.scheduler
+    ):
+        reason = "not compared: the variant chooses another scheduler or number of steps"
+        return Ruling("steps", "", Verdict.PASS, reason)
+    calls = candidate.denoiser_calls
+    reference_calls = reference.denoiser_calls
+    if calls is None or reference_calls is None:
+        sides = (candidate, reference)
+        silent = " and ".join(
+            side.name for side in sides if side.denoiser_calls is None
+        )
+        return unjudged(
+            "steps", f"the denoiser never ran in an observed call of {silent}"
+        )
+    if calls != reference_calls:
+        reason = f"the denoiser ran {calls} times per call, in the reference {reference_calls} times"
+        return Ruling("steps", "", Verdict.FAIL, reason)
+    reason = f"the denoiser ran {calls} times per call on both sides"
+    return Ruling("steps", "", Verdict.PASS, reason)
+
+
+def effect_seen(
+    changes: Sequence[str] | None,
+    distances: Mapping[str, Score],
+) -> list[Ruling]:
+    """Rules on options whose evidence is only their own word, such as that a hook is attached.
+
+    `changes` are those between the traces of both, and `distances` those between their images.
+    """
+    if changes is None or changes:
+        return []
+    errors: list[float | None] = []
+    for score in find_scores(distances, "mse").values():
+        errors += score.per_prompt
+    if not errors or any(error != 0 for error in errors):
+        return []
+    reason = (
+        "that it took effect is only the option's own word: "
+        "sdopt's own trace and every image are the same as the reference's"
+    )
+    return [Ruling("engaged", "", Verdict.INCONCLUSIVE, reason)]
+
+
+# What the times may be wrong by ---------------------------------------------------------------------------------------
+
+
+def repeated_prompts(
+    candidate: VariantResult,
+    reference: VariantResult,
+) -> list[Ruling]:
+    """Rules on a speed-up of calls that repeated prompts and noise: remembering may have made them faster."""
+    repeated = 0
+    for measurement in [*candidate.measurements, *reference.measurements]:
+        repeated += sum(call.repeated for call in measurement.shapes[0].calls)
+    if not repeated:
+        return []
+    reason = (
+        f"{repeated} timed calls repeated a prompt, "
+        "so a cache may have made them faster: raise quality.prompt_count"
+    )
+    return [Ruling("fresh prompts", "", Verdict.INCONCLUSIVE, reason)]
+
+
+def disturbances(
+    result: StudyResult,
+    candidate: VariantResult,
+    reference: VariantResult,
+) -> list[str]:
+    """Says what disturbed the rounds of two variants: other work, another study included.
+
+    Sessions that timed no round of both do not count.
+    """
+    limit = result.config.protocol.interference
+    if limit is None:
+        return []
+    pairs = flattened(paired(candidate, reference))
+    sessions = {measurement.session for measurement, _ in pairs}
+    disturbed = []
+    for variant in (candidate, reference):
+        shares: list[float] = []
+        for measurement in variant.measurements:
+            if measurement.session in sessions:
+                shares += _deciding(measurement)
+        count = sum(share > limit for share in shares)
+        if 2 * count > len(shares):
+            disturbed.append(
+                f"other programs took more than {100 * limit:g} % "
+                f"from {count} of {len(shares)} calls of '{variant.name}' that decide: "
+                "measure again on an idle machine"
+            )
+    return disturbed
+
+
+def uncounted(
+    result: StudyResult,
+    candidate: VariantResult,
+    reference: VariantResult,
+) -> list[str]:
+    """Says that nothing counted what disturbed the timed calls of two variants, so that `disturbances` saw none."""
+    if result.config.protocol.interference is None:
+        return []
+    measurements = [*candidate.measurements, *reference.measurements]
+    timed = [
+        measurement
+        for measurement in measurements
+        if measurement.shapes[0].latency_s
+    ]
+    counted = any(list(_deciding(measurement)) for measurement in timed)
+    if counted or not timed:
+        return []
+    return [
+        "nothing counted what other programs took from these calls, so that other work would not show"
+    ]
+
+
+def _deciding(measurement: Measurement) -> Iterator[float]:
+    """Yields, for each timed call that decides, the share that others took, if it is known."""
+    for call in measurement.shapes[0].calls:
+        if call.disturbed is not None and not call.left_out:
+            yield call.disturbed

@@ -1,0 +1,115 @@
+"""Fills in the comparisons of a study from its raw samples: ratios, the A/A floor, and the start-up cost."""
+
+from sdopt.record.comparisons import BreakEven, Interval, ShapeRatios
+from sdopt.record.records import StudyResult, VariantResult
+from sdopt.statistics.break_even import break_even, uncounted
+from sdopt.statistics.pairs import flattened, paired
+from sdopt.statistics.ratios import (
+    LogRatio,
+    exceeds,
+    floor,
+    latency,
+    log_memory_ratio,
+    log_speedup,
+    log_tail,
+)
+
+
+def ratios_between(
+    result: StudyResult,
+    candidate: VariantResult,
+    reference: VariantResult,
+) -> ShapeRatios:
+    """Returns how two variants of a study that were timed compare at its main shape."""
+
+    def interval(log: LogRatio | None) -> Interval | None:
+        return log.interval(result.confidence) if log else None
+
+    ratios = ShapeRatios(
+        speedup=interval(log_speedup(candidate, reference)),
+        memory_ratio=interval(log_memory_ratio(candidate, reference)),
+        tail_ratio=interval(log_tail(candidate, reference)),
+    )
+    control = _timed_control(result)
+    if control is not None and ratios.speedup is not None:
+        processes = flattened(paired(candidate, reference))
+        sessions = {measurement.session for measurement, _ in processes}
+        ratios.floor = floor(control, result.variant(result.baseline), sessions)
+    return ratios
+
+
+def _timed_control(result: StudyResult) -> VariantResult | None:
+    """Returns the repeated baseline, unless it or the baseline failed."""
+    control = result.control
+    baseline = result.variant(result.baseline)
+    if control is None or not (control.status.timed and baseline.status.timed):
+        return None
+    return control
+
+
+def compare(result: StudyResult) -> None:
+    """Fills in every comparison of a study from its raw samples, and the A/A floor."""
+    control = _timed_control(result)
+    result.floor = (
+        floor(control, result.variant(result.baseline)) if control else None
+    )
+    for comparison in result.comparisons:
+        candidate = result.variant(comparison.candidate)
+        reference = result.variant(comparison.reference)
+        comparison.break_even = None
+        unmeasured = [
+            variant
+            for variant in (candidate, reference)
+            if not variant.status.timed
+        ]
+        if unmeasured:
+            comparison.shapes = [ShapeRatios() for _ in comparison.shapes]
+            comparison.note = "; ".join(
+                f"{variant.name}: {variant.status}" for variant in unmeasured
+            )
+            continue
+        comparison.shapes = [
+            ratios_between(
+                result.at(number),
+                candidate.at(number),
+                reference.at(number),
+            )
+            for number in range(len(comparison.shapes))
+        ]
+        main = comparison.shapes[0]
+        comparison.break_even = _break_even(result, candidate, reference, main)
+        comparison.note = "; ".join(_notes(candidate, reference, main))
+
+
+def _break_even(
+    result: StudyResult,
+    candidate: VariantResult,
+    reference: VariantResult,
+    ratios: ShapeRatios,
+) -> BreakEven | None:
+    call = latency(
+        reference, result.config.protocol.estimator, result.confidence
+    )
+    level = break_even(candidate, reference, call, ratios.speedup)
+    if level is None or ratios.speedup is None:
+        return level
+    differs = ratios.floor is not None and exceeds(
+        ratios.speedup.estimate, ratios.floor
+    )
+    return level if differs else uncounted(level)
+
+
+def _notes(
+    candidate: VariantResult,
+    reference: VariantResult,
+    ratios: ShapeRatios,
+) -> list[str]:
+    """Returns what a reader of a comparison has to know of it."""
+    notes = []
+    work = candidate.other_work(reference)
+    if work:
+        notes.append(f"not the same work: {', '.join(work)}")
+    given_up = candidate.given_up or reference.given_up
+    if ratios.speedup is None and not given_up:
+        notes.append("no session timed a round of both variants")
+    return notes
