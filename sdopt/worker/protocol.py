@@ -1,6 +1,6 @@
 """Types that a study and its workers exchange, besides the recorded figures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -128,7 +128,7 @@ class StagedCall:
     """Seconds of each stage; of the denoiser, `denoiser_step`, one sample a step."""
     image: SampledImage
     """An image of the call, for which the pipeline itself drew the noise, from the seeds."""
-    stages_gib: dict[str, float]
+    stages_gib: dict[str, float] = field(default_factory=dict)
     """Peak of memory within each stage, as `StagePeaks` measures it."""
 
 
