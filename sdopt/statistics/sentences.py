@@ -284,7 +284,9 @@ def _images_text(row: Row) -> str:
     """Returns what is known of a variant's images, in words, with the figure that is read first."""
     if row.images is None:
         return ""
-    return f"{_likeness(row, row.images)}{_at_main_shape(row)}"
+    text = _likeness(row, row.images)
+    nothing_known = text == f"images {Images.NOT_JUDGED}"
+    return text if nothing_known else f"{text}{_at_main_shape(row)}"
 
 
 def _likeness(

@@ -305,7 +305,7 @@ def test_given_timesteps_are_those_that_run(composer: type[HydraComposer]) -> No
         (["scheduler=ays", "scheduler.timesteps=[1000,2]"], "must be two or more, falling, from 999 to 0"),
         (["+scheduler.options.clip_sample=no"], "scheduler.options.clip_sample=no: must be true or false"),
         (["+scheduler.options.steps_offset=one"], "scheduler.options.steps_offset=one: must be a number"),
-        (["scheduler=euler_a"], "as in scheduler.class_name=EulerAncestralDiscreteScheduler"),
+        (["scheduler=euler_a"], "scheduler=euler_a: "),
         pytest.param(
             ["scheduler.class_name=DPMSolverSDEScheduler"],
             "scheduler.class_name=DPMSolverSDEScheduler: needs torchsde: pip install torchsde",

@@ -98,7 +98,7 @@ def test_the_answer_comes_first_the_environment_last_and_nothing_is_fetched(
         "Step by step",
         "Effects and interactions",
         "Time of each call",
-        "Time by stage",
+        "Time and memory by stage",
         "Break-even",
         "Images",
         "Method and reproduction",

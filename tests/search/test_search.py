@@ -198,7 +198,7 @@ def test_a_search_calibrates_only_where_it_is_needed(
 ) -> None:
     asked: list[str] = []
 
-    def measure(_self: Studies, stage: str, overrides: list[str], brief: bool) -> Any:
+    def measure(_self: Studies, stage: str, overrides: list[str], _brief: bool, _limit_s: float | None) -> Any:
         asked.extend([stage, *overrides])
         return SimpleNamespace(status="finished")
 
