@@ -48,7 +48,9 @@ class Arguments(argparse.ArgumentParser):
         text: makes the text of `--help`, only if that is asked for; None leaves it to argparse.
     """
 
-    def __init__(self, *args: Any, text: Callable[[], str] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, text: Callable[[], str] | None = None, **kwargs: Any
+    ) -> None:
         self._flags: list[str] = []
         self._text = text
         super().__init__(*args, **kwargs)
@@ -66,32 +68,56 @@ class Arguments(argparse.ArgumentParser):
     def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
         """Reads a command line, with flags anywhere, before libraries are imported that read the environment."""
         prepare_environment()
-        may_be_empty = {flag for action in self._actions if action.default == "" for flag in action.option_strings}
+        may_be_empty = {
+            flag
+            for action in self._actions
+            if action.default == ""
+            for flag in action.option_strings
+        }
         for before, word in zip(["", *argv], argv, strict=False):
-            flag, sign, value = word.partition("=") if word.startswith("--") else (before, "=", word)
-            if sign and not value and flag not in may_be_empty:  # a path would be that of the working folder
+            flag, sign, value = (
+                word.partition("=") if word.startswith("--") else (before, "=", word)
+            )
+            if (
+                sign and not value and flag not in may_be_empty
+            ):  # a path would be that of the working folder
                 what = flag if flag.startswith("-") else "an argument"
                 self.error(f"{what} is empty, as of a variable that is not set")
         return self.parse_intermixed_args(argv)
 
     def error(self, message: str) -> NoReturn:
         """Ends with the message, and with the flags that an unknown one resembles."""
-        wrong = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
-        near = [flag for word in wrong for flag in get_close_matches(word, self._flags, 1)]
-        advice = f"; did you mean {' or '.join(near)}?" if near and message.startswith("unrecognized") else ""
+        wrong = [
+            word.partition("=")[0] for word in message.split() if word.startswith("--")
+        ]
+        near = [
+            flag for word in wrong for flag in get_close_matches(word, self._flags, 1)
+        ]
+        advice = (
+            f"; did you mean {' or '.join(near)}?"
+            if near and message.startswith("unrecognized")
+            else ""
+        )
         super().error(f"{message}{advice}")
 
     def add_config_dir(self) -> None:
         """Adds `--config-dir`, a folder of the user's own groups; it must be there."""
         from sdopt.config.paths import own_folder
 
-        self.add_argument("--config-dir", type=own_folder, metavar="FOLDER", help="a folder with groups of your own")
+        self.add_argument(
+            "--config-dir",
+            type=own_folder,
+            metavar="FOLDER",
+            help="a folder with groups of your own",
+        )
 
 
 class _Once(argparse.Action):
     given = False
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         if option_string is not None and self.given:
             parser.error(f"{option_string} {values}: this flag can be given once only")
         self.given = option_string is not None
@@ -117,7 +143,11 @@ def only_json(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         with redirect_stdout(sys.stderr):
             yield found.update
     except Exception as error:
-        known = error if isinstance(error, SdoptError) else UnavailableError(explained(error))
+        known = (
+            error
+            if isinstance(error, SdoptError)
+            else UnavailableError(explained(error))
+        )
         found |= {"exit_code": known.exit_code, "problems": known.problems}
         raise
     except KeyboardInterrupt as interrupt:
@@ -139,10 +169,29 @@ def printed() -> "type[BaseModel]":
 
     fields: dict[str, Any] = {
         "exit_code": (int, ...),
-        "studies": (list[Answer], Field([], description="of a result, or of each job of a sweep")),
-        "problems": (list[str], Field([], description="why the command ended, or which results are damaged")),
-        "verdicts": (Any, Field(None, description="of sdopt gate, as verdicts.json; of a sweep a list, as `studies`")),
-        "search": (SearchRecord | None, Field(None, description="of sdopt search; its judged study is in `studies`")),
+        "studies": (
+            list[Answer],
+            Field([], description="of a result, or of each job of a sweep"),
+        ),
+        "problems": (
+            list[str],
+            Field(
+                [], description="why the command ended, or which results are damaged"
+            ),
+        ),
+        "verdicts": (
+            Any,
+            Field(
+                None,
+                description="of sdopt gate, as verdicts.json; of a sweep a list, as `studies`",
+            ),
+        ),
+        "search": (
+            SearchRecord | None,
+            Field(
+                None, description="of sdopt search; its judged study is in `studies`"
+            ),
+        ),
     }
     return create_model("Printed", __config__={"extra": "forbid"}, **fields)
 
@@ -152,8 +201,15 @@ def answers(found: "Found | None", code: int) -> dict[str, Any]:
     from sdopt.report.answer_json import answer_of, to_json
     from sdopt.statistics.summary import summary_of
 
-    studies = [to_json(answer_of(summary_of(result), folder)) for result, folder in (found.studies if found else ())]
-    return {"exit_code": code, "studies": studies, **({"problems": found.damaged} if found and found.damaged else {})}
+    studies = [
+        to_json(answer_of(summary_of(result), folder))
+        for result, folder in (found.studies if found else ())
+    ]
+    return {
+        "exit_code": code,
+        "studies": studies,
+        **({"problems": found.damaged} if found and found.damaged else {}),
+    }
 
 
 def found_in(folder: Path | None) -> "Found | None":
@@ -161,7 +217,9 @@ def found_in(folder: Path | None) -> "Found | None":
     from sdopt.tracking.finding import find_results
 
     try:
-        return None if folder is None else find_results(str(folder), Tracking(kind="none"))
+        return (
+            None if folder is None else find_results(str(folder), Tracking(kind="none"))
+        )
     except UsageError:
         return None
 

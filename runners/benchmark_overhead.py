@@ -22,9 +22,15 @@ def main(argv: list[str]) -> int:
         description="Run eight variants of the reference model for ten rounds, and show where the time went.",
         epilog="It runs `sdopt run experiment=overhead` in a separate process, with an existing database.",
     )
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides for that run, as in protocol.rounds=2")
     parser.add_argument(
-        "--folder", type=Path, help="folder for the run and overhead.json (default: outputs/overhead/…)"
+        "overrides",
+        nargs="*",
+        help="Hydra overrides for that run, as in protocol.rounds=2",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="folder for the run and overhead.json (default: outputs/overhead/…)",
     )
     arguments = parser.parsed(argv)
 
@@ -39,9 +45,16 @@ def main(argv: list[str]) -> int:
         with console.status("creating the database"):
             tracking = _warm_database(folder)
     except OSError as error:
-        raise UnavailableError(f"{folder}: {error.strerror or error}; choose another folder with --folder") from error
+        raise UnavailableError(
+            f"{folder}: {error.strerror or error}; choose another folder with --folder"
+        ) from error
     run = folder / "run"
-    overrides = ["experiment=overhead", f"hydra.run.dir='{run}'", *tracking, *arguments.overrides]
+    overrides = [
+        "experiment=overhead",
+        f"hydra.run.dir='{run}'",
+        *tracking,
+        *arguments.overrides,
+    ]
     command = [sys.executable, "-m", "sdopt.cli", "run", *overrides]
     began = time.monotonic()
     try:
@@ -50,11 +63,18 @@ def main(argv: list[str]) -> int:
         return 130
     wall_s = time.monotonic() - began
     if code:
-        print_problems([f"the run ended with exit code {code}, so there is no overhead to report"])
+        print_problems(
+            [f"the run ended with exit code {code}, so there is no overhead to report"]
+        )
         return code if code == UsageError.exit_code else UnavailableError.exit_code
     found = read_overhead(run, wall_s, ["sdopt", "run", *overrides])
     console.print(shown(overhead_blocks(found), console.width))
-    console.print(f"overhead: {write_overhead(found, folder)}", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"overhead: {write_overhead(found, folder)}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
     return 0
 
 

@@ -60,7 +60,10 @@ def main(argv: list[str]) -> int:
         "and then sdopt run … gate=default gate.calibration=sd15.json",
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="model, task, workload, scheduler, quality, hardware"
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="model, task, workload, scheduler, quality, hardware",
     )
     parser.add_argument(
         "--from",
@@ -76,8 +79,17 @@ def main(argv: list[str]) -> int:
         help="measure instead how much a transformer's blocks add in each step, for caching=magcache with this model, "
         f"number of steps and scheduler: the mean of {MAGNITUDE_IMAGES} images",
     )
-    parser.add_argument("--prompts", type=int, default=PROMPTS, help="number of prompts (default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="file to write (default: the one that comes with sdopt)")
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        default=PROMPTS,
+        help="number of prompts (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="file to write (default: the one that comes with sdopt)",
+    )
     arguments = parser.parsed(argv)
     if arguments.prompts < 2:
         parser.error("--prompts: must be at least 2")
@@ -91,7 +103,10 @@ def main(argv: list[str]) -> int:
 
     study: tuple[str, ...] = _MAGNITUDES
     if not arguments.magnitudes:
-        counts = (f"quality.prompt_count={arguments.prompts}", f"quality.floor_prompts={arguments.prompts}")
+        counts = (
+            f"quality.prompt_count={arguments.prompts}",
+            f"quality.floor_prompts={arguments.prompts}",
+        )
         study = (*_STUDY, *counts)
     with scratch_folder("calibrate") as folder:
         code = run([*study, *arguments.overrides, f"hydra.run.dir={folder}/run"])
@@ -108,30 +123,42 @@ def _require_writable(output: Path) -> None:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--output {output}: {error.strerror}; name another file") from error
+        raise UsageError(
+            f"--output {output}: {error.strerror}; name another file"
+        ) from error
     if output.is_dir() or not os.access(output.parent, os.W_OK):
         why = "is a folder" if output.is_dir() else "its folder cannot be written"
         raise UsageError(f"--output {output}: {why}; name another file")
 
 
-def _of_folders(first: Path, second: Path, overrides: list[str], output: Path | None) -> int:
+def _of_folders(
+    first: Path, second: Path, overrides: list[str], output: Path | None
+) -> int:
     from sdopt.exchange.judging import calibrate_folders
 
     if output is None:
-        raise UsageError("--output: name the file to write, and judge with gate.calibration=<file>")
+        raise UsageError(
+            "--output: name the file to write, and judge with gate.calibration=<file>"
+        )
     with scratch_folder("calibrate") as folder:
         return _write(calibrate_folders(first, second, overrides, folder), output)
 
 
 def _write(result: "StudyResult", output: Path | None) -> int:
-    from sdopt.gate.calibration import calibration_file, calibration_of, write_calibration
+    from sdopt.gate.calibration import (
+        calibration_file,
+        calibration_of,
+        write_calibration,
+    )
 
     calibration = calibration_of(result)
     path = output or calibration_file(result.config)
     with _written(path):
         write_calibration(calibration, path)
     for name, spread in sorted(calibration.metrics.items()):
-        print(f"{name:<24} mean {spread.mean:10.4g}   deviation {spread.deviation:10.4g}   n {spread.n}")
+        print(
+            f"{name:<24} mean {spread.mean:10.4g}   deviation {spread.deviation:10.4g}   n {spread.n}"
+        )
     print(f"written: {path}")
     return 0
 
@@ -142,13 +169,19 @@ def _write_magnitudes(result: "StudyResult", output: Path | None) -> int:
 
     config = result.config
     [measurement] = result.variant(result.baseline).measurements
-    [evidence] = [item for item in measurement.shapes[0].evidence if item.axis == "caching"]
+    [evidence] = [
+        item for item in measurement.shapes[0].evidence if item.axis == "caching"
+    ]
     if not evidence.engaged:
         raise UnavailableError(f"nothing was measured: {evidence.summary}")
     scale = config.workload.guidance(config.model)
     images = config.workload.batch_size * config.workload.images_per_prompt
     magnitudes = Magnitudes(
-        config.model.name, config.workload.steps, guidance_scale=scale, images=images, **evidence.facts
+        config.model.name,
+        config.workload.steps,
+        guidance_scale=scale,
+        images=images,
+        **evidence.facts,
     )
     path = output or shipped_file(config.model.name, config.workload.steps)
     with _written(path):
@@ -164,7 +197,9 @@ def _written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnavailableError(f"{path}: {error.strerror}; name another file with --output") from error
+        raise UnavailableError(
+            f"{path}: {error.strerror}; name another file with --output"
+        ) from error
 
 
 if __name__ == "__main__":

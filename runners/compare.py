@@ -16,8 +16,17 @@ def main(argv: list[str]) -> int:
         "work; `sdopt gate NEW --against OLD` judges whether something got worse.",
     )
     for name in ("A", "B"):
-        parser.add_argument(name, metavar=name, help="a run's folder, its result.json, or an MLflow run id")
-    parser.add_argument("overrides", nargs="*", metavar="tracking.KEY=VALUE", help="where to look for MLflow runs")
+        parser.add_argument(
+            name,
+            metavar=name,
+            help="a run's folder, its result.json, or an MLflow run id",
+        )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="tracking.KEY=VALUE",
+        help="where to look for MLflow runs",
+    )
     arguments = parser.parsed(argv)
 
     from sdopt.config.tracking import tracking_of
@@ -26,7 +35,9 @@ def main(argv: list[str]) -> int:
     from sdopt.tracking.finding import find_result
 
     tracking = tracking_of(arguments.overrides)
-    (first, _), (second, _) = (find_result(name, tracking) for name in (arguments.A, arguments.B))
+    (first, _), (second, _) = (
+        find_result(name, tracking) for name in (arguments.A, arguments.B)
+    )
     console = terminal()
     console.print(shown(comparison_of(first, second), console.width))
     return 0

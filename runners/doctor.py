@@ -29,14 +29,31 @@ def main(argv: list[str]) -> int:
         epilog="examples: sdopt doctor precision=fp16; sdopt doctor hardware=a10 (what would run on an A10)",
     )
     parser.add_argument(
-        "overrides", nargs="*", help="Hydra overrides for the configuration in which each option is checked"
+        "overrides",
+        nargs="*",
+        help="Hydra overrides for the configuration in which each option is checked",
     )
     parser.add_config_dir()
-    parser.add_argument("--quick", action="store_true", help="skip measuring the ceilings, which takes some seconds")
-    parser.add_argument("--all", action="store_true", help="say of each option what it needs or why it does not run")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON, raw samples included")
     parser.add_argument(
-        "--save", type=Path, metavar="FILE", help="write the ceilings as a data sheet: my_conf/hardware/NAME.yaml"
+        "--quick",
+        action="store_true",
+        help="skip measuring the ceilings, which takes some seconds",
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="say of each option what it needs or why it does not run",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print everything as JSON, raw samples included",
+    )
+    parser.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write the ceilings as a data sheet: my_conf/hardware/NAME.yaml",
     )
     arguments = parser.parsed(argv)
 
@@ -66,14 +83,26 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
         print_problems(machine.warnings)
         with console.status("asking the devices"):
             cards = in_process(context, list_cards, what="the CUDA devices")
-            options = check_options(composer, optimization_options(arguments.config_dir), machine.device, data_sheets())
+            options = check_options(
+                composer,
+                optimization_options(arguments.config_dir),
+                machine.device,
+                data_sheets(),
+            )
         ceilings = []
         if not planned and not arguments.quick:
-            with reserve(machine.device, "sdopt doctor") as holder, console.status("measuring the ceilings"):
+            with (
+                reserve(machine.device, "sdopt doctor") as holder,
+                console.status("measuring the ceilings"),
+            ):
                 if holder:
                     disturbed = "the ceilings come out too low, and measuring them disturbs it; --quick skips them"
-                    print_problems([f"{holder} measures on {machine.device.name}: {disturbed}"])
-                ceilings = in_process(context, measure_ceilings, machine.device, what="the ceilings")
+                    print_problems(
+                        [f"{holder} measures on {machine.device.name}: {disturbed}"]
+                    )
+                ceilings = in_process(
+                    context, measure_ceilings, machine.device, what="the ceilings"
+                )
     found = diagnose(machine, cards, planned, options, ceilings)
     if arguments.json:
         print(_as_json(found))
@@ -84,7 +113,9 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     return 0
 
 
-def _machine(hardware: Hardware, context: "StartContext") -> "tuple[Machine, StartContext, bool]":
+def _machine(
+    hardware: Hardware, context: "StartContext"
+) -> "tuple[Machine, StartContext, bool]":
     """Returns the machine, how workers start there, and whether the machine is only planned from a data sheet."""
     from sdopt.config.groups import data_sheets
     from sdopt.worker.machine import find_machine, planned_machine
@@ -99,13 +130,17 @@ def _machine(hardware: Hardware, context: "StartContext") -> "tuple[Machine, Sta
         if hardware.device != "auto":
             raise
         print_problems(error.problems)
-        return *find_machine(context, replace(hardware, device="cpu"), data_sheets), False
+        return *find_machine(
+            context, replace(hardware, device="cpu"), data_sheets
+        ), False
 
 
 def _require_ceilings(arguments: argparse.Namespace, planned: bool) -> None:
     """Raises UsageError if `--save` has nothing to save or no folder for it, or if a flag would have no effect."""
     if arguments.save and (planned or arguments.quick):
-        raise UsageError("--save: needs measured ceilings; leave out --quick, and choose a device of this machine")
+        raise UsageError(
+            "--save: needs measured ceilings; leave out --quick, and choose a device of this machine"
+        )
     if arguments.save and arguments.save.absolute().parent.name != "hardware":
         raise UsageError(
             f"--save {arguments.save}: must be in a folder called hardware, as in my_conf/hardware/name.yaml"
@@ -113,13 +148,18 @@ def _require_ceilings(arguments: argparse.Namespace, planned: bool) -> None:
     if arguments.save:  # before minutes of measuring
         arguments.save.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(arguments.save.parent, os.W_OK):
-            raise UsageError(f"--save {arguments.save}: its folder cannot be written; choose another")
+            raise UsageError(
+                f"--save {arguments.save}: its folder cannot be written; choose another"
+            )
 
 
 def _as_json(found: "Diagnosis") -> str:
     plain = asdict(found)
     for kept, ceiling in zip(plain["ceilings"], found.ceilings, strict=True):
-        kept |= {"rate": None if ceiling.failure else ceiling.rate, "unit": ceiling.unit}
+        kept |= {
+            "rate": None if ceiling.failure else ceiling.rate,
+            "unit": ceiling.unit,
+        }
     return json.dumps(plain, indent=1)
 
 
@@ -127,7 +167,12 @@ def _save(found: "Diagnosis", path: Path) -> None:
     from sdopt.apps.doctor.tables import sheet_yaml
 
     path.write_text(sheet_yaml(found), encoding="utf-8")
-    print(command_line("run", "--config-dir", path.parent.parent, f"hardware={path.stem}"), file=sys.stderr)
+    print(
+        command_line(
+            "run", "--config-dir", path.parent.parent, f"hardware={path.stem}"
+        ),
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

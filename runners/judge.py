@@ -25,10 +25,20 @@ def main(argv: list[str]) -> int:
         epilog="examples: sdopt judge fp32/ int8/ --again fp32_once_more/; sdopt judge fp32/ int8/ gate=strict "
         "quality.features=[effnet] gate.calibration=own.json (from `sdopt calibrate --from seeds_a/ seeds_b/`)",
     )
-    parser.add_argument("baseline", metavar="BASELINE", type=Path, help="a folder of images")
-    parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help="folders to compare with it; KEY=VALUE")
     parser.add_argument(
-        "--again", type=Path, metavar="FOLDER", help="the baseline's images, made once more: what differs is chance"
+        "baseline", metavar="BASELINE", type=Path, help="a folder of images"
+    )
+    parser.add_argument(
+        "candidates",
+        metavar="CANDIDATE",
+        nargs="+",
+        help="folders to compare with it; KEY=VALUE",
+    )
+    parser.add_argument(
+        "--again",
+        type=Path,
+        metavar="FOLDER",
+        help="the baseline's images, made once more: what differs is chance",
     )
     parser.add_argument(
         "--contract",
@@ -47,10 +57,20 @@ def main(argv: list[str]) -> int:
         choices=TYPES,
         help="number type of the baseline, for rules of --contract=equivalent",
     )
-    parser.add_argument("--output", type=Path, help="folder of the result (default: outputs/runs/judge/<time>)")
-    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, and nothing else")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder of the result (default: outputs/runs/judge/<time>)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the answer as one JSON object, and nothing else",
+    )
     arguments = parser.parsed(argv)
-    overrides = [word for word in arguments.candidates if "=" in word and not Path(word).exists()]
+    overrides = [
+        word for word in arguments.candidates if "=" in word and not Path(word).exists()
+    ]
     folders = [Path(word) for word in arguments.candidates if word not in overrides]
 
     from sdopt.exchange.judging import judge_folders
@@ -59,7 +79,9 @@ def main(argv: list[str]) -> int:
 
     with only_json(arguments.json) as say:
         if not folders:
-            raise UsageError("CANDIDATE: name a folder of images to compare with the baseline")
+            raise UsageError(
+                "CANDIDATE: name a folder of images to compare with the baseline"
+            )
         given = GivenFolder(
             arguments.baseline,
             folders,
@@ -68,7 +90,9 @@ def main(argv: list[str]) -> int:
             arguments.precision,
             changes=named_settings(arguments.changes) if arguments.changes else (),
         )
-        code, folder = judge_folders(given, overrides, arguments.output, ["sdopt", "judge", *argv])
+        code, folder = judge_folders(
+            given, overrides, arguments.output, ["sdopt", "judge", *argv]
+        )
         if arguments.json:
             say(answers(found_in(folder), code))
         return code

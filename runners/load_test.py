@@ -39,7 +39,11 @@ def _help() -> str:
 
     load, policies, _ = load_config([])
     keys = list(own_keys(LoadCommand(load, next(iter(policies.values())))))
-    return _HELP.format(keys=indented(keys[: next(n for n, key in enumerate(keys) if key.startswith("serving."))]))
+    return _HELP.format(
+        keys=indented(
+            keys[: next(n for n, key in enumerate(keys) if key.startswith("serving."))]
+        )
+    )
 
 
 @end_with_code
@@ -63,7 +67,12 @@ def main(argv: list[str]) -> int:
     add_working_folder()
     console = terminal()
     with independent_children():
-        record = run(arguments.overrides, arguments.config_dir, context, lambda line: print(line, flush=True))
+        record = run(
+            arguments.overrides,
+            arguments.config_dir,
+            context,
+            lambda line: print(line, flush=True),
+        )
     if record.rows:  # a dry run has none
         console.print(shown(blocks_of(record), console.width))
     return 3 if any(row.reason for row in record.rows) else 0

@@ -31,15 +31,34 @@ def main(argv: list[str]) -> int:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", metavar="MODEL", help="a .safetensors file, a diffusers folder, owner/name, or a name")
-    parser.add_argument("--lora", metavar="FILE", help="a LoRA that all images are made with")
-    parser.add_argument("--memory", metavar="GIB", type=float, help="a limit for the peak memory")
     parser.add_argument(
-        "--budget", metavar="TIME", help="how long to search and judge, as in 90s, 30m or 2h (default: 30m)"
+        "model",
+        metavar="MODEL",
+        help="a .safetensors file, a diffusers folder, owner/name, or a name",
     )
-    parser.add_argument("--again", action="store_true", help="begin anew, whatever earlier calls have found")
+    parser.add_argument(
+        "--lora", metavar="FILE", help="a LoRA that all images are made with"
+    )
+    parser.add_argument(
+        "--memory", metavar="GIB", type=float, help="a limit for the peak memory"
+    )
+    parser.add_argument(
+        "--budget",
+        metavar="TIME",
+        help="how long to search and judge, as in 90s, 30m or 2h (default: 30m)",
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="begin anew, whatever earlier calls have found",
+    )
     parser.add_config_dir()
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for sdopt search and sdopt run")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="as for sdopt search and sdopt run",
+    )
     arguments = parser.parsed(argv)
 
     from sdopt.search.optimize import answer_of_optimize, hand_out, optimize_overrides
@@ -49,7 +68,14 @@ def main(argv: list[str]) -> int:
     model = arguments.model.removeprefix("model=")  # as all other commands want it
     chosen = (model, arguments.lora, arguments.memory, arguments.budget)
     overrides = optimize_overrides(*chosen, arguments.overrides)
-    return searched(overrides, arguments.config_dir, began, answer_of_optimize, hand_out, arguments.again)
+    return searched(
+        overrides,
+        arguments.config_dir,
+        began,
+        answer_of_optimize,
+        hand_out,
+        arguments.again,
+    )
 
 
 if __name__ == "__main__":

@@ -21,10 +21,17 @@ def main(argv: list[str]) -> int:
         "sdopt plan model=sdxl hardware=l4 study=one_at_a_time 'study.options=[compiler,attention,memory]'",
     )
     parser.add_argument(
-        "overrides", nargs="*", help="as of sdopt run; besides plan.hardware=[…], plan.torch=2.3, plan.measured=RUN"
+        "overrides",
+        nargs="*",
+        help="as of sdopt run; besides plan.hardware=[…], plan.torch=2.3, plan.measured=RUN",
     )
     parser.add_config_dir()
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw times and memory into a picture")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw times and memory into a picture",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument(
         "--check",
@@ -60,7 +67,11 @@ def _plan(arguments: argparse.Namespace) -> int:
         console = terminal()
         if len(predictions) == 1:
             [only] = predictions
-            console.print(f"{only.variant}, {only.shape}, on {only.sheet.name}:", markup=False, highlight=False)
+            console.print(
+                f"{only.variant}, {only.shape}, on {only.sheet.name}:",
+                markup=False,
+                highlight=False,
+            )
             console.print(text_of(only), markup=False, highlight=False, soft_wrap=True)
         else:
             console.print(shown([plan_table(predictions)], console.width))
@@ -85,7 +96,9 @@ def _check(arguments: argparse.Namespace) -> int:
 
     if arguments.overrides or arguments.plot:
         raise UsageError("--check: takes no overrides and draws no plot")
-    import_all(("diffusers.models",))  # without what other libraries say of themselves when they are imported
+    import_all(
+        ("diffusers.models",)
+    )  # without what other libraries say of themselves when they are imported
     figures, refusals = read_figures(arguments.check)
     if not figures and not refusals:
         raise UsageError(f"{arguments.check}: has no figures")

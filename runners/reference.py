@@ -22,7 +22,15 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from pydantic.fields import FieldInfo
 
-from sdopt.apps.doctor.matrix import RECORDS, Matrix, MatrixCell, State, grouped, records_in, shown_in
+from sdopt.apps.doctor.matrix import (
+    RECORDS,
+    Matrix,
+    MatrixCell,
+    State,
+    grouped,
+    records_in,
+    shown_in,
+)
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, default_options, optimization_options
 from sdopt.config.parse import SECTIONS
@@ -42,7 +50,11 @@ from sdopt.study.designs import Design
 
 from . import Arguments, end_with_code
 
-HEAD, PAGE, MATRIX_PAGE = CONF / "README.head.md", CONF / "README.md", CONF / "MATRIX.md"
+HEAD, PAGE, MATRIX_PAGE = (
+    CONF / "README.head.md",
+    CONF / "README.md",
+    CONF / "MATRIX.md",
+)
 PRESETS = "experiment"
 MATRIX = "Options, models and tasks"
 CARDS = ("h200", "rtx4090")
@@ -57,7 +69,11 @@ def page() -> str:
     groups = [*(group for group in default_options() if group != PRESETS), PRESETS]
     contents = " · ".join(f"[`{group}`](#{group})" for group in groups)
     contents += f" · [{MATRIX}]({MATRIX_PAGE.name})"
-    parts = [HEAD.read_text(encoding="utf-8").rstrip(), "# Groups, options and keys", contents]
+    parts = [
+        HEAD.read_text(encoding="utf-8").rstrip(),
+        "# Groups, options and keys",
+        contents,
+    ]
     parts += [part for group in groups for part in _section(group)]
     parts.append(_WRITTEN)
     return "\n\n".join(parts) + "\n"
@@ -74,7 +90,11 @@ def _section(group: str) -> Iterator[str]:
         yield str(inspect.getdoc(known[0]))
     rows = [_option_row(path, classes[path], path.stem == default) for path in files]
     promises = any(cls is not None and issubclass(cls, Optimization) for cls in known)
-    headings = ("option", "what it is", *(("images", "is for", "needs", "not with") if promises else ()))
+    headings = (
+        "option",
+        "what it is",
+        *(("images", "is for", "needs", "not with") if promises else ()),
+    )
     yield markdown(headings, [row[: len(headings)] for row in rows], []).rstrip()
     if group == "hardware":
         yield "\n".join(_card_rows())
@@ -82,8 +102,15 @@ def _section(group: str) -> Iterator[str]:
         shown = ",".join(path.stem for path in files[-2:])
         yield f"These options combine, as in `{group}=[{shown}]`; none is the default."
     for cls in known:
-        if found := list(key_rows(next(axis_of(path) for path, other in classes.items() if other is cls), cls)):
-            users = ", ".join(f"`{path.stem}`" for path, other in classes.items() if other is cls)
+        if found := list(
+            key_rows(
+                next(axis_of(path) for path, other in classes.items() if other is cls),
+                cls,
+            )
+        ):
+            users = ", ".join(
+                f"`{path.stem}`" for path, other in classes.items() if other is cls
+            )
             if issubclass(cls, Optimization | Design):
                 yield f"{users}: {inspect.getdoc(cls)}"
             yield markdown(("key", "type", "default", "meaning"), found, []).rstrip()
@@ -101,15 +128,22 @@ def option_matrix() -> str:
     """Returns the matrix of options, models and tasks. It depends on options and records, and on no machine."""
     sheets = data_sheets()
     shown = shown_in(records_in(CONF.parent / RECORDS), sheets)
-    devices = {"cpu": Device("cpu", name="a CPU"), **{card: planned_device(sheets[card]) for card in CARDS}}
+    devices = {
+        "cpu": Device("cpu", name="a CPU"),
+        **{card: planned_device(sheets[card]) for card in CARDS},
+    }
     with composer_of([]) as composer:
-        matrix = Matrix(composer, optimization_options(), options_of("model"), options_of("task"))
+        matrix = Matrix(
+            composer, optimization_options(), options_of("model"), options_of("task")
+        )
     notes: dict[str, int] = {}
     columns = [matrix.cells(device, shown, sheets) for device in devices.values()]
     by_option: dict[str, dict[tuple[str, str], str]] = {}
     for cells in zip(*columns, strict=True):
         [key] = {(cell.group, cell.option, cell.model, cell.task) for cell in cells}
-        by_option.setdefault(f"`{key[0]}={key[1]}`", {})[key[2:]] = "\n".join(_short(cell, notes) for cell in cells)
+        by_option.setdefault(f"`{key[0]}={key[1]}`", {})[key[2:]] = "\n".join(
+            _short(cell, notes) for cell in cells
+        )
     rows = [
         (option, models, tasks, *states.split("\n"))
         for option, found in by_option.items()
@@ -117,7 +151,12 @@ def option_matrix() -> str:
     ]
     numbered_notes = "\n".join(f"{number}. {note}" for note, number in notes.items())
     return "\n\n".join(
-        [f"# {MATRIX}", _ABOUT, markdown(("option", "model", "task", *devices), rows, []).rstrip(), numbered_notes]
+        [
+            f"# {MATRIX}",
+            _ABOUT,
+            markdown(("option", "model", "task", *devices), rows, []).rstrip(),
+            numbered_notes,
+        ]
         + [f"{_WRITTEN}\n"]
     )
 
@@ -161,9 +200,18 @@ def _option_row(path: Path, cls: type | None, is_default: bool) -> tuple[str, ..
         return name, comment
     node = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(node, dict)
-    option = cls(**{str(key): value for key, value in node.items() if key != "_target_"})
+    option = cls(
+        **{str(key): value for key, value in node.items() if key != "_target_"}
+    )
     needs, excluded = "; ".join(_needs(cls)), "; ".join(_excluded(cls))
-    return name, comment, str(option.promised()), ", ".join(sorted(option.claimed())), needs, excluded
+    return (
+        name,
+        comment,
+        str(option.promised()),
+        ", ".join(sorted(option.claimed())),
+        needs,
+        excluded,
+    )
 
 
 def _needs(cls: type[Optimization]) -> Iterator[str]:
@@ -199,7 +247,12 @@ def options_excluded(rule: Excludes) -> tuple[list[str], list[str]]:
     for path in sorted((CONF / rule.axis).glob("*.yaml")):
         cls = class_of(rule.axis, path)
         compiles_nothing = cls is Eager
-        if cls is not None and issubclass(cls, Optimization) and not compiles_nothing and rule.forbids(cls):
+        if (
+            cls is not None
+            and issubclass(cls, Optimization)
+            and not compiles_nothing
+            and rule.forbids(cls)
+        ):
             forbidden.append(path.stem)
         else:
             possible.append(path.stem)
@@ -222,9 +275,15 @@ def options_in_words() -> str:
     """Returns each group with its options, the default first, and what each is."""
     lines: list[str] = []
     for group, default in default_options().items():
-        files = sorted((CONF / group).glob("*.yaml"), key=lambda path: (path.stem != default, path.stem))
+        files = sorted(
+            (CONF / group).glob("*.yaml"),
+            key=lambda path: (path.stem != default, path.stem),
+        )
         lines += ["", f"{group}:"]
-        lines += [f"  {path.stem:<22} {shorten(option_comment(path), 96, placeholder=' …')}" for path in files]
+        lines += [
+            f"  {path.stem:<22} {shorten(option_comment(path), 96, placeholder=' …')}"
+            for path in files
+        ]
     return "\n".join(lines)
 
 
@@ -239,12 +298,20 @@ def key_rows(axis: str, cls: type) -> Iterator[tuple[str, ...]]:
     hints, meanings = get_type_hints(cls, include_extras=True), _attribute_docs(cls)
     for field in fields(cls):
         if issubclass(cls, Optimization | Design) or field.name != "name":
-            yield f"`{axis}.{field.name}`", _type_name(hints[field.name]), _default(field), meanings[field.name]
+            yield (
+                f"`{axis}.{field.name}`",
+                _type_name(hints[field.name]),
+                _default(field),
+                meanings[field.name],
+            )
 
 
 def own_keys(plain: Any) -> Iterator[str]:
     """Yields each key of a configuration with its value, type and range, and its meaning on the next line."""
-    for group, section in [("", plain), *((key, part) for key, part in vars(plain).items() if is_dataclass(part))]:
+    for group, section in [
+        ("", plain),
+        *((key, part) for key, part in vars(plain).items() if is_dataclass(part)),
+    ]:
         for name, kind, _, meaning in key_rows(group, type(section)):
             key = name.strip("`").removeprefix(".")
             value = getattr(section, key.rpartition(".")[2])
@@ -259,7 +326,9 @@ def _type_name(hint: Any) -> str:
     if "choices" in limits:
         return ", ".join(f"`{choice}`" for choice in limits["choices"])
     words = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "multiple_of": "a multiple of"}
-    bounds = [f"{sign} {_shown(limits[key])}" for key, sign in words.items() if key in limits]
+    bounds = [
+        f"{sign} {_shown(limits[key])}" for key, sign in words.items() if key in limits
+    ]
     return ", ".join([_name(hint), *bounds])
 
 
@@ -291,7 +360,11 @@ def _name(hint: Any) -> str:
         return " | ".join(_name(part) for part in get_args(hint))
     if hint is NoneType:
         return "None"
-    return hint.__name__ if isinstance(hint, type) else re.sub(r"[\w.]+\.(\w+)", r"\1", str(hint))
+    return (
+        hint.__name__
+        if isinstance(hint, type)
+        else re.sub(r"[\w.]+\.(\w+)", r"\1", str(hint))
+    )
 
 
 def _shown(bound: float) -> str:
@@ -300,7 +373,11 @@ def _shown(bound: float) -> str:
 
 def _default(field: Field[Any]) -> str:
     if field.default is MISSING:
-        return "must be given" if field.default_factory is MISSING else f"`{field.default_factory()}`"
+        return (
+            "must be given"
+            if field.default_factory is MISSING
+            else f"`{field.default_factory()}`"
+        )
     return {"None": "null"}.get(str(field.default), f"`{field.default}`")
 
 
@@ -331,7 +408,9 @@ def expected_speedups() -> str:
     for file in sorted((CONF.parent / RECORDS).glob("**/result.json")):
         result = read_result(file)
         by_kind.setdefault(result.environment.device["type"], []).append(result)
-    expected = {kind: rounded(medians(results)) for kind, results in sorted(by_kind.items())}
+    expected = {
+        kind: rounded(medians(results)) for kind, results in sorted(by_kind.items())
+    }
     return json.dumps(expected, indent=1) + "\n"
 
 
@@ -344,11 +423,21 @@ def rounded(speedups: Mapping[str, float]) -> dict[str, float]:
 def main(argv: list[str]) -> int:
     """Writes the page, or with `--check` compares it; returns the exit code."""
     parser = Arguments(prog="python -m runners.reference", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 2 if the page is out of date")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit with 2 if the page is out of date",
+    )
     arguments = parser.parsed(argv)
     if not HEAD.is_file():
-        raise UsageError(f"{HEAD}: is missing; the page can only be written in a checkout, not from a wheel")
-    for path, content in ((PAGE, page()), (MATRIX_PAGE, option_matrix()), (RECORDED, expected_speedups())):
+        raise UsageError(
+            f"{HEAD}: is missing; the page can only be written in a checkout, not from a wheel"
+        )
+    for path, content in (
+        (PAGE, page()),
+        (MATRIX_PAGE, option_matrix()),
+        (RECORDED, expected_speedups()),
+    ):
         if not arguments.check:
             path.write_text(content, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != content:

@@ -26,7 +26,10 @@ def main(argv: list[str]) -> int:
         "overrides of the tracking group (default: the store in which the run was tracked)",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="where to write (default: beside the result; outputs/reports/ID)"
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="where to write (default: beside the result; outputs/reports/ID)",
     )
     arguments = parser.parsed(argv)
 
@@ -36,9 +39,13 @@ def main(argv: list[str]) -> int:
 
     names, overrides = names_and_overrides(arguments.results)
     if not names:
-        raise UsageError("RESULT: name a run's folder, a sweep's folder or an MLflow run id")
+        raise UsageError(
+            "RESULT: name a run's folder, a sweep's folder or an MLflow run id"
+        )
     if arguments.output and len(names) > 1:
-        raise UsageError(f"--output {arguments.output}: takes one RESULT, because each has a report.html of its own")
+        raise UsageError(
+            f"--output {arguments.output}: takes one RESULT, because each has a report.html of its own"
+        )
     chosen, code = tracking_of(overrides), 0
     for name in names:
         source = find_results(name, chosen)
@@ -46,7 +53,11 @@ def main(argv: list[str]) -> int:
             raise UsageError(source.damaged)
         files = write_report(source, arguments.output)
         print(f"report: {files[0]}")
-        print(track_report(source, files, chosen if overrides or source.downloaded else None))
+        print(
+            track_report(
+                source, files, chosen if overrides or source.downloaded else None
+            )
+        )
         print_problems(source.damaged)
         code = UsageError.exit_code if source.damaged else code
     return code

@@ -11,7 +11,15 @@ from sdopt.errors import UsageError, command_line, print_problems
 from sdopt.schema import Tracking
 from sdopt.terminal import console as terminal
 
-from . import Arguments, answers, end_with_code, exit_code_of, found_in, interrupts_deferred, only_json
+from . import (
+    Arguments,
+    answers,
+    end_with_code,
+    exit_code_of,
+    found_in,
+    interrupts_deferred,
+    only_json,
+)
 
 if TYPE_CHECKING:
     from sdopt.launching import Launched
@@ -61,11 +69,15 @@ def _help() -> int:
 @contextmanager
 def _starting() -> Iterator[Callable[[], None]]:
     """Shows in a terminal that the command is starting; yields a function that ends the display."""
-    with terminal().status("starting: composing the study, importing PyTorch and diffusers") as status:
+    with terminal().status(
+        "starting: composing the study, importing PyTorch and diffusers"
+    ) as status:
         yield status.stop
 
 
-def _run(argv: list[str], launch: "Callable[[list[str]], Launched]", target: Path | None) -> tuple[int, Path | None]:
+def _run(
+    argv: list[str], launch: "Callable[[list[str]], Launched]", target: Path | None
+) -> tuple[int, Path | None]:
     from sdopt.launching import InterruptedStudy, summarise_sweep
 
     code = 0
@@ -76,7 +88,10 @@ def _run(argv: list[str], launch: "Callable[[list[str]], Launched]", target: Pat
         launched, code = interrupt.launched, exit_code_of(interrupt)
         if launched.folder is not None and launched.folder.is_dir():
             again = command_line("run", f"resume={launched.folder}")
-            print(f"What was measured is kept; `{again}` continues the study.", file=sys.stderr)
+            print(
+                f"What was measured is kept; `{again}` continues the study.",
+                file=sys.stderr,
+            )
     if launched.occupied:
         return max(code, 2), launched.folder
     if launched.folder is None:
@@ -86,7 +101,9 @@ def _run(argv: list[str], launch: "Callable[[list[str]], Launched]", target: Pat
     if launched.sweep:
         from sdopt.gate.judge import worst_code
 
-        found = worst_code((summarise_sweep(launched.folder, terminal()), 3 if launched.lost else 0))
+        found = worst_code(
+            (summarise_sweep(launched.folder, terminal()), 3 if launched.lost else 0)
+        )
         return code or found, launched.folder
     from sdopt.report.sweep import exit_code
 

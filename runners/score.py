@@ -19,9 +19,16 @@ def main(argv: list[str]) -> int:
         "list, and --import reads it. Rules of a gate, tables, plots and MLflow then have score_<name>.",
         epilog="example: sdopt score outputs/runs/quickstart/<time> --import scores.csv --lower aesthetic_loss",
     )
-    parser.add_argument("result", metavar="RESULT", help="a run's folder, or its result.json")
+    parser.add_argument(
+        "result", metavar="RESULT", help="a run's folder, or its result.json"
+    )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--export", type=Path, metavar="FOLDER", help="a new folder for images and times")
+    what.add_argument(
+        "--export",
+        type=Path,
+        metavar="FOLDER",
+        help="a new folder for images and times",
+    )
     what.add_argument(
         "--import",
         dest="table",
@@ -29,7 +36,12 @@ def main(argv: list[str]) -> int:
         metavar="TABLE",
         help=".csv or .jsonl: variant, file, and columns of scores",
     )
-    parser.add_argument("--lower", default="", metavar="NAMES", help="metrics of which less is better, with commas")
+    parser.add_argument(
+        "--lower",
+        default="",
+        metavar="NAMES",
+        help="metrics of which less is better, with commas",
+    )
     arguments = parser.parsed(argv)
 
     from sdopt.exchange.scores import export, import_scores
@@ -48,7 +60,9 @@ def main(argv: list[str]) -> int:
     write_result(result, folder)
     for _ in write_reports(summary_of(result), folder):
         pass
-    print(f"{folder}: has {', '.join(names)}; `{command_line('sync', folder)}` logs it to MLflow")
+    print(
+        f"{folder}: has {', '.join(names)}; `{command_line('sync', folder)}` logs it to MLflow"
+    )
     return 0
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from sdopt.search.record import SearchRecord
 
-_ANSWERED_BEFORE = "answered before (a larger budget goes on from there, --again begins anew)"
+_ANSWERED_BEFORE = (
+    "answered before (a larger budget goes on from there, --again begins anew)"
+)
 
 _HELP = """\
 usage: sdopt search [--again] [--config-dir DIR] search.groups=[…] [key=value ...]
@@ -67,13 +69,27 @@ def main(argv: list[str]) -> int:
             from sdopt.statistics.summary import summary_of
 
             folder = Path(record.folder)
-            summaries = [summary_of(read_result(folder / study)) for study in record.judged]
+            summaries = [
+                summary_of(read_result(folder / study)) for study in record.judged
+            ]
             studies = [to_json(answer_of(summary, folder)) for summary in summaries]
-            say({"exit_code": 0 if record.winner else 3, "search": to_json(record), "studies": studies})
+            say(
+                {
+                    "exit_code": 0 if record.winner else 3,
+                    "search": to_json(record),
+                    "studies": studies,
+                }
+            )
             return record.sentence
 
         answer = told if arguments.json else None
-        return searched(arguments.overrides, arguments.config_dir, began, answer, again=arguments.again)
+        return searched(
+            arguments.overrides,
+            arguments.config_dir,
+            began,
+            answer,
+            again=arguments.again,
+        )
 
 
 def searched(
@@ -136,14 +152,19 @@ def _run(
             for line in prepared.foreseen():
                 _say(line)
             return 0
-        with begun(prepared, began, _say, brief=answer is not None, again=again) as search:
+        with begun(
+            prepared, began, _say, brief=answer is not None, again=again
+        ) as search:
             folder, tracking = search.studies.folder, prepared.baseline.tracking
             try:
                 search.run()
             except KeyboardInterrupt as interrupt:
                 record = concluded(search, ended=False)
                 print(f"sdopt: interrupted. {record.sentence}", file=sys.stderr)
-                print(f"All of it: {folder / PAGE}. The same command continues the search.", file=sys.stderr)
+                print(
+                    f"All of it: {folder / PAGE}. The same command continues the search.",
+                    file=sys.stderr,
+                )
                 return exit_code_of(interrupt)
             record = concluded(search)
             if hand_out is not None:
@@ -172,7 +193,11 @@ def _told(
     from sdopt.search.record import blocks_of
 
     console = terminal()
-    console.print(answer(record) if answer else shown(blocks_of(record, brief=True), console.width))
+    console.print(
+        answer(record)
+        if answer
+        else shown(blocks_of(record, brief=True), console.width)
+    )
     _say(last)
     return 0 if record.winner else 3
 

@@ -74,7 +74,9 @@ def main(argv: list[str]) -> int:
     add_working_folder()
     serving, overrides = serving_config(arguments.overrides)
     if arguments.run is not None:
-        variant = measured(arguments.run, arguments.variant, overrides, config_dir=arguments.config_dir)
+        variant = measured(
+            arguments.run, arguments.variant, overrides, config_dir=arguments.config_dir
+        )
     else:
         with composer_of([BATCHES, *overrides], arguments.config_dir) as composer:
             variant = composer.variant(None)
@@ -98,13 +100,17 @@ def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> Non
 
     machine, context = find_machine(context, variant.hardware, data_sheets)
     if serving.engine == "ray" and find_spec("ray") is None:
-        raise ConflictError(["engine=ray: needs an extra: pip install 'sdopt[ray-serve]'"])
+        raise ConflictError(
+            ["engine=ray: needs an extra: pip install 'sdopt[ray-serve]'"]
+        )
     if problems := unservable(variant, serving, machine.device):
         raise ConflictError(problems)
     print_problems(machine.warnings)
     if serving.host not in ("127.0.0.1", "::1", "localhost"):
         print_problems(
-            [f"serving.host={serving.host}: whoever reaches this address may use the server; it has no passwords"]
+            [
+                f"serving.host={serving.host}: whoever reaches this address may use the server; it has no passwords"
+            ]
         )
     listening = listen(serving) if serving.engine == "local" else None
     fetch([variant], context)
@@ -113,7 +119,10 @@ def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> Non
         from sdopt.apps.serving.ray import deploy
 
         site = f"http://{serving.host}:{serving.port}"
-        print(f"{site}: loading {_described(variant, serving)}, {serving.replicas} replicas", flush=True)
+        print(
+            f"{site}: loading {_described(variant, serving)}, {serving.replicas} replicas",
+            flush=True,
+        )
         deploy(variant, serving, machine.device, lambda: _say_ready(site))
         print("ended", flush=True)
         return
@@ -122,10 +131,22 @@ def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> Non
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder("serve"))
         # Studies wait until it ends.
-        if variant.hardware.exclusive and (holder := stack.enter_context(reserve(machine.device, "sdopt serve"))):
-            print_problems([f"{holder} measures on {machine.device.name}, and this server disturbs it"])
+        if variant.hardware.exclusive and (
+            holder := stack.enter_context(reserve(machine.device, "sdopt serve"))
+        ):
+            print_problems(
+                [
+                    f"{holder} measures on {machine.device.name}, and this server disturbs it"
+                ]
+            )
         start = partial(
-            WorkerProcess, context, machine.device, variant.protocol.timeout_s, variant, folder / "worker.log", folder
+            WorkerProcess,
+            context,
+            machine.device,
+            variant.protocol.timeout_s,
+            variant,
+            folder / "worker.log",
+            folder,
         )
         print(f"{site}: loading {_described(variant, serving)}", flush=True)
         engine = Engine(variant, serving, start)

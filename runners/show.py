@@ -22,9 +22,22 @@ def main(argv: list[str]) -> int:
         metavar="RESULT",
         help="a run's folder, its result.json, the folder of a sweep or a search, or an MLflow run id",
     )
-    parser.add_argument("--all", action="store_true", help="show every figure, reason and note, as the page does")
-    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, and nothing else")
-    parser.add_argument("overrides", nargs="*", metavar="tracking.KEY=VALUE", help="where to look for an MLflow run")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="show every figure, reason and note, as the page does",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the answer as one JSON object, and nothing else",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="tracking.KEY=VALUE",
+        help="where to look for an MLflow run",
+    )
     arguments = parser.parsed(argv)
 
     from sdopt.config.tracking import tracking_of
@@ -45,9 +58,19 @@ def main(argv: list[str]) -> int:
         return code
     console = terminal()
     if (folder / RECORD).is_file():  # a search: its answer, and the study that judged
-        console.print(json.loads((folder / RECORD).read_text(encoding="utf-8"))["sentence"], style="bold", markup=False)
-        console.print(f"Everything that was tried: {folder / PAGE}\n", markup=False, soft_wrap=True)
-        folder = folder / FINAL if (folder / FINAL / "result.json").is_file() else folder
+        console.print(
+            json.loads((folder / RECORD).read_text(encoding="utf-8"))["sentence"],
+            style="bold",
+            markup=False,
+        )
+        console.print(
+            f"Everything that was tried: {folder / PAGE}\n",
+            markup=False,
+            soft_wrap=True,
+        )
+        folder = (
+            folder / FINAL if (folder / FINAL / "result.json").is_file() else folder
+        )
     found = find_results(str(folder), tracking_of(arguments.overrides))
     if found.sweep and found.studies:
         console.print(shown(found.sweep.blocks(arguments.all), console.width))

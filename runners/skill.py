@@ -10,9 +10,14 @@ from . import Arguments, end_with_code, printed
 def main(argv: list[str]) -> int:
     """Prints the page for agents, or the schema of their answers; returns the exit code."""
     parser = Arguments(
-        prog="sdopt skill", description="Print the page that tells an agent how to measure a change honestly."
+        prog="sdopt skill",
+        description="Print the page that tells an agent how to measure a change honestly.",
     )
-    parser.add_argument("--schema", action="store_true", help="print the JSON schema of an answer (--json) instead")
+    parser.add_argument(
+        "--schema",
+        action="store_true",
+        help="print the JSON schema of an answer (--json) instead",
+    )
     arguments = parser.parsed(argv)
     if arguments.schema:
         print(json.dumps(printed().model_json_schema(), indent=1))

@@ -42,7 +42,9 @@ def main(argv: list[str]) -> int:
     named, overrides = names_and_overrides(arguments)
     tracking = tracking_of(overrides)
     if tracking.kind == "none":
-        raise UsageError("tracking=none: names no store to log to; choose one with tracking.uri=…")
+        raise UsageError(
+            "tracking=none: names no store to log to; choose one with tracking.uri=…"
+        )
     folders = list(map(Path, named)) or [Path("outputs")]
     problems: dict[str, int] = {}
     sweeps: dict[Path, None] = {}
@@ -51,13 +53,28 @@ def main(argv: list[str]) -> int:
             own = path.parent.resolve()  # of `.`, the name
             _say(path.parent, log_study(read_result(path), own, tracking))
             # A job's folder may lie several folders below that of its sweep.
-            if above := next((up for up in list(own.parents)[:5] if (up / "multirun.yaml").is_file()), None):
+            if above := next(
+                (
+                    up
+                    for up in list(own.parents)[:5]
+                    if (up / "multirun.yaml").is_file()
+                ),
+                None,
+            ):
                 sweeps[above] = None
     for folder in sweeps:
         sweep = read_sweep(folder)
         problems.update((problem, UsageError.exit_code) for problem in sweep.damaged)
         with _noted(folder, problems):
-            _say(folder, log_sweep(list(sweep.studies.values()), folder, written(sweep.blocks()), tracking))
+            _say(
+                folder,
+                log_sweep(
+                    list(sweep.studies.values()),
+                    folder,
+                    written(sweep.blocks()),
+                    tracking,
+                ),
+            )
     print_problems(problems)
     return worst_code(problems.values())
 
@@ -77,7 +94,9 @@ def _noted(folder: Path, problems: dict[str, int]) -> Iterator[None]:
         problems.update((problem, error.exit_code) for problem in error.problems)
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        problems[f"{folder}: could not be logged ({reason})"] = UnavailableError.exit_code
+        problems[f"{folder}: could not be logged ({reason})"] = (
+            UnavailableError.exit_code
+        )
 
 
 def _say(folder: Path, logged: "Logged") -> None:
@@ -87,7 +106,11 @@ def _say(folder: Path, logged: "Logged") -> None:
 def _results(folder: Path) -> list[Path]:
     # MLflow keeps a copy among the artifacts of a run, by its id, without the images beside it.
     copies = re.compile(r".*/[0-9a-f]{32}/artifacts/result\.json")
-    below = [path for path in sorted(folder.rglob("result.json")) if not copies.fullmatch(str(path.absolute()))]
+    below = [
+        path
+        for path in sorted(folder.rglob("result.json"))
+        if not copies.fullmatch(str(path.absolute()))
+    ]
     found = [folder] if folder.name == "result.json" else below
     if not found:
         raise UsageError(f"{folder}: no result.json at or below it")

@@ -36,7 +36,9 @@ def _help() -> str:
 
     from .reference import own_keys
 
-    return _HELP.format(stages=", ".join(STAGES), keys=indented(own_keys(training_config([]))))
+    return _HELP.format(
+        stages=", ".join(STAGES), keys=indented(own_keys(training_config([])))
+    )
 
 
 def training_config(overrides: Sequence[str]) -> "TrainReferenceConfig":

@@ -19,8 +19,12 @@ def main(argv: list[str]) -> int:
         description="Open the MLflow UI on localhost.",
         epilog="Overrides as in sdopt run: tracking.uri=…",
     )
-    parser.add_argument("--port", type=int, default=5000, help="port on localhost (default: 5000)")
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides of the tracking group")
+    parser.add_argument(
+        "--port", type=int, default=5000, help="port on localhost (default: 5000)"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", help="Hydra overrides of the tracking group"
+    )
     arguments = parser.parsed(argv)
 
     from sdopt.config.tracking import tracking_of
@@ -30,10 +34,16 @@ def main(argv: list[str]) -> int:
     tracking = tracking_of(arguments.overrides)
     require_mlflow()
     if not store_exists(tracking):
-        raise UsageError(f"tracking.uri={tracking.uri}: has no logged results yet; run a study first")
+        raise UsageError(
+            f"tracking.uri={tracking.uri}: has no logged results yet; run a study first"
+        )
     _require_port(arguments.port)
     if is_server(tracking):
-        print(without_passwords(f"This tracking server has a UI of its own: {tracking.uri}"))
+        print(
+            without_passwords(
+                f"This tracking server has a UI of its own: {tracking.uri}"
+            )
+        )
         return 0
     pages = ui_pages(tracking)
     site = f"http://127.0.0.1:{arguments.port}"
@@ -44,7 +54,14 @@ def main(argv: list[str]) -> int:
     for name in names[1:]:
         print(f"  {name}: {site}/{pages[name]}")
     print(without_passwords(f"MLflow on {tracking.uri}  (Ctrl-C ends it)"), flush=True)
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", address_of(tracking)]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        address_of(tracking),
+    ]
     command += ["--host", "127.0.0.1", "--port", str(arguments.port), "--workers", "1"]
     # In a session of its own: else the terminal's Ctrl-C would also reach the server, which answers with tracebacks.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -52,7 +69,9 @@ def main(argv: list[str]) -> int:
     try:
         if (code := server.wait()) == 0:
             return 0
-        raise UnavailableError(f"MLflow's server ended with exit code {code}; what it printed says why")
+        raise UnavailableError(
+            f"MLflow's server ended with exit code {code}; what it printed says why"
+        )
     except KeyboardInterrupt:
         return 0
     finally:

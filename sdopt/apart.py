@@ -26,7 +26,13 @@ def start_apart(
     begin += f"from {module} import {function}; {function}(Connection(int(handle)))"
     ours, theirs = Pipe()
     with theirs:
-        command = [sys.executable or "python3", "-c", begin, str(theirs.fileno()), *sys.path]
+        command = [
+            sys.executable or "python3",
+            "-c",
+            begin,
+            str(theirs.fileno()),
+            *sys.path,
+        ]
         try:
             started = subprocess.Popen(
                 command,
@@ -38,5 +44,7 @@ def start_apart(
             )
         except OSError as error:
             ours.close()
-            raise UnavailableError(f"{command[0]}: no process can be started from it ({error.strerror})") from error
+            raise UnavailableError(
+                f"{command[0]}: no process can be started from it ({error.strerror})"
+            ) from error
     return started, ours

@@ -48,7 +48,9 @@ class Assembly:
         for option in options.values():
             arguments |= option.parts(variant.model, dtype)
         on_host = any(option.loads_on_host for option in options.values())
-        pipe = load_pipeline(variant.model, variant.scheduler, variant.task, device, arguments, on_host)
+        pipe = load_pipeline(
+            variant.model, variant.scheduler, variant.task, device, arguments, on_host
+        )
         pipe.__dict__[CALL] = call_arguments(variant.model)
         return cls.of(pipe, options)
 
@@ -66,10 +68,14 @@ class Assembly:
 
     def prepare_inputs(self, prompts: Sequence[str]) -> None:
         """Lets the options compute once the values that depend on prompts alone; `prompts` are those of all calls."""
-        preparing = [option for option in self.options.values() if option.prepares_inputs]
+        preparing = [
+            option for option in self.options.values() if option.prepares_inputs
+        ]
         if preparing:
             with self.entered():
-                changes = [option.prepare_inputs(self.pipe, prompts) for option in preparing]
+                changes = [
+                    option.prepare_inputs(self.pipe, prompts) for option in preparing
+                ]
             self._changes = [change for change in changes if change is not None]
 
     def changed(self, inputs: Inputs) -> Inputs:
@@ -83,7 +89,11 @@ class Assembly:
     @property
     def call_kwargs(self) -> Inputs:
         """Returns the arguments that the options add to each call."""
-        return {key: value for option in self.options.values() for key, value in option.call_kwargs().items()}
+        return {
+            key: value
+            for option in self.options.values()
+            for key, value in option.call_kwargs().items()
+        }
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -99,7 +109,9 @@ class Assembly:
         Args:
             strength: of an image-to-image task, which leaves out the other steps; 1 for all others.
         """
-        calls = max((option.traced_calls for option in self.options.values()), default=2)
+        calls = max(
+            (option.traced_calls for option in self.options.values()), default=2
+        )
         return math.ceil(calls / strength)
 
     def findings(self, trace: Trace) -> dict[str, Finding]:

@@ -80,7 +80,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_HELP.format(commands="\n".join(f"  {name:<18} {text}" for name, text in COMMANDS.items())))
+        print(
+            _HELP.format(
+                commands="\n".join(
+                    f"  {name:<18} {text}" for name, text in COMMANDS.items()
+                )
+            )
+        )
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         from sdopt.about import __version__
@@ -88,13 +94,20 @@ def _run(arguments: list[str]) -> int:
         print(f"sdopt {__version__}")
         return 0
     if arguments[0] in ("-sc", "--shell-completion") or (
-        arguments[0] in COMMANDS and arguments[1:2] and arguments[1].partition("=")[0] in ("-sc", "--shell-completion")
+        arguments[0] in COMMANDS
+        and arguments[1:2]
+        and arguments[1].partition("=")[0] in ("-sc", "--shell-completion")
     ):
-        return _complete(arguments[-1].removeprefix("-sc=").removeprefix("--shell-completion="))
+        return _complete(
+            arguments[-1].removeprefix("-sc=").removeprefix("--shell-completion=")
+        )
     if arguments[0] not in COMMANDS:
         near = get_close_matches(arguments[0], COMMANDS, 1)
         meant = f"did you mean {near[0]}? " if near else ""
-        print(f"sdopt: unknown command '{arguments[0]}'; {meant}choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        print(
+            f"sdopt: unknown command '{arguments[0]}'; {meant}choose one of {', '.join(COMMANDS)}",
+            file=sys.stderr,
+        )
         return 2
     _require_working_folder()
     # An interpreter that ends looks for garbage among all objects of PyTorch's modules, which takes a second.
@@ -108,7 +121,9 @@ def _run(arguments: list[str]) -> int:
     inside = (package / "runners").is_dir()
     if not inside and str(package.parent) not in sys.path:
         sys.path.insert(0, str(package.parent))
-    runner = importlib.import_module(f"{'sdopt.' if inside else ''}runners.{arguments[0].replace('-', '_')}")
+    runner = importlib.import_module(
+        f"{'sdopt.' if inside else ''}runners.{arguments[0].replace('-', '_')}"
+    )
     # This command is guarded already: what it raises need not pass a second guard.
     return int(inspect.unwrap(runner.main)(arguments[1:]))
 
@@ -158,16 +173,26 @@ def _complete(request: str) -> int:
     partial = "" if line.endswith(" ") or not words else words[-1]
     before = words[1:] if not partial else words[1:-1]
     if not before:
-        print(_ANSWERS.get(shell, " ").join(name for name in COMMANDS if name.startswith(partial)))
+        print(
+            _ANSWERS.get(shell, " ").join(
+                name for name in COMMANDS if name.startswith(partial)
+            )
+        )
         return 0
     offered = _offered(before, partial)
     if offered is not None:
-        print(_ANSWERS.get(shell, " ").join(choice for choice in offered if choice.startswith(partial)))
+        print(
+            _ANSWERS.get(shell, " ").join(
+                choice for choice in offered if choice.startswith(partial)
+            )
+        )
         return 0
     # Hydra expects overrides after the program's name.
     os.environ["COMP_LINE"] = line.replace(f" {before[0]}", "", 1)
     if before[0] == "optimize":  # after a model's name, and flags
-        os.environ["COMP_LINE"] = " ".join([words[0], *(word for word in before[1:] if "=" in word), partial])
+        os.environ["COMP_LINE"] = " ".join(
+            [words[0], *(word for word in before[1:] if "=" in word), partial]
+        )
     return _completed_by_hydra(request, before[0])
 
 
@@ -177,8 +202,14 @@ def _offered(before: Sequence[str], partial: str) -> list[str] | None:
         return []
     if before[0] in _OF_RESULTS and "=" not in partial:
         # The newest first; where there is none, the shell lists files.
-        found = sorted(Path("outputs").glob("*/*/*/result.json"), key=lambda path: path.parent.name, reverse=True)
-        return [str(path.parent) for path in found if str(path.parent).startswith(partial)][:_MOST]
+        found = sorted(
+            Path("outputs").glob("*/*/*/result.json"),
+            key=lambda path: path.parent.name,
+            reverse=True,
+        )
+        return [
+            str(path.parent) for path in found if str(path.parent).startswith(partial)
+        ][:_MOST]
     if before[0] == "ui":  # it has no study to configure
         from sdopt.schema import Tracking
 
@@ -193,7 +224,9 @@ def _completed_by_hydra(request: str, command: str = "run") -> int:
     from sdopt.config.paths import config_name_of
 
     with redirect_stdout(StringIO()) as out:
-        run_hydra(["-sc", request], program="sdopt", config_name=config_name_of(command))
+        run_hydra(
+            ["-sc", request], program="sdopt", config_name=config_name_of(command)
+        )
     sys.stdout.write(out.getvalue())
     return 0
 

@@ -62,12 +62,18 @@ class Conclusion:
         config = self.config
         if not config.quality.metrics:
             return
-        settings = Settings.of(config.quality, config.model, device, config.hardware.threads)
+        settings = Settings.of(
+            config.quality, config.model, device, config.hardware.threads
+        )
         try:
             with working(self.console, "quality") as say:
                 evaluate_apart(result, self.folder, settings, self.context, say)
         except (EvaluationError, UsageError) as error:
-            again = f"; `{self.again}` computes it without measuring again" if self.again else ""
+            again = (
+                f"; `{self.again}` computes it without measuring again"
+                if self.again
+                else ""
+            )
             print_problems([f"quality could not be computed: {error}{again}"])
         write_at_last(result, self.folder)
 
@@ -82,7 +88,11 @@ class Conclusion:
         write_at_last(result, self.folder)
 
     def run_programs(
-        self, summary: Summary, variants: Sequence[Variant], device: Device, left_s: float = math.inf
+        self,
+        summary: Summary,
+        variants: Sequence[Variant],
+        device: Device,
+        left_s: float = math.inf,
     ) -> None:
         """Runs the programs of the variants that have none yet, the best one's first, as long as there is time.
 
@@ -104,9 +114,17 @@ class Conclusion:
             return
         named = {variant.name: variant for variant in variants}
         try:
-            with scratch_folder("programs") as scratch, working(self.console, "programs") as say:
+            with (
+                scratch_folder("programs") as scratch,
+                working(self.console, "programs") as say,
+            ):
                 programs = Programs(named, device, self.folder, scratch, self.context)
-                programs.run(wanted, partial(error_limit, result), min(budget_s, max(left_s, 0.0)), say)
+                programs.run(
+                    wanted,
+                    partial(error_limit, result),
+                    min(budget_s, max(left_s, 0.0)),
+                    say,
+                )
         finally:
             write_at_last(result, self.folder)
 
@@ -127,9 +145,15 @@ class Conclusion:
         self.console.print()
         self.console.print(answer_shown(summary, self.console.width, self.folder))
         rendered = self.write_reports(summary)
-        failed = [variant.name for variant in summary.result.variants if variant.to_retry]
+        failed = [
+            variant.name for variant in summary.result.variants if variant.to_retry
+        ]
         if failed and self.again:
-            print_problems([f"`{self.again} retry_failed=true` measures again: {', '.join(failed)}"])
+            print_problems(
+                [
+                    f"`{self.again} retry_failed=true` measures again: {', '.join(failed)}"
+                ]
+            )
         return rendered
 
     def write_reports(self, summary: Summary) -> dict[str, bytes]:
@@ -140,15 +164,30 @@ class Conclusion:
             if content is not None:
                 rendered[report.file] = content
             if error is not None:
-                reason = str(error) if isinstance(error, UnavailableError) else f"{type(error).__name__}: {error}"
+                reason = (
+                    str(error)
+                    if isinstance(error, UnavailableError)
+                    else f"{type(error).__name__}: {error}"
+                )
                 missing.setdefault(reason, []).append(report.name)
-            elif report.file == HTML:  # the page, which people open first, has all pictures
+            elif (
+                report.file == HTML
+            ):  # the page, which people open first, has all pictures
                 path = self.folder / report.file
-                self.console.print(f"{report.name}: {path}", markup=False, highlight=False, soft_wrap=True)
-        print_problems(f"no {', '.join(names)}: {reason}" for reason, names in missing.items())
+                self.console.print(
+                    f"{report.name}: {path}",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
+        print_problems(
+            f"no {', '.join(names)}: {reason}" for reason, names in missing.items()
+        )
         return rendered
 
-    def track(self, summary: Summary, rendered: Mapping[str, bytes] | None = None) -> None:
+    def track(
+        self, summary: Summary, rendered: Mapping[str, bytes] | None = None
+    ) -> None:
         """Logs the study to MLflow if tracking is enabled; a failure is printed and not raised.
 
         `rendered` are its reports by their files; None to render those that are texts.
@@ -157,12 +196,25 @@ class Conclusion:
             return
         try:
             with working(self.console, "logging to MLflow"):
-                logged = log_study(summary.result, self.folder, self.config.tracking, summary, rendered)
+                logged = log_study(
+                    summary.result, self.folder, self.config.tracking, summary, rendered
+                )
         except (TrackingError, UsageError) as error:
-            print_problems([f"not logged to {error}" if isinstance(error, TrackingError) else f"not logged: {error}"])
-            here, there = command_line("sync", self.folder), sync_command(self.folder, self.config.tracking)
+            print_problems(
+                [
+                    f"not logged to {error}"
+                    if isinstance(error, TrackingError)
+                    else f"not logged: {error}"
+                ]
+            )
+            here, there = (
+                command_line("sync", self.folder),
+                sync_command(self.folder, self.config.tracking),
+            )
             own = "" if here == there else f" here, `{there}` to that store"
             print(f"Nothing is lost: `{here}` logs it{own} later.", file=sys.stderr)
             return
         shown = shown_by(self.config.tracking, logged)
-        self.console.print(f"MLflow: {shown}", markup=False, highlight=False, soft_wrap=True)
+        self.console.print(
+            f"MLflow: {shown}", markup=False, highlight=False, soft_wrap=True
+        )

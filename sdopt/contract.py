@@ -15,6 +15,8 @@ class Contract(StrEnum):
     """The computation is approximated."""
 
 
-def weakest(contracts: Iterable[Contract], default: Contract = Contract.EXACT) -> Contract:
+def weakest(
+    contracts: Iterable[Contract], default: Contract = Contract.EXACT
+) -> Contract:
     """Returns the weakest of some contracts: all that they promise together."""
     return max(contracts, key=list(Contract).index, default=default)

@@ -24,8 +24,13 @@ class SdoptError(Exception):
     exit_code: ClassVar[int]
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = [without_passwords(each) for each in ([problems] if isinstance(problems, str) else problems)]
-        super().__init__(self.problems)  # the list, because it travels between processes
+        self.problems = [
+            without_passwords(each)
+            for each in ([problems] if isinstance(problems, str) else problems)
+        ]
+        super().__init__(
+            self.problems
+        )  # the list, because it travels between processes
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
@@ -48,7 +53,9 @@ class OccupiedError(UsageError):
 def require_texts(function: str, overrides: Iterable[object]) -> None:
     """Raises UsageError unless all overrides of a call of `sdopt.<function>` are texts."""
     if wrong := [override for override in overrides if not isinstance(override, str)]:
-        raise UsageError(f"{wrong[0]!r}: each override is an argument of its own, as in sdopt.{function}(*overrides)")
+        raise UsageError(
+            f"{wrong[0]!r}: each override is an argument of its own, as in sdopt.{function}(*overrides)"
+        )
 
 
 class UnavailableError(SdoptError):
@@ -58,7 +65,11 @@ class UnavailableError(SdoptError):
 
 
 _WAYS_OUT = {
-    (errno.EACCES, errno.EPERM, errno.EROFS): "run as a user with permission, or choose another folder",
+    (
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+    ): "run as a user with permission, or choose another folder",
     (errno.ENOSPC, errno.EDQUOT): "make room",
     (errno.EMFILE, errno.ENFILE): "raise the limit of open files (ulimit -n)",
     (errno.ENOMEM,): "raise the memory limit (ulimit -v), or end other programs",
@@ -85,20 +96,33 @@ def way_out(error: Exception) -> str:
     elif isinstance(error, MemoryError):
         number = errno.ENOMEM
     elif isinstance(error, ImportError | RuntimeError):
-        number = next((number for words, number in _MESSAGES.items() if words in str(error).lower()), None)
-    return next((f"; {way}" for numbers, way in _WAYS_OUT.items() if number in numbers), "")
+        number = next(
+            (
+                number
+                for words, number in _MESSAGES.items()
+                if words in str(error).lower()
+            ),
+            None,
+        )
+    return next(
+        (f"; {way}" for numbers, way in _WAYS_OUT.items() if number in numbers), ""
+    )
 
 
 def os_problem(error: OSError, folder: Path | None = None) -> str:
     """Returns a line on an error of the operating system: the file, what is wrong with it, and how to solve it."""
     reason = error.strerror or " ".join(str(error).split())
-    where = error.filename if isinstance(error.filename, str) and error.filename else folder
+    where = (
+        error.filename if isinstance(error.filename, str) and error.filename else folder
+    )
     return f"{f'{where}: ' if where else ''}{reason}{'' if ';' in reason else way_out(error)}"
 
 
 def command_line(*words: object) -> str:
     """Returns a command of sdopt as it can be pasted into a shell, without passwords: `sdopt run resume='a b'`."""
-    return " ".join(["sdopt", *(shell_word(without_passwords(str(word))) for word in words)])
+    return " ".join(
+        ["sdopt", *(shell_word(without_passwords(str(word))) for word in words)]
+    )
 
 
 def shell_word(word: str) -> str:
@@ -108,7 +132,9 @@ def shell_word(word: str) -> str:
         key, sign, value = "", "", word
     plain = shlex.quote(value) if value or not sign else ""
     # Hydra's own quotes are single ones.
-    readable = f'"{value}"' if "'" in value and not set(value) & set('"$`\\!\n') else plain
+    readable = (
+        f'"{value}"' if "'" in value and not set(value) & set('"$`\\!\n') else plain
+    )
     return f"{key}{sign}{readable}"
 
 
@@ -116,7 +142,9 @@ def print_problems(problems: Iterable[str]) -> None:
     """Prints each problem as a line on standard error."""
     for problem in problems:
         # A file's own names, of columns or tensors, may hold what controls a terminal.
-        shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda odd: ascii(odd[0])[1:-1], problem)
+        shown = re.sub(
+            r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda odd: ascii(odd[0])[1:-1], problem
+        )
         print(f"sdopt: {without_passwords(shown)}", file=sys.stderr)
 
 
@@ -127,7 +155,8 @@ def without_passwords(text: str) -> str:
 
 
 _IN_QUERY = re.compile(
-    r"([?&](?:[\w.-]*(?:password|passwd|pwd|token|secret|key|signature)|sig)=)[^&\s'\"`]+", re.IGNORECASE
+    r"([?&](?:[\w.-]*(?:password|passwd|pwd|token|secret|key|signature)|sig)=)[^&\s'\"`]+",
+    re.IGNORECASE,
 )
 
 HIDDEN = "***"

@@ -20,7 +20,14 @@ from sdopt.config.again import note_commands
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
-from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems, without_passwords
+from sdopt.errors import (
+    ConflictError,
+    OccupiedError,
+    UsageError,
+    command_line,
+    print_problems,
+    without_passwords,
+)
 from sdopt.forecast import expected_call_s, lines_of
 from sdopt.gate.calibration import remarks_on_calibration
 from sdopt.gate.rule_checks import applicable, remarks_on_rules, require_measured
@@ -45,13 +52,24 @@ from sdopt.statistics.summary import Summary, summary_of
 from sdopt.study.ahead import LEAST_REPORT_S
 from sdopt.study.cost import cost_of
 from sdopt.study.designs import Plan
-from sdopt.study.plan import plan_result, refused, require_room, require_same_task, runnable_of
+from sdopt.study.plan import (
+    plan_result,
+    refused,
+    require_room,
+    require_same_task,
+    runnable_of,
+)
 from sdopt.study.progress import Progress
 from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
 from sdopt.study.run import run_study
 from sdopt.study.timeline import WAITING, Timeline
 from sdopt.terminal import console as terminal
-from sdopt.tracking.store import require_mlflow, require_store, start_ahead, store_exists
+from sdopt.tracking.store import (
+    require_mlflow,
+    require_store,
+    start_ahead,
+    store_exists,
+)
 from sdopt.variant import Variant
 from sdopt.worker.child import in_process
 from sdopt.worker.forkserver import StartContext
@@ -70,7 +88,11 @@ _POLL_S = 1.0
 
 def awaits_clip(composer: HydraComposer) -> bool:
     """Returns whether the images of a model on the hub would be scored by a published CLIP, which is not here yet."""
-    return composer.chooses_features and composer.current.model.weights == "hub" and not is_in_cache(PUBLISHED)
+    return (
+        composer.chooses_features
+        and composer.current.model.weights == "hub"
+        and not is_in_cache(PUBLISHED)
+    )
 
 
 def fetch_clip(composer: HydraComposer) -> None:
@@ -85,10 +107,14 @@ def fetch_clip(composer: HydraComposer) -> None:
 
 def fetch(variants: Sequence[Variant], context: StartContext) -> None:
     """Downloads or builds the models of variants, and downloads what their options read. Raises UsageError."""
-    for model, task in dict.fromkeys((v.model, v.task) for v in variants if v.model.factory is not None):
+    for model, task in dict.fromkeys(
+        (v.model, v.task) for v in variants if v.model.factory is not None
+    ):
         found = in_process(context, describe, model, task, what=model.origin)
         remember(model, found)
-        if found.size not in (None, model.size) and any(v.model == model and v.workload.size is None for v in variants):
+        if found.size not in (None, model.size) and any(
+            v.model == model and v.workload.size is None for v in variants
+        ):
             raise UsageError(
                 f"{model.origin}: its images have {found.size}×{found.size} pixels, and model.size={model.size}: "
                 f"add model.size={found.size}, or choose another size by workload.size"
@@ -98,24 +124,36 @@ def fetch(variants: Sequence[Variant], context: StartContext) -> None:
         variant.files(fetch=True)
 
 
-def check_models(variants: Sequence[Variant], weights: Collection[str], context: StartContext) -> None:
+def check_models(
+    variants: Sequence[Variant], weights: Collection[str], context: StartContext
+) -> None:
     """Checks that models whose weights are of some origins can be built, since options read their configuration.
 
     Raises:
         UsageError: a model cannot be built; with the remarks on it, which are not printed any more.
     """
-    for model in dict.fromkeys(variant.model for variant in variants if source_of(variant.model) in weights):
+    for model in dict.fromkeys(
+        variant.model for variant in variants if source_of(variant.model) in weights
+    ):
         try:
             in_process(context, require_parts, model, what=f"model={model.name}")
         except UsageError as error:
-            scheduler = next(variant.scheduler for variant in variants if variant.model == model)
-            raise UsageError([*error.problems, *sampling_remarks(model, scheduler)]) from error
+            scheduler = next(
+                variant.scheduler for variant in variants if variant.model == model
+            )
+            raise UsageError(
+                [*error.problems, *sampling_remarks(model, scheduler)]
+            ) from error
 
 
 def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
     """Lets a process that has diffusers find out whether schedulers suit their models: this one need not import it."""
     own = ((part_config(variant.model, "scheduler"), variant) for variant in variants)
-    asked = unanswered((dict(config), each.scheduler, each.workload.steps) for config, each in own if config)
+    asked = unanswered(
+        (dict(config), each.scheduler, each.workload.steps)
+        for config, each in own
+        if config
+    )
     if asked:
         remember_sampling(in_process(context, answers_to, asked, what="the scheduler"))
 
@@ -125,7 +163,10 @@ def card_remarks(variants: Sequence[Variant], machine: Machine) -> list[str]:
     types = {kind for variant in variants for kind in variant.number_types}
     if not machine.device.is_cuda:
         return []
-    return [f"{machine.device.name}: {fault}" for fault in faults_of(machine.device.name, machine.sheet, types)]
+    return [
+        f"{machine.device.name}: {fault}"
+        for fault in faults_of(machine.device.name, machine.sheet, types)
+    ]
 
 
 @dataclass
@@ -164,13 +205,19 @@ class Experiment:
     @property
     def _conclusion(self) -> Conclusion:
         again = "" if self.in_sweep else command_line("run", f"resume={self.folder}")
-        return Conclusion(self.config, self.folder, self.context, self.console, self.brief, again)
+        return Conclusion(
+            self.config, self.folder, self.context, self.console, self.brief, again
+        )
 
     @property
     def _left_s(self) -> float:
         """Seconds of `protocol.budget_s` that are left before the reports; infinite without one."""
         budget_s = self.config.protocol.budget_s
-        return math.inf if budget_s is None else budget_s - self.timeline.elapsed_s - LEAST_REPORT_S
+        return (
+            math.inf
+            if budget_s is None
+            else budget_s - self.timeline.elapsed_s - LEAST_REPORT_S
+        )
 
     def run(self) -> StudyResult | None:
         """Runs all steps; returns the result, or None for a dry run.
@@ -199,7 +246,9 @@ class Experiment:
             require_room(plan, result, self.folder, machine, self.context)
             if not self.brief:
                 announce(result, self.console)
-            write_result(result, self.folder)  # a full disk should fail before measuring, not after
+            write_result(
+                result, self.folder
+            )  # a full disk should fail before measuring, not after
             end, summary = self._conclusion, None
             try:
                 with Progress(self.console, self.timeline, self.brief) as progress:
@@ -217,8 +266,12 @@ class Experiment:
                     end.evaluate(result, machine.device.torch_name)
                     end.judge(result)
                     summary = self._with_commands(result, plan)
-                    end.run_programs(summary, plan.variants, machine.device, self._left_s)
-                elif result.status == "finished":  # a later call goes on with scores and verdicts
+                    end.run_programs(
+                        summary, plan.variants, machine.device, self._left_s
+                    )
+                elif (
+                    result.status == "finished"
+                ):  # a later call goes on with scores and verdicts
                     result.status = "interrupted"
                     write_at_last(result, self.folder)
             finally:
@@ -233,12 +286,21 @@ class Experiment:
 
     def _foretell(self, plan: Plan, result: StudyResult, machine: Machine) -> None:
         """Says what a study would measure, and what it would take as far as that is known."""
-        measured = [*runnable_of(plan, result), plan.baseline]  # the baseline is measured twice
+        measured = [
+            *runnable_of(plan, result),
+            plan.baseline,
+        ]  # the baseline is measured twice
         cost = cost_of(measured, result, Path("outputs"))
         told: list[str] = []
-        if machine.sheet is not None or (cost.seconds is None and not machine.device.is_cuda):
+        if machine.sheet is not None or (
+            cost.seconds is None and not machine.device.is_cuda
+        ):
             told = lines_of(plan.variants, machine, self.context)
-            if cost.seconds is None and (call_s := expected_call_s(plan.variants, machine, self.context)) is not None:
+            if (
+                cost.seconds is None
+                and (call_s := expected_call_s(plan.variants, machine, self.context))
+                is not None
+            ):
                 based_on = f"predicted; {cost.based_on}"
                 cost = replace(cost, seconds=cost.calls * call_s, based_on=based_on)
         show_plan(result, cost, self.console)
@@ -252,12 +314,20 @@ class Experiment:
         if self.in_sweep and is_elsewhere(previous, fresh):
             host = previous.environment.host
             file.rename(self.folder / f"result.{quote(host, safe='')}.json")
-            print_problems([f"{self.folder}: measured on {host} before; starts over on {fresh.environment.host}"])
+            print_problems(
+                [
+                    f"{self.folder}: measured on {host} before; starts over on {fresh.environment.host}"
+                ]
+            )
             return fresh
         # A cluster that ends a job may kill its workers first, and these are then recorded as failed.
-        cut_off = not self.config.resume and (previous.status != "finished" or "SLURM_RESTART_COUNT" in os.environ)
+        cut_off = not self.config.resume and (
+            previous.status != "finished" or "SLURM_RESTART_COUNT" in os.environ
+        )
         try:
-            return merge_resumed(previous, fresh, plan, self.folder, self.config.retry_failed or cut_off)
+            return merge_resumed(
+                previous, fresh, plan, self.folder, self.config.retry_failed or cut_off
+            )
         except UsageError as error:
             if self.config.resume:
                 raise
@@ -265,11 +335,15 @@ class Experiment:
 
     def _prepare_folder(self) -> None:
         (self.folder / "error.json").unlink(missing_ok=True)
-        for left in self.folder.glob("*.tmp"):  # left by a process that was killed while writing
+        for left in self.folder.glob(
+            "*.tmp"
+        ):  # left by a process that was killed while writing
             left.unlink(missing_ok=True)
         if self.config.tracking.kind == "mlflow":
             require_mlflow()
-            if not self.config.dry_run and store_exists(self.config.tracking):  # which MLflow checks
+            if not self.config.dry_run and store_exists(
+                self.config.tracking
+            ):  # which MLflow checks
                 start_ahead(self.config.tracking)
 
     def plan(self, until_done: ExitStack) -> tuple[Plan, StudyResult, Machine]:
@@ -293,9 +367,17 @@ class Experiment:
         self.ready()
         if not config.dry_run:
             self.timeline.enter("fetching models")
-            runnable = [variant for variant in plan.variants if not variant.conflicts(machine.device)]
+            runnable = [
+                variant
+                for variant in plan.variants
+                if not variant.conflicts(machine.device)
+            ]
             fetch(runnable, self.context)
-            for name in features_of(config.quality, config.model) if config.quality.metrics else ():
+            for name in (
+                features_of(config.quality, config.model)
+                if config.quality.metrics
+                else ()
+            ):
                 fetch_features(name)
             check_models(runnable, ("hub",), self.context)
             check_sampling(runnable, self.context)
@@ -310,28 +392,51 @@ class Experiment:
         print_problems(machine.warnings)
         design = type(config.study).__name__.lower()
         command = [without_passwords(word) for word in self.command]
-        return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
+        return (
+            plan,
+            plan_result(
+                plan, config.study.name, design, config.recorded, machine, command
+            ),
+            machine,
+        )
 
     def _remarks(self, variants: Sequence[Variant]) -> list[str]:
         """Returns what of models, prompts, images and masks is not used as a user may think, each once."""
         config = self.config
-        found = dict.fromkeys(remarks_on_rules(config.gate, config.quality, config.model))
+        found = dict.fromkeys(
+            remarks_on_rules(config.gate, config.quality, config.model)
+        )
         if config.gate.judges and config.quality.metrics:
             gate = applicable(config.gate, config.quality, config.model)
             contracts = dict.fromkeys(variant.contract for variant in variants)
-            found |= dict.fromkeys(remarks_on_calibration(gate, contracts, config.recorded))
+            found |= dict.fromkeys(
+                remarks_on_calibration(gate, contracts, config.recorded)
+            )
         if config.quality.metrics and config.model.weights == "random":
             found[_UNTRAINED] = None
         for variant in variants:
             count = max(len(variant.prompts), len(variant.pictured))
-            workload, model = replace(variant.workload, prompt_count=count), variant.model
-            found |= dict.fromkeys([*sampling_remarks(model, variant.scheduler), *variant.overdone()])
+            workload, model = (
+                replace(variant.workload, prompt_count=count),
+                variant.model,
+            )
+            found |= dict.fromkeys(
+                [*sampling_remarks(model, variant.scheduler), *variant.overdone()]
+            )
             found |= dict.fromkeys(remarks_on_prompts(workload, model))
             found |= dict.fromkeys(remarks_on(variant.task, model, workload))
             if workload.prompts != "packaged" or workload.negative_prompt:
-                with suppress(UsageError):  # nothing was fetched for a variant that is only planned
+                with suppress(
+                    UsageError
+                ):  # nothing was fetched for a variant that is only planned
                     found |= dict.fromkeys(
-                        in_process(self.context, remarks_on_length, workload, model, what=f"model={model.name}")
+                        in_process(
+                            self.context,
+                            remarks_on_length,
+                            workload,
+                            model,
+                            what=f"model={model.name}",
+                        )
                     )
         return list(found)
 
@@ -390,7 +495,9 @@ class Experiment:
     def _say_waiting(self, holder: str, machine: Machine) -> None:
         self.timeline.enter(WAITING)
         where = f"{holder}, which measures on {machine.device.name}"
-        print_problems([f"waiting for {where}; hardware.exclusive=false measures concurrently"])
+        print_problems(
+            [f"waiting for {where}; hardware.exclusive=false measures concurrently"]
+        )
 
     def _with_commands(self, result: StudyResult, plan: Plan) -> Summary:
         """Finds out which commands do what was measured: only these are shown; returns the study, summed up."""
@@ -401,7 +508,12 @@ class Experiment:
 
     def _complete(self, result: StudyResult, plan: Plan, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""
-        self.console.print(f"already complete: {self.folder}", markup=False, highlight=False, soft_wrap=True)
+        self.console.print(
+            f"already complete: {self.folder}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
         pictured = [row for row in result.variants if row.images]
         scored = bool(pictured) and all(row.quality for row in pictured)
         complete = scored and (result.gate or not self.config.gate.judges)
@@ -410,7 +522,9 @@ class Experiment:
             end.evaluate(result, machine.device.torch_name)
             end.judge(result)
         wanted = result.config.protocol.programs_s != 0
-        lacking = wanted and any(row.program is None for row in result.candidates if row.status is Status.OK)
+        lacking = wanted and any(
+            row.program is None for row in result.candidates if row.status is Status.OK
+        )
         if lacking:
             summary = self._with_commands(result, plan)
             end.run_programs(summary, plan.variants, machine.device)
@@ -430,7 +544,9 @@ class Experiment:
         Raises:
             ConflictError: no candidate can run, and the study is not a job of a sweep.
         """
-        reasons = [] if self.config.study.skip_conflicts else refused(plan, machine.device)
+        reasons = (
+            [] if self.config.study.skip_conflicts else refused(plan, machine.device)
+        )
         if reasons and not self.in_sweep:
             raise ConflictError(reasons)
         return bool(reasons)
@@ -438,7 +554,10 @@ class Experiment:
     def _record_skipped(self, result: StudyResult) -> None:
         """Ends a sweep job whose candidates are all skipped, with a result that says so."""
         for row in result.variants:
-            row.status, row.reason = Status.SKIPPED, row.reason or "nothing is left to compare with it"
+            row.status, row.reason = (
+                Status.SKIPPED,
+                row.reason or "nothing is left to compare with it",
+            )
         result.status = "finished"
         write_result(result, self.folder)
         summary = summary_of(result)

@@ -36,7 +36,9 @@ class Expected:
 Forecast = Callable[[Sequence[Variant], Machine, StartContext], list[Expected]]
 
 
-def expected(variants: Sequence[Variant], machine: Machine, context: StartContext) -> list[Expected]:
+def expected(
+    variants: Sequence[Variant], machine: Machine, context: StartContext
+) -> list[Expected]:
     """Returns what variants would take on a machine, at each of their shapes.
 
     Raises:
@@ -46,10 +48,14 @@ def expected(variants: Sequence[Variant], machine: Machine, context: StartContex
     for entry in entry_points(group="sdopt.forecast"):
         forecast: Forecast = entry.load()
         return forecast(variants, machine, context)
-    raise UsageError("nothing that foretells times is installed; `pip install` sdopt again to have `sdopt plan`")
+    raise UsageError(
+        "nothing that foretells times is installed; `pip install` sdopt again to have `sdopt plan`"
+    )
 
 
-def lines_of(variants: Sequence[Variant], machine: Machine, context: StartContext) -> list[str]:
+def lines_of(
+    variants: Sequence[Variant], machine: Machine, context: StartContext
+) -> list[str]:
     """Returns `expected` as lines for a person."""
     try:
         found = expected(variants, machine, context)
@@ -60,7 +66,9 @@ def lines_of(variants: Sequence[Variant], machine: Machine, context: StartContex
     return [f"expected on {name} (80 % intervals):", *lines]
 
 
-def expected_call_s(variants: Sequence[Variant], machine: Machine, context: StartContext) -> float | None:
+def expected_call_s(
+    variants: Sequence[Variant], machine: Machine, context: StartContext
+) -> float | None:
     """Returns the seconds that are expected of a call, on average over variants and shapes; None if none is told."""
     try:
         seconds = [each.seconds for each in expected(variants, machine, context)]

@@ -15,7 +15,15 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TextIO
 
-from sdopt.errors import ENDINGS, SdoptError, UnavailableError, UsageError, os_problem, print_problems, way_out
+from sdopt.errors import (
+    ENDINGS,
+    SdoptError,
+    UnavailableError,
+    UsageError,
+    os_problem,
+    print_problems,
+    way_out,
+)
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code of Ctrl-C, as shells have it."""
@@ -42,14 +50,21 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
             try:
                 return main(argv)
             except KeyboardInterrupt as interrupt:
-                print(f"sdopt: interrupted{f' by {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
+                print(
+                    f"sdopt: interrupted{f' by {interrupt}' if str(interrupt) else ''}",
+                    file=sys.stderr,
+                )
                 return exit_code_of(interrupt)
             except SystemExit as end:
                 # argparse has printed its message; a library that exits with 1 does not mean a regression.
                 if isinstance(end.code, str):
                     print_problems([end.code])
                 unavailable = UnavailableError.exit_code if end.code else 0
-                return end.code if end.code in (UsageError.exit_code, UnavailableError.exit_code) else unavailable
+                return (
+                    end.code
+                    if end.code in (UsageError.exit_code, UnavailableError.exit_code)
+                    else unavailable
+                )
             except Exception as error:
                 if os.environ.get("HYDRA_FULL_ERROR") == "1":
                     traceback.print_exc()
@@ -71,8 +86,14 @@ def explained(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"{error}; is sdopt installed with its dependencies? pip install sdopt"
     frames = traceback.extract_tb(error.__traceback__)
-    inside = [frame for frame in frames if {"sdopt", "runners"} & {*Path(frame.filename).parts[-4:]}] or frames
-    where = f" (at {Path(inside[-1].filename).name}:{inside[-1].lineno})" if inside else ""
+    inside = [
+        frame
+        for frame in frames
+        if {"sdopt", "runners"} & {*Path(frame.filename).parts[-4:]}
+    ] or frames
+    where = (
+        f" (at {Path(inside[-1].filename).name}:{inside[-1].lineno})" if inside else ""
+    )
     said = " ".join(str(error).split())[:300]
     return (
         f"a defect of sdopt: {type(error).__name__}{f': {said}' if said else ''}{where}; please report it, with what "
@@ -130,7 +151,9 @@ def interrupts_deferred() -> Iterator[None]:
 def patient_streams() -> Iterator[None]:
     """Lets a command continue where its output cannot be written, and spell what a terminal cannot show."""
     before = sys.stdout, sys.stderr
-    if any(isinstance(stream, _Patient) for stream in before):  # a command within a command
+    if any(
+        isinstance(stream, _Patient) for stream in before
+    ):  # a command within a command
         yield
         return
     sys.stdout, sys.stderr = (_Patient(stream) for stream in before)
@@ -147,7 +170,11 @@ class _Patient:
 
     def __init__(self, stream: TextIO | None) -> None:
         # A shell's `>&-` leaves no stream at all.
-        self._stream = open(os.devnull, "w", encoding="utf-8") if stream is None else stream  # noqa: PTH123, SIM115
+        self._stream = (
+            open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+            if stream is None
+            else stream
+        )
         if hasattr(self._stream, "reconfigure"):
             self._stream.reconfigure(errors=PLAIN)
 
@@ -170,7 +197,10 @@ class _Patient:
 
     def _drop(self) -> None:
         # Replaces the broken pipe, so that the interpreter's own flush at exit does not fail either.
-        with suppress(OSError, ValueError), open(os.devnull, "w", encoding="utf-8") as nothing:  # noqa: PTH123
+        with (
+            suppress(OSError, ValueError),
+            open(os.devnull, "w", encoding="utf-8") as nothing,  # noqa: PTH123
+        ):
             os.dup2(nothing.fileno(), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
@@ -180,8 +210,26 @@ class _Patient:
 PLAIN = "sdopt.plain"
 """The name of the way, for `str.encode`, in which what an encoding lacks is spelt."""
 
-_SPELT = {"×": "x", "≈": "~", "≥": ">=", "≤": "<=", "…": "...", "→": "->", "±": "+-", "²": "2", "µ": "u", "Δ": "d"}
-_SPELT |= {"•": "*", "·": "*", "✓": "ok", "✗": "no", **dict.fromkeys("–—−", "-"), **dict.fromkeys("“”", '"')}
+_SPELT = {
+    "×": "x",
+    "≈": "~",
+    "≥": ">=",
+    "≤": "<=",
+    "…": "...",
+    "→": "->",
+    "±": "+-",
+    "²": "2",
+    "µ": "u",
+    "Δ": "d",
+}
+_SPELT |= {
+    "•": "*",
+    "·": "*",
+    "✓": "ok",
+    "✗": "no",
+    **dict.fromkeys("–—−", "-"),
+    **dict.fromkeys("“”", '"'),
+}
 _SPELT |= dict.fromkeys("‘’", "'")
 
 
@@ -190,7 +238,12 @@ def _spelt(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
-    plain = (_SPELT.get(c) or unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode() or "?" for c in text)
+    plain = (
+        _SPELT.get(c)
+        or unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode()
+        or "?"
+        for c in text
+    )
     return "".join(plain), error.end
 
 

@@ -45,26 +45,46 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> "Outcome":
     # A stream that is not the process's own, as in a notebook, is written to from here.
     shown = [sys.stdout, sys.stderr]
     piped = {
-        name: subprocess.DEVNULL if stream is None else None if stream is own else subprocess.PIPE
-        for name, stream, own in zip(("stdout", "stderr"), shown, (sys.__stdout__, sys.__stderr__), strict=True)
+        name: subprocess.DEVNULL
+        if stream is None
+        else None
+        if stream is own
+        else subprocess.PIPE
+        for name, stream, own in zip(
+            ("stdout", "stderr"), shown, (sys.__stdout__, sys.__stderr__), strict=True
+        )
     }
     for stream in shown:
         with suppress(AttributeError, ValueError, OSError):
             stream.flush()
     # A notebook writes over a line that begins with a carriage return, which is enough for a bar.
-    notebook = {OVERWRITES: "1"} if piped["stdout"] and "ipykernel" in sys.modules else {}
-    process, channel = start_apart("sdopt.guest", "serve", os.environ | notebook, **piped)
+    notebook = (
+        {OVERWRITES: "1"} if piped["stdout"] and "ipykernel" in sys.modules else {}
+    )
+    process, channel = start_apart(
+        "sdopt.guest", "serve", os.environ | notebook, **piped
+    )
     with ExitStack() as until_done:
         until_done.callback(process.wait)
         until_done.callback(process.kill)
         until_done.enter_context(channel)
         readers = {
             pipe.fileno(): (until_done.enter_context(pipe), stream)
-            for pipe, stream in zip((process.stdout, process.stderr), shown, strict=True)
+            for pipe, stream in zip(
+                (process.stdout, process.stderr), shown, strict=True
+            )
             if pipe is not None
         }
-        channel.send((overrides, config_dir, [name for name, to in piped.items() if to == subprocess.PIPE]))
-        outcome, error = _followed(process, channel, {fd: stream for fd, (_, stream) in readers.items()})
+        channel.send(
+            (
+                overrides,
+                config_dir,
+                [name for name, to in piped.items() if to == subprocess.PIPE],
+            )
+        )
+        outcome, error = _followed(
+            process, channel, {fd: stream for fd, (_, stream) in readers.items()}
+        )
         with suppress(subprocess.TimeoutExpired):  # it removes its temporary files
             process.wait(30)
     if error is not None:
@@ -72,7 +92,9 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> "Outcome":
     return outcome  # type: ignore[no-any-return]
 
 
-def _followed(process: "subprocess.Popen[bytes]", channel: Connection, streams: dict[int, TextIO]) -> Any:
+def _followed(
+    process: "subprocess.Popen[bytes]", channel: Connection, streams: dict[int, TextIO]
+) -> Any:
     """Shows what the process prints until it answers; passes on Ctrl-C, and a further one more firmly."""
     decoders = {fd: codecs.getincrementaldecoder("utf-8")("replace") for fd in streams}
     firmly = iter((signal.SIGINT, signal.SIGTERM, signal.SIGKILL))
@@ -89,7 +111,11 @@ def _followed(process: "subprocess.Popen[bytes]", channel: Connection, streams: 
                     _show(decoders[ready].decode(text), streams[ready])  # type: ignore[index]
                 else:
                     waited_for.remove(ready)
-            if answer is not None and channel not in waited_for and not wait(waited_for, 0):
+            if (
+                answer is not None
+                and channel not in waited_for
+                and not wait(waited_for, 0)
+            ):
                 break  # a worker that outlives it may hold its streams
         except KeyboardInterrupt:
             process.send_signal(next(firmly, signal.SIGKILL))

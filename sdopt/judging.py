@@ -62,29 +62,50 @@ class Judging:
         """
         judged: list[StudyResult] = []
         problems = list(found.damaged)
-        studies = [study for study in found.studies if self.against or judged_comparisons(study[0])]
+        studies = [
+            study
+            for study in found.studies
+            if self.against or judged_comparisons(study[0])
+        ]
         if found.studies and not studies:
             raise UsageError([*problems, f"{found.name}: has no comparison to judge"])
         for result, folder in studies:
             try:
                 # Each job of a sweep has verdicts of its own.
-                output = self.output / found.job(folder) if self.output and found.sweep else self.output
+                output = (
+                    self.output / found.job(folder)
+                    if self.output and found.sweep
+                    else self.output
+                )
                 judged.append(self._judge(result, folder, output))
             except UsageError as error:
                 problems += error.problems
         print_problems(problems)
         codes = [exit_code(result.judgements, self.config.gate) for result in judged]
-        return worst_code([*codes, *[UsageError.exit_code] * len(problems)]), judged, problems
+        return (
+            worst_code([*codes, *[UsageError.exit_code] * len(problems)]),
+            judged,
+            problems,
+        )
 
-    def _judge(self, result: StudyResult, folder: Path, output: Path | None) -> StudyResult:
+    def _judge(
+        self, result: StudyResult, folder: Path, output: Path | None
+    ) -> StudyResult:
         """Returns one result with the verdicts; only those of the result by itself are recorded in its file."""
-        gate, protocol = self.config.gate, replace(result.config.protocol, **dict[str, Any](self.thresholds))
+        gate, protocol = (
+            self.config.gate,
+            replace(result.config.protocol, **dict[str, Any](self.thresholds)),
+        )
         result.config = replace(result.config, protocol=protocol)
         if self.against is None:
             judge(result, gate, calibration_for(result, gate.calibration))
             _record(result, folder, verdicts=output is None)
         else:
-            result = replace(result, gate=gate.name, judgements=self._drift(result, folder, self.against))
+            result = replace(
+                result,
+                gate=gate.name,
+                judgements=self._drift(result, folder, self.against),
+            )
         summary, width = summary_of(result), self.console.width
         if self.against is None:
             self.console.print(answer_shown(summary, width))
@@ -98,15 +119,28 @@ class Judging:
             target.mkdir(parents=True, exist_ok=True)
             write_verdicts(summary, target, gate.inconclusive_passes, against)
         except OSError as error:
-            raise UnavailableError(f"{target}: {error.strerror}; choose another folder with --output") from error
-        self.console.print(f"verdicts: {target / 'verdicts.md'}", markup=False, highlight=False, soft_wrap=True)
+            raise UnavailableError(
+                f"{target}: {error.strerror}; choose another folder with --output"
+            ) from error
+        self.console.print(
+            f"verdicts: {target / 'verdicts.md'}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
         if self.against is None and output is None:
             reports = list(write_reports(summary, folder))
-            rendered = {made.report.file: made.content for made in reports if made.content is not None}
+            rendered = {
+                made.report.file: made.content
+                for made in reports
+                if made.content is not None
+            }
             self._track(summary, folder, rendered)
         return result
 
-    def _drift(self, result: StudyResult, folder: Path, against: str) -> list[Judgement]:
+    def _drift(
+        self, result: StudyResult, folder: Path, against: str
+    ) -> list[Judgement]:
         earlier, then = find_result(against, self.config.tracking)
         gate = self.config.gate
         images = [
@@ -119,18 +153,27 @@ class Judging:
         fit = calibration_for(result, gate.calibration)
         return judge_drift(result, earlier, gate, fit, self.waived, folders)
 
-    def _track(self, summary: Summary, folder: Path, rendered: Mapping[str, bytes]) -> None:
+    def _track(
+        self, summary: Summary, folder: Path, rendered: Mapping[str, bytes]
+    ) -> None:
         """Updates the verdicts of the study's MLflow runs, if it was logged; a failure is printed."""
         # The result says where it was logged, unless the command names another place.
         own = self.config.tracking
         tracking = own if own != Tracking() else summary.result.config.tracking
         try:
             run = update_verdicts(summary, folder, tracking, rendered)
-        except (TrackingError, UsageError) as error:  # such as a password that the result does not hold
+        except (
+            TrackingError,
+            UsageError,
+        ) as error:  # such as a password that the result does not hold
             print_problems([f"the verdicts were not logged to MLflow: {error}"])
             return
         if run is not None:
-            self.console.print(f"MLflow: the verdicts of run {run} are up to date", markup=False, highlight=False)
+            self.console.print(
+                f"MLflow: the verdicts of run {run} are up to date",
+                markup=False,
+                highlight=False,
+            )
 
 
 def _record(result: StudyResult, folder: Path, verdicts: bool) -> None:
@@ -145,6 +188,12 @@ def _record(result: StudyResult, folder: Path, verdicts: bool) -> None:
         return
     kept.looks = result.looks
     if verdicts:
-        kept.judgements, kept.gate, kept.config = result.judgements, result.gate, result.config
-    with suppress(OSError):  # a folder that cannot be written, as CI's may be, still gets its verdicts
+        kept.judgements, kept.gate, kept.config = (
+            result.judgements,
+            result.gate,
+            result.config,
+        )
+    with suppress(
+        OSError
+    ):  # a folder that cannot be written, as CI's may be, still gets its verdicts
         write_result(kept, folder)

@@ -59,10 +59,15 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> Outcome:
     """
     from sdopt.report.outcome import load_result
 
-    argv = [*(("--config-dir", str(config_dir)) if config_dir is not None else ()), *overrides]
+    argv = [
+        *(("--config-dir", str(config_dir)) if config_dir is not None else ()),
+        *overrides,
+    ]
     folder = launch(argv, one_study=True).folder
     if folder is None or not (folder / "result.json").is_file():
-        raise UsageError("dry_run=true: a dry run has no result; use the command `sdopt run … dry_run=true`")
+        raise UsageError(
+            "dry_run=true: a dry run has no result; use the command `sdopt run … dry_run=true`"
+        )
     return load_result(folder)
 
 
@@ -114,7 +119,9 @@ def launch(
         add_working_folder()
         command = None if line.informative else Command.of(line)
         if one_study and (command is None or command.sweep):
-            raise UsageError("sdopt.run measures one study; for sweeps, --help and --cfg use the command `sdopt run`")
+            raise UsageError(
+                "sdopt.run measures one study; for sweeps, --help and --cfg use the command `sdopt run`"
+            )
         if command is None:
             with composition_errors():
                 require_overrides(line.overrides)
@@ -125,18 +132,32 @@ def launch(
         # Begun once the command line is known to be right: it imports PyTorch while this process goes on.
         start_fork_server()
         # What Hydra records of a dry run is no record of what was measured in its folder.
-        with scratch_folder("plan") if command.dry else nullcontext(command.folder) as folder:
-            launched.folder, launched.sweep = None if command.dry else folder, command.sweep
+        with (
+            scratch_folder("plan")
+            if command.dry
+            else nullcontext(command.folder) as folder
+        ):
+            launched.folder, launched.sweep = (
+                None if command.dry else folder,
+                command.sweep,
+            )
             try:
                 _require_folder(command)
                 if command.composer is None:
                     ready()  # jobs may print from other processes
                     job = LaunchedJob(_this_process())
                 else:
-                    how = {"command": ["sdopt", "run", *argv], "ready": ready, "brief": brief, "deadline": deadline}
+                    how = {
+                        "command": ["sdopt", "run", *argv],
+                        "ready": ready,
+                        "brief": brief,
+                        "deadline": deadline,
+                    }
                     job = LaunchedJob(_this_process(), command.composer, how)
                 command.run(job, folder)
-                launched.occupied = any(isinstance(error, OccupiedError) for error in job.errors)
+                launched.occupied = any(
+                    isinstance(error, OccupiedError) for error in job.errors
+                )
                 if job.errors and not command.sweep:
                     raise job.errors[0]
             except (SdoptError, KeyboardInterrupt):
@@ -145,8 +166,12 @@ def launch(
                 _require_lost_job(error, command)
                 launched.lost = True
             if command.dry:
-                errors = [read_error(file.parent) for file in folder.rglob("error.json")]
-                launched.code = max((error.exit_code for error in errors if error), default=0)
+                errors = [
+                    read_error(file.parent) for file in folder.rglob("error.json")
+                ]
+                launched.code = max(
+                    (error.exit_code for error in errors if error), default=0
+                )
     except KeyboardInterrupt as interrupt:
         raise InterruptedStudy(launched) from interrupt
     return launched
@@ -160,14 +185,20 @@ def _require_folder(command: Command) -> None:
         OccupiedError: it holds a result, and the command does not resume that; or another process writes it.
     """
     folder = command.folder
-    above = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    above = next(
+        path for path in (folder, *folder.absolute().parents) if os.path.lexists(path)
+    )
     if command.dry and not (above.is_dir() and os.access(above, os.W_OK)):
-        raise UsageError(f"{above}: no folder that can be written; choose another with {command.place}=…")
+        raise UsageError(
+            f"{above}: no folder that can be written; choose another with {command.place}=…"
+        )
     if command.composer is None:
         return
     if (folder / "result.json").is_file() and not command.composer.current.resume:
         again = command_line("run", f"resume={folder}")
-        raise OccupiedError(f"{folder}: holds a result; continue it with `{again}`, or choose another")
+        raise OccupiedError(
+            f"{folder}: holds a result; continue it with `{again}`, or choose another"
+        )
     if folder.is_dir():
         with lock_folder(folder) as ours:
             if not ours:
@@ -197,7 +228,9 @@ class LaunchedJob:
         """Measures a study; returns the objective for a sweeper, or NaN if there is none."""
         folder, elsewhere = job_folder(), self.process != _this_process()
         if elsewhere:
-            with suppress(OSError):  # a machine without the command's folder may not need it
+            with suppress(
+                OSError
+            ):  # a machine without the command's folder may not need it
                 os.chdir(HydraConfig.get().runtime.cwd)
         add_working_folder()
         try:
@@ -213,21 +246,27 @@ class LaunchedJob:
 
     def _measure(self, cfg: DictConfig, folder: Path) -> Any:
         from sdopt.config.composer import HydraComposer
-        from sdopt.experiment import Experiment  # a command line that is wrong has ended by now
+        from sdopt.experiment import (
+            Experiment,
+        )  # a command line that is wrong has ended by now
 
         # A sweep's job starts when the previous one ends, not when the process started.
         begun: float | None = process_begun()
         how = self.how
         composer = self.composer
         if composer is None:
-            task: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+            task: Any = OmegaConf.to_container(
+                HydraConfig.get().overrides.task, resolve=False
+            )
             begun, how = None, {"in_sweep": True, "command": ["sdopt", "run", *task]}
             composer = HydraComposer.of_this_job(cfg)
         with independent_children(), lock_folder(folder) as ours:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
             timeline = Timeline("Python, Hydra and their imports", begun)
-            result = Experiment(composer, folder, start_fork_server(), timeline, **how).run()
+            result = Experiment(
+                composer, folder, start_fork_server(), timeline, **how
+            ).run()
         return _objective(composer.current, result) if result else math.nan
 
 
@@ -242,18 +281,28 @@ def _require_lost_job(error: Exception, command: Command) -> None:
         Exception: the error, told for the user unless it is one of sdopt's own, if it is another one.
     """
     folder = command.folder
-    begun = any(path.is_dir() for path in folder.iterdir()) if command.sweep and folder.is_dir() else folder.is_dir()
+    begun = (
+        any(path.is_dir() for path in folder.iterdir())
+        if command.sweep and folder.is_dir()
+        else folder.is_dir()
+    )
     if command.sweep and begun and not isinstance(error, OSError):
         # Jobs record their own errors; this error is from the launcher, for a job that died without a message.
         again = command_line("run", f"resume={folder}", "retry_failed=true")
         problem = f"a job of {folder} ended unexpectedly: {type(error).__name__}: {in_one_line(error)[:300]}"
         print_problems([f"{problem}; `{again}` measures the rest"])
-    elif isinstance(error, OSError) and error.strerror:  # Hydra's own OSErrors have no strerror
+    elif (
+        isinstance(error, OSError) and error.strerror
+    ):  # Hydra's own OSErrors have no strerror
         problem = os_problem(error, folder)
         if not begun and error.errno in _OF_FOLDERS:
-            long = error.errno == errno.ENAMETOOLONG  # which a sweep's own folder seldom is
+            long = (
+                error.errno == errno.ENAMETOOLONG
+            )  # which a sweep's own folder seldom is
             key = "hydra.sweep.subdir" if long and command.sweep else command.place
-            way = f"choose a {'shorter name' if long else 'writable folder'} with {key}=…"
+            way = (
+                f"choose a {'shorter name' if long else 'writable folder'} with {key}=…"
+            )
             problem = f"{error.filename or folder}: {error.strerror}; {way}"
         raise (UnavailableError if begun else UsageError)(problem) from error
     elif begun or way_out(error):
@@ -288,7 +337,11 @@ def _ended_by_signals() -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in ENDINGS}
     # nohup leaves SIGHUP ignored, and handlers installed by other code are kept.
-    taken = [number for number in ENDINGS if number == signal.SIGTERM or before[number] is signal.SIG_DFL]
+    taken = [
+        number
+        for number in ENDINGS
+        if number == signal.SIGTERM or before[number] is signal.SIG_DFL
+    ]
     for number in taken:
         signal.signal(number, signal.default_int_handler)
     try:
@@ -308,12 +361,16 @@ def _record(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
     elif isinstance(error, SdoptError):
         found = JobError(error.exit_code, error.problems)
     else:
-        problem = os_problem(error, folder) if isinstance(error, OSError) else explained(error)
-        if type(error).__name__ == "UncompletedJobError":  # submitit's, within the job that it does not submit again
+        problem = (
+            os_problem(error, folder)
+            if isinstance(error, OSError)
+            else explained(error)
+        )
+        if (
+            type(error).__name__ == "UncompletedJobError"
+        ):  # submitit's, within the job that it does not submit again
             told = str(error).strip().rstrip(".")
-            problem = (
-                f"{told}: raise hydra.launcher.timeout_min or hydra.launcher.max_num_timeout, and resume the sweep"
-            )
+            problem = f"{told}: raise hydra.launcher.timeout_min or hydra.launcher.max_num_timeout, and resume the sweep"
         found = JobError(UnavailableError.exit_code, [problem])
     # An error.json would be mistaken for an error of the process that occupies the folder.
     if not isinstance(error, OccupiedError):
@@ -332,7 +389,11 @@ def _objective(run_config: RunConfig, result: StudyResult) -> Any:
     metrics = flat_figures(result, candidate) if candidate.status is Status.OK else {}
     missing = [name for name in run_config.objective if name not in metrics]
     if missing and metrics:
-        print_problems([f"objective={','.join(missing)}: unknown metric; available: {', '.join(sorted(metrics))}"])
+        print_problems(
+            [
+                f"objective={','.join(missing)}: unknown metric; available: {', '.join(sorted(metrics))}"
+            ]
+        )
     values = tuple(metrics.get(name, math.nan) for name in run_config.objective)
     return values if len(values) > 1 else values[0]
 
@@ -351,7 +412,11 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     sweep = read_sweep(folder)
     if not sweep.studies:
         if not sweep.errors:
-            print_problems([f"{folder}: no job has written a result; do all machines share this folder?"])
+            print_problems(
+                [
+                    f"{folder}: no job has written a result; do all machines share this folder?"
+                ]
+            )
             return UnavailableError.exit_code
         return sweep.exit_code
     console.print(shown(sweep.blocks(reasons=False), console.width))

@@ -35,21 +35,29 @@ def require_limits() -> None:
 
 def require_address_space(what: str, least: int) -> None:
     """Raises UnavailableError if the address space of this process is limited to less than `least` bytes."""
-    if problem := _too_low(resource.RLIMIT_AS, "v", "address space", least, f" for {what}"):
+    if problem := _too_low(
+        resource.RLIMIT_AS, "v", "address space", least, f" for {what}"
+    ):
         raise UnavailableError(problem)
 
 
 def limited_address_space() -> str:
     """Returns a sentence about the limit of this process's address space; "" if there is no limit."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return "" if allowed == resource.RLIM_INFINITY else _describe(allowed, "address space")
+    return (
+        "" if allowed == resource.RLIM_INFINITY else _describe(allowed, "address space")
+    )
 
 
-def _too_low(limit: int, flag: str, what: str, least: int, purpose: str = "") -> str | None:
+def _too_low(
+    limit: int, flag: str, what: str, least: int, purpose: str = ""
+) -> str | None:
     allowed, _ = resource.getrlimit(limit)
     if allowed == resource.RLIM_INFINITY or allowed >= least:
         return None
-    problem = f"{_describe(allowed, what)}, but at least {least / 2**20:g} MiB is required"
+    problem = (
+        f"{_describe(allowed, what)}, but at least {least / 2**20:g} MiB is required"
+    )
     return f"{problem}{purpose}; allow more (ulimit -{flag} unlimited)"
 
 

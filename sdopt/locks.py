@@ -23,9 +23,15 @@ def runtime_folder() -> Path:
         OSError: the folder cannot be created, or belongs to another user.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and not os.access(base, os.W_OK | os.X_OK):  # another user's, as after `su`, or gone
+    if base and not os.access(
+        base, os.W_OK | os.X_OK
+    ):  # another user's, as after `su`, or gone
         base = None
-    folder = Path(base) / "sdopt" if base else Path(tempfile.gettempdir()) / f"sdopt-{os.getuid()}"
+    folder = (
+        Path(base) / "sdopt"
+        if base
+        else Path(tempfile.gettempdir()) / f"sdopt-{os.getuid()}"
+    )
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
@@ -41,7 +47,10 @@ def exclusive(what: str | Path) -> Iterator[None]:
     """
     try:
         if isinstance(what, str):
-            what = runtime_folder() / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
+            what = (
+                runtime_folder()
+                / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
+            )
         handle = _locked(what)
     except OSError:
         yield
@@ -96,12 +105,17 @@ def reserve(device: "Device", study: str) -> Iterator[str]:
         with suppress(OSError):
             folder = runtime_folder()
             for name in _units(device):
-                handle = os.open(folder / f"{name}.device", os.O_RDWR | os.O_CREAT, 0o600)
+                handle = os.open(
+                    folder / f"{name}.device", os.O_RDWR | os.O_CREAT, 0o600
+                )
                 handles.append(handle)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    holder = os.read(handle, 4096).decode(errors="replace") or "another study"
+                    holder = (
+                        os.read(handle, 4096).decode(errors="replace")
+                        or "another study"
+                    )
                     break
                 os.truncate(handle, 0)
                 os.write(handle, f"{study} (process {os.getpid()})".encode())
@@ -117,6 +131,14 @@ def reserve(device: "Device", study: str) -> Iterator[str]:
 def _units(device: "Device") -> list[str]:
     """Returns the units of a device that are reserved: the card, or each core that this process may use."""
     if device.is_cuda:
-        return [str(device.attributes.get("uuid", device.torch_name)).replace(":", "-").replace("/", "-")]
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        return [
+            str(device.attributes.get("uuid", device.torch_name))
+            .replace(":", "-")
+            .replace("/", "-")
+        ]
+    cores = (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else range(os.cpu_count() or 1)
+    )
     return [f"core-{core}" for core in sorted(cores)]

@@ -15,7 +15,13 @@ from pydantic_core import core_schema
 WORK = ("model", "task", "scheduler", "workload")
 """The sections that determine the images: two variants with equal sections do the same work."""
 
-CHOICES = ("scheduler.", "workload.steps", "workload.guidance_scale", "hardware.threads", "hardware.price_per_hour")
+CHOICES = (
+    "scheduler.",
+    "workload.steps",
+    "workload.guidance_scale",
+    "hardware.threads",
+    "hardware.price_per_hour",
+)
 """Settings that a candidate may change; a difference in them is part of the comparison."""
 
 AMOUNT = ("workload.batch_size", "workload.images_per_prompt")
@@ -34,7 +40,9 @@ class OneOf:
 
     choices: Iterable[str]
 
-    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, _source: Any, _handler: Any
+    ) -> core_schema.CoreSchema:
         return core_schema.literal_schema(list(self.choices))
 
 
@@ -45,8 +53,12 @@ class OneOrMore:
     number: Any
     """The annotated type of each."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.no_info_before_validator_function(self.validated, handler(source))
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: Any
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            self.validated, handler(source)
+        )
 
     def validated(self, value: Any) -> Any:
         """Returns a number or a list of numbers. Raises ValueError, pydantic's or its own."""
@@ -126,7 +138,9 @@ class Model(Configured):
 
     @property
     def _named_by(self) -> str:
-        return {"hub": "hub_id", "path": "path", "factory": "factory"}.get(self.weights, "name")
+        return {"hub": "hub_id", "path": "path", "factory": "factory"}.get(
+            self.weights, "name"
+        )
 
 
 @dataclass(frozen=True)
@@ -207,7 +221,10 @@ class Workload(Configured):
     """Denoising steps."""
     guidance_scale: Annotated[float, Field(ge=0, le=1000)] | None = None
     """Guidance scale; null is `model.guidance_scale`, 1 or less disables guidance."""
-    size: Annotated[Any, OneOrMore(Annotated[int, Field(ge=8, le=16384, multiple_of=8)])] | None = None
+    size: (
+        Annotated[Any, OneOrMore(Annotated[int, Field(ge=8, le=16384, multiple_of=8)])]
+        | None
+    ) = None
     """Height and width in pixels, which are equal; null is `model.size`. With a list, each process is timed at every
     combination of size and `batch_size`; the first of each is the main shape, used for images, stages and energy."""
     seed: Seed = 0
@@ -218,15 +235,23 @@ class Workload(Configured):
 
     def shapes(self, model: Model) -> tuple[Shape, ...]:
         """Returns all combinations of size and batch size; the first is the main shape."""
-        sizes, batches = (given if isinstance(given, Sequence) else [given] for given in (self.size, self.batch_size))
-        return tuple(Shape(size or model.size, batch_size) for size, batch_size in product(sizes, batches))
+        sizes, batches = (
+            given if isinstance(given, Sequence) else [given]
+            for given in (self.size, self.batch_size)
+        )
+        return tuple(
+            Shape(size or model.size, batch_size)
+            for size, batch_size in product(sizes, batches)
+        )
 
     def guidance(self, model: Model) -> float:
         """Returns its guidance scale (Ho and Salimans 2022), which is the model's if it names none.
 
         Above 1, every step runs the denoiser on two samples per image.
         """
-        return model.guidance_scale if self.guidance_scale is None else self.guidance_scale
+        return (
+            model.guidance_scale if self.guidance_scale is None else self.guidance_scale
+        )
 
     def at(self, shape: Shape) -> "Workload":
         """Returns a copy of the workload with one shape."""
@@ -348,7 +373,11 @@ class Sheet(Configured):
 
     def peak(self, kind: str) -> float | None:
         """Returns the highest rate for a type (`fp32`, `tf32`, …) in TFLOP/s, or None if the sheet has none."""
-        known = [rate for rates in (self.tensor, self.vector) if (rate := getattr(rates, kind)) is not None]
+        known = [
+            rate
+            for rates in (self.tensor, self.vector)
+            if (rate := getattr(rates, kind)) is not None
+        ]
         return max(known, default=None)
 
 
@@ -478,9 +507,16 @@ class Rule(Configured):
 
     metric: str = ""
     """Name of the metric, without the name of its feature extractor; the run's own extractor is used."""
-    test: Literal["non_inferior", "equivalent", "at_least", "at_most", "within", "exact", "rarely", "every"] = (
-        "non_inferior"
-    )
+    test: Literal[
+        "non_inferior",
+        "equivalent",
+        "at_least",
+        "at_most",
+        "within",
+        "exact",
+        "rarely",
+        "every",
+    ] = "non_inferior"
     margin: Annotated[float, Field(ge=0, le=1e9)] | None = None
     """Allowed difference, in the metric's unit."""
     deviations: Annotated[float, Field(ge=0, le=1e9)] | None = None
@@ -567,7 +603,11 @@ def wrong_name(name: str) -> str | None:
 
 def wrong_label(name: str) -> str | None:
     """Returns why a name cannot name a variant, which must be one line of text; None if it can."""
-    return None if name.strip() and name.isprintable() else "must be one line of text, and not empty"
+    return (
+        None
+        if name.strip() and name.isprintable()
+        else "must be one line of text, and not empty"
+    )
 
 
 _LONGEST_NAME = 120

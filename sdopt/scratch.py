@@ -44,10 +44,20 @@ def own_folder() -> Path:
                 f"no temporary folder can be written ({error.strerror or error}): make room, or name one with TMPDIR=…"
             ) from error
         if place != tempfile.gettempdir() and parent_process() is None:
-            print_problems([f"TMPDIR={tempfile.gettempdir()}: too long for sockets: temporary files are in {place}"])
+            print_problems(
+                [
+                    f"TMPDIR={tempfile.gettempdir()}: too long for sockets: temporary files are in {place}"
+                ]
+            )
         _mine[os.getpid()] = folder
         # Runs after multiprocessing has removed its own files there; a forked child does not run it.
-        Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)
+        Finalize(
+            None,
+            shutil.rmtree,
+            args=(folder,),
+            kwargs={"ignore_errors": True},
+            exitpriority=-200,
+        )
     return folder
 
 
@@ -60,9 +70,14 @@ def _short_folder() -> str:
     folder = tempfile.gettempdir()
     if len(os.fsencode(folder)) <= _LONGEST:
         return folder
-    short = next((name for name in ("/tmp", "/var/tmp") if os.access(name, os.W_OK | os.X_OK)), None)
+    short = next(
+        (name for name in ("/tmp", "/var/tmp") if os.access(name, os.W_OK | os.X_OK)),
+        None,
+    )
     if short is None:
-        raise UsageError(f"TMPDIR={folder}: the path is too long for sockets; name one of at most {_LONGEST} bytes")
+        raise UsageError(
+            f"TMPDIR={folder}: the path is too long for sockets; name one of at most {_LONGEST} bytes"
+        )
     return short
 
 
@@ -72,12 +87,20 @@ def named_caches() -> dict[str, str]:
     PyTorch sets the variable itself once something was compiled in this process, as in a notebook: that is no choice.
     """
     found = {name: os.environ[name] for name in CACHES if name in os.environ}
-    return {name: folder for name, folder in found.items() if "/torchinductor_" not in folder}
+    return {
+        name: folder
+        for name, folder in found.items()
+        if "/torchinductor_" not in folder
+    }
 
 
 def unwritable(folder: Path) -> str | None:
     """Returns why a folder can be neither written nor made; None if it can."""
-    there = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))  # noqa: PTH110
+    there = next(
+        place
+        for place in (folder, *folder.absolute().parents)
+        if os.path.exists(place)  # noqa: PTH110
+    )
     if not there.is_dir():
         return f"{there} is no folder"
     return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
@@ -98,7 +121,9 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
     Raises:
         UsageError: no temporary folder can be written.
     """
-    with tempfile.TemporaryDirectory(prefix=f"{purpose}-", dir=own_folder(), ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix=f"{purpose}-", dir=own_folder(), ignore_cleanup_errors=True
+    ) as folder:
         yield Path(folder)
 
 
@@ -106,7 +131,9 @@ def remove_abandoned() -> None:
     """Removes the folders of this user's processes that have ended without removing them."""
     for mark in Path(_short_folder()).glob(f"sdopt-*/{_OWNER}"):
         with suppress(OSError):
-            ours = {path.lstat().st_uid for path in (mark, mark.parent)} == {os.getuid()}
+            ours = {path.lstat().st_uid for path in (mark, mark.parent)} == {
+                os.getuid()
+            }
             if ours and not mark.parent.is_symlink() and _is_free(mark):
                 shutil.rmtree(mark.parent, ignore_errors=True)
 

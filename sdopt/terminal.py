@@ -32,12 +32,21 @@ def console(stderr: bool = False) -> Console:
     systems set, ask for colours in a log and not for them. `NO_COLOR` takes the colours away, anywhere.
     """
     stream = sys.stderr if stderr else sys.stdout
-    live = bool(stream.isatty()) and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
-    forced = os.environ.get("FORCE_COLOR", "") not in ("", "0") or os.environ.get("TTY_COMPATIBLE") == "1"
+    live = bool(stream.isatty()) and os.environ.get("TERM", "").lower() not in (
+        "",
+        "dumb",
+        "unknown",
+    )
+    forced = (
+        os.environ.get("FORCE_COLOR", "") not in ("", "0")
+        or os.environ.get("TTY_COMPATIBLE") == "1"
+    )
     found = _Whole(
         stderr=stderr,
         force_terminal=live,
-        color_system="auto" if live else ("standard" if forced and not os.environ.get("NO_COLOR") else None),
+        color_system="auto"
+        if live
+        else ("standard" if forced and not os.environ.get("NO_COLOR") else None),
         width=_width(stream),
         emoji=False,  # `:key:` in a path is no emoji
     )
@@ -67,6 +76,8 @@ def working(shown: Console, what: str) -> Iterator[Callable[[str], None]]:
     def say(more: str) -> None:
         if more not in said:
             said.append(more)
-            shown.print(f"{what}: {more}", markup=False, highlight=False, soft_wrap=True)
+            shown.print(
+                f"{what}: {more}", markup=False, highlight=False, soft_wrap=True
+            )
 
     yield say

@@ -20,7 +20,16 @@ from sdopt.pipelines.tasks import no_task
 from sdopt.pipelines.transformer_files import is_gguf
 from sdopt.record.choices import PATCH, as_choice
 from sdopt.record.configuration import RecordedConfig
-from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Shape, Task, Workload
+from sdopt.schema import (
+    WORK,
+    Hardware,
+    Model,
+    Protocol,
+    Scheduler,
+    Shape,
+    Task,
+    Workload,
+)
 
 _THREADS_PER_CORE = 4
 
@@ -89,7 +98,9 @@ class Variant:
         """The half types that its options name, for weights or for arithmetic."""
         types = set()
         for option in self.optimizations.values():
-            types |= {"float16", "bfloat16"} & {str(value) for value in vars(option).values()}
+            types |= {"float16", "bfloat16"} & {
+                str(value) for value in vars(option).values()
+            }
         return frozenset(types)
 
     @property
@@ -99,7 +110,9 @@ class Variant:
 
     def contract_on(self, device: Device) -> Contract:
         """Returns the weakest of what its optimizations promise on a device."""
-        return weakest(option.contract_on(device) for option in self.optimizations.values())
+        return weakest(
+            option.contract_on(device) for option in self.optimizations.values()
+        )
 
     @property
     def applied(self) -> list[tuple[str, Optimization]]:
@@ -110,7 +123,10 @@ class Variant:
     def functions(self) -> list[str]:
         """The functions of users' files that it runs: they build its model, or change its pipeline."""
         patch = self.optimizations.get(PATCH)
-        return [*filter(None, [self.model.factory]), *(patch.functions if isinstance(patch, Patch) else ())]
+        return [
+            *filter(None, [self.model.factory]),
+            *(patch.functions if isinstance(patch, Patch) else ()),
+        ]
 
     def files(self, fetch: bool) -> list[Path]:
         """Returns the files that options read in addition to the model's; downloads missing files if `fetch` is true.
@@ -118,7 +134,11 @@ class Variant:
         Raises:
             UsageError: a file is missing, or cannot be downloaded.
         """
-        return [path for option in self.optimizations.values() for path in option.files(self.model, fetch)]
+        return [
+            path
+            for option in self.optimizations.values()
+            for path in option.files(self.model, fetch)
+        ]
 
     def context(self, device: Device, shape: Shape | None = None) -> Context:
         """Returns the context for checking conflicts at a shape, by default the main shape."""
@@ -143,13 +163,23 @@ class Variant:
             ctx = self.context(device, shape)
             for axis, option in self.optimizations.items():
                 for reason in [*option.obstacles(ctx), *option.ineffective(ctx)]:
-                    chosen = as_choice(axis, self.choices.get(axis, type(option).__name__))
+                    chosen = as_choice(
+                        axis, self.choices.get(axis, type(option).__name__)
+                    )
                     found.setdefault(f"{chosen}: {reason}", []).append(shape)
         everywhere = len(self.shapes)
         return [
-            reason if len(shapes) == everywhere else f"{reason} (at {'; '.join(map(str, shapes))})"
+            reason
+            if len(shapes) == everywhere
+            else f"{reason} (at {'; '.join(map(str, shapes))})"
             for reason, shapes in found.items()
-        ] + [*self.undistilled(), *self._unsupported(), *self._in_blocks(), *self._crowded(device), *self._unsampled()]
+        ] + [
+            *self.undistilled(),
+            *self._unsupported(),
+            *self._in_blocks(),
+            *self._crowded(device),
+            *self._unsampled(),
+        ]
 
     def slow_here(self, device: Device) -> list[str]:
         """Returns why options are expected to make calls slower on a device, each with the choice that causes it."""
@@ -168,10 +198,14 @@ class Variant:
         if self.task.kind not in family.tasks:
             found.append(no_task(family, self.task))
         if family.is_unet and self.model.max_sequence_length is not None:
-            found.append(f"model.max_sequence_length={self.model.max_sequence_length}: is for diffusion transformers")
+            found.append(
+                f"model.max_sequence_length={self.model.max_sequence_length}: is for diffusion transformers"
+            )
         step = family.latents.multiple * 8
         if not family.is_unet and any(shape.size % step for shape in self.shapes):
-            found.append(f"workload.size: must be a multiple of {step} for {family.title}, whose tokens are squares")
+            found.append(
+                f"workload.size: must be a multiple of {step} for {family.title}, whose tokens are squares"
+            )
         return found
 
     def _in_blocks(self) -> list[str]:
@@ -180,16 +214,23 @@ class Variant:
             return []
         found = []
         for axis, option in self.optimizations.items():
-            if plain_weights in option.assumes and option.stage in (Stage.WEIGHTS, Stage.QUANTIZE):
+            if plain_weights in option.assumes and option.stage in (
+                Stage.WEIGHTS,
+                Stage.QUANTIZE,
+            ):
                 chosen = as_choice(axis, self.choices.get(axis, type(option).__name__))
-                found.append(f"{chosen}: reads weights, and those of a GGUF file are blocks of few bits")
+                found.append(
+                    f"{chosen}: reads weights, and those of a GGUF file are blocks of few bits"
+                )
         return found
 
     def _unsampled(self) -> list[str]:
         """Returns the conflicts of a scheduler that would sample the model in another way than it was trained for."""
         spaced = self.scheduler.timesteps
         if spaced and self.workload.steps > (most := 10 * len(spaced)):
-            return [f"workload.steps={self.workload.steps}: at most {most} fit between scheduler.timesteps"]
+            return [
+                f"workload.steps={self.workload.steps}: at most {most} fit between scheduler.timesteps"
+            ]
         return sampling_problems(self.model, self.scheduler, self.workload.steps)
 
     def _crowded(self, device: Device) -> list[str]:
@@ -197,22 +238,35 @@ class Variant:
         threads, most = self.hardware.threads, _THREADS_PER_CORE * (os.cpu_count() or 1)
         if threads is None or threads <= most or not device.is_here:
             return []
-        return [f"hardware.threads={threads}: at most {most} here, {_THREADS_PER_CORE} for each core"]
+        return [
+            f"hardware.threads={threads}: at most {most} here, {_THREADS_PER_CORE} for each core"
+        ]
 
     def undistilled(self) -> list[str]:
         """Returns the conflict, if any, of a few-step scheduler with a model that was not distilled for it."""
         lora = self.optimizations.get("lora")
-        if not self.scheduler.distilled or self.model.distilled or not isinstance(lora, NoLora | None):
+        if (
+            not self.scheduler.distilled
+            or self.model.distilled
+            or not isinstance(lora, NoLora | None)
+        ):
             return []
         chosen = as_choice("scheduler", self.choices["scheduler"])
         solution = "choose lora=fused with such a LoRA (see experiment=few_steps), or set model.distilled=true"
-        return [f"{chosen}: needs a model distilled to a few steps: {solution} if the model itself is distilled"]
+        return [
+            f"{chosen}: needs a model distilled to a few steps: {solution} if the model itself is distilled"
+        ]
 
     def overdone(self) -> list[str]:
         """Returns a line for a model or a LoRA whose name says that it takes fewer steps and less guidance."""
         lora = self.optimizations.get("lora")
         names = {f"model={self.model.name}": name_of(self.model)}
         if isinstance(lora, Lora):
-            names["lora"] = " ".join(filter(None, (Path(lora.path or "").name, lora.weight_name)))
-        found = {key: few_steps(name, self.workload.steps, self.guidance_scale) for key, name in names.items()}
+            names["lora"] = " ".join(
+                filter(None, (Path(lora.path or "").name, lora.weight_name))
+            )
+        found = {
+            key: few_steps(name, self.workload.steps, self.guidance_scale)
+            for key, name in names.items()
+        }
         return [f"{key}: {problem}" for key, problem in found.items() if problem]

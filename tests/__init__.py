@@ -10,4 +10,6 @@ prepare_environment()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Commands in processes of their own, and the fork server, import what this process imports, whatever is installed.
 _ROOT = str(Path(__file__).parents[1])
-os.environ["PYTHONPATH"] = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+)

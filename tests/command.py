@@ -80,7 +80,9 @@ def _plot(*_: object, **__: object) -> bytes:
     return drawn.getvalue()
 
 
-def sdopt(cwd: Path, *arguments: str, out: TextIO | None = None, pages: bool = False) -> Finished:
+def sdopt(
+    cwd: Path, *arguments: str, out: TextIO | None = None, pages: bool = False
+) -> Finished:
     """Runs the command in this process, from the folder `cwd`; its workers start from this process's fork server.
 
     With `out`, what it prints goes there. Its pages and plots, which take half of its time, are written with `pages`
@@ -95,13 +97,20 @@ def sdopt(cwd: Path, *arguments: str, out: TextIO | None = None, pages: bool = F
             chdir(cwd),
             redirect_stdout(out or printed),
             redirect_stderr(err),
-            patch("vl_convert.vegalite_to_png", _plot) if find_spec("vl_convert") else nullcontext(),
-            patch("sdopt.report.catalog.REPORTS", [each for each in REPORTS if pages or each.file not in slow]),
+            patch("vl_convert.vegalite_to_png", _plot)
+            if find_spec("vl_convert")
+            else nullcontext(),
+            patch(
+                "sdopt.report.catalog.REPORTS",
+                [each for each in REPORTS if pages or each.file not in slow],
+            ),
         ):
             code = main(list(arguments))
     finally:
         sys.path[:] = path
-    assert not GlobalHydra.instance().is_initialized(), "Hydra's state outlives the command"
+    assert not GlobalHydra.instance().is_initialized(), (
+        "Hydra's state outlives the command"
+    )
     return Finished(code, printed.getvalue(), err.getvalue(), cwd)
 
 
@@ -144,7 +153,9 @@ class Process:
         return self.descendants()
 
 
-def start(cwd: Path, *arguments: str, module: str = "sdopt.cli", **environment: str) -> Process:
+def start(
+    cwd: Path, *arguments: str, module: str = "sdopt.cli", **environment: str
+) -> Process:
     """Starts the command from the folder `cwd`, which no other process works in, without waiting for it."""
     # A shell's background job ignores SIGINT, and so would the command.
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -164,7 +175,10 @@ def start(cwd: Path, *arguments: str, module: str = "sdopt.cli", **environment: 
 
 
 def fork(
-    cwd: Path, *arguments: str, program: Path | None = None, environment: Mapping[str, str] | None = None
+    cwd: Path,
+    *arguments: str,
+    program: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Process:
     """Starts the command, or a program, as `start` does, in a process that has imported already what it imports."""
     return Process(ForkedCommand(cwd, arguments, environment or {}, program), cwd)
@@ -179,15 +193,22 @@ def working_in(folder: Path) -> list[str]:
     }
     return [
         " ".join(process.info["cmdline"] or [])
-        for process in psutil.process_iter(["cwd", "cmdline"])  # of one that has ended, or is another user's, None
-        if process.pid not in ours and Path(process.info["cwd"] or "/").is_relative_to(folder)
+        for process in psutil.process_iter(
+            ["cwd", "cmdline"]
+        )  # of one that has ended, or is another user's, None
+        if process.pid not in ours
+        and Path(process.info["cwd"] or "/").is_relative_to(folder)
     ]
 
 
 def workers() -> list[int]:
     """Processes that this process's fork server has started, and theirs."""
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    return [child.pid for child in psutil.Process(server).children(recursive=True) if not has_ended(child.pid)]
+    return [
+        child.pid
+        for child in psutil.Process(server).children(recursive=True)
+        if not has_ended(child.pid)
+    ]
 
 
 def has_ended(pid: int) -> bool:
@@ -198,7 +219,9 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def eventually(condition: Callable[[], bool], limit_s: float = 60, pause_s: float = 0.02) -> bool:
+def eventually(
+    condition: Callable[[], bool], limit_s: float = 60, pause_s: float = 0.02
+) -> bool:
     """Waits until a condition holds; returns whether it does."""
     end = time.monotonic() + limit_s
     while not condition():

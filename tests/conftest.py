@@ -49,11 +49,15 @@ NUMERIC = (
 def pytest_configure(config: pytest.Config) -> None:
     """Imports the fixtures, and with them PyTorch, where tests run; what is shown is as wide for all who run them."""
     os.environ["COLUMNS"] = "160"
-    hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    hands_out = config.getoption("numprocesses", None) and not hasattr(
+        config, "workerinput"
+    )
     if not hands_out:
         # First: it imports libraries that ask for a card as on a machine without one, because they would start CUDA.
         import_module("sdopt.worker.preload")
-        gc.set_threshold(700, 10, 1000)  # full collections, through all of PyTorch, took a tenth of the time
+        gc.set_threshold(
+            700, 10, 1000
+        )  # full collections, through all of PyTorch, took a tenth of the time
         config.pluginmanager.import_plugin("tests.fixtures")
 
 
@@ -65,7 +69,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path in numeric:
             item.add_marker("numeric")
-    order = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
+    order = {
+        Path(__file__).parent / name: number for number, name in enumerate(LONGEST)
+    }
     items.sort(key=lambda item: order.get(item.path, len(LONGEST)))
 
 

@@ -63,7 +63,13 @@ Fault = Callable[["FakeWorker", str], None]
 class FakeWorker(Worker):
     """A worker of `Fakes`."""
 
-    def __init__(self, fakes: "Fakes", variant: Variant, log: Path, called: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        fakes: "Fakes",
+        variant: Variant,
+        log: Path,
+        called: Callable[[float], None],
+    ) -> None:
         self.variant, self.log, self.fakes, self._called = variant, log, fakes, called
         log.touch()
         self.requests: list[str] = []
@@ -126,18 +132,47 @@ class FakeWorker(Worker):
         return 0.5
 
     def _time_once(
-        self, shape_index: int = 0, number: int = 0, memory: bool = False, every_image: bool = False
+        self,
+        shape_index: int = 0,
+        number: int = 0,
+        memory: bool = False,
+        every_image: bool = False,
     ) -> TimedCall:
         self.given.append((shape_index, number))
         self.fakes.called.append(self.log.stem)
-        compiled = Compiled(0.1 * self.graphs, self.graphs, self.packages, self.earlier_s)
+        compiled = Compiled(
+            0.1 * self.graphs, self.graphs, self.packages, self.earlier_s
+        )
         self.graphs, self.packages, self.earlier_s = 0, 0, 0.0
-        seconds = self.fakes.seconds.get(self.variant.name, 0.1) * float(self.fakes.random.lognormal(0, 0.01))
+        seconds = self.fakes.seconds.get(self.variant.name, 0.1) * float(
+            self.fakes.random.lognormal(0, 0.01)
+        )
         self._called(seconds)
         draw = timed_draw(self.variant, shape_index)
-        image = SampledImage(number * draw.batch_size % len(draw.prompts), 0, self._pixels(draw), self._finite)
-        every = (replace(image, latents=np.full((1, 2, 2), image.prompt_index, np.float32)),) if every_image else ()
-        return TimedCall(seconds, None, compiled, 0.3, self._memory_so_far() if memory else None, image, every)
+        image = SampledImage(
+            number * draw.batch_size % len(draw.prompts),
+            0,
+            self._pixels(draw),
+            self._finite,
+        )
+        every = (
+            (
+                replace(
+                    image, latents=np.full((1, 2, 2), image.prompt_index, np.float32)
+                ),
+            )
+            if every_image
+            else ()
+        )
+        return TimedCall(
+            seconds,
+            None,
+            compiled,
+            0.3,
+            self._memory_so_far() if memory else None,
+            image,
+            every,
+        )
 
     def _memory_so_far(self) -> Memory:
         return Memory(0.2, 0.3)
@@ -146,24 +181,46 @@ class FakeWorker(Worker):
         return seconds
 
     def _prove(self, shape_index: int = 0) -> TracedCall:
-        evidence = [Evidence(axis, option, True, "seen") for axis, option in self.variant.choices.items()]
-        counts = {"operators": 1.0, f"option {sorted(self.variant.choices.items())}": 1.0}
+        evidence = [
+            Evidence(axis, option, True, "seen")
+            for axis, option in self.variant.choices.items()
+        ]
+        counts = {
+            "operators": 1.0,
+            f"option {sorted(self.variant.choices.items())}": 1.0,
+        }
         return TracedCall(evidence, None, counts, [])
 
     def _time_stages(self) -> StagedCall:
         draw = timed_draw(self.variant)
-        return StagedCall({"denoiser_step": [0.05]}, SampledImage(0, 0, self._pixels(draw), self._finite), {})
+        return StagedCall(
+            {"denoiser_step": [0.05]},
+            SampledImage(0, 0, self._pixels(draw), self._finite),
+            {},
+        )
 
     def _count_operations(self) -> float:
         return 0.001
 
-    def _render(self, asked: Sequence[Asked], batch_size: int, changes: Mapping[str, Any]) -> Rendered:
+    def _render(
+        self, asked: Sequence[Asked], batch_size: int, changes: Mapping[str, Any]
+    ) -> Rendered:
         """Draws squares whose grey is that of their seed."""
         time.sleep(self.fakes.render_s)
-        self.fakes.rendered.append(([image.seed for image in asked], batch_size, dict(changes)))
+        self.fakes.rendered.append(
+            ([image.seed for image in asked], batch_size, dict(changes))
+        )
         size = self.variant.size
-        pixels = np.stack([np.full((size, size, 3), image.seed % 256, np.uint8) for image in asked])
-        return Rendered(pixels, [image.prompt != "not finite" for image in asked], self.fakes.render_s, 0, 0.3)
+        pixels = np.stack(
+            [np.full((size, size, 3), image.seed % 256, np.uint8) for image in asked]
+        )
+        return Rendered(
+            pixels,
+            [image.prompt != "not finite" for image in asked],
+            self.fakes.render_s,
+            0,
+            0.3,
+        )
 
     def _generate(self, batch: int, draw: Draw, folder: Path) -> Batch:
         folder.mkdir(parents=True, exist_ok=True)
@@ -171,9 +228,15 @@ class FakeWorker(Worker):
         records = []
         for index in draw.positions[start : start + draw.batch_size]:
             Image.fromarray(self._pixels(draw)).save(folder / f"{index}.png")
-            records.append(ImageRecord(draw.prompts[index], index, 0, draw.seed + index, f"{index}.png"))
+            records.append(
+                ImageRecord(
+                    draw.prompts[index], index, 0, draw.seed + index, f"{index}.png"
+                )
+            )
         if batch == draw.calls - 1:
-            latents = [np.full((1, 2, 2), index, np.float32) for index in draw.positions]
+            latents = [
+                np.full((1, 2, 2), index, np.float32) for index in draw.positions
+            ]
             save_file({"latents": np.stack(latents)}, folder / LATENTS)
         return Batch(records, 0.1, 0.3)
 
@@ -206,10 +269,17 @@ class Fakes:
     """The time that a server's call takes."""
     rendered: list[tuple[list[int], int, dict[str, Any]]] = field(default_factory=list)
     """The seeds, the batch size and the changed arguments of each call of a server."""
-    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    random: np.random.Generator = field(
+        default_factory=lambda: np.random.default_rng(0)
+    )
 
     def __call__(
-        self, variant: Variant, log: Path, scratch: Path, called: Callable[[float], None], warn: Callable[[str], None]
+        self,
+        variant: Variant,
+        log: Path,
+        scratch: Path,
+        called: Callable[[float], None],
+        warn: Callable[[str], None],
     ) -> FakeWorker:
         self.started.append(FakeWorker(self, variant, log, called))
         return self.started[-1]
@@ -220,7 +290,9 @@ def fake_workers(fakes: Fakes | None = None) -> Iterator[Fakes]:
     """Lets commands in this process measure with fake workers."""
     fakes = fakes or Fakes()
 
-    def start(_context: object, _device: object, timeout_s: float, *of: Any, deadline: float) -> FakeWorker:
+    def start(
+        _context: object, _device: object, timeout_s: float, *of: Any, deadline: float
+    ) -> FakeWorker:
         assert deadline > time.monotonic()
         fakes.timeout_s = timeout_s
         return fakes(*of)
@@ -232,7 +304,13 @@ def fake_workers(fakes: Fakes | None = None) -> Iterator[Fakes]:
 
 
 def _written_only(
-    _context: object, _run: object, variant: Variant, _made: object, device: Device, *_of: Any, **_limit: Any
+    _context: object,
+    _run: object,
+    variant: Variant,
+    _made: object,
+    device: Device,
+    *_of: Any,
+    **_limit: Any,
 ) -> Program:
     """What running a program finds that draws what a fake worker drew: the program is written, and not run."""
     try:
@@ -240,10 +318,14 @@ def _written_only(
     except (Unwritable, UsageError) as error:
         return Program(reason=str(error))
     text = found.text + SAVING if found.public else ""
-    return Program(text, found.lines, draws=True, error=0.0, limit=1e-6, levels=0, seconds=1.0)
+    return Program(
+        text, found.lines, draws=True, error=0.0, limit=1e-6, levels=0, seconds=1.0
+    )
 
 
-def failing(status: Status, request: str = "prepare", *, call: int = 0, beside: bool = False) -> Fault:
+def failing(
+    status: Status, request: str = "prepare", *, call: int = 0, beside: bool = False
+) -> Fault:
     """A fault in one kind of request.
 
     Args:
@@ -272,11 +354,17 @@ def _planned(names: tuple[str, ...]) -> tuple[Plan, StudyResult, Machine]:
     machine = Machine(probe_device("cpu"), {"cores": 2}, preloaded=True, bad_fork=False)
     variants = (_baseline(), *(replace(_baseline(), name=name) for name in names))
     plan = Plan(variants, tuple(Edge(name, "baseline", name) for name in names))
-    return plan, plan_result(plan, "fake", "explicit", _baseline().config, machine, ["sdopt"]), machine
+    return (
+        plan,
+        plan_result(plan, "fake", "explicit", _baseline().config, machine, ["sdopt"]),
+        machine,
+    )
 
 
 def fake_study(
-    names: Collection[str] = ("it",), of: Mapping[str, Mapping[str, Any]] | None = None, **protocol: Any
+    names: Collection[str] = ("it",),
+    of: Mapping[str, Mapping[str, Any]] | None = None,
+    **protocol: Any,
 ) -> tuple[Plan, StudyResult, Machine]:
     """A study that nothing of is measured: a baseline, and variants that are like it.
 
@@ -289,11 +377,20 @@ def fake_study(
     changes = {**(of or {}), "protocol": protocol}
 
     def changed(owner: Variant | RecordedConfig) -> dict[str, Any]:
-        known = {section: keys for section, keys in changes.items() if hasattr(owner, section)}
-        return {section: replace(getattr(owner, section), **keys) for section, keys in known.items()}
+        known = {
+            section: keys
+            for section, keys in changes.items()
+            if hasattr(owner, section)
+        }
+        return {
+            section: replace(getattr(owner, section), **keys)
+            for section, keys in known.items()
+        }
 
     config = replace(result.config, **changed(result.config))
-    variants = tuple(replace(variant, config=config, **changed(variant)) for variant in plan.variants)
+    variants = tuple(
+        replace(variant, config=config, **changed(variant)) for variant in plan.variants
+    )
     result = replace(deepcopy(result), config=config)
     for row in result.variants:
         row.config = config
@@ -319,7 +416,14 @@ def run_fake(
     timeline: Timeline | None = None,
 ) -> tuple[StudyResult, Fakes]:
     """Measures what a study lacks with fake workers; `timeline` is that of the command."""
-    (plan, result, machine), fakes, timeline = study, fakes or Fakes(), timeline or Timeline()
-    with (folder / "shown.txt").open("a") as shown, Progress(Console(file=shown, width=200), timeline) as progress:
+    (plan, result, machine), fakes, timeline = (
+        study,
+        fakes or Fakes(),
+        timeline or Timeline(),
+    )
+    with (
+        (folder / "shown.txt").open("a") as shown,
+        Progress(Console(file=shown, width=200), timeline) as progress,
+    ):
         run_study(plan, result, machine, fakes, folder, progress)
     return result, fakes

@@ -127,7 +127,13 @@ def variant_of(composer: Composers, tiny_folder: Callable[[str], Path]) -> Tiny:
 
     def make(model: str | Path, *overrides: str) -> Variant:
         path = model if isinstance(model, Path) else tiny_folder(model)
-        words = [*SMOKE, f"model={path}", "workload.size=64", "workload.steps=3", *overrides]
+        words = [
+            *SMOKE,
+            f"model={path}",
+            "workload.size=64",
+            "workload.steps=3",
+            *overrides,
+        ]
         return composer(with_own_options(words, options_of("model"))).variant(None)
 
     return make
@@ -148,8 +154,15 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     picture[(x - 48) ** 2 + (y - 48) ** 2 < 900] = (250, 200, 30)
     Image.fromarray(picture.astype(np.uint8)).save(folder / "image.png")
     Image.fromarray(np.where(x > 48, 255, 0).astype(np.uint8)).save(folder / "mask.png")
-    image, mask = f"task.image={folder / 'image.png'}", f"task.mask={folder / 'mask.png'}"
-    return {"txt2img": ["task=txt2img"], "img2img": ["task=img2img", image], "inpaint": ["task=inpaint", image, mask]}
+    image, mask = (
+        f"task.image={folder / 'image.png'}",
+        f"task.mask={folder / 'mask.png'}",
+    )
+    return {
+        "txt2img": ["task=txt2img"],
+        "img2img": ["task=img2img", image],
+        "inpaint": ["task=inpaint", image, mask],
+    }
 
 
 Load = Callable[..., PipelineHost]
@@ -187,7 +200,9 @@ def on_cuda(variant: Compose, session: Load) -> Load:
     return load
 
 
-def once(factory: pytest.TempPathFactory, name: str, command: Callable[[Path], Finished]) -> Finished:
+def once(
+    factory: pytest.TempPathFactory, name: str, command: Callable[[Path], Finished]
+) -> Finished:
     """What a command left in a folder of its own; the first of pytest-xdist's processes that asks runs it for all."""
     base = factory.getbasetemp()
     place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
@@ -212,13 +227,28 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     }"""
     protocol = ("replicates=3", "rounds=6", "warmup=1", "stage_calls=1")
     arguments = (
-        *("run", "study=explicit", "study.name=shared", f"study.variants={' '.join(variants.split())}", *SMALL),
+        *(
+            "run",
+            "study=explicit",
+            "study.name=shared",
+            f"study.variants={' '.join(variants.split())}",
+            *SMALL,
+        ),
         *(f"protocol.{override}" for override in protocol),
-        *("workload.steps=2", "workload.size=32", "workload.prompt_count=4", "quality.prompt_count=4"),
+        *(
+            "workload.steps=2",
+            "workload.size=32",
+            "workload.prompt_count=4",
+            "quality.prompt_count=4",
+        ),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sdopt.experiment.WorkerProcess", WorkerProcess)  # real ones, whoever asks for it first
-        return once(tmp_path_factory, "finished", lambda cwd: sdopt(cwd, *arguments, pages=True))
+        patch.setattr(
+            "sdopt.experiment.WorkerProcess", WorkerProcess
+        )  # real ones, whoever asks for it first
+        return once(
+            tmp_path_factory, "finished", lambda cwd: sdopt(cwd, *arguments, pages=True)
+        )
 
 
 @pytest.fixture

@@ -41,7 +41,9 @@ class Forked:
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         context = forkserver.start_fork_server()
         # Not a daemon: those may not start processes.
-        self._process = context.Process(target=_begin, args=(target, arguments, dict(os.environ)), daemon=False)
+        self._process = context.Process(
+            target=_begin, args=(target, arguments, dict(os.environ)), daemon=False
+        )
         with forkserver.independent_children():
             self._process.start()
 
@@ -63,7 +65,9 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Sends a signal to the process alone, if it still runs."""
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # the fork server buries it before it tells the exit code
+            with suppress(
+                ProcessLookupError
+            ):  # the fork server buries it before it tells the exit code
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -90,10 +94,16 @@ class ForkedCommand(Forked):
     """
 
     def __init__(
-        self, cwd: Path, arguments: Sequence[str], environment: Mapping[str, str], program: Path | None = None
+        self,
+        cwd: Path,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        program: Path | None = None,
     ) -> None:
         self._said = Path(tempfile.mkdtemp(dir=own_folder()))
-        super().__init__(_command, cwd, arguments, self._said, dict(environment), program)
+        super().__init__(
+            _command, cwd, arguments, self._said, dict(environment), program
+        )
 
     @property
     def said(self) -> str:
@@ -112,7 +122,14 @@ class ForkedFunction(Forked):
     stdout: IO[bytes] | None = None
     stderr: IO[bytes] | None = None
 
-    def __init__(self, channel: Connection, module: str, function: str, env: Mapping[str, str], streams: Any) -> None:
+    def __init__(
+        self,
+        channel: Connection,
+        module: str,
+        function: str,
+        env: Mapping[str, str],
+        streams: Any,
+    ) -> None:
         with ExitStack() as started:
             passed = []
             for number, name in ((1, "stdout"), (2, "stderr")):
@@ -126,7 +143,16 @@ class ForkedFunction(Forked):
                     handle = os.dup(number if to is None else to.fileno())
                 # What multiprocessing passes on is a connection, whatever lies behind the handle.
                 passed.append(started.enter_context(Connection(handle, readable=False)))
-            super().__init__(_function, _folder(), channel, module, function, dict(env), list(sys.path), passed)
+            super().__init__(
+                _function,
+                _folder(),
+                channel,
+                module,
+                function,
+                dict(env),
+                list(sys.path),
+                passed,
+            )
         # As of `subprocess`, this process does not wait for it at its own end.
         multiprocessing_process._children.discard(self._process)  # type: ignore[attr-defined]
 
@@ -137,7 +163,9 @@ def fork_apart(
     """Takes the place of `sdopt.apart.start_apart`, which starts Python anew."""
     ours, theirs = Pipe()
     with theirs:
-        return ForkedFunction(theirs, module, function, os.environ if env is None else env, streams), ours
+        return ForkedFunction(
+            theirs, module, function, os.environ if env is None else env, streams
+        ), ours
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -164,7 +192,11 @@ def _folder() -> Path | None:
         return None
 
 
-def _begin(target: Callable[..., None], arguments: Sequence[Any], environment: Mapping[str, str]) -> None:
+def _begin(
+    target: Callable[..., None],
+    arguments: Sequence[Any],
+    environment: Mapping[str, str],
+) -> None:
     """Makes the forked process one as a shell starts it, and runs a function."""
     os.setsid()
     os.environ.clear()
@@ -180,12 +212,19 @@ def _begin(target: Callable[..., None], arguments: Sequence[Any], environment: M
 
 
 def _command(
-    cwd: Path, arguments: Sequence[str], said: Path, environment: Mapping[str, str], program: Path | None
+    cwd: Path,
+    arguments: Sequence[str],
+    said: Path,
+    environment: Mapping[str, str],
+    program: Path | None,
 ) -> None:
     os.chdir(cwd)
     os.environ.update(environment)
     if "HF_HUB_CACHE" in environment:
-        constants.HF_HUB_CACHE, constants.HF_HUB_OFFLINE = environment["HF_HUB_CACHE"], True
+        constants.HF_HUB_CACHE, constants.HF_HUB_OFFLINE = (
+            environment["HF_HUB_CACHE"],
+            True,
+        )
     for name, number in (("out", 1), ("err", 2)):
         with (said / name).open("wb") as stream:
             os.dup2(stream.fileno(), number)
@@ -214,7 +253,9 @@ def _function(
         os.dup2(stream.fileno(), number)
         stream.close()
     # What wrote to a file before cannot write to a pipe.
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    sys.stdout, sys.stderr = (
+        os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2)
+    )
     getattr(import_module(module), function)(channel)
 
 
@@ -226,7 +267,9 @@ def fork_the_server() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(util, "spawnv_passfds", _fork_server)
         forkserver.start_fork_server()
-    assert not torch.cuda.is_initialized(), "no process can be forked from one that has started CUDA"
+    assert not torch.cuda.is_initialized(), (
+        "no process can be forked from one that has started CUDA"
+    )
 
 
 def _fork_server(_path: str, arguments: Sequence[str], handles: Sequence[int]) -> int:

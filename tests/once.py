@@ -44,17 +44,28 @@ def asked_here() -> Iterator[None]:
     """
     machines: dict[tuple[str, str], Machine] = {}
 
-    def ask(context: StartContext, function: Callable[..., Any], *arguments: Any, what: str) -> Any:
-        return in_process(context, function, *arguments, what=what) if function is describe else function(*arguments)
+    def ask(
+        context: StartContext, function: Callable[..., Any], *arguments: Any, what: str
+    ) -> Any:
+        return (
+            in_process(context, function, *arguments, what=what)
+            if function is describe
+            else function(*arguments)
+        )
 
-    def ask_machine(context: StartContext, probe: Callable[..., Machine], wanted: str, what: str) -> Machine:
+    def ask_machine(
+        context: StartContext, probe: Callable[..., Machine], wanted: str, what: str
+    ) -> Machine:
         key = context.get_start_method(), wanted
         if key not in machines:
             machines[key] = in_process(context, probe, wanted, what=what)
         return copy.deepcopy(machines[key])
 
     def evaluate(
-        _context: StartContext, function: Callable[..., Any], *arguments: Any, note: Callable[..., Any]
+        _context: StartContext,
+        function: Callable[..., Any],
+        *arguments: Any,
+        note: Callable[..., Any],
     ) -> Any:
         threads = torch.get_num_threads()
         try:
@@ -76,18 +87,32 @@ def composed_once() -> Iterator[None]:
     kept: dict[tuple[object, ...], bytes] = {}
     compose = ConfigLoaderImpl.load_configuration
 
-    def load(loader: ConfigLoaderImpl, config_name: str | None, overrides: list[str], *given: Any, **named: Any) -> Any:
-        folder = [override for override in overrides if override.startswith(("hydra.run.dir=", "hydra.sweep.dir="))]
+    def load(
+        loader: ConfigLoaderImpl,
+        config_name: str | None,
+        overrides: list[str],
+        *given: Any,
+        **named: Any,
+    ) -> Any:
+        folder = [
+            override
+            for override in overrides
+            if override.startswith(("hydra.run.dir=", "hydra.sweep.dir="))
+        ]
         others = [override for override in overrides if override not in folder]
         sources = {str(source.path) for source in loader.get_search_path().get_path()}
         if not sources <= PACKAGED or not all(map(_is_plain, others)):
             return compose(loader, config_name, overrides, *given, **named)
         key = config_name, *others
         if key not in kept:
-            kept[key] = pickle.dumps(compose(loader, config_name, others, *given, **named))
+            kept[key] = pickle.dumps(
+                compose(loader, config_name, others, *given, **named)
+            )
         cfg = pickle.loads(kept[key])
         for override in folder:
-            OmegaConf.update(cfg, override.partition("=")[0], parsed_override(override).value())
+            OmegaConf.update(
+                cfg, override.partition("=")[0], parsed_override(override).value()
+            )
             cfg.hydra.overrides.hydra.append(override)
         cfg.hydra.runtime.cwd = str(Path.cwd())
         cfg.hydra.job.name = JobRuntime().get("name")
@@ -104,7 +129,10 @@ def _is_plain(override: str) -> bool:
         parsed = parsed_override(override)
     except UsageError:
         return False
-    named = parsed.key_or_group in ("model", "patch") and f"{parsed.value()}" not in options_of(parsed.key_or_group)
+    named = parsed.key_or_group in (
+        "model",
+        "patch",
+    ) and f"{parsed.value()}" not in options_of(parsed.key_or_group)
     return not (named or parsed.is_sweep_override() or parsed.is_hydra_override())
 
 
@@ -116,7 +144,11 @@ def read_once() -> Iterator[None]:
 
     def read(file: Any) -> Any:
         try:
-            found = os.fstat(file.fileno()) if hasattr(file, "fileno") else Path(file).stat()
+            found = (
+                os.fstat(file.fileno())
+                if hasattr(file, "fileno")
+                else Path(file).stat()
+            )
         except OSError:
             return load(file)
         key = found.st_dev, found.st_ino, found.st_mtime_ns
@@ -145,7 +177,15 @@ def migrated_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         if file is not None and new and not made.is_file() and file.is_file():
             shutil.copyfile(file, made)
             with closing(sqlite3.connect(made)) as copy, copy:
-                for table in ("runs", "experiments", "metrics", "latest_metrics", "params", "tags", "experiment_tags"):
+                for table in (
+                    "runs",
+                    "experiments",
+                    "metrics",
+                    "latest_metrics",
+                    "params",
+                    "tags",
+                    "experiment_tags",
+                ):
                     copy.execute(f"DELETE FROM {table}")
         return answer
 

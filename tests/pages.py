@@ -30,8 +30,19 @@ def table(folder: Path) -> str:
     """Returns the ranking of a study, and what was measured and how."""
     result = read_result(folder)
     images = max((len(variant.images) for variant in result.variants), default=0)
-    how = ", ".join(filter(None, [sampling_text(result), f"{images} images", f"gate={result.gate or 'none'}"]))
-    return written([ranking(summary_of(result)), Notes([" · ".join(header_of(result)), f"{how}."])])
+    how = ", ".join(
+        filter(
+            None,
+            [
+                sampling_text(result),
+                f"{images} images",
+                f"gate={result.gate or 'none'}",
+            ],
+        )
+    )
+    return written(
+        [ranking(summary_of(result)), Notes([" · ".join(header_of(result)), f"{how}."])]
+    )
 
 
 def _answer(folder: Path) -> str:
@@ -48,7 +59,12 @@ def _load(folder: Path) -> str:
     return page_table(LoadRecord.read(folder))
 
 
-KINDS: dict[str, Callable[[Path], str]] = {"table": table, "answer": _answer, "plot": _plot, "load": _load}
+KINDS: dict[str, Callable[[Path], str]] = {
+    "table": table,
+    "answer": _answer,
+    "plot": _plot,
+    "load": _load,
+}
 
 
 def filled(page: Path) -> str:
@@ -67,11 +83,23 @@ def filled(page: Path) -> str:
 def main() -> int:
     """Writes all pages, or with `--check` says which ones are out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 2 if a page is out of date")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="change nothing; exit with 2 if a page is out of date",
+    )
     check = parser.parse_args().check
-    stale = [name for name in PAGES if filled(ROOT / name) != (ROOT / name).read_text(encoding="utf-8")]
+    stale = [
+        name
+        for name in PAGES
+        if filled(ROOT / name) != (ROOT / name).read_text(encoding="utf-8")
+    ]
     if check:
-        print(f"out of date: {', '.join(stale)}; run `python -m tests.pages`" if stale else "the pages are up to date")
+        print(
+            f"out of date: {', '.join(stale)}; run `python -m tests.pages`"
+            if stale
+            else "the pages are up to date"
+        )
         return 2 if stale else 0
     for name in stale:
         (ROOT / name).write_text(filled(ROOT / name), encoding="utf-8")

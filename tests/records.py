@@ -18,23 +18,40 @@ def known(found: T | None) -> T:
     return found
 
 
-def recorded(rows: Sequence[VariantResult], comparisons: list[Comparison], design: str = "explicit") -> StudyResult:
+def recorded(
+    rows: Sequence[VariantResult],
+    comparisons: list[Comparison],
+    design: str = "explicit",
+) -> StudyResult:
     """A study of variants, of which the first one is the baseline, on a CPU."""
     device = {"name": "a device", "type": "cpu"}
-    environment = Environment("0", None, None, "3", "here", {}, device, {}, "forkserver", [])
+    environment = Environment(
+        "0", None, None, "3", "here", {}, device, {}, "forkserver", []
+    )
     started, config = "2026-01-01T00:00:00", RecordedConfig()
-    return StudyResult("s", design, started, environment, config, list(rows), comparisons, rows[0].name)
+    return StudyResult(
+        "s", design, started, environment, config, list(rows), comparisons, rows[0].name
+    )
 
 
-def reconfigure(owner: StudyResult | VariantResult, section: str, **changes: Any) -> None:
+def reconfigure(
+    owner: StudyResult | VariantResult, section: str, **changes: Any
+) -> None:
     """Replaces keys of one section of a recorded configuration."""
-    changed: dict[str, Any] = {section: replace(getattr(owner.config, section), **changes)}
+    changed: dict[str, Any] = {
+        section: replace(getattr(owner.config, section), **changes)
+    }
     owner.config = replace(owner.config, **changed)
 
 
 def samples_of(*rows: VariantResult) -> list[ShapeSamples]:
     """Returns those of all processes of some variants, at each shape."""
-    return [samples for row in rows for measurement in row.measurements for samples in measurement.shapes]
+    return [
+        samples
+        for row in rows
+        for measurement in row.measurements
+        for samples in measurement.shapes
+    ]
 
 
 def timed(seconds: Iterable[float], **of_calls: Sequence[Any]) -> list[Call]:
@@ -65,9 +82,15 @@ def retime(
             vars(call).update(vars(other) | {"seconds": call.seconds})
     if isinstance(interference, Interference):
         interference = [interference] * len(samples.calls)
-    for name, values in (("interference", interference), ("held_gib", held_gib), ("gpu", gpu)):
+    for name, values in (
+        ("interference", interference),
+        ("held_gib", held_gib),
+        ("gpu", gpu),
+    ):
         for number, call in enumerate(samples.calls if values is not None else ()):
-            setattr(call, name, values[number] if values and number < len(values) else None)
+            setattr(
+                call, name, values[number] if values and number < len(values) else None
+            )
     for call in samples.calls if left_out is not None else ():
         call.left_out = left_out is not None and call.round in left_out
 

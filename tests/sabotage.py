@@ -74,7 +74,10 @@ class Talks(Harmless):
         print("said by print")
         print("said to stderr", file=sys.stderr)
         os.write(1, b"said by write\n")
-        subprocess.run(["sh", "-c", "echo said by a child; echo said by a child to stderr >&2"], check=True)
+        subprocess.run(
+            ["sh", "-c", "echo said by a child; echo said by a child to stderr >&2"],
+            check=True,
+        )
         os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "600")
         return super().apply(pipe)
 

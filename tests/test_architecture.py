@@ -7,12 +7,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-_TABLE = (ROOT / "sdopt" / "README.md").read_text().split("\n| room | what it does |\n|---|---|\n")[1].split("\n\n")[0]
-_ROOMS = [room for row in _TABLE.splitlines() for room in re.findall(r"`([\w/]+?)(?:/|\.py)`", row.split("|")[1])]
+_TABLE = (
+    (ROOT / "sdopt" / "README.md")
+    .read_text()
+    .split("\n| room | what it does |\n|---|---|\n")[1]
+    .split("\n\n")[0]
+)
+_ROOMS = [
+    room
+    for row in _TABLE.splitlines()
+    for room in re.findall(r"`([\w/]+?)(?:/|\.py)`", row.split("|")[1])
+]
 FLOORS = [*_ROOMS[:3], "sdopt", *_ROOMS[3:]]
 """The rooms as `sdopt/README.md` lists them, top floor first; `sdopt` is the package's own `__init__.py`."""
 
-FILES = sorted(path.relative_to(ROOT) for folder in ("sdopt", "runners") for path in (ROOT / folder).rglob("*.py"))
+FILES = sorted(
+    path.relative_to(ROOT)
+    for folder in ("sdopt", "runners")
+    for path in (ROOT / folder).rglob("*.py")
+)
 
 
 def room_of(module: str) -> str:
@@ -33,11 +46,19 @@ def imports_of(path: Path, source: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            package = module_of(path).split(".") if path.name == "__init__.py" else module_of(path).split(".")[:-1]
+            package = (
+                module_of(path).split(".")
+                if path.name == "__init__.py"
+                else module_of(path).split(".")[:-1]
+            )
             above = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
             # `from sdopt import x` imports the room x where there is one, else a name of the package itself.
-            rooms = [f"{module}.{alias.name}" for alias in node.names if alias.name in FLOORS and module == "sdopt"]
+            rooms = [
+                f"{module}.{alias.name}"
+                for alias in node.names
+                if alias.name in FLOORS and module == "sdopt"
+            ]
             yield from ((node.lineno, name) for name in rooms or [module])
 
 
@@ -53,18 +74,26 @@ def violations(path: Path, source: str) -> list[str]:
         if module.partition(".")[0] not in ("sdopt", "runners") or other == room:
             continue
         if other not in FLOORS or FLOORS.index(other) <= FLOORS.index(room):
-            found.append(f"{path}:{line}: {room} imports {module}; a room imports only rooms below it")
+            found.append(
+                f"{path}:{line}: {room} imports {module}; a room imports only rooms below it"
+            )
     return found
 
 
 def named_for_applications() -> set[str]:
     """The modules of the core that `sdopt/apps/README.md` names."""
-    table = (ROOT / "sdopt" / "apps" / "README.md").read_text().split("\n| room | modules |\n|---|---|\n")[1]
+    table = (
+        (ROOT / "sdopt" / "apps" / "README.md")
+        .read_text()
+        .split("\n| room | modules |\n|---|---|\n")[1]
+    )
     named = set()
     for row in table.splitlines():
         room, modules = (cell.strip() for cell in row.strip("|").split("|"))
         for module in modules.split(", "):
-            named.add(f"sdopt.{room}" if module == "itself" else f"sdopt.{room}.{module}")
+            named.add(
+                f"sdopt.{room}" if module == "itself" else f"sdopt.{room}.{module}"
+            )
     return {name.replace("`", "") for name in named}
 
 
@@ -72,12 +101,20 @@ def test_applications_import_only_what_is_named_for_them() -> None:
     used = set()
     for path in (path for path in FILES if path.parts[:2] == ("sdopt", "apps")):
         modules = {module for _, module in imports_of(path, (ROOT / path).read_text())}
-        used |= {module for module in modules if module.startswith("sdopt.") and not module.startswith("sdopt.apps.")}
+        used |= {
+            module
+            for module in modules
+            if module.startswith("sdopt.") and not module.startswith("sdopt.apps.")
+        }
     assert used == named_for_applications()
 
 
 def test_a_room_imports_only_rooms_below_it() -> None:
-    found = [violation for path in FILES for violation in violations(path, (ROOT / path).read_text())]
+    found = [
+        violation
+        for path in FILES
+        for violation in violations(path, (ROOT / path).read_text())
+    ]
     assert not found, "\n".join(found)
 
 

@@ -13,7 +13,9 @@ from sdopt.schema import Tracking
 from tests.command import sdopt
 
 
-def query(monkeypatch: pytest.MonkeyPatch, cwd: Path, line: str, shell: str = "bash") -> list[str]:
+def query(
+    monkeypatch: pytest.MonkeyPatch, cwd: Path, line: str, shell: str = "bash"
+) -> list[str]:
     monkeypatch.setenv("COMP_LINE", line)
     finished = sdopt(cwd, "-sc", f"query={shell}")
     assert finished.code == 0
@@ -33,7 +35,10 @@ def query(monkeypatch: pytest.MonkeyPatch, cwd: Path, line: str, shell: str = "b
         ("sdopt nothing layout=", []),
         ("sdopt show ", []),
         ("sdopt optimize ", []),
-        ("sdopt ui ", ["--port", *(f"tracking.{each.name}=" for each in fields(Tracking))]),
+        (
+            "sdopt ui ",
+            ["--port", *(f"tracking.{each.name}=" for each in fields(Tracking))],
+        ),
         ("sdopt ui attention", []),
         ("sdopt optimize mine.safetensors layout=chan", ["layout=channels_last"]),
     ],
@@ -44,7 +49,9 @@ def test_commands_groups_options_and_keys(
     assert query(monkeypatch, tmp_path, line) == choices
 
 
-def test_results_the_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_the_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = [f"outputs/runs/pair/2026-01-0{day}_10-00-00-0" for day in (1, 2)]
     for name in names:
         (tmp_path / name).mkdir(parents=True)
@@ -66,6 +73,12 @@ def test_in_bash(tmp_path: Path) -> None:
         complete -p sdopt
     """
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", program], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines()[0] == "precision=bf16"
     assert done.stdout.splitlines()[1].endswith("hydra_bash_completion sdopt")

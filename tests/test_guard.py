@@ -17,7 +17,13 @@ import pytest
 
 from sdopt.cli import COMMANDS, main
 from sdopt.config.composed import hide_passwords
-from sdopt.errors import UnavailableError, UsageError, command_line, print_problems, shell_word
+from sdopt.errors import (
+    UnavailableError,
+    UsageError,
+    command_line,
+    print_problems,
+    shell_word,
+)
 from sdopt.guard import end_with_code
 from sdopt.limits import require_limits
 from sdopt.record.files import read_result, to_json
@@ -44,7 +50,9 @@ WAYS_OUT = {
 
 
 @pytest.mark.parametrize("way", WAYS_OUT)
-def test_each_way_out_has_its_code(way: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_way_out_has_its_code(
+    way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     error, code = WAYS_OUT[way]
 
     @end_with_code
@@ -54,7 +62,9 @@ def test_each_way_out_has_its_code(way: str, capsys: pytest.CaptureFixture[str])
     assert command([]) == code
     said = capsys.readouterr().err
     assert "Traceback" not in said
-    assert ("a defect of sdopt: ZeroDivisionError: a (at " in said) == (way == "a defect")
+    assert ("a defect of sdopt: ZeroDivisionError: a (at " in said) == (
+        way == "a defect"
+    )
     if isinstance(error, UsageError | UnavailableError):
         assert said == "".join(f"sdopt: {problem}\n" for problem in error.problems)
     if isinstance(error, KeyboardInterrupt):
@@ -73,11 +83,17 @@ MISTAKES = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_mistake_ends_each_command_with_2(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     given = MISTAKES.get(command, "/nowhere")
-    for arguments in ([given, *([given] if command == "compare" else [])], ["--no-such-option"]):
+    for arguments in (
+        [given, *([given] if command == "compare" else [])],
+        ["--no-such-option"],
+    ):
         assert main([command, *arguments]) == 2
         said = capsys.readouterr().err
         assert "Traceback" not in said
@@ -86,19 +102,30 @@ def test_a_mistake_ends_each_command_with_2(
     if command == "optimize":
         assert main(["optimize", "emoji", "--budjet", "4m"]) == 2
         assert "did you mean --budget?" in capsys.readouterr().err
-    if command == "gate":  # where a variable of CI is not set, the working folder is not meant
+    if (
+        command == "gate"
+    ):  # where a variable of CI is not set, the working folder is not meant
         for empty in ([""], ["a", "--against", ""], ["a", "--output="]):
             assert main(["gate", *empty]) == 2
             assert "is empty" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["optimize", "search", "plan", "doctor", "load-test", "serve", "run", "gate"])
+@pytest.mark.parametrize(
+    "command",
+    ["optimize", "search", "plan", "doctor", "load-test", "serve", "run", "gate"],
+)
 def test_a_folder_of_groups_is_one_and_is_there(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [command, *(["emoji"] if command in ("optimize", "gate") else [])]
-    assert main([*given, "--config-dir", str(tmp_path), "--config-dir", str(tmp_path)]) == 2
-    assert re.search(r"--config-dir \S+: (this flag can be given once only|only one folder)", capsys.readouterr().err)
+    assert (
+        main([*given, "--config-dir", str(tmp_path), "--config-dir", str(tmp_path)])
+        == 2
+    )
+    assert re.search(
+        r"--config-dir \S+: (this flag can be given once only|only one folder)",
+        capsys.readouterr().err,
+    )
     assert main([*given, "--config-dir", "/nowhere"]) == 2
     assert capsys.readouterr().err == "sdopt: --config-dir /nowhere: no such folder\n"
 
@@ -112,10 +139,21 @@ def test_nothing_but_a_verdict_ends_with_1() -> None:
             codes: list[ast.AST | None] = []
             if isinstance(node, ast.Return) and file.parent.name == "runners":
                 either = node.value
-                codes = [either.body, either.orelse] if isinstance(either, ast.IfExp) else [either]
-            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("exit", "SystemExit")):
+                codes = (
+                    [either.body, either.orelse]
+                    if isinstance(either, ast.IfExp)
+                    else [either]
+                )
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+                ("exit", "SystemExit")
+            ):
                 codes = [*node.args]
-            if any(isinstance(code, ast.Constant) and code.value == 1 and code.value is not True for code in codes):
+            if any(
+                isinstance(code, ast.Constant)
+                and code.value == 1
+                and code.value is not True
+                for code in codes
+            ):
                 found.append(f"{file.relative_to(folder)}: {ast.unparse(node)}")
     assert not found
 
@@ -133,9 +171,17 @@ def test_a_working_folder_that_is_gone_is_a_usage_error(
 
 
 @pytest.mark.parametrize("redirected", ["> /dev/full", ">&-", "2>&-", "| head -c 1"])
-def test_output_that_nobody_reads_ends_no_command(redirected: str, tmp_path: Path) -> None:
+def test_output_that_nobody_reads_ends_no_command(
+    redirected: str, tmp_path: Path
+) -> None:
     command = f"set -o pipefail; {shlex.quote(sys.executable)} -m sdopt.cli --help {redirected}"
-    ended = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -143,22 +189,41 @@ def test_an_ascii_terminal_is_spelt_for(tmp_path: Path) -> None:
     code = "from sdopt.guard import end_with_code as g; g(lambda _: print('≈1.5× … ü ☃ \\udc80') or 0)([])"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, "~1.5x ... u ? ?\n")
 
 
-@pytest.mark.parametrize("folder", ["plain/a", "my out/it s", "a=b,c", "it's", 'say "it"', "$HOME", "ü", "[x]", "-x"])
+@pytest.mark.parametrize(
+    "folder",
+    ["plain/a", "my out/it s", "a=b,c", "it's", 'say "it"', "$HOME", "ü", "[x]", "-x"],
+)
 def test_a_printed_command_can_be_pasted(folder: str) -> None:
-    assert shlex.split(command_line("run", f"resume={folder}")) == ["sdopt", "run", f"resume={folder}"]
+    assert shlex.split(command_line("run", f"resume={folder}")) == [
+        "sdopt",
+        "run",
+        f"resume={folder}",
+    ]
     assert shlex.split(command_line("sync", folder)) == ["sdopt", "sync", folder]
     assert shell_word("resume=my out") == "resume='my out'", "only the value is quoted"
 
 
 @pytest.mark.parametrize(
-    "address", ["postgresql://me:secret@host/db", "http://me:se@cret@h", "x://h/db?password=secret&a"]
+    "address",
+    [
+        "postgresql://me:secret@host/db",
+        "http://me:se@cret@h",
+        "x://h/db?password=secret&a",
+    ],
 )
-def test_passwords_are_not_passed_on(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_passwords_are_not_passed_on(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     print_problems([f"`{address}` is slow"])
     said = [
         capsys.readouterr().err,
@@ -169,13 +234,20 @@ def test_passwords_are_not_passed_on(address: str, capsys: pytest.CaptureFixture
     assert all("***" in each for each in said)
 
 
-def test_what_a_file_says_does_not_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_file_says_does_not_control_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     print_problems(["a.csv: the columns are \x1b[31mred\x07, grün\r"])
-    assert capsys.readouterr().err == "sdopt: a.csv: the columns are \\x1b[31mred\\x07, grün\\r\n"
+    assert (
+        capsys.readouterr().err
+        == "sdopt: a.csv: the columns are \\x1b[31mred\\x07, grün\\r\n"
+    )
 
 
 @pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
-def test_colours_for_a_log_move_no_cursor(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_for_a_log_move_no_cursor(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv(variable, "1")
     monkeypatch.setattr(sys, "stdout", out := StringIO())
@@ -190,7 +262,9 @@ def test_colours_for_a_log_move_no_cursor(variable: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_no_columns_are_no_width(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_columns_are_no_width(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "0")
     monkeypatch.setattr(sys, "stdout", out := StringIO())
     monkeypatch.setattr(out, "isatty", lambda: terminal)
@@ -198,7 +272,9 @@ def test_no_columns_are_no_width(terminal: bool, monkeypatch: pytest.MonkeyPatch
     assert "done: a:key:b" in out.getvalue()
 
 
-def test_a_command_is_one_line_however_narrow_the_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_is_one_line_however_narrow_the_terminal_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of one in two lines the first would run alone, without what the second one chooses."""
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(sys, "stdout", out := StringIO())
@@ -207,40 +283,72 @@ def test_a_command_is_one_line_however_narrow_the_terminal_is(monkeypatch: pytes
     assert f"\n    {command}\n" in out.getvalue()
 
 
-def test_passwords_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = read_result(next(iter((Path(__file__).parents[1] / "outputs" / "records").glob("*/quickstart"))))
+def test_passwords_are_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = read_result(
+        next(
+            iter(
+                (Path(__file__).parents[1] / "outputs" / "records").glob("*/quickstart")
+            )
+        )
+    )
     address = "postgresql://me:secret@host/db"
-    result.config = replace(result.config, tracking=replace(result.config.tracking, uri=address))
+    result.config = replace(
+        result.config, tracking=replace(result.config.tracking, uri=address)
+    )
     assert b"secret" not in (content := to_json(result))
-    assert json.loads(content)["config"]["tracking"]["uri"] == "postgresql://me:***@host/db"
+    assert (
+        json.loads(content)["config"]["tracking"]["uri"]
+        == "postgresql://me:***@host/db"
+    )
     files = [tmp_path / ".hydra" / "overrides.yaml", tmp_path / "multirun.yaml"]
     files[0].parent.mkdir()
     for file in files:
         file.write_text(f"- tracking.uri={address}\n")
-    job = SimpleNamespace(runtime=SimpleNamespace(output_dir=tmp_path), sweep=SimpleNamespace(dir=tmp_path))
+    job = SimpleNamespace(
+        runtime=SimpleNamespace(output_dir=tmp_path),
+        sweep=SimpleNamespace(dir=tmp_path),
+    )
     monkeypatch.setattr("hydra.core.hydra_config.HydraConfig.get", lambda: job)
     hide_passwords()
-    assert [file.read_text() for file in files] == ["- tracking.uri=postgresql://me:***@host/db\n"] * 2
+    assert [file.read_text() for file in files] == [
+        "- tracking.uri=postgresql://me:***@host/db\n"
+    ] * 2
 
 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The limits of this process, by number: those that a test puts there, and else none."""
     found: dict[int, int] = {}
-    monkeypatch.setattr(resource, "getrlimit", lambda limit: (found.get(limit, resource.RLIM_INFINITY),) * 2)
+    monkeypatch.setattr(
+        resource,
+        "getrlimit",
+        lambda limit: (found.get(limit, resource.RLIM_INFINITY),) * 2,
+    )
     return found
 
 
-def test_each_that_is_too_low_is_a_line(limits: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_that_is_too_low_is_a_line(
+    limits: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 2**31)  # whose processes are none
-    limits |= {resource.RLIMIT_AS: 2**30, resource.RLIMIT_FSIZE: 2**20, resource.RLIMIT_NPROC: 20}
+    limits |= {
+        resource.RLIMIT_AS: 2**30,
+        resource.RLIMIT_FSIZE: 2**20,
+        resource.RLIMIT_NPROC: 20,
+    }
     with pytest.raises(UnavailableError) as caught:
         start_fork_server()
     memory, file, tasks = caught.value.problems
-    assert memory.startswith("address space is limited to 1024 MiB, but at least 8192 MiB is required; ")
+    assert memory.startswith(
+        "address space is limited to 1024 MiB, but at least 8192 MiB is required; "
+    )
     assert memory.endswith("allow more (ulimit -v unlimited)")
     assert file.startswith("the size of a file is limited to 1 MiB, but")
-    assert tasks.startswith("processes and threads are limited to 20, and 0 run already")
+    assert tasks.startswith(
+        "processes and threads are limited to 20, and 0 run already"
+    )
 
 
 def test_processes_that_run_count_and_high_limits_are_enough(
@@ -248,7 +356,11 @@ def test_processes_that_run_count_and_high_limits_are_enough(
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     require_limits()
-    limits |= {resource.RLIMIT_AS: 2**36, resource.RLIMIT_FSIZE: 2**30, resource.RLIMIT_NPROC: 2**16}
+    limits |= {
+        resource.RLIMIT_AS: 2**36,
+        resource.RLIMIT_FSIZE: 2**30,
+        resource.RLIMIT_NPROC: 2**16,
+    }
     require_limits()
     limits[resource.RLIMIT_NPROC] = 66 + (os.cpu_count() or 1)
     monkeypatch.setattr("sdopt.limits._running_tasks", lambda: 3)
@@ -261,5 +373,8 @@ def test_processes_that_run_count_and_high_limits_are_enough(
 def test_plots_need_more_than_measuring(limits: dict[int, int]) -> None:
     limits[resource.RLIMIT_AS] = 2**34
     require_limits()
-    with pytest.raises(UnavailableError, match="16384 MiB, but at least 81920 MiB is required for plots"):
+    with pytest.raises(
+        UnavailableError,
+        match="16384 MiB, but at least 81920 MiB is required for plots",
+    ):
         picture({})

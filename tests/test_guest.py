@@ -18,7 +18,13 @@ from tests.command import ROOT, SMALL, SMOKE, eventually, fork, working_in
 
 
 def python(cwd: Path, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -37,7 +43,9 @@ def program(cwd: Path, text: str, how: str) -> str:
     return done.out
 
 
-def test_importing_it_imports_nothing_heavy_and_a_command_no_diffusers_itself(tmp_path: Path) -> None:
+def test_importing_it_imports_nothing_heavy_and_a_command_no_diffusers_itself(
+    tmp_path: Path,
+) -> None:
     heavy = "[m for m in ('torch', 'diffusers', 'mlflow', 'hydra', 'pandas', 'numpy') if m in sys.modules]"
     heavier = "[m for m in ('diffusers', 'transformers', 'torch._dynamo', 'mlflow', 'altair') if m in sys.modules]"
     composed = "from sdopt.config.composer import composer_of; composer_of(['scheduler=euler']).__enter__()"
@@ -62,11 +70,20 @@ def test_every_public_name_is_there() -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_the_block_of_the_readme_runs_in_a_plain_script(tmp_path: Path, how: str) -> None:
-    [block] = re.findall(r"```python\n(import sdopt\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_block_of_the_readme_runs_in_a_plain_script(
+    tmp_path: Path, how: str
+) -> None:
+    [block] = re.findall(
+        r"```python\n(import sdopt\n.*?)```",
+        (ROOT / "README.md").read_text(),
+        re.DOTALL,
+    )
     assert len([line for line in block.splitlines() if line.strip()]) <= 12
     # Another study, and in small: one option, one step, and the images of one prompt.
-    small = ", ".join(f'"{override}"' for override in ["precision=bf16", *SMALL, "protocol.stage_calls=0"])
+    small = ", ".join(
+        f'"{override}"'
+        for override in ["precision=bf16", *SMALL, "protocol.stage_calls=0"]
+    )
     for name, other in {
         '"experiment=quickstart"': small,
         "runs/quickstart": "runs/pair",
@@ -151,14 +168,18 @@ main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["forked", "anew"])
-def test_a_program_of_hydra_with_an_active_run_of_mlflow_stays_as_it_was(tmp_path: Path, how: str) -> None:
+def test_a_program_of_hydra_with_an_active_run_of_mlflow_stays_as_it_was(
+    tmp_path: Path, how: str
+) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "mine.yaml").write_text("lr: 0.1\n")
     mlflow = find_spec("mlflow") is not None
     tracking = ("tracking=mlflow", "tracking.uri=sqlite:///theirs.db") if mlflow else ()
     few = ("protocol.rounds=1", "protocol.warmup=0", "protocol.stage_calls=0")
     arguments = (*SMOKE, "precision=bf16", *few, *tracking)
-    lines = program(tmp_path, f"MLFLOW, ARGUMENTS = {mlflow}, {arguments}\n{PROGRAM}", how).splitlines()
+    lines = program(
+        tmp_path, f"MLFLOW, ARGUMENTS = {mlflow}, {arguments}\n{PROGRAM}", how
+    ).splitlines()
     assert any(line.startswith("REFUSED precision=nope: ") for line in lines)
     groups = [line for line in lines if line.startswith("STATE ")]
     assert len(groups) == 14 + mlflow
@@ -166,7 +187,9 @@ def test_a_program_of_hydra_with_an_active_run_of_mlflow_stays_as_it_was(tmp_pat
     changed = [line for line in groups if not line.endswith(" same")]
     assert [line for line in changed if not line.startswith("STATE warnings ")] == []
     assert "ROWS 3" in lines
-    assert not mlflow or ("EMPTY {} None" in lines and (tmp_path / "theirs.db").is_file())
+    assert not mlflow or (
+        "EMPTY {} None" in lines and (tmp_path / "theirs.db").is_file()
+    )
 
 
 def refused(_number: int = 0) -> str:
@@ -180,7 +203,9 @@ def refused(_number: int = 0) -> str:
 @pytest.mark.slow  # each call imports PyTorch in a process of its own
 @pytest.mark.usefixtures("started_anew")
 @pytest.mark.parametrize("where", ["a thread", "a daemonic process"])
-def test_it_may_be_called_in(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_may_be_called_in(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
     if where == "a thread":
@@ -208,14 +233,21 @@ class Bare:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["forked", "anew"])
 def test_its_output_suits_any_stream(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, how: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    how: str,
 ) -> None:
     if how == "anew":
         request.getfixturevalue("started_anew")
     monkeypatch.chdir(tmp_path)
     closed = io.StringIO()
     closed.close()
-    for name, value in (("LC_ALL", "C"), ("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0")):
+    for name, value in (
+        ("LC_ALL", "C"),
+        ("PYTHONUTF8", "0"),
+        ("PYTHONCOERCECLOCALE", "0"),
+    ):
         monkeypatch.setenv(name, value)
     bare = Bare()
     for out, err in ((bare, sys.stderr), (closed, None)):
@@ -238,9 +270,15 @@ def test_the_study_ends_with_its_caller(number: int, tmp_path: Path) -> None:
     """By Ctrl-C, or where the caller is gone without a word."""
     script = f"import sdopt; sdopt.run(*{SMOKE}, 'protocol.rounds=10000')"
     caller = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-    assert eventually(lambda: bool(list(tmp_path.rglob("result.json"))) or caller.poll() is not None, 400)
+    assert eventually(
+        lambda: bool(list(tmp_path.rglob("result.json"))) or caller.poll() is not None,
+        400,
+    )
     os.kill(caller.pid, number)
     caller.communicate(timeout=120)
     assert caller.returncode != 0

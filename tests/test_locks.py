@@ -32,7 +32,9 @@ with {what}:
 def elsewhere(what: str) -> Iterator[subprocess.Popen[str]]:
     """A process that holds something until it is killed."""
     code = _HERE.format(what=what)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "there\n"
@@ -43,19 +45,25 @@ def elsewhere(what: str) -> Iterator[subprocess.Popen[str]]:
 
 
 class TestFolder:
-    def test_without_one_nothing_is_locked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_one_nothing_is_locked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
         with exclusive("anything"), reserve(Device("cpu"), "ours") as holder:
             assert holder == ""
 
-    def test_one_that_is_gone_is_as_if_none_was_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_that_is_gone_is_as_if_none_was_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         assert runtime_folder() == tmp_path / f"sdopt-{os.getuid()}"
 
-    def test_of_another_user_is_not_trusted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_another_user_is_not_trusted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "sdopt").symlink_to(tmp_path / "elsewhere")
@@ -65,7 +73,10 @@ class TestFolder:
 
 class TestLockFolder:
     def test_by_another_process_until_it_is_killed(self, tmp_path: Path) -> None:
-        with elsewhere(f"lock_folder(Path({str(tmp_path)!r}))"), lock_folder(tmp_path) as ours:
+        with (
+            elsewhere(f"lock_folder(Path({str(tmp_path)!r}))"),
+            lock_folder(tmp_path) as ours,
+        ):
             assert not ours
         with lock_folder(tmp_path) as ours:
             assert ours
@@ -78,7 +89,9 @@ class TestExclusive:
         with elsewhere("exclusive('something')") as other:
             read, write = os.pipe()
             code = "from sdopt.locks import exclusive\nwith exclusive('something'): print('mine')"
-            waiting = subprocess.Popen([sys.executable, "-c", code], stdout=write, text=True)
+            waiting = subprocess.Popen(
+                [sys.executable, "-c", code], stdout=write, text=True
+            )
             os.close(write)
             with pytest.raises(subprocess.TimeoutExpired):
                 waiting.wait(0.4)
@@ -101,7 +114,9 @@ class TestReserve:
                 assert second == f"ours (process {os.getpid()})"
 
     def test_studies_with_cores_of_their_own_run_beside_each_other(self) -> None:
-        with elsewhere("(os.sched_setaffinity(0, {0}), reserve(Device('cpu'), 'theirs'))[1]"):
+        with elsewhere(
+            "(os.sched_setaffinity(0, {0}), reserve(Device('cpu'), 'theirs'))[1]"
+        ):
             both = os.sched_getaffinity(0)
             try:
                 os.sched_setaffinity(0, both - {0})
@@ -159,11 +174,16 @@ def test_goes_at_the_end(then: str, short: Path) -> None:
     assert list(short.iterdir()) == []
 
 
-def test_goes_with_the_next_one_after_it_was_killed(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_goes_with_the_next_one_after_it_was_killed(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(short))
     for other in ("sdopt-0", "sdopt-1-unmarked", "pymp-others"):
         (short / other).mkdir()
-    with process(short, "time.sleep(600)") as living, process(short, "time.sleep(600)") as dying:
+    with (
+        process(short, "time.sleep(600)") as living,
+        process(short, "time.sleep(600)") as dying,
+    ):
         kept, left = said(living), said(dying)
         remove_abandoned()
         assert kept.is_dir()
@@ -175,10 +195,17 @@ def test_goes_with_the_next_one_after_it_was_killed(short: Path, monkeypatch: py
         assert not left.exists()
         assert list(kept.glob("test-*/file"))
         living.kill()
-    assert {path.name for path in short.iterdir()} == {kept.name, "sdopt-0", "sdopt-1-unmarked", "pymp-others"}
+    assert {path.name for path in short.iterdir()} == {
+        kept.name,
+        "sdopt-0",
+        "sdopt-1-unmarked",
+        "pymp-others",
+    }
 
 
-def test_what_a_child_holds_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_child_holds_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A child that was forked keeps its parent's lock, because it may use what is there."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     fork = 'multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start(); time.sleep(600)'
@@ -194,7 +221,9 @@ def test_what_a_child_holds_is_not_removed(tmp_path: Path, monkeypatch: pytest.M
         os.kill(int(child[0]), 9)
 
 
-def test_that_of_another_user_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_of_another_user_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "sdopt-1-other").mkdir()
     (tmp_path / "sdopt-1-other" / "owner").touch()
@@ -204,14 +233,20 @@ def test_that_of_another_user_is_not_touched(tmp_path: Path, monkeypatch: pytest
     monkeypatch.undo()
 
 
-def test_without_a_place_for_it_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_place_for_it_the_way_out_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("sdopt.scratch._mine", {})
     monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
-    with pytest.raises(UsageError, match=r"no temporary folder can be written .*TMPDIR="):
+    with pytest.raises(
+        UsageError, match=r"no temporary folder can be written .*TMPDIR="
+    ):
         own_folder()
 
 
-def test_caches_of_a_user_without_a_home_are_the_process_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_of_a_user_without_a_home_are_the_process_s_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def unknown() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -227,7 +262,13 @@ def test_a_path_that_is_too_long_for_sockets_is_said(tmp_path: Path) -> None:
     long.mkdir()
     code = "from sdopt.scratch import own_folder; print(own_folder()); own_folder()"
     environment = {**os.environ, "TMPDIR": str(long)}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert ended.stdout.startswith("/tmp/sdopt-")
     assert ended.stderr.count("too long for sockets") == 1
     assert not list(long.iterdir())

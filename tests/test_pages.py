@@ -20,11 +20,15 @@ def page(finished: Finished, tmp_path: Path) -> Path:
     (tmp_path / "run").mkdir()
     shutil.copy(finished.folder / "result.json", tmp_path / "run")
     page = tmp_path / "PAGE.md"
-    page.write_text(f"# Mine\n\n<!-- sdopt:table run -->\n9.99×\n{END}\n\nBetween.\n<!-- sdopt:answer run -->\n{END}\n")
+    page.write_text(
+        f"# Mine\n\n<!-- sdopt:table run -->\n9.99×\n{END}\n\nBetween.\n<!-- sdopt:answer run -->\n{END}\n"
+    )
     return page
 
 
-def test_a_block_holds_the_figures_of_its_result_and_nothing_else_changes(page: Path, result: StudyResult) -> None:
+def test_a_block_holds_the_figures_of_its_result_and_nothing_else_changes(
+    page: Path, result: StudyResult
+) -> None:
     text = filled(page)
     assert "9.99×" not in text
     for row in ranking(summary_of(result)).cells:
@@ -38,4 +42,6 @@ def test_a_block_holds_the_figures_of_its_result_and_nothing_else_changes(page: 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_pages_are_current(name: str) -> None:
     page = ROOT / name
-    assert filled(page) == page.read_text(encoding="utf-8"), "run `python -m tests.pages`"
+    assert filled(page) == page.read_text(encoding="utf-8"), (
+        "run `python -m tests.pages`"
+    )

@@ -17,7 +17,15 @@ from sdopt.study.designs import Plan
 from sdopt.study.plan import require_same_task
 from sdopt.variant import Variant
 
-_ELSEWHERE = ("study", "experiment", "tracking", "hydra", "dry_run", "objective", *COMMAND_KEYS)
+_ELSEWHERE = (
+    "study",
+    "experiment",
+    "tracking",
+    "hydra",
+    "dry_run",
+    "objective",
+    *COMMAND_KEYS,
+)
 """Sections and keys that do not affect how a variant is measured."""
 
 _BASELINE, _CANDIDATE = "baseline", "candidate"
@@ -38,7 +46,9 @@ def command_of(composer: HydraComposer, variant: Variant, plan: Plan) -> str:
     Where no command composes both, as where the baseline is of another task, it is compared with what the plan compares
     it with.
     """
-    references = [edge.reference for edge in plan.edges if edge.candidate == variant.name]
+    references = [
+        edge.reference for edge in plan.edges if edge.candidate == variant.name
+    ]
     for other in plan.variants:
         if other is plan.baseline or other.name in references:
             command = command_again(composer, variant, other)
@@ -68,17 +78,23 @@ def command_again(composer: HydraComposer, variant: Variant, baseline: Variant) 
     return ""
 
 
-def _composes(composer: HydraComposer, words: Sequence[str], variant: Variant, baseline: Variant) -> bool:
+def _composes(
+    composer: HydraComposer, words: Sequence[str], variant: Variant, baseline: Variant
+) -> bool:
     again = HydraComposer(words, composer.hydra_overrides)
     plan = again.current.study.plan(again)
     if len(plan.variants) != 2:
         return False
     require_same_task(plan)
     first, second = plan.variants
-    return not differing(baseline.config, first.config) and not differing(variant.config, second.config)
+    return not differing(baseline.config, first.config) and not differing(
+        variant.config, second.config
+    )
 
 
-def _as_pair(composer: HydraComposer, variant: Variant, baseline: Variant) -> Iterator[str]:
+def _as_pair(
+    composer: HydraComposer, variant: Variant, baseline: Variant
+) -> Iterator[str]:
     """Yields overrides that compose the variant, and the options of its baseline."""
     optimized = ",".join(_options_of(baseline))
     if optimized:
@@ -86,7 +102,9 @@ def _as_pair(composer: HydraComposer, variant: Variant, baseline: Variant) -> It
     yield from _complete(composer, _words(variant), variant.config)
 
 
-def _as_explicit(composer: HydraComposer, variant: Variant, baseline: Variant) -> Iterator[str]:
+def _as_explicit(
+    composer: HydraComposer, variant: Variant, baseline: Variant
+) -> Iterator[str]:
     """Yields overrides that compose the baseline, and the variant as a list of changes."""
     words = _complete(composer, _words(baseline), baseline.config)
     changes = []
@@ -137,7 +155,9 @@ def _choice(group: str, names: Sequence[str]) -> str:
     return override_of(group, f"[{','.join(names)}]")
 
 
-def _other_choices(variant: Variant, baseline: Variant) -> Iterator[tuple[str, list[str]]]:
+def _other_choices(
+    variant: Variant, baseline: Variant
+) -> Iterator[tuple[str, list[str]]]:
     """Yields the groups in which two variants chose different options, with those of the first."""
     mine, theirs = _named(variant), _named(baseline)
     for group in dict.fromkeys([*mine, *theirs]):
@@ -163,7 +183,9 @@ def _options_of(baseline: Variant) -> Iterator[str]:
 # --------------------------------------------------------------------------------------------------------------- keys
 
 
-def _complete(composer: HydraComposer, words: list[str], wanted: RecordedConfig) -> list[str]:
+def _complete(
+    composer: HydraComposer, words: list[str], wanted: RecordedConfig
+) -> list[str]:
     """Returns overrides, with those that they lack for a configuration: what a preset, or a file of one, had set."""
     made = HydraComposer(words, composer.hydra_overrides).current.recorded
     sections = {group_of(key) for key in differing(wanted, made)}
@@ -179,7 +201,9 @@ def _complete(composer: HydraComposer, words: list[str], wanted: RecordedConfig)
     return [*_replaced([], words, settings), *settings]
 
 
-def _replaced(first: list[str], words: Sequence[str], last: Sequence[str] = ()) -> list[str]:
+def _replaced(
+    first: list[str], words: Sequence[str], last: Sequence[str] = ()
+) -> list[str]:
     """Returns overrides after some others, without those whose keys these or some later ones have."""
     keys = {key_of(word) for word in (*first, *last)}
     return [*first, *(word for word in words if key_of(word) not in keys)]
@@ -199,14 +223,22 @@ def _settings(wanted: RecordedConfig, made: RecordedConfig) -> list[str]:
 def differing(wanted: RecordedConfig, made: RecordedConfig) -> list[str]:
     """Returns the keys that decide how a variant is measured, and have other values in two configurations."""
     mine, theirs = _measured(wanted), _measured(made)
-    return [key for key in mine | theirs if mine.get(key, _ABSENT) != theirs.get(key, _ABSENT)]
+    return [
+        key
+        for key in mine | theirs
+        if mine.get(key, _ABSENT) != theirs.get(key, _ABSENT)
+    ]
 
 
 _ABSENT = object()
 
 
 def _measured(config: RecordedConfig) -> dict[str, Any]:
-    return {key: value for key, value in config.flat().items() if group_of(key) not in _ELSEWHERE}
+    return {
+        key: value
+        for key, value in config.flat().items()
+        if group_of(key) not in _ELSEWHERE
+    }
 
 
 def _folders_of(variant: Variant, baseline: Variant) -> list[str]:
@@ -221,7 +253,9 @@ def _folders_of(variant: Variant, baseline: Variant) -> list[str]:
                 continue
             files.add(f"{key}/{value}.yaml")
     folders = [Path(folder).absolute() for folder in variant.config_dirs]
-    holding = [folder for folder in folders if any((folder / file).is_file() for file in files)]
+    holding = [
+        folder for folder in folders if any((folder / file).is_file() for file in files)
+    ]
     if len(holding) > 1:
         paths = ",".join(quoted(f"file://{folder}") for folder in holding)
         return [f"hydra.searchpath=[{paths}]"]

@@ -18,8 +18,12 @@ class _Cards(dict[str, Any]):
         node = super().__getitem__(file)
         if node is None:
             sheet = cards()[file.removesuffix(".yaml")]
-            option = OmegaConf.create({"defaults": ["auto"], "device": "cuda", "sheet": sheet})
-            node = self[file] = ConfigNode(file, option, _GROUP, package=None, provider=None)
+            option = OmegaConf.create(
+                {"defaults": ["auto"], "device": "cuda", "sheet": sheet}
+            )
+            node = self[file] = ConfigNode(
+                file, option, _GROUP, package=None, provider=None
+            )
         return node
 
     def __deepcopy__(self, _copies: dict[int, Any]) -> "_Cards":

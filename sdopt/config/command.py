@@ -21,7 +21,16 @@ from sdopt.config.sources import read_marked_files
 from sdopt.errors import UsageError
 from sdopt.schema import wrong_name
 
-_INFORMATIVE = ("help", "hydra_help", "version", "cfg", "info", "package", "resolve", "shell_completion")
+_INFORMATIVE = (
+    "help",
+    "hydra_help",
+    "version",
+    "cfg",
+    "info",
+    "package",
+    "resolve",
+    "shell_completion",
+)
 """Flags with which Hydra prints something and runs no job."""
 
 _REFUSED = ("config_name", "config_path", "experimental_rerun")
@@ -41,11 +50,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(add_help=False)
     parser.add_argument("overrides", nargs="*")
     for flags in (
-        *(("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--run", "-r"), ("--multirun", "-m")),
+        *(
+            ("--help", "-h"),
+            ("--hydra-help",),
+            ("--version",),
+            ("--resolve",),
+            ("--run", "-r"),
+            ("--multirun", "-m"),
+        ),
         ("--shell-completion", "-sc"),
     ):
         parser.add_argument(*flags, action="store_true")
-    for flags in (("--cfg", "-c"), ("--package", "-p"), ("--config-path", "-cp"), ("--config-name", "-cn")):
+    for flags in (
+        ("--cfg", "-c"),
+        ("--package", "-p"),
+        ("--config-path", "-cp"),
+        ("--config-name", "-cn"),
+    ):
         parser.add_argument(*flags)
     parser.add_argument("--config-dir", "-cd", action="append")
     parser.add_argument("--experimental-rerun")
@@ -81,9 +102,13 @@ class CommandLine:
                 )
         if given.config_dir and len(given.config_dir) > 1:
             further = f"hydra.searchpath=[file://{Path(given.config_dir[1]).expanduser().absolute()}]"
-            raise UsageError(f"--config-dir {given.config_dir[1]}: only one folder can be given; add it with {further}")
+            raise UsageError(
+                f"--config-dir {given.config_dir[1]}: only one folder can be given; add it with {further}"
+            )
         if given.package and not given.cfg:
-            raise UsageError(f"--package {given.package}: names what --cfg shows: add --cfg job, or leave it out")
+            raise UsageError(
+                f"--package {given.package}: names what --cfg shows: add --cfg job, or leave it out"
+            )
         folder = own_folder(given.config_dir[0]) if given.config_dir else None
         informative = any(getattr(given, flag) for flag in _INFORMATIVE)
         overrides = with_own_options(given.overrides, options_of("model", folder))
@@ -92,17 +117,27 @@ class CommandLine:
     @property
     def task(self) -> list[str]:
         """The overrides without those of Hydra's own keys."""
-        return [override for override in self.overrides if not parsed_override(override).is_hydra_override()]
+        return [
+            override
+            for override in self.overrides
+            if not parsed_override(override).is_hydra_override()
+        ]
 
     @property
     def hydra(self) -> list[str]:
         """The overrides of Hydra's own keys."""
-        return [override for override in self.overrides if parsed_override(override).is_hydra_override()]
+        return [
+            override
+            for override in self.overrides
+            if parsed_override(override).is_hydra_override()
+        ]
 
 
 def _folder_named(study: Any) -> str:
     """Returns the name of a study if it can name a folder. Hydra makes that before sdopt sees the configuration."""
-    name = "" if study is None else str(study)  # a number, as of a run in CI, is a name too
+    name = (
+        "" if study is None else str(study)
+    )  # a number, as of a run in CI, is a name too
     if wrong := wrong_name(name):
         raise UsageError(f"study.name={name}: {wrong}")
     return name
@@ -135,7 +170,9 @@ def run_hydra(
         UsageError: Hydra refuses the command line.
         Exception: whatever a job or a launcher raises.
     """
-    main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
+    main = hydra.main(
+        version_base="1.3", config_path=str(CONF), config_name=config_name
+    )(job)
     try:
         # Hydra raises errors that it would otherwise print, partly as a traceback, before it exits with code 1.
         with _arguments([program, *argv]), env_override({"HYDRA_FULL_ERROR": "1"}):

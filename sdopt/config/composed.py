@@ -19,7 +19,15 @@ from sdopt.config.command import CommandLine, run_hydra
 from sdopt.config.compositions import Compositions, composition_errors
 from sdopt.config.groups import default_options, require_overrides
 from sdopt.config.models import own_functions
-from sdopt.config.overrides import group_of, key_of, listed, merge_overrides, parsed_override, quoted, written_key
+from sdopt.config.overrides import (
+    group_of,
+    key_of,
+    listed,
+    merge_overrides,
+    parsed_override,
+    quoted,
+    written_key,
+)
 from sdopt.config.paths import CONF, CONFIG_NAME
 from sdopt.config.sections import COMMAND_KEYS
 from sdopt.errors import UsageError, without_passwords
@@ -58,19 +66,31 @@ class Command:
         _require_once(line.task)
         path, rest = _searchpath(line)
         # A sweep's folder depends on no more than one of its jobs.
-        single = [first for override in line.overrides if (first := _first(override)) is not None]
+        single = [
+            first
+            for override in line.overrides
+            if (first := _first(override)) is not None
+        ]
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
             compositions = Compositions(path)
             with composition_errors():
-                cfg = compose(CONFIG_NAME, [*path, *_without(single, "hydra.searchpath")], return_hydra_config=True)
+                cfg = compose(
+                    CONFIG_NAME,
+                    [*path, *_without(single, "hydra.searchpath")],
+                    return_hydra_config=True,
+                )
                 sweep = line.multirun or cfg.hydra.mode == RunMode.MULTIRUN
-                folder = Path(cfg.hydra.sweep.dir if sweep else cfg.hydra.run.dir).expanduser()
+                folder = Path(
+                    cfg.hydra.sweep.dir if sweep else cfg.hydra.run.dir
+                ).expanduser()
                 _require_job(cfg.hydra, sweep, line)
             _require_place(line, sweep)
             if sweep:
                 _require_options(line, compositions)
                 return cls(line, folder, bool(cfg.get("dry_run")), None)
-            from sdopt.config.composer import HydraComposer  # a line that Hydra refuses has ended by now
+            from sdopt.config.composer import (
+                HydraComposer,
+            )  # a line that Hydra refuses has ended by now
 
             composed = (cfg, cfg.hydra) if single == list(line.overrides) else None
             composer = HydraComposer(line.task, [*path, *rest], composed)
@@ -79,9 +99,19 @@ class Command:
     def require_gate(self) -> None:
         """Raises UsageError if keys of a gate are given, and no gate is chosen: nothing would be judged."""
         measuring = ("gate.replicates", "gate.prompt_count")
-        given = [each for each in self.line.task if (key := key_of(each)).startswith("gate.") and key not in measuring]
-        if given and self.composer is not None and not self.composer.current.gate.judges:
-            raise UsageError(f"{' '.join(given)}: no gate is chosen, so that nothing would be judged; add gate=default")
+        given = [
+            each
+            for each in self.line.task
+            if (key := key_of(each)).startswith("gate.") and key not in measuring
+        ]
+        if (
+            given
+            and self.composer is not None
+            and not self.composer.current.gate.judges
+        ):
+            raise UsageError(
+                f"{' '.join(given)}: no gate is chosen, so that nothing would be judged; add gate=default"
+            )
 
     @property
     def sweep(self) -> bool:
@@ -105,31 +135,58 @@ class Command:
         """
         # A launcher's process may begin in another folder: for each job the sweep's folder is this one.
         folder = folder.absolute() if self.sweep else folder
-        overrides = [*_without(self.line.overrides, self.place), f"{self.place}={quoted(str(folder))}"]
+        overrides = [
+            *_without(self.line.overrides, self.place),
+            f"{self.place}={quoted(str(folder))}",
+        ]
         flags = ["-m"] if self.line.multirun else []
-        flags += ["--config-dir", str(self.line.config_dir)] if self.line.config_dir else []
+        flags += (
+            ["--config-dir", str(self.line.config_dir)] if self.line.config_dir else []
+        )
         run_hydra([*flags, *overrides], job)
 
 
 def _require_once(overrides: Sequence[str]) -> None:
     """Raises UsageError if options of a group that combine are given apart: Hydra takes the last."""
-    for group in [group for group, default in default_options().items() if isinstance(default, list)]:
-        chosen = [override for override in overrides if key_of(override) == group and not override.startswith("~")]
-        given = {override: options for override in chosen if (options := override.partition("=")[2].strip("[]"))}
+    for group in [
+        group
+        for group, default in default_options().items()
+        if isinstance(default, list)
+    ]:
+        chosen = [
+            override
+            for override in overrides
+            if key_of(override) == group and not override.startswith("~")
+        ]
+        given = {
+            override: options
+            for override in chosen
+            if (options := override.partition("=")[2].strip("[]"))
+        }
         if len(given) > 1:
             options = ",".join(given.values())
-            raise UsageError(f"{' '.join(given)}: only the last would be used; {group}=[{options}] combines them")
+            raise UsageError(
+                f"{' '.join(given)}: only the last would be used; {group}=[{options}] combines them"
+            )
 
 
 def _searchpath(line: CommandLine) -> tuple[list[str], list[str]]:
     """Returns the override of the search path with the folder of `--config-dir`, and Hydra's other overrides."""
-    given = [override for override in line.hydra if key_of(override) == "hydra.searchpath"]
+    given = [
+        override for override in line.hydra if key_of(override) == "hydra.searchpath"
+    ]
     paths: Any = parsed_override(given[-1]).value() if given else []
     if not isinstance(paths, list):
-        raise UsageError(f"{given[-1]}: must be a list, as in hydra.searchpath=[file:///folder]")
+        raise UsageError(
+            f"{given[-1]}: must be a list, as in hydra.searchpath=[file:///folder]"
+        )
     if line.config_dir:
         paths = [f"file://{line.config_dir.absolute()}", *paths]
-    path = [f"hydra.searchpath=[{','.join(quoted(str(path)) for path in paths)}]"] if paths else []
+    path = (
+        [f"hydra.searchpath=[{','.join(quoted(str(path)) for path in paths)}]"]
+        if paths
+        else []
+    )
     return path, [override for override in line.hydra if override not in given]
 
 
@@ -144,11 +201,19 @@ def _first(override: str) -> str | None:
 def _require_options(line: CommandLine, compositions: Compositions) -> None:
     """Raises UsageError if a sweep names an option that does not exist, or none, before its other jobs are measured."""
     for override in line.task:
-        values, key, parsed = listed(override), override.partition("=")[0], parsed_override(override)
+        values, key, parsed = (
+            listed(override),
+            override.partition("=")[0],
+            parsed_override(override),
+        )
         if parsed.value_type == ValueType.GLOB_CHOICE_SWEEP:
             some = parsed.value().filter(compositions.options(key_of(override)))  # type: ignore[union-attr]
         else:
-            some = values is not None or not parsed.is_discrete_sweep() or any(True for _ in parsed.sweep_iterator())
+            some = (
+                values is not None
+                or not parsed.is_discrete_sweep()
+                or any(True for _ in parsed.sweep_iterator())
+            )
         if not some:
             raise UsageError(f"{override}: names nothing, so that there is no job")
         if values and compositions.options(key_of(override)):
@@ -163,10 +228,16 @@ def _without(overrides: Sequence[str], key: str) -> list[str]:
 
 def _require_place(line: CommandLine, sweep: bool) -> None:
     """Raises UsageError if a command line names the folder of a sweep for a single run, or the other way round."""
-    mine, other = ("hydra.sweep.dir", "hydra.run.dir") if sweep else ("hydra.run.dir", "hydra.sweep.dir")
+    mine, other = (
+        ("hydra.sweep.dir", "hydra.run.dir")
+        if sweep
+        else ("hydra.run.dir", "hydra.sweep.dir")
+    )
     if given := [override for override in line.hydra if key_of(override) == other]:
         what = "a sweep" if sweep else "a single run"
-        raise UsageError(f"{given[-1]}: has no effect on {what}: {mine}={given[-1].partition('=')[2]} names its folder")
+        raise UsageError(
+            f"{given[-1]}: has no effect on {what}: {mine}={given[-1].partition('=')[2]} names its folder"
+        )
 
 
 def _require_job(hydra: DictConfig, sweep: bool, line: CommandLine) -> None:
@@ -184,10 +255,18 @@ def _require_job(hydra: DictConfig, sweep: bool, line: CommandLine) -> None:
         )
     subdir = Path(str(OmegaConf.to_container(hydra.sweep, resolve=False)["subdir"]))  # type: ignore[call-overload, index]
     if subdir.is_absolute() or ".." in subdir.parts:
-        raise UsageError(f"hydra.sweep.subdir={subdir}: must be a folder below hydra.sweep.dir")
-    if sweep and "${" not in str(subdir) and any(parsed_override(each).is_sweep_override() for each in line.task):
+        raise UsageError(
+            f"hydra.sweep.subdir={subdir}: must be a folder below hydra.sweep.dir"
+        )
+    if (
+        sweep
+        and "${" not in str(subdir)
+        and any(parsed_override(each).is_sweep_override() for each in line.task)
+    ):
         own = "hydra.sweep.subdir='${hydra.job.num}'"
-        raise UsageError(f"hydra.sweep.subdir={subdir}: each job needs a folder of its own, as in {own}")
+        raise UsageError(
+            f"hydra.sweep.subdir={subdir}: each job needs a folder of its own, as in {own}"
+        )
 
 
 def with_resumed(argv: Sequence[str]) -> list[str]:
@@ -199,9 +278,15 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     Raises:
         UsageError: another override is given with `resume`, or the folder holds no recorded command line.
     """
-    named = [a for a in argv if a.lstrip("+").startswith("resume=") and a.lstrip("+") != "resume=null"]
+    named = [
+        a
+        for a in argv
+        if a.lstrip("+").startswith("resume=") and a.lstrip("+") != "resume=null"
+    ]
     if not named:
-        if any(argument.lstrip("+").lower() == "retry_failed=true" for argument in argv):
+        if any(
+            argument.lstrip("+").lower() == "retry_failed=true" for argument in argv
+        ):
             raise UsageError(
                 "retry_failed=true: works only on a study that is resumed; name its folder with resume=<folder>"
             )
@@ -213,9 +298,14 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     kept = [
         argument
         for argument in beside
-        if group_of(written_key(argument)) in ("tracking", "retry_failed") or written_key(argument) in EXTENSIONS
+        if group_of(written_key(argument)) in ("tracking", "retry_failed")
+        or written_key(argument) in EXTENSIONS
     ]
-    own_code = [argument for argument in beside if own_functions([argument]) and written_key(argument) in _OWN_CODE]
+    own_code = [
+        argument
+        for argument in beside
+        if own_functions([argument]) and written_key(argument) in _OWN_CODE
+    ]
     passed = (*kept, *own_code, "-m", "--multirun")
     refused = [argument for argument in beside if argument not in passed]
     if refused:
@@ -238,7 +328,11 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     return [
         *(["-m"] if sweep.is_file() else []),
         *(part for path in added for part in ("--config-dir", path)),
-        *(override for override in merge_overrides(_as_measured(task, folder), kept) if key_of(override) not in ours),
+        *(
+            override
+            for override in merge_overrides(_as_measured(task, folder), kept)
+            if key_of(override) not in ours
+        ),
         *(override for override in hydra if key_of(override) not in ours),
         *(override for override in kept if key_of(override) in ours),
         f"{folder_key}={quoted(str(folder))}",
@@ -253,8 +347,12 @@ def _require_named(recorded: Sequence[str], given: Sequence[str]) -> None:
         UsageError: a folder, which may come from anybody, would decide which code runs.
     """
     said = own_functions(given)
-    if lacking := [function for function in own_functions(recorded) if function not in said]:
-        factories = own_functions(override for override in recorded if group_of(key_of(override)) == "model")
+    if lacking := [
+        function for function in own_functions(recorded) if function not in said
+    ]:
+        factories = own_functions(
+            override for override in recorded if group_of(key_of(override)) == "model"
+        )
         key = "model" if lacking[0] in factories else "patch"
         raise UsageError(
             f"resume: the study runs code, {', '.join(lacking)}; name it once more beside resume, as in "
@@ -268,7 +366,9 @@ def _folder_of(value: str) -> Path:
     Raises UsageError: it names none, as with a variable of a shell that is not set.
     """
     if not value.strip("'\""):
-        raise UsageError("resume=: names no folder; give that of a run or of a sweep, or leave it out")
+        raise UsageError(
+            "resume=: names no folder; give that of a run or of a sweep, or leave it out"
+        )
     folder = Path(value).expanduser()
     if not folder.exists():
         with suppress(UsageError):
@@ -288,16 +388,37 @@ def _recorded(source: Path, folder: Path) -> tuple[list[str], list[str], list[st
         way = f"name the folder of a run or of a sweep{'' if folder.exists() else ', which is there'}"
         if (folder / "result.json").is_file():
             way = "hydra.output_subdir=null leaves it out, and so does a copy without hidden files (upload-artifact)"
-        raise UsageError(f"resume={folder}: has no {name}, which records what was run there; {way}")
+        raise UsageError(
+            f"resume={folder}: has no {name}, which records what was run there; {way}"
+        )
     try:
         recorded: Any = OmegaConf.to_container(OmegaConf.load(source), resolve=False)
-        overrides, sources = recorded["hydra"]["overrides"], recorded["hydra"]["runtime"]["config_sources"]
+        overrides, sources = (
+            recorded["hydra"]["overrides"],
+            recorded["hydra"]["runtime"]["config_sources"],
+        )
         task, hydra = (
             [str(override) for override in overrides["task"]],
             [str(override) for override in overrides["hydra"]],
         )
-        return task, hydra, [str(item["path"]) for item in sources if item["provider"] == "command-line"]
-    except (OSError, ValueError, TypeError, LookupError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        return (
+            task,
+            hydra,
+            [
+                str(item["path"])
+                for item in sources
+                if item["provider"] == "command-line"
+            ],
+        )
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        RecursionError,
+        YAMLError,
+        OmegaConfBaseException,
+    ) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UsageError(
             f"resume={folder}: {name}, which records what was run there, is damaged ({reason}); "
@@ -316,8 +437,13 @@ def _as_measured(overrides: Sequence[str], folder: Path) -> list[str]:
     from sdopt.study.resume import EXTENSIONS
 
     config = read_result(folder).config.flat()
-    recorded = {key: "null" if config[key] is None else config[key] for key in EXTENSIONS}
-    return [f"{key}={recorded[key]}" if (key := key_of(o)) in recorded else o for o in overrides]
+    recorded = {
+        key: "null" if config[key] is None else config[key] for key in EXTENSIONS
+    }
+    return [
+        f"{key}={recorded[key]}" if (key := key_of(o)) in recorded else o
+        for o in overrides
+    ]
 
 
 def job_folder() -> Path:
@@ -327,11 +453,16 @@ def job_folder() -> Path:
 
 def hide_passwords() -> None:
     """Takes the passwords of addresses out of what Hydra has recorded of the running job, and of its sweep."""
-    recorded = [*(job_folder() / ".hydra").glob("*.yaml"), Path(HydraConfig.get().sweep.dir) / "multirun.yaml"]
+    recorded = [
+        *(job_folder() / ".hydra").glob("*.yaml"),
+        Path(HydraConfig.get().sweep.dir) / "multirun.yaml",
+    ]
     for file in recorded:
         with suppress(FileNotFoundError):
             text = file.read_text(encoding="utf-8")
             if (hidden := without_passwords(text)) != text:
-                beside = file.with_name(f"{file.name}.{os.getpid()}")  # jobs may do so at once
+                beside = file.with_name(
+                    f"{file.name}.{os.getpid()}"
+                )  # jobs may do so at once
                 beside.write_text(hidden, encoding="utf-8")
                 beside.replace(file)

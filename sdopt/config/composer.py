@@ -18,7 +18,13 @@ from sdopt.config.edits import Edit, KeyValue, at, edited, in_group, read_edit
 from sdopt.config.groups import default_choice, has_default, override_of
 from sdopt.config.models import with_own_options
 from sdopt.config.overrides import group_of, key_of, merge_overrides, quoted
-from sdopt.config.parse import SECTIONS, RunConfig, drawn_negatives, drawn_prompts, parse
+from sdopt.config.parse import (
+    SECTIONS,
+    RunConfig,
+    drawn_negatives,
+    drawn_prompts,
+    parse,
+)
 from sdopt.config.paths import CONF
 from sdopt.config.sections import COMMAND_KEYS, LOAD, WORK_SECTIONS
 from sdopt.config.typed import typed
@@ -56,7 +62,9 @@ class HydraComposer:
         self.hydra_overrides = tuple(hydra_overrides)
         """Those of Hydra's own keys."""
         self._compositions = Compositions(hydra_overrides)
-        self._overrides = with_own_options(overrides, self._compositions.options("model"))
+        self._overrides = with_own_options(
+            overrides, self._compositions.options("model")
+        )
         # A design composes the same variants again and again.
         self._parsed: dict[tuple[tuple[str, ...], bool], RunConfig] = {}
         self._job = self._compositions.of(self._overrides, composed)
@@ -68,7 +76,10 @@ class HydraComposer:
     @property
     def chooses_features(self) -> bool:
         """Whether nobody has named the features by which images are scored, so that what is at hand decides."""
-        return self.current.quality.metrics and self._job.values["quality"].get("features") is None
+        return (
+            self.current.quality.metrics
+            and self._job.values["quality"].get("features") is None
+        )
 
     def refresh(self) -> None:
         """Parses the job's configuration again, after what is at hand has changed."""
@@ -83,21 +94,37 @@ class HydraComposer:
         overrides: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
         return cls(overrides["task"], overrides["hydra"], (cfg, hydra))
 
-    def variant(self, name: str | None, overrides: Sequence[str] = (), plain: bool = False) -> Variant:
+    def variant(
+        self, name: str | None, overrides: Sequence[str] = (), plain: bool = False
+    ) -> Variant:
         """Composes a variant; see `sdopt.study.designs.Composer`."""
         try:
-            words = with_own_options(list(map(as_override, overrides)), self._compositions.options("model"))
+            words = with_own_options(
+                list(map(as_override, overrides)), self._compositions.options("model")
+            )
             edit = read_edit(words, self._compositions)
             run, merged = self._composed(edit, plain)
         except UsageError as error:
-            raise UsageError([f"variant '{name or 'candidate'}': {problem}" for problem in error.problems]) from error
+            raise UsageError(
+                [
+                    f"variant '{name or 'candidate'}': {problem}"
+                    for problem in error.problems
+                ]
+            ) from error
         self._require_shared(name or "candidate", run, edit.overrides)
         changed = {}
         for axis in run.choices:
-            changed[axis] = _changed_fields(_chosen(run, axis), self._as_in_its_file(run, axis))
-        choices = {axis: option + _as_text(changed[axis]) for axis, option in run.choices.items()}
+            changed[axis] = _changed_fields(
+                _chosen(run, axis), self._as_in_its_file(run, axis)
+            )
+        choices = {
+            axis: option + _as_text(changed[axis])
+            for axis, option in run.choices.items()
+        }
         return Variant(
-            name=name or listed(difference(choices, self._default.choices)) or "as composed",
+            name=name
+            or listed(difference(choices, self._default.choices))
+            or "as composed",
             choices=choices,
             overrides=tuple(merged),
             model=run.model,
@@ -110,7 +137,11 @@ class HydraComposer:
             prompts=resolve_prompts(run.workload, run.model),
             pictured=drawn_prompts(run),
             negatives=drawn_negatives(run),
-            changed={f"{axis}.{name}": value for axis, values in changed.items() for name, value in values.items()},
+            changed={
+                f"{axis}.{name}": value
+                for axis, values in changed.items()
+                for name, value in values.items()
+            },
             config_dirs=self._compositions.own_folders,
             config=run.recorded,
         )
@@ -118,12 +149,20 @@ class HydraComposer:
     def chosen(self) -> list[str]:
         """Lists the job's options beyond the defaults; see `sdopt.study.designs.Composer`."""
         changed = difference(self.current.choices, self._default.choices)
-        return [as_choice(axis, option) for axis, option in changed.items() if axis in self.current.optimizations]
+        return [
+            as_choice(axis, option)
+            for axis, option in changed.items()
+            if axis in self.current.optimizations
+        ]
 
     def without(self, option: str) -> str:
         """Returns the override that takes an option back; see `sdopt.study.designs.Composer`."""
         group, axes = group_of(key_of(option)), self.axes(option)
-        others = [o for axis, o in self.current.choices.items() if group_of(axis) == group and axis not in axes]
+        others = [
+            o
+            for axis, o in self.current.choices.items()
+            if group_of(axis) == group and axis not in axes
+        ]
         if others:
             return override_of(group, f"[{','.join(others)}]")
         return default_choice(group)
@@ -139,7 +178,9 @@ class HydraComposer:
         found = self._compositions.options(group)
         if not found:
             known = ", ".join(sorted(self._groups()))
-            raise UsageError(f"study.options: unknown group '{group}'; choose one of {known}")
+            raise UsageError(
+                f"study.options: unknown group '{group}'; choose one of {known}"
+            )
         named = [override_of(group, option) for option in found]
         return [option for option in named if option != default_choice(group)]
 
@@ -147,10 +188,15 @@ class HydraComposer:
         """Returns the job's configuration with an edit, and the overrides of both."""
         groups = self._groups()
         before = self._without_optimizations() if plain else self._overrides
-        staying = [axis for options in edit.choices.values() for axis in options if "." in axis]
+        staying = [
+            axis for options in edit.choices.values() for axis in options if "." in axis
+        ]
         if lora := self._lora_of(edit):
             staying.append(_LORA)
-            before = [*before, *(override for override in lora if override not in before)]
+            before = [
+                *before,
+                *(override for override in lora if override not in before),
+            ]
             edit.settings[:0] = map(KeyValue.of, lora)
         merged = merge_overrides(before, edit.overrides, staying)
         merged = [override for override in merged if override.lstrip("~") not in groups]
@@ -159,7 +205,11 @@ class HydraComposer:
             if edit.presets:
                 made = self._compositions.of(merged)
             else:
-                others = {group: in_group(self._defaults.choices, group) for group in groups} if plain else {}
+                others = (
+                    {group: in_group(self._defaults.choices, group) for group in groups}
+                    if plain
+                    else {}
+                )
                 made = edited(self._job, edit, self._compositions, others)
             self._parsed[key] = _parsed(made)
         return self._parsed[key], merged
@@ -167,17 +217,32 @@ class HydraComposer:
     def _lora_of(self, edit: Edit) -> list[str]:
         """Returns the job's keys of its LoRA, if an edit chooses another way to use one: its file stays the same."""
         chosen = edit.choices.get(_LORA, {}).get(_LORA, NONE)
-        keys = [override for override in self._overrides if key_of(override).startswith(f"{_LORA}.")]
+        keys = [
+            override
+            for override in self._overrides
+            if key_of(override).startswith(f"{_LORA}.")
+        ]
         return keys if chosen != NONE else []
 
     def _groups(self) -> set[str]:
         """Returns the groups of the optimizations."""
-        return {group_of(axis) for axis in [*self.current.optimizations, *self._default.optimizations]}
+        return {
+            group_of(axis)
+            for axis in [*self.current.optimizations, *self._default.optimizations]
+        }
 
     def _without_optimizations(self) -> list[str]:
-        kept = [override for override in self._overrides if group_of(key_of(override)) not in self._groups()]
+        kept = [
+            override
+            for override in self._overrides
+            if group_of(key_of(override)) not in self._groups()
+        ]
         # Named once more, because a preset may have chosen otherwise.
-        return kept + [default_choice(group) for group in sorted(self._groups()) if has_default(group)]
+        return kept + [
+            default_choice(group)
+            for group in sorted(self._groups())
+            if has_default(group)
+        ]
 
     def _as_in_its_file(self, run: RunConfig, axis: str) -> Any:
         """Returns the option of an axis without the keys that a job or a variant has changed."""
@@ -186,16 +251,30 @@ class HydraComposer:
             return _chosen(self._default, axis)
         values = self._compositions.load_option(group_of(axis), option)
         node = at(values or {}, axis)
-        made = typed(axis, node, SECTIONS.get(axis, Optimization), []) if isinstance(node, dict) else None
+        made = (
+            typed(axis, node, SECTIONS.get(axis, Optimization), [])
+            if isinstance(node, dict)
+            else None
+        )
         return _chosen(run, axis) if made is None else made
 
-    def _require_shared(self, name: str, run: RunConfig, overrides: Sequence[str]) -> None:
+    def _require_shared(
+        self, name: str, run: RunConfig, overrides: Sequence[str]
+    ) -> None:
         """Raises UsageError if a variant sets a key of the whole study, which would have no effect."""
         job = self.current
         wrong = [key for key in map(key_of, overrides) if group_of(key) in _OF_COMMANDS]
-        wrong += [key for key in ("protocol", "tracking", "gate") if getattr(run, key) != getattr(job, key)]
+        wrong += [
+            key
+            for key in ("protocol", "tracking", "gate")
+            if getattr(run, key) != getattr(job, key)
+        ]
         machine = ("device", "sheet", "emulate_memory")
-        wrong += [f"hardware.{key}" for key in machine if getattr(run.hardware, key) != getattr(job.hardware, key)]
+        wrong += [
+            f"hardware.{key}"
+            for key in machine
+            if getattr(run.hardware, key) != getattr(job.hardware, key)
+        ]
         # Features that nobody named are those of the model, and a study has one set of them.
         features = (run if run.model == job.model else job).quality.features
         if replace(run.quality, features=features) != job.quality:
@@ -206,7 +285,10 @@ class HydraComposer:
             wrong.append("a list in workload.size or workload.batch_size")
         if wrong:
             raise UsageError(
-                [f"variant '{name}': {key} applies to the whole study; set it outside of the variant" for key in wrong]
+                [
+                    f"variant '{name}': {key} applies to the whole study; set it outside of the variant"
+                    for key in wrong
+                ]
             )
 
 
@@ -227,7 +309,9 @@ def _initialized() -> Iterator[None]:
 
 
 @contextmanager
-def composer_of(overrides: Sequence[str], config_dir: Path | None = None) -> Iterator[HydraComposer]:
+def composer_of(
+    overrides: Sequence[str], config_dir: Path | None = None
+) -> Iterator[HydraComposer]:
     """Yields a composer outside of any Hydra job. Raises UsageError if the configuration is not valid."""
     with _initialized():
         yield HydraComposer(overrides, _search_path(config_dir))
@@ -236,13 +320,21 @@ def composer_of(overrides: Sequence[str], config_dir: Path | None = None) -> Ite
 def load_of(overrides: Sequence[str], config_dir: Path | None) -> dict[str, Any]:
     """Returns the section of a load test that a preset has; {} if it has none. Raises UsageError as `composer_of`."""
     with _initialized():
-        return dict(Compositions(_search_path(config_dir)).of(overrides).values.get(LOAD) or {})
+        return dict(
+            Compositions(_search_path(config_dir)).of(overrides).values.get(LOAD) or {}
+        )
 
 
 def _search_path(config_dir: Path | None) -> list[str]:
     if config_dir is not None and not config_dir.is_dir():
-        raise UsageError(f"config_dir={config_dir}: there is no such folder; name one with groups of your own")
-    return [f"hydra.searchpath=[{quoted(f'file://{config_dir.absolute()}')}]"] if config_dir else []
+        raise UsageError(
+            f"config_dir={config_dir}: there is no such folder; name one with groups of your own"
+        )
+    return (
+        [f"hydra.searchpath=[{quoted(f'file://{config_dir.absolute()}')}]"]
+        if config_dir
+        else []
+    )
 
 
 def gate_of(overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:
@@ -260,10 +352,19 @@ def gate_of(overrides: Sequence[str], config_dir: Path | None = None) -> RunConf
 
 def require_sections(overrides: Sequence[str], *sections: str) -> None:
     """Raises UsageError for overrides that would have no effect on a finished result."""
-    passed = [override for override in overrides if group_of(key_of(override)) not in (*sections, "hydra")]
+    passed = [
+        override
+        for override in overrides
+        if group_of(key_of(override)) not in (*sections, "hydra")
+    ]
     if passed:
         known = " and ".join(sections)
-        raise UsageError([f"{each}: has no effect on a finished result, only keys of {known} have" for each in passed])
+        raise UsageError(
+            [
+                f"{each}: has no effect on a finished result, only keys of {known} have"
+                for each in passed
+            ]
+        )
 
 
 def with_gate(overrides: Sequence[str]) -> list[str]:
@@ -285,11 +386,21 @@ def _changed_fields(option: Any, asis: Any) -> dict[str, Any]:
     """Returns the fields in which an option differs from its file, by name."""
     if asis is None or type(option) is not type(asis):
         return {}
-    pairs = {field.name: (getattr(option, field.name), getattr(asis, field.name)) for field in fields(option)}
+    pairs = {
+        field.name: (getattr(option, field.name), getattr(asis, field.name))
+        for field in fields(option)
+    }
     return {name: value for name, (value, usual) in pairs.items() if value != usual}
 
 
 def _as_text(changed: Mapping[str, Any]) -> str:
     """Returns changed fields as a choice names them, as in `(mode=max-autotune)`."""
-    shown = {name: Path(value).name if isinstance(value, str) else value for name, value in changed.items()}
-    return f"({', '.join(f'{name}={value}' for name, value in shown.items())})" if shown else ""
+    shown = {
+        name: Path(value).name if isinstance(value, str) else value
+        for name, value in changed.items()
+    }
+    return (
+        f"({', '.join(f'{name}={value}' for name, value in shown.items())})"
+        if shown
+        else ""
+    )

@@ -68,21 +68,38 @@ class Compositions:
     """
 
     def __init__(self, hydra_overrides: Sequence[str]) -> None:
-        self._searchpath = [o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")]
+        self._searchpath = [
+            o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")
+        ]
         self._loader = GlobalHydra.instance().config_loader()
-        sources = {str(source.path) for source in self._loader.get_search_path().get_path()}
+        sources = {
+            str(source.path) for source in self._loader.get_search_path().get_path()
+        }
         packaged = not self._searchpath and sources <= PACKAGED
-        given: list[Any] = [parsed_override(override).value() for override in self._searchpath]
-        own = [*sources - PACKAGED, *(str(path) for paths in given for path in paths or ())]
+        given: list[Any] = [
+            parsed_override(override).value() for override in self._searchpath
+        ]
+        own = [
+            *sources - PACKAGED,
+            *(str(path) for paths in given for path in paths or ()),
+        ]
         _require_own_names(own)
-        self.own_folders = tuple(dict.fromkeys(path.removeprefix("file://") for path in own))
+        self.own_folders = tuple(
+            dict.fromkeys(path.removeprefix("file://") for path in own)
+        )
         """Folders with groups of the user's own."""
         self._made: dict[tuple[str, ...], Composition] = _packaged if packaged else {}
-        self._files: dict[tuple[str, str], Values | None] = _packaged_files if packaged else {}
+        self._files: dict[tuple[str, str], Values | None] = (
+            _packaged_files if packaged else {}
+        )
         self._options: dict[str, list[str]] = _packaged_options if packaged else {}
         self._axes: dict[str, dict[str, str] | None] = {}
 
-    def of(self, overrides: Sequence[str], composed: tuple[DictConfig, DictConfig] | None = None) -> Composition:
+    def of(
+        self,
+        overrides: Sequence[str],
+        composed: tuple[DictConfig, DictConfig] | None = None,
+    ) -> Composition:
         """Composes overrides; `composed` is what Hydra has made of them already, and its own node.
 
         Raises:
@@ -93,7 +110,11 @@ class Compositions:
             require_overrides(overrides)
             with composition_errors():
                 if composed is None:
-                    cfg = compose(CONFIG_NAME, [*self._searchpath, *overrides], return_hydra_config=True)
+                    cfg = compose(
+                        CONFIG_NAME,
+                        [*self._searchpath, *overrides],
+                        return_hydra_config=True,
+                    )
                     composed = cfg, cfg.hydra
                 self._made[key] = self._read(overrides, *composed)
         return self._made[key]
@@ -112,8 +133,12 @@ class Compositions:
 
     def options(self, group: str) -> list[str]:
         """Lists the options of a group on the search path; none if there is no such group."""
-        if group not in self._options:  # Hydra composes the whole configuration for each answer
-            found = self._loader.get_group_options(group, ObjectType.CONFIG, CONFIG_NAME, self._searchpath)
+        if (
+            group not in self._options
+        ):  # Hydra composes the whole configuration for each answer
+            found = self._loader.get_group_options(
+                group, ObjectType.CONFIG, CONFIG_NAME, self._searchpath
+            )
             self._options[group] = found
         return self._options[group]
 
@@ -137,17 +162,25 @@ class Compositions:
             file = self.load_option(group, str(name))
             if file is None:
                 return None
-            found += [(axis, str(name)) for axis in axes_in(file) or [group.replace("/", ".")]]
+            found += [
+                (axis, str(name)) for axis in axes_in(file) or [group.replace("/", ".")]
+            ]
         return distinct(found)
 
-    def _read(self, overrides: Sequence[str], cfg: DictConfig, hydra: DictConfig) -> Composition:
-        choices = {str(group): option for group, option in hydra.runtime.choices.items()}
+    def _read(
+        self, overrides: Sequence[str], cfg: DictConfig, hydra: DictConfig
+    ) -> Composition:
+        choices = {
+            str(group): option for group, option in hydra.runtime.choices.items()
+        }
         values = plain(cfg)
         values.pop("hydra", None)
         require_chosen(values)
         if any(_combines(key, node, choices) for key, node in values.items()):
             # The choices that Hydra lists omit the options of a group that was chosen as a list.
-            merged = self._loader.compute_defaults_list(CONFIG_NAME, [*self._searchpath, *overrides], RunMode.RUN)
+            merged = self._loader.compute_defaults_list(
+                CONFIG_NAME, [*self._searchpath, *overrides], RunMode.RUN
+            )
             choices |= _axes_of(merged.defaults)
         return Composition(values, choices)
 
@@ -179,10 +212,14 @@ def _require_own_names(folders: Iterable[str]) -> None:
         except ImportError:
             root = Path("/nowhere")
         if scheme not in ("pkg", "file", "") or not root.is_dir():
-            problems.append(f"hydra.searchpath: {folder} is no folder; write file:///folder, or pkg://package.folder")
+            problems.append(
+                f"hydra.searchpath: {folder} is no folder; write file:///folder, or pkg://package.folder"
+            )
             continue
         names = [path.relative_to(CONF) for path in sorted(CONF.rglob("*.yaml"))]
-        passed = [name for name in names if _differs(root.joinpath(str(name)), CONF / name)]
+        passed = [
+            name for name in names if _differs(root.joinpath(str(name)), CONF / name)
+        ]
         if passed:
             more = f" (and {len(passed) - 1} more)" if len(passed) > 1 else ""
             problems.append(
@@ -196,7 +233,9 @@ def _require_own_names(folders: Iterable[str]) -> None:
 def _differs(own: Traversable, packaged: Path) -> bool:
     """Returns whether a file of a packaged name says something else, or nothing that can be read."""
     try:
-        return own.is_file() and OmegaConf.create(decoded(own.read_bytes())) != OmegaConf.load(packaged)
+        return own.is_file() and OmegaConf.create(
+            decoded(own.read_bytes())
+        ) != OmegaConf.load(packaged)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException):
         return True
 
@@ -207,7 +246,9 @@ def composition_errors() -> Iterator[None]:
     try:
         yield
     except RecursionError as error:
-        raise UsageError("a file's defaults list leads back to the file itself: take it out there") from error
+        raise UsageError(
+            "a file's defaults list leads back to the file itself: take it out there"
+        ) from error
     except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
         cause: BaseException | None = error
         while cause is not None:  # OmegaConf wraps what a resolver raises
@@ -215,7 +256,10 @@ def composition_errors() -> Iterator[None]:
                 raise cause from error
             cause = cause.__cause__ or cause.__context__
         raise UsageError(in_one_line(error)) from error
-    except (AssertionError, AttributeError) as error:  # OmegaConf's, for a key within null
+    except (
+        AssertionError,
+        AttributeError,
+    ) as error:  # OmegaConf's, for a key within null
         if isinstance(error, AttributeError) and "full_key" not in str(error):
             raise
         null = "an override sets a key within null, as hydra.sweeper.params is"
@@ -231,8 +275,14 @@ def in_one_line(error: BaseException) -> str:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         if not group:
             return said
-        options = error.options or options_of(group)  # of a list of options Hydra says none
-        listed = f"; the options are {', '.join(options)}" if 0 < len(options) <= _LISTED else ""
+        options = error.options or options_of(
+            group
+        )  # of a list of options Hydra says none
+        listed = (
+            f"; the options are {', '.join(options)}"
+            if 0 < len(options) <= _LISTED
+            else ""
+        )
         return f"{group}={option}: {said.rstrip('.')}{listed}"
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
@@ -261,7 +311,9 @@ def axes_in(values: Values) -> list[str]:
         if "_target_" in node:
             axes.append(key)
         else:
-            axes += [f"{key}.{name}" for name, part in node.items() if isinstance(part, dict)]
+            axes += [
+                f"{key}.{name}" for name, part in node.items() if isinstance(part, dict)
+            ]
     return axes
 
 
@@ -270,7 +322,9 @@ def distinct(found: Iterable[tuple[str, str]]) -> dict[str, str]:
     options: dict[str, str] = {}
     for axis, option in found:
         if options.setdefault(axis, option) != option:
-            raise UsageError(f"{group_of(axis)}=[{options[axis]},{option}]: both set {axis}; choose one of them")
+            raise UsageError(
+                f"{group_of(axis)}=[{options[axis]},{option}]: both set {axis}; choose one of them"
+            )
     for axis, option in options.items():
         group, _, name = axis.rpartition(".")
         if group in options:
@@ -288,7 +342,11 @@ def _axes_of(merged: Sequence[ResultDefault]) -> dict[str, str]:
     for file in merged:
         group, _, option = str(file.config_path).rpartition("/")
         # A file that another option of its group builds on is part of that option.
-        if group_of(group) not in ("", "hydra") and file.package and not str(file.parent).startswith(f"{group}/"):
+        if (
+            group_of(group) not in ("", "hydra")
+            and file.package
+            and not str(file.parent).startswith(f"{group}/")
+        ):
             found.append((file.package, option))
     return distinct(found)
 

@@ -28,11 +28,17 @@ class KeyValue:
         key = str(parsed.key_or_group)
         has_to_stay = "." in key or has_default(key)
         if parsed.is_delete() and has_to_stay:
-            raise UsageError(f"{override}: a variant takes nothing out; choose another option, or give the key a value")
+            raise UsageError(
+                f"{override}: a variant takes nothing out; choose another option, or give the key a value"
+            )
         if "${" in override:
-            raise UsageError(f"{override}: a variant refers to no other key; write the value")
+            raise UsageError(
+                f"{override}: a variant refers to no other key; write the value"
+            )
         if parsed.is_sweep_override():
-            raise UsageError(f"{override}: a variant has one value; list several variants instead")
+            raise UsageError(
+                f"{override}: a variant has one value; list several variants instead"
+            )
         new = parsed.is_add() or parsed.is_force_add()
         return cls(key, parsed.value(), new)
 
@@ -102,7 +108,12 @@ def read_edit(overrides: Sequence[str], compositions: Compositions) -> Edit:
     return edit
 
 
-def edited(job: Composition, edit: Edit, compositions: Compositions, others: Mapping[str, Choice]) -> Composition:
+def edited(
+    job: Composition,
+    edit: Edit,
+    compositions: Compositions,
+    others: Mapping[str, Choice],
+) -> Composition:
     """Returns a configuration with an edit.
 
     Options that combine, and stay chosen, keep the keys that the job has set.
@@ -146,14 +157,19 @@ def _with_setting(values: Values, setting: KeyValue) -> dict[str, Any]:
     there = at(values, group) if group else values
     is_there = isinstance(there, dict) and name in there
     if not setting.new and (not is_there or _adds_keys(there[name], setting.value)):
-        raise UsageError(f"{setting.key}: there is no such key here; a new one takes a +, as in +{setting.key}=…")
+        raise UsageError(
+            f"{setting.key}: there is no such key here; a new one takes a +, as in +{setting.key}=…"
+        )
     return with_value(values, setting.key, setting.value)
 
 
 def _adds_keys(there: Any, value: Any) -> bool:
     if not isinstance(there, dict) or not isinstance(value, dict):
         return False
-    return any(name not in there or _adds_keys(there[name], part) for name, part in value.items())
+    return any(
+        name not in there or _adds_keys(there[name], part)
+        for name, part in value.items()
+    )
 
 
 def in_group(choices: Choice, group: str) -> Choice:

@@ -20,7 +20,12 @@ def optimization_options(config_dir: Path | None = None) -> Iterator[tuple[str, 
     """
     for folder in [CONF, *([config_dir] if config_dir else [])]:
         for path in sorted(folder.glob("*/*.yaml")):
-            if path.parent.name not in (*SECTION_NAMES, "experiment", "patch", "serving"):
+            if path.parent.name not in (
+                *SECTION_NAMES,
+                "experiment",
+                "patch",
+                "serving",
+            ):
                 yield path.parent.name, path.stem
 
 
@@ -28,8 +33,12 @@ def optimization_options(config_dir: Path | None = None) -> Iterator[tuple[str, 
 def default_options() -> Mapping[str, Any]:
     """Returns the option that `config.yaml` chooses in each group; a list in a group whose options combine."""
     entries: Any = read_yaml(CONF / f"{CONFIG_NAME}.yaml")["defaults"]
-    pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
-    return {group: option for group, option in pairs if not group.startswith("override ")}
+    pairs = [
+        pair for entry in entries if isinstance(entry, dict) for pair in entry.items()
+    ]
+    return {
+        group: option for group, option in pairs if not group.startswith("override ")
+    }
 
 
 def has_default(group: str) -> bool:
@@ -47,7 +56,11 @@ def default_choice(group: str) -> str:
     if not has_default(group):
         return f"~{group}"
     option = default_options()[group]
-    return f"{group}=[{','.join(option)}]" if isinstance(option, list) else f"{group}={option}"
+    return (
+        f"{group}=[{','.join(option)}]"
+        if isinstance(option, list)
+        else f"{group}={option}"
+    )
 
 
 @cache
@@ -58,7 +71,10 @@ def data_sheets() -> Mapping[str, Sheet]:
     try:
         return TypeAdapter(dict[str, Sheet]).validate_python(cards())
     except ValidationError as error:
-        wrong = [".".join(map(str, each["loc"])) + f": {each['msg']}" for each in error.errors()]
+        wrong = [
+            ".".join(map(str, each["loc"])) + f": {each['msg']}"
+            for each in error.errors()
+        ]
         raise UsageError([f"{SHEETS}: {problem}" for problem in wrong]) from error
 
 
@@ -85,7 +101,11 @@ def _wrong_choice(override: str) -> Iterator[str]:
     default = default_options().get(group)
     if parsed.package is not None:
         plain = override.lstrip("+~").partition("@")[0].partition("=")[0]
-        way = f"write {plain}=…" if group in default_options() else "leave out what follows the @"
+        way = (
+            f"write {plain}=…"
+            if group in default_options()
+            else "leave out what follows the @"
+        )
         yield f"{override}: an option has its own place in the configuration; {way}"
     elif not (CONF / group).is_dir() or parsed.is_delete():
         return

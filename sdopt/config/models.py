@@ -28,7 +28,9 @@ _ANY_FOLDER = "folder"
 """The option whose keys a folder, or a repository of no published model, starts from."""
 
 
-_REMOVED = {"quality.cache": "images are drawn anew in every study, so that the times of their pass count"}
+_REMOVED = {
+    "quality.cache": "images are drawn anew in every study, so that the times of their pass count"
+}
 """Keys that sdopt had, with what is always so since; null, which said so, is still understood."""
 
 
@@ -42,7 +44,9 @@ def with_own_options(overrides: Sequence[str], models: Collection[str]) -> list[
         if (always := _REMOVED.get(written_key(override))) is None:
             kept.append(override)
         elif override.partition("=")[2].strip() != "null":
-            raise UsageError(f"{override}: there is no such key any more: {always}; leave it out")
+            raise UsageError(
+                f"{override}: there is no such key any more: {always}; leave it out"
+            )
     return [_of_functions(each) for each in with_own_models(kept, models)]
 
 
@@ -58,33 +62,60 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
     Raises:
         UsageError: a value names neither an option nor something that is there, or a file is damaged.
     """
-    found = {key: [override for override in overrides if written_key(override) == key] for key in _KEYS}
+    found = {
+        key: [override for override in overrides if written_key(override) == key]
+        for key in _KEYS
+    }
     if not any(found.values()):
         return list(overrides)
     chosen = [value for override in found["model"][-1:] for value in _values(override)]
     paths = found["model.path"][-1:]
     base = _value_of("model.base", overrides)
-    named = [override.partition("=")[2].strip("'\"") for override in overrides if written_key(override) == _REVISION]
-    revision = next((each for each in named[-1:] if each != "null" and "," not in each), None)
+    named = [
+        override.partition("=")[2].strip("'\"")
+        for override in overrides
+        if written_key(override) == _REVISION
+    ]
+    revision = next(
+        (each for each in named[-1:] if each != "null" and "," not in each), None
+    )
     others = [override for override in overrides if written_key(override) not in _KEYS]
-    if paths and set(chosen) <= {_ANY_FOLDER} and (given := _values(paths[0])) and any(map(_is_there, given)):
-        return [f"model={','.join(_option(value, (), base=base) for value in given)}", *others]
+    if (
+        paths
+        and set(chosen) <= {_ANY_FOLDER}
+        and (given := _values(paths[0]))
+        and any(map(_is_there, given))
+    ):
+        return [
+            f"model={','.join(_option(value, (), base=base) for value in given)}",
+            *others,
+        ]
     if chosen and not set(chosen) <= set(options):
-        changed = [f"model={','.join(_named(value, options, revision, base) for value in chosen)}"]
+        changed = [
+            f"model={','.join(_named(value, options, revision, base) for value in chosen)}"
+        ]
     else:
         changed = found["model"][-1:]
-    if paths and not any(written_key(override) == "model.weights" for override in overrides):
+    if paths and not any(
+        written_key(override) == "model.weights" for override in overrides
+    ):
         paths = [*paths, "model.weights=path"]
     return [*changed, *others, *paths]
 
 
-def _named(value: str, options: Collection[str], revision: str | None, base: str | None) -> str:
+def _named(
+    value: str, options: Collection[str], revision: str | None, base: str | None
+) -> str:
     return value if value in options else _option(value, options, revision, base)
 
 
 def _value_of(key: str, overrides: Iterable[str]) -> str | None:
     """Returns the value that overrides give a key at last; None if they do not, or give it null."""
-    values = [override.partition("=")[2].strip("'\"") for override in overrides if written_key(override) == key]
+    values = [
+        override.partition("=")[2].strip("'\"")
+        for override in overrides
+        if written_key(override) == key
+    ]
     return next((value for value in values[-1:] if value != "null"), None)
 
 
@@ -106,7 +137,9 @@ def _of_functions(override: str) -> str:
 
 def own_functions(overrides: Iterable[str]) -> list[str]:
     """Returns the functions of files that overrides name, also those of variants, each with its whole path, once."""
-    named = (found.strip() for override in overrides for found in _FUNCTION.findall(override))
+    named = (
+        found.strip() for override in overrides for found in _FUNCTION.findall(override)
+    )
     return list(dict.fromkeys(map(absolute, named)))
 
 
@@ -130,18 +163,28 @@ def _values(override: str) -> list[str]:
 def _is_there(value: str) -> bool:
     try:
         return bool(value) and Path(value).expanduser().exists()
-    except (OSError, RuntimeError):  # longer than a path can be, or below the home of nobody
+    except (
+        OSError,
+        RuntimeError,
+    ):  # longer than a path can be, or below the home of nobody
         return False
 
 
-def _option(value: str, options: Collection[str], revision: str | None = None, base: str | None = None) -> str:
+def _option(
+    value: str,
+    options: Collection[str],
+    revision: str | None = None,
+    base: str | None = None,
+) -> str:
     """Registers the option of a value, and returns its name as Hydra's grammar takes it.
 
     The settings of a repository are those of the `revision`, which may be the only one that holds a pipeline; those of
     a file with a transformer are those of its `base`.
     """
     if FUNCTION.fullmatch(value):
-        return quoted(_registered("model", value, _keys("factory") | {"factory": value}))
+        return quoted(
+            _registered("model", value, _keys("factory") | {"factory": value})
+        )
     if _is_there(value):
         path = whole_path(value)
         return quoted(_registered("model", str(path), _at_path(path, base)))
@@ -149,11 +192,21 @@ def _option(value: str, options: Collection[str], revision: str | None = None, b
         return quoted(_registered("model", value, _on_hub(value, revision)))
     if "://" in value:
         way = "give a file that you have fetched, or a repository of the Hugging Face Hub as owner/name"
-        raise UsageError(f"model={value}: an address, of which sdopt fetches nothing: {way}")
+        raise UsageError(
+            f"model={value}: an address, of which sdopt fetches nothing: {way}"
+        )
     if Path(value).is_symlink():
         raise UsageError(f"model={value}: is a link to what is gone; fetch it again")
-    if "/" in value or Path(value).suffix in (".safetensors", ".ckpt", ".pt", ".pth", ".bin"):
-        raise UsageError(f"model={value}: there is no such file or folder; the named models are {', '.join(options)}")
+    if "/" in value or Path(value).suffix in (
+        ".safetensors",
+        ".ckpt",
+        ".pt",
+        ".pth",
+        ".bin",
+    ):
+        raise UsageError(
+            f"model={value}: there is no such file or folder; the named models are {', '.join(options)}"
+        )
     return value  # Hydra says which options there are
 
 
@@ -173,9 +226,16 @@ def _at_path(path: Path, base: str | None) -> dict[str, Any]:
 
     here = {"weights": "path", "path": str(path)}
     if path.is_dir():
-        return _keys(_ANY_FOLDER) | settings_of_folder(path) | here | _defaults(family_of_folder(path))
+        return (
+            _keys(_ANY_FOLDER)
+            | settings_of_folder(path)
+            | here
+            | _defaults(family_of_folder(path))
+        )
     if base is not None:
-        node = _at_path(whole_path(base), None) if _is_there(base) else _on_hub(base, None)
+        node = (
+            _at_path(whole_path(base), None) if _is_there(base) else _on_hub(base, None)
+        )
         return node | here
     family = family_of(path) if path.suffix in (".safetensors", ".gguf") else None
     keys = _keys(family or _ANY_FOLDER) | here
@@ -192,15 +252,26 @@ def _on_hub(repository: str, revision: str | None) -> dict[str, Any]:
 
     there = {"weights": "hub", "hub_id": repository, "path": None}
     configs = hub_configs(repository, revision)
-    return _keys(_ANY_FOLDER) | settings_of(*configs) | there | _defaults(family_in(configs[0]))
+    return (
+        _keys(_ANY_FOLDER)
+        | settings_of(*configs)
+        | there
+        | _defaults(family_in(configs[0]))
+    )
 
 
 def _defaults(family: Family) -> dict[str, Any]:
     """Returns what a model's option chooses in other groups, unless the user does: a flow's scheduler."""
-    return {"defaults": [{"override /scheduler": "flow_euler"}]} if family.sampling == "flow" else {}
+    return (
+        {"defaults": [{"override /scheduler": "flow_euler"}]}
+        if family.sampling == "flow"
+        else {}
+    )
 
 
 def _keys(option: str, group: str = "model") -> dict[str, Any]:
     """Returns the keys of a packaged option, with their values."""
     node: Any = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{option}.yaml"))
-    return dict(node.get(group, node)) | {key: node[key] for key in ("defaults",) if key in node}
+    return dict(node.get(group, node)) | {
+        key: node[key] for key in ("defaults",) if key in node
+    }

@@ -18,7 +18,9 @@ def written_key(argument: str) -> str:
     return argument.lstrip("+").partition("=")[0]
 
 
-def merge_overrides(overrides: Sequence[str], more: Sequence[str], staying: Collection[str] = ()) -> list[str]:
+def merge_overrides(
+    overrides: Sequence[str], more: Sequence[str], staying: Collection[str] = ()
+) -> list[str]:
     """Appends `more`; a choice of a group in it replaces the earlier choice and the keys that were set for that.
 
     Args:
@@ -53,14 +55,20 @@ def parsed_override(override: str) -> Override:
         if written := _within_list(override):
             raise UsageError(written) from error
         reason = str(error).splitlines()[0]
-        way = f"put the value in quotes: {shell_word(f'{key}={quoted(value)}')}" if sign else "write key=value"
+        way = (
+            f"put the value in quotes: {shell_word(f'{key}={quoted(value)}')}"
+            if sign
+            else "write key=value"
+        )
         if key != key.strip() or re.search(r"\s[+~]*[\w./]+=", value):
             way = "each key=value is a word of its own, without spaces and without quotes around several"
         elif re.search(r"""[{,]\s*(["']).*?\1\s*:""", value):
             way = "in a mapping, keys have no quotes, as in {my team: vision}"
         elif value.startswith("["):
             way = f"""put each text in quotes, as in {shell_word(f'{key}=["a","b"]')}"""
-        raise UsageError(f"{override or repr('')}: not an override ({reason}); {way}") from error
+        raise UsageError(
+            f"{override or repr('')}: not an override ({reason}); {way}"
+        ) from error
 
 
 def listed(override: str) -> list[str] | None:
@@ -76,10 +84,16 @@ def listed(override: str) -> list[str] | None:
 def _within_list(override: str) -> str:
     """Returns how to write options within a list, if an override has them as on a command line; else ""."""
     key, _, value = override.partition("=")
-    options = re.findall(r"(?<!['\"\w./])[\w./]+=[^,\[\]{}='\"]+", value) if value.startswith(("[", "{")) else []
+    options = (
+        re.findall(r"(?<!['\"\w./])[\w./]+=[^,\[\]{}='\"]+", value)
+        if value.startswith(("[", "{"))
+        else []
+    )
     if not options:
         return ""
-    written = ", ".join(f"{option.replace('=', ':', 1)} instead of {option}" for option in options)
+    written = ", ".join(
+        f"{option.replace('=', ':', 1)} instead of {option}" for option in options
+    )
     return f"{key}: in a list, write {written}"
 
 
@@ -104,7 +118,11 @@ def asks_dry_run(overrides: Sequence[str]) -> bool:
 
 def names_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separates names of results from overrides of the tracking group. A path that exists is a name, whatever it is."""
-    overrides = [word for word in words if re.match(r"[+~]*tracking(\.\w+)*=", word) and not Path(word).exists()]
+    overrides = [
+        word
+        for word in words
+        if re.match(r"[+~]*tracking(\.\w+)*=", word) and not Path(word).exists()
+    ]
     return [word for word in words if word not in overrides], overrides
 
 

@@ -22,7 +22,10 @@ BATCHES = "workload.batch_size=[1,2,4,8]"
 
 _SERVED = (
     *("model", "scheduler", "hardware", "task", "patch", "protocol.timeout_s"),
-    *(f"workload.{key}" for key in ("batch_size", "guidance_scale", "negative_prompt", "size", "steps")),
+    *(
+        f"workload.{key}"
+        for key in ("batch_size", "guidance_scale", "negative_prompt", "size", "steps")
+    ),
 )
 """Sections, and keys of others, that a server reads beside the options."""
 
@@ -36,8 +39,13 @@ def own_config(command: str, kind: type[T], overrides: Sequence[str]) -> T:
         UsageError: an override names no key, or a value is of another type or out of its range; all such values are
             reported together.
     """
-    with composition_errors(), initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        values = OmegaConf.to_container(compose(config_name_of(command), list(overrides)), resolve=True)
+    with (
+        composition_errors(),
+        initialize_config_dir(version_base="1.3", config_dir=str(CONF)),
+    ):
+        values = OmegaConf.to_container(
+            compose(config_name_of(command), list(overrides)), resolve=True
+        )
     problems: list[str] = []
     config: T = typed("", values, kind, problems)
     if problems:
@@ -59,14 +67,26 @@ def serving_config(overrides: Sequence[str]) -> tuple[Serving, list[str]]:
         UsageError: an override names no key, is out of its range, or would have no effect on a server.
     """
     # `engine=ray` alone is what one types.
-    overrides = [f"serving.{override}" if override.startswith("engine=") else override for override in overrides]
-    own = [override for override in overrides if group_of(key_of(override)) == "serving"]
+    overrides = [
+        f"serving.{override}" if override.startswith("engine=") else override
+        for override in overrides
+    ]
+    own = [
+        override for override in overrides if group_of(key_of(override)) == "serving"
+    ]
     others = [override for override in overrides if override not in own]
     serving = own_config("serve", ServeCommand, own).serving
     problems = list(without_effect(others))
     if serving.engine == "local":
-        given = [override for override in own if key_of(override) in ("serving.replicas", "serving.most_replicas")]
-        problems += [f"{override}: has no effect on one machine; choose engine=ray" for override in given]
+        given = [
+            override
+            for override in own
+            if key_of(override) in ("serving.replicas", "serving.most_replicas")
+        ]
+        problems += [
+            f"{override}: has no effect on one machine; choose engine=ray"
+            for override in given
+        ]
     elif serving.port == 0:
         problems.append("serving.port=0: Ray's proxies need a port that is named")
     if problems:
@@ -86,7 +106,9 @@ def without_effect(overrides: Sequence[str], more: Sequence[str] = ()) -> Iterat
         key = key_of(override)
         section = group_of(key)
         if not (key in known or section in known or override.startswith("+")):
-            keys = [name for name in (*_SERVED, *more) if name.startswith(f"{section}.")]
+            keys = [
+                name for name in (*_SERVED, *more) if name.startswith(f"{section}.")
+            ]
             choice = f"; of this section it reads {', '.join(keys)}" if keys else ""
             meant = f"serving.{key.rpartition('.')[2]}"
             if meant in (f"serving.{field.name}" for field in fields(Serving)):

@@ -38,7 +38,18 @@ from sdopt.schema import (
 from sdopt.statistics.precision import require_precision
 from sdopt.study.designs import Design
 
-_TYPES = (Model, Task, Scheduler, Workload, Protocol, Hardware, Quality, Gate, Tracking, Design)
+_TYPES = (
+    Model,
+    Task,
+    Scheduler,
+    Workload,
+    Protocol,
+    Hardware,
+    Quality,
+    Gate,
+    Tracking,
+    Design,
+)
 
 SECTIONS: dict[str, type] = dict(zip(SECTION_NAMES, _TYPES, strict=True))
 """The type of each section."""
@@ -55,7 +66,9 @@ class _Scalars:
     """The keys that are in no section."""
 
     dry_run: Annotated[bool, Field(strict=True)] = False
-    objective: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] = field(default_factory=list)
+    objective: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] = (
+        field(default_factory=list)
+    )
     resume: str | None = None
     retry_failed: Annotated[bool, Field(strict=True)] = False
 
@@ -111,14 +124,21 @@ def parse(values: Mapping[str, Any], choices: Mapping[str, Any]) -> RunConfig:
             )
         elif key not in SECTIONS and key not in _SCALARS and node is not _BROKEN:
             optimizations |= _optimizations_at(key, node, choices, problems)
-    scalars = {key: values.get(key) for key in _SCALARS if values.get(key) is not _BROKEN}
+    scalars = {
+        key: values.get(key) for key in _SCALARS if values.get(key) is not _BROKEN
+    }
     command: _Scalars | None = typed("", scalars, _Scalars, problems)
     problems += _beyond_types(sections, str(choices.get("gate")))
     if problems or command is None:
         raise UsageError(problems)
     sections = _settled(sections)
-    names_of_options = {axis: str(choices.get(axis) or axis.rpartition(".")[2]) for axis in optimizations}
-    names_of_sections = {section: str(choices.get(section)) for section in WORK_SECTIONS}
+    names_of_options = {
+        axis: str(choices.get(axis) or axis.rpartition(".")[2])
+        for axis in optimizations
+    }
+    names_of_sections = {
+        section: str(choices.get(section)) for section in WORK_SECTIONS
+    }
     objective = tuple(command.objective)
     return RunConfig(
         **sections,
@@ -131,7 +151,11 @@ def parse(values: Mapping[str, Any], choices: Mapping[str, Any]) -> RunConfig:
         recorded=RecordedConfig(
             **{key: section for key, section in sections.items() if key != "study"},
             study=values["study"],
-            options={key: value for key, value in values.items() if key not in (*SECTIONS, *_SCALARS)},
+            options={
+                key: value
+                for key, value in values.items()
+                if key not in (*SECTIONS, *_SCALARS)
+            },
             objective=objective,
             dry_run=command.dry_run,
         ),
@@ -148,12 +172,18 @@ def _resolved(values: Mapping[str, Any], problems: list[str]) -> Mapping[str, An
     if not keys:
         return values
     mentioned = _mentioned(values, keys)
-    cfg = OmegaConf.create({key: node for key, node in values.items() if key in mentioned})
+    cfg = OmegaConf.create(
+        {key: node for key, node in values.items() if key in mentioned}
+    )
     resolved = dict(values)
     for key in keys:
         try:
             node = cfg[key]
-            resolved[key] = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+            resolved[key] = (
+                OmegaConf.to_container(node, resolve=True)
+                if OmegaConf.is_config(node)
+                else node
+            )
         except OmegaConfBaseException as error:
             said, _, _ = str(error).partition("\n")
             problems.append(f"{error.full_key or key}: {said}")
@@ -176,7 +206,9 @@ def _beyond_types(sections: Mapping[str, Any], gate: str) -> list[str]:
     """Returns the errors within and between the sections; a badly typed section is None or missing."""
     problems: list[str] = []
     if gate != "none" and (chosen := sections.get("gate")) and not chosen.judges:
-        problems.append(f"gate={gate}: has no rules, so that nothing would be judged; `defaults: [default]` adds some")
+        problems.append(
+            f"gate={gate}: has no rules, so that nothing would be judged; `defaults: [default]` adds some"
+        )
     study: Design | None = sections.get("study")
     if study and (wrong := wrong_name(study.name)):
         problems.append(f"study.name={study.name}: {wrong}")
@@ -197,7 +229,9 @@ def _beyond_types(sections: Mapping[str, Any], gate: str) -> list[str]:
             if None not in needed:
                 check(*needed)
         except UsageError as error:
-            problems += [problem for problem in error.problems if problem not in problems]
+            problems += [
+                problem for problem in error.problems if problem not in problems
+            ]
     return problems
 
 
@@ -210,7 +244,11 @@ def _settled(sections: dict[str, Any]) -> dict[str, Any]:
     if model.factory is not None:
         model = replace(model, factory=absolute(model.factory))
         sections = sections | {"model": model}
-    own = list(features_of(quality, model)) if quality.metrics and model.weights in ("path", "hub") else None
+    own = (
+        list(features_of(quality, model))
+        if quality.metrics and model.weights in ("path", "hub")
+        else None
+    )
     for section, key, value in (
         ("protocol", "replicates", gate.replicates),
         ("quality", "features", own),
@@ -225,7 +263,11 @@ def _settled(sections: dict[str, Any]) -> dict[str, Any]:
 def drawn_prompts(run: RunConfig) -> tuple[str, ...]:
     """Returns the prompts of the quality pass, the timed ones first; none if `quality.prompt_count` is not set."""
     count = run.quality.prompt_count or 0
-    return resolve_prompts(replace(run.workload, prompt_count=count), run.model) if count else ()
+    return (
+        resolve_prompts(replace(run.workload, prompt_count=count), run.model)
+        if count
+        else ()
+    )
 
 
 def drawn_negatives(run: RunConfig) -> tuple[str, ...]:
@@ -234,22 +276,39 @@ def drawn_negatives(run: RunConfig) -> tuple[str, ...]:
     return negative_prompts(replace(run.workload, prompt_count=count), run.model)
 
 
-def _optimizations_at(key: str, node: Any, choices: Mapping[str, Any], problems: list[str]) -> dict[str, Optimization]:
+def _optimizations_at(
+    key: str, node: Any, choices: Mapping[str, Any], problems: list[str]
+) -> dict[str, Optimization]:
     """Builds the optimization at a top-level key, or those below it if the group's options combine; by axis."""
     if unfit := _wrong_group(key, node):
         problems.append(f"{key}: {unfit}")
         return {}
     made = {}
-    for axis, part in [(key, node)] if "_target_" in node else [(f"{key}.{name}", node[name]) for name in node]:
+    for axis, part in (
+        [(key, node)]
+        if "_target_" in node
+        else [(f"{key}.{name}", node[name]) for name in node]
+    ):
         if part == MISSING:
             problems.append(f"{axis}: must be given, as in {axis}=…")
-        elif "." in axis and axis not in choices and isinstance(part, dict) and "_target_" not in part:
-            problems.append(f"{axis}: this option is not chosen; choose it with {key}=[{axis.rpartition('.')[2]}]")
+        elif (
+            "." in axis
+            and axis not in choices
+            and isinstance(part, dict)
+            and "_target_" not in part
+        ):
+            problems.append(
+                f"{axis}: this option is not chosen; choose it with {key}=[{axis.rpartition('.')[2]}]"
+            )
         else:
             option = typed(axis, part, Optimization, problems)
             if option is not None:
                 made[axis] = option.located()
-    problems += [f"{axis}: {wrong}" for axis, option in made.items() if (wrong := _wrong_contract(option))]
+    problems += [
+        f"{axis}: {wrong}"
+        for axis, option in made.items()
+        if (wrong := _wrong_contract(option))
+    ]
     return made
 
 
@@ -259,7 +318,11 @@ def _wrong_group(key: str, node: Any) -> str:
         return "a file of this group must begin with the line `# @package _global_`"
     if options_of(key) and not isinstance(node, dict):
         return f"an option is chosen in a file's defaults list, by `- override /{key}: {node or '…'}`"
-    return "" if isinstance(node, dict) else f"unknown key; the sections are {', '.join([*SECTIONS, *_SCALARS])}"
+    return (
+        ""
+        if isinstance(node, dict)
+        else f"unknown key; the sections are {', '.join([*SECTIONS, *_SCALARS])}"
+    )
 
 
 def _wrong_contract(option: Optimization) -> str | None:

@@ -31,7 +31,9 @@ def config_name_of(command: str) -> str:
 def options_of(group: str, config_dir: Path | None = None) -> list[str]:
     """Returns the options of one group, packaged or the user's own."""
     folders = [CONF, *([config_dir] if config_dir else [])]
-    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+    return sorted(
+        {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
+    )
 
 
 def own_folder(given: str) -> Path:
@@ -53,7 +55,9 @@ def whole_path(text: str) -> Path:
 
 def read_yaml(path: Path) -> Any:
     """Reads a packaged file with YAML's parser in C: OmegaConf's takes fifty times as long."""
-    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(
+        path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
 
 
 @cache

@@ -26,7 +26,12 @@ class FileConfigSource(file_config_source.FileConfigSource):
         text = StringIO(read_text(file))
         text.name = str(file)  # errors of YAML name it
         config, header = OmegaConf.load(text), self._get_header_dict(text.getvalue())
-        return ConfigResult(provider=self.provider, path=f"{self.scheme()}://{self.path}", config=config, header=header)
+        return ConfigResult(
+            provider=self.provider,
+            path=f"{self.scheme()}://{self.path}",
+            config=config,
+            header=header,
+        )
 
 
 def read_marked_files() -> None:

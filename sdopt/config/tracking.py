@@ -13,7 +13,10 @@ def tracking_of(overrides: Sequence[str]) -> Tracking:
     """Returns the section with overrides applied. Raises UsageError, also for keys of other sections."""
     if not overrides:
         return Tracking(**read_yaml(_DEFAULT))
-    from sdopt.config.composer import composer_of, require_sections  # composes whole configurations
+    from sdopt.config.composer import (
+        composer_of,
+        require_sections,
+    )  # composes whole configurations
 
     require_sections(overrides, "tracking")
     with composer_of(overrides) as composer:

@@ -59,18 +59,24 @@ def typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
 def _class_of(path: str, target: Any, kind: type, problems: list[str]) -> Any:
     """Imports the class that a node names; returns None if it is not derived from `kind`."""
     if not isinstance(target, str):
-        problems.append(f"{path}._target_: must name a class derived from {kind.__module__}.{kind.__name__}")
+        problems.append(
+            f"{path}._target_: must name a class derived from {kind.__module__}.{kind.__name__}"
+        )
         return None
     try:
         module, _, name = target.rpartition(".")
         cls = getattr(import_module(module), name)
     except Exception as error:  # importing a user's own module may raise anything
         reason = str(error.__cause__ or error).splitlines()[0]
-        problems.append(f"{path}._target_={target}: cannot be imported ({reason}); is its folder on PYTHONPATH?")
+        problems.append(
+            f"{path}._target_={target}: cannot be imported ({reason}); is its folder on PYTHONPATH?"
+        )
         return None
     if isinstance(cls, type) and is_dataclass(cls) and issubclass(cls, kind):
         return cls
-    problems.append(f"{path}._target_={target}: must be a dataclass derived from {kind.__name__}")
+    problems.append(
+        f"{path}._target_={target}: must be a dataclass derived from {kind.__name__}"
+    )
     return None
 
 
@@ -79,20 +85,26 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
-def _validated(path: str, values: dict[str, Any], cls: type, problems: list[str]) -> Any:
+def _validated(
+    path: str, values: dict[str, Any], cls: type, problems: list[str]
+) -> Any:
     lacking = list(_missing(path, values))
     problems += [f"{key}: must be given, as in {key}=…" for key in lacking]
     try:
         made = _adapter(cls).validate_python(values, extra="forbid")
     except PydanticUserError as error:  # of a user's own class
         said, _, _ = str(error).partition("\n")
-        problems.append(f"{path}: {cls.__name__} has a field of a type that no yaml can hold: {said}")
+        problems.append(
+            f"{path}: {cls.__name__} has a field of a type that no yaml can hold: {said}"
+        )
         return None
     except ValidationError as error:
         for problem in error.errors(include_url=False):
             key = _key_of(path, problem)
             if key not in lacking:
-                problems.append(f"{key}{_shown(problem)}: {problem['msg'].removeprefix('Value error, ')}")
+                problems.append(
+                    f"{key}{_shown(problem)}: {problem['msg'].removeprefix('Value error, ')}"
+                )
         return None
     problems += _misread(path, values, made)
     return made
@@ -130,7 +142,9 @@ def _misread(key: str, value: Any, made: Any) -> Iterator[str]:
     if isinstance(value, dict):
         parts = vars(made) if is_dataclass(made) else made
         for name, part in value.items():
-            yield from _misread(_joined(key, name), part, parts[name if name in parts else str(name)])
+            yield from _misread(
+                _joined(key, name), part, parts[name if name in parts else str(name)]
+            )
     elif isinstance(value, list):
         for number, (item, part) in enumerate(zip(value, made, strict=True)):
             yield from _misread(f"{key}[{number}]", item, part)

@@ -32,14 +32,20 @@ def format_of(image: "Image", file: Path) -> Format:
     kind = image.format or "unknown"
     extra = _profile(image)
     if kind in ("JPEG", "MPO"):
-        return Format(f"JPEG of quality {_quality(image)}{_sampling(image)}{extra}", lossy=True)
+        return Format(
+            f"JPEG of quality {_quality(image)}{_sampling(image)}{extra}", lossy=True
+        )
     if kind == "WEBP":
         lossless = _is_lossless_webp(file)
-        return Format(f"{'lossless' if lossless else 'lossy'} WebP{extra}", lossy=not lossless)
+        return Format(
+            f"{'lossless' if lossless else 'lossy'} WebP{extra}", lossy=not lossless
+        )
     if kind in ("AVIF", "HEIF", "JPEG2000") or image.info.get("compression") == "jpeg":
         return Format(f"{kind}{extra}", lossy=True)
     if image.mode in ("P", "PA"):
-        return Format(f"{kind} of {len(image.getcolors(256) or ())} colours", lossy=True)
+        return Format(
+            f"{kind} of {len(image.getcolors(256) or ())} colours", lossy=True
+        )
     bits = " of 16 bits" if image.mode.startswith("I") else ""
     return Format(f"{kind}{bits}{extra}", lossy=bool(extra))
 
@@ -57,7 +63,10 @@ def _sampling(image: "Image") -> str:
     """Returns how a JPEG keeps colours, where it does not halve their resolution as is usual."""
     from PIL.JpegImagePlugin import get_sampling
 
-    kept = {0: " with whole colours (4:4:4)", 1: " with colours of half the width (4:2:2)"}
+    kept = {
+        0: " with whole colours (4:4:4)",
+        1: " with colours of half the width (4:2:2)",
+    }
     return kept.get(get_sampling(image), "")
 
 
@@ -69,7 +78,9 @@ def _profile(image: "Image") -> str:
     if not profile:
         return ""
     try:
-        name = ImageCms.getProfileDescription(ImageCms.ImageCmsProfile(BytesIO(profile))).strip()
+        name = ImageCms.getProfileDescription(
+            ImageCms.ImageCmsProfile(BytesIO(profile))
+        ).strip()
     except (ImageCms.PyCMSError, OSError):  # damaged: viewers ignore it
         return ""
     return "" if "srgb" in name.lower() else f" with the profile {name}"

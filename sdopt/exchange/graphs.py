@@ -50,7 +50,11 @@ def facts_of_graph(nodes: Mapping[str, Any]) -> dict[str, Any]:
         if common is None:
             common = facts
         else:
-            common = {name: value for name, value in common.items() if facts.get(name) == value}
+            common = {
+                name: value
+                for name, value in common.items()
+                if facts.get(name) == value
+            }
     return common or {}
 
 
@@ -88,7 +92,11 @@ class _Graph:
             yield inputs
             for name, value in inputs.items():
                 node = self.source(value)
-                if node is not None and node not in seen and (not through or name in through):
+                if (
+                    node is not None
+                    and node not in seen
+                    and (not through or name in through)
+                ):
                     seen.add(node)
                     waiting.append(self.inputs[node])
 
@@ -105,7 +113,9 @@ class _Graph:
         """Returns what a sampler and the nodes before it say."""
         parts = list(self.upstream(sampler, _PARTS))
         facts: dict[str, Any] = {
-            "prompt": self.first_value(parts, ("positive", "conditioning"), (*_TEXTS, "positive")),
+            "prompt": self.first_value(
+                parts, ("positive", "conditioning"), (*_TEXTS, "positive")
+            ),
             "negative": self.first_value(parts, ("negative",), (*_TEXTS, "negative")),
             "seed": self.first_value(parts, ("noise_seed", "seed"), _SEEDS),
         }
@@ -113,20 +123,34 @@ class _Graph:
             facts[setting] = self.first_value(parts, names, (*names, "value"))
         latents = self.first_value(parts, ("latent_image", "latent"), ())
         for side in ("width", "height"):
-            facts[side] = self.follow(latents, (side, f"empty_latent_{side}", "value", *_LATENTS))
+            facts[side] = self.follow(
+                latents, (side, f"empty_latent_{side}", "value", *_LATENTS)
+            )
         facts |= self.model(parts)
         for inputs in self.upstream(sampler):
             if "stop_at_clip_layer" in inputs:
-                facts.setdefault("clip_skip", self.follow(inputs["stop_at_clip_layer"], ("value",)))
+                facts.setdefault(
+                    "clip_skip", self.follow(inputs["stop_at_clip_layer"], ("value",))
+                )
             elif "clip_skip" in inputs:  # nodes that load and encode in one
-                facts.setdefault("clip_skip", self.follow(inputs["clip_skip"], ("value",)))
+                facts.setdefault(
+                    "clip_skip", self.follow(inputs["clip_skip"], ("value",))
+                )
         facts |= self.conditions(sampler)
         if passes := self.later_passes(sampler):
             facts["later_passes"] = "; ".join(passes)
-        decoders = {inputs["vae_name"] for inputs in self.inputs.values() if isinstance(inputs.get("vae_name"), str)}
+        decoders = {
+            inputs["vae_name"]
+            for inputs in self.inputs.values()
+            if isinstance(inputs.get("vae_name"), str)
+        }
         if len(decoders) == 1:
             facts["vae"] = decoders.pop()
-        return {name: value for name, value in facts.items() if isinstance(value, str | int | float)}
+        return {
+            name: value
+            for name, value in facts.items()
+            if isinstance(value, str | int | float)
+        }
 
     def conditions(self, sampler: Inputs) -> dict[str, Any]:
         """Returns what acts on a sampler beside its prompts: guidance as an input, shifted noise, ControlNets."""
@@ -134,23 +158,37 @@ class _Graph:
         nets = []
         for inputs in self.upstream(sampler):
             if "guidance" in inputs and "conditioning" in inputs:
-                facts.setdefault("distilled_guidance", self.follow(inputs["guidance"], ("value",)))
-            shift = next((inputs[key] for key in ("shift", "max_shift") if key in inputs), None)
+                facts.setdefault(
+                    "distilled_guidance", self.follow(inputs["guidance"], ("value",))
+                )
+            shift = next(
+                (inputs[key] for key in ("shift", "max_shift") if key in inputs), None
+            )
             if shift is not None and "model" in inputs:
                 facts.setdefault("shift", self.follow(shift, ("value",)))
             if "control_net" in inputs:
-                name = self.follow(inputs["control_net"], ("control_net_name", "control_net"))
+                name = self.follow(
+                    inputs["control_net"], ("control_net_name", "control_net")
+                )
                 nets.append(f"{name}:{inputs.get('strength', 1)}")
         if nets:
             facts["controlnet"] = ", ".join(sorted(nets))
-        guides = [self._named(inputs) for inputs in self.upstream(sampler) if _GUIDES.search(self.kinds[id(inputs)])]
+        guides = [
+            self._named(inputs)
+            for inputs in self.upstream(sampler)
+            if _GUIDES.search(self.kinds[id(inputs)])
+        ]
         if guides:
             facts["guides"] = ", ".join(sorted(guides))
         return facts
 
     def _named(self, inputs: Inputs) -> str:
         """Returns a node's class with the values that it has itself."""
-        values = [f"{name}={value}" for name, value in sorted(inputs.items()) if isinstance(value, str | int | float)]
+        values = [
+            f"{name}={value}"
+            for name, value in sorted(inputs.items())
+            if isinstance(value, str | int | float)
+        ]
         return f"{self.kinds[id(inputs)]}({', '.join(values)})"
 
     def later_passes(self, sampler: Inputs) -> list[str]:
@@ -163,15 +201,21 @@ class _Graph:
                 parts = list(self.upstream(inputs, _PARTS))
                 steps = self.first_value(parts, ("steps",), ("steps", "value"))
                 denoise = self.first_value(parts, ("denoise",), ("denoise", "value"))
-                passes.append(f"{steps} steps" + (f" at {denoise}" if denoise is not None else ""))
+                passes.append(
+                    f"{steps} steps" + (f" at {denoise}" if denoise is not None else "")
+                )
         return sorted(passes)
 
-    def first_value(self, parts: Sequence[Inputs], names: Sequence[str], through: Sequence[str]) -> Any:
+    def first_value(
+        self, parts: Sequence[Inputs], names: Sequence[str], through: Sequence[str]
+    ) -> Any:
         """Returns what the first part that has one of the names says; the link itself if it is not to be followed."""
         for inputs in parts:
             for name in names:
                 if name in inputs:
-                    return self.follow(inputs[name], through) if through else inputs[name]
+                    return (
+                        self.follow(inputs[name], through) if through else inputs[name]
+                    )
         return None
 
     def model(self, parts: Sequence[Inputs]) -> dict[str, Any]:
@@ -181,7 +225,14 @@ class _Graph:
         for start in parts:
             for inputs in self.upstream({"model": start.get("model")}, ("model",)):
                 loras += _loras(inputs)
-                name = next((inputs[key] for key in _MODELS if isinstance(inputs.get(key), str)), None)
+                name = next(
+                    (
+                        inputs[key]
+                        for key in _MODELS
+                        if isinstance(inputs.get(key), str)
+                    ),
+                    None,
+                )
                 if name is not None:
                     facts.setdefault("model", name)
         if loras:
@@ -202,6 +253,14 @@ def _loras(inputs: Inputs) -> list[str]:
     if isinstance(inputs.get("lora_name"), str) and inputs["lora_name"] != "None":
         weight = inputs.get("strength_model", inputs.get("lora_model_strength", 1))
         loras.append(f"{inputs['lora_name']}:{weight}")
-    switched_on = [value for value in inputs.values() if isinstance(value, dict) and value.get("on")]
-    loras += [f"{value['lora']}:{value.get('strength', 1)}" for value in switched_on if "lora" in value]
+    switched_on = [
+        value
+        for value in inputs.values()
+        if isinstance(value, dict) and value.get("on")
+    ]
+    loras += [
+        f"{value['lora']}:{value.get('strength', 1)}"
+        for value in switched_on
+        if "lora" in value
+    ]
     return loras

@@ -21,22 +21,39 @@ from sdopt.study.plan import describe_environment
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.machine import find_machine
 
-_SECTIONS = ("gate", "quality", "tracking", "hardware", *(f"protocol.{name}" for name in THRESHOLDS))
+_SECTIONS = (
+    "gate",
+    "quality",
+    "tracking",
+    "hardware",
+    *(f"protocol.{name}" for name in THRESHOLDS),
+)
 """The parts of the configuration that decide on images of other programs; the others configure calls."""
 
 
 def judge_folders(
-    given: GivenFolder, overrides: Sequence[str], output: Path | None, command: Sequence[str]
+    given: GivenFolder,
+    overrides: Sequence[str],
+    output: Path | None,
+    command: Sequence[str],
 ) -> tuple[int, Path]:
     """Judges folders of images; writes the result, and returns the exit code and the result's folder.
 
     Raises:
         UsageError: folders, tables, metrics or rules do not fit together; nothing was judged.
     """
-    folder = output or Path("outputs/runs/judge") / f"{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S-%f}"
+    folder = (
+        output
+        or Path("outputs/runs/judge")
+        / f"{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S-%f}"
+    )
     if (folder / "result.json").exists():
-        raise OccupiedError(f"{folder}: holds a result; choose another folder with --output")
-    if strangers := sorted({key.partition("=")[0] for key in overrides if not key.startswith(_SECTIONS)}):
+        raise OccupiedError(
+            f"{folder}: holds a result; choose another folder with --output"
+        )
+    if strangers := sorted(
+        {key.partition("=")[0] for key in overrides if not key.startswith(_SECTIONS)}
+    ):
         raise UsageError(
             f"{', '.join(strangers)}: configures calls, and these were made elsewhere; choose from "
             f"{', '.join(_SECTIONS)}"
@@ -48,7 +65,9 @@ def judge_folders(
     try:
         result = import_study(given, config, environment, now(), folder)
     except OSError as error:
-        raise UnavailableError(f"{folder}: {error.strerror}; choose another folder with --output") from error
+        raise UnavailableError(
+            f"{folder}: {error.strerror}; choose another folder with --output"
+        ) from error
     _fit_rules(result)
     require_quality(result.config.quality, result.config.gate, result.config.model)
     compare(result)
@@ -62,7 +81,9 @@ def judge_folders(
     return exit_code(folder), folder
 
 
-def calibrate_folders(first: Path, second: Path, overrides: Sequence[str], folder: Path) -> StudyResult:
+def calibrate_folders(
+    first: Path, second: Path, overrides: Sequence[str], folder: Path
+) -> StudyResult:
     """Scores two folders of a baseline's images that start from other noise, for a calibration of that model.
 
     Raises:
@@ -72,9 +93,13 @@ def calibrate_folders(first: Path, second: Path, overrides: Sequence[str], folde
         config = composer.current.recorded
     machine, context = find_machine(start_fork_server(), config.hardware, data_sheets)
     environment = describe_environment(machine, ["sdopt", "calibrate"])
-    result = import_study(GivenFolder(first, [], other_noise=second), config, environment, now(), folder)
+    result = import_study(
+        GivenFolder(first, [], other_noise=second), config, environment, now(), folder
+    )
     require_quality(result.config.quality, result.config.gate, result.config.model)
-    Conclusion(result.config, folder, context).evaluate(result, machine.device.torch_name)
+    Conclusion(result.config, folder, context).evaluate(
+        result, machine.device.torch_name
+    )
     return result
 
 
@@ -82,13 +107,19 @@ def _fit_rules(result: StudyResult) -> None:
     """Leaves out rules on what was not given, and says so."""
     kept, left_out = judgeable(result, result.config.gate.rules)
     result.config = replace(result.config, gate=replace(result.config.gate, rules=kept))
-    problems = [f"not judged, because it was not given: {', '.join(left_out)}"] if left_out else []
+    problems = (
+        [f"not judged, because it was not given: {', '.join(left_out)}"]
+        if left_out
+        else []
+    )
     if result.control is None:
         problems.append(
             "without a second folder of the baseline (--again FOLDER) nobody knows how far two equal runs differ, and "
             "no gain in speed or memory can pass"
         )
-    if result.config.gate.judges and not features_of(result.config.quality, result.config.model):
+    if result.config.gate.judges and not features_of(
+        result.config.quality, result.config.model
+    ):
         problems.append(
             "no network scores these images: add quality.features=[effnet] (pip install 'sdopt[effnet]') or "
             "[clip:<folder or hub id>] for perceptual distance, CLIP score and CMMD"

@@ -41,7 +41,9 @@ _IMAGE = re.compile(r"""<img src=['"]([^'"]+)['"]""")
 _COPIED = re.compile(r"to_clipboard\('([^']+)'\)")
 """The values as JSON, which a button copies; early versions have no such button."""
 
-_ROW = re.compile(r"(?s)<td class='label'>(.*?)</td>\s*<td class='value'>(.*?)</td>|([A-Z][^:<>]*): <b>(.*?)</b>")
+_ROW = re.compile(
+    r"(?s)<td class='label'>(.*?)</td>\s*<td class='value'>(.*?)</td>|([A-Z][^:<>]*): <b>(.*?)</b>"
+)
 
 
 def _of_fooocus(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -70,7 +72,9 @@ def _copied(block: str) -> dict[str, Any]:
 def _rows(block: str) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for label, value, early_label, early_value in _ROW.findall(block):
-        rows[html.unescape(label or early_label).strip()] = html.unescape(value or early_value).strip()
+        rows[html.unescape(label or early_label).strip()] = html.unescape(
+            value or early_value
+        ).strip()
     return rows
 
 
@@ -99,5 +103,7 @@ def _of_web_ui(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     for row in rows:
         if row.get("filename") and row.get("seed"):
-            values = {str(key): value for key, value in row.items() if isinstance(value, str)}
+            values = {
+                str(key): value for key, value in row.items() if isinstance(value, str)
+            }
             yield Path(row["filename"]).name, {**values, "cfg": values.pop("cfgs", "")}

@@ -129,9 +129,13 @@ def _texts(image: "Image") -> Iterator[tuple[str, str]]:
     for tag, value in tags:
         if tag == _USER_COMMENT:
             yield "usercomment", _comment(value)
-        elif isinstance(value, str) and value.lstrip().startswith("{"):  # SwarmUI's, long ago
+        elif isinstance(value, str) and value.lstrip().startswith(
+            "{"
+        ):  # SwarmUI's, long ago
             yield "usercomment", value
-        elif isinstance(value, str) and value.partition(":")[0].lower() == "prompt":  # ComfyUI's WebP
+        elif (
+            isinstance(value, str) and value.partition(":")[0].lower() == "prompt"
+        ):  # ComfyUI's WebP
             yield "prompt", value.partition(":")[2]
 
 
@@ -146,7 +150,9 @@ def _comment(value: Any) -> str:
         if text[:2] in (b"\xff\xfe", b"\xfe\xff"):
             return text.decode("utf-16", errors="replace")
         # Settings are written in ASCII, whose upper bytes are zero.
-        order = "utf-16-be" if text[::2].count(0) >= text[1::2].count(0) else "utf-16-le"
+        order = (
+            "utf-16-be" if text[::2].count(0) >= text[1::2].count(0) else "utf-16-le"
+        )
         return text.decode(order, errors="replace")
     if kind.startswith((b"ASCII", b"\0\0\0\0\0\0\0\0")):
         return text.decode("utf-8", errors="replace").strip("\0")
@@ -168,7 +174,10 @@ def _beside(file: Path) -> str:
         raw = file.read_bytes()[:_LONGEST_TEXT] if file.is_file() else b""
     except OSError:
         return ""
-    return raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
+    return raw.decode(
+        "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig",
+        errors="replace",
+    )
 
 
 def _json(text: Any) -> dict[str, Any]:
@@ -190,13 +199,20 @@ Texts = Mapping[str, str]
 def _invokeai(texts: Texts) -> Origin | None:
     values = _json(texts.get("invokeai_metadata"))
     if values:
-        return origin_from("InvokeAI", {_INVOKEAI.get(key, key): value for key, value in values.items()})
+        return origin_from(
+            "InvokeAI",
+            {_INVOKEAI.get(key, key): value for key, value in values.items()},
+        )
     values = _json(texts.get("sd-metadata"))
     image = values.get("image")
     if isinstance(image, dict):
         prompt = image.get("prompt")
         if isinstance(prompt, list):
-            prompt = prompt[0].get("prompt") if prompt and isinstance(prompt[0], dict) else None
+            prompt = (
+                prompt[0].get("prompt")
+                if prompt and isinstance(prompt[0], dict)
+                else None
+            )
         return _bracketed(values | image, prompt)
     return None
 
@@ -204,14 +220,26 @@ def _invokeai(texts: Texts) -> Origin | None:
 _INVOKEAI = {"scheduler": "sampler", "guidance": "distilled_guidance"}
 """What it calls otherwise than the rest: it has a guidance scale beside the guidance that FLUX takes as an input."""
 
-_DREAM = {"s": "steps", "S": "seed", "W": "width", "H": "height", "C": "cfg", "A": "sampler", "f": "strength"}
+_DREAM = {
+    "s": "steps",
+    "S": "seed",
+    "W": "width",
+    "H": "height",
+    "C": "cfg",
+    "A": "sampler",
+    "f": "strength",
+}
 
 
 def _dream(texts: Texts) -> Origin | None:
     command = re.match(r'(?s)\s*"(.*?)"\s*(-.*)', texts.get("dream", ""))
     if command is None:
         return None
-    values = {_DREAM[key]: value for key, value in re.findall(r"-(\w)\s*([\w.-]+)", command[2]) if key in _DREAM}
+    values = {
+        _DREAM[key]: value
+        for key, value in re.findall(r"-(\w)\s*([\w.-]+)", command[2])
+        if key in _DREAM
+    }
     return _bracketed(values, command[1])
 
 
@@ -220,12 +248,21 @@ def _bracketed(values: Mapping[str, Any], prompt: Any) -> Origin:
     text = prompt if isinstance(prompt, str) else ""
     negative = ", ".join(part.strip() for part in re.findall(r"\[([^\]]*)\]", text))
     asked = " ".join(re.sub(r"\[[^\]]*\]", "", text).split())
-    return origin_from("InvokeAI", {**values, "prompt": asked or None, "negative_prompt": negative})
+    return origin_from(
+        "InvokeAI", {**values, "prompt": asked or None, "negative_prompt": negative}
+    )
 
 
 def _json_settings(texts: Texts) -> Origin | None:
     """Reads SwarmUI, Fooocus, Draw Things, Easy Diffusion, and scripts that leave JSON."""
-    for name in ("parameters", "usercomment", "comment", "description", "metadata", "generation_data"):
+    for name in (
+        "parameters",
+        "usercomment",
+        "comment",
+        "description",
+        "metadata",
+        "generation_data",
+    ):
         origin = _of_json(_json(texts.get(name)), texts)
         if origin is not None:
             return origin
@@ -240,7 +277,14 @@ def _of_json(values: Mapping[str, Any], texts: Texts | None = None) -> Origin | 
     if isinstance(values.get("sui_image_params"), dict):
         program, values = "SwarmUI", _swarm(values["sui_image_params"])
     elif texts.get("software") == "NovelAI":
-        program, values = "NovelAI", {"prompt": texts.get("description"), "model": texts.get("source"), **values}
+        program, values = (
+            "NovelAI",
+            {
+                "prompt": texts.get("description"),
+                "model": texts.get("source"),
+                **values,
+            },
+        )
     elif "base_model" in values or "metadata_scheme" in values:
         program, values = "Fooocus", _fooocus(values)
     elif values.get("software") == "RuinedFooocus":
@@ -263,7 +307,10 @@ def _swarm(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(names, str) and isinstance(weights, str):
         names, weights = names.split(","), weights.split(",")
     if isinstance(names, list) and isinstance(weights, list):
-        names = [{"name": name, "weight": weight} for name, weight in zip(names, weights, strict=False)]
+        names = [
+            {"name": name, "weight": weight}
+            for name, weight in zip(names, weights, strict=False)
+        ]
     return {**values, "loras": names}
 
 
@@ -271,15 +318,27 @@ def _draw_things(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns Draw Things' values with those of its whole configuration, which it keeps apart."""
     whole = values.get("v2")
     more = whole if isinstance(whole, dict) else {}
-    return {**{key: value for key, value in more.items() if key not in values}, **values, "v2": None}
+    return {
+        **{key: value for key, value in more.items() if key not in values},
+        **values,
+        "v2": None,
+    }
 
 
 def _fooocus(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns Fooocus' values with its LoRAs, each a list of name, weight and digest, in the form of others."""
-    loras = [lora for lora in values.get("loras") or () if isinstance(lora, list) and len(lora) > 1]
+    loras = [
+        lora
+        for lora in values.get("loras") or ()
+        if isinstance(lora, list) and len(lora) > 1
+    ]
     listed = [{"name": lora[0], "weight": lora[1]} for lora in loras]
     prompt = values.get("prompt")
-    return {**values, "loras": listed, "prompt": "\n".join(prompt) if isinstance(prompt, list) else prompt}
+    return {
+        **values,
+        "loras": listed,
+        "prompt": "\n".join(prompt) if isinstance(prompt, list) else prompt,
+    }
 
 
 def _ruined_fooocus(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,7 +355,10 @@ def _tensor_art(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns Tensor.Art's values, which list all files of weights as models."""
     listed = [model for model in values.get("models") or () if isinstance(model, dict)]
     chosen = [model for model in listed if model.get("type") == "LORA"]
-    loras = [{"name": lora.get("modelFileName"), "weight": lora.get("weight", 1)} for lora in chosen]
+    loras = [
+        {"name": lora.get("modelFileName"), "weight": lora.get("weight", 1)}
+        for lora in chosen
+    ]
     return {**values, "model": values["baseModel"].get("modelFileName"), "loras": loras}
 
 
@@ -307,7 +369,9 @@ def _is_node(node: Any) -> bool:
 _LAST_LINE = re.compile(r"(?s)(.*(?:^|\n))\s*(Steps: \d.*)")
 """Prompts, and then settings on the last line that begins as they do: prompts may hold such words, too."""
 
-_ENTRY = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|\{[^{}]*\}|\[\{.*?\}\]|[^,]*)(?:,|$)')
+_ENTRY = re.compile(
+    r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|\{[^{}]*\}|\[\{.*?\}\]|[^,]*)(?:,|$)'
+)
 """One of A1111's settings, as its own reader has it; that one cuts JSON at its commas."""
 
 
@@ -333,7 +397,9 @@ def _weights_of(entries: Mapping[str, str]) -> dict[str, Any]:
     """
     named: dict[str, Any] = {}
     if entries.get("Lora hashes"):
-        names = [part.partition(":")[0].strip() for part in entries["Lora hashes"].split(",")]
+        names = [
+            part.partition(":")[0].strip() for part in entries["Lora hashes"].split(",")
+        ]
         named["lora"] = [{"name": name, "weight": ""} for name in names]
     try:
         resources = json.loads(entries.get("Civitai resources", "[]"))
@@ -343,7 +409,10 @@ def _weights_of(entries: Mapping[str, str]) -> dict[str, Any]:
     for resource in resources:
         if not isinstance(resource, dict):
             continue
-        name = " ".join(str(resource.get(key, "")) for key in ("modelName", "modelVersionName", "modelVersionId"))
+        name = " ".join(
+            str(resource.get(key, ""))
+            for key in ("modelName", "modelVersionName", "modelVersionId")
+        )
         if resource.get("type") == "checkpoint":
             named["model"] = name
         elif resource.get("type") in ("lora", "lycoris", "dora"):
@@ -376,10 +445,17 @@ def _chunks(texts: Texts) -> Origin | None:
     """Reads programs that leave each setting in a chunk of its own, as Easy Diffusion does."""
     if not {"seed", "prompt"} <= texts.keys():
         return None
-    return origin_from("Easy Diffusion", {_LABELS.get(name, name): text for name, text in texts.items()})
+    return origin_from(
+        "Easy Diffusion",
+        {_LABELS.get(name, name): text for name, text in texts.items()},
+    )
 
 
-_LABELS = {"guidance scale": "cfg", "stable diffusion model": "model", "prompt strength": "strength"}
+_LABELS = {
+    "guidance scale": "cfg",
+    "stable diffusion model": "model",
+    "prompt strength": "strength",
+}
 
 
 def _listed(text: str) -> Origin | None:

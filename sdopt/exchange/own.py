@@ -23,14 +23,18 @@ def origins_in(folder: Path) -> dict[str, Origin]:
         return {}
     owners = [(variant, variant.images) for variant in result.variants]
     # What shows how far two baselines differ is the baseline's.
-    owners += [(result.variant(result.baseline), images) for images in result.redrawn.values()]
+    owners += [
+        (result.variant(result.baseline), images) for images in result.redrawn.values()
+    ]
     origins: dict[str, Origin] = {}
     for variant, images in owners:
         said = settings_of(settings_of_variant(result, variant))
         for record in images:
             file = run / record.path
             if file.parent == folder.resolve():
-                origins[file.name] = Origin("sdopt", record.prompt, record.negative, record.seed, said)
+                origins[file.name] = Origin(
+                    "sdopt", record.prompt, record.negative, record.seed, said
+                )
     return origins
 
 

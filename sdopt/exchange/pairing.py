@@ -19,7 +19,9 @@ Folders = tuple[Path, Path]
 
 
 def partners(
-    first: Sequence[ImportedPicture], second: Sequence[ImportedPicture], folders: Folders
+    first: Sequence[ImportedPicture],
+    second: Sequence[ImportedPicture],
+    folders: Folders,
 ) -> list[ImportedPicture]:
     """Returns the second folder's images in the order of the first one's: by file name, else by prompt and seed.
 
@@ -34,7 +36,11 @@ def partners(
     if None in [picture.made_from for picture in (*first, *second)]:
         raise UsageError(_lacks_a_name(first, second, folders))
     mine, others = _by_origin(first), _by_origin(second)
-    alone = [origin for origin in {*mine, *others} if len(mine.get(origin, ())) != len(others.get(origin, ()))]
+    alone = [
+        origin
+        for origin in {*mine, *others}
+        if len(mine.get(origin, ())) != len(others.get(origin, ()))
+    ]
     if alone:
         origin = min(alone, key=str)
         prompt, _, seed = origin or (None, "", None)
@@ -51,7 +57,9 @@ def partners(
 _Origin = tuple[str | None, str, int] | None
 
 
-def _by_origin(pictures: Sequence[ImportedPicture]) -> dict[_Origin, list[ImportedPicture]]:
+def _by_origin(
+    pictures: Sequence[ImportedPicture],
+) -> dict[_Origin, list[ImportedPicture]]:
     by_origin: dict[_Origin, list[ImportedPicture]] = {}
     for picture in pictures:
         by_origin.setdefault(picture.made_from, []).append(picture)
@@ -73,7 +81,11 @@ def _require_one_origin(picture: ImportedPicture, partner: ImportedPicture) -> N
     )
 
 
-def _lacks_a_name(first: Sequence[ImportedPicture], second: Sequence[ImportedPicture], folders: Folders) -> str:
+def _lacks_a_name(
+    first: Sequence[ImportedPicture],
+    second: Sequence[ImportedPicture],
+    folders: Folders,
+) -> str:
     names = {picture.file.stem for picture in first}
     alone = sorted(names ^ {picture.file.stem for picture in second})
     has, lacks = folders if alone[0] in names else folders[::-1]
@@ -84,7 +96,9 @@ def _lacks_a_name(first: Sequence[ImportedPicture], second: Sequence[ImportedPic
 
 
 def of_other_noise(
-    first: Sequence[ImportedPicture], second: Sequence[ImportedPicture], folders: Folders
+    first: Sequence[ImportedPicture],
+    second: Sequence[ImportedPicture],
+    folders: Folders,
 ) -> list[ImportedPicture]:
     """Returns the second folder's images in the order of the first one's, where both are of the same prompts.
 
@@ -95,15 +109,25 @@ def of_other_noise(
     if pictures is None:
         by_prompt = {picture.prompt: picture for picture in second}
         prompts = [picture.prompt for picture in first]
-        if None in prompts or repeated(prompts) or {*prompts} != by_prompt.keys() or len(by_prompt) < len(second):
+        if (
+            None in prompts
+            or repeated(prompts)
+            or {*prompts} != by_prompt.keys()
+            or len(by_prompt) < len(second)
+        ):
             raise UsageError(
                 f"{folders[0]} and {folders[1]}: which images are of the same prompt? Give them the same file name, or "
                 "list file, prompt and seed in a prompts.csv in both folders"
             )
         pictures = [by_prompt[prompt] for prompt in prompts]
     for picture, partner in zip(first, pictures, strict=True):
-        if None not in (picture.prompt, partner.prompt) and picture.prompt != partner.prompt:
-            raise UsageError(f"{picture.file} and {partner.file}: are of different prompts")
+        if (
+            None not in (picture.prompt, partner.prompt)
+            and picture.prompt != partner.prompt
+        ):
+            raise UsageError(
+                f"{picture.file} and {partner.file}: are of different prompts"
+            )
         if np.array_equal(read_image(picture.file), read_image(partner.file)):
             raise UsageError(
                 f"{picture.file} and {partner.file}: are the same image; a calibration needs the same prompts from "
@@ -112,7 +136,9 @@ def of_other_noise(
     return pictures
 
 
-def _by_name(first: Sequence[ImportedPicture], second: Sequence[ImportedPicture]) -> list[ImportedPicture] | None:
+def _by_name(
+    first: Sequence[ImportedPicture], second: Sequence[ImportedPicture]
+) -> list[ImportedPicture] | None:
     """Returns the second images in the order of the first ones, by file name; None if the names are not the same."""
     by_stem = {picture.file.stem: picture for picture in second}
     names = [picture.file.stem for picture in first]
@@ -120,7 +146,9 @@ def _by_name(first: Sequence[ImportedPicture], second: Sequence[ImportedPicture]
 
 
 def other_settings(
-    first: Sequence[ImportedPicture], second: Sequence[ImportedPicture], meant: Sequence[str] = ()
+    first: Sequence[ImportedPicture],
+    second: Sequence[ImportedPicture],
+    meant: Sequence[str] = (),
 ) -> list[str]:
     """Returns in words which settings partners were not made with alike; see `settings.differing`."""
     pairs, others = [], []
@@ -141,14 +169,18 @@ def program_of(pictures: Sequence[ImportedPicture]) -> str:
     return programs.pop() if len(programs) == 1 else ""
 
 
-def _own_words(one: Origin, other: Origin) -> tuple[Mapping[str, str], Mapping[str, str]]:
+def _own_words(
+    one: Origin, other: Origin
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Returns what images of one program say in its own words; of two versions, what both of them say."""
     if one.program != other.program:
         return {}, {}
     if one.version == other.version:
         return one.others, other.others
     both = one.others.keys() & other.others.keys()
-    return {name: one.others[name] for name in both}, {name: other.others[name] for name in both}
+    return {name: one.others[name] for name in both}, {
+        name: other.others[name] for name in both
+    }
 
 
 _ALIKE = 0.9
@@ -158,7 +190,9 @@ _NEARER = 0.5
 """An image belongs to another partner if it differs from that one by less than this share."""
 
 
-def require_alike(first: Sequence[ImportedPicture], second: Sequence[ImportedPicture]) -> None:
+def require_alike(
+    first: Sequence[ImportedPicture], second: Sequence[ImportedPicture]
+) -> None:
     """Checks that partners show the same, as images from the same noise do.
 
     Raises:
@@ -167,10 +201,16 @@ def require_alike(first: Sequence[ImportedPicture], second: Sequence[ImportedPic
     """
     if len(first) < 3:
         return
-    mine, other = (np.stack([picture.looks[1] for picture in side]) for side in (first, second))
-    _require_own_partners(first, second, np.stack([_distances(one, other) for one in mine]))
+    mine, other = (
+        np.stack([picture.looks[1] for picture in side]) for side in (first, second)
+    )
+    _require_own_partners(
+        first, second, np.stack([_distances(one, other) for one in mine])
+    )
     apart = _middle(mine, np.roll(other, 1, axis=0))
-    varied = [_middle(side, np.roll(side, 1, axis=0)) > apart / 4 for side in (mine, other)]
+    varied = [
+        _middle(side, np.roll(side, 1, axis=0)) > apart / 4 for side in (mine, other)
+    ]
     if all(varied) and _middle(mine, other) >= _ALIKE * apart:
         names = other_settings(first, second)
         settings = f" ({', '.join(names)})" if names else ""
@@ -191,7 +231,9 @@ def _middle(these: np.ndarray, those: np.ndarray) -> float:
     return float(np.median(_distances(these, those)))
 
 
-def _require_own_partners(first: Sequence[ImportedPicture], second: Sequence[ImportedPicture], far: np.ndarray) -> None:
+def _require_own_partners(
+    first: Sequence[ImportedPicture], second: Sequence[ImportedPicture], far: np.ndarray
+) -> None:
     """Raises UsageError if images clearly look like the partner of another one: (n, n) distances.
 
     Both must look most like each other, so that broken images, which look like nothing, belong nowhere.
@@ -200,13 +242,21 @@ def _require_own_partners(first: Sequence[ImportedPicture], second: Sequence[Imp
     for number in range(len(far)):
         nearest = int(far[number].argmin())
         mutual = int(far[:, nearest].argmin()) == number
-        if nearest != number and mutual and far[number, nearest] < _NEARER * far[number, number]:
+        if (
+            nearest != number
+            and mutual
+            and far[number, nearest] < _NEARER * far[number, number]
+        ):
             elsewhere.append((number, nearest))
     if not elsewhere:
         return
     number, nearest = elsewhere[0]
     steps, count = Counter(there - here for here, there in elsewhere).most_common(1)[0]
-    how = f", as if they were shifted by {abs(steps)}" if count > 1 and count == len(elsewhere) else ""
+    how = (
+        f", as if they were shifted by {abs(steps)}"
+        if count > 1 and count == len(elsewhere)
+        else ""
+    )
     raise UsageError(
         f"{second[nearest].file}: looks like {first[number].file}, and its partner is {first[nearest].file} (so do "
         f"{len(elsewhere)} of {len(first)} images{how}). Give the files of a pair the same name, or list file, prompt "

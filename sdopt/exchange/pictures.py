@@ -40,7 +40,14 @@ class ImportedRow:
 
     def text(self, *names: str) -> str | None:
         """Returns a text; None where the table has none."""
-        found = next((self.values[name] for name in names if self.values.get(name) not in (None, "")), None)
+        found = next(
+            (
+                self.values[name]
+                for name in names
+                if self.values.get(name) not in (None, "")
+            ),
+            None,
+        )
         return None if found is None else str(found)
 
     def need(self, *names: str) -> str:
@@ -61,17 +68,25 @@ class ImportedRow:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            advice = f" (write {found.replace(',', '.')})" if found.count(",") == 1 else ""
-            raise UsageError(f"{self.place}: {names[0]} is '{found}', which is not a number{advice}")
+            advice = (
+                f" (write {found.replace(',', '.')})" if found.count(",") == 1 else ""
+            )
+            raise UsageError(
+                f"{self.place}: {names[0]} is '{found}', which is not a number{advice}"
+            )
         return value
 
     def whole(self, *names: str) -> int | None:
         """Returns a whole number, of any length as seeds are; None where the table has none. Raises UsageError."""
         found = self.text(*names)
         try:
-            return None if found is None else int(found.removesuffix(".0"))  # as pandas writes it beside empty cells
+            return (
+                None if found is None else int(found.removesuffix(".0"))
+            )  # as pandas writes it beside empty cells
         except ValueError:
-            raise UsageError(f"{self.place}: {names[0]} is '{found}', which is not a whole number") from None
+            raise UsageError(
+                f"{self.place}: {names[0]} is '{found}', which is not a whole number"
+            ) from None
 
 
 def read_table(file: Path) -> list[ImportedRow]:
@@ -80,7 +95,11 @@ def read_table(file: Path) -> list[ImportedRow]:
         text = read_text(file)
     except OSError as error:
         raise UsageError(f"{file}: cannot be read ({error.strerror})") from error
-    rows = list(_json_rows(file, text) if file.suffix.lower() == ".jsonl" else _csv_rows(file, text))
+    rows = list(
+        _json_rows(file, text)
+        if file.suffix.lower() == ".jsonl"
+        else _csv_rows(file, text)
+    )
     if not rows:
         raise UsageError(f"{file}: has no rows")
     return rows
@@ -90,18 +109,29 @@ def _csv_rows(file: Path, text: str) -> list[ImportedRow]:
     head = text.partition("\n")[0]
     delimiter = next((each for each in ",;\t" if each in head), ",")
     # A prompt may hold what `str.splitlines` takes for the end of a line.
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
+    reader = csv.DictReader(
+        io.StringIO(text, newline=""), strict=True, delimiter=delimiter
+    )
     try:
         rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise UsageError(f"{file}:{reader.line_num}: {error}") from error
-    if twice := repeated(name.strip().lower() for name in reader.fieldnames or () if name.strip()):
-        raise UsageError(f"{file}: has several columns of the name {twice}; keep one of them")
+    if twice := repeated(
+        name.strip().lower() for name in reader.fieldnames or () if name.strip()
+    ):
+        raise UsageError(
+            f"{file}: has several columns of the name {twice}; keep one of them"
+        )
     for line, row in rows:
         if None in row or None in row.values():
-            raise UsageError(f"{file}:{line}: has not as many values as there are names; quote values with commas")
+            raise UsageError(
+                f"{file}:{line}: has not as many values as there are names; quote values with commas"
+            )
     return [
-        ImportedRow(f"{file}:{line}", {name.strip().lower(): value for name, value in row.items()})
+        ImportedRow(
+            f"{file}:{line}",
+            {name.strip().lower(): value for name, value in row.items()},
+        )
         for line, row in rows
     ]
 
@@ -117,7 +147,12 @@ def _json_rows(file: Path, text: str) -> list[ImportedRow]:
             raise UsageError(f"{file}:{number}: {error}") from error
         if not isinstance(row, dict):
             raise UsageError(f"{file}:{number}: is not an object")
-        found.append(ImportedRow(f"{file}:{number}", {str(name).strip().lower(): value for name, value in row.items()}))
+        found.append(
+            ImportedRow(
+                f"{file}:{number}",
+                {str(name).strip().lower(): value for name, value in row.items()},
+            )
+        )
     return found
 
 
@@ -176,27 +211,42 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
     """
     files = image_files(folder)
     if twice := repeated(file.stem for file in files):
-        raise UsageError(f"{folder}: several images are named {twice}; keep one of them")
+        raise UsageError(
+            f"{folder}: several images are named {twice}; keep one of them"
+        )
     tables = [folder / name for name in _TABLES if (folder / name).is_file()]
     if not tables:
         own = origins_logged(folder) | origins_in(folder)
         return [_as_it_says(file, own=own.get(file.name)) for file in files]
-    rows = [(Path(row.need("file", "file_name", "filename", "image")).name, row) for row in read_table(tables[0])]
+    rows = [
+        (Path(row.need("file", "file_name", "filename", "image")).name, row)
+        for row in read_table(tables[0])
+    ]
     by_name, there = dict(rows), {file.name for file in files}
     if twice := repeated(name for name, _ in rows):
-        raise UsageError(f"{tables[0]}: {twice} is listed several times; list each image of the folder once")
+        raise UsageError(
+            f"{tables[0]}: {twice} is listed several times; list each image of the folder once"
+        )
     if lacking := sorted(by_name.keys() ^ there):
-        what = "is listed, and is not there" if lacking[0] in by_name else "is not listed"
-        raise UsageError(f"{tables[0]}: {lacking[0]} {what}; list each image of the folder once")
+        what = (
+            "is listed, and is not there" if lacking[0] in by_name else "is not listed"
+        )
+        raise UsageError(
+            f"{tables[0]}: {lacking[0]} {what}; list each image of the folder once"
+        )
     pictures = []
     for file in files:
         row = by_name[file.name]
-        row.whole("seed")  # a table is written to be read, so what it says wrongly is an error
+        row.whole(
+            "seed"
+        )  # a table is written to be read, so what it says wrongly is an error
         pictures.append(_as_it_says(file, origin_from("table", row.values)))
     return pictures
 
 
-def _as_it_says(file: Path, listed: Origin | None = None, own: Origin | None = None) -> ImportedPicture:
+def _as_it_says(
+    file: Path, listed: Origin | None = None, own: Origin | None = None
+) -> ImportedPicture:
     """Returns an image with what the program that wrote it left in the file; what a table lists counts more.
 
     `own` is what a run of sdopt or another program's log records of it, where nothing is left in the file.
@@ -207,7 +257,9 @@ def _as_it_says(file: Path, listed: Origin | None = None, own: Origin | None = N
         origin = own
     if listed is not None:
         settings = {**origin.settings, **listed.settings}
-        origin = replace(listed, program=origin.program or listed.program, settings=settings)
+        origin = replace(
+            listed, program=origin.program or listed.program, settings=settings
+        )
     return ImportedPicture(file, origin, format_of(image, file))
 
 

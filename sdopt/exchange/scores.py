@@ -40,10 +40,16 @@ def export(result: StudyResult, folder: Path, target: Path) -> None:
     """
     pictured = [variant for variant in result.variants if variant.images]
     if not pictured:
-        raise UsageError(f"{folder}: has no images to export; measure with quality=default")
+        raise UsageError(
+            f"{folder}: has no images to export; measure with quality=default"
+        )
     require_new(target)
     try:
-        listed = [row for variant in pictured for row in _written(result, variant, folder, target)]
+        listed = [
+            row
+            for variant in pictured
+            for row in _written(result, variant, folder, target)
+        ]
         _write(target / _IMAGES, _COLUMNS, listed)
     except OSError as error:
         raise UnavailableError(os_problem(error, target)) from error
@@ -52,7 +58,9 @@ def export(result: StudyResult, folder: Path, target: Path) -> None:
 def require_new(target: Path) -> None:
     """Raises UsageError if a folder to export to holds something."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"--export {target}: holds something already; choose a new folder")
+        raise UsageError(
+            f"--export {target}: holds something already; choose a new folder"
+        )
 
 
 def folder_name(variant: str) -> str:
@@ -60,7 +68,9 @@ def folder_name(variant: str) -> str:
     return re.sub(r"[^\w.+=()-]+", "_", variant).strip("._") or "variant"
 
 
-def _written(result: StudyResult, variant: VariantResult, folder: Path, target: Path) -> list[list[Any]]:
+def _written(
+    result: StudyResult, variant: VariantResult, folder: Path, target: Path
+) -> list[list[Any]]:
     images = variant.config.images_per_call if result.per_image else 1
     own = target / folder_name(variant.name)
     while own.exists():  # another variant's name differs only by signs
@@ -76,7 +86,12 @@ def _written(result: StudyResult, variant: VariantResult, folder: Path, target: 
     listed = [[*row[1:], *settings.values()] for row in rows]
     _write(own / "prompts.csv", [*_COLUMNS[1:], *settings], listed)
     timed = [
-        [measured.replicate, call.round, call.seconds / images, "" if measured.peak is None else measured.peak[1]]
+        [
+            measured.replicate,
+            call.round,
+            call.seconds / images,
+            "" if measured.peak is None else measured.peak[1],
+        ]
         for measured in variant.measurements
         for call in measured.shapes[0].calls
         if not call.left_out
@@ -91,7 +106,9 @@ def _write(file: Path, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
         csv.writer(stream).writerows([names, *rows])
 
 
-def import_scores(result: StudyResult, table: Path, lower_is_better: Collection[str]) -> list[str]:
+def import_scores(
+    result: StudyResult, table: Path, lower_is_better: Collection[str]
+) -> list[str]:
     """Adds scores of images by another program to a study's variants, and returns the names of the metrics.
 
     A metric is named `score_…` if more is better, and `penalty_…` otherwise. Where it was there before, it is replaced.
@@ -101,27 +118,40 @@ def import_scores(result: StudyResult, table: Path, lower_is_better: Collection[
     """
     rows = read_table(table)
     named = dict.fromkeys(name for row in rows for name in row.values)
-    columns = [name for name in named if name not in _COLUMNS and not _INDEX.fullmatch(name)]
+    columns = [
+        name for name in named if name not in _COLUMNS and not _INDEX.fullmatch(name)
+    ]
     lower = {name.lower() for name in lower_is_better}
     if unknown := sorted(lower - {*columns}):
         raise UsageError(
             f"--lower {','.join(unknown)}: {table} has no such column; it has {', '.join(columns) or 'none'}"
         )
     if not columns:
-        raise UsageError(f"{table}: has no column of scores beside {', '.join(_COLUMNS)}")
-    names = {column: f"{'penalty' if column in lower else 'score'}_{slug(column)}" for column in columns}
+        raise UsageError(
+            f"{table}: has no column of scores beside {', '.join(_COLUMNS)}"
+        )
+    names = {
+        column: f"{'penalty' if column in lower else 'score'}_{slug(column)}"
+        for column in columns
+    }
     if len({*names.values()}) < len(names):
-        raise UsageError(f"{table}: of {', '.join(columns)} several would be one metric; rename them")
+        raise UsageError(
+            f"{table}: of {', '.join(columns)} several would be one metric; rename them"
+        )
     found: dict[str, dict[str, ImportedRow]] = {}
     for row in rows:
         variant = result.variant(row.need("variant"))
         record = _image(variant, row)
         if record.path in found.setdefault(variant.name, {}):
-            raise UsageError(f"{row.place}: this image of '{variant.name}' has a row already")
+            raise UsageError(
+                f"{row.place}: this image of '{variant.name}' has a row already"
+            )
         found[variant.name][record.path] = row
     for name, by_path in found.items():
         variant = result.variant(name)
-        if lacking := [record for record in variant.images if record.path not in by_path]:
+        if lacking := [
+            record for record in variant.images if record.path not in by_path
+        ]:
             raise UsageError(
                 f"{table}: {len(lacking)} images of '{name}' have no row, as that of the seed {lacking[0].seed} and "
                 f"the prompt '{lacking[0].prompt}'; a gate compares the same prompts"
@@ -138,7 +168,9 @@ def import_scores(result: StudyResult, table: Path, lower_is_better: Collection[
 def _value(row: ImportedRow, column: str) -> float:
     value = row.number(column)
     if value is None:
-        raise UsageError(f"{row.place}: no {column}; each image of a variant needs a score")
+        raise UsageError(
+            f"{row.place}: no {column}; each image of a variant needs a score"
+        )
     return value
 
 
@@ -147,10 +179,18 @@ def _image(variant: VariantResult, row: ImportedRow) -> ImageRecord:
     file, prompt, seed = row.text("file"), row.text("prompt"), row.whole("seed")
     if file is not None:
         stem = Path(file).stem
-        fitting = [r for r in variant.images if stem == f"{r.prompt_index:05d}_{r.image_index:02d}"]
+        fitting = [
+            r
+            for r in variant.images
+            if stem == f"{r.prompt_index:05d}_{r.image_index:02d}"
+        ]
     else:
         fitting = [r for r in variant.images if (r.prompt, r.seed) == (prompt, seed)]
     if len(fitting) != 1:
-        what = f"file {file}" if file is not None else f"prompt '{prompt}' and seed {seed}"
-        raise UsageError(f"{row.place}: '{variant.name}' has {len(fitting)} images of the {what}; name one by its file")
+        what = (
+            f"file {file}" if file is not None else f"prompt '{prompt}' and seed {seed}"
+        )
+        raise UsageError(
+            f"{row.place}: '{variant.name}' has {len(fitting)} images of the {what}; name one by its file"
+        )
     return fitting[0]

@@ -40,7 +40,11 @@ def _word(value: Any) -> str:
 
 def _text(value: Any) -> str:
     """Returns a value of any form, in which names of files, weights and modes differ where images do."""
-    return _word(json.dumps(value, sort_keys=True, default=str) if isinstance(value, list | dict) else value)
+    return _word(
+        json.dumps(value, sort_keys=True, default=str)
+        if isinstance(value, list | dict)
+        else value
+    )
 
 
 def _weights(value: Any) -> str:
@@ -56,7 +60,15 @@ def _digest(value: Any) -> str:
     return str(value).lower().rpartition(":")[2].removeprefix("0x")
 
 
-_SCHEDULES = ("karras", "exponential", "polyexponential", "sgm uniform", "simple", "beta", "ays")
+_SCHEDULES = (
+    "karras",
+    "exponential",
+    "polyexponential",
+    "sgm uniform",
+    "simple",
+    "beta",
+    "ays",
+)
 
 
 def _sampler(value: Any) -> str:
@@ -65,7 +77,11 @@ def _sampler(value: Any) -> str:
     schedule = _schedule_in(name)
     if schedule is not None:
         name = name[: -len(schedule)]
-    name = re.sub(r"[^a-z0-9+]", "", name).removesuffix("scheduler").removesuffix("discrete")
+    name = (
+        re.sub(r"[^a-z0-9+]", "", name)
+        .removesuffix("scheduler")
+        .removesuffix("discrete")
+    )
     name = name.replace("ancestral", "a")
     return _SAME_SAMPLERS.get(name, name)
 
@@ -73,7 +89,9 @@ def _sampler(value: Any) -> str:
 def _schedule_in(sampler: str) -> str | None:
     """Returns the schedule with which a sampler's name ends, as in `DPM++ 2M Karras` and `dpmpp_2m_karras`."""
     spaced = sampler.lower().replace("_", " ")
-    return next((schedule for schedule in _SCHEDULES if spaced.endswith(f" {schedule}")), None)
+    return next(
+        (schedule for schedule in _SCHEDULES if spaced.endswith(f" {schedule}")), None
+    )
 
 
 _SAME_SAMPLERS = {
@@ -138,21 +156,39 @@ _MODELS = (
 )  # fmt: skip
 
 SETTINGS = (
-    Setting("steps", ("steps", "numinferencesteps", "inferencesteps", "numsteps"), number_or_word),
-    Setting("sampler", ("sampler", "samplername", "comfyuisampler", "autowebuisampler"), _sampler, known=_SAMPLERS),
+    Setting(
+        "steps",
+        ("steps", "numinferencesteps", "inferencesteps", "numsteps"),
+        number_or_word,
+    ),
+    Setting(
+        "sampler",
+        ("sampler", "samplername", "comfyuisampler", "autowebuisampler"),
+        _sampler,
+        known=_SAMPLERS,
+    ),
     Setting(
         "schedule",
         ("scheduletype", "scheduler", "schedulername", "noiseschedule"),
         default="automatic",
         known=("karras", "exponential"),
     ),
-    Setting("guidance scale", ("cfgscale", "cfg", "guidancescale", "guidance", "scale"), number_or_word),
+    Setting(
+        "guidance scale",
+        ("cfgscale", "cfg", "guidancescale", "guidance", "scale"),
+        number_or_word,
+    ),
     Setting(
         "distilled guidance",
         ("distilledcfgscale", "distilledguidance", "fluxguidance", "fluxguidancescale"),
         number_or_word,
     ),
-    Setting("guidance rescale", ("cfgrescalemultiplier", "cfgrescale", "guidancerescale"), number_or_word, default="0"),
+    Setting(
+        "guidance rescale",
+        ("cfgrescalemultiplier", "cfgrescale", "guidancerescale"),
+        number_or_word,
+        default="0",
+    ),
     Setting("shift", ("shift", "sigmashift", "fluxshift"), number_or_word),
     Setting("eta", ("eta", "etaddim"), number_or_word, default="none"),
     Setting("size", ("size", "resolution"), _size),
@@ -161,18 +197,43 @@ SETTINGS = (
     Setting("clip skip", ("clipskip", "clipstopatlayer"), _layers, default="1"),
     Setting(
         "denoising strength",
-        ("denoisingstrength", "denoise", "strength", "promptstrength", "initimagecreativity"),
+        (
+            "denoisingstrength",
+            "denoise",
+            "strength",
+            "promptstrength",
+            "initimagecreativity",
+        ),
         number_or_word,
     ),
-    Setting("VAE", ("vae", "vaemodel", "usevaemodel", "vaename"), _weights, default="automatic"),
-    Setting("LoRA", ("lora", "loras", "useloramodel", "loramodel"), _loras, default="none"),
-    Setting("hires upscale", ("hiresupscale", "refinerupscale"), number_or_word, default="none"),
+    Setting(
+        "VAE",
+        ("vae", "vaemodel", "usevaemodel", "vaename"),
+        _weights,
+        default="automatic",
+    ),
+    Setting(
+        "LoRA", ("lora", "loras", "useloramodel", "loramodel"), _loras, default="none"
+    ),
+    Setting(
+        "hires upscale",
+        ("hiresupscale", "refinerupscale"),
+        number_or_word,
+        default="none",
+    ),
     Setting("hires steps", ("hiressteps", "hiresteps"), number_or_word, default="none"),
-    Setting("hires upscaler", ("hiresupscaler", "ultimatesdupscaleupscaler"), default="none"),
+    Setting(
+        "hires upscaler", ("hiresupscaler", "ultimatesdupscaleupscaler"), default="none"
+    ),
     Setting("refiner", ("refiner", "refinermodel"), _weights, default="none"),
     Setting(
         "refiner switch",
-        ("refinerswitchat", "refinerswitch", "refinerstart", "refinercontrolpercentage"),
+        (
+            "refinerswitchat",
+            "refinerswitch",
+            "refinerstart",
+            "refinercontrolpercentage",
+        ),
         number_or_word,
         default="none",
     ),
@@ -185,9 +246,21 @@ SETTINGS = (
     ),
     Setting("ADetailer", ("adetailermodel",), default="none"),
     Setting("variation seed", ("variationseed",), number_or_word, default="none"),
-    Setting("variation strength", ("variationseedstrength", "variationstrength"), number_or_word, default="0"),
-    Setting("noise source", ("rng", "noisesource", "randdevice"), default="gpu", known=("cpu", "nv")),
-    Setting("noise seed delta", ("ensd", "etanoiseseeddelta"), number_or_word, default="0"),
+    Setting(
+        "variation strength",
+        ("variationseedstrength", "variationstrength"),
+        number_or_word,
+        default="0",
+    ),
+    Setting(
+        "noise source",
+        ("rng", "noisesource", "randdevice"),
+        default="gpu",
+        known=("cpu", "nv"),
+    ),
+    Setting(
+        "noise seed delta", ("ensd", "etanoiseseeddelta"), number_or_word, default="0"
+    ),
     Setting("first step", ("startatstep",), _step, default="none"),
     Setting("last step", ("endatstep",), _step, default="none"),
     Setting("later passes", ("laterpasses",), default="none"),
@@ -197,7 +270,19 @@ SETTINGS = (
 
 _BY_KEY = {key: setting for setting in SETTINGS for key in setting.keys}
 
-_NOT_SAID = ("", "none", "null", "automatic", "baked vae", "auto", "default", "0x0", "[]", "{}", "nan")
+_NOT_SAID = (
+    "",
+    "none",
+    "null",
+    "automatic",
+    "baked vae",
+    "auto",
+    "default",
+    "0x0",
+    "[]",
+    "{}",
+    "nan",
+)
 """What programs write where nothing was chosen."""
 
 
@@ -259,14 +344,19 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
         known = plain in _BY_KEY or plain in _NOT_OF_IMAGES or plain.endswith("version")
         if not plain or known or _OPTIONS.search(plain):
             continue
-        text = number_or_word(value) if isinstance(value, str | int | float) else _text(value)
+        text = (
+            number_or_word(value)
+            if isinstance(value, str | int | float)
+            else _text(value)
+        )
         if text not in (*_NOT_SAID, "false", "0") and len(text) <= _LONGEST:
             others[" ".join(str(key).split())] = text
     return others
 
 
 def others_apart(
-    pairs: Iterable[tuple[Mapping[str, str], Mapping[str, str]]], meant: Collection[str] = ()
+    pairs: Iterable[tuple[Mapping[str, str], Mapping[str, str]]],
+    meant: Collection[str] = (),
 ) -> list[str]:
     """Returns in words in which values of `others_of` the images of one program differ, as `differing` does."""
     counts: dict[str, Counter[tuple[str, str]]] = {}
@@ -295,7 +385,10 @@ def plain_key(key: str) -> str:
 
 
 def differing(
-    pairs: Iterable[tuple[tuple[str, Mapping[str, str]], tuple[str, Mapping[str, str]]]], meant: Collection[str] = ()
+    pairs: Iterable[
+        tuple[tuple[str, Mapping[str, str]], tuple[str, Mapping[str, str]]]
+    ],
+    meant: Collection[str] = (),
 ) -> list[str]:
     """Returns in words which settings of two folders are not the same, as in `steps 20 (baseline 30)`.
 
@@ -307,7 +400,9 @@ def differing(
     total = 0
     for (first_program, first), (second_program, second) in pairs:
         total += 1
-        for name, values in _apart(first, second, first_program == second_program).items():
+        for name, values in _apart(
+            first, second, first_program == second_program
+        ).items():
             counts.setdefault(name, Counter())[values] += 1
     words = []
     for setting in SETTINGS:
@@ -317,7 +412,9 @@ def differing(
     return words
 
 
-def _apart(first: Mapping[str, str], second: Mapping[str, str], one_program: bool) -> dict[str, tuple[str, str]]:
+def _apart(
+    first: Mapping[str, str], second: Mapping[str, str], one_program: bool
+) -> dict[str, tuple[str, str]]:
     """Returns the settings that differ between two images: those that both name, or that one program left out once."""
     apart: dict[str, tuple[str, str]] = {}
     for setting in SETTINGS:
@@ -359,4 +456,6 @@ def require_known(names: Collection[str], others: Collection[str]) -> None:
     own = {plain_key(name) for name in others}
     for name in names:
         if name not in known and plain_key(name) not in own:
-            raise UsageError(f"--changes {name}: unknown setting; choose from {', '.join((*known, *others))}")
+            raise UsageError(
+                f"--changes {name}: unknown setting; choose from {', '.join((*known, *others))}"
+            )

@@ -9,12 +9,36 @@ from pathlib import Path
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.exchange.formats import common_format
-from sdopt.exchange.pairing import of_other_noise, other_settings, partners, program_of, require_alike
-from sdopt.exchange.pictures import ImportedPicture, ImportedRow, read_folder, read_table, repeated
-from sdopt.exchange.settings import number_or_word, plain_key, require_known, settings_of
+from sdopt.exchange.pairing import (
+    of_other_noise,
+    other_settings,
+    partners,
+    program_of,
+    require_alike,
+)
+from sdopt.exchange.pictures import (
+    ImportedPicture,
+    ImportedRow,
+    read_folder,
+    read_table,
+    repeated,
+)
+from sdopt.exchange.settings import (
+    number_or_word,
+    plain_key,
+    require_known,
+    settings_of,
+)
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
-from sdopt.record.records import IMPORTED, Environment, Promise, Status, StudyResult, VariantResult
+from sdopt.record.records import (
+    IMPORTED,
+    Environment,
+    Promise,
+    Status,
+    StudyResult,
+    VariantResult,
+)
 from sdopt.record.samples import Call, Measurement, Memory, ShapeSamples
 from sdopt.record.scores import ImageRecord
 from sdopt.schema import THRESHOLDS, Model, Protocol, Rule, Workload
@@ -71,7 +95,11 @@ class GivenFolder:
 
 
 def import_study(
-    given: GivenFolder, config: RecordedConfig, environment: Environment, started: str, output: Path
+    given: GivenFolder,
+    config: RecordedConfig,
+    environment: Environment,
+    started: str,
+    output: Path,
 ) -> StudyResult:
     """Returns a study of images that other programs made, whose images are copied to `output`; nothing is scored yet.
 
@@ -84,12 +112,17 @@ def import_study(
     first = read_folder(given.baseline)
     sides = [_Side(BASELINE, given.baseline, first, _times(given.baseline))]
     names = _names([*given.candidates])
-    folders = [*zip(names, given.candidates, strict=True), *([(AGAIN, given.again)] if given.again else [])]
+    folders = [
+        *zip(names, given.candidates, strict=True),
+        *([(AGAIN, given.again)] if given.again else []),
+    ]
     for name, folder in folders:
         pictures = partners(first, read_folder(folder), (given.baseline, folder))
         require_alike(first, pictures)
         times = _times(folder)
-        unlike = other_settings(first, pictures, given.changes) + _unlike_times(sides[0].times, times, given.changes)
+        unlike = other_settings(first, pictures, given.changes) + _unlike_times(
+            sides[0].times, times, given.changes
+        )
         sides.append(_Side(name, folder, pictures, times, unlike))
     require_known(given.changes, _names_beside(sides))
     if given.again is not None:
@@ -101,7 +134,9 @@ def import_study(
         config,
         model=_MODEL,
         workload=Workload(prompt_count=len(first)),
-        protocol=Protocol(replicates=max(1, len(replicates)), stage_calls=0, **thresholds),
+        protocol=Protocol(
+            replicates=max(1, len(replicates)), stage_calls=0, **thresholds
+        ),
         options={"precision": {"weights": given.precision}} if given.precision else {},
     )
     rows = []
@@ -120,7 +155,9 @@ def import_study(
                 status=Status.OK,
                 measurements=_measurements(side, sides[0]),
                 images=_copied(side, first, output, number),
-                promises={AXIS: Promise(given.contract, claims)} if number and not control else {},
+                promises={AXIS: Promise(given.contract, claims)}
+                if number and not control
+                else {},
                 unlike=side.unlike,
                 inputs={IMAGES: _digest(side.pictures)},
                 made_by=program_of(side.pictures),
@@ -135,14 +172,21 @@ def import_study(
         environment=environment,
         config=config,
         variants=rows,
-        comparisons=[Comparison(row.name, BASELINE, "nothing" if row.is_control else row.name) for row in rows[1:]],
+        comparisons=[
+            Comparison(row.name, BASELINE, "nothing" if row.is_control else row.name)
+            for row in rows[1:]
+        ],
         baseline=BASELINE,
     )
     if result.control is not None:
         result.redrawn["numerical"] = result.control.images
     if given.other_noise is not None:
-        pictures = of_other_noise(first, read_folder(given.other_noise), (given.baseline, given.other_noise))
-        side = _Side("", given.other_noise, pictures, [], other_settings(first, pictures))
+        pictures = of_other_noise(
+            first, read_folder(given.other_noise), (given.baseline, given.other_noise)
+        )
+        side = _Side(
+            "", given.other_noise, pictures, [], other_settings(first, pictures)
+        )
         _require_chance_alone(first, side)
         result.redrawn["sampling"] = _copied(side, first, output, len(sides))
     return result
@@ -173,7 +217,10 @@ def _require_chance_alone(first: Sequence[ImportedPicture], side: _Side) -> None
     Raises:
         UsageError: settings or file formats differ.
     """
-    mine, other = (common_format(picture.written for picture in pictures) for pictures in (first, side.pictures))
+    mine, other = (
+        common_format(picture.written for picture in pictures)
+        for pictures in (first, side.pictures)
+    )
     unlike = list(side.unlike)
     if mine != other and (mine.lossy or other.lossy):
         unlike.append(f"files: {other.name} (baseline {mine.name})")
@@ -208,30 +255,53 @@ _OF_TIMES = frozenset((
 """Columns of a table of times that tell where calls ran, and how many images each made."""
 
 
-def _unlike_times(first: Sequence[ImportedRow], rows: Sequence[ImportedRow], meant: Sequence[str]) -> list[str]:
+def _unlike_times(
+    first: Sequence[ImportedRow], rows: Sequence[ImportedRow], meant: Sequence[str]
+) -> list[str]:
     """Returns in words in which columns on machines, batches and settings two tables of times differ."""
     allowed = {plain_key(name) for name in meant}
     words = []
     for name in dict.fromkeys(name for row in rows for name in row.values):
         plain, settings = plain_key(name), settings_of({name: "1"})
-        if (plain not in _OF_TIMES and not settings) or plain in allowed or settings.keys() & {*meant}:
+        if (
+            (plain not in _OF_TIMES and not settings)
+            or plain in allowed
+            or settings.keys() & {*meant}
+        ):
             continue
         mine, theirs = (_values_of(table, name) for table in (first, rows))
         if mine and theirs and mine != theirs:
-            words.append(f"{TIMES}: {name} {' and '.join(theirs)} (baseline {' and '.join(mine)})")
+            words.append(
+                f"{TIMES}: {name} {' and '.join(theirs)} (baseline {' and '.join(mine)})"
+            )
     return words
 
 
 def _values_of(rows: Sequence[ImportedRow], name: str) -> list[str]:
     """Returns the different values of a column, of which numbers are alike however they are written."""
-    values = {number_or_word(row.values[name]) for row in rows if row.values.get(name) not in (None, "")}
+    values = {
+        number_or_word(row.values[name])
+        for row in rows
+        if row.values.get(name) not in (None, "")
+    }
     return sorted(values)[:3]
 
 
 def _names_beside(sides: Sequence[_Side]) -> list[str]:
     """Returns the names that programs and tables of times give to what may differ on purpose."""
-    names = [name for side in sides for picture in side.pictures for name in picture.origin.others]
-    names += [name for side in sides for row in side.times for name in row.values if plain_key(name) in _OF_TIMES]
+    names = [
+        name
+        for side in sides
+        for picture in side.pictures
+        for name in picture.origin.others
+    ]
+    names += [
+        name
+        for side in sides
+        for row in side.times
+        for name in row.values
+        if plain_key(name) in _OF_TIMES
+    ]
     return list(dict.fromkeys(names))
 
 
@@ -241,7 +311,10 @@ def _claims(sides: Sequence[_Side]) -> list[str]:
     return [
         claim
         for claim, names in tells.items()
-        if all(side.times and all(row.number(*names) is not None for row in side.times) for side in sides)
+        if all(
+            side.times and all(row.number(*names) is not None for row in side.times)
+            for side in sides
+        )
     ]
 
 
@@ -251,7 +324,9 @@ def _measurements(side: _Side, first: _Side) -> list[Measurement]:
     found: dict[int, list[tuple[int, ImportedRow]]] = {}
     for number, (key, row) in enumerate(zip(_calls(side), side.times, strict=True)):
         if order and key not in order:
-            raise UsageError(f"{row.place}: {first.folder / TIMES} has no such call; give both the same calls")
+            raise UsageError(
+                f"{row.place}: {first.folder / TIMES} has no such call; give both the same calls"
+            )
         found.setdefault(key[0], []).append((order.get(key, number), row))
     if found and order and len(side.times) != len(order):
         raise UsageError(
@@ -261,10 +336,16 @@ def _measurements(side: _Side, first: _Side) -> list[Measurement]:
     measurements = []
     for replicate, calls in sorted(found.items()):
         rows = [row for _, row in sorted(calls, key=lambda call: call[0])]
-        timed = [Call(_positive(row, "seconds"), number) for number, row in enumerate(rows)]
+        timed = [
+            Call(_positive(row, "seconds"), number) for number, row in enumerate(rows)
+        ]
         held = [gib for row in rows if (gib := row.number("memory_gib")) is not None]
-        samples = ShapeSamples(calls=timed, memory=Memory(0.0, max(held)) if held else None)
-        measurements.append(Measurement(replicate=replicate, shapes=[samples], complete=True))
+        samples = ShapeSamples(
+            calls=timed, memory=Memory(0.0, max(held)) if held else None
+        )
+        measurements.append(
+            Measurement(replicate=replicate, shapes=[samples], complete=True)
+        )
     return measurements
 
 
@@ -274,7 +355,10 @@ def _calls(side: _Side) -> list[tuple[int, object, int]]:
     counts: dict[tuple[int, object], int] = {}
     for row in side.times:
         image = row.text("file")
-        key = (row.whole("replicate") or 0, Path(image).stem if image else (row.text("prompt"), row.whole("seed")))
+        key = (
+            row.whole("replicate") or 0,
+            Path(image).stem if image else (row.text("prompt"), row.whole("seed")),
+        )
         found.append((*key, counts.setdefault(key, 0)))
         counts[key] += 1
     return found
@@ -283,13 +367,19 @@ def _calls(side: _Side) -> list[tuple[int, object, int]]:
 def _positive(row: ImportedRow, name: str) -> float:
     value = row.number(name)
     if value is None or value <= 0:
-        raise UsageError(f"{row.place}: {name} is {'missing' if value is None else value}; it must be above 0")
+        raise UsageError(
+            f"{row.place}: {name} is {'missing' if value is None else value}; it must be above 0"
+        )
     return value
 
 
-def _copied(side: _Side, first: Sequence[ImportedPicture], output: Path, number: int) -> list[ImageRecord]:
+def _copied(
+    side: _Side, first: Sequence[ImportedPicture], output: Path, number: int
+) -> list[ImageRecord]:
     """Copies the images of a folder to the study's; they keep the baseline's prompts and seeds."""
-    asked = [(picture.prompt or picture.file.stem, picture.negative) for picture in first]
+    asked = [
+        (picture.prompt or picture.file.stem, picture.negative) for picture in first
+    ]
     numbers = {each: number for number, each in enumerate(dict.fromkeys(asked))}
     counts: dict[int, int] = {}
     target = output / "images" / f"{number:02d}"
@@ -309,13 +399,31 @@ def _copied(side: _Side, first: Sequence[ImportedPicture], output: Path, number:
     return records
 
 
-def judgeable(result: StudyResult, rules: dict[str, list[Rule]]) -> tuple[dict[str, list[Rule]], list[str]]:
+def judgeable(
+    result: StudyResult, rules: dict[str, list[Rule]]
+) -> tuple[dict[str, list[Rule]], list[str]]:
     """Returns the rules of a gate that can be applied to what was given, and the metrics of those that are left out."""
-    claims = {claim for row in result.variants for promise in row.promises.values() for claim in promise.claims}
+    claims = {
+        claim
+        for row in result.variants
+        for promise in row.promises.values()
+        for claim in promise.claims
+    }
     left_out = ["latents_error"]
     left_out += [] if "latency" in claims else _OF_CALLS
     left_out += [] if "memory" in claims else ["memory_ratio"]
-    left_out += [] if all(record.prompt for record in result.variant(result.baseline).images) else ["clip_score"]
-    kept = {contract: [rule for rule in own if rule.metric not in left_out] for contract, own in rules.items()}
+    left_out += (
+        []
+        if all(record.prompt for record in result.variant(result.baseline).images)
+        else ["clip_score"]
+    )
+    kept = {
+        contract: [rule for rule in own if rule.metric not in left_out]
+        for contract, own in rules.items()
+    }
     contracts = {row.contract for row in result.candidates}
-    return kept, [name for name in left_out if any(r.metric == name for c in contracts for r in rules.get(c, []))]
+    return kept, [
+        name
+        for name in left_out
+        if any(r.metric == name for c in contracts for r in rules.get(c, []))
+    ]

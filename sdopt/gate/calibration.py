@@ -57,9 +57,7 @@ class Calibration:
         mine = self.workload | {
             f"scheduler.{key}": value for key, value in self.scheduler.items()
         }
-        mine |= {
-            f"task.{key}": value for key, value in _named(self.task).items()
-        }
+        mine |= {f"task.{key}": value for key, value in _named(self.task).items()}
         return {
             key if "." in key else f"workload.{key}": (mine[key], value)
             for key, value in theirs.items()
@@ -78,9 +76,7 @@ def work_of(config: RecordedConfig) -> dict[str, Any]:
         "scheduler.options": config.scheduler.options,
         "task.kind": config.task.kind,
         # Text-to-image starts from noise alone, whatever the strength.
-        "task.strength": 1.0
-        if config.task.kind == _TXT2IMG
-        else config.task.strength,
+        "task.strength": 1.0 if config.task.kind == _TXT2IMG else config.task.strength,
         "task.image": task["image"],
         "task.mask": task["mask"],
     }
@@ -88,9 +84,7 @@ def work_of(config: RecordedConfig) -> dict[str, Any]:
 
 def _named(task: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a task; a starting image or mask that is not the user's own is `packaged`."""
-    return dict(task) | {
-        key: task.get(key) or "packaged" for key in ("image", "mask")
-    }
+    return dict(task) | {key: task.get(key) or "packaged" for key in ("image", "mask")}
 
 
 _ADAPTER = TypeAdapter(Calibration)
@@ -144,9 +138,7 @@ def calibration_for(result: StudyResult, path: str | None) -> Fit:
     calibrations = [read_calibration(Path(path))] if path else _shipped(config)
     if not calibrations:
         return Fit()
-    calibrations.sort(
-        key=lambda calibration: len(calibration.differing(config))
-    )
+    calibrations.sort(key=lambda calibration: len(calibration.differing(config)))
     digests = _digests(result)
     for calibration in calibrations:
         if not _other_weights(calibration, digests):
@@ -175,15 +167,11 @@ def _other_weights(
     for name, digest in digests.items():
         measured = calibration.digests.get(name, digest)
         if measured != digest:
-            other.append(
-                f"{name} {measured[:12]} (here {digest[:12] or 'unknown'})"
-            )
+            other.append(f"{name} {measured[:12]} (here {digest[:12] or 'unknown'})")
     return other
 
 
-def fit_of(
-    calibration: Calibration, config: RecordedConfig, named: bool
-) -> Fit:
+def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit:
     """Returns whether a calibration of the same weights fits a study's settings.
 
     Two images of one prompt differ more at few steps than at many, and less where both start from one image, so a
@@ -297,14 +285,10 @@ def calibration_of(result: StudyResult) -> Calibration:
     """
     spreads = result.floors.get("sampling")
     if not spreads:
-        problem = (
-            "no calibration written: the images could not be drawn or scored"
-        )
+        problem = "no calibration written: the images could not be drawn or scored"
         for variant in result.variants:
             if variant.status.failure:
-                raise UnavailableError(
-                    f"{problem}: {variant.name}: {variant.reason}"
-                )
+                raise UnavailableError(f"{problem}: {variant.name}: {variant.reason}")
         raise UnavailableError(problem)
     config = result.config
     work = work_of(config)
@@ -323,6 +307,4 @@ def calibration_of(result: StudyResult) -> Calibration:
 def write_calibration(calibration: Calibration, path: Path) -> None:
     """Writes the calibration, replacing the file in one step. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(
-        path, (json.dumps(asdict(calibration), indent=1) + "\n").encode()
-    )
+    write_atomically(path, (json.dumps(asdict(calibration), indent=1) + "\n").encode())

@@ -10,9 +10,7 @@ from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.statistics.pairs import flattened, paired
 
 
-def comparable(
-    candidate: VariantResult, reference: VariantResult
-) -> list[Ruling]:
+def comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
     """Returns a ruling for each reason why two variants cannot be compared at all."""
     rulings = []
     if not candidate.status.measured or candidate.status is Status.SLOWER:
@@ -26,9 +24,7 @@ def comparable(
         rulings.append(unjudged("reference", reason))
     elif reference.trips:
         wires = ", ".join(sorted({trip.wire for trip in reference.trips}))
-        reason = (
-            f"images of the reference '{reference.name}' are broken: {wires}"
-        )
+        reason = f"images of the reference '{reference.name}' are broken: {wires}"
         rulings.append(unjudged("reference", reason))
     work = candidate.other_work(reference)
     if work:
@@ -56,14 +52,11 @@ def tripwires(candidate: VariantResult) -> Ruling:
 
 def same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
     """Checks that a variant configured for as many steps as its reference took them."""
-    same_steps = (
-        candidate.config.workload.steps == reference.config.workload.steps
-    )
-    if (
-        not same_steps
-        or candidate.config.scheduler != reference.config.scheduler
-    ):
-        reason = "not compared: the variant chooses another scheduler or number of steps"
+    same_steps = candidate.config.workload.steps == reference.config.workload.steps
+    if not same_steps or candidate.config.scheduler != reference.config.scheduler:
+        reason = (
+            "not compared: the variant chooses another scheduler or number of steps"
+        )
         return Ruling("steps", "", Verdict.PASS, reason)
     calls = candidate.denoiser_calls
     reference_calls = reference.denoiser_calls
@@ -164,9 +157,7 @@ def uncounted(
         return []
     measurements = [*candidate.measurements, *reference.measurements]
     timed = [
-        measurement
-        for measurement in measurements
-        if measurement.shapes[0].latency_s
+        measurement for measurement in measurements if measurement.shapes[0].latency_s
     ]
     counted = any(list(_deciding(measurement)) for measurement in timed)
     if counted or not timed:

@@ -97,9 +97,7 @@ def _of_code(
         if versions[0] != versions[1] and _counts(name, later, earlier):
             yield Difference(_against(name, *versions), "versions")
     if now.python.rpartition(".")[0] != then.python.rpartition(".")[0]:
-        yield Difference(
-            _against("python", now.python, then.python), "versions"
-        )
+        yield Difference(_against("python", now.python, then.python), "versions")
     code = (now.sdopt_version, now.sdopt_commit, now.sdopt_dirty)
     earlier_code = (then.sdopt_version, then.sdopt_commit, then.sdopt_dirty)
     if code != earlier_code or now.sdopt_dirty:

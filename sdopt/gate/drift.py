@@ -61,16 +61,10 @@ def judge_drift(
     earlier_names = _names(earlier)
     common = [name for name in names if name in earlier_names]
     if not common:
-        raise UsageError(
-            "not comparable: the two results have no variant in common"
-        )
+        raise UsageError("not comparable: the two results have no variant in common")
     contract = Contract.LOSSY if allowed else Contract.EQUIVALENT
     pairs_images = folders is not None and not allowed
-    rules = [
-        rule
-        for rule in gate.rules.get(contract, [])
-        if _fits(rule, pairs_images)
-    ]
+    rules = [rule for rule in gate.rules.get(contract, []) if _fits(rule, pairs_images)]
     judged = replace(gate, rules={contract: rules}, must_pay=False)
     notes = "; ".join(_notes(allowed, folders, fit))
 
@@ -84,9 +78,7 @@ def judge_drift(
         contexts = _contexts(
             later, earlier, name, fit, folders if pairs_images else None
         )
-        judgements.append(
-            of(name, rulings_of(contexts, judged, contract), notes)
-        )
+        judgements.append(of(name, rulings_of(contexts, judged, contract), notes))
     # An option that is gone must not pass.
     for name in [*names, *earlier_names]:
         if name not in common:
@@ -97,9 +89,7 @@ def judge_drift(
 
 
 def _names(result: StudyResult) -> list[str]:
-    return [
-        variant.name for variant in result.variants if not variant.is_control
-    ]
+    return [variant.name for variant in result.variants if not variant.is_control]
 
 
 def _require_waived(
@@ -107,9 +97,7 @@ def _require_waived(
     waived: Collection[str],
 ) -> None:
     """Raises UsageError for differences that are not waived; the last one says which can be."""
-    refused = [
-        difference for difference in allowed if difference.waiver not in waived
-    ]
+    refused = [difference for difference in allowed if difference.waiver not in waived]
     if not refused:
         return
     problems = [f"not comparable: {difference.what}" for difference in refused]
@@ -158,9 +146,7 @@ def _contexts(
     """Returns a variant of both results at each shape, as the candidate and the reference of rules."""
     distances: Mapping[str, Score] = {}
     if folders:
-        distances = _distances(
-            later.variant(name), earlier.variant(name), folders
-        )
+        distances = _distances(later.variant(name), earlier.variant(name), folders)
     floors = _smaller_floors(later, earlier)
 
     def at(shape_index: int) -> RuleContext:
@@ -188,9 +174,7 @@ def _contexts(
             lambda _metric: floor,
             disturbed="; ".join(_disturbances(views, (now, then))),
             trust=() if shape_index else _trust(views, (now, then)),
-            shape=candidate.config.shapes[0].name
-            if len(later.shapes) > 1
-            else "",
+            shape=candidate.config.shapes[0].name if len(later.shapes) > 1 else "",
             floors=floors,
             protocol=later.config.protocol,
         )
@@ -219,8 +203,7 @@ def _disturbances(
     sides: tuple[_Sides, _Sides],
 ) -> list[str]:
     later, earlier = (
-        disturbances(view, *pair)
-        for view, pair in zip(views, sides, strict=True)
+        disturbances(view, *pair) for view, pair in zip(views, sides, strict=True)
     )
     return [
         *(f"in the later result: {cause}" for cause in later),
@@ -234,8 +217,7 @@ def _trust(
 ) -> tuple[Ruling, ...]:
     """Returns the rulings on whether both results can be believed; those on the earlier result never pass or fail."""
     later, earlier = (
-        trust_rulings(view, *pair)
-        for view, pair in zip(views, sides, strict=True)
+        trust_rulings(view, *pair) for view, pair in zip(views, sides, strict=True)
     )
     rulings = list(later)
     for ruling in earlier:
@@ -245,9 +227,7 @@ def _trust(
         if verdict is Verdict.FAIL:
             verdict = Verdict.NOT_COMPARABLE
         reason = f"in the earlier result: {ruling.text}"
-        rulings.append(
-            replace(ruling, verdict=verdict, reason=reason, doubt="")
-        )
+        rulings.append(replace(ruling, verdict=verdict, reason=reason, doubt=""))
     return tuple(rulings)
 
 

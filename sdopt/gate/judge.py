@@ -75,8 +75,7 @@ def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
         all_claims += claims
     # A claim is tested together with those of all other comparisons.
     answers = {
-        answer.claim: answer
-        for answer in answer_claims(all_claims, gate.confidence)
+        answer.claim: answer for answer in answer_claims(all_claims, gate.confidence)
     }
     result.judgements = []
     for case in cases:
@@ -94,9 +93,7 @@ def _judged(
 ) -> Judgement:
     """Returns the judgement of one comparison, from the answers to its claims."""
     context = case.contexts[0]
-    paying = [
-        answer.claim for answer in answers if answer.answer is Payoff.PAYS
-    ]
+    paying = [answer.claim for answer in answers if answer.answer is Payoff.PAYS]
     rulings = rulings_of(case.contexts, gate, context.contract)
     if context.comparable:
         changes = changes_of(result, context.candidate, context.reference)
@@ -192,9 +189,7 @@ def _contexts(
         reference = view.variant(edge.reference)
         is_main = shape_index == 0
         trust = (
-            trust_rulings(view, candidate, reference)
-            if sees_calls and is_main
-            else []
+            trust_rulings(view, candidate, reference) if sees_calls and is_main else []
         )
         over_baseline = reference.name == result.baseline
         return RuleContext(
@@ -208,9 +203,7 @@ def _contexts(
             "; ".join(disturbances(view, candidate, reference)),
             trust=tuple(trust),
             sees_calls=sees_calls,
-            shape=candidate.config.shapes[0].name
-            if len(result.shapes) > 1
-            else "",
+            shape=candidate.config.shapes[0].name if len(result.shapes) > 1 else "",
             floors=result.floors.get("numerical", {}),
             memory_growth=spared_growth(gate, reference, result),
             protocol=result.config.protocol,
@@ -228,9 +221,7 @@ def claims_of(contexts: Sequence[RuleContext]) -> list[Claim]:
     for context in contexts:
         for metric in context.claimed:
             measure = MEASURES[metric]
-            smallest, _ = smallest_change(
-                measure, context.protocol, context.reference
-            )
+            smallest, _ = smallest_change(measure, context.protocol, context.reference)
             claims.append(
                 Claim(
                     measure,
@@ -277,9 +268,7 @@ def rulings_of(
             )
         )
     if first.disturbed:
-        rulings.append(
-            Ruling("undisturbed", "", Verdict.INCONCLUSIVE, first.disturbed)
-        )
+        rulings.append(Ruling("undisturbed", "", Verdict.INCONCLUSIVE, first.disturbed))
     return rulings
 
 

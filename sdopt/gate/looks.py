@@ -61,9 +61,7 @@ def _rounds(pair: Pair) -> int:
 
 def _images(variant: VariantResult) -> list[tuple[int, int]]:
     """Returns which images there are, by prompt and number."""
-    return sorted(
-        (image.prompt_index, image.image_index) for image in variant.images
-    )
+    return sorted((image.prompt_index, image.image_index) for image in variant.images)
 
 
 def _prompts(images: Sequence[tuple[int, int]]) -> int:

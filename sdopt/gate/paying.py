@@ -94,8 +94,7 @@ def answer_claims(
     harms = holm([_spent(claim.p_harm, claim) for claim in claims], level)
     tested = zip(claims, gains, harms, strict=True)
     return [
-        _result(claim, gain, harm, len(claims), level)
-        for claim, gain, harm in tested
+        _result(claim, gain, harm, len(claims), level) for claim, gain, harm in tested
     ]
 
 
@@ -162,9 +161,7 @@ def _ratio_text(
     return f"{text} {bounds} (one-sided {level_of(1 - level)} bounds)"
 
 
-_NO_TRACE = (
-    "sdopt has no trace of its own that shows what changed: measure it again"
-)
+_NO_TRACE = "sdopt has no trace of its own that shows what changed: measure it again"
 
 _SAME_TRACE = (
     "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights "
@@ -183,24 +180,18 @@ def must_pay(
     lower memory needs no trace, because sdopt itself measures it. `changes` are None if they are not known.
     """
     reason = "; ".join(result.reason for result in results)
-    doubt = "; ".join(
-        dict.fromkeys(result.doubt for result in results if result.doubt)
-    )
+    doubt = "; ".join(dict.fromkeys(result.doubt for result in results if result.doubt))
     answers = {result.answer for result in results}
     doubted = f"{reason}; but {doubt}" if doubt else reason
     if Payoff.HARM in answers:
         return _ruling(Verdict.FAIL, Payoff.HARM, doubted)
     if Payoff.PAYS in answers:
         gains = {
-            result.claim.measure
-            for result in results
-            if result.answer is Payoff.PAYS
+            result.claim.measure for result in results if result.answer is Payoff.PAYS
         }
         if not changes and gains == {SPEEDUP}:
             doubt = _SAME_TRACE if changes is not None else _NO_TRACE
-            return Ruling(
-                "must pay", "", Verdict.INCONCLUSIVE, doubted, doubt=doubt
-            )
+            return Ruling("must pay", "", Verdict.INCONCLUSIVE, doubted, doubt=doubt)
         return _ruling(Verdict.PASS, Payoff.PAYS, doubted)
     if None in answers:
         return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason, doubt=doubt)

@@ -45,9 +45,7 @@ def require_rules(gate: Gate) -> None:
             )
         for number, rule in enumerate(rules):
             problems_of = (
-                _problems_of_metric
-                if is_of_images(rule)
-                else _problems_of_ratio
+                _problems_of_metric if is_of_images(rule) else _problems_of_ratio
             )
             for problem in problems_of(rule):
                 problems.append(f"gate.rules.{contract}[{number}]{problem}")
@@ -98,9 +96,7 @@ def _problems_of_metric(rule: Rule) -> Iterator[str]:
         for problem in error.problems:
             yield f".metric={problem}, {', '.join((*RULED, FIRST_IMAGE))}"
     needed = _THRESHOLDS.get(rule.test, ())
-    thresholds = _set_keys(
-        rule, "margin", "deviations", "limit", "limits", "of_seeds"
-    )
+    thresholds = _set_keys(rule, "margin", "deviations", "limit", "limits", "of_seeds")
     if needed and (len(thresholds) != 1 or thresholds[0] not in needed):
         yield f": test={rule.test} takes one of {', '.join(needed)}"
     if rule.limits and rule.limits.keys() != UNIT_ROUNDOFF.keys():
@@ -184,9 +180,7 @@ def _left_out(gate: Gate, quality: Quality, model: Model) -> dict[str, str]:
     return left_out
 
 
-def require_measured(
-    plan: Plan, gate: Gate, quality: Quality, model: Model
-) -> None:
+def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> None:
     """Checks, before anything is loaded, that the gate will have what it judges by.
 
     That is every metric of its rules, and the calibration that it names. Does not check rules for contracts that no
@@ -204,9 +198,7 @@ def require_measured(
         try:
             read_calibration(Path(gate.calibration))
         except UsageError as error:
-            problems += [
-                f"gate.calibration={problem}" for problem in error.problems
-            ]
+            problems += [f"gate.calibration={problem}" for problem in error.problems]
     if problems:
         raise UsageError(problems)
 
@@ -220,17 +212,13 @@ def _unmeasured_rules(
     """Returns a line for each reason why rules cannot be judged, with their metrics."""
     measured = measured_metrics(quality, model)
     left_out = _left_out(gate, quality, model)
-    images = (
-        quality.prompt_count or 0
-    ) * plan.baseline.workload.images_per_prompt
+    images = (quality.prompt_count or 0) * plan.baseline.workload.images_per_prompt
     rules: dict[str, list[str]] = {}
     for contract in _contracts(plan):
         for number, rule in enumerate(gate.rules.get(contract, [])):
             is_left_out = rule.optional and rule.metric in left_out
             if is_of_images(rule) and not is_left_out:
-                rules.setdefault(rule.metric, []).append(
-                    f"{contract}[{number}]"
-                )
+                rules.setdefault(rule.metric, []).append(f"{contract}[{number}]")
     metrics: dict[str, list[str]] = {}
     for metric, places in rules.items():
         reason = _unmeasured(metric, measured, images, model)
@@ -265,9 +253,7 @@ def _with_rules(gate: Gate, fits: Callable[[Rule], bool]) -> Gate:
 
 def _contracts(plan: Plan) -> list[Contract]:
     """Returns the contracts by which a gate may judge the variants of a plan."""
-    candidates = [
-        variant for variant in plan.variants if variant is not plan.baseline
-    ]
+    candidates = [variant for variant in plan.variants if variant is not plan.baseline]
     if not candidates:
         return []
     contracts = {variant.contract for variant in candidates}
@@ -285,9 +271,7 @@ def _unmeasured(
 ) -> str:
     """Returns why a rule on a metric cannot be judged, and the way out; "" if it can."""
     family = family_of(metric)
-    meant = [
-        one.name for one in measured if metric in (one.name, one.family.name)
-    ]
+    meant = [one.name for one in measured if metric in (one.name, one.family.name)]
     if len(meant) > 1:
         return f"ambiguous: name one of {', '.join(meant)}"
     if meant:
@@ -296,9 +280,7 @@ def _unmeasured(
             return f"at least {least:,} images are needed, and {images:,} are drawn: raise quality.prompt_count"
         return ""
     if model.weights == "random" and not family.on_random_weights:
-        on_random = [
-            family.name for family in FAMILIES if family.on_random_weights
-        ]
+        on_random = [family.name for family in FAMILIES if family.on_random_weights]
         fitting = ", ".join([*RULED, FIRST_IMAGE, *on_random])
         return f"meaningless for random weights: choose a gate whose rules judge only {fitting}"
     if family.on_request:

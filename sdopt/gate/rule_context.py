@@ -104,11 +104,7 @@ class RuleContext:
         claims: set[str] = set()
         for promise in self.candidate.promises_beside(self.reference):
             claims.update(promise.claims)
-        return [
-            name
-            for name, measure in MEASURES.items()
-            if measure.claim in claims
-        ]
+        return [name for name, measure in MEASURES.items() if measure.claim in claims]
 
     @property
     def comparable(self) -> bool:
@@ -166,11 +162,7 @@ class RuleContext:
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.doubt = f"two equal processes differed by {percent(floor)}"
         is_time = measure is not MEMORY_RATIO
-        if (
-            is_time
-            and self.disturbed
-            and ruling.verdict is not Verdict.INCONCLUSIVE
-        ):
+        if is_time and self.disturbed and ruling.verdict is not Verdict.INCONCLUSIVE:
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.doubt = self.disturbed
         return ruling
@@ -243,16 +235,12 @@ class RuleContext:
         """Returns the score that a rule means, with its name. Raises UnjudgedError."""
         least = family_of(metric).decides_from
         if len(self.candidate.images) < least:
-            raise UnjudgedError(
-                metric, f"{metric} needs at least {least:,} images"
-            )
+            raise UnjudgedError(metric, f"{metric} needs at least {least:,} images")
         scores = find_scores({**self.candidate.quality, **self.paired}, metric)
         if not scores:
             raise UnjudgedError(metric, f"{metric} was not measured")
         if len(scores) > 1:
-            raise UnjudgedError(
-                metric, f"{metric} is ambiguous: {', '.join(scores)}"
-            )
+            raise UnjudgedError(metric, f"{metric} is ambiguous: {', '.join(scores)}")
         [(name, score)] = scores.items()
         require_finite(name, score)
         return name, score
@@ -262,9 +250,7 @@ class RuleContext:
         apart = self.candidate.files_apart(self.reference)
         if apart and ruling.verdict is Verdict.FAIL:
             ruling.verdict = Verdict.INCONCLUSIVE
-            ruling.doubt = (
-                f"{apart}: what a format loses counts as a difference"
-            )
+            ruling.doubt = f"{apart}: what a format loses counts as a difference"
         return ruling
 
     def _against_limit(self, rule: Rule, name: str, score: Score) -> Ruling:
@@ -312,10 +298,10 @@ class RuleContext:
             raise UnjudgedError(name, f"the reference has no {name}")
         require_finite(name, reference)
         same_prompts = len(score.per_prompt) == len(reference.per_prompt)
-        if not same_prompts or len(score.leave_one_out) != len(
-            reference.leave_one_out
-        ):
-            reason = f"{name} was measured on different prompts for candidate and reference"
+        if not same_prompts or len(score.leave_one_out) != len(reference.leave_one_out):
+            reason = (
+                f"{name} was measured on different prompts for candidate and reference"
+            )
             raise UnjudgedError(name, reason)
         margin = self._threshold(
             rule,

@@ -41,9 +41,7 @@ def unjudged(rule: str, reason: str, metric: str = "") -> Ruling:
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
     """Returns the worst verdict, or NOT_COMPARABLE if there are none."""
-    return max(
-        verdicts, key=list(Verdict).index, default=Verdict.NOT_COMPARABLE
-    )
+    return max(verdicts, key=list(Verdict).index, default=Verdict.NOT_COMPARABLE)
 
 
 def find_scores(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
@@ -51,9 +49,7 @@ def find_scores(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
     if metric in scores:
         return {metric: scores[metric]}
     return {
-        name: score
-        for name, score in scores.items()
-        if family_of(name).name == metric
+        name: score for name, score in scores.items() if family_of(name).name == metric
     }
 
 
@@ -130,9 +126,7 @@ def _deciding_bound(
     return f"{side} {decides:.4g} (one-sided {level_of(confidence)})"
 
 
-def two_sided(
-    rule: Rule, name: str, bounds: Bounds, low: float, high: float
-) -> Ruling:
+def two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) -> Ruling:
     """Applies two one-sided tests (Schuirmann 1987); returns the worse ruling of the two."""
     rulings = [
         against(rule, name, bounds, low, at_least=True),
@@ -169,9 +163,7 @@ def _interval_text(rule: Rule, bounds: Bounds, limit: float) -> str:
 def _settling(rule: Rule, bounds: Bounds, limit: float) -> str:
     """Returns what would settle an open ruling."""
     if bounds.unit != "prompt":
-        return (
-            "a study with more processes (protocol.replicates) would settle it"
-        )
+        return "a study with more processes (protocol.replicates) would settle it"
     needed = bounds.needed(limit, rule.confidence or 0.95)
     if not needed:
         return "more prompts (quality.prompt_count) would settle it"
@@ -235,7 +227,9 @@ def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     wrong = sum(value > limit for value in values)
     worst = max(values)
     verdict = Verdict.PASS
-    reason = f"none of {len(values)} prompts exceeds {limit:.4g}; the worst has {worst:.4g}"
+    reason = (
+        f"none of {len(values)} prompts exceeds {limit:.4g}; the worst has {worst:.4g}"
+    )
     if wrong:
         verdict = Verdict.FAIL
         reason = f"{wrong} of {len(values)} prompts exceed {limit:.4g}, the worst with {worst:.4g}"
@@ -261,7 +255,9 @@ def rarely(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     if not wrong and rule.confidence and ruling.verdict is Verdict.INCONCLUSIVE:
         needed = prompts_to_exclude(rule.share, rule.confidence)
         ruling.reason = f"too few to rule out a share of {rule.share:.3g}; {needed} prompts would suffice"
-    ruling.reason = f"{wrong} of {len(values)} prompts exceed {limit:.4g}: share {ruling.reason}"
+    ruling.reason = (
+        f"{wrong} of {len(values)} prompts exceed {limit:.4g}: share {ruling.reason}"
+    )
     return ruling
 
 

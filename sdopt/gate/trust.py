@@ -270,14 +270,10 @@ def _of_pass(
     steps = _block_steps(candidate_pass, len(candidate.images))
     usual = 0.0
     if reference_pass is not None:
-        usual = float(
-            _block_steps(reference_pass, len(reference.images)).mean()
-        )
+        usual = float(_block_steps(reference_pass, len(reference.images)).mean())
     return [
         _rarely_slow(candidate_pass, reference_pass),
-        _growing_when_drawn(
-            candidate_pass, reference_pass, steps - max(0.0, usual)
-        ),
+        _growing_when_drawn(candidate_pass, reference_pass, steps - max(0.0, usual)),
     ]
 
 
@@ -331,9 +327,7 @@ def _rarely(measurement: Measurement | None) -> bool:
 
 
 def _over_median(measurement: Measurement) -> np.ndarray:
-    ratios: np.ndarray = np.array(measurement.pass_s) / np.median(
-        measurement.pass_s
-    )
+    ratios: np.ndarray = np.array(measurement.pass_s) / np.median(measurement.pass_s)
     return ratios
 
 
@@ -367,9 +361,7 @@ def _growing_when_drawn(
         verdict = Verdict.FAIL
         steadily = f"memory grows steadily by {steps.mean():.2g} MiB with each image (at least {least:.2g} at 95 %)"
         reason = f"{steadily}; {reason}"
-    return Ruling(
-        "growth when drawn", "", verdict, reason, growth, None, None, limit
-    )
+    return Ruling("growth when drawn", "", verdict, reason, growth, None, None, limit)
 
 
 def _growth(measurement: Measurement) -> float:

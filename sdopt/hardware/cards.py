@@ -57,7 +57,9 @@ def has(device: Device, feature: Feature) -> bool:
     return not missing(device, feature)
 
 
-def sheet_of(device_name: str, sheets: Iterable[Sheet], memory_gib: float | None = None) -> Sheet | None:
+def sheet_of(
+    device_name: str, sheets: Iterable[Sheet], memory_gib: float | None = None
+) -> Sheet | None:
     """Returns the data sheet with the name that the driver gives a device; None if no sheet has exactly that name.
 
     Cards of one model differ by form factor, and slices of a card (MIG) by size: a name that is nearly the same is
@@ -93,19 +95,32 @@ def planned_device(sheet: Sheet) -> Device:
 def emulated(device: Device, hardware: Hardware) -> Device:
     """Returns the device as options must see it: with `emulate_memory`, limited to what the sheet's card can do."""
     sheet = hardware.sheet
-    if not hardware.emulate_memory or sheet is None or sheet.capability is None or device.capability is None:
+    if (
+        not hardware.emulate_memory
+        or sheet is None
+        or sheet.capability is None
+        or device.capability is None
+    ):
         return device
     if sheet.capability >= device.capability:
         return replace(device, name=sheet.name)
     # What cuDNN was probed to take is the real card's; without it, the capability decides.
-    attributes = {key: found for key, found in device.attributes.items() if key != "cudnn_head_dimension"}
-    return replace(device, name=sheet.name, capability=sheet.capability, attributes=attributes)
+    attributes = {
+        key: found
+        for key, found in device.attributes.items()
+        if key != "cudnn_head_dimension"
+    }
+    return replace(
+        device, name=sheet.name, capability=sheet.capability, attributes=attributes
+    )
 
 
 def require_sheet(hardware: Hardware) -> None:
     """Raises UsageError if memory is to be emulated, but no card is named."""
     if hardware.emulate_memory and hardware.sheet is None:
-        raise UsageError("hardware.emulate_memory=true: choose the card whose memory to emulate, as in hardware=a10")
+        raise UsageError(
+            "hardware.emulate_memory=true: choose the card whose memory to emulate, as in hardware=a10"
+        )
 
 
 def require_card(hardware: Hardware, device: Device) -> None:

@@ -41,12 +41,22 @@ class Ceiling:
         """The rate of the median sample: TFLOP/s (TOP/s for int8), or GB/s for a copy; NaN without samples."""
         if not self.samples_s:
             return math.nan
-        return self.work / statistics.median(self.samples_s) / (1e9 if self.kind == COPY else 1e12)
+        return (
+            self.work
+            / statistics.median(self.samples_s)
+            / (1e9 if self.kind == COPY else 1e12)
+        )
 
     @property
     def unit(self) -> str:
         """The unit of the rate."""
-        return "GB/s" if self.kind == COPY else "TOP/s" if self.kind == "int8" else "TFLOP/s"
+        return (
+            "GB/s"
+            if self.kind == COPY
+            else "TOP/s"
+            if self.kind == "int8"
+            else "TFLOP/s"
+        )
 
 
 def measure_ceilings(device: Device) -> list[Ceiling]:
@@ -72,8 +82,15 @@ def measure_ceilings(device: Device) -> list[Ceiling]:
 def _guarded(device: Device, kind: str) -> Ceiling:
     try:
         return _copy(device) if kind == COPY else _product(device, kind)
-    except Exception as error:  # a library may lack this product for this card; the error is reported
-        return Ceiling(kind, 0, 0.0, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    except (
+        Exception
+    ) as error:  # a library may lack this product for this card; the error is reported
+        return Ceiling(
+            kind,
+            0,
+            0.0,
+            failure=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+        )
 
 
 def _product(device: Device, kind: str) -> Ceiling:
@@ -86,8 +103,14 @@ def _product(device: Device, kind: str) -> Ceiling:
     while True:
         multiply = _multiply(device, kind, size)
         multiply()
-        took = min(_time(device, multiply) for _ in range(3))  # other work on the device makes single calls longer
-        if took >= enough_s or size >= largest or 40 * (2 * size) ** 2 > device.memory_free_gib * 2**30:
+        took = min(
+            _time(device, multiply) for _ in range(3)
+        )  # other work on the device makes single calls longer
+        if (
+            took >= enough_s
+            or size >= largest
+            or 40 * (2 * size) ** 2 > device.memory_free_gib * 2**30
+        ):
             break
         size *= 2
     return _sample(device, Ceiling(kind, size, 2.0 * size**3), multiply)
@@ -99,13 +122,21 @@ def _multiply(device: Device, kind: str, size: int) -> Callable[[], object]:
 
     where = device.torch_name
     if kind == "int8":
-        left, right = (torch.randint(-9, 9, (size, size), dtype=torch.int8, device=where) for _ in range(2))
+        left, right = (
+            torch.randint(-9, 9, (size, size), dtype=torch.int8, device=where)
+            for _ in range(2)
+        )
         return lambda: torch._int_mm(left, right.t())
     types = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
-    left, right = (torch.randn(size, size, device=where).to(types.get(kind, torch.float32)) for _ in range(2))
+    left, right = (
+        torch.randn(size, size, device=where).to(types.get(kind, torch.float32))
+        for _ in range(2)
+    )
     if kind == "fp8":
         one = torch.ones((), device=where)
-        return lambda: torch._scaled_mm(left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        return lambda: torch._scaled_mm(
+            left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+        )
     return lambda: left @ right
 
 
@@ -117,7 +148,9 @@ def _copy(device: Device) -> Ceiling:
         size //= 2
     source = torch.ones(size, dtype=torch.uint8, device=device.torch_name)
     target = torch.empty_like(source)
-    return _sample(device, Ceiling(COPY, size, 2.0 * size), lambda: target.copy_(source))
+    return _sample(
+        device, Ceiling(COPY, size, 2.0 * size), lambda: target.copy_(source)
+    )
 
 
 def _sample(device: Device, ceiling: Ceiling, work: Callable[[], object]) -> Ceiling:

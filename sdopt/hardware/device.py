@@ -38,8 +38,12 @@ class Device:
     def needs_cuda(self, what: str, capability: tuple[int, int] = (0, 0)) -> list[str]:
         """Returns the conflict with something that needs CUDA and a least compute capability, if any."""
         if not self.is_cuda:
-            return [f"{what} needs a CUDA device; this runs on {self.name or self.type}"]
+            return [
+                f"{what} needs a CUDA device; this runs on {self.name or self.type}"
+            ]
         if self.capability is not None and self.capability < capability:
             have = ".".join(map(str, self.capability))
-            return [f"{what} needs compute capability {'.'.join(map(str, capability))}; {self.name} has {have}"]
+            return [
+                f"{what} needs compute capability {'.'.join(map(str, capability))}; {self.name} has {have}"
+            ]
         return []

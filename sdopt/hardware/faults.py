@@ -87,7 +87,9 @@ FAULTS = (
 """Faults that a library does not report."""
 
 
-def faults_of(device_name: str, sheet: Sheet | None, types: Collection[str] | None = None) -> list[str]:
+def faults_of(
+    device_name: str, sheet: Sheet | None, types: Collection[str] | None = None
+) -> list[str]:
     """Returns the known faults of a card in words.
 
     Args:
@@ -98,7 +100,9 @@ def faults_of(device_name: str, sheet: Sheet | None, types: Collection[str] | No
     faults = []
     for fault in FAULTS:
         has_chip = sheet is not None and sheet.chip in fault.chips
-        if not has_chip and not (sheet is None and re.search(fault.names, device_name, re.IGNORECASE)):
+        if not has_chip and not (
+            sheet is None and re.search(fault.names, device_name, re.IGNORECASE)
+        ):
             continue
         if not fault.types or types is None or {*fault.types} & {*types}:
             faults.append(fault.says)

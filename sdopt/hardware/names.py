@@ -55,7 +55,9 @@ _CLOUDS = {
 }
 """Machines of clouds (AWS, GCP, Azure), by what their names contain, and the card that they have."""
 
-_SHARE = re.compile(r"\bmig\b|\b\dg\.\d+gb|-\d{1,2}[abcq]\b|(?<![a-z0-9])nv(?:6|12|18)[a-z]\w*?[ _]a10")
+_SHARE = re.compile(
+    r"\bmig\b|\b\dg\.\d+gb|-\d{1,2}[abcq]\b|(?<![a-z0-9])nv(?:6|12|18)[a-z]\w*?[ _]a10"
+)
 """How a part of a card is named: a MIG instance, a vGPU (`A10-8Q`), a machine of Azure with a share of an A10."""
 
 _SHARES = (
@@ -100,10 +102,14 @@ class CardName:
 def parsed_name(text: str) -> CardName:
     """Takes the name of a card apart."""
     name = text.lower()
-    bracketed = re.search(r"\[([^\]]*\d[^\]]*)\]", name)  # as lspci prints the name of a chip's card
+    bracketed = re.search(
+        r"\[([^\]]*\d[^\]]*)\]", name
+    )  # as lspci prints the name of a chip's card
     name = re.sub(r"[^a-z0-9.]+", " ", bracketed[1] if bracketed else name)
     name = re.sub(r"(?<=[a-z])(?=\d{3,4}(?!\d| ?gb))", " ", name)  # rtx4060
-    name = re.sub(r"(\d{3,4} ?ti)(?=super\b|\d)", r"\1 ", name)  # 4070tisuper, 4060ti16g
+    name = re.sub(
+        r"(\d{3,4} ?ti)(?=super\b|\d)", r"\1 ", name
+    )  # 4070tisuper, 4060ti16g
     name = re.sub(r"\b(\d{3,4})(ti|super|s|xtx?|gre|m|d)\b", r"\1 \2", name)  # 4060ti
     of_amd = re.search(r"\b(?:amd|ati|radeon|xtx?|gre)\b", name) is not None
     name = _WORDLESS.sub(" ", name)
@@ -115,9 +121,9 @@ def parsed_name(text: str) -> CardName:
         if shorter != name:
             kinds.add(kind)
         name = shorter
-    model = re.search(r"\b([a-z]{1,5}) ?([a-z]?)(\d{1,5})( ?[a-z]?)\b", name) or re.search(
-        r"()()\b(\d{3,5})( m)?\b", name
-    )
+    model = re.search(
+        r"\b([a-z]{1,5}) ?([a-z]?)(\d{1,5})( ?[a-z]?)\b", name
+    ) or re.search(r"()()\b(\d{3,5})( m)?\b", name)
     if model is None:
         return CardName("", frozenset(kinds))
     suffix = (model[4] or "").strip()
@@ -126,7 +132,11 @@ def parsed_name(text: str) -> CardName:
     suffix = suffix.replace("m", "")
     # "RTX A4000" is the A4000.
     letters = model[2] or model[1] or _usual_family(int(model[3]), of_amd)
-    return CardName(f"{letters} {model[3]}{suffix}", frozenset(kinds), int(memory[1]) if memory else None)
+    return CardName(
+        f"{letters} {model[3]}{suffix}",
+        frozenset(kinds),
+        int(memory[1]) if memory else None,
+    )
 
 
 def _usual_family(number: int, of_amd: bool) -> str:
@@ -148,11 +158,19 @@ def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
         return [text, *siblings(text, sheets)]
     if _SHARE.search(text.lower()):
         return []
-    exact = [option for option, sheet in sheets.items() if plain_name(text) in map(plain_name, sheet.device_names)]
+    exact = [
+        option
+        for option, sheet in sheets.items()
+        if plain_name(text) in map(plain_name, sheet.device_names)
+    ]
     if exact:
         return exact
     spaced = re.sub(r"[^a-z0-9.]+", " ", text.lower()).strip()
-    rented = [card for pattern, card in _CLOUDS.items() if re.search(rf"(?:^|\b)(?:{pattern})", spaced)]
+    rented = [
+        card
+        for pattern, card in _CLOUDS.items()
+        if re.search(rf"(?:^|\b)(?:{pattern})", spaced)
+    ]
     if rented:
         return rented[-1:]
     asked = parsed_name(text)
@@ -195,14 +213,18 @@ def siblings(option: str, sheets: Mapping[str, Sheet]) -> list[str]:
     names = {plain_name(name) for name in sheets[option].device_names}
     same = []
     for other, sheet in sheets.items():
-        if other != option and names & {plain_name(name) for name in sheet.device_names}:
+        if other != option and names & {
+            plain_name(name) for name in sheet.device_names
+        }:
             same.append(other)
     return same
 
 
 def other_forms(option: str, sheets: Mapping[str, Sheet]) -> list[str]:
     """Returns cards of the same model and another form or memory, which have a name of their own."""
-    own = {(name.model, name.kinds - _FORMS) for name in names_of(option, sheets[option])}
+    own = {
+        (name.model, name.kinds - _FORMS) for name in names_of(option, sheets[option])
+    }
     others = []
     for other, sheet in sheets.items():
         names = {(name.model, name.kinds - _FORMS) for name in names_of(other, sheet)}
@@ -235,7 +257,11 @@ def _distance(asked: CardName, name: CardName) -> tuple[int, int, int]:
     laptop = int(("laptop" in asked.kinds) != ("laptop" in name.kinds))
     (generation, tier), (other, others_tier) = _tier(asked), _tier(name)
     far = abs(tier - others_tier) + abs(generation - other) + 10_000 * laptop
-    return family, far, 2 * len(asked.kinds ^ name.kinds) + int(asked.model != name.model)
+    return (
+        family,
+        far,
+        2 * len(asked.kinds ^ name.kinds) + int(asked.model != name.model),
+    )
 
 
 def _tier(name: CardName) -> tuple[int, int]:
@@ -243,16 +269,46 @@ def _tier(name: CardName) -> tuple[int, int]:
     if name.family != "rx":
         return divmod(name.number, 100)
     if name.number < 1000:
-        return name.number // 100, name.number % 100 - 20  # an RX 580 was what an RX 5600 is later
+        return (
+            name.number // 100,
+            name.number % 100 - 20,
+        )  # an RX 580 was what an RX 5600 is later
     return name.number // 1000, name.number % 1000 // 10
 
 
-_SOLD = (2, 3, 4, 5, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 192, 256, 288)
+_SOLD = (
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    10,
+    11,
+    12,
+    16,
+    20,
+    24,
+    32,
+    40,
+    48,
+    64,
+    80,
+    94,
+    96,
+    128,
+    141,
+    192,
+    256,
+    288,
+)
 
 
 def sold_memory(sheet: Sheet) -> int:
     """Returns the GB that a card is sold with: a program sees a little less."""
-    return next((size for size in _SOLD if size >= sheet.memory_gib), round(sheet.memory_gib))
+    return next(
+        (size for size in _SOLD if size >= sheet.memory_gib), round(sheet.memory_gib)
+    )
 
 
 def why_out_of_scope(text: str) -> str:
@@ -260,4 +316,6 @@ def why_out_of_scope(text: str) -> str:
     if _SHARE.search(text.lower()):
         return _SHARES
     plain = re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
-    return next((why for pattern, why in OUT_OF_SCOPE.items() if re.search(pattern, plain)), "")
+    return next(
+        (why for pattern, why in OUT_OF_SCOPE.items() if re.search(pattern, plain)), ""
+    )

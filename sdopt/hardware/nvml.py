@@ -34,7 +34,12 @@ _POLICIES = {0: "power limit", 1: "temperature", 3: "board limit", 5: "reliabili
 SLOWED_SHARE = 0.01
 """A call counts as throttled if a policy held the clocks down for more than this share of it."""
 
-_COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+_COMPUTE_MODES = {
+    0: "default",
+    1: "exclusive thread",
+    2: "prohibited",
+    3: "exclusive process",
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,9 @@ class _Card:
     def ask(self, name: str, *arguments: Any, handle: Any = None) -> Any:
         """Returns the answer of `nvmlDeviceGet<name>` about the whole card, or a handle; None if there is none."""
         try:
-            return getattr(self.nvml, f"nvmlDeviceGet{name}")(self.whole if handle is None else handle, *arguments)
+            return getattr(self.nvml, f"nvmlDeviceGet{name}")(
+                self.whole if handle is None else handle, *arguments
+            )
         except _errors(self.nvml):
             return None
 
@@ -67,7 +74,9 @@ class _Card:
 
     def processes(self) -> list[Any] | None:
         """Returns the processes on the device; None if NVML does not list them."""
-        found: list[Any] | None = self.ask("ComputeRunningProcesses", handle=self.handle)
+        found: list[Any] | None = self.ask(
+            "ComputeRunningProcesses", handle=self.handle
+        )
         return found
 
 
@@ -107,14 +116,22 @@ def _card_of(nvml: Any, device: "Device") -> _Card:
     """
     import torch
 
-    uuid = str(torch.cuda.get_device_properties(device.index).uuid).removeprefix("GPU-").removeprefix("MIG-")
+    uuid = (
+        str(torch.cuda.get_device_properties(device.index).uuid)
+        .removeprefix("GPU-")
+        .removeprefix("MIG-")
+    )
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except nvml.NVMLError:
         handle = nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
     try:
         sliced = bool(nvml.nvmlDeviceIsMigDeviceHandle(handle))
-        whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if sliced else handle
+        whole = (
+            nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+            if sliced
+            else handle
+        )
     except nvml.NVMLError:  # a driver from before slices
         whole, sliced = handle, False
     return _Card(nvml, handle, whole, sliced)
@@ -126,7 +143,11 @@ def process_gib(device: "Device", pids: Collection[int]) -> float | None:
     def held(nvml: Any) -> float | None:
         # In a container the driver may report another pid namespace, or no figure at all.
         running = _card_of(nvml, device).processes() or []
-        found = [p.usedGpuMemory for p in running if p.pid in pids and p.usedGpuMemory is not None]
+        found = [
+            p.usedGpuMemory
+            for p in running
+            if p.pid in pids and p.usedGpuMemory is not None
+        ]
         return sum(found) / 2**30 if found else None
 
     return ask_nvml(held) if pids else None
@@ -137,11 +158,17 @@ def describe_gpu(device: "Device") -> dict[str, Any]:
 
     `processes` holds pid and memory in GiB of each; in a container the driver may list none.
     """
-    return (ask_nvml(lambda nvml: _settings(_card_of(nvml, device))) or {}) if device.is_cuda else {}
+    return (
+        (ask_nvml(lambda nvml: _settings(_card_of(nvml, device))) or {})
+        if device.is_cuda
+        else {}
+    )
 
 
 def _settings(card: _Card) -> dict[str, Any]:
-    mode, persistent, ecc = (card.ask(name) for name in ("ComputeMode", "PersistenceMode", "EccMode"))
+    mode, persistent, ecc = (
+        card.ask(name) for name in ("ComputeMode", "PersistenceMode", "EccMode")
+    )
     running = card.processes()
     found = {
         "mig_slice": card.sliced,
@@ -155,7 +182,12 @@ def _settings(card: _Card) -> dict[str, Any]:
         "processes": None
         if running is None
         else [
-            {"pid": other.pid, "gib": None if other.usedGpuMemory is None else other.usedGpuMemory / 2**30}
+            {
+                "pid": other.pid,
+                "gib": None
+                if other.usedGpuMemory is None
+                else other.usedGpuMemory / 2**30,
+            }
             for other in running
             if other.pid != os.getpid()
         ],
@@ -175,14 +207,25 @@ class GpuMonitor:
     @cached_property
     def _card(self) -> _Card | None:
         # Not earlier than a process can report its errors: a card that cannot be used fails here.
-        return ask_nvml(lambda nvml: _card_of(nvml, self._device), close=False) if self._device.is_cuda else None
+        return (
+            ask_nvml(lambda nvml: _card_of(nvml, self._device), close=False)
+            if self._device.is_cuda
+            else None
+        )
 
     def throttled_ns(self) -> Mapping[str, int]:
         """Returns for how long each policy has held the clocks down since the driver was loaded, in nanoseconds."""
         if self._card is None:
             return {}
-        found = {name: self._card.ask("ViolationStatus", policy) for policy, name in _POLICIES.items()}
-        return {name: int(answer.violationTime) for name, answer in found.items() if answer is not None}
+        found = {
+            name: self._card.ask("ViolationStatus", policy)
+            for policy, name in _POLICIES.items()
+        }
+        return {
+            name: int(answer.violationTime)
+            for name, answer in found.items()
+            if answer is not None
+        }
 
     def state(self, before: Mapping[str, int], seconds: float) -> GpuState | None:
         """Returns the state of the device now, right after a call.
@@ -214,19 +257,29 @@ class GpuMonitor:
         try:
             samples = card.nvml.nvmlDeviceGetProcessUtilization(card.whole, begun_us)
         except card.nvml.NVMLError as error:
-            return 0.0 if error.value == card.nvml.NVML_ERROR_NOT_FOUND else None  # no process ran a kernel
+            return (
+                0.0 if error.value == card.nvml.NVML_ERROR_NOT_FOUND else None
+            )  # no process ran a kernel
         busy: dict[int, list[int]] = {}
         for sample in samples:
             if sample.timeStamp >= begun_us and not _of_this_study(sample.pid):
                 busy.setdefault(sample.pid, []).append(sample.smUtil)
         return min(1.0, sum(sum(found) / len(found) for found in busy.values()) / 100)
 
-    def _throttled(self, card: _Card, before: Mapping[str, int], seconds: float) -> list[str]:
+    def _throttled(
+        self, card: _Card, before: Mapping[str, int], seconds: float
+    ) -> list[str]:
         after = self.throttled_ns()
-        lasting = [name for name, time in after.items() if time - before.get(name, time) > SLOWED_SHARE * seconds * 1e9]
+        lasting = [
+            name
+            for name, time in after.items()
+            if time - before.get(name, time) > SLOWED_SHARE * seconds * 1e9
+        ]
         # The counters, if there are any, are exact; the present reasons are only a sample at the end of the call.
         reasons = int(card.ask("CurrentClocksThrottleReasons") or 0)
-        return sorted({*lasting, *(name for bit, name in _SLOWED.items() if reasons & bit)})
+        return sorted(
+            {*lasting, *(name for bit, name in _SLOWED.items() if reasons & bit)}
+        )
 
     def energy_j(self) -> float | None:
         """Returns the energy that the card has used since its driver was loaded, in joules; None if it is not counted.
@@ -241,7 +294,12 @@ class GpuMonitor:
 def _of_this_study(pid: int) -> bool:
     """Returns whether a process is this one, or another worker that the same parent started."""
     try:
-        parent = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+        parent = int(
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="utf-8")
+            .rpartition(")")[2]
+            .split()[1]
+        )
     except (OSError, ValueError):
         return pid == os.getpid()
     return pid == os.getpid() or parent == os.getppid()

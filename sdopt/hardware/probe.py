@@ -32,7 +32,9 @@ def probe_device(wanted: str) -> Device:
     import torch
 
     kind, _, index = wanted.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
+    if kind not in ("auto", "cpu", "cuda") or (
+        index and not (kind == "cuda" and index.isdecimal())
+    ):
         raise UsageError(f"hardware.device={wanted}: choose auto, cpu, cuda or cuda:N")
     if kind == "cpu":
         return _cpu()
@@ -42,7 +44,10 @@ def probe_device(wanted: str) -> Device:
         return _cuda(int(index or 0))
     except _UnusableError as error:
         if kind == "auto":
-            return replace(_cpu(), warning=f"hardware.device=auto: {error}; this runs on the CPU instead")
+            return replace(
+                _cpu(),
+                warning=f"hardware.device=auto: {error}; this runs on the CPU instead",
+            )
         raise UsageError(f"hardware.device={wanted}: {error}") from error
 
 
@@ -69,7 +74,11 @@ def _cuda(index: int) -> Device:
 
     if not torch.cuda.is_available():
         built = torch.backends.cuda.is_built()
-        raise _UnusableError("no CUDA device is visible" if built else "this PyTorch is built without CUDA")
+        raise _UnusableError(
+            "no CUDA device is visible"
+            if built
+            else "this PyTorch is built without CUDA"
+        )
     count = torch.cuda.device_count()
     if index >= count:
         raise _UnusableError(f"there are {count} CUDA devices, numbered from cuda:0")
@@ -89,7 +98,9 @@ def _cuda(index: int) -> Device:
         }
     except (RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise _UnusableError(f"CUDA does not start: {reason}; {_what_to_do()}") from error
+        raise _UnusableError(
+            f"CUDA does not start: {reason}; {_what_to_do()}"
+        ) from error
     return Device(
         type="cuda",
         index=index,
@@ -118,9 +129,13 @@ def _largest_cudnn_head(index: int) -> int:
     from torch.backends.cuda import SDPAParams
 
     for dimension in (256, 160, 128):
-        head = torch.zeros(1, 1, 64, dimension, dtype=torch.float16, device=f"cuda:{index}")
+        head = torch.zeros(
+            1, 1, 64, dimension, dtype=torch.float16, device=f"cuda:{index}"
+        )
         with torch.cuda.device(index):
-            if torch.backends.cuda.can_use_cudnn_attention(SDPAParams(head, head, head, None, 0.0, False, False)):
+            if torch.backends.cuda.can_use_cudnn_attention(
+                SDPAParams(head, head, head, None, 0.0, False, False)
+            ):
                 return dimension
     return 0
 
@@ -142,9 +157,15 @@ def _why_idle() -> str:
     """Returns why CUDA is not available on a machine with a card; "" if there is no card, or it is hidden."""
     import torch
 
-    if "CUDA_VISIBLE_DEVICES" in os.environ or not ask_nvml(lambda nvml: nvml.nvmlDeviceGetCount()):
+    if "CUDA_VISIBLE_DEVICES" in os.environ or not ask_nvml(
+        lambda nvml: nvml.nvmlDeviceGetCount()
+    ):
         return ""
-    why = "PyTorch finds no CUDA device" if torch.backends.cuda.is_built() else "this PyTorch is built without CUDA"
+    why = (
+        "PyTorch finds no CUDA device"
+        if torch.backends.cuda.is_built()
+        else "this PyTorch is built without CUDA"
+    )
     return (
         f"hardware.device=auto: there is an NVIDIA card, but {why}: install PyTorch for CUDA "
         f"(https://pytorch.org/get-started); this runs on the CPU instead"
@@ -175,7 +196,9 @@ def runs_on(built: Sequence[str], capability: tuple[int, int]) -> bool:
         kind, _, digits = architecture.rstrip("af").partition("_")
         made_for = int(digits[:-1]), int(digits[-1])
         later = made_for < capability and not architecture.endswith("a")
-        return made_for == capability or (later and (kind == "compute" or made_for[0] == capability[0]))
+        return made_for == capability or (
+            later and (kind == "compute" or made_for[0] == capability[0])
+        )
 
     return any(map(runs, built))
 
@@ -194,7 +217,9 @@ def describe_cpu() -> dict[str, Any]:
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
     if platform.machine() == "x86_64":
-        found[CPU_BFLOAT16] = computes_bfloat16(info.get("flags", "").split(), os.environ)
+        found[CPU_BFLOAT16] = computes_bfloat16(
+            info.get("flags", "").split(), os.environ
+        )
     return found
 
 
@@ -207,21 +232,35 @@ def computes_bfloat16(flags: Collection[str], variables: Mapping[str, str]) -> b
     limit = variables.get("ONEDNN_MAX_CPU_ISA", "").upper()
     if limit in _WITHOUT_BFLOAT16:
         return False
-    return {"avx512bw", "avx512dq", "avx512vl"} <= set(flags) or "avx_ne_convert" in flags
+    return {"avx512bw", "avx512dq", "avx512vl"} <= set(
+        flags
+    ) or "avx_ne_convert" in flags
 
 
 def usable_cores(group: Path = MOUNT) -> int:
     """Returns how many cores this process may use: the cores of its affinity, or its container's limit, if less."""
     affinity = len(os.sched_getaffinity(0))
     file = group / "cpu.max"
-    quota, period = file.read_text(encoding="utf-8").split() if file.is_file() else ("max", "")
-    return affinity if quota == "max" else max(1, min(affinity, round(int(quota) / int(period))))
+    quota, period = (
+        file.read_text(encoding="utf-8").split() if file.is_file() else ("max", "")
+    )
+    return (
+        affinity
+        if quota == "max"
+        else max(1, min(affinity, round(int(quota) / int(period))))
+    )
 
 
 def _cpu() -> Device:
     cpu = describe_cpu()
     total, free = host_memory_gib()
-    return Device(type="cpu", name=cpu["name"], memory_total_gib=total, memory_free_gib=free, attributes=cpu)
+    return Device(
+        type="cpu",
+        name=cpu["name"],
+        memory_total_gib=total,
+        memory_free_gib=free,
+        attributes=cpu,
+    )
 
 
 def host_memory_gib() -> tuple[float, float]:
@@ -231,4 +270,6 @@ def host_memory_gib() -> tuple[float, float]:
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     }
     most, left = memory_limits()
-    return min(memory["MemTotal"], most) / 2**30, min(memory["MemAvailable"], left) / 2**30
+    return min(memory["MemTotal"], most) / 2**30, min(
+        memory["MemAvailable"], left
+    ) / 2**30

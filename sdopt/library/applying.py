@@ -58,7 +58,9 @@ class Report:
         import pandas as pd
 
         columns = ["axis", "option", "engaged", "summary"]
-        return pd.DataFrame([asdict(found) for found in self.evidence], columns=[*columns, "facts"])[columns]
+        return pd.DataFrame(
+            [asdict(found) for found in self.evidence], columns=[*columns, "facts"]
+        )[columns]
 
     def __str__(self) -> str:
         """Returns a line for broken images, for each option, and for each setting of the process that they changed."""
@@ -67,7 +69,12 @@ class Report:
             f"{as_choice(found.axis, found.option)}: {'' if found.engaged else 'NO EFFECT: '}{found.summary}"
             for found in self.evidence
         ]
-        return "\n".join([*lines, *(f"changed in the whole process: {line}" for line in self.process)])
+        return "\n".join(
+            [
+                *lines,
+                *(f"changed in the whole process: {line}" for line in self.process),
+            ]
+        )
 
 
 @kept_generators()
@@ -106,7 +113,13 @@ def optimize(
     prompts = as_prompts(prompts)
     if not groups:
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
-    plan = plan_for(pipe, groups, overrides, prompts, None if config_dir is None else Path(config_dir))
+    plan = plan_for(
+        pipe,
+        groups,
+        overrides,
+        prompts,
+        None if config_dir is None else Path(config_dir),
+    )
     before, process = Snapshot.of(pipe), ProcessChanges()
     assembly = Assembly(pipe, plan.options)
     try:
@@ -116,11 +129,18 @@ def optimize(
         process.put_back()
         begun = dict(islice(plan.options.items(), len(assembly.proofs) + 1))
         if _lost(begun, plan.choices, before):
-            error.add_note("The pipeline has been changed and cannot be restored: load it again.")
+            error.add_note(
+                "The pipeline has been changed and cannot be restored: load it again."
+            )
         else:
             before.restore(pipe)
         raise
-    keep(pipe, Optimized(assembly, dict(plan.choices), plan.ctx, before, prompts, process=process))
+    keep(
+        pipe,
+        Optimized(
+            assembly, dict(plan.choices), plan.ctx, before, prompts, process=process
+        ),
+    )
     return pipe
 
 
@@ -133,14 +153,20 @@ def _apply(assembly: Assembly, plan: PipelinePlan, prompts: Sequence[str]) -> No
     if plan.dtype is not None:
         cast(pipe, plan.dtype)
     for name, part in plan.parts.items():
-        setattr(pipe, name, part.to(device_of(pipe)) if isinstance(part, torch.nn.Module) else part)
+        setattr(
+            pipe,
+            name,
+            part.to(device_of(pipe)) if isinstance(part, torch.nn.Module) else part,
+        )
     assembly.apply()
     if prompts:
         assembly.prepare_inputs(prompts)
 
 
 @kept_generators()
-def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, **call: Any) -> Report:
+def prove(
+    pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, **call: Any
+) -> Report:
     """Traces a short call of an optimized pipeline; says of each option whether it took effect, and of broken images.
 
     Args:
@@ -155,15 +181,23 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
     """
     optimized = state_of(pipe)
     own = inspect.signature(type(pipe).__call__).parameters.get("strength")
-    strength = call.get("strength", optimized.usual.get("strength", own.default) if own else 1.0)
+    strength = call.get(
+        "strength", optimized.usual.get("strength", own.default) if own else 1.0
+    )
     steps = optimized.assembly.traced_steps(strength)
     prompts = prompt if isinstance(prompt, str) else [*as_prompts(prompt)] or None
     if prompts is None and call.get("prompt_embeds") is None:
-        each = call.get("num_images_per_prompt", optimized.usual.get("num_images_per_prompt", 1))
+        each = call.get(
+            "num_images_per_prompt", optimized.usual.get("num_images_per_prompt", 1)
+        )
         prompts = optimized.prompts_that_show(each)
     arguments = {"prompt": prompts, "num_inference_steps": steps, **call}
-    if isinstance(prompts, list) and isinstance(negative := call.get("negative_prompt"), str):
-        arguments["negative_prompt"] = [negative] * len(prompts)  # diffusers wants as many
+    if isinstance(prompts, list) and isinstance(
+        negative := call.get("negative_prompt"), str
+    ):
+        arguments["negative_prompt"] = [negative] * len(
+            prompts
+        )  # diffusers wants as many
     if any(option.compiles for option in optimized.assembly.options.values()):
         # An option compiles in the first call, a part of which still runs uncompiled. Inductor records CUDA graphs only
         # when a module runs for the second time (`CUDAGraphTreeManager._run`).
@@ -174,7 +208,11 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
 
     def traced() -> Any:
         # Options compare images of several calls, which must start from the same noise.
-        noise = {} if {"generator", "latents"} & call.keys() else {"generator": torch.Generator().manual_seed(0)}
+        noise = (
+            {}
+            if {"generator", "latents"} & call.keys()
+            else {"generator": torch.Generator().manual_seed(0)}
+        )
         outputs.append(pipe(**arguments | noise))
         return outputs[-1]
 
@@ -182,7 +220,13 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
     findings = optimized.assembly.findings(trace)
     return Report(
         tuple(
-            Evidence(axis, optimized.choices[axis], finding.engaged, finding.summary, finding.facts)
+            Evidence(
+                axis,
+                optimized.choices[axis],
+                finding.engaged,
+                finding.summary,
+                finding.facts,
+            )
             for axis, finding in findings.items()
         ),
         tuple(optimized.process.lines()),
@@ -194,8 +238,13 @@ def _broken(output: Any) -> str:
     """Returns what is wrong with the images of a call: NaN, which becomes black where pictures are made of it."""
     # Of a pipeline of videos these are frames; the call of a program's own class may return images, or one, alone.
     images = output[0] if isinstance(output, tuple | Mapping) else output
-    images = images if isinstance(images, list | np.ndarray | torch.Tensor) else [images]
-    found = [each if isinstance(each, torch.Tensor) else torch.as_tensor(np.array(each)) for each in images]
+    images = (
+        images if isinstance(images, list | np.ndarray | torch.Tensor) else [images]
+    )
+    found = [
+        each if isinstance(each, torch.Tensor) else torch.as_tensor(np.array(each))
+        for each in images
+    ]
     if any(not each.isfinite().all() for each in found):
         return "they hold numbers that are not finite (NaN or infinite)"
     return "they are black" if any(not each.any() for each in found) else ""
@@ -218,13 +267,22 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
     """
     optimized = state_of(pipe)
     if optimized.before is None:
-        raise UsageError("cannot be undone: sdopt.load applied the options at loading; load the baseline instead")
+        raise UsageError(
+            "cannot be undone: sdopt.load applied the options at loading; load the baseline instead"
+        )
     if optimized.shared_later():
         gc.collect()  # the other pipeline may be waiting to be freed
         if optimized.shared_later():
-            raise UsageError("cannot be undone: another pipeline of the same parts has options applied since: undo it")
+            raise UsageError(
+                "cannot be undone: another pipeline of the same parts has options applied since: undo it"
+            )
     if lost := _lost(optimized.assembly.options, optimized.choices, optimized.before):
-        raise UsageError([f"cannot be undone: {problem}; load the pipeline again" for problem in lost])
+        raise UsageError(
+            [
+                f"cannot be undone: {problem}; load the pipeline again"
+                for problem in lost
+            ]
+        )
     optimized.before.restore(pipe)
     optimized.process.put_back()
     APPLIED.discard(optimized)
@@ -232,7 +290,15 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
     return pipe
 
 
-def _lost(options: Mapping[str, Optimization], choices: Mapping[str, str], before: Snapshot) -> list[str]:
+def _lost(
+    options: Mapping[str, Optimization], choices: Mapping[str, str], before: Snapshot
+) -> list[str]:
     """Returns why a pipeline cannot be put back into the state before its options were applied."""
-    moving = [name for name, option in named_as_chosen(options, choices).items() if option.loads_on_host]
-    return [f"{name} has moved the weights of the pipeline" for name in moving] or before.lost()
+    moving = [
+        name
+        for name, option in named_as_chosen(options, choices).items()
+        if option.loads_on_host
+    ]
+    return [
+        f"{name} has moved the weights of the pipeline" for name in moving
+    ] or before.lost()

@@ -11,7 +11,13 @@ from sdopt.config.models import own_functions
 from sdopt.config.overrides import group_of, key_of, merge_overrides
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
-from sdopt.library.state import Optimized, as_prompts, keep, named_as_chosen, require_prompts
+from sdopt.library.state import (
+    Optimized,
+    as_prompts,
+    keep,
+    named_as_chosen,
+    require_prompts,
+)
 from sdopt.measure.generators import kept_generators
 from sdopt.pipelines.loading import call_arguments, guidance_of
 from sdopt.record.records import VariantResult
@@ -61,7 +67,9 @@ def load(
         ConflictError: the variant cannot run on this machine.
     """
     prompts = as_prompts(prompts)
-    planned = measured(result, variant, tracking_uri=tracking_uri, config_dir=config_dir)
+    planned = measured(
+        result, variant, tracking_uri=tracking_uri, config_dir=config_dir
+    )
     probed = probe_device(planned.hardware.device if device is None else str(device))
     if problems := planned.conflicts(probed):
         raise ConflictError(problems)
@@ -88,7 +96,9 @@ def measured(
     row = found.variant(_named(found, variant or named))
     _require_no_code(row.name, own_functions(row.overrides))
     overrides = merge_overrides(row.overrides, changes)
-    with composer_of(overrides, None if config_dir is None else Path(config_dir)) as composer:
+    with composer_of(
+        overrides, None if config_dir is None else Path(config_dir)
+    ) as composer:
         planned = composer.variant(row.name)
     _require_no_code(row.name, planned.functions)
     if {group_of(key_of(change)) for change in changes} <= _SAME_FILES:
@@ -99,7 +109,11 @@ def measured(
 _SAME_FILES = {"workload", "hardware", "protocol"}
 """Sections that may change, and leave a variant's files as they were."""
 
-_FILES = {"model": "the model's files", "parts": "the files of its options", "options": "the code of its own options"}
+_FILES = {
+    "model": "the model's files",
+    "parts": "the files of its options",
+    "options": "the code of its own options",
+}
 """What a variant is loaded from, by the name of its digest."""
 
 
@@ -121,7 +135,9 @@ def _require_no_code(variant: str, functions: Sequence[str]) -> None:
         )
 
 
-def _result(source: str | Path | Outcome, tracking_uri: str | None) -> tuple[Outcome, str | None]:
+def _result(
+    source: str | Path | Outcome, tracking_uri: str | None
+) -> tuple[Outcome, str | None]:
     """Returns a result, and the variant that its MLflow run is of, if it is named by such a run."""
     if isinstance(source, Outcome):
         return source, None
@@ -143,7 +159,11 @@ def _named(result: Outcome, name: str | None) -> str:
     if name is None and len(candidates) == 1:
         return candidates[0]
     if name not in names:
-        problem = "variant: name" if name is None else f"variant={name}: not in the study; choose"
+        problem = (
+            "variant: name"
+            if name is None
+            else f"variant={name}: not in the study; choose"
+        )
         raise UsageError(f"{problem} one of {', '.join(names)}")
     return name
 

@@ -66,17 +66,29 @@ def plan_for(
     _require_applicable(groups, overrides, folder)
     if found := list(as_loaded(pipe, networks_of(pipe))):
         raise ConflictError(found)
-    words = [*(override_of(group, _as_value(chosen)) for group, chosen in groups.items()), *overrides]
+    words = [
+        *(override_of(group, _as_value(chosen)) for group, chosen in groups.items()),
+        *overrides,
+    ]
     with composer_of(words, folder) as composer:
         variant = composer.variant("pipeline", words)
-    options = {axis: option for axis, option in variant.applied if group_of(axis) in groups}
+    options = {
+        axis: option for axis, option in variant.applied if group_of(axis) in groups
+    }
     model = _model_of(pipe)
-    scheduler = scheduler_like(pipe.scheduler, variant.scheduler) if "scheduler" in groups else pipe.scheduler
+    scheduler = (
+        scheduler_like(pipe.scheduler, variant.scheduler)
+        if "scheduler" in groups
+        else pipe.scheduler
+    )
     named = named_as_chosen(options, variant.choices)
     require_prompts(named, prompts)
     problems = []
     if "scheduler" in groups:
-        problems += [*variant.undistilled(), *unsuited(model.configs["scheduler"], variant.scheduler)]
+        problems += [
+            *variant.undistilled(),
+            *unsuited(model.configs["scheduler"], variant.scheduler),
+        ]
     problems += _vaes_to_name(options, model, variant.choices, overrides)
     ctx = _context(pipe, options, model, scheduler)
     for name, option in named.items():
@@ -88,55 +100,92 @@ def plan_for(
     _require(ctx, named, [])
     dtype: torch.dtype | None = loading_arguments(options.values()).get("dtype")
     others = dtype or denoiser_of(pipe).dtype
-    parts = {name: part for option in options.values() for name, part in option.parts_for(pipe, model, others).items()}
+    parts = {
+        name: part
+        for option in options.values()
+        for name, part in option.parts_for(pipe, model, others).items()
+    }
     return PipelinePlan(options, variant.choices, ctx, scheduler, dtype, parts)
 
 
-def _require_applicable(groups: Mapping[str, Any], overrides: Sequence[str], folder: Path | None) -> None:
+def _require_applicable(
+    groups: Mapping[str, Any], overrides: Sequence[str], folder: Path | None
+) -> None:
     """Raises UsageError for overrides that a pipeline would ignore: other sections, and keys of groups not named."""
     applicable = {group for group, _ in optimization_options(folder)} | {"scheduler"}
-    keys = [f'{name}: a key, not a group: write sdopt.optimize(pipe, "{name}=…", …)' for name in groups if "." in name]
+    keys = [
+        f'{name}: a key, not a group: write sdopt.optimize(pipe, "{name}=…", …)'
+        for name in groups
+        if "." in name
+    ]
     if keys:
         raise UsageError(keys)
     problems = []
-    for word in (*(f"{group}={_as_value(chosen)}" for group, chosen in groups.items()), *overrides):
+    for word in (
+        *(f"{group}={_as_value(chosen)}" for group, chosen in groups.items()),
+        *overrides,
+    ):
         key = key_of(word)
         group = group_of(key)
         if group in SECTION_NAMES and group != "scheduler":
             elsewhere = "give steps, size, guidance and images to its calls, or measure with sdopt.run"
-            problems.append(f"{word}: a pipeline takes only options and a scheduler; {elsewhere}")
+            problems.append(
+                f"{word}: a pipeline takes only options and a scheduler; {elsewhere}"
+            )
         elif group in applicable and group not in groups:
             chosen = word.partition("=")[2] if key == group else "…"
-            problems.append(f'{word}: no option of {group} is named: add {group}="{chosen}"')
+            problems.append(
+                f'{word}: no option of {group} is named: add {group}="{chosen}"'
+            )
         elif group not in applicable:
-            problems.append(f"{word}: no key of an option; sdopt.optimize takes {', '.join(sorted(applicable))}")
+            problems.append(
+                f"{word}: no key of an option; sdopt.optimize takes {', '.join(sorted(applicable))}"
+            )
     if problems:
         raise UsageError(problems)
 
 
 def _as_value(chosen: str | Sequence[str]) -> str:
-    if not isinstance(chosen, str | list | tuple) or not all(isinstance(each, str) for each in chosen):
-        raise UsageError(f'{chosen!r}: give the name of an option, as in precision="bf16", or a list of names')
+    if not isinstance(chosen, str | list | tuple) or not all(
+        isinstance(each, str) for each in chosen
+    ):
+        raise UsageError(
+            f'{chosen!r}: give the name of an option, as in precision="bf16", or a list of names'
+        )
     return chosen if isinstance(chosen, str) else f"[{','.join(chosen)}]"
 
 
 def _model_of(pipe: "DiffusionPipeline") -> LoadedModel:
     """Describes the model of a loaded pipeline: its origin and the configurations of its parts."""
     name = str(getattr(pipe, "name_or_path", "") or "")
-    size = (side_of(denoiser_of(pipe).config) or 64) * int(getattr(pipe, "vae_scale_factor", 8))
+    size = (side_of(denoiser_of(pipe).config) or 64) * int(
+        getattr(pipe, "vae_scale_factor", 8)
+    )
     networks = networks_of(pipe)
     described = LoadedModel(
-        "pipeline", "path", size=size, class_name=type(pipe).__name__, configs=configs_of(pipe), networks=networks
+        "pipeline",
+        "path",
+        size=size,
+        class_name=type(pipe).__name__,
+        configs=configs_of(pipe),
+        networks=networks,
     )
     if name and Path(name).resolve() == MODEL.resolve():
         return replace(described, name=MODEL.name, weights="packaged")
     if name and Path(name).exists():
         return replace(described, path=name)
-    return replace(described, weights="hub", hub_id=name) if name.count("/") == 1 else described
+    return (
+        replace(described, weights="hub", hub_id=name)
+        if name.count("/") == 1
+        else described
+    )
 
 
 def _vaes_to_name(
-    options: Mapping[str, Optimization], model: LoadedModel, choices: Mapping[str, str], overrides: Sequence[str]
+    options: Mapping[str, Optimization],
+    model: LoadedModel,
+    choices: Mapping[str, str],
+    overrides: Sequence[str],
 ) -> list[str]:
     """Returns a conflict for each option that needs the VAE for the model, if the pipeline's origin is unknown."""
     keys = {key_of(word) for word in overrides}
@@ -151,12 +200,22 @@ def _vaes_to_name(
 
 
 def _context(
-    pipe: "DiffusionPipeline", options: Mapping[str, Optimization], model: LoadedModel, scheduler: Any
+    pipe: "DiffusionPipeline",
+    options: Mapping[str, Optimization],
+    model: LoadedModel,
+    scheduler: Any,
 ) -> Context:
     """Returns what the conflicts of options are decided from: these options, and the pipeline as it is."""
     described = Scheduler(type(scheduler).__name__, dict(scheduler.config))
     chosen = {**_as_it_is(pipe), **options}
-    return Context(probe_device(str(pipe.device)), model, Workload(), chosen, described, task_of(model.class_name))
+    return Context(
+        probe_device(str(pipe.device)),
+        model,
+        Workload(),
+        chosen,
+        described,
+        task_of(model.class_name),
+    )
 
 
 def _as_it_is(pipe: "DiffusionPipeline") -> dict[str, Optimization]:
@@ -165,21 +224,35 @@ def _as_it_is(pipe: "DiffusionPipeline") -> dict[str, Optimization]:
     denoiser = denoiser_of(pipe)
     weights = str(denoiser.dtype).removeprefix("torch.")
     if weights in FLOATS:
-        apart = weights != "float32" and getattr(pipe, "vae", None) is not None and pipe.vae.dtype == torch.float32
+        apart = (
+            weights != "float32"
+            and getattr(pipe, "vae", None) is not None
+            and pipe.vae.dtype == torch.float32
+        )
         found["precision"] = FullVae(weights) if apart else Precision(weights)
     if lora_layers(denoiser):
         found["lora"] = Loaded()
     if any(casting_hook(layer) is not None for layer in denoiser.modules()):
         found["memory.layerwise_casting"] = LayerwiseCasting()
-    kernels = (layer.weight for layer in denoiser.modules() if isinstance(layer, torch.nn.Conv2d))
+    kernels = (
+        layer.weight
+        for layer in denoiser.modules()
+        if isinstance(layer, torch.nn.Conv2d)
+    )
     if any(not kernel.is_contiguous() for kernel in kernels):
         found["layout"] = Layout("channels_last")
     return found
 
 
-def _require(ctx: Context, named: Mapping[str, Optimization], problems: Sequence[str]) -> None:
+def _require(
+    ctx: Context, named: Mapping[str, Optimization], problems: Sequence[str]
+) -> None:
     """Raises ConflictError for options that cannot run on this pipeline, before it is changed."""
-    found = [f"{name}: {reason}" for name, option in named.items() for reason in option.obstacles(ctx)]
+    found = [
+        f"{name}: {reason}"
+        for name, option in named.items()
+        for reason in option.obstacles(ctx)
+    ]
     for name, option in named.items():
         if option.load_kwargs().keys() - {"dtype"}:
             found.append(f"{name}: it changes how weights are loaded; use sdopt.load")

@@ -14,20 +14,36 @@ _Switch = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 def _flags(owner: Any, what: str, *names: str) -> dict[str, _Switch]:
-    return {f"{what} {name}": (partial(getattr, owner, name), partial(setattr, owner, name)) for name in names}
+    return {
+        f"{what} {name}": (partial(getattr, owner, name), partial(setattr, owner, name))
+        for name in names
+    }
 
 
 _SWITCHES: dict[str, _Switch] = {
-    "deterministic algorithms": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    "precision of float32 products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "deterministic algorithms": (
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+    ),
+    "precision of float32 products": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
     "default type": (torch.get_default_dtype, torch.set_default_dtype),
     "default device": (torch.get_default_device, torch.set_default_device),
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
     **_flags(cudnn, "cuDNN's", "enabled", "benchmark", "deterministic", "allow_tf32"),
-    **_flags(cuda.matmul, "cuBLAS's", *(f"allow_{kind}_reduced_precision_reduction" for kind in ("fp16", "bf16"))),
+    **_flags(
+        cuda.matmul,
+        "cuBLAS's",
+        *(f"allow_{kind}_reduced_precision_reduction" for kind in ("fp16", "bf16")),
+    ),
     "SDPA's flash kernel": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
-    "SDPA's mem_efficient kernel": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+    "SDPA's mem_efficient kernel": (
+        cuda.mem_efficient_sdp_enabled,
+        cuda.enable_mem_efficient_sdp,
+    ),
     "SDPA's math kernel": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
     "SDPA's cudnn kernel": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
 }
@@ -52,7 +68,10 @@ class ProcessChanges:
 
     def lines(self) -> list[str]:
         """Returns a line for each setting that options left changed."""
-        return [f"{name}: {before} before, {now} now" for name, (before, now) in self.found.items()]
+        return [
+            f"{name}: {before} before, {now} now"
+            for name, (before, now) in self.found.items()
+        ]
 
     def put_back(self) -> None:
         """Puts all settings back, except those that the program has changed since."""

@@ -57,14 +57,26 @@ class Optimized:
     structure: dict[str, Any] | None = None
     """The layers of the denoiser with their settings, if options keep what they were."""
 
-    def require_fitting(self, pipe: "DiffusionPipeline", call: Mapping[str, Any]) -> None:
+    def require_fitting(
+        self, pipe: "DiffusionPipeline", call: Mapping[str, Any]
+    ) -> None:
         """Raises UsageError for a call that an option cannot make as it is asked for."""
         named = named_as_chosen(self.assembly.options, self.choices)
-        problems = [f"{name}: {reason}" for name, option in named.items() for reason in option.refusals(dict(call))]
+        problems = [
+            f"{name}: {reason}"
+            for name, option in named.items()
+            for reason in option.refusals(dict(call))
+        ]
         if self.structure is not None and not runs_eagerly():
             now = self.structure_now(pipe)
-            if changed := [name for name in now | self.structure if now.get(name) != self.structure.get(name)]:
-                keeping = ", ".join(name for name, option in named.items() if option.keeps_structure)
+            if changed := [
+                name
+                for name in now | self.structure
+                if now.get(name) != self.structure.get(name)
+            ]:
+                keeping = ", ".join(
+                    name for name, option in named.items() if option.keeps_structure
+                )
                 problems.append(
                     f"{keeping}: keeps the denoiser as it was, and the program has changed it since (at "
                     f"{changed[0] or 'its top'}): call sdopt.undo(pipe), change it, and apply the options again"
@@ -73,13 +85,19 @@ class Optimized:
             raise UsageError(problems)
 
     @contextmanager
-    def fitting(self, pipe: "DiffusionPipeline", call: Mapping[str, Any]) -> Iterator[None]:
+    def fitting(
+        self, pipe: "DiffusionPipeline", call: Mapping[str, Any]
+    ) -> Iterator[None]:
         """Requires the call in the block to fit, and each of its steps, if code of the program runs between them."""
         self.require_fitting(pipe, call)
         with ExitStack() as stack:
-            if self.structure is not None and (call.get("callback_on_step_end") or call.get("callback")):
+            if self.structure is not None and (
+                call.get("callback_on_step_end") or call.get("callback")
+            ):
                 denoiser = denoiser_of(pipe)
-                step = denoiser.register_forward_pre_hook(lambda *_: self.require_fitting(pipe, call))
+                step = denoiser.register_forward_pre_hook(
+                    lambda *_: self.require_fitting(pipe, call)
+                )
                 stack.callback(step.remove)
             yield
 
@@ -92,16 +110,28 @@ class Optimized:
         """Returns the prompts of a call in which every option can take effect: two if one would be too few."""
 
         def idle(batch_size: int) -> int:
-            workload = replace(self.ctx.workload, batch_size=batch_size, images_per_prompt=images_per_prompt)
+            workload = replace(
+                self.ctx.workload,
+                batch_size=batch_size,
+                images_per_prompt=images_per_prompt,
+            )
             ctx = replace(self.ctx, workload=workload)
-            return sum(bool(option.ineffective(ctx)) for option in self.assembly.options.values())
+            return sum(
+                bool(option.ineffective(ctx))
+                for option in self.assembly.options.values()
+            )
 
-        return list(islice(cycle(self.prompts or [_PROMPT]), 2 if idle(2) < idle(1) else 1))
+        return list(
+            islice(cycle(self.prompts or [_PROMPT]), 2 if idle(2) < idle(1) else 1)
+        )
 
     def shared_later(self) -> bool:
         """Returns whether options were applied to another pipeline since that has some of the same networks."""
         mine = self.before.networks if self.before else set()
-        return any(each.number > self.number and each.before and mine & each.before.networks for each in APPLIED)
+        return any(
+            each.number > self.number and each.before and mine & each.before.networks
+            for each in APPLIED
+        )
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> None:
         """Leaves None in a copy of the pipeline: its hooks, closures and compiled code are those of the original."""
@@ -129,7 +159,12 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
         given = dict(zip(names, args, strict=False)) | kwargs
         state_of(self)  # raises for a copy
         arguments = _fitted(usual, given) | assembly.call_kwargs | given
-        with optimized.lock, optimized.fitting(self, arguments), optimized.process.noted(), assembly.entered():
+        with (
+            optimized.lock,
+            optimized.fitting(self, arguments),
+            optimized.process.noted(),
+            assembly.entered(),
+        ):
             return call(self, **assembly.changed(arguments))
 
     own = {"__call__": __call__, "__module__": cls.__module__}
@@ -161,14 +196,18 @@ def _fitted(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
     negative, embeddings = usual.get("negative_prompt"), given.get("prompt_embeds")
     if negative is not None and given.get("negative_prompt_embeds") is None:
         prompts = given.get("prompt") if embeddings is None else embeddings
-        fitted["negative_prompt"] = negative if isinstance(prompts, str) else [negative] * len(prompts or ())
+        fitted["negative_prompt"] = (
+            negative if isinstance(prompts, str) else [negative] * len(prompts or ())
+        )
     return fitted
 
 
 def state_of(pipe: "DiffusionPipeline") -> Optimized:
     """Returns what a pipeline keeps of its options. Raises UsageError if it has none, or is a copy of one that has."""
     if not hasattr(pipe, OPTIMIZED):
-        raise UsageError("no options were applied to this pipeline with sdopt.optimize or sdopt.load")
+        raise UsageError(
+            "no options were applied to this pipeline with sdopt.optimize or sdopt.load"
+        )
     state: Optimized | None = getattr(pipe, OPTIMIZED)
     # A deep copy has none; a shallow one has the original's, whose options ask the original about its call.
     if state is None or state.assembly.pipe is not pipe:
@@ -193,24 +232,45 @@ def require_plain(pipe: "DiffusionPipeline") -> None:
         )
     if hasattr(pipe, OPTIMIZED):
         state_of(pipe)  # raises for a copy
-        raise UsageError("this pipeline already has options applied; undo them first with sdopt.undo(pipe)")
+        raise UsageError(
+            "this pipeline already has options applied; undo them first with sdopt.undo(pipe)"
+        )
 
 
-def named_as_chosen(options: Mapping[str, Optimization], choices: Mapping[str, str]) -> dict[str, Optimization]:
+def named_as_chosen(
+    options: Mapping[str, Optimization], choices: Mapping[str, str]
+) -> dict[str, Optimization]:
     """Returns options by what chooses them, as in `attention=math`."""
     return {as_choice(axis, choices[axis]): option for axis, option in options.items()}
 
 
 def as_prompts(prompts: Iterable[str] | None) -> tuple[str, ...]:
     """Returns prompts that a program gives, one or several of whatever collection. Raises UsageError for others."""
-    found = (prompts,) if isinstance(prompts, str | PathLike) else () if prompts is None else tuple(prompts)
+    found = (
+        (prompts,)
+        if isinstance(prompts, str | PathLike)
+        else ()
+        if prompts is None
+        else tuple(prompts)
+    )
     if wrong := [each for each in found if not isinstance(each, str)]:
-        raise UsageError(f"prompts: {wrong[0]!r} is no text; give a text, or a list of texts")
+        raise UsageError(
+            f"prompts: {wrong[0]!r} is no text; give a text, or a list of texts"
+        )
     return found
 
 
 def require_prompts(named: Mapping[str, Optimization], prompts: Sequence[str]) -> None:
     """Raises ConflictError if an option needs the prompts in advance, and none are given."""
-    lacking = [] if prompts else [name for name, option in named.items() if option.prepares_inputs]
+    lacking = (
+        []
+        if prompts
+        else [name for name, option in named.items() if option.prepares_inputs]
+    )
     if lacking:
-        raise ConflictError([f"{name}: name the prompts of all calls with prompts=[…]" for name in lacking])
+        raise ConflictError(
+            [
+                f"{name}: name the prompts of all calls with prompts=[…]"
+                for name in lacking
+            ]
+        )

@@ -28,9 +28,13 @@ def compiled_so_far() -> tuple[float, int]:
     """Returns the seconds that compilers took since the last `reset`, and the number of graphs that they made."""
     from torch._dynamo.utils import compile_times, counters
 
-    times: dict[str, Any] = dict(zip(*compile_times(repr="csv", aggregate=True), strict=True))
+    times: dict[str, Any] = dict(
+        zip(*compile_times(repr="csv", aggregate=True), strict=True)
+    )
     by_dynamo = float(times.get("_compile.compile_inner", 0))
-    return by_dynamo + sum(_own_s), int(counters["stats"]["unique_graphs"]) + len(_own_s)
+    return by_dynamo + sum(_own_s), int(counters["stats"]["unique_graphs"]) + len(
+        _own_s
+    )
 
 
 def note_package(earlier_s: float | None) -> None:
@@ -57,7 +61,10 @@ def keep_in(folder: Path) -> None:
     `torch.compiler.save_cache_artifacts` leaves out what a C++ compiler made, so that on a CPU the packaged model took
     46 s to its first image with it, 62 s without it.
     """
-    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    os.environ |= {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+    }
     _kept.append((folder, compile_s_in(folder / _COST)))
 
 

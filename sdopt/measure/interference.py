@@ -68,10 +68,17 @@ class InterferenceMeter:
 
         `own_s` is processor time of further processes that belong to what is measured, and are no others.
         """
-        before, after, passed_s = self._before, self._read(), time.perf_counter() - self._start
+        before, after, passed_s = (
+            self._before,
+            self._read(),
+            time.perf_counter() - self._start,
+        )
         if before is None or after is None:
             return None
-        pairs = [(before.threads.get(tid, _Thread()), now) for tid, now in after.threads.items()]
+        pairs = [
+            (before.threads.get(tid, _Thread()), now)
+            for tid, now in after.threads.items()
+        ]
         ran_s = sum(now.ran_s - then.ran_s for then, now in pairs)
         waited_s = sum(now.waited_s - then.waited_s for then, now in pairs)
         others_s = max(0.0, after.busy_s - before.busy_s - ran_s - own_s)
@@ -79,9 +86,15 @@ class InterferenceMeter:
         total_s = after.total_s - before.total_s
         return Interference(
             waited=round(lost_s / max(seconds, ran_s + lost_s), 5) if lost_s else 0.0,
-            stolen=round((after.stolen_s - before.stolen_s) / total_s, 5) if total_s > 0 else 0.0,
-            major_faults=sum(now.major_faults - then.major_faults for then, now in pairs),
-            switched_out=sum(now.switched_out - then.switched_out for then, now in pairs),
+            stolen=round((after.stolen_s - before.stolen_s) / total_s, 5)
+            if total_s > 0
+            else 0.0,
+            major_faults=sum(
+                now.major_faults - then.major_faults for then, now in pairs
+            ),
+            switched_out=sum(
+                now.switched_out - then.switched_out for then, now in pairs
+            ),
             cpu_mhz=self._mhz(),
             cores=round((ran_s + waited_s) / passed_s, 3),
         )
@@ -103,12 +116,21 @@ class InterferenceMeter:
         second = os.sysconf("SC_CLK_TCK")
         total, stolen = sum(map(sum, ticks)), sum(core[_STOLEN] for core in ticks)
         idle = sum(core[field] for core in ticks for field in _IDLE)
-        return _Counts(threads, total / second, (total - idle - stolen) / second, stolen / second)
+        return _Counts(
+            threads, total / second, (total - idle - stolen) / second, stolen / second
+        )
 
     def _cores(self) -> set[int]:
         """Returns the numbers of the cores that the process may use."""
         status = text_of_process(self._proc / str(self._pid) / "status")
-        listed = next((line for line in status.splitlines() if line.startswith("Cpus_allowed_list:")), ":")
+        listed = next(
+            (
+                line
+                for line in status.splitlines()
+                if line.startswith("Cpus_allowed_list:")
+            ),
+            ":",
+        )
         found: set[int] = set()
         for part in filter(None, listed.partition(":")[2].strip().split(",")):
             first, _, last = part.partition("-")
@@ -119,9 +141,18 @@ class InterferenceMeter:
         """Returns the present mean frequency of the cores that the process may use; None if it is not known."""
         try:
             cores = self._cores()
-            files = [self._cpus / f"cpu{core}" / "cpufreq" / "scaling_cur_freq" for core in sorted(cores)]
-            found = [int(file.read_text(encoding="utf-8")) / 1000 for file in files if file.is_file()]
-            found = found or _listed_mhz((self._proc / "cpuinfo").read_text(encoding="utf-8"), cores)
+            files = [
+                self._cpus / f"cpu{core}" / "cpufreq" / "scaling_cur_freq"
+                for core in sorted(cores)
+            ]
+            found = [
+                int(file.read_text(encoding="utf-8")) / 1000
+                for file in files
+                if file.is_file()
+            ]
+            found = found or _listed_mhz(
+                (self._proc / "cpuinfo").read_text(encoding="utf-8"), cores
+            )
         except (OSError, ValueError):
             return None
         return round(sum(found) / len(found), 1) if found else None
@@ -132,7 +163,11 @@ def _ticks(stat: str, cores: set[int]) -> list[list[int]]:
     found = []
     for line in stat.splitlines():
         name, *fields = line.split()
-        if name.removeprefix("cpu").isdecimal() and int(name.removeprefix("cpu")) in cores and len(fields) >= _TICKS:
+        if (
+            name.removeprefix("cpu").isdecimal()
+            and int(name.removeprefix("cpu")) in cores
+            and len(fields) >= _TICKS
+        ):
             found.append([int(field) for field in fields[:_TICKS]])
     return found
 
@@ -156,5 +191,14 @@ def _thread(task: Path) -> _Thread | None:
         status = text_of_process(task / "status")
     except (OSError, ValueError):
         return None
-    switched = next(line for line in status.splitlines() if line.startswith("nonvoluntary_ctxt_switches:"))
-    return _Thread(int(ran) / 1e9, int(waited) / 1e9, int(fields[_MAJOR_FAULTS]), int(switched.split()[1]))
+    switched = next(
+        line
+        for line in status.splitlines()
+        if line.startswith("nonvoluntary_ctxt_switches:")
+    )
+    return _Thread(
+        int(ran) / 1e9,
+        int(waited) / 1e9,
+        int(fields[_MAJOR_FAULTS]),
+        int(switched.split()[1]),
+    )

@@ -115,7 +115,9 @@ class PeakMemory:
         self._children = max(self._children, _held_elsewhere())
         if self._device.is_cuda:
             # By its index: in each new thread CUDA's current device is the first one.
-            self._highest_cuda = max(self._highest_cuda, torch.cuda.max_memory_allocated(self._device.index))
+            self._highest_cuda = max(
+                self._highest_cuda, torch.cuda.max_memory_allocated(self._device.index)
+            )
 
     def read(self) -> Memory:
         """Returns the peak since `watch` was called, whose sampling ends."""
@@ -126,17 +128,23 @@ class PeakMemory:
             self._watcher.join()
             self._watcher = None
         self._look()
-        memory = Memory(self._loaded, self._host_peak(), children_peak_gib=self._children)
+        memory = Memory(
+            self._loaded, self._host_peak(), children_peak_gib=self._children
+        )
         if self._device.is_cuda:
             memory.cuda_loaded_gib = self._cuda_loaded
             memory.cuda_peak_allocated_gib = self._highest_cuda / 2**30
             memory.cuda_peak_reserved_gib = torch.cuda.max_memory_reserved() / 2**30
             # Graphs captured since then were allocated meanwhile, and are already in the peak.
             now = torch.cuda.memory_allocated() / 2**30 + self._graph_pools_gib()
-            memory.cuda_graph_pools_gib = max(self._pools, now - memory.cuda_peak_allocated_gib)
+            memory.cuda_graph_pools_gib = max(
+                self._pools, now - memory.cuda_peak_allocated_gib
+            )
             memory.cuda_elsewhere_gib = sum(_elsewhere) / 2**30
             memory.nvml_process_gib = process_gib(self._device, [os.getpid()])
-            memory.nvml_children_gib = process_gib(self._device, started_by(os.getpid()))
+            memory.nvml_children_gib = process_gib(
+                self._device, started_by(os.getpid())
+            )
         return memory
 
     def forget_peak(self) -> None:
@@ -219,7 +227,8 @@ def graph_pools_gib(segments: Iterable[Mapping[str, Any]], index: int) -> float:
     held = sum(
         segment["total_size"] - segment["allocated_size"]
         for segment in segments
-        if tuple(segment["segment_pool_id"]) != (0, 0) and segment.get("device", index) == index
+        if tuple(segment["segment_pool_id"]) != (0, 0)
+        and segment.get("device", index) == index
     )
     return float(held) / 2**30
 

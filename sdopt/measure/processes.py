@@ -43,9 +43,13 @@ def held_elsewhere(files: Path | None = None) -> float:
     """
     own = os.getpid()
     children = started_by(own)
-    mapped = sum(_gib_of(PROC / str(number), ("RssShmem:",)) for number in (own, *children))
+    mapped = sum(
+        _gib_of(PROC / str(number), ("RssShmem:",)) for number in (own, *children)
+    )
     in_files = 0.0 if files is None else files_in_memory(files)
-    return sum(_own_gib(PROC / str(child)) for child in children) + max(0.0, in_files - mapped)
+    return sum(_own_gib(PROC / str(child)) for child in children) + max(
+        0.0, in_files - mapped
+    )
 
 
 def files_in_memory(folder: Path) -> float:
@@ -53,11 +57,15 @@ def files_in_memory(folder: Path) -> float:
     if folder.stat().st_dev not in _memory_devices():
         return 0.0
     found: dict[int, int] = {}
-    for parent, _, names in os.walk(folder):  # unlike `rglob`, it goes on if a folder has vanished
+    for parent, _, names in os.walk(
+        folder
+    ):  # unlike `rglob`, it goes on if a folder has vanished
         for name in names:
             with suppress(OSError):
                 status = Path(parent, name).lstat()
-                found[status.st_ino] = status.st_blocks * 512 if stat.S_ISREG(status.st_mode) else 0
+                found[status.st_ino] = (
+                    status.st_blocks * 512 if stat.S_ISREG(status.st_mode) else 0
+                )
     return sum(found.values()) / 2**30
 
 
@@ -65,8 +73,17 @@ def files_in_memory(folder: Path) -> float:
 def _memory_devices() -> Set[int]:
     """Returns the numbers of the file systems that keep their files in memory."""
     with suppress(OSError):
-        lines = [line.partition(" - ") for line in (PROC / "self/mountinfo").read_text(encoding="utf-8").splitlines()]
-        numbers = [before.split()[2].split(":") for before, _, after in lines if after.split()[0] in _IN_MEMORY]
+        lines = [
+            line.partition(" - ")
+            for line in (PROC / "self/mountinfo")
+            .read_text(encoding="utf-8")
+            .splitlines()
+        ]
+        numbers = [
+            before.split()[2].split(":")
+            for before, _, after in lines
+            if after.split()[0] in _IN_MEMORY
+        ]
         return {os.makedev(int(major), int(minor)) for major, minor in numbers}
     return frozenset()
 
@@ -79,7 +96,10 @@ def text_of_process(file: Path) -> str:
 def waited_s() -> float:
     """Returns for how long this process's main thread has waited for a core; 0 if it is not known."""
     with suppress(OSError, ValueError):
-        return int((PROC / "self" / "schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
+        return (
+            int((PROC / "self" / "schedstat").read_text(encoding="utf-8").split()[1])
+            / 1e9
+        )
     return 0.0
 
 
@@ -93,12 +113,17 @@ def _fields(folder: Path) -> list[str]:
 
 def _own_gib(folder: Path) -> float:
     """Returns the anonymous and shared memory of a process; a page counts divided by the processes that share it."""
-    return _gib_of(folder, ("Pss_Anon:", "Pss_Shmem:"), "smaps_rollup") or _gib_of(folder, ("RssAnon:", "RssShmem:"))
+    return _gib_of(folder, ("Pss_Anon:", "Pss_Shmem:"), "smaps_rollup") or _gib_of(
+        folder, ("RssAnon:", "RssShmem:")
+    )
 
 
 def _gib_of(folder: Path, names: tuple[str, ...], file: str = "status") -> float:
     """Returns the sum of some memory fields of a process, in GiB; 0 if there are none, or it has ended."""
     with suppress(OSError):
         lines = text_of_process(folder / file).splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith(names)) / 2**20
+        return (
+            sum(int(line.split()[1]) for line in lines if line.startswith(names))
+            / 2**20
+        )
     return 0.0

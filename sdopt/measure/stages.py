@@ -9,7 +9,12 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 from sdopt.pipelines.parts import denoiser_of, text_encoders_of
 
-TEXT_ENCODER, VAE_ENCODER, DENOISER, VAE_DECODER = "text_encoder", "vae_encoder", "denoiser", "vae_decoder"
+TEXT_ENCODER, VAE_ENCODER, DENOISER, VAE_DECODER = (
+    "text_encoder",
+    "vae_encoder",
+    "denoiser",
+    "vae_decoder",
+)
 
 STAGES = (TEXT_ENCODER, VAE_ENCODER, DENOISER, VAE_DECODER)
 
@@ -24,20 +29,32 @@ def observed(pipe: "DiffusionPipeline", enter: Enter, leave: Leave) -> Iterator[
 
     Forward hooks go on the outermost module, so that a compiled graph is neither entered nor recompiled.
     """
-    modules = [(encoder, TEXT_ENCODER) for encoder in text_encoders_of(pipe)] + [(denoiser_of(pipe), DENOISER)]
+    modules = [(encoder, TEXT_ENCODER) for encoder in text_encoders_of(pipe)] + [
+        (denoiser_of(pipe), DENOISER)
+    ]
     with ExitStack() as stack:
         for module, stage in modules:
-            before = module.register_forward_pre_hook(lambda *_, stage=stage: enter(stage))
+            before = module.register_forward_pre_hook(
+                lambda *_, stage=stage: enter(stage)
+            )
             stack.callback(before.remove)
-            after = module.register_forward_hook(lambda _module, _args, output, stage=stage: leave(stage, output))
+            after = module.register_forward_hook(
+                lambda _module, _args, output, stage=stage: leave(stage, output)
+            )
             stack.callback(after.remove)
-        for name, stage in (("encode", VAE_ENCODER), ("decode", VAE_DECODER)) if pipe.vae is not None else ():
+        for name, stage in (
+            (("encode", VAE_ENCODER), ("decode", VAE_DECODER))
+            if pipe.vae is not None
+            else ()
+        ):
             stack.enter_context(_observed_method(pipe.vae, name, stage, enter, leave))
         yield
 
 
 @contextmanager
-def _observed_method(vae: Any, name: str, stage: str, enter: Enter, leave: Leave) -> Iterator[None]:
+def _observed_method(
+    vae: Any, name: str, stage: str, enter: Enter, leave: Leave
+) -> Iterator[None]:
     # Forward hooks do not run for other methods of the VAE.
     method, own = getattr(vae, name), vae.__dict__.get(name)
 
@@ -91,4 +108,7 @@ class StageClock:
         def between(start: Any, end: Any) -> float:
             return float(start.elapsed_time(end) / 1000 if self._cuda else end - start)
 
-        return {stage: [between(*span) for span in spans] for stage, spans in self._spans.items()}
+        return {
+            stage: [between(*span) for span in spans]
+            for stage, spans in self._spans.items()
+        }

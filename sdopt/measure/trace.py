@@ -14,7 +14,14 @@ from pydantic_core import from_json
 
 from sdopt.measure.garbage import no_garbage
 from sdopt.measure.stages import DENOISER, STAGES, VAE_DECODER, observed
-from sdopt.pipelines.parts import STEPS, denoiser_of, hook_of, is_compiled, networks_of, unwrapped
+from sdopt.pipelines.parts import (
+    STEPS,
+    denoiser_of,
+    hook_of,
+    is_compiled,
+    networks_of,
+    unwrapped,
+)
 from sdopt.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -87,14 +94,18 @@ class StageTrace:
     @property
     def compiled_regions(self) -> int:
         """Number of regions compiled by TorchDynamo that ran."""
-        return sum(count for name, count in self.operators.items() if name.startswith(_REGION))
+        return sum(
+            count for name, count in self.operators.items() if name.startswith(_REGION)
+        )
 
 
 @dataclass
 class Trace:
     """A call of the pipeline as the profiler saw it."""
 
-    stages: dict[str, StageTrace] = field(default_factory=lambda: {stage: StageTrace() for stage in STAGES})
+    stages: dict[str, StageTrace] = field(
+        default_factory=lambda: {stage: StageTrace() for stage in STAGES}
+    )
     kernels: Counter[str] = field(default_factory=Counter)
     """Device kernels that the denoiser launched, including those of replayed graphs; empty on a CPU."""
     complete: bool = True
@@ -118,24 +129,44 @@ class Trace:
 
         Counts within a stage are per call of the stage, because variants are traced with different numbers of steps.
         """
-        found = {f"{kind} parameters, MiB": round(mib, 3) for kind, mib in self.parameter_mib.items()}
+        found = {
+            f"{kind} parameters, MiB": round(mib, 3)
+            for kind, mib in self.parameter_mib.items()
+        }
         for name, stage in self.stages.items():
             stage_counts = {
                 **{f"{operator}": count for operator, count in stage.operators.items()},
-                **{f"products in {kind}": count for kind, count in stage.product_dtypes.items()},
-                **{f"convolutions of {size} samples": count for size, count in stage.batches.items()},
+                **{
+                    f"products in {kind}": count
+                    for kind, count in stage.product_dtypes.items()
+                },
+                **{
+                    f"convolutions of {size} samples": count
+                    for size, count in stage.batches.items()
+                },
                 **({} if stage.batches else _of_tokens(stage)),
                 "convolutions that gave channels-last": stage.channels_last,
                 "graph launches": stage.graph_launches,
             }
-            found |= {f"{name}: {what}": round(count / max(stage.calls, 1), 3) for what, count in stage_counts.items()}
+            found |= {
+                f"{name}: {what}": round(count / max(stage.calls, 1), 3)
+                for what, count in stage_counts.items()
+            }
             found[f"{name}: in inference mode"] = float(bool(stage.inference_mode))
-            found[f"{name}: under autocast to {stage.autocast_dtype}"] = float(stage.calls > 0)
+            found[f"{name}: under autocast to {stage.autocast_dtype}"] = float(
+                stage.calls > 0
+            )
             if name != DENOISER:
                 found[f"{name}: calls"] = stage.calls
         kernels = self.kernels if self.complete else {}
-        found |= {f"kernel {name}": round(n / max(self.denoiser.calls, 1), 3) for name, n in kernels.items()}
-        found |= {f"decoder input {'×'.join(map(str, shape))}": 1.0 for shape in self.decoder_inputs}
+        found |= {
+            f"kernel {name}": round(n / max(self.denoiser.calls, 1), 3)
+            for name, n in kernels.items()
+        }
+        found |= {
+            f"decoder input {'×'.join(map(str, shape))}": 1.0
+            for shape in self.decoder_inputs
+        }
         return {name: count for name, count in found.items() if count}
 
     def images(self) -> np.ndarray:
@@ -155,7 +186,11 @@ class Trace:
     def attention_calls(self) -> int:
         """How often an attention layer of the denoiser ran; 0 in compiled code, where layers are not seen."""
         # The last module in every attention layer of diffusers, whatever computes the attention.
-        return sum(count for name, count in self.denoiser.ran.items() if name.endswith(".to_out.1"))
+        return sum(
+            count
+            for name, count in self.denoiser.ran.items()
+            if name.endswith(".to_out.1")
+        )
 
     @property
     def denoiser(self) -> StageTrace:
@@ -176,12 +211,17 @@ class Trace:
             if name.startswith(_FUSED_OPERATORS)
         }
         return operators or {
-            name: n for name, n in self.kernels.items() if any(word in name for word in _FUSED_KERNELS)
+            name: n
+            for name, n in self.kernels.items()
+            if any(word in name for word in _FUSED_KERNELS)
         }
 
 
 def _of_tokens(stage: StageTrace) -> dict[str, int]:
-    return {f"products of {size} samples": count for size, count in stage.token_batches.items()}
+    return {
+        f"products of {size} samples": count
+        for size, count in stage.token_batches.items()
+    }
 
 
 def trace_call(pipe: DiffusionPipeline, call: Callable[[], Any], cuda: bool) -> Trace:
@@ -198,7 +238,11 @@ def trace_call(pipe: DiffusionPipeline, call: Callable[[], Any], cuda: bool) -> 
         seen.inference_mode = torch.is_inference_mode_enabled()
         seen.cudnn_benchmark = torch.backends.cudnn.benchmark
         kind = "cuda" if cuda else "cpu"
-        seen.autocast_dtype = _name(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+        seen.autocast_dtype = (
+            _name(torch.get_autocast_dtype(kind))
+            if torch.is_autocast_enabled(kind)
+            else None
+        )
         region = torch.profiler.record_function(_LABEL + stage)
         region.__enter__()
         regions.append(region)
@@ -206,20 +250,32 @@ def trace_call(pipe: DiffusionPipeline, call: Callable[[], Any], cuda: bool) -> 
     def leave(stage: str, output: Any) -> None:
         regions.pop().__exit__(None, None, None)
         first = next(iter(output.values())) if isinstance(output, dict) else output[0]
-        first = first[0] if isinstance(first, list) else first  # some transformers return a tensor for each sample
+        first = (
+            first[0] if isinstance(first, list) else first
+        )  # some transformers return a tensor for each sample
         if isinstance(first, torch.Tensor):
             trace.stages[stage].output_requires_grad = first.requires_grad
             if stage == VAE_DECODER:
                 trace.decoded.append(tuple(first.shape))
 
-    activities = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if cuda else [])
-    with warnings.catch_warnings(), observed(pipe, enter, leave), _observed_layers(pipe, trace):
+    activities = [torch.profiler.ProfilerActivity.CPU] + (
+        [torch.profiler.ProfilerActivity.CUDA] if cuda else []
+    )
+    with (
+        warnings.catch_warnings(),
+        observed(pipe, enter, leave),
+        _observed_layers(pipe, trace),
+    ):
         # PyTorch 2.11 warns that it drops the events of earlier cycles; here is only one. `acc_events=True`, which
         # keeps them, also makes a Python object of each event, which took longer than the call.
         warnings.filterwarnings("ignore", message=".*Profiler clears events")
-        with torch.profiler.profile(activities=activities, record_shapes=not _swaps_weights(pipe)) as profile:
+        with torch.profiler.profile(
+            activities=activities, record_shapes=not _swaps_weights(pipe)
+        ) as profile:
             call()
-    trace.denoiser.idle = getattr(vars(unwrapped(denoiser_of(pipe))).get(STEPS), "idle", 0)
+    trace.denoiser.idle = getattr(
+        vars(unwrapped(denoiser_of(pipe))).get(STEPS), "idle", 0
+    )
     with scratch_folder("trace") as folder:
         path = folder / "trace.json"
         profile.export_chrome_trace(str(path))
@@ -234,8 +290,13 @@ def _swaps_weights(pipe: DiffusionPipeline) -> bool:
 
     PyTorch moves such a weight by `swap_tensors`, which fails while the profiler, recording shapes, refers to it.
     """
-    layers = [layer for network in networks_of(pipe).values() for layer in network.modules()]
-    moved = any(hasattr(layer, "_hf_hook") or hook_of(layer, "group_offloading") is not None for layer in layers)
+    layers = [
+        layer for network in networks_of(pipe).values() for layer in network.modules()
+    ]
+    moved = any(
+        hasattr(layer, "_hf_hook") or hook_of(layer, "group_offloading") is not None
+        for layer in layers
+    )
     weights = (weight for layer in layers for weight in layer.parameters(recurse=False))
     return moved and any(hasattr(weight, "__tensor_flatten__") for weight in weights)
 
@@ -249,7 +310,10 @@ def _parameters_of(pipe: DiffusionPipeline) -> dict[str, float]:
         if isinstance(network, torch.nn.Module):
             for tensor in (*network.parameters(), *network.buffers()):
                 kind = f"{tensor.device.type} {_name(tensor.dtype)}"
-                found[kind] = found.get(kind, 0.0) + tensor.numel() * tensor.element_size() / 2**20
+                found[kind] = (
+                    found.get(kind, 0.0)
+                    + tensor.numel() * tensor.element_size() / 2**20
+                )
     return found
 
 
@@ -265,19 +329,35 @@ def _observed_layers(pipe: DiffusionPipeline, trace: Trace) -> Iterator[None]:
 
     def note(name: str, layer: torch.nn.Module, output: Any) -> None:
         seen.ran[name] += 1
-        if isinstance(layer, torch.nn.Conv2d) and output.shape[1] > 1 and output.shape[2] > 1:
+        if (
+            isinstance(layer, torch.nn.Conv2d)
+            and output.shape[1] > 1
+            and output.shape[2] > 1
+        ):
             seen.convolutions += 1
-            seen.channels_last += output.is_contiguous(memory_format=torch.channels_last)
+            seen.channels_last += output.is_contiguous(
+                memory_format=torch.channels_last
+            )
 
-    layers = [] if is_compiled(denoiser) else [each for each in denoiser.named_modules() if not [*each[1].children()]]
+    layers = (
+        []
+        if is_compiled(denoiser)
+        else [each for each in denoiser.named_modules() if not [*each[1].children()]]
+    )
     handles = [
-        layer.register_forward_hook(lambda layer, _inputs, output, name=name: note(name, layer, output))
+        layer.register_forward_hook(
+            lambda layer, _inputs, output, name=name: note(name, layer, output)
+        )
         for name, layer in layers
     ]
     taken = trace.decoder_inputs
     if pipe.vae is not None:
         decoder: torch.nn.Module = pipe.vae.decoder
-        handles.append(decoder.register_forward_pre_hook(lambda _module, inputs: taken.append(tuple(inputs[0].shape))))
+        handles.append(
+            decoder.register_forward_pre_hook(
+                lambda _module, inputs: taken.append(tuple(inputs[0].shape))
+            )
+        )
     try:
         yield
     finally:
@@ -293,7 +373,9 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
     )
 
     def stage_at(moment: float) -> str | None:
-        return next((stage for start, end, stage in spans if start <= moment < end), None)
+        return next(
+            (stage for start, end, stage in spans if start <= moment < end), None
+        )
 
     stages: dict[tuple[str, int], str | None] = {}
     awaited: set[int] = set()
@@ -312,12 +394,20 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
                 trace.stages[stage].graph_captures += 1
             if stage == DENOISER and event["name"].startswith(_KERNEL_LAUNCHES):
                 awaited.add(event["args"].get(_LAUNCH, -1))
-    worked = {event["args"].get(_LAUNCH) for event in events if event.get("cat") in _DEVICE_WORK}
+    worked = {
+        event["args"].get(_LAUNCH)
+        for event in events
+        if event.get("cat") in _DEVICE_WORK
+    }
     trace.complete = awaited <= worked
     _count_device_work(events, stages, trace)
 
 
-def _count_device_work(events: list[dict[str, Any]], stages: dict[tuple[str, int], str | None], trace: Trace) -> None:
+def _count_device_work(
+    events: list[dict[str, Any]],
+    stages: dict[tuple[str, int], str | None],
+    trace: Trace,
+) -> None:
     """Counts kernels, and the time that the device worked for the denoiser.
 
     Device work runs after its launch, so the launch gives its stage. CUDA gives both the same correlation id. Kineto's
@@ -329,7 +419,10 @@ def _count_device_work(events: list[dict[str, Any]], stages: dict[tuple[str, int
         if event.get("cat") not in _DEVICE_WORK:
             continue
         numbers = [(kind, event["args"].get(kind, -2)) for kind in (_LAUNCH, _OPERATOR)]
-        if next((stages[number] for number in numbers if number in stages), DENOISER) == DENOISER:
+        if (
+            next((stages[number] for number in numbers if number in stages), DENOISER)
+            == DENOISER
+        ):
             busy.append((event["ts"], event["ts"] + event["dur"]))
             if event["cat"] == "kernel":
                 trace.kernels[event["name"]] += 1
@@ -347,7 +440,10 @@ def _count_operator(event: dict[str, Any], seen: StageTrace) -> None:
     # Shapes may be missing: sizes are symbols while a compiler traces, or shapes are not recorded.
     if name == "aten::convolution" and (sizes := inputs.get("Input Dims", [()])[0]):
         seen.batches[sizes[0]] += 1
-    elif name == "aten::linear" and len(sizes := inputs.get("Input Dims", [()])[0]) == _TOKENS:
+    elif (
+        name == "aten::linear"
+        and len(sizes := inputs.get("Input Dims", [()])[0]) == _TOKENS
+    ):
         seen.token_batches[sizes[0]] += 1
 
 

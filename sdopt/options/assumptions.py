@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     import torch
 
 COMMON_PROCESSORS = (
-    *("AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "SlicedAttnProcessor", "FusedAttnProcessor2_0"),
+    *(
+        "AttnProcessor",
+        "AttnProcessor2_0",
+        "XFormersAttnProcessor",
+        "SlicedAttnProcessor",
+        "FusedAttnProcessor2_0",
+    ),
     *("AttnAddedKVProcessor", "AttnAddedKVProcessor2_0", "SlicedAttnAddedKVProcessor"),
 )
 """diffusers' processors that all compute the same attention."""
@@ -40,12 +46,21 @@ def common_attention(pipe: Pipeline) -> list[str]:
         return []  # whose processors are of their own kinds, and which options leave in place
     kinds = {type(each) for each in getattr(denoiser, "attn_processors", {}).values()}
     others = sorted(
-        k.__name__ for k in kinds if k.__name__ not in COMMON_PROCESSORS or not k.__module__.startswith("diffusers.")
+        k.__name__
+        for k in kinds
+        if k.__name__ not in COMMON_PROCESSORS
+        or not k.__module__.startswith("diffusers.")
     )
     if not others:
         return []
-    what = "the IP-Adapter" if any("IPAdapter" in name for name in others) else "what they compute"
-    return [f"would replace the processors {', '.join(others)}, and leave out {what}: choose attention=math, or none"]
+    what = (
+        "the IP-Adapter"
+        if any("IPAdapter" in name for name in others)
+        else "what they compute"
+    )
+    return [
+        f"would replace the processors {', '.join(others)}, and leave out {what}: choose attention=math, or none"
+    ]
 
 
 def own_blocks(pipe: Pipeline) -> list[str]:
@@ -55,20 +70,46 @@ def own_blocks(pipe: Pipeline) -> list[str]:
     from diffusers import UNet2DConditionModel
 
     unet = denoiser_of(pipe)
-    adding = {"a ControlNet": hasattr(pipe, "controlnet"), "a T2I-Adapter": hasattr(pipe, "adapter")}
+    adding = {
+        "a ControlNet": hasattr(pipe, "controlnet"),
+        "a T2I-Adapter": hasattr(pipe, "adapter"),
+    }
     adding["GLIGEN"] = getattr(unet, "position_net", None) is not None
-    found = [f"runs the UNet's blocks itself, without {what}" for what, there in adding.items() if there]
-    if "forward" in vars(unet) or getattr(type(unet), "forward", None) is not UNet2DConditionModel.forward:
-        return [*found, "would replace the UNet's forward, which is not that of diffusers"]
+    found = [
+        f"runs the UNet's blocks itself, without {what}"
+        for what, there in adding.items()
+        if there
+    ]
+    if (
+        "forward" in vars(unet)
+        or getattr(type(unet), "forward", None) is not UNet2DConditionModel.forward
+    ):
+        return [
+            *found,
+            "would replace the UNet's forward, which is not that of diffusers",
+        ]
     if unet.class_embedding is not None:
         found.append("runs the UNet's blocks itself, without its class embedding")
     named = dict(unet.named_modules())
     for name in filter(_BLOCK.fullmatch, named):
         block: Any = named[name]
-        if all(getattr(block, factor, None) is not None for factor in ("s1", "s2", "b1", "b2")):
-            return [*found, "runs the UNet's blocks itself, without FreeU: call pipe.disable_freeu() first"]
-        if "forward" in vars(block) or _hooks(block) or not type(block).__module__.startswith("diffusers."):
-            return [*found, f"runs the UNet's blocks itself, without the forward or the hooks of {name}"]
+        if all(
+            getattr(block, factor, None) is not None
+            for factor in ("s1", "s2", "b1", "b2")
+        ):
+            return [
+                *found,
+                "runs the UNet's blocks itself, without FreeU: call pipe.disable_freeu() first",
+            ]
+        if (
+            "forward" in vars(block)
+            or _hooks(block)
+            or not type(block).__module__.startswith("diffusers.")
+        ):
+            return [
+                *found,
+                f"runs the UNet's blocks itself, without the forward or the hooks of {name}",
+            ]
     return found
 
 
@@ -78,8 +119,12 @@ def _own_transformer_blocks(pipe: Pipeline) -> list[str]:
     if hasattr(pipe, "controlnet"):
         return ["runs the transformer's blocks itself, without a ControlNet"]
     for name, module in denoiser.named_modules():
-        if type(module).__name__.endswith("Block") and (_hooks(module) or "forward" in vars(module)):
-            return [f"runs the transformer's blocks itself, without the forward or the hooks of {name}"]
+        if type(module).__name__.endswith("Block") and (
+            _hooks(module) or "forward" in vars(module)
+        ):
+            return [
+                f"runs the transformer's blocks itself, without the forward or the hooks of {name}"
+            ]
     return []
 
 
@@ -88,7 +133,11 @@ _BLOCK = re.compile(r"mid_block|(down|up)_blocks\.\d+")
 
 def ungated_blocks(pipe: Pipeline) -> list[str]:
     """For options that replace the forward of transformer blocks: these have no further layers (GLIGEN)."""
-    blocks = [block for block in denoiser_of(pipe).modules() if type(block).__name__ == "BasicTransformerBlock"]
+    blocks = [
+        block
+        for block in denoiser_of(pipe).modules()
+        if type(block).__name__ == "BasicTransformerBlock"
+    ]
     if all(getattr(block, "fuser", None) is None for block in blocks):
         return []
     return ["replaces the forward of transformer blocks, and would leave out GLIGEN"]
@@ -97,8 +146,12 @@ def ungated_blocks(pipe: Pipeline) -> list[str]:
 def unchanged_layers(pipe: Pipeline) -> list[str]:
     """For options that replace or join layers: a program has neither hooked them nor changed how they compute."""
     for name, module in unwrapped(denoiser_of(pipe)).named_modules():
-        if name and (_hooks(module) or {"forward", "_conv_forward"} & vars(module).keys()):
-            return [f"replaces layers, and would leave out the hooks or the own forward of {name}: remove them first"]
+        if name and (
+            _hooks(module) or {"forward", "_conv_forward"} & vars(module).keys()
+        ):
+            return [
+                f"replaces layers, and would leave out the hooks or the own forward of {name}: remove them first"
+            ]
     return []
 
 
@@ -116,7 +169,16 @@ def one_call_a_step(pipe: Pipeline) -> list[str]:
 
 
 _ONE_CALL = (
-    *("", "ControlNet", "ControlNetUnion", "ControlNetXS", "PAG", "ControlNetPAG", "Adapter", "GLIGEN"),
+    *(
+        "",
+        "ControlNet",
+        "ControlNetUnion",
+        "ControlNetXS",
+        "PAG",
+        "ControlNetPAG",
+        "Adapter",
+        "GLIGEN",
+    ),
     *("InstructPix2Pix", "Depth2Img", "LDM3D", "Model"),
 )
 """The kinds of pipelines that call the denoiser once in a step, by the middle of their class names."""
@@ -144,8 +206,12 @@ def _calls_of(pipe: Pipeline, kinds: tuple[str, ...], what: str) -> list[str]:
         for kind in kinds
         for task in ("", "Img2Img", "Inpaint")
     ]
-    known = [getattr(diffusers, name).__call__ for name in names if hasattr(diffusers, name)]
-    if family_of_class(type(pipe).__name__) is not None and type(pipe).__module__.startswith("diffusers."):
+    known = [
+        getattr(diffusers, name).__call__ for name in names if hasattr(diffusers, name)
+    ]
+    if family_of_class(type(pipe).__name__) is not None and type(
+        pipe
+    ).__module__.startswith("diffusers."):
         return []
     if type(pipe).__call__ in known or type(pipe).__name__.startswith("AltDiffusion"):
         return []
@@ -157,15 +223,31 @@ def nothing_but_tensors(pipe: Pipeline) -> list[str]:
     denoiser = unwrapped(denoiser_of(pipe))
     call: Any = inspect.unwrap(type(pipe).__call__)
     if _EXCHANGES & {*call.__code__.co_names}:
-        return [f"keeps a graph, and the call of a {type(pipe).__name__} exchanges attention layers while it draws"]
-    processors = {type(each) for each in getattr(denoiser, "attn_processors", {}).values()}
-    if own := sorted(kind.__name__ for kind in processors if not kind.__module__.startswith("diffusers.")):
-        return [f"keeps a graph, which would not run the Python code of {', '.join(own)} again"]
-    changed = [name for name, module in denoiser.named_modules() if _hooks(module) or "forward" in vars(module)]
+        return [
+            f"keeps a graph, and the call of a {type(pipe).__name__} exchanges attention layers while it draws"
+        ]
+    processors = {
+        type(each) for each in getattr(denoiser, "attn_processors", {}).values()
+    }
+    if own := sorted(
+        kind.__name__
+        for kind in processors
+        if not kind.__module__.startswith("diffusers.")
+    ):
+        return [
+            f"keeps a graph, which would not run the Python code of {', '.join(own)} again"
+        ]
+    changed = [
+        name
+        for name, module in denoiser.named_modules()
+        if _hooks(module) or "forward" in vars(module)
+    ]
     if not changed:
         return []
     place = changed[0] or "the denoiser"
-    return [f"keeps a graph, which would not run the hooks or the own forward of {place} again: remove them first"]
+    return [
+        f"keeps a graph, which would not run the hooks or the own forward of {place} again: remove them first"
+    ]
 
 
 _EXCHANGES = {
@@ -177,8 +259,14 @@ GLIGEN, which grounds only the first steps."""
 
 
 def _hooks(module: torch.nn.Module) -> bool:
-    registry = vars(module).get("_diffusers_hook")  # empty after a call that named a branch to diffusers' caches
-    return bool(module._forward_hooks or module._forward_pre_hooks or (registry is not None and registry.hooks))
+    registry = vars(module).get(
+        "_diffusers_hook"
+    )  # empty after a call that named a branch to diffusers' caches
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or (registry is not None and registry.hooks)
+    )
 
 
 def plain_weights(pipe: Pipeline) -> list[str]:
@@ -186,54 +274,80 @@ def plain_weights(pipe: Pipeline) -> list[str]:
     layer = quantized_layer(unwrapped(denoiser_of(pipe)))
     if layer is None:
         return []
-    return [f"the weights of the denoiser are quantized already (such as {layer}): load it without that"]
+    return [
+        f"the weights of the denoiser are quantized already (such as {layer}): load it without that"
+    ]
 
 
 def within_float16(pipe: Pipeline, kept: Collection[str]) -> list[str]:
     """For options that compute all networks but `kept` in float16, in which numbers above 65,504 become infinite."""
     for name, network in networks_of(pipe).items():
         for key, weight in network.named_parameters() if name not in kept else ():
-            if weight.is_floating_point() and weight.element_size() > 1 and weight.detach().half().isinf().any():
-                return [f"weights in {name}.{key} are too large for float16, and images would be black: choose bf16"]
+            if (
+                weight.is_floating_point()
+                and weight.element_size() > 1
+                and weight.detach().half().isinf().any()
+            ):
+                return [
+                    f"weights in {name}.{key} are too large for float16, and images would be black: choose bf16"
+                ]
     return []
 
 
 def usual_encoding(pipe: Pipeline) -> list[str]:
     """For options that encode prompts beforehand: what a pipeline does with embeddings that are given is known."""
     encode: Any = getattr(type(pipe), "encode_prompt", None)
-    lacking = [name for name in ("text_encoder", "tokenizer") if getattr(pipe, name, None) is None]
+    lacking = [
+        name
+        for name in ("text_encoder", "tokenizer")
+        if getattr(pipe, name, None) is None
+    ]
     if encode is None or lacking:
         has = ", ".join(lacking) or "encode_prompt"
-        return [f"encodes prompts beforehand, and this {type(pipe).__name__} has no {has}"]
+        return [
+            f"encodes prompts beforehand, and this {type(pipe).__name__} has no {has}"
+        ]
     if "encode_prompt" not in vars(pipe) and encode.__module__.startswith("diffusers."):
         return []
-    return ["encodes prompts beforehand, and this pipeline's own encode_prompt would change them once more: remove it"]
+    return [
+        "encodes prompts beforehand, and this pipeline's own encode_prompt would change them once more: remove it"
+    ]
 
 
 def no_lora(pipe: Pipeline) -> list[str]:
     """For options that load a LoRA: diffusers would switch another one off, or fuse it too."""
     if not any(lora_layers(network) for network in networks_of_a_lora(pipe)):
         return []
-    return ["this pipeline has a LoRA already, which would no longer count: unload it, or fuse it into the weights"]
+    return [
+        "this pipeline has a LoRA already, which would no longer count: unload it, or fuse it into the weights"
+    ]
 
 
 def no_projected_pictures(pipe: Pipeline) -> list[str]:
     """For options that store weights in 8 bits: diffusers casts an IP-Adapter's pictures to the type of its weights."""
     if getattr(unwrapped(denoiser_of(pipe)), "encoder_hid_proj", None) is None:
         return []
-    return ["diffusers would cast the pictures of the IP-Adapter to 8 bits, too, and fail: choose precision=bf16"]
+    return [
+        "diffusers would cast the pictures of the IP-Adapter to 8 bits, too, and fail: choose precision=bf16"
+    ]
 
 
 def a_vae(pipe: Pipeline) -> list[str]:
     """For options that change the VAE: a pipeline that returns latents may have none."""
-    return [] if getattr(pipe, "vae", None) is not None else ["changes the VAE, and this pipeline has none"]
+    return (
+        []
+        if getattr(pipe, "vae", None) is not None
+        else ["changes the VAE, and this pipeline has none"]
+    )
 
 
 def call_without_gradients(pipe: Pipeline) -> list[str]:
     """For options that take the decorator off a pipeline's call, which switches gradients off."""
     if hasattr(type(pipe).__call__, "__wrapped__"):
         return []
-    return [f"the call of a {type(pipe).__name__} is not decorated with torch.no_grad(), as diffusers' are"]
+    return [
+        f"the call of a {type(pipe).__name__} is not decorated with torch.no_grad(), as diffusers' are"
+    ]
 
 
 def as_loaded(pipe: Pipeline, networks: dict[str, torch.nn.Module]) -> Iterator[str]:
@@ -267,7 +381,9 @@ def structure_of(network: Any, graph: bool) -> dict[str, Any]:
             type(module),
             _settings(vars(module)),
             _own_hooks(module) if name or graph else [],
-            [id(parameter) for parameter in module._parameters.values()] if graph else [],
+            [id(parameter) for parameter in module._parameters.values()]
+            if graph
+            else [],
         )
         for name, module in network.named_modules()
     }
@@ -275,12 +391,18 @@ def structure_of(network: Any, graph: bool) -> dict[str, Any]:
 
 def _own_hooks(module: torch.nn.Module) -> list[Any]:
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return [hook for hook in hooks if not str(getattr(hook, "__module__", "")).startswith("sdopt.")]
+    return [
+        hook
+        for hook in hooks
+        if not str(getattr(hook, "__module__", "")).startswith("sdopt.")
+    ]
 
 
 def _settings(attributes: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: (type(value), _settings(vars(value))) if name == "processor" else _plain(value)
+        name: (type(value), _settings(vars(value)))
+        if name == "processor"
+        else _plain(value)
         for name, value in attributes.items()
         # Tracing puts modules into `eval` mode, in which a pipeline runs them anyway.
         if (not name.startswith("_") and name != "training") or name in _SWITCHES

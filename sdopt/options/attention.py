@@ -15,12 +15,30 @@ from sdopt.hardware.cards import (
     Feature,
     missing,
 )
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
-from sdopt.options.assumptions import COMMON_PROCESSORS, common_attention, unchanged_layers
+from sdopt.options import (
+    Assumption,
+    Context,
+    Contract,
+    Finding,
+    Optimization,
+    Proof,
+    Stage,
+    Trace,
+)
+from sdopt.options.assumptions import (
+    COMMON_PROCESSORS,
+    common_attention,
+    unchanged_layers,
+)
 from sdopt.options.base import Need
 from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out
 from sdopt.options.declarations import Extra
-from sdopt.pipelines.loading import family_of, head_dimensions, heads_by_level, published_denoiser
+from sdopt.pipelines.loading import (
+    family_of,
+    head_dimensions,
+    heads_by_level,
+    published_denoiser,
+)
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
 from sdopt.schema import Model, OneOf
 
@@ -40,10 +58,14 @@ class _Backend:
 _BACKENDS = {
     "math": _Backend("MATH", None, ("_dot_product_attention_math",)),
     "flash": _Backend(
-        "FLASH_ATTENTION", FLASH_ATTENTION, ("_dot_product_flash_attention", "flash_fwd", "FlashAttnFwd")
+        "FLASH_ATTENTION",
+        FLASH_ATTENTION,
+        ("_dot_product_flash_attention", "flash_fwd", "FlashAttnFwd"),
     ),
     "mem_efficient": _Backend(
-        "EFFICIENT_ATTENTION", MEM_EFFICIENT_ATTENTION, ("_dot_product_efficient_attention", "fmha_cutlass")
+        "EFFICIENT_ATTENTION",
+        MEM_EFFICIENT_ATTENTION,
+        ("_dot_product_efficient_attention", "fmha_cutlass"),
     ),
     "cudnn": _Backend("CUDNN_ATTENTION", CUDNN_ATTENTION, ("cudnn_", "_flash_fprop")),
 }
@@ -56,7 +78,10 @@ sdp_utils.cpp. On Blackwell, cuDNN supports only one such pair of sizes: 192 for
 def _setting(processor: str) -> tuple[str, ...]:
     """Returns the code that sets one of diffusers' attention processors."""
     module = "diffusers.models.attention_processor"
-    return f"from {module} import {processor}", f"pipe.unet.set_attn_processor({processor}())"
+    return (
+        f"from {module} import {processor}",
+        f"pipe.unet.set_attn_processor({processor}())",
+    )
 
 
 def _set(pipe: Pipeline, processor: str) -> Any:
@@ -89,10 +114,16 @@ class Default(Optimization):
 
         def proof(trace: Trace) -> Finding:
             kinds = _processors(unwrapped(denoiser_of(pipe)))
-            shown = _kernels(trace) or f"{', '.join(kinds)}, no scaled-dot-product kernel"
+            shown = (
+                _kernels(trace) or f"{', '.join(kinds)}, no scaled-dot-product kernel"
+            )
             # A compiler may have replaced all attention layers by its own, which have no processors.
-            engaged = kinds in ([], wanted) and not _backends_of(unwrapped(denoiser_of(pipe)))
-            return Finding(engaged, shown, {"processors": kinds, "kernels": trace.fused_attention})
+            engaged = kinds in ([], wanted) and not _backends_of(
+                unwrapped(denoiser_of(pipe))
+            )
+            return Finding(
+                engaged, shown, {"processors": kinds, "kernels": trace.fused_attention}
+            )
 
         return proof
 
@@ -121,7 +152,9 @@ class Vanilla(EquivalentAttention):
             kinds = _processors(denoiser)
             engaged = kinds == ["AttnProcessor"] and not trace.fused_attention
             return Finding(
-                engaged, f"{', '.join(kinds)}; {_kernels(trace) or 'no fused kernel'}", {"processors": kinds}
+                engaged,
+                f"{', '.join(kinds)}; {_kernels(trace) or 'no fused kernel'}",
+                {"processors": kinds},
             )
 
         return proof
@@ -144,7 +177,9 @@ class Sdpa(EquivalentAttention):
     @property
     @override
     def claims(self) -> frozenset[str]:
-        return frozenset() if self.backend == "math" else frozenset({"latency", "memory"})
+        return (
+            frozenset() if self.backend == "math" else frozenset({"latency", "memory"})
+        )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -155,7 +190,9 @@ class Sdpa(EquivalentAttention):
             found += missing(ctx.device, feature)
         if ctx.device.is_cuda and self.backend in ("flash", "cudnn"):
             if attends_in_float32(ctx):
-                found.append(f"the {self.backend} kernel needs float16 or bfloat16: choose precision=fp16 or bf16")
+                found.append(
+                    f"the {self.backend} kernel needs float16 or bfloat16: choose precision=fp16 or bf16"
+                )
             found += self._too_wide(ctx)
         if ctx.device.is_cuda and self.backend == "flash":
             found += self._masked(ctx)
@@ -168,21 +205,37 @@ class Sdpa(EquivalentAttention):
     def _masked(self, ctx: Context) -> list[str]:
         """Returns the conflict, if any, of a kernel that takes no mask with a model that gives one."""
         family, prompts = family_of(ctx.model), ctx.workload.batch_size
-        if family.encoding.masks == "never" or (family.encoding.masks == "batches" and prompts == 1):
+        if family.encoding.masks == "never" or (
+            family.encoding.masks == "batches" and prompts == 1
+        ):
             return []
-        way = "or workload.batch_size=1" if family.encoding.masks == "batches" else "or math"
-        return [f"the flash kernel takes no mask, which {family.title} needs here: choose mem_efficient, {way}"]
+        way = (
+            "or workload.batch_size=1"
+            if family.encoding.masks == "batches"
+            else "or math"
+        )
+        return [
+            f"the flash kernel takes no mask, which {family.title} needs here: choose mem_efficient, {way}"
+        ]
 
     def _too_wide(self, ctx: Context) -> list[str]:
         """Returns the conflict, if any, of the kernel with the model's head sizes, as checked in sdp_utils.cpp."""
         largest = 256
-        if self.backend == "cudnn":  # the probed value, or else the card's limit in PyTorch
+        if (
+            self.backend == "cudnn"
+        ):  # the probed value, or else the card's limit in PyTorch
             limit = 256 if ctx.device.capability in _WIDE_HEADS else 128
             largest = int(ctx.device.attributes.get("cudnn_head_dimension", limit))
-        wide = [size for size in head_dimensions(ctx.model) if size > largest or (self.backend == "cudnn" and size % 8)]
+        wide = [
+            size
+            for size in head_dimensions(ctx.model)
+            if size > largest or (self.backend == "cudnn" and size % 8)
+        ]
         if not wide:
             return []
-        supported = f"up to {largest} channels" + (", in multiples of 8" if self.backend == "cudnn" else "")
+        supported = f"up to {largest} channels" + (
+            ", in multiples of 8" if self.backend == "cudnn" else ""
+        )
         sizes = ", ".join(map(str, wide))
         found = f"the {self.backend} kernel supports heads of {supported} here, and this model has heads of {sizes}"
         return [f"{found}: choose attention=default or mem_efficient"]
@@ -191,7 +244,10 @@ class Sdpa(EquivalentAttention):
     def apply(self, pipe: Pipeline) -> Proof:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        backend, denoiser = getattr(SDPBackend, _BACKENDS[self.backend].member), denoiser_of(pipe)
+        backend, denoiser = (
+            getattr(SDPBackend, _BACKENDS[self.backend].member),
+            denoiser_of(pipe),
+        )
         forward = denoiser.forward
 
         def forward_with_backend(*args: Any, **kwargs: Any) -> Any:
@@ -207,8 +263,14 @@ class Sdpa(EquivalentAttention):
                 shown = bool(seen) or trace.is_compiled(denoiser_of(pipe))
                 engaged = all(backend_of(name) == "math" for name in seen) and shown
             else:
-                engaged = bool(seen) and all(backend_of(name) == self.backend for name in seen)
-            return Finding(engaged, _kernels(trace) or "products and softmax, no fused kernel", {"kernels": seen})
+                engaged = bool(seen) and all(
+                    backend_of(name) == self.backend for name in seen
+                )
+            return Finding(
+                engaged,
+                _kernels(trace) or "products and softmax, no fused kernel",
+                {"kernels": seen},
+            )
 
         return proof
 
@@ -217,7 +279,9 @@ class Sdpa(EquivalentAttention):
 class Sliced(EquivalentAttention):
     """Computes attention for a few heads at a time (`enable_attention_slicing`), without a fused kernel."""
 
-    unet_only: ClassVar[str | None] = "diffusers slices the attention of UNets alone: choose attention=mem_efficient"
+    unet_only: ClassVar[str | None] = (
+        "diffusers slices the attention of UNets alone: choose attention=mem_efficient"
+    )
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     slice_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
@@ -233,7 +297,9 @@ class Sliced(EquivalentAttention):
     def conflicts(self, ctx: Context) -> list[str]:
         heads = min(heads_by_level(ctx.model).values(), default=None)
         if heads == 1 and self.slice_size is None:
-            return ["a layer of this model has only one head, which cannot be halved: choose attention=sliced_max"]
+            return [
+                "a layer of this model has only one head, which cannot be halved: choose attention=sliced_max"
+            ]
         if self.slice_size is None or heads is None or self.slice_size <= heads:
             return []
         found = f"attention.slice_size={self.slice_size}: a layer of this model has only {heads} heads"
@@ -244,24 +310,42 @@ class Sliced(EquivalentAttention):
         denoiser = unwrapped(denoiser_of(pipe))
         if hasattr(denoiser, "set_attention_slice"):
             return super().broken(pipe)
-        return [f"diffusers cannot compute the attention of a {type(denoiser).__name__} in slices: choose another"]
+        return [
+            f"diffusers cannot compute the attention of a {type(denoiser).__name__} in slices: choose another"
+        ]
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         denoiser = denoiser_of(pipe)
-        denoiser.set_attention_slice("auto" if self.slice_size is None else self.slice_size)
+        denoiser.set_attention_slice(
+            "auto" if self.slice_size is None else self.slice_size
+        )
 
         def proof(trace: Trace) -> Finding:
             kinds = _processors(denoiser)
             sliced = [kind for kind in kinds if "Sliced" in kind]
             # A replayed graph shows only kernels, with as many softmaxes as products.
-            softmaxes = sum(count for name, count in trace.kernels.items() if "softmax" in name.lower())
+            softmaxes = sum(
+                count
+                for name, count in trace.kernels.items()
+                if "softmax" in name.lower()
+            )
             products = trace.denoiser.operators["aten::baddbmm"] or softmaxes
             # There is one product per slice: with only one per attention layer, nothing was sliced.
-            calls = trace.attention_calls or len(denoiser.attn_processors) * max(trace.denoiser.runs, 1)
+            calls = trace.attention_calls or len(denoiser.attn_processors) * max(
+                trace.denoiser.runs, 1
+            )
             engaged = kinds == sliced and bool(kinds) and products > calls
-            facts = {"processors": kinds, "score_products": products, "attention_calls": calls}
-            return Finding(engaged, f"{', '.join(kinds)}; {products} score products in {calls} calls", facts)
+            facts = {
+                "processors": kinds,
+                "score_products": products,
+                "attention_calls": calls,
+            }
+            return Finding(
+                engaged,
+                f"{', '.join(kinds)}; {products} score products in {calls} calls",
+                facts,
+            )
 
         return proof
 
@@ -271,18 +355,31 @@ class Xformers(EquivalentAttention):
     """xFormers' memory-efficient attention, with an operator that xFormers selects."""
 
     claims: ClassVar[frozenset[str]] = frozenset({"latency", "memory"})
-    unet_only: ClassVar[str | None] = f"{_OTHER_PROCESSORS}attention=dispatched attention.backend=xformers"
+    unet_only: ClassVar[str | None] = (
+        f"{_OTHER_PROCESSORS}attention=dispatched attention.backend=xformers"
+    )
     diffusers_lines: ClassVar[tuple[str, ...]] = _setting("XFormersAttnProcessor")
-    needs: ClassVar[tuple[Need, ...]] = (XFORMERS_ATTENTION, Extra("xformers", ("xformers",)))
+    needs: ClassVar[tuple[Need, ...]] = (
+        XFORMERS_ATTENTION,
+        Extra("xformers", ("xformers",)),
+    )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
         if not self.unmet(ctx) and ctx.device.attributes.get("xformers") is False:
             solution = "install a matching build (https://github.com/facebookresearch/xformers#installing-xformers)"
-            found.append(f"this build of xFormers is for another version of PyTorch or CUDA: {solution}")
-        if ctx.device.is_cuda and (ctx.device.capability or (0, 0)) > (9, 0) and attends_in_float32(ctx):
-            found.append("xFormers has no float32 operator for this card: choose precision=fp16 or bf16")
+            found.append(
+                f"this build of xFormers is for another version of PyTorch or CUDA: {solution}"
+            )
+        if (
+            ctx.device.is_cuda
+            and (ctx.device.capability or (0, 0)) > (9, 0)
+            and attends_in_float32(ctx)
+        ):
+            found.append(
+                "xFormers has no float32 operator for this card: choose precision=fp16 or bf16"
+            )
         return found
 
     @override
@@ -292,19 +389,34 @@ class Xformers(EquivalentAttention):
 
         def proof(trace: Trace) -> Finding:
             kinds, operators = _processors(denoiser), trace.denoiser.operators
-            ran = {name: n for name, n in operators.items() if name.startswith(_XFORMERS_OPERATORS)}
+            ran = {
+                name: n
+                for name, n in operators.items()
+                if name.startswith(_XFORMERS_OPERATORS)
+            }
             if not ran and trace.graph_launches:
                 ran = trace.fused_attention  # a replayed graph shows only kernels
             # PyTorch's own attention uses the same operators, but inside one of these.
-            fallen_back = any(name.startswith("aten::_scaled_dot_product") for name in operators)
-            engaged = kinds == ["XFormersAttnProcessor"] and bool(ran) and not fallen_back
-            shown = ", ".join(f"{name} ×{count}" for name, count in sorted(ran.items())) or "no operator of xFormers"
+            fallen_back = any(
+                name.startswith("aten::_scaled_dot_product") for name in operators
+            )
+            engaged = (
+                kinds == ["XFormersAttnProcessor"] and bool(ran) and not fallen_back
+            )
+            shown = (
+                ", ".join(f"{name} ×{count}" for name, count in sorted(ran.items()))
+                or "no operator of xFormers"
+            )
             return Finding(engaged, shown, {"processors": kinds, "operators": ran})
 
         return proof
 
 
-_XFORMERS_OPERATORS = ("xformers", "aten::_efficient_attention_forward", "aten::_flash_attention_forward")
+_XFORMERS_OPERATORS = (
+    "xformers",
+    "aten::_efficient_attention_forward",
+    "aten::_flash_attention_forward",
+)
 """Prefixes of the operators that `xformers.ops.memory_efficient_attention` runs: its own, or PyTorch's if PyTorch has
 the same kernel (see `OPERATOR` in xformers/ops/fmha)."""
 
@@ -326,25 +438,51 @@ class FusedProjections(EquivalentAttention):
     def apply(self, pipe: Pipeline) -> Proof:
         denoiser = denoiser_of(pipe)
         replaceable = _replaceable(denoiser)
-        own_projections = {name for name, layer in denoiser.named_modules() if hasattr(layer, "to_q")}
+        own_projections = {
+            name for name, layer in denoiser.named_modules() if hasattr(layer, "to_q")
+        }
         denoiser.fuse_qkv_projections()
         _share_weights(denoiser)
 
         def proof(trace: Trace) -> Finding:
             kinds, ran = _processors(denoiser), trace.denoiser.ran
-            fused = sum(count for name, count in ran.items() if name.endswith((".to_qkv", ".to_kv")))
-            apart = sum(count for name, count in ran.items() if name.endswith((".to_k", ".to_v")))
+            fused = sum(
+                count
+                for name, count in ran.items()
+                if name.endswith((".to_qkv", ".to_kv"))
+            )
+            apart = sum(
+                count
+                for name, count in ran.items()
+                if name.endswith((".to_k", ".to_v"))
+            )
             if replaceable:
                 every = fused == trace.attention_calls and not apart
                 engaged = kinds == ["FusedAttnProcessor2_0"] and (not ran or every)
             else:
                 # Some layers of transformers have no such projections; of those that are joint, no part runs.
-                joint = {name.rpartition(".")[0] for name in ran if name.endswith((".to_qkv", ".to_kv"))}
-                apart = sum(ran[f"{layer}.{part}"] for layer in joint for part in ("to_q", "to_k", "to_v"))
+                joint = {
+                    name.rpartition(".")[0]
+                    for name in ran
+                    if name.endswith((".to_qkv", ".to_kv"))
+                }
+                apart = sum(
+                    ran[f"{layer}.{part}"]
+                    for layer in joint
+                    for part in ("to_q", "to_k", "to_v")
+                )
                 fused = sum(ran[f"{layer}.to_qkv"] for layer in joint & own_projections)
                 engaged = not ran or (fused > 0 and not apart)
-            facts = {"processors": kinds, "fused_products": fused, "products_apart": apart}
-            return Finding(engaged, f"{', '.join(kinds)}; {fused} fused products, {apart} unfused", facts)
+            facts = {
+                "processors": kinds,
+                "fused_products": fused,
+                "products_apart": apart,
+            }
+            return Finding(
+                engaged,
+                f"{', '.join(kinds)}; {fused} fused products, {apart} unfused",
+                facts,
+            )
 
         return proof
 
@@ -361,9 +499,17 @@ def _unfusable(config: Mapping[str, Any]) -> list[str]:
         return [f"diffusers cannot fuse the projections of a {cls.__name__}"]
     if config.get("dual_attention_layers"):
         return [f"diffusers cannot fuse the second attention of this {cls.__name__}"]
-    processors = [fuse.__globals__[name] for name in fuse.__code__.co_names if name.startswith("Fused")]
-    if config.get("qk_norm") and any("norm_q" not in each.__call__.__code__.co_names for each in processors):
-        return [f"diffusers' {processors[0].__name__} leaves out the norm of queries and keys: images would change"]
+    processors = [
+        fuse.__globals__[name]
+        for name in fuse.__code__.co_names
+        if name.startswith("Fused")
+    ]
+    if config.get("qk_norm") and any(
+        "norm_q" not in each.__call__.__code__.co_names for each in processors
+    ):
+        return [
+            f"diffusers' {processors[0].__name__} leaves out the norm of queries and keys: images would change"
+        ]
     return []
 
 
@@ -373,21 +519,33 @@ def _share_weights(denoiser: Any) -> None:
     What later changes one, as a LoRA that is fused, changes both; and they take the memory of one.
     """
     for layer in denoiser.modules():
-        for joint, names in (("to_qkv", ("to_q", "to_k", "to_v")), ("to_kv", ("to_k", "to_v"))):
+        for joint, names in (
+            ("to_qkv", ("to_q", "to_k", "to_v")),
+            ("to_kv", ("to_k", "to_v")),
+        ):
             if (joined := getattr(layer, joint, None)) is None:
                 continue
             parts = [getattr(layer, name) for name in names]
             sizes = [part.out_features for part in parts]
             for kind in ("weight", "bias"):
                 if getattr(joined, kind) is not None:
-                    for part, values in zip(parts, getattr(joined, kind).data.split(sizes), strict=True):
+                    for part, values in zip(
+                        parts, getattr(joined, kind).data.split(sizes), strict=True
+                    ):
                         getattr(part, kind).data = values
 
 
 def backend_of(name: str) -> str | None:
     """Returns the back end of a PyTorch operator, or of a kernel in a replayed graph; None for any other name."""
     # Checks cuDNN first, whose kernel names may also contain the algorithm, as in sdpa_sm90_flash_fprop.
-    return next((kind for kind in reversed(_BACKENDS) if any(part in name for part in _BACKENDS[kind].names)), None)
+    return next(
+        (
+            kind
+            for kind in reversed(_BACKENDS)
+            if any(part in name for part in _BACKENDS[kind].names)
+        ),
+        None,
+    )
 
 
 def _processors(denoiser: Any) -> list[str]:
@@ -396,7 +554,11 @@ def _processors(denoiser: Any) -> list[str]:
 
 def _layers(denoiser: Any) -> list[Any]:
     """Returns the attention layers of a denoiser."""
-    return [layer for layer in denoiser.modules() if getattr(layer, "processor", None) is not None]
+    return [
+        layer
+        for layer in denoiser.modules()
+        if getattr(layer, "processor", None) is not None
+    ]
 
 
 def _replaceable(denoiser: Any) -> bool:
@@ -409,9 +571,15 @@ def _replaceable(denoiser: Any) -> bool:
 
 def _backends_of(denoiser: Any) -> list[str]:
     """Returns the backends that diffusers' dispatcher was told for the layers of a denoiser."""
-    kinds = {getattr(layer.processor, "_attention_backend", None) for layer in _layers(denoiser)}
+    kinds = {
+        getattr(layer.processor, "_attention_backend", None)
+        for layer in _layers(denoiser)
+    }
     return sorted(str(getattr(kind, "value", kind)) for kind in kinds - {None})
 
 
 def _kernels(trace: Trace) -> str:
-    return ", ".join(f"{name.strip('_')[:60]} ×{count}" for name, count in trace.fused_attention.items())
+    return ", ".join(
+        f"{name.strip('_')[:60]} ×{count}"
+        for name, count in trace.fused_attention.items()
+    )

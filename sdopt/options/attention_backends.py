@@ -27,7 +27,12 @@ _OF_PYTORCH = {
 
 _OF_PACKAGES = (
     *("flash", "flash_varlen", "_flash_3", "_flash_varlen_3", "xformers"),
-    *("sage", "sage_varlen", "_sage_qk_int8_pv_fp8_cuda", "_sage_qk_int8_pv_fp8_cuda_sm90"),
+    *(
+        "sage",
+        "sage_varlen",
+        "_sage_qk_int8_pv_fp8_cuda",
+        "_sage_qk_int8_pv_fp8_cuda_sm90",
+    ),
     *("_sage_qk_int8_pv_fp16_cuda", "_sage_qk_int8_pv_fp16_triton"),
 )
 """Backends of installed packages. Those that fetch a kernel from the hub would run code that nobody named."""
@@ -57,7 +62,11 @@ class Dispatched(Optimization):
     @property
     @override
     def claims(self) -> frozenset[str]:
-        return frozenset() if self.backend in ("native", "_native_math") else frozenset({"latency", "memory"})
+        return (
+            frozenset()
+            if self.backend in ("native", "_native_math")
+            else frozenset({"latency", "memory"})
+        )
 
     @property
     @override
@@ -68,29 +77,43 @@ class Dispatched(Optimization):
     def conflicts(self, ctx: Context) -> list[str]:
         family = family_of(ctx.model)
         if family.is_unet:
-            return ["diffusers' dispatcher runs no attention of UNets: choose math, flash or mem_efficient"]
+            return [
+                "diffusers' dispatcher runs no attention of UNets: choose math, flash or mem_efficient"
+            ]
         name = published_denoiser(ctx.model).get("_class_name", "")
         if name and not _is_dispatched(name):
-            return [f"the layers of a {name} do not ask diffusers' dispatcher: choose math, flash or mem_efficient"]
+            return [
+                f"the layers of a {name} do not ask diffusers' dispatcher: choose math, flash or mem_efficient"
+            ]
         problems = _lacking(self.backend) if ctx.device.is_here else []
-        if family.encoding.masks == "always" or (family.encoding.masks == "batches" and ctx.workload.batch_size > 1):
+        if family.encoding.masks == "always" or (
+            family.encoding.masks == "batches" and ctx.workload.batch_size > 1
+        ):
             problems += self._masked(family.title)
         return problems
 
     def _masked(self, title: str) -> list[str]:
         if _takes_masks(self.backend):
             return []
-        return [f"{self.backend} takes no mask, which {title} needs here: choose attention.backend=_native_efficient"]
+        return [
+            f"{self.backend} takes no mask, which {title} needs here: choose attention.backend=_native_efficient"
+        ]
 
     @override
     def fixed_for(self, model: Model) -> bool:
         """Returns whether prompts of different lengths must not be drawn in a batch, since masks come with them."""
-        return family_of(model).encoding.masks == "batches" and not _takes_masks(self.backend)
+        return family_of(model).encoding.masks == "batches" and not _takes_masks(
+            self.backend
+        )
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         denoiser = denoiser_of(pipe)
-        layers = [layer for layer in denoiser.modules() if hasattr(getattr(layer, "processor", None), _CHOSEN)]
+        layers = [
+            layer
+            for layer in denoiser.modules()
+            if hasattr(getattr(layer, "processor", None), _CHOSEN)
+        ]
         for layer in layers:  # `undo` restores the layers' own ones
             layer.processor = copy(layer.processor)
         with _same_default():
@@ -98,7 +121,11 @@ class Dispatched(Optimization):
 
         def proof(trace: Trace) -> Finding:
             chosen = chosen_backends(unwrapped(denoiser_of(pipe)))
-            kernels = {name: count for name, count in trace.fused_attention.items() if backend_of(name)}
+            kernels = {
+                name: count
+                for name, count in trace.fused_attention.items()
+                if backend_of(name)
+            }
             kinds = {backend_of(name) for name in kernels}
             compiled = trace.is_compiled(denoiser_of(pipe))
             if self.backend in _OF_PYTORCH:
@@ -107,10 +134,10 @@ class Dispatched(Optimization):
                 ran = ran or (wanted in (None, "math") and compiled and not kinds)
             else:
                 ran = not kinds  # a package's kernel ran in their place
-            shown = ", ".join(f"{name.strip('_')[:60]} ×{count}" for name, count in kernels.items())
-            summary = (
-                f"{len(layers)} layers with {', '.join(chosen) or 'no backend'}; {shown or 'no kernel of PyTorch'}"
+            shown = ", ".join(
+                f"{name.strip('_')[:60]} ×{count}" for name, count in kernels.items()
             )
+            summary = f"{len(layers)} layers with {', '.join(chosen) or 'no backend'}; {shown or 'no kernel of PyTorch'}"
             engaged = bool(layers) and chosen == [self.backend] and ran
             return Finding(engaged, summary, {"backends": chosen, "kernels": kernels})
 
@@ -124,10 +151,14 @@ _CHOSEN = "_attention_backend"
 def chosen_backends(denoiser: Any) -> list[str]:
     """Returns the backends that diffusers' dispatcher was told for the layers of a denoiser; "" for none."""
     processors = [
-        layer.processor for layer in denoiser.modules() if hasattr(getattr(layer, "processor", None), _CHOSEN)
+        layer.processor
+        for layer in denoiser.modules()
+        if hasattr(getattr(layer, "processor", None), _CHOSEN)
     ]
     kinds = {getattr(processor, _CHOSEN) for processor in processors}
-    return sorted("" if kind is None else str(getattr(kind, "value", kind)) for kind in kinds)
+    return sorted(
+        "" if kind is None else str(getattr(kind, "value", kind)) for kind in kinds
+    )
 
 
 @contextmanager
@@ -158,16 +189,24 @@ def _is_dispatched(name: str) -> bool:
 
 def _takes_masks(backend: str) -> bool:
     """Returns whether a backend takes a mask, from its code."""
-    from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+    from diffusers.models.attention_dispatch import (
+        AttentionBackendName,
+        _AttentionBackendRegistry,
+    )
 
-    function: Any = inspect.unwrap(_AttentionBackendRegistry._backends[AttentionBackendName(backend)])
+    function: Any = inspect.unwrap(
+        _AttentionBackendRegistry._backends[AttentionBackendName(backend)]
+    )
     texts = [text for text in function.__code__.co_consts if isinstance(text, str)]
     return not any(text.startswith(_NO_MASK) for text in texts)
 
 
 def _lacking(backend: str) -> list[str]:
     """Returns what diffusers says that a backend needs and this machine lacks."""
-    from diffusers.models.attention_dispatch import AttentionBackendName, _check_attention_backend_requirements
+    from diffusers.models.attention_dispatch import (
+        AttentionBackendName,
+        _check_attention_backend_requirements,
+    )
 
     try:
         _check_attention_backend_requirements(AttentionBackendName(backend))

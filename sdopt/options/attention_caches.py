@@ -17,7 +17,11 @@ Place = tuple["_Layer", int]
 
 def attention_layers(denoiser: nn.Module) -> list[nn.Module]:
     """Returns the attention layers of a denoiser: the modules that have a processor."""
-    return [layer for layer in denoiser.modules() if getattr(layer, "processor", None) is not None]
+    return [
+        layer
+        for layer in denoiser.modules()
+        if getattr(layer, "processor", None) is not None
+    ]
 
 
 def is_cross(layer: nn.Module) -> bool:
@@ -66,7 +70,11 @@ class _Layer:
     several, dtype = False, torch.float32
 
     def __init__(self, watcher: Layers, layer: nn.Module) -> None:
-        self._watcher, self.forward, self.cross = watcher, layer.forward, is_cross(layer)
+        self._watcher, self.forward, self.cross = (
+            watcher,
+            layer.forward,
+            is_cross(layer),
+        )
 
     def __call__(self, *args: Any, **others: Any) -> Any:
         if self._watcher.is_elsewhere:
@@ -100,7 +108,9 @@ class Broadcasts(Layers):
         self._reused_before = self.reused.total()
 
     def _count_call(self) -> None:
-        self.calls["part" if self.reused.total() > self._reused_before else "whole"] += 1
+        self.calls[
+            "part" if self.reused.total() > self._reused_before else "whole"
+        ] += 1
 
     def run(self, layer: _Layer, given: Given) -> Any:
         """Runs a layer and keeps its output, or returns the one that it kept."""
@@ -136,7 +146,11 @@ class Expansions(Layers):
 
     def _begin_call(self) -> None:
         known = any(branch == self._branch for _, branch in self._kept)
-        skips = known and self._step < self._steps and not self._chosen.runs(self._steps)[self._step]
+        skips = (
+            known
+            and self._step < self._steps
+            and not self._chosen.runs(self._steps)[self._step]
+        )
         self._runs = not skips
 
     def _count_call(self) -> None:
@@ -147,7 +161,10 @@ class Expansions(Layers):
         place = layer, self._branch
         if not self._runs:
             since, factors = self._kept[place]
-            expanded = tuple(_series(orders, self._step - since).to(layer.dtype) for orders in factors)
+            expanded = tuple(
+                _series(orders, self._step - since).to(layer.dtype)
+                for orders in factors
+            )
             return expanded if layer.several else expanded[0]
         output = layer.forward(*given.args, **given.others)
         if self._on:

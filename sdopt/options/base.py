@@ -69,7 +69,9 @@ class Finding:
 
     def also(self, summary: str, engaged: bool = True, **facts: Any) -> Finding:
         """Returns the finding with further evidence, which must be there too."""
-        return Finding(self.engaged and engaged, f"{self.summary}; {summary}", self.facts | facts)
+        return Finding(
+            self.engaged and engaged, f"{self.summary}; {summary}", self.facts | facts
+        )
 
 
 Proof = Callable[[Trace], Finding]
@@ -225,19 +227,25 @@ class Optimization(Configured):
     @classmethod
     def all_needs(cls) -> tuple[Need, ...]:
         """Returns what the class and its base classes need."""
-        return tuple(need for base in cls.__mro__ for need in vars(base).get("needs", ()))
+        return tuple(
+            need for base in cls.__mro__ for need in vars(base).get("needs", ())
+        )
 
     @classmethod
     def all_excludes(cls) -> tuple[Excludes, ...]:
         """Returns what the class and its base classes exclude."""
-        return tuple(rule for base in cls.__mro__ for rule in vars(base).get("excludes", ()))
+        return tuple(
+            rule for base in cls.__mro__ for rule in vars(base).get("excludes", ())
+        )
 
     def unfit(self, ctx: Context) -> list[str]:
         """Returns why the option is not for this kind of model, as `unet_only` declares; [] if it is."""
         family = family_of(ctx.model)
         if self.unet_only is None or family.is_unet:
             return []
-        return [f"not for {family.title}, whose denoiser is a transformer: {self.unet_only}"]
+        return [
+            f"not for {family.title}, whose denoiser is a transformer: {self.unet_only}"
+        ]
 
     def broken(self, pipe: Pipeline) -> list[str]:
         """Returns what of a program's own pipeline the option would bypass or break; [] if it holds there."""
@@ -280,7 +288,9 @@ class Optimization(Configured):
         """Returns the pipeline components, by name, that replace the model's own."""
         return {}
 
-    def parts_for(self, pipe: Pipeline, model: Model, dtype: torch.dtype) -> dict[str, Any]:
+    def parts_for(
+        self, pipe: Pipeline, model: Model, dtype: torch.dtype
+    ) -> dict[str, Any]:
         """Returns the components that replace those of a pipeline that is already loaded, and that it leaves as it is.
 
         Args:
@@ -303,7 +313,9 @@ class Optimization(Configured):
         """Whether the option computes something from the prompts before the first call."""
         return type(self).prepare_inputs is not Optimization.prepare_inputs
 
-    def prepare_inputs(self, pipe: Pipeline, prompts: Sequence[str]) -> Callable[[Inputs], Inputs] | None:
+    def prepare_inputs(
+        self, pipe: Pipeline, prompts: Sequence[str]
+    ) -> Callable[[Inputs], Inputs] | None:
         """Computes values that depend on the prompts alone, once, after all options were applied and in their contexts.
 
         Args:
@@ -342,4 +354,6 @@ def loading_arguments(options: Iterable[Optimization]) -> dict[str, Any]:
     Args:
         options: in the order in which they are applied; of an argument that several give, the last one counts.
     """
-    return {key: value for option in options for key, value in option.load_kwargs().items()}
+    return {
+        key: value for option in options for key, value in option.load_kwargs().items()
+    }

@@ -81,7 +81,9 @@ class WatchedBlocks(Watching):
 class _Block:
     """The forward of a block, which its transformer's watcher runs or leaves out."""
 
-    def __init__(self, watcher: WatchedBlocks, place: str, number: int, block: nn.Module) -> None:
+    def __init__(
+        self, watcher: WatchedBlocks, place: str, number: int, block: nn.Module
+    ) -> None:
         self._watcher = watcher
         self.place = place
         self.number = number
@@ -194,7 +196,9 @@ class FirstBlockByBranch(WatchedBlocks):
         hidden, output = self._after_first
         if hidden.shape == after.shape or not isinstance(output, tuple):
             return hidden
-        others = [part for part in output if isinstance(part, Tensor) and part is not hidden]
+        others = [
+            part for part in output if isinstance(part, Tensor) and part is not hidden
+        ]
         return torch.cat([*others, hidden], dim=1)
 
 
@@ -267,7 +271,9 @@ class Magnitude(WholeStacks):
     which those count that were measured at the timesteps of the image.
     """
 
-    def __init__(self, pipe: Pipeline, denoiser: Any, chosen: Any, measured: Sequence[Any]) -> None:
+    def __init__(
+        self, pipe: Pipeline, denoiser: Any, chosen: Any, measured: Sequence[Any]
+    ) -> None:
         self._chosen, self._measured = chosen, measured
         self._runs: list[list[bool]] = []
         super().__init__(pipe, denoiser)
@@ -345,7 +351,9 @@ def _equal(some: Sequence[float], others: Sequence[float]) -> bool:
     if len(some) != len(others):
         return False
     pairs = zip(some, others, strict=True)
-    return all(math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-3) for one, other in pairs)
+    return all(
+        math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-3) for one, other in pairs
+    )
 
 
 _TENSORS, _NUMBERS = 64, 4

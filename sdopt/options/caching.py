@@ -13,7 +13,16 @@ from pydantic import Field
 from typing_extensions import override
 
 from sdopt.errors import UsageError
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
+from sdopt.options import (
+    Assumption,
+    Context,
+    Contract,
+    Finding,
+    Optimization,
+    Proof,
+    Stage,
+    Trace,
+)
 from sdopt.options.assumptions import (
     counted_steps,
     one_call_a_step,
@@ -23,12 +32,26 @@ from sdopt.options.assumptions import (
     ungated_blocks,
 )
 from sdopt.options.base import Need
-from sdopt.options.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
+from sdopt.options.compiler import (
+    Aot,
+    CudaGraphs,
+    Inductor,
+    OnnxRuntime,
+    OpenVino,
+    Regional,
+    TorchScript,
+)
 from sdopt.options.compiler.deepspeed import Attention as DeepSpeedAttention
 from sdopt.options.conflicts import compiles, unguided, untold
 from sdopt.options.declarations import Excludes, Extra
 from sdopt.pipelines.family import family_named
-from sdopt.pipelines.loading import denoiser_config, family_of, guidance_of, heads_by_level, part_config
+from sdopt.pipelines.loading import (
+    denoiser_config,
+    family_of,
+    guidance_of,
+    heads_by_level,
+    part_config,
+)
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, unwrapped
 from sdopt.schema import Seed
 
@@ -46,9 +69,18 @@ class WholeSteps(Optimization):
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         def proof(trace: Trace) -> Finding:
-            calls, fewest = trace.denoiser.calls, min(trace.denoiser.ran.values(), default=None)
-            whole = STEPS not in unwrapped(denoiser_of(pipe)).__dict__ and (fewest is None or fewest >= calls)
-            return Finding(whole, "every step runs every layer", {"calls": calls, "fewest_calls_of_a_layer": fewest})
+            calls, fewest = (
+                trace.denoiser.calls,
+                min(trace.denoiser.ran.values(), default=None),
+            )
+            whole = STEPS not in unwrapped(denoiser_of(pipe)).__dict__ and (
+                fewest is None or fewest >= calls
+            )
+            return Finding(
+                whole,
+                "every step runs every layer",
+                {"calls": calls, "fewest_calls_of_a_layer": fewest},
+            )
 
         return proof
 
@@ -74,14 +106,23 @@ class Caching(Optimization):
     def conflicts(self, ctx: Context) -> list[str]:
         config, is_unet = denoiser_config(ctx.model), family_of(ctx.model).is_unet
         found = []
-        if is_unet and config and config.get("_class_name", "UNet2DConditionModel") != "UNet2DConditionModel":
-            found.append(f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}")
+        if (
+            is_unet
+            and config
+            and config.get("_class_name", "UNet2DConditionModel")
+            != "UNet2DConditionModel"
+        ):
+            found.append(
+                f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}"
+            )
         compilers = self.compilers if is_unet or self.leaves_calls_whole else {}
         if compiles(ctx, *compilers.values()):
             others = f"eager, {', '.join(compilers)}" if compilers else "eager"
             if is_unet and not compilers:
                 others += ", or caching=deepcache"
-            found.append(f"changes from step to step, which this compiler cannot capture: choose compiler={others}")
+            found.append(
+                f"changes from step to step, which this compiler cannot capture: choose compiler={others}"
+            )
         return found
 
     def skips(self, steps: int) -> bool:
@@ -103,7 +144,11 @@ class Caching(Optimization):
         if self.skips(ctx.steps):
             return []
         fewest, why = self.fewest, self.idle.format(steps=ctx.steps, self=self)
-        way = f": set workload.steps to {ceil(fewest / ctx.task.strength)} or more" if self.skips(fewest) else ""
+        way = (
+            f": set workload.steps to {ceil(fewest / ctx.task.strength)} or more"
+            if self.skips(fewest)
+            else ""
+        )
         return [f"{why}{way}"]
 
     @override
@@ -156,17 +201,32 @@ class SkippedLayers(Caching):
         unet.forward = skipping
 
         def proof(trace: Trace) -> Finding:
-            calls, ran, facts = trace.denoiser.calls, trace.denoiser.ran, dict(skipping.calls)
+            calls, ran, facts = (
+                trace.denoiser.calls,
+                trace.denoiser.ran,
+                dict(skipping.calls),
+            )
             whole = facts.setdefault("whole", 0)
             engaged = whole < sum(facts.values()) == calls
-            if ran:  # each layer was recorded: the middle layers ran only on whole steps
-                facts["runs_of_the_first_layer"], facts["runs_of_the_middle"] = ran["conv_in"], min(ran.values())
+            if (
+                ran
+            ):  # each layer was recorded: the middle layers ran only on whole steps
+                facts["runs_of_the_first_layer"], facts["runs_of_the_middle"] = (
+                    ran["conv_in"],
+                    min(ran.values()),
+                )
                 inner = whole + facts.get("part", 0)
                 # memory=sequential_guidance runs each layer twice.
                 each = 1 if self.begins or ran["conv_in"] == inner else 2
                 engaged = engaged and min(ran.values()) == each * inner
-                engaged = engaged and ran["conv_in"] == (calls if self.begins else each * inner)
-            return Finding(engaged, f"of {calls} traced steps {whole} ran whole, {calls - whole} {self.others}", facts)
+                engaged = engaged and ran["conv_in"] == (
+                    calls if self.begins else each * inner
+                )
+            return Finding(
+                engaged,
+                f"of {calls} traced steps {whole} ran whole, {calls - whole} {self.others}",
+                facts,
+            )
 
         return proof
 
@@ -181,7 +241,9 @@ class DeepCaching(SkippedLayers):
 
     assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks, one_call_a_step)
     keeps_structure: ClassVar[bool] = True
-    unet_only: ClassVar[str | None] = "no skip connection leads around its inner blocks: choose caching=first_block"
+    unet_only: ClassVar[str | None] = (
+        "no skip connection leads around its inner blocks: choose caching=first_block"
+    )
     others: ClassVar[str] = "only the outer layers"
 
     interval: Annotated[int, Field(ge=2, le=1000)] = 3
@@ -195,9 +257,14 @@ class DeepCaching(SkippedLayers):
         found, config = super().conflicts(ctx), part_config(ctx.model, "unet")
         if config is not None:
             # The innermost place has only the mid block behind it.
-            last = len(_branches(config)) - (2 if config.get("mid_block_type", "") is None else 1)
+            last = len(_branches(config)) - (
+                2 if config.get("mid_block_type", "") is None else 1
+            )
             if self.branch > last:
-                return [*found, f"caching.branch={self.branch}: this model has the branches 0 to {last}"]
+                return [
+                    *found,
+                    f"caching.branch={self.branch}: this model has the branches 0 to {last}",
+                ]
             found += _uncut(config, _branches(config)[self.branch][0])
         return found
 
@@ -305,7 +372,9 @@ class SpectralForecast(SkippedLayers):
         at = np.array([*known, step]) / max(steps - 1, 1) * 2 - 1
         *basis, wanted = chebvander(at, self.degree)
         design = np.array(basis)
-        fit = design @ np.linalg.solve(design.T @ design + self.ridge * np.eye(self.degree + 1), wanted)
+        fit = design @ np.linalg.solve(
+            design.T @ design + self.ridge * np.eye(self.degree + 1), wanted
+        )
         line = np.zeros(len(known))
         ahead = (step - known[-1]) / (known[-1] - known[-2])
         line[-2:] = -ahead, 1 + ahead
@@ -337,7 +406,9 @@ class PyramidAttention(Caching):
     """Reuses the outputs of attention layers from earlier steps (pyramid attention broadcast)."""
 
     assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step)
-    idle: ClassVar[str] = "no step of {steps} reuses an output between the shares {self.start} and {self.stop}"
+    idle: ClassVar[str] = (
+        "no step of {steps} reuses an output between the shares {self.start} and {self.stop}"
+    )
 
     excludes: ClassVar[tuple[Excludes, ...]] = (
         Excludes(
@@ -367,14 +438,19 @@ class PyramidAttention(Caching):
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
         if self.spatial is None and self.cross is None:
-            found.append("caching.spatial and caching.cross are both null, so that nothing is reused: set one")
+            found.append(
+                "caching.spatial and caching.cross are both null, so that nothing is reused: set one"
+            )
         return found + untold(ctx, "num_timesteps")
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         if denoiser_name(pipe) != "unet":
             return self._apply_to_transformer(pipe)
-        from diffusers import PyramidAttentionBroadcastConfig, apply_pyramid_attention_broadcast
+        from diffusers import (
+            PyramidAttentionBroadcastConfig,
+            apply_pyramid_attention_broadcast,
+        )
 
         unet = denoiser_of(pipe)
         state = unet.__dict__[STEPS] = _Broadcast(pipe, unet)
@@ -392,41 +468,74 @@ class PyramidAttention(Caching):
         def proof(trace: Trace) -> Finding:
             # The last module of every attention layer, independent of the attention implementation.
             seen = trace.denoiser.ran.items()
-            ran = {kind: sum(n for name, n in seen if name.endswith(f"{kind}.to_out.1")) for kind in _KINDS}
-            layers = sum(name.endswith("attn1.to_out.1") for name, _ in unet.named_modules())
+            ran = {
+                kind: sum(n for name, n in seen if name.endswith(f"{kind}.to_out.1"))
+                for kind in _KINDS
+            }
+            layers = sum(
+                name.endswith("attn1.to_out.1") for name, _ in unet.named_modules()
+            )
             whole = layers * trace.denoiser.calls
-            chosen = [kind for kind, every in zip(_KINDS, (self.spatial, self.cross), strict=True) if every is not None]
-            engaged = trace.denoiser.calls > 0 and all(ran[kind] < whole for kind in chosen)
+            chosen = [
+                kind
+                for kind, every in zip(_KINDS, (self.spatial, self.cross), strict=True)
+                if every is not None
+            ]
+            engaged = trace.denoiser.calls > 0 and all(
+                ran[kind] < whole for kind in chosen
+            )
             summary = f"self-attention computed {ran['attn1']}, cross-attention {ran['attn2']} of {whole} times"
-            return Finding(engaged, summary, {"self_attention": ran["attn1"], "cross_attention": ran["attn2"]})
+            return Finding(
+                engaged,
+                summary,
+                {"self_attention": ran["attn1"], "cross_attention": ran["attn2"]},
+            )
 
         return proof
 
     def _apply_to_transformer(self, pipe: Pipeline) -> Proof:
         """Applies it to a transformer, whose layers may attend to image and text at once, and count as spatial then."""
-        from sdopt.options.attention_caches import Broadcasts, attention_layers, is_cross
+        from sdopt.options.attention_caches import (
+            Broadcasts,
+            attention_layers,
+            is_cross,
+        )
 
         denoiser = denoiser_of(pipe)
         layers = {layer: is_cross(layer) for layer in attention_layers(denoiser)}
-        names = {name: layers[layer] for name, layer in denoiser.named_modules() if layer in layers}
+        names = {
+            name: layers[layer]
+            for name, layer in denoiser.named_modules()
+            if layer in layers
+        }
         watching = denoiser.__dict__[STEPS] = Broadcasts(pipe, denoiser, self)
         denoiser.forward = watching
 
         def proof(trace: Trace) -> Finding:
             ran = {False: 0, True: 0}
             for name, cross in names.items():
-                inner = [n for layer, n in trace.denoiser.ran.items() if layer.startswith(f"{name}.")]
+                inner = [
+                    n
+                    for layer, n in trace.denoiser.ran.items()
+                    if layer.startswith(f"{name}.")
+                ]
                 ran[cross] += max(inner, default=0)
             every = {False: self.spatial, True: self.cross}
             chosen = [kind for kind in set(names.values()) if every[kind] is not None]
             computed, reused = watching.computed, watching.reused
-            told = trace.denoiser.calls == watching.calls.total() and all(ran[kind] == computed[kind] for kind in ran)
+            told = trace.denoiser.calls == watching.calls.total() and all(
+                ran[kind] == computed[kind] for kind in ran
+            )
             engaged = told and bool(chosen) and all(reused[kind] > 0 for kind in chosen)
             total = {kind: computed[kind] + reused[kind] for kind in ran}
             summary = f"self-attention computed {ran[False]} of {total[False]} times"
             if total[True]:
                 summary += f", cross-attention {ran[True]} of {total[True]}"
-            return Finding(engaged, summary, {"self_attention": ran[False], "cross_attention": ran[True]})
+            return Finding(
+                engaged,
+                summary,
+                {"self_attention": ran[False], "cross_attention": ran[True]},
+            )
 
         return proof
 
@@ -462,9 +571,13 @@ class _Broadcast:
     def _next(self, _unet: Any, inputs: tuple[Any, ...]) -> None:
         if self._on and self._thread != get_ident():
             other = "another pipeline runs this UNet in another thread, and diffusers' hooks would mix their steps"
-            raise UsageError(f"caching=pyramid_attention: {other}: call one after the other")
+            raise UsageError(
+                f"caching=pyramid_attention: {other}: call one after the other"
+            )
         self._step += 1
-        if len(inputs[0]) != self._batch:  # a callback may leave out a part of the batch
+        if (
+            len(inputs[0]) != self._batch
+        ):  # a callback may leave out a part of the batch
             self._batch = len(inputs[0])
             self._forget()
 
@@ -476,7 +589,11 @@ class TaylorSeer(Caching):
     As TaylorSeer of diffusers does, and for each branch of guidance on its own.
     """
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step, unchanged_layers)
+    assumes: ClassVar[tuple[Assumption, ...]] = (
+        counted_steps,
+        one_call_a_step,
+        unchanged_layers,
+    )
     keeps_structure: ClassVar[bool] = True
     idle: ClassVar[str] = "all of {steps} steps run every layer"
 
@@ -497,7 +614,10 @@ class TaylorSeer(Caching):
 
     def runs(self, steps: int) -> list[bool]:
         """Returns for each of `steps` steps whether the layers run."""
-        return [step < self.warmup or (step - self.warmup - 1) % self.interval == 0 for step in range(steps)]
+        return [
+            step < self.warmup or (step - self.warmup - 1) % self.interval == 0
+            for step in range(steps)
+        ]
 
     @override
     def skips(self, steps: int) -> bool:
@@ -521,7 +641,16 @@ class TaylorSeer(Caching):
             calls, facts = trace.denoiser.calls, dict(watching.calls)
             most = 0
             for name in names:
-                most = max([most, *(n for layer, n in trace.denoiser.ran.items() if layer.startswith(f"{name}."))])
+                most = max(
+                    [
+                        most,
+                        *(
+                            n
+                            for layer, n in trace.denoiser.ran.items()
+                            if layer.startswith(f"{name}.")
+                        ),
+                    ]
+                )
             whole = facts.setdefault("whole", 0)
             engaged = most == whole < calls == watching.calls.total()
             summary = f"of {calls} traced calls {whole} ran the attention layers, and {calls - whole} expanded them"
@@ -537,7 +666,9 @@ class GuidanceInterval(Caching):
     assumes: ClassVar[tuple[Assumption, ...]] = (two_halves,)
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {"inductor": Inductor}
     batch_sizes: ClassVar[int] = 2
-    idle: ClassVar[str] = "all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"
+    idle: ClassVar[str] = (
+        "all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"
+    )
 
     start: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the steps before guidance begins."""
@@ -554,11 +685,17 @@ class GuidanceInterval(Caching):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx) + unguided(ctx, "guidance to skip") + untold(ctx, "num_timesteps")
+        found = (
+            super().conflicts(ctx)
+            + unguided(ctx, "guidance to skip")
+            + untold(ctx, "num_timesteps")
+        )
         if guidance_of(ctx.model).form == "batched":
             found += untold(ctx, "do_classifier_free_guidance")
         if self.start >= self.stop:
-            found.append(f"caching.start={self.start} must be less than caching.stop={self.stop}")
+            found.append(
+                f"caching.start={self.start} must be less than caching.stop={self.stop}"
+            )
         return found
 
     @override
@@ -569,16 +706,28 @@ class GuidanceInterval(Caching):
         if family_named(type(pipe).__name__).guidance.form == "sequential":
             from sdopt.options.transformer import SecondCalls
 
-            return on_transformer(pipe, SecondCalls(pipe, denoiser, self.guides), "without guidance")
+            return on_transformer(
+                pipe, SecondCalls(pipe, denoiser, self.guides), "without guidance"
+            )
         halved = denoiser.__dict__[STEPS] = HalfBatches(pipe, denoiser.forward, self)
         denoiser.forward = halved
 
         def proof(trace: Trace) -> Finding:
             batches = trace.denoiser.samples
-            engaged = halved.unguided > 0 and (not batches or 2 * batches[0] == batches[-1] or halved.guided == 0)
+            engaged = halved.unguided > 0 and (
+                not batches or 2 * batches[0] == batches[-1] or halved.guided == 0
+            )
             summary = f"{halved.guided} steps with guidance, {halved.unguided} without"
-            facts = {"guided": halved.guided, "unguided": halved.unguided, "batches": batches}
-            return Finding(engaged, f"{summary}; batches of {' and '.join(map(str, batches)) or 'a graph'}", facts)
+            facts = {
+                "guided": halved.guided,
+                "unguided": halved.unguided,
+                "batches": batches,
+            }
+            return Finding(
+                engaged,
+                f"{summary}; batches of {' and '.join(map(str, batches)) or 'a graph'}",
+                facts,
+            )
 
         return proof
 
@@ -589,7 +738,9 @@ class TokenMerging(Caching):
 
     needs: ClassVar[tuple[Need, ...]] = (Extra("tome", ("tomesd",)),)
     assumes: ClassVar[tuple[Assumption, ...]] = (ungated_blocks, unchanged_layers)
-    unet_only: ClassVar[str | None] = "tomesd merges tokens in the blocks of a UNet alone"
+    unet_only: ClassVar[str | None] = (
+        "tomesd merges tokens in the blocks of a UNet alone"
+    )
 
     ratio: Annotated[float, Field(gt=0, le=0.75)] = 0.5
     """Share of the tokens to merge into others."""
@@ -602,7 +753,9 @@ class TokenMerging(Caching):
 
     @override
     def lacking(self, ctx: Context) -> list[str]:
-        if (first := 2 ** min(heads_by_level(ctx.model), default=0)) <= self.max_downsample:
+        if (
+            first := 2 ** min(heads_by_level(ctx.model), default=0)
+        ) <= self.max_downsample:
             return []
         merges = f"merges no token: this model has attention only from a downsampling by {first} on"
         return [f"{merges}: set caching.max_downsample={first}"]
@@ -610,28 +763,45 @@ class TokenMerging(Caching):
     @override
     def ineffective(self, ctx: Context) -> list[str]:
         side = (ctx.workload.size or ctx.model.size) // 8
-        levels = [level for level in heads_by_level(ctx.model) if 2**level <= self.max_downsample]
+        levels = [
+            level
+            for level in heads_by_level(ctx.model)
+            if 2**level <= self.max_downsample
+        ]
         tokens = max(((side // 2**level) ** 2 for level in levels), default=0)
         if tokens == 0 or int(tokens * self.ratio):
             return super().ineffective(ctx)
-        return [f"merges none of {tokens} tokens: set caching.ratio to {1.01 / tokens:.2g} or more"]
+        return [
+            f"merges none of {tokens} tokens: set caching.ratio to {1.01 / tokens:.2g} or more"
+        ]
 
     def left_of(self, tokens: int, level: int) -> int:
         """Returns the number of tokens after merging, in a layer whose latents were halved `level` times."""
-        return tokens - int(tokens * self.ratio) if 2**level <= self.max_downsample else tokens
+        return (
+            tokens - int(tokens * self.ratio)
+            if 2**level <= self.max_downsample
+            else tokens
+        )
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         import tomesd
 
         unet = denoiser_of(pipe)
-        tomesd.apply_patch(unet, ratio=self.ratio, max_downsample=self.max_downsample, use_rand=self.random)
+        tomesd.apply_patch(
+            unet,
+            ratio=self.ratio,
+            max_downsample=self.max_downsample,
+            use_rand=self.random,
+        )
         unet.__dict__[STEPS] = _Seeded(unet, self.seed)
 
         def proof(trace: Trace) -> Finding:
             merged = trace.denoiser.operators["aten::scatter_reduce"]
             summary = f"tokens merged in {merged} attention layers of {trace.denoiser.calls} calls"
-            return Finding(merged >= trace.denoiser.calls > 0, summary, {"merged": merged})
+            return Finding(
+                merged >= trace.denoiser.calls > 0, summary, {"merged": merged}
+            )
 
         return proof
 
@@ -648,7 +818,9 @@ class _Seeded:
 
         device = self._unet.device
         on = "cpu" if device.type == "meta" else device
-        self._unet._tome_info["args"]["generator"] = torch.Generator(on).manual_seed(self._seed)
+        self._unet._tome_info["args"]["generator"] = torch.Generator(on).manual_seed(
+            self._seed
+        )
 
     def end(self) -> None:
         """Merging needs no end."""
@@ -665,16 +837,28 @@ def on_transformer(pipe: Pipeline, watching: "Watching", others: str) -> Proof:
 
     def proof(trace: Trace) -> Finding:
         calls, facts = trace.denoiser.calls, dict(watching.calls)
-        cheaper = sum(facts.get(kind, 0) for kind in ("outer", "part", "forecast", "left out"))
-        runs = [count for name, count in trace.denoiser.ran.items() if name.startswith(f"{last}.")]
+        cheaper = sum(
+            facts.get(kind, 0) for kind in ("outer", "part", "forecast", "left out")
+        )
+        runs = [
+            count
+            for name, count in trace.denoiser.ran.items()
+            if name.startswith(f"{last}.")
+        ]
         facts["runs_of_the_last_block"] = min(runs, default=0)
         left_out = sum(facts.get(kind, 0) for kind in ("outer", "forecast", "left out"))
         engaged = cheaper > 0 and watching.calls.total() == calls
         compiled = watching.is_compiled or trace.is_compiled(denoiser_of(pipe))
         unseen = compiled and not runs  # a graph shows no blocks
-        engaged = engaged and (unseen or facts["runs_of_the_last_block"] == calls - left_out)
+        engaged = engaged and (
+            unseen or facts["runs_of_the_last_block"] == calls - left_out
+        )
         whole = calls - cheaper
-        return Finding(engaged, f"of {calls} traced calls {whole} ran whole, {cheaper} {others}", facts)
+        return Finding(
+            engaged,
+            f"of {calls} traced calls {whole} ran whole, {cheaper} {others}",
+            facts,
+        )
 
     return proof
 
@@ -695,4 +879,6 @@ def _branches(config: Any) -> list[tuple[int, int]]:
     """Returns (block, layer) of each place at which a UNet can be cut, starting with the outermost."""
     blocks, layers = len(config["down_block_types"]), config["layers_per_block"]
     each = layers if isinstance(layers, list | tuple) else [layers] * blocks
-    return [(block, layer) for block, count in enumerate(each) for layer in range(count + 1)]
+    return [
+        (block, layer) for block, count in enumerate(each) for layer in range(count + 1)
+    ]

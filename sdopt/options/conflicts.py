@@ -12,14 +12,18 @@ from sdopt.pipelines.loading import family_of, guidance_of, part_config
 def compiles(ctx: Context, *fitting: type[Optimization]) -> bool:
     """Returns whether the variant compiles the denoiser with a compiler other than the `fitting` ones."""
     compiler = ctx.chosen.get("compiler")
-    return compiler is not None and compiler.compiles and not isinstance(compiler, fitting)
+    return (
+        compiler is not None and compiler.compiles and not isinstance(compiler, fitting)
+    )
 
 
 def records_autograd(ctx: Context, what: str) -> list[str]:
     """Returns the conflict, if any, of `what`, which drops autograd's graph, with `grad_mode=enabled`."""
     if not keeps_gradients(ctx):
         return []
-    return [f"{what} does not support autograd (grad_mode=enabled): choose grad_mode=no_grad or inference_mode"]
+    return [
+        f"{what} does not support autograd (grad_mode=enabled): choose grad_mode=no_grad or inference_mode"
+    ]
 
 
 def grad_mode_of(ctx: Context) -> str | None:
@@ -56,7 +60,10 @@ def attends_in_float32(ctx: Context) -> bool:
     import torch
 
     # Layers with 8-bit weights return the type that all other weights are loaded in.
-    return not autocast_of(ctx) and loading_arguments(ctx.chosen.values()).get("dtype") == torch.float32
+    return (
+        not autocast_of(ctx)
+        and loading_arguments(ctx.chosen.values()).get("dtype") == torch.float32
+    )
 
 
 def upcasts_vae(ctx: Context) -> bool:
@@ -64,7 +71,11 @@ def upcasts_vae(ctx: Context) -> bool:
     import torch
 
     precision = ctx.chosen.get("precision")
-    if precision is None or isinstance(precision, FixedVae | FullVae) or "memory.tiny_vae" in ctx.chosen:
+    if (
+        precision is None
+        or isinstance(precision, FixedVae | FullVae)
+        or "memory.tiny_vae" in ctx.chosen
+    ):
         return False
     loaded_in_half = precision.load_kwargs().get("dtype") == torch.float16
     return (
@@ -78,11 +89,17 @@ def unguided(ctx: Context, what: str) -> list[str]:
     """Returns the conflict, if any, of an option that needs guidance with a model or a workload that has none."""
     guidance = guidance_of(ctx.model)
     if guidance.form == "embedded":
-        return [f"the model takes the guidance scale as an input, so there is no {what}: leave the option out"]
+        return [
+            f"the model takes the guidance scale as an input, so there is no {what}: leave the option out"
+        ]
     if guidance.form == "none":
-        return [f"guidance was distilled into the model's weights, so there is no {what}: leave the option out"]
+        return [
+            f"guidance was distilled into the model's weights, so there is no {what}: leave the option out"
+        ]
     if not guidance.guides(ctx.workload.guidance(ctx.model)):
-        return [f"there is no {what}: set workload.guidance_scale above {guidance.above:g}"]
+        return [
+            f"there is no {what}: set workload.guidance_scale above {guidance.above:g}"
+        ]
     return []
 
 
@@ -93,8 +110,16 @@ def untold(ctx: Context, *properties: str) -> list[str]:
         return []
     import diffusers
 
-    lacking = [name for name in properties if not hasattr(getattr(diffusers, family.pipeline), name)]
-    return [f"diffusers' {family.pipeline} does not say its {' and '.join(lacking)}"] if lacking else []
+    lacking = [
+        name
+        for name in properties
+        if not hasattr(getattr(diffusers, family.pipeline), name)
+    ]
+    return (
+        [f"diffusers' {family.pipeline} does not say its {' and '.join(lacking)}"]
+        if lacking
+        else []
+    )
 
 
 def leaves_adapters_out(ctx: Context) -> list[str]:
@@ -102,4 +127,6 @@ def leaves_adapters_out(ctx: Context) -> list[str]:
     lora = ctx.chosen.get("lora")
     if not (isinstance(lora, Lora) and lora.beside_the_weights):
         return []
-    return ["uses the model's own weights, and would ignore the LoRA: choose lora=fused"]
+    return [
+        "uses the model's own weights, and would ignore the LoRA: choose lora=fused"
+    ]

@@ -29,7 +29,9 @@ class DualBlockCache(Caching):
     assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks, one_call_a_step)
     keeps_structure: ClassVar[bool] = True
     saves_operations: ClassVar[bool | None] = None
-    idle: ClassVar[str] = "all of {steps} steps are among the first caching.warmup={self.warmup}"
+    idle: ClassVar[str] = (
+        "all of {steps} steps are among the first caching.warmup={self.warmup}"
+    )
 
     first_blocks: Annotated[int, Field(ge=1, le=1000)] = 1
     """Number of blocks at the start that run in each step, and by which the others are skipped (F)."""
@@ -56,11 +58,15 @@ class DualBlockCache(Caching):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         if family_of(ctx.model).is_unet:
-            return ["cache-dit knows the blocks of transformers alone: choose caching=deepcache"]
+            return [
+                "cache-dit knows the blocks of transformers alone: choose caching=deepcache"
+            ]
         problems = super().conflicts(ctx)
         if ctx.workload.batch_size * ctx.workload.images_per_prompt > 1:
             together = "cache-dit decides for all images of a batch at once, so that each would depend on the others"
-            problems.append(f"{together}: set workload.batch_size=1 and workload.images_per_prompt=1")
+            problems.append(
+                f"{together}: set workload.batch_size=1 and workload.images_per_prompt=1"
+            )
         return problems
 
     @override
@@ -73,13 +79,23 @@ class DualBlockCache(Caching):
         def proof(trace: Trace) -> Finding:
             runs = 0
             for name in blocks.names:
-                inner = [count for layer, count in trace.denoiser.ran.items() if layer.startswith(f"{name}.")]
+                inner = [
+                    count
+                    for layer, count in trace.denoiser.ran.items()
+                    if layer.startswith(f"{name}.")
+                ]
                 runs += min(inner, default=0)
             calls, skipped = trace.denoiser.calls, blocks.skipped
             every = calls * len(blocks.names)
-            engaged = skipped > 0 and calls == blocks.calls.total() and runs == every - skipped
+            engaged = (
+                skipped > 0
+                and calls == blocks.calls.total()
+                and runs == every - skipped
+            )
             summary = f"of {every} runs of a block in {calls} traced calls {every - runs} were skipped"
-            return Finding(engaged, summary, {**blocks.calls, "runs": runs, "skipped": skipped})
+            return Finding(
+                engaged, summary, {**blocks.calls, "runs": runs, "skipped": skipped}
+            )
 
         return proof
 
@@ -94,11 +110,17 @@ class DualBlocks(Watching):
 
     def __init__(self, pipe: Pipeline, denoiser: Any, chosen: DualBlockCache) -> None:
         from cache_dit import DBCacheConfig, TaylorSeerCalibratorConfig
-        from cache_dit.caching import BlockAdapterRegister, CachedAdapter, FakeDiffusionPipeline
+        from cache_dit.caching import (
+            BlockAdapterRegister,
+            CachedAdapter,
+            FakeDiffusionPipeline,
+        )
 
         adapter = BlockAdapterRegister.get_adapter(pipe)
         if adapter is None:
-            raise UsageError(f"caching=dbcache: cache-dit does not know the blocks of a {type(denoiser).__name__}")
+            raise UsageError(
+                f"caching=dbcache: cache-dit does not know the blocks of a {type(denoiser).__name__}"
+            )
         plain = denoiser.forward
         config = DBCacheConfig(
             Fn_compute_blocks=chosen.first_blocks,
@@ -108,15 +130,23 @@ class DualBlocks(Watching):
             max_continuous_cached_steps=-1 if chosen.most is None else chosen.most,
             enable_separate_cfg=False,  # each branch has a state of its own instead
         )
-        series = None if chosen.order is None else TaylorSeerCalibratorConfig(taylorseer_order=chosen.order)
+        series = (
+            None
+            if chosen.order is None
+            else TaylorSeerCalibratorConfig(taylorseer_order=chosen.order)
+        )
         # Without the pipeline, of whose class it would replace the call, for all pipelines of that class; and not by
         # `enable_cache`, which may choose another attention backend besides.
         adapter.pipe = FakeDiffusionPipeline(denoiser)
-        adapter = CachedAdapter.cachify(adapter, cache_config=config, calibrator_config=series)
+        adapter = CachedAdapter.cachify(
+            adapter, cache_config=config, calibrator_config=series
+        )
         self._manager: Any = denoiser._context_manager
         self._groups = {
             group: len(blocks) - chosen.first_blocks - chosen.last_blocks
-            for group, blocks in zip(adapter.unique_blocks_name[0], adapter.blocks[0], strict=True)
+            for group, blocks in zip(
+                adapter.unique_blocks_name[0], adapter.blocks[0], strict=True
+            )
         }
         if min(self._groups.values()) < 1:
             raise UsageError(
@@ -124,7 +154,9 @@ class DualBlocks(Watching):
                 f"there are {min(self._groups.values()) + chosen.first_blocks + chosen.last_blocks}"
             )
         cached = {id(block) for group in adapter.blocks[0] for block in group}
-        self.names = [name for name, module in denoiser.named_modules() if id(module) in cached]
+        self.names = [
+            name for name, module in denoiser.named_modules() if id(module) in cached
+        ]
         super().__init__(pipe, denoiser)
         self._plain = plain
 
@@ -141,7 +173,9 @@ class DualBlocks(Watching):
         if not self._on:
             return self._plain(*given.args, return_dict=False, **given.others)[0]
         if branch not in self._states:
-            self._states[branch] = {group: self._new_state(group) for group in self._groups}
+            self._states[branch] = {
+                group: self._new_state(group) for group in self._groups
+            }
         states = self._states[branch]
         self._manager._cached_context_manager.update(states)
         before = {group: len(state.cached_steps) for group, state in states.items()}

@@ -20,7 +20,9 @@ class Extra:
 
     def missing(self, device: Device) -> list[str]:
         """Returns a conflict if a module is not installed on this machine, or a package is too old or too new."""
-        if not device.is_here:  # planned for another machine, of whose packages this one says nothing
+        if (
+            not device.is_here
+        ):  # planned for another machine, of whose packages this one says nothing
             return []
         absent = [module for module in self.modules if find_spec(module) is None]
         problems = absent or outdated(self.extra)
@@ -47,7 +49,9 @@ class Excludes:
 
     def forbids(self, kind: type) -> bool:
         """Returns whether an option of a class is excluded."""
-        return issubclass(kind, self.kinds or object) and not issubclass(kind, self.unless)
+        return issubclass(kind, self.kinds or object) and not issubclass(
+            kind, self.unless
+        )
 
 
 @cache
@@ -59,7 +63,9 @@ def outdated(extra: str) -> tuple[str, ...]:
         return ()
     problems = []
     for requirement in requirements:
-        if requirement.marker is None or not requirement.marker.evaluate({"extra": extra}):
+        if requirement.marker is None or not requirement.marker.evaluate(
+            {"extra": extra}
+        ):
             continue
         try:
             installed = version(requirement.name)
@@ -67,5 +73,7 @@ def outdated(extra: str) -> tuple[str, ...]:
             continue
         # A build from source or of last night counts as the release that it is for.
         if Version(installed).base_version not in requirement.specifier:
-            problems.append(f"{requirement.name}{requirement.specifier} instead of {installed}")
+            problems.append(
+                f"{requirement.name}{requirement.specifier} instead of {installed}"
+            )
     return tuple(problems)

@@ -34,7 +34,10 @@ class CudnnBenchmark(Optimization):
 
     claims: ClassVar[frozenset[str]] = frozenset({"latency"})
     contract: ClassVar[Contract] = Contract.EQUIVALENT
-    diffusers_lines: ClassVar[tuple[str, ...]] = ("import torch", "torch.backends.cudnn.benchmark = True")
+    diffusers_lines: ClassVar[tuple[str, ...]] = (
+        "import torch",
+        "torch.backends.cudnn.benchmark = True",
+    )
     needs: ClassVar[tuple[Need, ...]] = (Feature("cuDNN", ANY_CARD),)
 
     @override
@@ -42,23 +45,35 @@ class CudnnBenchmark(Optimization):
         import torch
 
         switches: Any = torch.backends.cudnn
-        return _switched_on(lambda: switches.benchmark, lambda on: setattr(switches, "benchmark", on))
+        return _switched_on(
+            lambda: switches.benchmark, lambda on: setattr(switches, "benchmark", on)
+        )
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         def proof(trace: Trace) -> Finding:
             seen = trace.denoiser
-            ran = sum(n for name, n in seen.operators.items() if name.startswith(_CONVOLUTIONS))
+            ran = sum(
+                n
+                for name, n in seen.operators.items()
+                if name.startswith(_CONVOLUTIONS)
+            )
             state = "on" if seen.cudnn_benchmark else "off"
             where = f"{ran} convolutions by cuDNN or MIOpen and {seen.graph_launches} replayed graphs"
             engaged = bool(seen.cudnn_benchmark) and ran + seen.graph_launches > 0
-            return Finding(engaged, f"benchmarking was {state} in the denoiser; {where}", {"convolutions": ran})
+            return Finding(
+                engaged,
+                f"benchmarking was {state} in the denoiser; {where}",
+                {"convolutions": ran},
+            )
 
         return proof
 
 
 @contextmanager
-def _switched_on(read: Callable[[], bool], write: Callable[[bool], None]) -> Iterator[None]:
+def _switched_on(
+    read: Callable[[], bool], write: Callable[[bool], None]
+) -> Iterator[None]:
     before = read()
     write(True)
     try:
@@ -89,19 +104,27 @@ class AtStart(Optimization):
     @override
     def broken(self, pipe: Pipeline) -> list[str]:
         name, value = self.variable()
-        return [f"takes effect only at the start of a program: start Python with {name}={value}"]
+        return [
+            f"takes effect only at the start of a program: start Python with {name}={value}"
+        ]
 
 
 @dataclass(frozen=True)
 class ExpandableSegments(AtStart):
     """Lets CUDA's allocator grow its segments, which then fragment less where sizes change."""
 
-    needs: ClassVar[tuple[Need, ...]] = (Feature("the allocator of PyTorch's device memory", ANY_CARD),)
+    needs: ClassVar[tuple[Need, ...]] = (
+        Feature("the allocator of PyTorch's device memory", ANY_CARD),
+    )
 
     @override
     def variable(self) -> tuple[str, str]:
         name = next((name for name in _ALLOCATOR if name in os.environ), _ALLOCATOR[-1])
-        given = [part for part in os.environ.get(name, "").split(",") if not part.startswith("expandable")]
+        given = [
+            part
+            for part in os.environ.get(name, "").split(",")
+            if not part.startswith("expandable")
+        ]
         return name, ",".join(filter(None, [*given, "expandable_segments:True"]))
 
     @override
@@ -109,7 +132,9 @@ class ExpandableSegments(AtStart):
         name, value = self.variable()
         if "cudaMallocAsync" not in value:
             return []
-        return [f"{name}={os.environ[name]} chooses CUDA's own allocator, which has no segments"]
+        return [
+            f"{name}={os.environ[name]} chooses CUDA's own allocator, which has no segments"
+        ]
 
     @override
     def begin_process(self) -> None:
@@ -126,7 +151,11 @@ class ExpandableSegments(AtStart):
             segments = torch.cuda.memory_snapshot()
             grown = sum(bool(segment["is_expandable"]) for segment in segments)
             summary = f"{grown} of {len(segments)} segments of the allocator can grow"
-            return Finding(grown > 0, summary, dict([self.variable()]) | {"segments": len(segments), "growing": grown})
+            return Finding(
+                grown > 0,
+                summary,
+                dict([self.variable()]) | {"segments": len(segments), "growing": grown},
+            )
 
         return proof
 
@@ -154,15 +183,25 @@ class MiopenFind(AtStart):
 
         if ctx.device.is_cuda and ctx.device.is_here and torch.version.hip is not None:
             return []
-        return [f"MIOpen needs an AMD GPU and a ROCm build of PyTorch; this runs on {ctx.device.name or 'a CPU'}"]
+        return [
+            f"MIOpen needs an AMD GPU and a ROCm build of PyTorch; this runs on {ctx.device.name or 'a CPU'}"
+        ]
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         def proof(trace: Trace) -> Finding:
-            ran = sum(n for name, n in trace.denoiser.operators.items() if name.startswith(_CONVOLUTIONS[1]))
+            ran = sum(
+                n
+                for name, n in trace.denoiser.operators.items()
+                if name.startswith(_CONVOLUTIONS[1])
+            )
             mode = os.environ.get(_FIND_MODE)
             summary = f"{_FIND_MODE}={mode} from the start; {ran} convolutions by MIOpen, which does not say its mode"
-            return Finding(mode == self.mode and ran > 0, summary, {_FIND_MODE: mode, "convolutions": ran})
+            return Finding(
+                mode == self.mode and ran > 0,
+                summary,
+                {_FIND_MODE: mode, "convolutions": ran},
+            )
 
         return proof
 
@@ -176,7 +215,10 @@ class TunableOp(Optimization):
 
     claims: ClassVar[frozenset[str]] = frozenset({"latency"})
     contract: ClassVar[Contract] = Contract.EQUIVALENT
-    diffusers_lines: ClassVar[tuple[str, ...]] = ("import torch", "torch.cuda.tunable.enable(True)")
+    diffusers_lines: ClassVar[tuple[str, ...]] = (
+        "import torch",
+        "torch.cuda.tunable.enable(True)",
+    )
     needs: ClassVar[tuple[Need, ...]] = (Feature("TunableOp", ANY_CARD),)
 
     @override
@@ -194,7 +236,9 @@ class TunableOp(Optimization):
 
         def proof(trace: Trace) -> Finding:
             tuned = len(torch.cuda.tunable.get_results())
-            return Finding(tuned > 0, f"{tuned} matrix products tuned", {"tuned": tuned})
+            return Finding(
+                tuned > 0, f"{tuned} matrix products tuned", {"tuned": tuned}
+            )
 
         return proof
 
@@ -225,17 +269,25 @@ class InductorFreezing(InductorSetting):
 
     setting: ClassVar[str] = "freezing"
     excludes: ClassVar[tuple[Excludes, ...]] = (
-        Excludes("lora", "frozen weights would not change with the LoRA: choose lora=loaded or fused", (Hotswap,)),
+        Excludes(
+            "lora",
+            "frozen weights would not change with the LoRA: choose lora=loaded or fused",
+            (Hotswap,),
+        ),
     )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = _without_inductor(ctx, Inductor, WholeStep)
         if keeps_gradients(ctx):
-            found.append("weights with gradients cannot be frozen: choose grad_mode=no_grad or inference_mode")
+            found.append(
+                "weights with gradients cannot be frozen: choose grad_mode=no_grad or inference_mode"
+            )
         for axis, option in ctx.chosen.items():
             if option.stage in (Stage.QUANTIZE, Stage.OFFLOAD):
-                found.append(f"{axis} moves or packs weights, which freezing would copy: choose one of the two")
+                found.append(
+                    f"{axis} moves or packs weights, which freezing would copy: choose one of the two"
+                )
         return found
 
     @override
@@ -246,8 +298,16 @@ class InductorFreezing(InductorSetting):
 
         def proof(trace: Trace) -> Finding:
             made = PyCodeCache.modules[before:]
-            frozen = sum(name.startswith("_frozen_param") for module in made for name in vars(module))
-            return Finding(frozen > 0, f"{frozen} weights are constants of compiled code", {"frozen": frozen})
+            frozen = sum(
+                name.startswith("_frozen_param")
+                for module in made
+                for name in vars(module)
+            )
+            return Finding(
+                frozen > 0,
+                f"{frozen} weights are constants of compiled code",
+                {"frozen": frozen},
+            )
 
         return proof
 
@@ -261,7 +321,9 @@ class CoordinateDescent(InductorSetting):
     """
 
     setting: ClassVar[str] = "coordinate_descent_tuning"
-    needs: ClassVar[tuple[Need, ...]] = (Feature("the tuning of Triton kernels", ANY_CARD),)
+    needs: ClassVar[tuple[Need, ...]] = (
+        Feature("the tuning of Triton kernels", ANY_CARD),
+    )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -273,7 +335,9 @@ class CoordinateDescent(InductorSetting):
 
         def proof(trace: Trace) -> Finding:
             tried = counters["inductor"]["coordesc_tuning_bench"]
-            return Finding(tried > 0, f"{tried} settings of Triton kernels timed", {"tried": tried})
+            return Finding(
+                tried > 0, f"{tried} settings of Triton kernels timed", {"tried": tried}
+            )
 
         return proof
 
@@ -287,4 +351,6 @@ def _without_inductor(ctx: Context, *fitting: type[Optimization]) -> list[str]:
     compiler = ctx.chosen.get("compiler")
     if compiler is not None and compiler.compiles and not compiles(ctx, *fitting):
         return []
-    return ["the chosen compiler does not read this setting of Inductor: choose compiler=inductor"]
+    return [
+        "the chosen compiler does not read this setting of Inductor: choose compiler=inductor"
+    ]

@@ -29,7 +29,11 @@ class GradMode(Optimization):
     @override
     def diffusers_lines(self) -> tuple[str, ...]:
         # diffusers' pipelines disable recording inside each call, which a surrounding context cannot undo.
-        return () if self.mode == "enabled" else ("import torch", f"with torch.{self.mode}():")
+        return (
+            ()
+            if self.mode == "enabled"
+            else ("import torch", f"with torch.{self.mode}():")
+        )
 
     @override
     def broken(self, pipe: Pipeline) -> list[str]:
@@ -39,7 +43,11 @@ class GradMode(Optimization):
     def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
         import torch
 
-        modes = {"enabled": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+        modes = {
+            "enabled": torch.enable_grad,
+            "no_grad": torch.no_grad,
+            "inference_mode": torch.inference_mode,
+        }
         entered: AbstractContextManager[Any] = modes[self.mode]()
         return entered
 
@@ -50,10 +58,20 @@ class GradMode(Optimization):
 
         def proof(trace: Trace) -> Finding:
             seen = trace.denoiser
-            state = "inference_mode" if seen.inference_mode else "enabled" if seen.grad_enabled else "no_grad"
-            engaged = state == self.mode and (state == "enabled") == bool(seen.output_requires_grad)
+            state = (
+                "inference_mode"
+                if seen.inference_mode
+                else "enabled"
+                if seen.grad_enabled
+                else "no_grad"
+            )
+            engaged = state == self.mode and (state == "enabled") == bool(
+                seen.output_requires_grad
+            )
             return Finding(
-                engaged, f"the denoiser ran with {state}", {"output_requires_grad": seen.output_requires_grad}
+                engaged,
+                f"the denoiser ran with {state}",
+                {"output_requires_grad": seen.output_requires_grad},
             )
 
         return proof

@@ -5,7 +5,16 @@ from typing import ClassVar, Literal
 
 from typing_extensions import override
 
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
+from sdopt.options import (
+    Assumption,
+    Context,
+    Contract,
+    Finding,
+    Optimization,
+    Proof,
+    Stage,
+    Trace,
+)
 from sdopt.options.assumptions import a_vae, plain_weights
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import Pipeline, denoiser_of
@@ -24,18 +33,30 @@ class Layout(Optimization):
     @property
     @override
     def contract(self) -> Contract:
-        return Contract.EXACT if self.memory_format == "contiguous" else Contract.EQUIVALENT
+        return (
+            Contract.EXACT
+            if self.memory_format == "contiguous"
+            else Contract.EQUIVALENT
+        )
 
     @property
     @override
     def claims(self) -> frozenset[str]:
-        return frozenset() if self.memory_format == "contiguous" else frozenset({"latency"})
+        return (
+            frozenset()
+            if self.memory_format == "contiguous"
+            else frozenset({"latency"})
+        )
 
     @property
     @override
     def diffusers_lines(self) -> tuple[str, ...]:
         order = f"torch.{'contiguous_format' if self.memory_format == 'contiguous' else 'channels_last'}"
-        return "import torch", f"pipe.unet.to(memory_format={order})", f"pipe.vae.to(memory_format={order})"
+        return (
+            "import torch",
+            f"pipe.unet.to(memory_format={order})",
+            f"pipe.vae.to(memory_format={order})",
+        )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -60,17 +81,29 @@ class Layout(Optimization):
                 for module in modules
                 for layer in module.modules()
                 # A 1×1 or single-channel kernel has the same layout in both formats, and packed weights have none.
-                if isinstance(layer, torch.nn.Conv2d) and layer.weight.ndim > 1 and min(layer.weight.shape[1:]) > 1
+                if isinstance(layer, torch.nn.Conv2d)
+                and layer.weight.ndim > 1
+                and min(layer.weight.shape[1:]) > 1
             ]
-            last = sum(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+            last = sum(
+                weight.is_contiguous(memory_format=torch.channels_last)
+                for weight in weights
+            )
             wanted = len(weights) if self.memory_format == "channels_last" else 0
             ran, ran_last = trace.denoiser.convolutions, trace.denoiser.channels_last
-            facts = {"weights": len(weights), "weights_channels_last": last, "ran": ran, "ran_channels_last": ran_last}
+            facts = {
+                "weights": len(weights),
+                "weights_channels_last": last,
+                "ran": ran,
+                "ran_channels_last": ran_last,
+            }
             summary = f"{last} of {len(weights)} kernels laid out channels-last"
             if ran:
                 summary += f"; {ran_last} of {ran} convolutions gave channels-last"
             # Outputs of 1×1 kernels and with one channel are ambiguous, so a majority is enough.
-            as_wanted = not ran or (ran_last > ran / 2) == (self.memory_format == "channels_last")
+            as_wanted = not ran or (ran_last > ran / 2) == (
+                self.memory_format == "channels_last"
+            )
             return Finding(last == wanted and as_wanted, summary, facts)
 
         return proof

@@ -16,12 +16,26 @@ from typing_extensions import override
 
 from sdopt.errors import UsageError
 from sdopt.measure.compilation import compiled_so_far, eagerly
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
+from sdopt.options import (
+    Assumption,
+    Context,
+    Contract,
+    Finding,
+    Optimization,
+    Proof,
+    Stage,
+    Trace,
+)
 from sdopt.options.assumptions import no_lora, plain_weights
 from sdopt.options.base import Inputs
 from sdopt.options.declarations import outdated
 from sdopt.pipelines.family import family_named
-from sdopt.pipelines.loading import LoadedModel, family_of, part_config, published_denoiser
+from sdopt.pipelines.loading import (
+    LoadedModel,
+    family_of,
+    part_config,
+    published_denoiser,
+)
 from sdopt.pipelines.loras import (
     has_biases,
     is_on_hub,
@@ -35,7 +49,13 @@ from sdopt.pipelines.loras import (
     trains_text_encoder,
     unswappable,
 )
-from sdopt.pipelines.parts import Pipeline, denoiser_of, hook_of, text_encoders_of, unwrapped
+from sdopt.pipelines.parts import (
+    Pipeline,
+    denoiser_of,
+    hook_of,
+    text_encoders_of,
+    unwrapped,
+)
 from sdopt.pipelines.transformer_loras import settings_beside
 from sdopt.reference import MODEL
 from sdopt.schema import Model
@@ -62,8 +82,13 @@ class NoLora(Optimization):
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         def proof(trace: Trace) -> Finding:
-            layers = sum(len(lora_layers(network)) for network in networks_of_a_lora(pipe))
-            return Finding(not layers, f"{layers} layers with a LoRA" if layers else "no layer has a LoRA")
+            layers = sum(
+                len(lora_layers(network)) for network in networks_of_a_lora(pipe)
+            )
+            return Finding(
+                not layers,
+                f"{layers} layers with a LoRA" if layers else "no layer has a LoRA",
+            )
 
         return proof
 
@@ -97,7 +122,9 @@ class Lora(Optimization):
     def lacking(self, ctx: Context) -> list[str]:
         packaged = ctx.model.weights == "packaged" and ctx.model.name == MODEL.name
         if self.path is None and not packaged:
-            return [f"the LoRAs that come with sdopt are for model={MODEL.name}: set lora.path"]
+            return [
+                f"the LoRAs that come with sdopt are for model={MODEL.name}: set lora.path"
+            ]
         return []
 
     @override
@@ -115,7 +142,9 @@ class Lora(Optimization):
             except UsageError as error:
                 found += error.problems
         found += _refused_by_peft() if ctx.device.is_here else []
-        return list(dict.fromkeys(found)) or self._unfit([lora_file(self.path, name) for name in self.names], ctx.model)
+        return list(dict.fromkeys(found)) or self._unfit(
+            [lora_file(self.path, name) for name in self.names], ctx.model
+        )
 
     def _unfit(self, files: Sequence[Path], model: Model) -> list[str]:
         """Returns why LoRAs that fit the model cannot be used in this way; [] if they can."""
@@ -132,7 +161,9 @@ class Lora(Optimization):
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:
         files = [lora_file(self.path, name, fetch) for name in self.names]
-        return files + [beside for file in files if (beside := settings_beside(file)) is not None]
+        return files + [
+            beside for file in files if (beside := settings_beside(file)) is not None
+        ]
 
     def _lines(self, *then: str) -> tuple[str, ...]:
         """Returns diffusers code that loads the LoRA, and then the lines `then`; () if that would not do."""
@@ -141,19 +172,34 @@ class Lora(Optimization):
         if self.path is None:
             return ()
         try:
-            if self._cached and not all(reads_itself(lora_file(self.path, name)) for name in self.names):
+            if self._cached and not all(
+                reads_itself(lora_file(self.path, name)) for name in self.names
+            ):
                 return ()
         except (OSError, SafetensorError, UsageError):
             return ()  # `conflicts` says what is wrong with the file
-        source = self.path if is_on_hub(self.path) else str(Path(self.path).expanduser().absolute())
+        source = (
+            self.path
+            if is_on_hub(self.path)
+            else str(Path(self.path).expanduser().absolute())
+        )
         file = f", weight_name={self.weight_name!r}" if self.weight_name else ""
-        return f"pipe.load_lora_weights({source!r}{file}, adapter_name={_NAME!r})", *then
+        return (
+            f"pipe.load_lora_weights({source!r}{file}, adapter_name={_NAME!r})",
+            *then,
+        )
 
     def _load(self, pipe: Pipeline, name: str | None, **how: Any) -> None:
         file = lora_file(self.path, name)
         # Without a network, diffusers finds a file in its folder by `weight_name` only.
         source: Any = source_for(pipe, file) or str(file.parent)
-        pipe.load_lora_weights(source, weight_name=file.name, adapter_name=_NAME, local_files_only=True, **how)
+        pipe.load_lora_weights(
+            source,
+            weight_name=file.name,
+            adapter_name=_NAME,
+            local_files_only=True,
+            **how,
+        )
 
 
 @dataclass(frozen=True)
@@ -170,7 +216,9 @@ class Loaded(Lora):
     @property
     @override
     def diffusers_lines(self) -> tuple[str, ...]:
-        return self._lines(f"pipe.set_adapters({_NAME!r}, adapter_weights={self.scale})")
+        return self._lines(
+            f"pipe.set_adapters({_NAME!r}, adapter_weights={self.scale})"
+        )
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -191,19 +239,25 @@ class Fused(Lora):
     @override
     def _unfit(self, files: Sequence[Path], model: Model) -> list[str]:
         return [
-            f"{file.name} has biases, which peft cannot fuse: choose lora=loaded" for file in files if has_biases(file)
+            f"{file.name} has biases, which peft cannot fuse: choose lora=loaded"
+            for file in files
+            if has_biases(file)
         ]
 
     @override
     def refusals(self, call: Inputs) -> list[str]:
         if (call.get("cross_attention_kwargs") or {}).get("scale") is None:
             return []
-        return ["the LoRA is in the weights, and cross_attention_kwargs cannot scale it: leave its scale out"]
+        return [
+            "the LoRA is in the weights, and cross_attention_kwargs cannot scale it: leave its scale out"
+        ]
 
     @property
     @override
     def diffusers_lines(self) -> tuple[str, ...]:
-        return self._lines(f"pipe.fuse_lora(lora_scale={self.scale})", "pipe.unload_lora_weights()")
+        return self._lines(
+            f"pipe.fuse_lora(lora_scale={self.scale})", "pipe.unload_lora_weights()"
+        )
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -211,24 +265,45 @@ class Fused(Lora):
         networks = [weakref.ref(network) for network in networks_of_a_lora(pipe)]
         before = _all_sums(networks)
         trained = [
-            weight for network in networks_of_a_lora(pipe) for weight in network.parameters() if weight.requires_grad
+            weight
+            for network in networks_of_a_lora(pipe)
+            for weight in network.parameters()
+            if weight.requires_grad
         ]
         self._load(pipe, self.names[0])
-        parts = [name for name in pipe._lora_loadable_modules if getattr(pipe, name, None) is not None]
+        parts = [
+            name
+            for name in pipe._lora_loadable_modules
+            if getattr(pipe, name, None) is not None
+        ]
         pipe.fuse_lora(components=parts, lora_scale=self.scale)
         pipe.unload_lora_weights()
-        for weight in trained:  # peft froze them, and grad_mode=enabled would record nothing
+        for (
+            weight
+        ) in trained:  # peft froze them, and grad_mode=enabled would record nothing
             weight.requires_grad_(True)
-        fused = {name for name, total in _all_sums(networks).items() if _differ(total, before.get(name))}
+        fused = {
+            name
+            for name, total in _all_sums(networks).items()
+            if _differ(total, before.get(name))
+        }
 
         def proof(trace: Trace) -> Finding:
             now = _all_sums(networks)
-            changed = sum(_differ(now[name], before[name]) for name in fused & now.keys())
+            changed = sum(
+                _differ(now[name], before[name]) for name in fused & now.keys()
+            )
             # A text encoder is removed only after it has encoded all prompts, with the LoRA in its weights.
             removed = sum(networks[number]() is None for number, _ in fused)
-            left = sum(len(lora_layers(network)) for network in networks_of_a_lora(pipe))
+            left = sum(
+                len(lora_layers(network)) for network in networks_of_a_lora(pipe)
+            )
             summary = f"{changed} weights include the LoRA; {left} separate LoRA layers"
-            summary += f"; {removed} weights of text encoders that were removed included it" if removed else ""
+            summary += (
+                f"; {removed} weights of text encoders that were removed included it"
+                if removed
+                else ""
+            )
             whole = changed == len(fused & now.keys()) and changed + removed > 0
             return Finding(whole and not left, summary, {"weights": changed})
 
@@ -265,19 +340,32 @@ class Distilled(Fused):
         given = {**own, **ctx.scheduler.options, "class_name": ctx.scheduler.class_name}
         found = []
         if any(given.get(key) != value for key, value in self.sampler.items()):
-            found.append(f"it was distilled for another scheduler: choose scheduler={self.scheduler}")
+            found.append(
+                f"it was distilled for another scheduler: choose scheduler={self.scheduler}"
+            )
         if isinstance(ctx.model, LoadedModel):
             return found  # each call of a program says its own steps and guidance
-        return found + self._problems(ctx.workload.steps, ctx.workload.guidance(ctx.model), "workload.", "workload.")
+        return found + self._problems(
+            ctx.workload.steps,
+            ctx.workload.guidance(ctx.model),
+            "workload.",
+            "workload.",
+        )
 
-    def _problems(self, steps: int, guidance: float, of_steps: str, of_guidance: str) -> list[str]:
+    def _problems(
+        self, steps: int, guidance: float, of_steps: str, of_guidance: str
+    ) -> list[str]:
         fewest, most = self.steps
         found = []
         if not fewest <= steps <= most:
             span = f"{fewest} to {most} steps" if fewest < most else f"{most} steps"
-            found.append(f"it was distilled to {span}: set {of_steps}steps={min(max(fewest, 4), most)}")
+            found.append(
+                f"it was distilled to {span}: set {of_steps}steps={min(max(fewest, 4), most)}"
+            )
         if guidance > self.guidance_scale:
-            found.append(f"guidance is in its weights: set {of_guidance}guidance_scale={self.guidance_scale:g} or less")
+            found.append(
+                f"guidance is in its weights: set {of_guidance}guidance_scale={self.guidance_scale:g} or less"
+            )
         return found
 
     @override
@@ -285,7 +373,9 @@ class Distilled(Fused):
         if found := self._of_another_model(ctx):
             return found
         if ctx.model.distilled:
-            return [f"model={ctx.model.name} is distilled to a few steps itself: choose lora=none"]
+            return [
+                f"model={ctx.model.name} is distilled to a few steps itself: choose lora=none"
+            ]
         return super().conflicts(ctx)
 
     def _of_another_model(self, ctx: Context) -> list[str]:
@@ -293,17 +383,29 @@ class Distilled(Fused):
         if self.pipeline is not None or not family.is_unet:
             if family.pipeline == self.pipeline:
                 return []
-            own = family_named(self.pipeline).title if self.pipeline else "Stable Diffusion"
+            own = (
+                family_named(self.pipeline).title
+                if self.pipeline
+                else "Stable Diffusion"
+            )
             return [f"it is for {own}, and this model is {family.title}"]
         has = published_denoiser(ctx.model).get("cross_attention_dim", self.text_width)
         if has == self.text_width:
             return []
-        return [f"it is for models that read {self.text_width} channels of text, and this one reads {has}"]
+        return [
+            f"it is for models that read {self.text_width} channels of text, and this one reads {has}"
+        ]
 
     @override
     def refusals(self, call: Inputs) -> list[str]:
-        steps, guidance = call.get("num_inference_steps", 50), call.get("guidance_scale", 7.5)
-        return [*super().refusals(call), *self._problems(steps, guidance, "num_inference_", "")]
+        steps, guidance = (
+            call.get("num_inference_steps", 50),
+            call.get("guidance_scale", 7.5),
+        )
+        return [
+            *super().refusals(call),
+            *self._problems(steps, guidance, "num_inference_", ""),
+        ]
 
 
 @dataclass(frozen=True)
@@ -341,13 +443,17 @@ class Hotswap(Lora):
         ]
         rank = max(map(rank_of, files))
         if self.target_rank is not None and self.target_rank < rank:
-            found.append(f"lora.target_rank={self.target_rank}: the files have ranks up to {rank}")
+            found.append(
+                f"lora.target_rank={self.target_rank}: the files have ranks up to {rank}"
+            )
         first, other = files
         return found or unswappable(first, other, model)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        rank = self.target_rank or max(rank_of(lora_file(self.path, name)) for name in self.names)
+        rank = self.target_rank or max(
+            rank_of(lora_file(self.path, name)) for name in self.names
+        )
         denoiser_of(pipe).enable_lora_hotswap(target_rank=rank)
         self._load(pipe, self.names[0])
 
@@ -362,7 +468,11 @@ class Hotswap(Lora):
             changed = not np.array_equal(own, others)
             engaged = changed and np.array_equal(own, back) and not compiled
             summary = f"swapped for another LoRA in {swap_s:.2f} s with {compiled} recompilations"
-            facts = {"recompiles": compiled, "other_images": changed, "swap_s": round(swap_s, 4)}
+            facts = {
+                "recompiles": compiled,
+                "other_images": changed,
+                "swap_s": round(swap_s, 4),
+            }
             return found.also(summary, engaged, **facts)
 
         return proof
@@ -372,11 +482,19 @@ def _adapter_finding(pipe: Pipeline, trace: Trace) -> Finding:
     """Checks whether LoRA layers exist, are active, and ran; in compiled code, whether they changed the images."""
     networks = networks_of_a_lora(pipe)
     layers = [layer for network in networks for layer in lora_layers(network)]
-    active = sum(_NAME in layer.active_adapters and not layer.disable_adapters for layer in layers)
+    active = sum(
+        _NAME in layer.active_adapters and not layer.disable_adapters
+        for layer in layers
+    )
     encoded, encoding = vars(pipe).get(_ENCODING, (0, 0))
-    facts: dict[str, Any] = {"layers": len(layers) + encoded, "active": active + encoded}
+    facts: dict[str, Any] = {
+        "layers": len(layers) + encoded,
+        "active": active + encoded,
+    }
     summary = f"{facts['active']} of {facts['layers']} LoRA layers are active"
-    if trace.is_compiled(denoiser_of(pipe)) or any(unwrapped(each) is not each for each in text_encoders_of(pipe)):
+    if trace.is_compiled(denoiser_of(pipe)) or any(
+        unwrapped(each) is not each for each in text_encoders_of(pipe)
+    ):
         nearer = _draws_with(layers, trace)
         summary += f"; the images are {'those' if nearer else 'not those'} of uncompiled code with the LoRA"
         ran = facts["layers"] if nearer else 0
@@ -417,7 +535,9 @@ def _refused_by_peft() -> list[str]:
     try:
         is_torchao_available()
     except ImportError as error:
-        return [f"peft loads no LoRA here ({error}): pip install 'sdopt[torchao]', or pip uninstall torchao"]
+        return [
+            f"peft loads no LoRA here ({error}): pip install 'sdopt[torchao]', or pip uninstall torchao"
+        ]
     return []
 
 
@@ -428,7 +548,11 @@ _ENCODING = "_sdopt_lora_in_text_encoders"
 @contextmanager
 def encoding_noted(pipe: Pipeline) -> Iterator[None]:
     """Notes which LoRA layers of the text encoders run in the block, for text encoders that are removed after it."""
-    networks = [each for each in text_encoders_of(pipe) if getattr(each, "_hf_peft_config_loaded", False)]
+    networks = [
+        each
+        for each in text_encoders_of(pipe)
+        if getattr(each, "_hf_peft_config_loaded", False)
+    ]
     layers = [layer for network in networks for layer in lora_layers(network)]
     with _running(layers) as ran:
         yield
@@ -456,7 +580,9 @@ def _running(layers: Sequence[Any]) -> Iterator[set[int]]:
             handle.remove()
 
 
-def _all_sums(networks: Sequence[weakref.ref[torch.nn.Module]]) -> dict[tuple[int, str], float]:
+def _all_sums(
+    networks: Sequence[weakref.ref[torch.nn.Module]],
+) -> dict[tuple[int, str], float]:
     """Returns the sum of each weight of the networks that still exist, by the network's number and the name."""
     import torch
 
@@ -468,7 +594,9 @@ def _all_sums(networks: Sequence[weakref.ref[torch.nn.Module]]) -> dict[tuple[in
                     if weight.device.type != "meta":
                         plain = weight.detach()
                         # TorchAO's tensors do not support `sum`.
-                        plain = plain if type(plain) is torch.Tensor else plain.dequantize()
+                        plain = (
+                            plain if type(plain) is torch.Tensor else plain.dequantize()
+                        )
                         found[number, name] = float(plain.double().sum())
     return found
 
@@ -477,7 +605,11 @@ def _all_sums(networks: Sequence[weakref.ref[torch.nn.Module]]) -> dict[tuple[in
 def _from_disk(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Loads weights that `memory=group_offload` keeps on disk, for the duration of the context."""
     hooks = [hook_of(layer, "group_offloading") for layer in network.modules()]
-    groups = {id(hook.group): hook.group for hook in hooks if hook is not None and hook.group.offload_to_disk_path}
+    groups = {
+        id(hook.group): hook.group
+        for hook in hooks
+        if hook is not None and hook.group.offload_to_disk_path
+    }
     for group in groups.values():
         group.onload_()
     try:

@@ -55,9 +55,13 @@ def read_magnitudes(path: Path) -> Magnitudes:
     try:
         return _ADAPTER.validate_json(read_text(path.expanduser()))
     except OSError as error:
-        raise UsageError(f"caching.path={path}: cannot be read ({error.strerror})") from error
+        raise UsageError(
+            f"caching.path={path}: cannot be read ({error.strerror})"
+        ) from error
     except ValidationError as error:
-        raise UsageError(f"caching.path={path}: holds no ratios: {error.errors()[0]['msg']}") from error
+        raise UsageError(
+            f"caching.path={path}: holds no ratios: {error.errors()[0]['msg']}"
+        ) from error
 
 
 def magnitudes_as_json(magnitudes: Magnitudes) -> bytes:
@@ -108,7 +112,11 @@ class MagCache(Caching):
                 ratio *= change
                 error += abs(1 - ratio)
                 skipped += 1
-            skips = 0 < step >= retained and error <= self.threshold and skipped <= self.max_skip_steps
+            skips = (
+                0 < step >= retained
+                and error <= self.threshold
+                and skipped <= self.max_skip_steps
+            )
             runs.append(not skips)
             if not skips:
                 ratio, error, skipped = 1.0, 0.0, 0
@@ -138,10 +146,14 @@ class MagCache(Caching):
             return []
         there = "none come with sdopt"
         if self.path is not None:
-            there = f"those of caching.path={self.path} are of {self._measured[0].steps}"
+            there = (
+                f"those of caching.path={self.path} are of {self._measured[0].steps}"
+            )
         command = f"sdopt calibrate --magnitudes model=… workload.steps={ctx.steps} --output ratios.json"
         needs = f"needs ratios of this model at {ctx.steps} steps, and {there}"
-        return [f"{needs}: write them with `{command}`, and set caching.path=ratios.json"]
+        return [
+            f"{needs}: write them with `{command}`, and set caching.path=ratios.json"
+        ]
 
     def _fitting(self, ctx: Context) -> list[Magnitudes]:
         """Returns the ratios that may be of a model. Where only its name is known, `apply` compares the weights.
@@ -154,11 +166,17 @@ class MagCache(Caching):
 
             denoiser = model.networks.get("transformer")
             sample = None if denoiser is None else weights_sample(denoiser)
-            return [one for one in self._measured if sample is None or same_weights(sample, one.weights)]
+            return [
+                one
+                for one in self._measured
+                if sample is None or same_weights(sample, one.weights)
+            ]
         shipped = self.path is None
         fitting = []
         for magnitudes in self._measured:
-            of_model = not shipped or (model.weights == "packaged" and magnitudes.model == model.name)
+            of_model = not shipped or (
+                model.weights == "packaged" and magnitudes.model == model.name
+            )
             if of_model and magnitudes.steps == ctx.steps:
                 fitting.append(magnitudes)
         return fitting
@@ -166,7 +184,9 @@ class MagCache(Caching):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         if family_of(ctx.model).is_unet:
-            return ["adds up what all blocks add, and those of a UNet have several shapes: choose caching=deepcache"]
+            return [
+                "adds up what all blocks add, and those of a UNet have several shapes: choose caching=deepcache"
+            ]
         return super().conflicts(ctx)
 
     @override
@@ -177,7 +197,11 @@ class MagCache(Caching):
         for magnitudes in fitting:
             if any(not all(self.runs(ratios)) for ratios in magnitudes.ratios):
                 return []
-        return [f"{self.idle.format(steps=ctx.steps)}: set caching.threshold higher"] if fitting else []
+        return (
+            [f"{self.idle.format(steps=ctx.steps)}: set caching.threshold higher"]
+            if fitting
+            else []
+        )
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -189,12 +213,18 @@ class MagCache(Caching):
         measured = list(self._measured)
         if denoiser.device.type != "meta":
             sample = weights_sample(denoiser)
-            measured = [magnitudes for magnitudes in measured if same_weights(sample, magnitudes.weights)]
+            measured = [
+                magnitudes
+                for magnitudes in measured
+                if same_weights(sample, magnitudes.weights)
+            ]
         if not measured:
             raise UsageError(
                 "caching.path: the ratios were measured with other weights, or without a LoRA that this has"
             )
-        return on_transformer(pipe, Magnitude(pipe, denoiser, self, measured), "none of the blocks")
+        return on_transformer(
+            pipe, Magnitude(pipe, denoiser, self, measured), "none of the blocks"
+        )
 
     def _measuring(self, pipe: Pipeline) -> Proof:
         """Returns what finds the ratios of a call as its facts."""
@@ -207,8 +237,16 @@ class MagCache(Caching):
 
         def proof(trace: Trace) -> Finding:
             measured = sum(map(len, meter.ratios))
-            facts: dict[str, Any] = {"ratios": meter.ratios, "timesteps": meter.timesteps, "weights": weights}
+            facts: dict[str, Any] = {
+                "ratios": meter.ratios,
+                "timesteps": meter.timesteps,
+                "weights": weights,
+            }
             whole = 0 < measured == meter.calls["whole"] == trace.denoiser.calls
-            return Finding(whole, f"{measured} ratios of {trace.denoiser.calls} traced calls", facts)
+            return Finding(
+                whole,
+                f"{measured} ratios of {trace.denoiser.calls} traced calls",
+                facts,
+            )
 
         return proof

@@ -18,8 +18,23 @@ from typing_extensions import override
 
 from sdopt.errors import UsageError
 from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
-from sdopt.options.assumptions import a_vae, no_projected_pictures, plain_weights, two_halves, usual_encoding
+from sdopt.options import (
+    Assumption,
+    Context,
+    Contract,
+    Finding,
+    Optimization,
+    Proof,
+    Stage,
+    Trace,
+)
+from sdopt.options.assumptions import (
+    a_vae,
+    no_projected_pictures,
+    plain_weights,
+    two_halves,
+    usual_encoding,
+)
 from sdopt.options.base import Inputs, existing
 from sdopt.options.caching import SpectralForecast, TokenMerging, WholeSteps
 from sdopt.options.compiler import Inductor, Regional
@@ -31,7 +46,13 @@ from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.families import guidance_from
 from sdopt.pipelines.family import Guidance, family_named
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
-from sdopt.pipelines.loading import family_of, guidance_of, load_network, network_config, part_config
+from sdopt.pipelines.loading import (
+    family_of,
+    guidance_of,
+    load_network,
+    network_config,
+    part_config,
+)
 from sdopt.pipelines.parts import (
     CALL,
     TEXT_ENCODERS,
@@ -76,7 +97,11 @@ class VaeInPieces(Optimization):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         config = part_config(ctx.model, "vae") or {}
-        return [f"diffusers' {_WHOLE_ONLY} does not support it"] if config.get("_class_name") == _WHOLE_ONLY else []
+        return (
+            [f"diffusers' {_WHOLE_ONLY} does not support it"]
+            if config.get("_class_name") == _WHOLE_ONLY
+            else []
+        )
 
 
 @dataclass(frozen=True)
@@ -89,7 +114,13 @@ class VaeSlicing(VaeInPieces):
     @override
     def ineffective(self, ctx: Context) -> list[str]:
         images = ctx.workload.batch_size * ctx.workload.images_per_prompt
-        return [] if images > 1 else ["needs a batch of several images: set workload.batch_size to 2 or more"]
+        return (
+            []
+            if images > 1
+            else [
+                "needs a batch of several images: set workload.batch_size to 2 or more"
+            ]
+        )
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -100,7 +131,11 @@ class VaeSlicing(VaeInPieces):
             batch = max((shape[0] for shape in trace.decoded), default=0)
             calls = len(trace.decoder_inputs)
             summary = f"a batch of {batch} decoded with at most {most} at a time, in {calls} calls"
-            return Finding(most == 1 < batch, summary, {"batch": batch, "at_a_time": most, "decoder_calls": calls})
+            return Finding(
+                most == 1 < batch,
+                summary,
+                {"batch": batch, "at_a_time": most, "decoder_calls": calls},
+            )
 
         return proof
 
@@ -120,12 +155,22 @@ class VaeTiling(VaeInPieces):
     def diffusers_lines(self) -> tuple[str, ...]:
         if self.tile_size is None:
             return ("pipe.vae.enable_tiling()",)
-        latents = f"pipe.vae.tile_latent_min_size = {self.tile_size} // pipe.vae_scale_factor"
-        return "pipe.vae.enable_tiling()", f"pipe.vae.tile_sample_min_size = {self.tile_size}", latents
+        latents = (
+            f"pipe.vae.tile_latent_min_size = {self.tile_size} // pipe.vae_scale_factor"
+        )
+        return (
+            "pipe.vae.enable_tiling()",
+            f"pipe.vae.tile_sample_min_size = {self.tile_size}",
+            latents,
+        )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return [*super().conflicts(ctx), *self._misjoined(ctx), *self._cannot_encode(ctx)]
+        return [
+            *super().conflicts(ctx),
+            *self._misjoined(ctx),
+            *self._cannot_encode(ctx),
+        ]
 
     def _misjoined(self, ctx: Context) -> list[str]:
         """Returns the conflict, if any, of a tile whose overlap is no whole number of latents.
@@ -142,16 +187,26 @@ class VaeTiling(VaeInPieces):
             return []
         unit = f"must be a multiple of {share * factor}, or diffusers joins tiles at the wrong places"
         if self.tile_size is None:
-            return [f"the VAE's own tile of {tile} pixels {unit}: set memory.vae_tiling.tile_size"]
+            return [
+                f"the VAE's own tile of {tile} pixels {unit}: set memory.vae_tiling.tile_size"
+            ]
         return [f"memory.vae_tiling.tile_size={tile}: {unit}"]
 
     def _cannot_encode(self, ctx: Context) -> list[str]:
         """Returns the conflict, if any, of a start image with a tiny VAE, whose tiled encoder assumes four channels."""
-        channels = (part_config(ctx.model, "vae") or {}).get("latent_channels", _CHANNELS)
-        if "memory.tiny_vae" not in ctx.chosen or ctx.task.kind == "txt2img" or channels == _CHANNELS:
+        channels = (part_config(ctx.model, "vae") or {}).get(
+            "latent_channels", _CHANNELS
+        )
+        if (
+            "memory.tiny_vae" not in ctx.chosen
+            or ctx.task.kind == "txt2img"
+            or channels == _CHANNELS
+        ):
             return []
         found = f"with memory.tiny_vae, diffusers encodes tiles of a start image to {_CHANNELS} channels"
-        return [f"{found}, and this model has {channels}: choose one of the two options"]
+        return [
+            f"{found}, and this model has {channels}: choose one of the two options"
+        ]
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
@@ -179,7 +234,10 @@ class VaeTiling(VaeInPieces):
         vae, factor = pipe.vae, pipe.vae_scale_factor
         vae.enable_tiling()
         if self.tile_size is not None and hasattr(vae, "tile_sample_min_size"):
-            vae.tile_sample_min_size, vae.tile_latent_min_size = self.tile_size, self.tile_size // factor
+            vae.tile_sample_min_size, vae.tile_latent_min_size = (
+                self.tile_size,
+                self.tile_size // factor,
+            )
         elif self.tile_size is not None:
             overlap = self.tile_size // 4
             for side in ("height", "width"):
@@ -187,11 +245,17 @@ class VaeTiling(VaeInPieces):
                 setattr(vae, f"tile_sample_stride_{side}", self.tile_size - overlap)
 
         def proof(trace: Trace) -> Finding:
-            tile = max((factor * max(shape[2:]) for shape in trace.decoder_inputs), default=0)
+            tile = max(
+                (factor * max(shape[2:]) for shape in trace.decoder_inputs), default=0
+            )
             image = max((max(shape[2:]) for shape in trace.decoded), default=0)
             calls = len(trace.decoder_inputs)
             summary = f"images of {image} pixels decoded in tiles of at most {tile}, in {calls} calls"
-            return Finding(0 < tile < image, summary, {"image": image, "tile": tile, "decoder_calls": calls})
+            return Finding(
+                0 < tile < image,
+                summary,
+                {"image": image, "tile": tile, "decoder_calls": calls},
+            )
 
         return proof
 
@@ -218,27 +282,54 @@ class TinyVae(Optimization):
         family = family_of(ctx.model)
         if family.tiny_vae is not None or self.path or self.hub_id:
             return []
-        return [f"no tiny autoencoder for the latents of {family.title} is known: set memory.tiny_vae.path to one"]
+        return [
+            f"no tiny autoencoder for the latents of {family.title} is known: set memory.tiny_vae.path to one"
+        ]
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         if self.path and self.hub_id:
-            return ["memory.tiny_vae.path and memory.tiny_vae.hub_id: set only one of them"]
+            return [
+                "memory.tiny_vae.path and memory.tiny_vae.hub_id: set only one of them"
+            ]
         if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
-            return [f"memory.tiny_vae.path={self.path}: must be a folder with the config.json of an AutoencoderTiny"]
+            return [
+                f"memory.tiny_vae.path={self.path}: must be a folder with the config.json of an AutoencoderTiny"
+            ]
         try:
             folder = self._folder(ctx.model, fetch=False)
         except UsageError:
             return []  # `files` fetches it, or reports that it is missing, once it is needed
-        given = f".path={self.path}" if self.path else f".hub_id={self.hub_id}" if self.hub_id else ""
-        if found := [] if self._is_random(ctx.model) else network_problems(folder, f"memory.tiny_vae{given}"):
+        given = (
+            f".path={self.path}"
+            if self.path
+            else f".hub_id={self.hub_id}"
+            if self.hub_id
+            else ""
+        )
+        if (
+            found := []
+            if self._is_random(ctx.model)
+            else network_problems(folder, f"memory.tiny_vae{given}")
+        ):
             return found
         tiny, own = network_config(folder), part_config(ctx.model, "vae")
         if tiny["_class_name"] != "AutoencoderTiny":
-            return [f"memory.tiny_vae: is of class {tiny['_class_name']}, and must be an AutoencoderTiny"]
-        has, wants = (config.get("latent_channels", _CHANNELS) for config in (tiny, tiny if own is None else own))
+            return [
+                f"memory.tiny_vae: is of class {tiny['_class_name']}, and must be an AutoencoderTiny"
+            ]
+        has, wants = (
+            config.get("latent_channels", _CHANNELS)
+            for config in (tiny, tiny if own is None else own)
+        )
         misfit = f"decodes latents of {has} channels, and this model has {wants}"
-        return [] if has == wants else [f"memory.tiny_vae: {misfit}; set memory.tiny_vae.path to one that fits"]
+        return (
+            []
+            if has == wants
+            else [
+                f"memory.tiny_vae: {misfit}; set memory.tiny_vae.path to one that fits"
+            ]
+        )
 
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:
@@ -248,7 +339,14 @@ class TinyVae(Optimization):
 
     @override
     def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
-        return {"vae": load_network(self._folder(model, fetch=False), "vae", dtype, random=self._is_random(model))}
+        return {
+            "vae": load_network(
+                self._folder(model, fetch=False),
+                "vae",
+                dtype,
+                random=self._is_random(model),
+            )
+        }
 
     def _is_random(self, model: Model) -> bool:
         return model.weights == "random" and not self.path and not self.hub_id
@@ -272,7 +370,12 @@ class TinyVae(Optimization):
             norms = seen.operators["aten::native_group_norm"]
             size = sum(parameter.numel() for parameter in pipe.vae.decoder.parameters())
             engaged = kind == "AutoencoderTiny" and seen.calls > 0 and not norms
-            facts = {"class": kind, "decoder_parameters": size, "calls": seen.calls, "group_norms": norms}
+            facts = {
+                "class": kind,
+                "decoder_parameters": size,
+                "calls": seen.calls,
+                "group_norms": norms,
+            }
             return Finding(
                 engaged,
                 f"{kind} of {size:,} parameters decoded in {seen.calls} call{'' if seen.calls == 1 else 's'}",
@@ -292,7 +395,9 @@ class WithoutT5(Optimization):
     stage: ClassVar[Stage] = Stage.LOAD
     contract: ClassVar[Contract] = Contract.LOSSY
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
-    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.register_modules(text_encoder_3=None, tokenizer_3=None)",)
+    diffusers_lines: ClassVar[tuple[str, ...]] = (
+        "pipe.register_modules(text_encoder_3=None, tokenizer_3=None)",
+    )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -317,7 +422,11 @@ class WithoutT5(Optimization):
             summary = f"{len(encoders)} text encoders, which ran {calls} times"
             if left:
                 summary += f"; {' and '.join(left)} are still there"
-            return Finding(not left and calls > 0, summary, {"encoders": len(encoders), "calls": calls, "left": left})
+            return Finding(
+                not left and calls > 0,
+                summary,
+                {"encoders": len(encoders), "calls": calls, "left": left},
+            )
 
         return proof
 
@@ -342,22 +451,36 @@ class PrecomputedEmbeddings(Optimization):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         if family_of(ctx.model).is_unet and self.max_sequence_length is not None:
-            return ["memory.precomputed_embeddings.max_sequence_length: a UNet's pipeline takes none; leave it out"]
+            return [
+                "memory.precomputed_embeddings.max_sequence_length: a UNet's pipeline takes none; leave it out"
+            ]
         if family_of(ctx.model).is_unet or ctx.workload.images_per_prompt == 1:
             return []
-        return ["diffusers draws one image of each embedding with such a model: set workload.images_per_prompt=1"]
+        return [
+            "diffusers draws one image of each embedding with such a model: set workload.images_per_prompt=1"
+        ]
 
     @override
     def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
         gone = "memory=precomputed_embeddings: the text encoders are gone, which"
-        loading = (("load_lora_weights", "a LoRA"), ("load_textual_inversion", "a textual inversion"))
-        found = {name: f"{gone} {what} changes too: load it before" for name, what in loading}
+        loading = (
+            ("load_lora_weights", "a LoRA"),
+            ("load_textual_inversion", "a textual inversion"),
+        )
+        found = {
+            name: f"{gone} {what} changes too: load it before" for name, what in loading
+        }
         if lora_in_text_encoders(pipe):
-            found |= dict.fromkeys(CHANGE_A_LORA, f"{gone} had a part of the LoRA: call sdopt.undo(pipe) first")
+            found |= dict.fromkeys(
+                CHANGE_A_LORA,
+                f"{gone} had a part of the LoRA: call sdopt.undo(pipe) first",
+            )
         return found
 
     @override
-    def prepare_inputs(self, pipe: Pipeline, prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:
+    def prepare_inputs(
+        self, pipe: Pipeline, prompts: Sequence[str]
+    ) -> Callable[[Inputs], Inputs]:
         import torch
 
         device, encodes = device_of(pipe), set(signature(pipe.encode_prompt).parameters)
@@ -366,12 +489,19 @@ class PrecomputedEmbeddings(Optimization):
         call = dict(vars(pipe).get(CALL, {}))
         if self.max_sequence_length is not None:
             call[_LENGTH] = self.max_sequence_length
-        both = guidance.form == "sequential"  # whose other branch is encoded as a prompt, the empty one by default
+        both = (
+            guidance.form == "sequential"
+        )  # whose other branch is encoded as a prompt, the empty one by default
         with torch.no_grad(), encoding_noted(pipe):
             texts = (*prompts, "") if both else tuple(prompts)
             encoded = {text: _encoded(pipe, text, device, call) for text in texts}
-            negative_of = {text: _encoded_as_negative(pipe, text, device, call, encoded[text]) for text in texts}
-        embeddings = {name for text in texts for name in (*encoded[text], *negative_of[text])}
+            negative_of = {
+                text: _encoded_as_negative(pipe, text, device, call, encoded[text])
+                for text in texts
+            }
+        embeddings = {
+            name for text in texts for name in (*encoded[text], *negative_of[text])
+        }
         for name in TEXT_ENCODERS:
             if getattr(pipe, name, None) is not None:
                 setattr(pipe, name, None)
@@ -384,31 +514,62 @@ class PrecomputedEmbeddings(Optimization):
             _require_encoded(inputs, given & encodes, embeddings, call)
             if "scale" in (inputs.get("cross_attention_kwargs") or {}):
                 scales = "cross_attention_kwargs scales a LoRA in the text encoders too, which are gone"
-                raise UsageError(f"memory=precomputed_embeddings: {scales}: scale it by pipe.set_adapters before")
+                raise UsageError(
+                    f"memory=precomputed_embeddings: {scales}: scale it by pipe.set_adapters before"
+                )
             own = given.intersection(embeddings)
             if own and "prompt" in given:
-                raise UsageError(f"memory=precomputed_embeddings: give prompt or {min(own)}, and not both")
+                raise UsageError(
+                    f"memory=precomputed_embeddings: give prompt or {min(own)}, and not both"
+                )
             if not given & {"prompt", "prompt_embeds"}:
                 return inputs
             count = len(inputs["prompt_embeds" if own else "prompt"])
-            negative = "" if both and not guidance.takes_negative else inputs.get("negative_prompt")
-            negatives = [negative] * count if negative is None or isinstance(negative, str) else list(negative)
+            negative = (
+                ""
+                if both and not guidance.takes_negative
+                else inputs.get("negative_prompt")
+            )
+            negatives = (
+                [negative] * count
+                if negative is None or isinstance(negative, str)
+                else list(negative)
+            )
             if len(negatives) != count:
-                raise UsageError("memory=precomputed_embeddings: give a negative prompt for each prompt, or one")
+                raise UsageError(
+                    "memory=precomputed_embeddings: give a negative prompt for each prompt, or one"
+                )
             # With embeddings of the caller's own, only those of the negative prompt may be missing: an empty one's.
             texts = [next(iter(encoded))] * count if own else inputs["prompt"]
-            if unknown := [text for text in (*texts, *negatives) if text is not None and text not in encoded]:
-                raise UsageError(f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded")
+            if unknown := [
+                text
+                for text in (*texts, *negatives)
+                if text is not None and text not in encoded
+            ]:
+                raise UsageError(
+                    f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded"
+                )
             rows = [
                 encoded[text] | ({} if negative is None else negative_of[negative])
                 for text, negative in zip(texts, negatives, strict=True)
             ]
-            names = [name for name in rows[0] if not own or (name.startswith("negative") and name not in own)]
+            names = [
+                name
+                for name in rows[0]
+                if not own or (name.startswith("negative") and name not in own)
+            ]
             like = inputs["prompt_embeds"] if own else device
-            rest = {name: value for name, value in inputs.items() if name not in ("prompt", "negative_prompt")}
+            rest = {
+                name: value
+                for name, value in inputs.items()
+                if name not in ("prompt", "negative_prompt")
+            }
             rest |= instead
             masked = any("mask" in name for name in embeddings)
-            return rest | {name: _in_a_batch([row.get(name) for row in rows], like, masked) for name in names}
+            return rest | {
+                name: _in_a_batch([row.get(name) for row in rows], like, masked)
+                for name in names
+            }
 
         return embedded
 
@@ -417,13 +578,18 @@ class PrecomputedEmbeddings(Optimization):
         def proof(trace: Trace) -> Finding:
             left, calls = len(text_encoders_of(pipe)), trace.stages[TEXT_ENCODER].calls
             summary = f"{left} text encoders left; text encoders ran {calls} times in the call"
-            return Finding(not left and not calls, summary, {"text_encoders": left, "calls": calls})
+            return Finding(
+                not left and not calls, summary, {"text_encoders": left, "calls": calls}
+            )
 
         return proof
 
 
 def _require_encoded(
-    inputs: Inputs, given: Collection[str], embeddings: Collection[str], encoded: Mapping[str, Any]
+    inputs: Inputs,
+    given: Collection[str],
+    embeddings: Collection[str],
+    encoded: Mapping[str, Any],
 ) -> None:
     """Raises UsageError for an argument that changes how prompts are encoded, and that they were not `encoded` with."""
     known = {"prompt", "negative_prompt", "num_images_per_prompt", *embeddings}
@@ -432,18 +598,32 @@ def _require_encoded(
     further = sorted(set(given) - known)
     if not further:
         return
-    way = f"set memory.precomputed_embeddings.{_LENGTH}" if further[0] == _LENGTH else "leave it out"
-    raise UsageError(f"memory=precomputed_embeddings: {further[0]} was not encoded: {way}")
+    way = (
+        f"set memory.precomputed_embeddings.{_LENGTH}"
+        if further[0] == _LENGTH
+        else "leave it out"
+    )
+    raise UsageError(
+        f"memory=precomputed_embeddings: {further[0]} was not encoded: {way}"
+    )
 
 
 def _instead_of_defaults(pipe: Pipeline) -> dict[str, None]:
     """Returns what keeps a call from a negative prompt that it has by default, beside embeddings of one."""
     negative = signature(type(pipe).__call__).parameters.get("negative_prompt")
-    return {"negative_prompt": None} if negative is not None and isinstance(negative.default, str) else {}
+    return (
+        {"negative_prompt": None}
+        if negative is not None and isinstance(negative.default, str)
+        else {}
+    )
 
 
 def _encoded_as_negative(
-    pipe: Pipeline, text: str, device: torch.device, arguments: Mapping[str, Any], encoded: dict[str, Embeddings]
+    pipe: Pipeline,
+    text: str,
+    device: torch.device,
+    arguments: Mapping[str, Any],
+    encoded: dict[str, Embeddings],
 ) -> dict[str, Embeddings]:
     """Returns the embeddings of a text as a negative prompt, by call argument; `encoded` is what it is as a prompt.
 
@@ -452,7 +632,11 @@ def _encoded_as_negative(
     family = family_named(type(pipe).__name__)
     own = [name for name in family.encoding.returns if name.startswith("negative_")]
     if family.is_unet or not own:
-        return {f"negative_{name}": value for name, value in encoded.items() if not name.startswith("negative_")}
+        return {
+            f"negative_{name}": value
+            for name, value in encoded.items()
+            if not name.startswith("negative_")
+        }
     both = _encoded(pipe, text, device, arguments, text)
     return {name: both[name] for name in own}
 
@@ -461,7 +645,11 @@ _LENGTH = "max_sequence_length"
 
 
 def _encoded(
-    pipe: Pipeline, prompt: str, device: torch.device, arguments: Mapping[str, Any], negative: str | None = None
+    pipe: Pipeline,
+    prompt: str,
+    device: torch.device,
+    arguments: Mapping[str, Any],
+    negative: str | None = None,
 ) -> dict[str, Embeddings]:
     """Returns a prompt's embeddings by call argument, on the CPU, since there may be thousands of prompts.
 
@@ -473,26 +661,41 @@ def _encoded(
     import torch
     from torch.utils._pytree import tree_map_only
 
-    takes, call = signature(pipe.encode_prompt).parameters, signature(type(pipe).__call__).parameters
+    takes, call = (
+        signature(pipe.encode_prompt).parameters,
+        signature(type(pipe).__call__).parameters,
+    )
     given: dict[str, Any] = {}
     for name, parameter in takes.items():
         if name in call and name != "prompt":
             default = call[name].default
             given[name] = default if parameter.default is not parameter.empty else None
     given |= arguments
-    given |= {"device": device, "num_images_per_prompt": 1, "do_classifier_free_guidance": True}
+    given |= {
+        "device": device,
+        "num_images_per_prompt": 1,
+        "do_classifier_free_guidance": True,
+    }
     if negative is not None:
         given["negative_prompt"] = [negative]
     if family_named(type(pipe).__name__).is_unet:
         found = pipe.encode_prompt(prompt, **{name: given[name] for name in _OF_UNETS})
     else:
-        found = pipe.encode_prompt([prompt], **{name: value for name, value in given.items() if name in takes})
+        found = pipe.encode_prompt(
+            [prompt], **{name: value for name, value in given.items() if name in takes}
+        )
     names = family_named(type(pipe).__name__).encoding.returns
-    on_cpu = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), tuple(found))
-    embeddings = {name: value for name, value in zip(names, on_cpu, strict=False) if name}
+    on_cpu = tree_map_only(
+        torch.Tensor, lambda tensor: tensor.detach().cpu(), tuple(found)
+    )
+    embeddings = {
+        name: value for name, value in zip(names, on_cpu, strict=False) if name
+    }
     for name in [name for name, value in embeddings.items() if value is None]:
         # A mask that leaves nothing out. Beside a longer prompt it does.
-        embeddings[name] = torch.ones(embeddings["prompt_embeds"].shape[:2], dtype=torch.long)
+        embeddings[name] = torch.ones(
+            embeddings["prompt_embeds"].shape[:2], dtype=torch.long
+        )
     return embeddings
 
 
@@ -500,7 +703,9 @@ _OF_UNETS = ("device", "num_images_per_prompt", "do_classifier_free_guidance")
 """What a UNet's pipeline encodes a prompt with."""
 
 
-def _in_a_batch(rows: Sequence[Embeddings | None], like: Any, masked: bool) -> Embeddings:
+def _in_a_batch(
+    rows: Sequence[Embeddings | None], like: Any, masked: bool
+) -> Embeddings:
     """Returns the embeddings of several prompts as one batch: shorter ones are filled up with zeros, as masks are.
 
     A row without a mask reads all its tokens.
@@ -511,12 +716,16 @@ def _in_a_batch(rows: Sequence[Embeddings | None], like: Any, masked: bool) -> E
     import torch
 
     if any(isinstance(row, list) for row in rows):
-        return [tensor.to(like) for row in rows if isinstance(row, list) for tensor in row]
+        return [
+            tensor.to(like) for row in rows if isinstance(row, list) for tensor in row
+        ]
     tensors = [row for row in rows if isinstance(row, torch.Tensor)]
     longest = max(tensor.shape[1] for tensor in tensors)
     if not masked and any(tensor.shape[1] < longest for tensor in tensors):
         alike = "prompts of several lengths, which this pipeline encodes otherwise in a batch than alone"
-        raise UsageError(f"memory=precomputed_embeddings: {alike}: draw one prompt per call")
+        raise UsageError(
+            f"memory=precomputed_embeddings: {alike}: draw one prompt per call"
+        )
     filled = []
     for tensor in tensors:
         pad = (0, 0) * (tensor.ndim - 2) + (0, longest - tensor.shape[1])
@@ -552,14 +761,20 @@ class SequentialGuidance(Optimization):
             unless=(Inductor, Regional),
         ),
     )
-    contract: ClassVar[Contract] = Contract.EQUIVALENT  # another batch size computes in another order
+    contract: ClassVar[Contract] = (
+        Contract.EQUIVALENT
+    )  # another batch size computes in another order
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unguided(ctx, "guidance, and so no second half") + untold(ctx, "do_classifier_free_guidance")
+        found = unguided(ctx, "guidance, and so no second half") + untold(
+            ctx, "do_classifier_free_guidance"
+        )
         if guidance_of(ctx.model).form == "sequential":
-            found.append("this kind of model calls its denoiser for each branch anyway: leave the option out")
+            found.append(
+                "this kind of model calls its denoiser for each branch anyway: leave the option out"
+            )
         return found
 
     @override
@@ -594,7 +809,10 @@ class LayerwiseCasting(Optimization):
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     excludes: ClassVar[tuple[Excludes, ...]] = (
-        Excludes("compiler", "its hooks would cast weights inside compiled code: choose compiler=eager"),
+        Excludes(
+            "compiler",
+            "its hooks would cast weights inside compiled code: choose compiler=eager",
+        ),
     )
 
     storage: Literal["float8_e4m3fn", "float8_e5m2"] = "float8_e4m3fn"
@@ -613,18 +831,37 @@ class LayerwiseCasting(Optimization):
         denoiser = denoiser_of(pipe)
         compute, storage = denoiser.dtype, getattr(torch, self.storage)
         denoiser.enable_layerwise_casting(storage_dtype=storage, compute_dtype=compute)
-        hooked = [layer for layer in denoiser.modules() if casting_hook(layer) is not None]
+        hooked = [
+            layer for layer in denoiser.modules() if casting_hook(layer) is not None
+        ]
 
         def proof(trace: Trace) -> Finding:
             stored = [
-                layer for layer in hooked if casting_hook(layer) and all(p.dtype == storage for p in layer.parameters())
+                layer
+                for layer in hooked
+                if casting_hook(layer)
+                and all(p.dtype == storage for p in layer.parameters())
             ]
             products = dict(trace.denoiser.product_dtypes)
             kinds = Counter(type(layer).__name__ for layer in stored)
-            left = Counter(type(layer).__name__ for layer in layers_with_weights(denoiser)) - kinds
-            shown = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no layers"
+            left = (
+                Counter(type(layer).__name__ for layer in layers_with_weights(denoiser))
+                - kinds
+            )
+            shown = (
+                ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+                or "no layers"
+            )
             summary = f"{shown} stored in {self.storage}; products in {', '.join(sorted(products))}"
-            engaged = 0 < len(stored) == len(hooked) and bool(products) and self.storage not in products
-            return Finding(engaged, summary, {"stored": kinds, "left_alone": left, "products": products})
+            engaged = (
+                0 < len(stored) == len(hooked)
+                and bool(products)
+                and self.storage not in products
+            )
+            return Finding(
+                engaged,
+                summary,
+                {"stored": kinds, "left_alone": left, "products": products},
+            )
 
         return proof

@@ -32,7 +32,11 @@ class BitsAndBytes(Quantized):
 
     needs: ClassVar[tuple[Need, ...]] = (Extra("bitsandbytes", ("bitsandbytes",)),)
     excludes: ClassVar[tuple[Excludes, ...]] = (
-        Excludes("lora", "bitsandbytes replaces the layers that a LoRA wraps: choose lora=fused", (Loaded,)),
+        Excludes(
+            "lora",
+            "bitsandbytes replaces the layers that a LoRA wraps: choose lora=fused",
+            (Loaded,),
+        ),
         Excludes("memory.group_offload", _MOVED),
         Excludes("memory.sequential_offload", _MOVED),
     )
@@ -47,7 +51,9 @@ class BitsAndBytes(Quantized):
     def conflicts(self, ctx: Context) -> list[str]:
         problems = super().conflicts(ctx)
         if self.activations:
-            problems.append("4-bit weights are dequantized for each use: set precision.activations=false")
+            problems.append(
+                "4-bit weights are dequantized for each use: set precision.activations=false"
+            )
         return problems
 
     @override
@@ -77,7 +83,11 @@ class BitsAndBytes(Quantized):
         )
         replaced.bias = layer.bias
         parameter = Params4bit(
-            weight.data, requires_grad=False, compress_statistics=self.double, quant_type=self.weights, module=replaced
+            weight.data,
+            requires_grad=False,
+            compress_statistics=self.double,
+            quant_type=self.weights,
+            module=replaced,
         )
         replaced.weight = parameter.to(weight.device)  # which quantizes it
         return replaced.train(layer.training)

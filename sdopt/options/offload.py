@@ -16,14 +16,32 @@ from typing_extensions import override
 
 from sdopt.hardware.device import Device
 from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace
-from sdopt.options.caching import DeepCaching, FirstBlockCaching, PyramidAttention, TaylorSeer
-from sdopt.options.conflicts import autocast_of, grad_mode_of, is_channels_last, upcasts_vae, weights_of
+from sdopt.options.caching import (
+    DeepCaching,
+    FirstBlockCaching,
+    PyramidAttention,
+    TaylorSeer,
+)
+from sdopt.options.conflicts import (
+    autocast_of,
+    grad_mode_of,
+    is_channels_last,
+    upcasts_vae,
+    weights_of,
+)
 from sdopt.options.declarations import Excludes
 from sdopt.options.lora import Hotswap
 from sdopt.options.magcache import MagCache
 from sdopt.options.memory import VaeTiling
 from sdopt.options.quantization import TorchAo
-from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of, hook_of, layers_with_weights, networks_of
+from sdopt.pipelines.parts import (
+    Pipeline,
+    denoiser_of,
+    device_of,
+    hook_of,
+    layers_with_weights,
+    networks_of,
+)
 from sdopt.scratch import own_folder
 
 if TYPE_CHECKING:
@@ -41,13 +59,24 @@ class Offload(Optimization):
     loads_on_host: ClassVar[bool] = True
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
     excludes: ClassVar[tuple[Excludes, ...]] = (
-        Excludes("compiler", "its hooks would move weights inside compiled code: choose compiler=eager"),
+        Excludes(
+            "compiler",
+            "its hooks would move weights inside compiled code: choose compiler=eager",
+        ),
     )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        others = [axis for axis, option in ctx.chosen.items() if isinstance(option, Offload) and option != self]
-        return [f"offloads the same weights as {', '.join(others)}: choose one of them"] if others else []
+        others = [
+            axis
+            for axis, option in ctx.chosen.items()
+            if isinstance(option, Offload) and option != self
+        ]
+        return (
+            [f"offloads the same weights as {', '.join(others)}: choose one of them"]
+            if others
+            else []
+        )
 
 
 @dataclass(frozen=True)
@@ -71,9 +100,18 @@ class ModelOffload(Offload):
 
         def proof(trace: Trace) -> Finding:
             networks = list(networks_of(pipe).values())
-            hooked = sum(isinstance(getattr(network, "_hf_hook", None), CpuOffload) for network in networks)
+            hooked = sum(
+                isinstance(getattr(network, "_hf_hook", None), CpuOffload)
+                for network in networks
+            )
             what = f"{hooked} of {len(networks)} networks offloaded"
-            return _finding(pipe, trace, hooked == len(networks), what, {"networks": len(networks), "hooked": hooked})
+            return _finding(
+                pipe,
+                trace,
+                hooked == len(networks),
+                what,
+                {"networks": len(networks), "hooked": hooked},
+            )
 
         return proof
 
@@ -85,16 +123,24 @@ class SequentialOffload(Offload):
     This is diffusers' `enable_sequential_cpu_offload`, which needs the least memory and is by far the slowest.
     """
 
-    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.enable_sequential_cpu_offload()",)
+    diffusers_lines: ClassVar[tuple[str, ...]] = (
+        "pipe.enable_sequential_cpu_offload()",
+    )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx) + _needs_a_gpu(ctx.device) + _upcast(ctx)
-        if autocast_of(ctx) and weights_of(ctx) == "float32" and grad_mode_of(ctx) != "inference_mode":
+        if (
+            autocast_of(ctx)
+            and weights_of(ctx) == "float32"
+            and grad_mode_of(ctx) != "inference_mode"
+        ):
             # Autocast caches the cast of each parameter until the call ends, and accelerate creates new parameters on
             # each load. Nothing is cached in inference mode: https://github.com/pytorch/pytorch/issues/158232
             copies = "autocast would keep a copy of a layer each time that it is loaded"
-            found.append(f"{copies}: choose precision=fp16, bf16 or fp32, or grad_mode=inference_mode")
+            found.append(
+                f"{copies}: choose precision=fp16, bf16 or fp32, or grad_mode=inference_mode"
+            )
         return found
 
     @override
@@ -102,10 +148,22 @@ class SequentialOffload(Offload):
         pipe.enable_sequential_cpu_offload(device=device_of(pipe))
 
         def proof(trace: Trace) -> Finding:
-            layers = [layer for network in networks_of(pipe).values() for layer in layers_with_weights(network)]
-            hooked = sum(_offloads(getattr(layer, "_hf_hook", None)) for layer in layers)
+            layers = [
+                layer
+                for network in networks_of(pipe).values()
+                for layer in layers_with_weights(network)
+            ]
+            hooked = sum(
+                _offloads(getattr(layer, "_hf_hook", None)) for layer in layers
+            )
             what = f"{hooked} of {len(layers)} layers loaded one by one"
-            return _finding(pipe, trace, hooked == len(layers) > 0, what, {"layers": len(layers), "hooked": hooked})
+            return _finding(
+                pipe,
+                trace,
+                hooked == len(layers) > 0,
+                what,
+                {"layers": len(layers), "hooked": hooked},
+            )
 
         return proof
 
@@ -120,7 +178,9 @@ class GroupOffload(Offload):
 
     excludes: ClassVar[tuple[Excludes, ...]] = (
         Excludes(
-            "lora", "each load would restore the weights from before lora=hotswap: choose lora=loaded", (Hotswap,)
+            "lora",
+            "each load would restore the weights from before lora=hotswap: choose lora=loaded",
+            (Hotswap,),
         ),
     )
 
@@ -150,25 +210,51 @@ class GroupOffload(Offload):
             )
         if not ctx.device.is_cuda and streams:
             found.append("memory.group_offload.use_stream=true: needs a CUDA device")
-        if self.num_blocks_per_group != 1 and (streams or self.offload_type != "block_level"):
+        if self.num_blocks_per_group != 1 and (
+            streams or self.offload_type != "block_level"
+        ):
             found.append(
                 f"memory.group_offload.num_blocks_per_group={self.num_blocks_per_group}: groups of several blocks need "
                 "offload_type=block_level and use_stream=false"
             )
         # The stream prefetches in the order of the first call; a layer that is skipped later stays on the device.
-        kinds = (VaeTiling, DeepCaching, FirstBlockCaching, MagCache, PyramidAttention, TaylorSeer)
-        others = [axis for axis, option in ctx.chosen.items() if isinstance(option, kinds)] if streams else []
+        kinds = (
+            VaeTiling,
+            DeepCaching,
+            FirstBlockCaching,
+            MagCache,
+            PyramidAttention,
+            TaylorSeer,
+        )
+        others = (
+            [axis for axis, option in ctx.chosen.items() if isinstance(option, kinds)]
+            if streams
+            else []
+        )
         order = "a stream needs a fixed order of layers, which changes with"
-        found += [f"{order} {axis}: set memory.group_offload.use_stream=false" for axis in others]
-        if streams and self.offload_type == "block_level" and "memory.tiny_vae" in ctx.chosen:
+        found += [
+            f"{order} {axis}: set memory.group_offload.use_stream=false"
+            for axis in others
+        ]
+        if (
+            streams
+            and self.offload_type == "block_level"
+            and "memory.tiny_vae" in ctx.chosen
+        ):
             # diffusers adds hooks that synchronize with a stream only to networks with layers outside of block lists.
-            found.append("memory.tiny_vae does not wait for a stream: set memory.group_offload.use_stream=false")
+            found.append(
+                "memory.tiny_vae does not wait for a stream: set memory.group_offload.use_stream=false"
+            )
         if waits == "disk" or streams:
             found += _upcast(ctx)
         if waits == "disk" and isinstance(ctx.chosen.get("precision"), TorchAo):
-            found.append("safetensors cannot store TorchAO's quantized weights: choose another precision")
+            found.append(
+                "safetensors cannot store TorchAO's quantized weights: choose another precision"
+            )
         if waits == "disk" and is_channels_last(ctx):
-            found.append("safetensors stores only contiguous weights: choose layout=contiguous")
+            found.append(
+                "safetensors stores only contiguous weights: choose layout=contiguous"
+            )
         return found
 
     @override
@@ -191,7 +277,9 @@ class GroupOffload(Offload):
         folder = None
         if waits == "disk":
             folder = Path(tempfile.mkdtemp(prefix="offload-", dir=own_folder()))
-            weakref.finalize(denoiser_of(pipe), shutil.rmtree, folder, ignore_errors=True)
+            weakref.finalize(
+                denoiser_of(pipe), shutil.rmtree, folder, ignore_errors=True
+            )
         groups: dict[str, list[int]] = {}
         brought = Counter[str]()
         for name, network in networks_of(pipe).items():
@@ -200,7 +288,9 @@ class GroupOffload(Offload):
                 onload_device=device,
                 offload_device=torch.device("cpu"),
                 offload_type=self.offload_type,
-                num_blocks_per_group=self.num_blocks_per_group if self.offload_type == "block_level" else None,
+                num_blocks_per_group=self.num_blocks_per_group
+                if self.offload_type == "block_level"
+                else None,
                 use_stream=streams,
                 # AutoencoderTiny does not declare its blocks, and hooks on a VAE itself never run, since only its
                 # encoder and decoder are called.
@@ -216,7 +306,8 @@ class GroupOffload(Offload):
         def proof(trace: Trace) -> Finding:
             networks = networks_of(pipe)  # text encoders may have been removed since
             whole = all(
-                groups[name] == [id(group) for group in _groups(network)] and brought[name]
+                groups[name] == [id(group) for group in _groups(network)]
+                and brought[name]
                 for name, network in networks.items()
             )
             number = sum(len(groups[name]) for name in networks)
@@ -224,10 +315,15 @@ class GroupOffload(Offload):
             what = f"{number} groups of layers, loaded {brought.total()} times so far"
             if folder is None:
                 return _finding(pipe, trace, whole, what, facts)
-            stored = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 2**30
+            stored = (
+                sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+                / 2**30
+            )
             needed = sum(map(_size, networks.values())) / 2**30
             return Finding(
-                whole and stored >= needed, f"{what}; {stored:.2f} GiB on disk", facts | {"on_disk_gib": stored}
+                whole and stored >= needed,
+                f"{what}; {stored:.2f} GiB on disk",
+                facts | {"on_disk_gib": stored},
             )
 
         return proof
@@ -235,7 +331,9 @@ class GroupOffload(Offload):
 
 def _offloads(hook: Any) -> bool:
     """Returns whether an accelerate hook, or a hook in a sequence of hooks, offloads weights."""
-    return any(_offloads(inner) for inner in getattr(hook, "hooks", ())) or bool(getattr(hook, "offload", False))
+    return any(_offloads(inner) for inner in getattr(hook, "hooks", ())) or bool(
+        getattr(hook, "offload", False)
+    )
 
 
 def _needs_a_gpu(device: Device) -> list[str]:
@@ -253,19 +351,33 @@ def _upcast(ctx: Context) -> list[str]:
     return [f"{found}: choose precision=fp16_vae_fp32, fp16_vae_fix or bf16"]
 
 
-def _finding(pipe: Pipeline, trace: Trace, hooked: bool, what: str, facts: dict[str, Any]) -> Finding:
+def _finding(
+    pipe: Pipeline, trace: Trace, hooked: bool, what: str, facts: dict[str, Any]
+) -> Finding:
     """Checks offloading to host memory: the call ran on the device, and no weights stay there between calls."""
     device = device_of(pipe)
-    ran = pipe._execution_device.type == device.type and (device.type != "cuda" or bool(trace.kernels))
+    ran = pipe._execution_device.type == device.type and (
+        device.type != "cuda" or bool(trace.kernels)
+    )
     resting = sum(_size(network, device.type) for network in networks_of(pipe).values())
-    summary = f"{what}; {resting / 2**30:.2f} GiB of weights on {device.type} between calls"
-    return Finding(hooked and ran and not resting, summary, facts | {"resting_on_device_gib": resting / 2**30})
+    summary = (
+        f"{what}; {resting / 2**30:.2f} GiB of weights on {device.type} between calls"
+    )
+    return Finding(
+        hooked and ran and not resting,
+        summary,
+        facts | {"resting_on_device_gib": resting / 2**30},
+    )
 
 
 def _size(network: torch.nn.Module, device: str | None = None) -> int:
     """Returns the bytes of a network's parameters, optionally only those on one type of device."""
     held = [tensor for weight in network.parameters() for tensor in _held(weight)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in held if device in (None, tensor.device.type))
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for tensor in held
+        if device in (None, tensor.device.type)
+    )
 
 
 def _held(weight: torch.Tensor) -> list[torch.Tensor]:
@@ -282,7 +394,9 @@ def _held(weight: torch.Tensor) -> list[torch.Tensor]:
 def _groups(network: torch.nn.Module) -> list[Any]:
     """Returns the distinct groups in which diffusers loads a network's layers."""
     hooks = [hook_of(layer, "group_offloading") for layer in network.modules()]
-    return list({id(hook.group): hook.group for hook in hooks if hook is not None}.values())
+    return list(
+        {id(hook.group): hook.group for hook in hooks if hook is not None}.values()
+    )
 
 
 def _keep_statistics(network: torch.nn.Module) -> None:
@@ -291,10 +405,16 @@ def _keep_statistics(network: torch.nn.Module) -> None:
 
     for layer in network.modules():
         hook = hook_of(layer, "group_offloading")
-        if hook is None or any(True for _ in layer.parameters()) or not any(True for _ in layer.buffers(recurse=False)):
+        if (
+            hook is None
+            or any(True for _ in layer.parameters())
+            or not any(True for _ in layer.buffers(recurse=False))
+        ):
             continue
         hook.group.onload_()
-        HookRegistry.check_if_exists_or_initialize(layer).remove_hook("group_offloading", recurse=False)
+        HookRegistry.check_if_exists_or_initialize(layer).remove_hook(
+            "group_offloading", recurse=False
+        )
 
 
 def _count_onloads(name: str, groups: Iterable[Any], brought: Counter[str]) -> None:

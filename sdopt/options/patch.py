@@ -67,7 +67,11 @@ class Patch(Optimization):
 
     @override
     def lacking(self, ctx: Context) -> list[str]:
-        return [] if self.functions else ["patch=file.py:function names the functions to call"]
+        return (
+            []
+            if self.functions
+            else ["patch=file.py:function names the functions to call"]
+        )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -85,14 +89,23 @@ class Patch(Optimization):
         for function in self.functions:
             loaded(function, PATCH)(pipe)
         after = _state(pipe)
-        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        changed = sorted(
+            name
+            for name in before.keys() | after.keys()
+            if before.get(name) != after.get(name)
+        )
 
         def proof(trace: Trace) -> Finding:
             names = ", ".join(self.functions)
             if not changed:
-                return Finding(False, f"{names} left the pipeline and PyTorch's settings as they were")
+                return Finding(
+                    False,
+                    f"{names} left the pipeline and PyTorch's settings as they were",
+                )
             return Finding(
-                True, f"{names} changed {len(changed)} parts, such as {changed[0]}", {"changed": len(changed)}
+                True,
+                f"{names} changed {len(changed)} parts, such as {changed[0]}",
+                {"changed": len(changed)},
             )
 
         return proof
@@ -110,24 +123,38 @@ def _state(pipe: Any) -> dict[str, Any]:
             f"cuDNN's {name}": getattr(torch.backends.cudnn, name)
             for name in ("benchmark", "deterministic", "allow_tf32")
         },
-        "the pipeline": (type(pipe), sorted((name, id(value)) for name, value in vars(pipe).items())),
+        "the pipeline": (
+            type(pipe),
+            sorted((name, id(value)) for name, value in vars(pipe).items()),
+        ),
     }
     for part, value in pipe.components.items():
         if not isinstance(value, torch.nn.Module):
             config = getattr(value, "config", None)
-            found[part] = (type(value), str(config) if config is not None else id(value))
+            found[part] = (
+                type(value),
+                str(config) if config is not None else id(value),
+            )
             continue
         for name, module in value.named_modules(prefix=part):
-            own = {key: _mark(mine) for key, mine in vars(module).items() if key not in ("_parameters", "_buffers")}
+            own = {
+                key: _mark(mine)
+                for key, mine in vars(module).items()
+                if key not in ("_parameters", "_buffers")
+            }
             tensors = [
-                (key, id(t), t.data_ptr(), t._version, _sum(t), t.stride(), t.dtype) for key, t in _tensors(module)
+                (key, id(t), t.data_ptr(), t._version, _sum(t), t.stride(), t.dtype)
+                for key, t in _tensors(module)
             ]
             found[name] = (type(module), own, tensors)
     return found
 
 
 def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    return [
+        *module.named_parameters(recurse=False),
+        *module.named_buffers(recurse=False),
+    ]
 
 
 def _sum(tensor: torch.Tensor) -> str:
@@ -136,7 +163,10 @@ def _sum(tensor: torch.Tensor) -> str:
 
     try:
         return str(float(tensor.detach().sum(dtype=torch.float32)))
-    except (RuntimeError, NotImplementedError):  # on the meta device, or of a type without sums
+    except (
+        RuntimeError,
+        NotImplementedError,
+    ):  # on the meta device, or of a type without sums
         return ""
 
 

@@ -15,13 +15,29 @@ from sdopt.errors import UsageError
 from sdopt.hardware.cards import BFLOAT16, CPU_BFLOAT16, TF32, arithmetic, missing
 from sdopt.hardware.ceilings import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.measure.stages import VAE_DECODER
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
+from sdopt.options import (
+    Assumption,
+    Context,
+    Contract,
+    Finding,
+    Optimization,
+    Proof,
+    Stage,
+    Trace,
+)
 from sdopt.options.assumptions import a_vae, plain_weights, within_float16
 from sdopt.options.base import existing
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
-from sdopt.pipelines.loading import family_of, is_sdxl, load_network, load_part, network_config, part_config
+from sdopt.pipelines.loading import (
+    family_of,
+    is_sdxl,
+    load_network,
+    load_part,
+    network_config,
+    part_config,
+)
 from sdopt.pipelines.parts import Pipeline, computing_types, denoiser_of, device_of
 from sdopt.schema import Model, OneOf
 
@@ -70,28 +86,42 @@ class Precision(Optimization):
             lines.append(f'torch.set_float32_matmul_precision("{level}")')
             lines.append(f"torch.backends.cudnn.allow_tf32 = {self.tf32 == 'on'}")
         if self.autocast:
-            lines.append(f"with torch.autocast(pipe.device.type, dtype=torch.{self.autocast}):")
-        return tuple(lines) if len(lines) > 1 else ("import torch", "pipe.to(torch.float32)")
+            lines.append(
+                f"with torch.autocast(pipe.device.type, dtype=torch.{self.autocast}):"
+            )
+        return (
+            tuple(lines)
+            if len(lines) > 1
+            else ("import torch", "pipe.to(torch.float32)")
+        )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
         if self.tf32 == "off" and not ctx.device.is_cuda:
-            found.append(f"turning TensorFloat-32 off needs a CUDA device; this runs on {ctx.device.name}")
+            found.append(
+                f"turning TensorFloat-32 off needs a CUDA device; this runs on {ctx.device.name}"
+            )
         elif self.tf32 != "default":
             found += missing(ctx.device, TF32)
         family = family_of(ctx.model)
         if family.float16 == "overflows" and "float16" in (self.weights, self.autocast):
-            found.append(f"numbers of {family.title} overflow float16, and its images are black: choose precision=bf16")
+            found.append(
+                f"numbers of {family.title} overflow float16, and its images are black: choose precision=bf16"
+            )
         if "bfloat16" in (self.weights, self.autocast) and ctx.device.is_cuda:
             found += missing(ctx.device, BFLOAT16)
         return found
 
     @override
     def slow_here(self, ctx: Context) -> list[str]:
-        if "bfloat16" not in (self.weights, self.autocast) or ctx.device.attributes.get(CPU_BFLOAT16, True):
+        if "bfloat16" not in (self.weights, self.autocast) or ctx.device.attributes.get(
+            CPU_BFLOAT16, True
+        ):
             return []
-        return [f"{ctx.device.name} computes bfloat16 in software: expect it to be slower"]
+        return [
+            f"{ctx.device.name} computes bfloat16 in software: expect it to be slower"
+        ]
 
     @override
     def broken(self, pipe: Pipeline) -> list[str]:
@@ -100,7 +130,11 @@ class Precision(Optimization):
 
     def _infinite(self, pipe: Pipeline) -> list[str]:
         own_vae = {"vae"} if isinstance(self, FullVae | FixedVae) else set[str]()
-        return within_float16(pipe, own_vae) if "float16" in (self.weights, self.autocast) else []
+        return (
+            within_float16(pipe, own_vae)
+            if "float16" in (self.weights, self.autocast)
+            else []
+        )
 
     @override
     def load_kwargs(self) -> dict[str, Any]:
@@ -117,7 +151,11 @@ class Precision(Optimization):
             if self.tf32 != "default":
                 stack.enter_context(tf32(self.tf32 == "on"))
             if self.autocast:
-                stack.enter_context(torch.autocast(device_of(pipe).type, dtype=getattr(torch, self.autocast)))
+                stack.enter_context(
+                    torch.autocast(
+                        device_of(pipe).type, dtype=getattr(torch, self.autocast)
+                    )
+                )
             yield
 
     @override
@@ -131,9 +169,14 @@ class Precision(Optimization):
             weights = computing_types(denoiser_of(pipe))
             products = dict(trace.denoiser.product_dtypes)
             wanted = self.autocast or self.weights
-            engaged = weights == [self.weights] and trace.denoiser.autocast_dtype == self.autocast
+            engaged = (
+                weights == [self.weights]
+                and trace.denoiser.autocast_dtype == self.autocast
+            )
             # Compiled products may appear as kernels without an operator; then the other two checks decide.
-            engaged = engaged and (not products or max(products, key=lambda name: products[name]) == wanted)
+            engaged = engaged and (
+                not products or max(products, key=lambda name: products[name]) == wanted
+            )
             summary = f"weights {', '.join(weights)}; products in {', '.join(sorted(products)) or 'compiled kernels'}"
             rounded = convolved = None
             if self.tf32 != "default":
@@ -141,13 +184,21 @@ class Precision(Optimization):
                     rounded = products_are_rounded(device_of(pipe))
                     convolved = convolutions_are_rounded(device_of(pipe))
                 # Convolutions use TF32 by default, so they only show whether TF32 is off.
-                engaged = engaged and (rounded if self.tf32 == "on" else not (rounded or convolved))
+                engaged = engaged and (
+                    rounded if self.tf32 == "on" else not (rounded or convolved)
+                )
                 words = {True: "rounded to TF32", False: "in full"}
                 summary += f"; float32 products {words[rounded]}, convolutions {words[convolved]}"
             # By default, cuDNN convolutions use TF32 on a device that supports it.
             reduced = bool(rounded or convolved)
-            if rounded is None and device_of(pipe).type == "cuda" and torch.backends.cudnn.allow_tf32:
-                reduced = torch.cuda.get_device_capability(device_of(pipe)) >= TF32.capability
+            if (
+                rounded is None
+                and device_of(pipe).type == "cuda"
+                and torch.backends.cudnn.allow_tf32
+            ):
+                reduced = (
+                    torch.cuda.get_device_capability(device_of(pipe)) >= TF32.capability
+                )
             facts = {
                 "weights": weights,
                 "products": products,
@@ -175,9 +226,13 @@ class FullVae(Precision):
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
         if self.weights == "float32":
-            found.append("precision.weights=float32: the VAE is already in float32; choose precision=fp32")
+            found.append(
+                "precision.weights=float32: the VAE is already in float32; choose precision=fp32"
+            )
         if self.autocast:
-            found.append(f"precision.autocast={self.autocast}: would apply to the VAE; choose precision.autocast=null")
+            found.append(
+                f"precision.autocast={self.autocast}: would apply to the VAE; choose precision.autocast=null"
+            )
         return found + _other_vae(ctx)
 
     @override
@@ -187,7 +242,9 @@ class FullVae(Precision):
         return {"vae": load_part(model, "vae", torch.float32)}
 
     @override
-    def parts_for(self, pipe: Pipeline, model: Model, dtype: torch.dtype) -> dict[str, Any]:
+    def parts_for(
+        self, pipe: Pipeline, model: Model, dtype: torch.dtype
+    ) -> dict[str, Any]:
         import torch
 
         # The program may have put in a VAE of its own, or none can be loaded again.
@@ -196,13 +253,22 @@ class FullVae(Precision):
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         proof_of_others = super().apply(pipe)
-        upcast = bool(pipe.vae.config.get("force_upcast")) and family_named(type(pipe).__name__).upcasts_vae
+        upcast = (
+            bool(pipe.vae.config.get("force_upcast"))
+            and family_named(type(pipe).__name__).upcasts_vae
+        )
         # Otherwise diffusers casts the VAE in each call, and back to half precision.
         pipe.vae.register_to_config(force_upcast=False)
         _run_in_own_type(pipe.vae)
 
         def proof(trace: Trace) -> Finding:
-            return _with_decoder(proof_of_others(trace), pipe, trace, "float32", diffusers_would_upcast=upcast)
+            return _with_decoder(
+                proof_of_others(trace),
+                pipe,
+                trace,
+                "float32",
+                diffusers_would_upcast=upcast,
+            )
 
         return proof
 
@@ -226,43 +292,71 @@ class FixedVae(Precision):
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
         if not is_sdxl(ctx.model):
-            found.append("this VAE is for SDXL, and the model is not SDXL: choose precision=fp16")
+            found.append(
+                "this VAE is for SDXL, and the model is not SDXL: choose precision=fp16"
+            )
         if self.weights == "float32":
-            found.append("precision.weights=float32: does not need this VAE; choose precision=fp32")
+            found.append(
+                "precision.weights=float32: does not need this VAE; choose precision=fp32"
+            )
         if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
             return [
                 *found,
                 f"precision.path={self.path}: must be a folder with the config.json of a VAE",
                 *_other_vae(ctx),
             ]
-        with suppress(UsageError):  # `files` fetches it, or reports that it is missing, once it is needed
+        with suppress(
+            UsageError
+        ):  # `files` fetches it, or reports that it is missing, once it is needed
             if (folder := self._folder(ctx.model, fetch=False)) is not None:
-                at = f"precision.path={self.path}" if self.path else f"precision.hub_id={self.hub_id}"
-                found += network_problems(folder, at) or [f"{at}: {problem}" for problem in _misfits(folder, ctx)]
+                at = (
+                    f"precision.path={self.path}"
+                    if self.path
+                    else f"precision.hub_id={self.hub_id}"
+                )
+                found += network_problems(folder, at) or [
+                    f"{at}: {problem}" for problem in _misfits(folder, ctx)
+                ]
         return found + _other_vae(ctx)
 
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:
         folder = self._folder(model, fetch)
-        return [] if folder is None else existing([folder / "config.json", folder / NETWORK_WEIGHTS], "precision")
+        return (
+            []
+            if folder is None
+            else existing(
+                [folder / "config.json", folder / NETWORK_WEIGHTS], "precision"
+            )
+        )
 
     @override
     def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
         folder = self._folder(model, fetch=False)
-        vae = load_part(model, "vae", dtype) if folder is None else load_network(folder, "vae", dtype, random=False)
+        vae = (
+            load_part(model, "vae", dtype)
+            if folder is None
+            else load_network(folder, "vae", dtype, random=False)
+        )
         vae.register_to_config(force_upcast=False)
         return {"vae": vae}
 
     def _folder(self, model: Model, fetch: bool) -> Path | None:
         if self.path:
             return Path(self.path).expanduser()
-        return None if model.weights == "random" else hub_network(self.hub_id, "precision", fetch)
+        return (
+            None
+            if model.weights == "random"
+            else hub_network(self.hub_id, "precision", fetch)
+        )
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         proof_of_others = super().apply(pipe)
 
-        return lambda trace: _with_decoder(proof_of_others(trace), pipe, trace, self.weights)
+        return lambda trace: _with_decoder(
+            proof_of_others(trace), pipe, trace, self.weights
+        )
 
 
 def _misfits(folder: Path, ctx: Context) -> list[str]:
@@ -272,21 +366,40 @@ def _misfits(folder: Path, ctx: Context) -> list[str]:
         return [f"is of class {config['_class_name']}, and must be an AutoencoderKL"]
     found = []
     for key, usual in (("latent_channels", 4), ("scaling_factor", 0.18215)):
-        has, wants = (each.get(key, usual) for each in (config, config if own is None else own))
+        has, wants = (
+            each.get(key, usual) for each in (config, config if own is None else own)
+        )
         if has != wants:
-            found.append(f"is for another model: it has {key}={has}, and the model's own VAE {key}={wants}")
+            found.append(
+                f"is for another model: it has {key}={has}, and the model's own VAE {key}={wants}"
+            )
     return found
 
 
 def _other_vae(ctx: Context) -> list[str]:
-    return ["memory=tiny_vae replaces this VAE: choose one of them"] if "memory.tiny_vae" in ctx.chosen else []
+    return (
+        ["memory=tiny_vae replaces this VAE: choose one of them"]
+        if "memory.tiny_vae" in ctx.chosen
+        else []
+    )
 
 
-def _with_decoder(found: Finding, pipe: Pipeline, trace: Trace, wanted: str, **facts: Any) -> Finding:
+def _with_decoder(
+    found: Finding, pipe: Pipeline, trace: Trace, wanted: str, **facts: Any
+) -> Finding:
     """Extends the denoiser's finding with whether the VAE is stored in, and computes in, the type `wanted`."""
-    stored, products = computing_types(pipe.vae), sorted(trace.stages[VAE_DECODER].product_dtypes)
+    stored, products = (
+        computing_types(pipe.vae),
+        sorted(trace.stages[VAE_DECODER].product_dtypes),
+    )
     summary = f"VAE stored in {', '.join(stored)}, decoded in {', '.join(products) or 'no products'}"
-    return found.also(summary, stored == [wanted] == products, **facts, vae_weights=stored, vae_products=products)
+    return found.also(
+        summary,
+        stored == [wanted] == products,
+        **facts,
+        vae_weights=stored,
+        vae_products=products,
+    )
 
 
 def _run_in_own_type(vae: Any) -> None:
@@ -302,12 +415,16 @@ def _run_in_own_type(vae: Any) -> None:
         if "latents" in output:  # of an AutoencoderTiny
             output.latents = output.latents.to(image.dtype)
         else:
-            output.latent_dist = DiagonalGaussianDistribution(output.latent_dist.parameters.to(image.dtype))
+            output.latent_dist = DiagonalGaussianDistribution(
+                output.latent_dist.parameters.to(image.dtype)
+            )
         return output
 
     def decode_in_own_type(*args: Any, **kwargs: Any) -> Any:
         # Beside the latents, an AsymmetricAutoencoderKL gets the image and the mask.
-        args, kwargs = tree_map_only(torch.Tensor, lambda given: given.to(vae.dtype), (args, kwargs))
+        args, kwargs = tree_map_only(
+            torch.Tensor, lambda given: given.to(vae.dtype), (args, kwargs)
+        )
         return decode(*args, **kwargs)
 
     vae.__dict__ |= {"encode": encode_in_own_type, "decode": decode_in_own_type}

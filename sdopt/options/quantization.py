@@ -15,7 +15,16 @@ from typing_extensions import override
 
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
 from sdopt.measure.stages import TEXT_ENCODER
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace
+from sdopt.options import (
+    Assumption,
+    Context,
+    Contract,
+    Finding,
+    Optimization,
+    Proof,
+    Stage,
+    Trace,
+)
 from sdopt.options.assumptions import no_lora, plain_weights, unchanged_layers
 from sdopt.options.base import Need
 from sdopt.options.compiler import CudaGraphs, Regional
@@ -86,17 +95,29 @@ class Quantized(Optimization):
     @property
     @override
     def claims(self) -> frozenset[str]:
-        return frozenset({"memory", "latency"}) if self.activations else frozenset({"memory"})
+        return (
+            frozenset({"memory", "latency"})
+            if self.activations
+            else frozenset({"memory"})
+        )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
-        multiplied = ("int8", "float8_e4m3fn") if ctx.device.is_cuda else ("float8_e4m3fn",)
+        multiplied = (
+            ("int8", "float8_e4m3fn") if ctx.device.is_cuda else ("float8_e4m3fn",)
+        )
         if self.activations and self.weights in multiplied:
             lacking = missing(ctx.device, INT8 if self.weights == "int8" else FP8)
-            found += [f"{reason}; precision.activations=false quantizes only weights" for reason in lacking]
+            found += [
+                f"{reason}; precision.activations=false quantizes only weights"
+                for reason in lacking
+            ]
         if self.others == "bfloat16" and ctx.device.is_cuda:
-            found += [f"{reason}; choose precision.others=float16" for reason in missing(ctx.device, BFLOAT16)]
+            found += [
+                f"{reason}; choose precision.others=float16"
+                for reason in missing(ctx.device, BFLOAT16)
+            ]
         return found + records_autograd(ctx, "a quantized weight")
 
     @override
@@ -113,7 +134,11 @@ class Quantized(Optimization):
 
         def names() -> set[str]:
             network = unwrapped(denoiser_of(pipe))
-            return {name for name, layer in network.named_modules() if self._is_quantized(layer)}
+            return {
+                name
+                for name, layer in network.named_modules()
+                if self._is_quantized(layer)
+            }
 
         wanted = names()
         counts = Counter(kinds.values())
@@ -127,14 +152,31 @@ class Quantized(Optimization):
             left = Counter(
                 kinds[name]
                 for name, layer in network.named_modules()
-                if name not in done and id(layer) in weighted and kinds.get(name) in ("Linear", "Conv2d")
+                if name not in done
+                and id(layer) in weighted
+                and kinds.get(name) in ("Linear", "Conv2d")
             )
-            ran = {name: n for name in _PRODUCTS[self.weights] if (n := trace.denoiser.operators[name])}
+            ran = {
+                name: n
+                for name in _PRODUCTS[self.weights]
+                if (n := trace.denoiser.operators[name])
+            }
             # Compiled products may appear as kernels without an operator; then the stored weights are the evidence.
-            multiplied = bool(ran) == self.activations or trace.is_compiled(denoiser_of(pipe))
-            shown = [f"{count} of {count + left[kind]} {kind}" for kind, count in sorted(quantized.items())]
-            shown += [f"0 of {count} {kind}" for kind, count in sorted(left.items()) if kind not in quantized]
-            products = ", ".join(f"{name.removeprefix('aten::')} ×{count}" for name, count in ran.items())
+            multiplied = bool(ran) == self.activations or trace.is_compiled(
+                denoiser_of(pipe)
+            )
+            shown = [
+                f"{count} of {count + left[kind]} {kind}"
+                for kind, count in sorted(quantized.items())
+            ]
+            shown += [
+                f"0 of {count} {kind}"
+                for kind, count in sorted(left.items())
+                if kind not in quantized
+            ]
+            products = ", ".join(
+                f"{name.removeprefix('aten::')} ×{count}" for name, count in ran.items()
+            )
             products = products or "no product in 8 bits"
             facts = {
                 "quantized": quantized,
@@ -174,17 +216,27 @@ class TorchAo(Quantized):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
-        if self.activations and self.weights == "float8_e4m3fn" and self.others != "bfloat16":
-            found.append("row-wise fp8 products return only bfloat16: choose precision.others=bfloat16")
+        if (
+            self.activations
+            and self.weights == "float8_e4m3fn"
+            and self.others != "bfloat16"
+        ):
+            found.append(
+                "row-wise fp8 products return only bfloat16: choose precision.others=bfloat16"
+            )
         graphs = ctx.chosen.get("compiler")
         captured = isinstance(graphs, CudaGraphs) and "denoiser" in graphs.targets
         if captured and self.activations and self.weights == "int8":
             # `safe_int_mm` searches the repr of each input for FakeTensor, which copies its values to the host.
-            found.append("TorchAO's int8 products read inputs on the host unless compiled: choose compiler=inductor")
+            found.append(
+                "TorchAO's int8 products read inputs on the host unless compiled: choose compiler=inductor"
+            )
         if isinstance(graphs, Regional) and not ctx.device.is_cuda:
             # Seen with PyTorch 2.13 and TorchAO 0.18: of a block alone, Inductor generates C++ that g++ refuses, and
             # with weights alone quantized, the graph breaks. The whole denoiser compiles.
-            found.append("compiler=regional cannot compile TorchAO's layers on a CPU: choose compiler=inductor")
+            found.append(
+                "compiler=regional cannot compile TorchAO's layers on a CPU: choose compiler=inductor"
+            )
         return found
 
     @override
@@ -195,7 +247,9 @@ class TorchAo(Quantized):
             return []
         # FLUX.1 [dev] on an H100, 28 steps: 6.573 s in bfloat16, 130.5 s in int8, and 3.406 s in int8 compiled
         # (https://github.com/sayakpaul/diffusers-torchao).
-        return ["without a compiler, expect int8 products to be about 20 times slower: add compiler=inductor"]
+        return [
+            "without a compiler, expect int8 products to be about 20 times slower: add compiler=inductor"
+        ]
 
     @override
     def _quantize(self, denoiser: Any) -> None:
@@ -204,8 +258,13 @@ class TorchAo(Quantized):
         from torchao.quantization import PerRow
 
         if self.weights == "int8":
-            activated, alone = quantization.Int8DynamicActivationInt8WeightConfig, quantization.Int8WeightOnlyConfig
-            config = (activated if self.activations else alone)(version=2, set_inductor_config=False)
+            activated, alone = (
+                quantization.Int8DynamicActivationInt8WeightConfig,
+                quantization.Int8WeightOnlyConfig,
+            )
+            config = (activated if self.activations else alone)(
+                version=2, set_inductor_config=False
+            )
             inductor.config.force_fuse_int_mm_with_mul = self.activations
         elif self.activations:
             fp8 = quantization.Float8DynamicActivationFloat8WeightConfig
@@ -225,7 +284,9 @@ def multiplies_in_8_bits(layer: torch.nn.Module, name: str) -> bool:
     """Returns whether cuBLAS supports an 8-bit product for a layer; TorchAO would compute others on the host."""
     import torch
 
-    if not isinstance(layer, torch.nn.Linear) or any(part in name for part in _FEW_ROWS):
+    if not isinstance(layer, torch.nn.Linear) or any(
+        part in name for part in _FEW_ROWS
+    ):
         return False
     return layer.in_features % 8 == 0 and layer.out_features % 8 == 0
 
@@ -268,17 +329,28 @@ class Sdnq(Quantized):
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
         if self.weights == "uint4" and self.activations:
-            found.append("4-bit weights are dequantized for each use: set precision.activations=false")
+            found.append(
+                "4-bit weights are dequantized for each use: set precision.activations=false"
+            )
         if self.convolutions and is_channels_last(ctx):
-            found.append("SDNQ stores convolutions as matrices, without a layout: choose layout=contiguous")
+            found.append(
+                "SDNQ stores convolutions as matrices, without a layout: choose layout=contiguous"
+            )
         # SDNQ uses Triton for its products if it is installed.
-        if self.activations and ctx.device.is_cuda and ctx.device.is_here and find_spec("triton") is not None:
+        if (
+            self.activations
+            and ctx.device.is_cuda
+            and ctx.device.is_here
+            and find_spec("triton") is not None
+        ):
             found += missing_for_triton("SDNQ on CUDA")
         return found
 
     @override
     def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
-        return {"load_lora_weights": "precision: SDNQ has replaced the layers that a LoRA wraps: fuse it before"}
+        return {
+            "load_lora_weights": "precision: SDNQ has replaced the layers that a LoRA wraps: fuse it before"
+        }
 
     @override
     def _quantize(self, denoiser: Any) -> None:
@@ -315,7 +387,11 @@ class QuantizedTextEncoders(Optimization):
             "memory.precomputed_embeddings",
             "memory=precomputed_embeddings removes the text encoders: choose one of them",
         ),
-        Excludes("lora", "SDNQ replaces the layers that a LoRA wraps: choose lora=fused", (Loaded, Hotswap)),
+        Excludes(
+            "lora",
+            "SDNQ replaces the layers that a LoRA wraps: choose lora=fused",
+            (Loaded, Hotswap),
+        ),
     )
 
     weights: Literal["int8", "uint4"] = "int8"
@@ -330,16 +406,28 @@ class QuantizedTextEncoders(Optimization):
         has = len(family.encoders)
         if wrong := [number for number in self.encoders if not 1 <= number <= has]:
             encoders = f"{has} text encoders" if has > 1 else "one text encoder"
-            found.append(f"memory.quantized_text_encoders.encoders={wrong}: {family.title} has {encoders}")
-        if "memory.without_t5" in ctx.chosen and family.optional and self.encoders == [has]:
-            found.append("memory=without_t5 leaves out the one text encoder to quantize: choose one of them")
+            found.append(
+                f"memory.quantized_text_encoders.encoders={wrong}: {family.title} has {encoders}"
+            )
+        if (
+            "memory.without_t5" in ctx.chosen
+            and family.optional
+            and self.encoders == [has]
+        ):
+            found.append(
+                "memory=without_t5 leaves out the one text encoder to quantize: choose one of them"
+            )
         if "text_encoder" in getattr(ctx.chosen.get("compiler"), "targets", ()):
-            found.append("cannot be in a graph: choose compiler.targets=[denoiser,decoder]")
+            found.append(
+                "cannot be in a graph: choose compiler.targets=[denoiser,decoder]"
+            )
         return found + records_autograd(ctx, "a quantized weight")
 
     @override
     def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
-        replaced = "memory: SDNQ has replaced layers of the text encoders that a LoRA wraps"
+        replaced = (
+            "memory: SDNQ has replaced layers of the text encoders that a LoRA wraps"
+        )
         return {"load_lora_weights": f"{replaced}: fuse it before"}
 
     @override
@@ -348,36 +436,65 @@ class QuantizedTextEncoders(Optimization):
 
         for name in self._chosen(pipe):
             encoder = getattr(pipe, name)
-            _quantize_by_sdnq(encoder, weights_dtype=self.weights, torch_dtype=next(encoder.parameters()).dtype)
+            _quantize_by_sdnq(
+                encoder,
+                weights_dtype=self.weights,
+                torch_dtype=next(encoder.parameters()).dtype,
+            )
 
         def quantized() -> dict[str, int]:
             """Counts the quantized layers of each text encoder."""
             encoders = {name: getattr(pipe, name) for name in _encoders_in(pipe)}
-            return {name: sum(map(_is_quantized_by_sdnq, encoder.modules())) for name, encoder in encoders.items()}
+            return {
+                name: sum(map(_is_quantized_by_sdnq, encoder.modules()))
+                for name, encoder in encoders.items()
+            }
 
         wanted = quantized()
 
         def proof(trace: Trace) -> Finding:
             done, calls = quantized(), trace.stages[TEXT_ENCODER].calls
-            layers = [layer for encoder in text_encoders_of(pipe) for layer in encoder.modules()]
-            left = sum(isinstance(layer, torch.nn.Linear) and not _is_quantized_by_sdnq(layer) for layer in layers)
+            layers = [
+                layer
+                for encoder in text_encoders_of(pipe)
+                for layer in encoder.modules()
+            ]
+            left = sum(
+                isinstance(layer, torch.nn.Linear) and not _is_quantized_by_sdnq(layer)
+                for layer in layers
+            )
             count = sum(done.values())
-            where = ", ".join(f"{number} of {name}" for name, number in done.items() if number)
+            where = ", ".join(
+                f"{number} of {name}" for name, number in done.items() if number
+            )
             summary = f"{count} of {count + left} linear layers in {self.weights}"
             if len(done) > 1:
                 summary += f" ({where or 'none'})"
             everywhere = all(done.get(name) for name in self._chosen(pipe))
-            facts = {"quantized": count, "left_alone": left, "calls": calls, "by_encoder": done}
+            facts = {
+                "quantized": count,
+                "left_alone": left,
+                "calls": calls,
+                "by_encoder": done,
+            }
             return Finding(
-                done == wanted and everywhere and calls > 0, f"{summary}; text encoders ran {calls} times", facts
+                done == wanted and everywhere and calls > 0,
+                f"{summary}; text encoders ran {calls} times",
+                facts,
             )
 
         return proof
 
     def _chosen(self, pipe: Pipeline) -> list[str]:
         """Returns the attributes of the text encoders that are quantized; a model may have been saved without one."""
-        names = {number: name for number, name in enumerate(TEXT_ENCODERS, 1) if name in _encoders_in(pipe)}
-        return [name for number, name in names.items() if number in (self.encoders or names)]
+        names = {
+            number: name
+            for number, name in enumerate(TEXT_ENCODERS, 1)
+            if name in _encoders_in(pipe)
+        }
+        return [
+            name for number, name in names.items() if number in (self.encoders or names)
+        ]
 
 
 def _encoders_in(pipe: Pipeline) -> list[str]:
@@ -399,7 +516,9 @@ def _quantize_by_sdnq(network: Any, weights_dtype: str, **arguments: Any) -> Non
     with torch.random.fork_rng():
         torch.manual_seed(0)
         group_size = 0 if weights_dtype == "uint4" else -1
-        sdnq_post_load_quant(network, weights_dtype=weights_dtype, group_size=group_size, **arguments)
+        sdnq_post_load_quant(
+            network, weights_dtype=weights_dtype, group_size=group_size, **arguments
+        )
 
 
 def _is_quantized_by_sdnq(layer: torch.nn.Module) -> bool:
@@ -416,4 +535,8 @@ def _give_triton_memory() -> None:
 
     triton = import_module("triton")
     if hasattr(triton, "set_allocator"):
-        triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+        triton.set_allocator(
+            lambda size, _align, _stream: torch.empty(
+                size, dtype=torch.int8, device="cuda"
+            )
+        )

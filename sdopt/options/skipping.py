@@ -80,7 +80,9 @@ class Skipping(OfOneCall):
         """Drops what was kept of earlier steps."""
         raise NotImplementedError
 
-    def _predict(self, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]) -> Tensor:
+    def _predict(
+        self, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]
+    ) -> Tensor:
         """Returns the prediction of a step, and counts it in `calls`."""
         raise NotImplementedError
 
@@ -95,8 +97,16 @@ class Skipping(OfOneCall):
     ) -> Any:
         """Replaces `UNet2DConditionModel.forward`. Raises UsageError for inputs that it cannot pass on."""
         if self.is_elsewhere:
-            return self._own(sample, timestep, encoder_hidden_states, return_dict=return_dict, **others)
-        return _output(self._predict(sample, timestep, encoder_hidden_states, others), return_dict)
+            return self._own(
+                sample,
+                timestep,
+                encoder_hidden_states,
+                return_dict=return_dict,
+                **others,
+            )
+        return _output(
+            self._predict(sample, timestep, encoder_hidden_states, others), return_dict
+        )
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -169,7 +179,9 @@ class HalfBatches(Halves, OfOneCall):
             return ()
         # Without guidance, as in a call with guidance_scale=1, the batch has no second half.
         whole = not (self._on and self._pipe.do_classifier_free_guidance)
-        if whole or self._chosen.guides(self.guided + self.unguided, int(self._pipe.num_timesteps)):
+        if whole or self._chosen.guides(
+            self.guided + self.unguided, int(self._pipe.num_timesteps)
+        ):
             self.guided += 1
             return ()
         self.unguided += 1
@@ -187,7 +199,10 @@ class EachHalf(Halves):
 
     @override
     def _which(self, batch: int) -> Sequence[int]:
-        if not (is_called(self._pipe) and self._pipe.do_classifier_free_guidance) or batch % 2:
+        if (
+            not (is_called(self._pipe) and self._pipe.do_classifier_free_guidance)
+            or batch % 2
+        ):
             return ()
         self.halved += 1
         return (0, 1)
@@ -205,7 +220,11 @@ def half(arguments: Any, batch: int, which: int) -> Any:
     listed = isinstance(args[0] if args else others["hidden_states"], list)
 
     def cut(tensor: Tensor) -> Tensor:
-        return tensor.chunk(2)[which] if tensor.ndim and len(tensor) % batch == 0 else tensor
+        return (
+            tensor.chunk(2)[which]
+            if tensor.ndim and len(tensor) % batch == 0
+            else tensor
+        )
 
     def part(value: Any) -> Any:
         if listed and isinstance(value, list) and len(value) == batch:
@@ -215,12 +234,26 @@ def half(arguments: Any, batch: int, which: int) -> Any:
     return tuple(map(part, args)), {name: part(value) for name, value in others.items()}
 
 
-def _conditions(name: str, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]) -> Conditions:
+def _conditions(
+    name: str, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]
+) -> Conditions:
     """Returns the arguments of blocks that an option runs itself. Raises UsageError for those that they do not take."""
-    unknown = [key for key in others.keys() - {"timestep_cond", "added_cond_kwargs"} if others[key] is not None]
+    unknown = [
+        key
+        for key in others.keys() - {"timestep_cond", "added_cond_kwargs"}
+        if others[key] is not None
+    ]
     if unknown:
-        raise UsageError(f"caching={name}: cannot pass {', '.join(sorted(unknown))} on to the UNet; leave it out")
-    return sample, timestep, states, others.get("timestep_cond"), others.get("added_cond_kwargs")
+        raise UsageError(
+            f"caching={name}: cannot pass {', '.join(sorted(unknown))} on to the UNet; leave it out"
+        )
+    return (
+        sample,
+        timestep,
+        states,
+        others.get("timestep_cond"),
+        others.get("added_cond_kwargs"),
+    )
 
 
 class DeepCache(Skipping):
@@ -244,7 +277,9 @@ class DeepCache(Skipping):
         self._kept: Tensor | None = None
 
     @override
-    def _predict(self, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]) -> Tensor:
+    def _predict(
+        self, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]
+    ) -> Tensor:
         inputs = _conditions("deepcache", sample, timestep, states, others)
         # A callback may leave out a part of the batch.
         fits = self._kept is not None and len(self._kept) == len(sample)
@@ -286,8 +321,12 @@ class FirstBlock(Skipping):
         self._kept: tuple[Tensor, Tensor] | None = None
 
     @override
-    def _predict(self, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]) -> Tensor:
-        further = self.first(_conditions("first_block", sample, timestep, states, others))
+    def _predict(
+        self, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]
+    ) -> Tensor:
+        further = self.first(
+            _conditions("first_block", sample, timestep, states, others)
+        )
         hidden, skips = further[0], further[3]
         added = hidden - skips[0]
         if self._kept is None or len(self._kept[0]) != len(sample):
@@ -300,7 +339,13 @@ class FirstBlock(Skipping):
                 kept = self.inner(*further).clone()
             elif any(chosen):
                 rows = stale.nonzero()[:, 0]
-                kept = kept.index_copy(0, rows, self.inner(*tree_map_only(Tensor, lambda each: each[rows], further)))
+                kept = kept.index_copy(
+                    0,
+                    rows,
+                    self.inner(
+                        *tree_map_only(Tensor, lambda each: each[rows], further)
+                    ),
+                )
                 added = before.index_copy(0, rows, added[rows])
             else:
                 added = before
@@ -312,7 +357,9 @@ class FirstBlock(Skipping):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _changed(self, added: Tensor, before: Tensor) -> Tensor:
         """Returns for each sample whether its image needs the inner layers."""
-        change = (added - before).abs().mean(dim=(1, 2, 3)) / before.abs().mean(dim=(1, 2, 3))
+        change = (added - before).abs().mean(dim=(1, 2, 3)) / before.abs().mean(
+            dim=(1, 2, 3)
+        )
         if self._pipe.do_classifier_free_guidance and len(change) % 2 == 0:
             change = change.view(2, -1).mean(dim=0).repeat(2)
         return change >= self._threshold
@@ -330,7 +377,9 @@ class Spectrum(Skipping):
 
     def __init__(self, pipe: Any, unet: Any, chosen: Any) -> None:
         self._pipe, self._chosen = pipe, chosen
-        self._weights = torch.compiler.disable(chosen.weights)  # TorchDynamo would compile NumPy, for each step anew
+        self._weights = torch.compiler.disable(
+            chosen.weights
+        )  # TorchDynamo would compile NumPy, for each step anew
         self.whole: torch.nn.Module = Own(unet)
         super().__init__(unet)
 
@@ -339,7 +388,9 @@ class Spectrum(Skipping):
         self._kept: list[tuple[int, Tensor]] = []
 
     @override
-    def _predict(self, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]) -> Tensor:
+    def _predict(
+        self, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]
+    ) -> Tensor:
         step = self.calls.total()
         if self._kept and len(self._kept[0][1]) != len(sample):
             self._kept = []  # a callback has left out a part of the batch
@@ -351,7 +402,9 @@ class Spectrum(Skipping):
                 forecast.add_(known, alpha=weight)
             self.calls["forecast"] += 1
             return forecast.to(sample.dtype)
-        noise: Tensor = self.whole(sample, timestep, states, return_dict=False, **others)[0]
+        noise: Tensor = self.whole(
+            sample, timestep, states, return_dict=False, **others
+        )[0]
         if self._on:
             self._kept.append((step, noise.to(torch.float32, copy=True)))
         self.calls["whole"] += 1
@@ -370,22 +423,38 @@ class _Step(torch.nn.Module):
         """Returns the last output of the outer layers on the way down, time embedding, text states, and all outputs."""
         unet = self._unet
         sample, timestep, states, timestep_cond, added = inputs
-        temb = unet.time_embedding(unet.get_time_embed(sample=sample, timestep=timestep), timestep_cond)
-        more = unet.get_aug_embed(emb=temb, encoder_hidden_states=states, added_cond_kwargs=added)
+        temb = unet.time_embedding(
+            unet.get_time_embed(sample=sample, timestep=timestep), timestep_cond
+        )
+        more = unet.get_aug_embed(
+            emb=temb, encoder_hidden_states=states, added_cond_kwargs=added
+        )
         temb = temb if more is None else temb + more
         temb = temb if unet.time_embed_act is None else unet.time_embed_act(temb)
-        states = unet.process_encoder_hidden_states(encoder_hidden_states=states, added_cond_kwargs=added)
-        hidden = unet.conv_in(2 * sample - 1.0 if unet.config.center_input_sample else sample)
+        states = unet.process_encoder_hidden_states(
+            encoder_hidden_states=states, added_cond_kwargs=added
+        )
+        hidden = unet.conv_in(
+            2 * sample - 1.0 if unet.config.center_input_sample else sample
+        )
         skips = [hidden]
         for block in unet.down_blocks[: self._block]:
             hidden, outputs = block(hidden, temb, **_states_for(block, states))
             skips += outputs
-        outputs = _layers(unet.down_blocks[self._block], slice(0, self._layer), hidden, temb, states)
+        outputs = _layers(
+            unet.down_blocks[self._block], slice(0, self._layer), hidden, temb, states
+        )
         return [hidden, *outputs][-1], temb, states, skips + outputs
 
-    def _inner(self, hidden: Tensor, temb: Tensor, states: Tensor, outer: list[Tensor]) -> Tensor:
+    def _inner(
+        self, hidden: Tensor, temb: Tensor, states: Tensor, outer: list[Tensor]
+    ) -> Tensor:
         """Returns the features that the inner layers return to the outer ones; uses only the sizes of `outer`."""
-        unet, block, odd = self._unet, self._unet.down_blocks[self._block], _is_odd(self._unet, outer[0])
+        unet, block, odd = (
+            self._unet,
+            self._unet.down_blocks[self._block],
+            _is_odd(self._unet, outer[0]),
+        )
         outputs = _layers(block, slice(self._layer, None), hidden, temb, states)
         hidden, skips = [hidden, *outputs][-1], outer + outputs
         for downsampler in block.downsamplers or ():
@@ -400,9 +469,13 @@ class _Step(torch.nn.Module):
         for block in unet.up_blocks[:last]:
             hidden = _up_block(block, hidden, skips, temb, states, odd)
         inner = len(unet.up_blocks[last].resnets) - 1 - self._layer
-        return _up_layers(unet.up_blocks[last], slice(0, inner), hidden, skips, temb, states)
+        return _up_layers(
+            unet.up_blocks[last], slice(0, inner), hidden, skips, temb, states
+        )
 
-    def _up(self, hidden: Tensor, temb: Tensor, states: Tensor, skips: list[Tensor]) -> Tensor:
+    def _up(
+        self, hidden: Tensor, temb: Tensor, states: Tensor, skips: list[Tensor]
+    ) -> Tensor:
         """Returns the predicted noise from the features of the inner layers."""
         unet, odd = self._unet, _is_odd(self._unet, skips[0])
         first = len(unet.up_blocks) - 1 - self._block
@@ -440,7 +513,9 @@ class Outer(_Step):
 class First(_Step):
     """The first layers on the way down, which run in each step."""
 
-    def forward(self, inputs: Conditions) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    def forward(
+        self, inputs: Conditions
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Returns their features, and what later layers need too: time embedding, text states, skip connections."""
         return self._down(inputs)
 
@@ -448,18 +523,24 @@ class First(_Step):
 class Inner(_Step):
     """The layers between the first ones and the last one."""
 
-    def forward(self, hidden: Tensor, temb: Tensor, states: Tensor, skips: list[Tensor]) -> Tensor:
+    def forward(
+        self, hidden: Tensor, temb: Tensor, states: Tensor, skips: list[Tensor]
+    ) -> Tensor:
         """Returns the features that the last layer gets, from what `First` returns."""
         hidden = self._inner(hidden, temb, states, skips)
         block = self._unet.up_blocks[-1]
         last = len(block.resnets) - 1
-        return _up_layers(block, slice(last - self._layer, last), hidden, [*skips], temb, states)
+        return _up_layers(
+            block, slice(last - self._layer, last), hidden, [*skips], temb, states
+        )
 
 
 class Last(_Step):
     """The last layer on the way up, and those after all blocks, which run in each step."""
 
-    def forward(self, hidden: Tensor, temb: Tensor, states: Tensor, skip: Tensor) -> Tensor:
+    def forward(
+        self, hidden: Tensor, temb: Tensor, states: Tensor, skip: Tensor
+    ) -> Tensor:
         """Returns the predicted noise, given the first skip connection."""
         return self._up(hidden, temb, states, [skip])
 
@@ -482,10 +563,16 @@ def _is_odd(unet: Any, sample: Tensor) -> bool:
 
 
 def _states_for(block: Any, states: Tensor) -> dict[str, Tensor]:
-    return {"encoder_hidden_states": states} if getattr(block, "has_cross_attention", False) else {}
+    return (
+        {"encoder_hidden_states": states}
+        if getattr(block, "has_cross_attention", False)
+        else {}
+    )
 
 
-def _layers(block: Any, which: slice, hidden: Tensor, temb: Tensor, states: Tensor) -> list[Tensor]:
+def _layers(
+    block: Any, which: slice, hidden: Tensor, temb: Tensor, states: Tensor
+) -> list[Tensor]:
     """Returns the outputs of the layers `which` of a down block."""
     outputs = []
     for number in range(len(block.resnets))[which]:
@@ -494,25 +581,47 @@ def _layers(block: Any, which: slice, hidden: Tensor, temb: Tensor, states: Tens
     return outputs
 
 
-def _up_layers(block: Any, which: slice, hidden: Tensor, skips: list[Tensor], temb: Tensor, states: Tensor) -> Tensor:
+def _up_layers(
+    block: Any,
+    which: slice,
+    hidden: Tensor,
+    skips: list[Tensor],
+    temb: Tensor,
+    states: Tensor,
+) -> Tensor:
     """Returns the output of the layers `which` of an up block; pops their skip connections from `skips`."""
     for number in range(len(block.resnets))[which]:
-        hidden = _layer(block, number, torch.cat([hidden, skips.pop()], dim=1), temb, states)
+        hidden = _layer(
+            block, number, torch.cat([hidden, skips.pop()], dim=1), temb, states
+        )
     return hidden
 
 
-def _layer(block: Any, number: int, hidden: Tensor, temb: Tensor, states: Tensor) -> Tensor:
+def _layer(
+    block: Any, number: int, hidden: Tensor, temb: Tensor, states: Tensor
+) -> Tensor:
     hidden = block.resnets[number](hidden, temb)
     if getattr(block, "has_cross_attention", False):
-        hidden = block.attentions[number](hidden, encoder_hidden_states=states, return_dict=False)[0]
+        hidden = block.attentions[number](
+            hidden, encoder_hidden_states=states, return_dict=False
+        )[0]
     return hidden
 
 
-def _up_block(block: Any, hidden: Tensor, skips: list[Tensor], temb: Tensor, states: Tensor, odd: bool) -> Tensor:
+def _up_block(
+    block: Any,
+    hidden: Tensor,
+    skips: list[Tensor],
+    temb: Tensor,
+    states: Tensor,
+    odd: bool,
+) -> Tensor:
     """Returns the output of a whole up block; pops its skip connections from `skips`."""
     count = len(block.resnets)
     taken = tuple(skips[-count:])
     del skips[-count:]
     size = skips[-1].shape[2:] if odd and skips else None
-    output: Tensor = block(hidden, taken, temb, upsample_size=size, **_states_for(block, states))
+    output: Tensor = block(
+        hidden, taken, temb, upsample_size=size, **_states_for(block, states)
+    )
     return output

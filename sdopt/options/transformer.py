@@ -41,8 +41,12 @@ def blocks_of(denoiser: nn.Module) -> list[Block]:
     """Returns the blocks that a transformer runs one after the other, without those that refine its inputs first."""
     found = []
     for name, layers in denoiser.named_children():
-        if isinstance(layers, nn.ModuleList) and (name.endswith("blocks") or name == "layers"):
-            found += [(f"{name}.{number}", block) for number, block in enumerate(layers)]
+        if isinstance(layers, nn.ModuleList) and (
+            name.endswith("blocks") or name == "layers"
+        ):
+            found += [
+                (f"{name}.{number}", block) for number, block in enumerate(layers)
+            ]
     return found
 
 
@@ -74,7 +78,11 @@ class Calls:
         """Returns the step and the branch of the call that begins, both from 0."""
         scheduler = self._pipe.scheduler
         index = getattr(scheduler, "step_index", None)
-        if not hasattr(scheduler, "step_index") or (index or 0) != self._index or self.step < 0:
+        if (
+            not hasattr(scheduler, "step_index")
+            or (index or 0) != self._index
+            or self.step < 0
+        ):
             self.step, self.branch, self._index = self.step + 1, 0, index or 0
         else:
             self.branch += 1
@@ -117,7 +125,10 @@ class Watching(OfOneCall):
     @property
     def is_compiled(self) -> bool:
         """Whether a compiler has replaced what runs whole calls, so that no trace shows their layers."""
-        return any(unwrapped(getattr(self, part)) is not getattr(self, part) for part in self.parts)
+        return any(
+            unwrapped(getattr(self, part)) is not getattr(self, part)
+            for part in self.parts
+        )
 
     @property
     def idle(self) -> int:
@@ -153,7 +164,9 @@ class SecondCalls(Watching):
     The prompt's prediction stands for both then, for which the guidance formula has no effect.
     """
 
-    def __init__(self, pipe: Pipeline, denoiser: Any, guides: Callable[[int, int], bool]) -> None:
+    def __init__(
+        self, pipe: Pipeline, denoiser: Any, guides: Callable[[int, int], bool]
+    ) -> None:
         self._guides = guides
         super().__init__(pipe, denoiser)
 
@@ -162,7 +175,11 @@ class SecondCalls(Watching):
 
     def _predict(self, given: Given) -> Any:
         step, branch = self._at.next()
-        if self._on and branch and not self._guides(step, int(self._pipe.num_timesteps)):
+        if (
+            self._on
+            and branch
+            and not self._guides(step, int(self._pipe.num_timesteps))
+        ):
             self.calls["left out"] += 1
             return self._kept
         found = self._whole(given)
@@ -196,16 +213,22 @@ class Forecasts(Watching):
         steps = int(self._pipe.num_timesteps) if self._on else 0
         if len(kept) > 1 and step < steps and not self._chosen.runs(steps)[step]:
             self.calls["forecast"] += 1
-            return self._forecast(kept, self._chosen.weights([known for known, _ in kept], step, steps))
+            return self._forecast(
+                kept, self._chosen.weights([known for known, _ in kept], step, steps)
+            )
         found = self._whole(given)
         if self._on:
             samples = found if isinstance(found, list) else [found]
             self._form = found
-            kept.append((step, [sample.to(torch.float32, copy=True) for sample in samples]))
+            kept.append(
+                (step, [sample.to(torch.float32, copy=True) for sample in samples])
+            )
         self.calls["whole"] += 1
         return found
 
-    def _forecast(self, kept: Sequence[tuple[int, list[Tensor]]], weights: Sequence[float]) -> Any:
+    def _forecast(
+        self, kept: Sequence[tuple[int, list[Tensor]]], weights: Sequence[float]
+    ) -> Any:
         listed = isinstance(self._form, list)
         dtype = self._form[0].dtype if listed else self._form.dtype
         found = []

@@ -41,11 +41,17 @@ moved it. diffusers finds neither, and loads such a folder only with a text enco
 def missing_alt_diffusion() -> list[str]:
     """Returns why AltDiffusion, which diffusers has deprecated, cannot be imported here; [] if it can."""
     try:
-        for module in ("modeling_roberta_series", "pipeline_alt_diffusion", "pipeline_alt_diffusion_img2img"):
+        for module in (
+            "modeling_roberta_series",
+            "pipeline_alt_diffusion",
+            "pipeline_alt_diffusion_img2img",
+        ):
             import_module(f"{_DEPRECATED}.{module}")
     except ImportError as error:
         reason = " ".join(str(error).split())
-        return [f"is an {ALT_DIFFUSION}, which the installed diffusers no longer imports ({reason}); choose model=sd15"]
+        return [
+            f"is an {ALT_DIFFUSION}, which the installed diffusers no longer imports ({reason}); choose model=sd15"
+        ]
     return []
 
 
@@ -64,19 +70,37 @@ def read_json(file: Path) -> Any:
 def parts_in(folder: Path) -> dict[str, tuple[str, str]]:
     """Returns the library and the class of each part of the pipeline in a folder, by its name; not those left out."""
     index = read_json(folder / "model_index.json")
-    pairs = {name: value for name, value in index.items() if isinstance(value, list) and len(value) == 2}
-    return {name: (library, class_name) for name, (library, class_name) in pairs.items() if library and class_name}
+    pairs = {
+        name: value
+        for name, value in index.items()
+        if isinstance(value, list) and len(value) == 2
+    }
+    return {
+        name: (library, class_name)
+        for name, (library, class_name) in pairs.items()
+        if library and class_name
+    }
 
 
 def names_in_folder(folder: Path) -> str:
     """Lists the models whose files a folder holds, for messages."""
-    return ", ".join(sorted(path.parent.name for path in folder.glob("*/model_index.json"))) or "missing"
+    return (
+        ", ".join(
+            sorted(path.parent.name for path in folder.glob("*/model_index.json"))
+        )
+        or "missing"
+    )
 
 
 def architecture_folder(model: Model) -> Path | None:
     """Returns the folder with the configurations of the model's architecture; None if sdopt does not have it."""
-    folders = (PACKAGED / model.name, ARCHITECTURES / _ARCHITECTURE_OF.get(model.name, model.name))
-    return next((folder for folder in folders if (folder / "model_index.json").is_file()), None)
+    folders = (
+        PACKAGED / model.name,
+        ARCHITECTURES / _ARCHITECTURE_OF.get(model.name, model.name),
+    )
+    return next(
+        (folder for folder in folders if (folder / "model_index.json").is_file()), None
+    )
 
 
 def class_name_of(folder: Path) -> str:
@@ -98,18 +122,28 @@ def require_kind(index: Mapping[str, Any], at: str) -> str:
     """
     kind = text_to_image(index.get("_class_name"))
     if kind not in PIPELINES:
-        raise UsageError(f"{at}: is a {index.get('_class_name')}; sdopt runs {', '.join(PIPELINES)}")
+        raise UsageError(
+            f"{at}: is a {index.get('_class_name')}; sdopt runs {', '.join(PIPELINES)}"
+        )
     family = family_named(kind)
     first = family.encoders[0]
-    if len(family.encoders) > 1 and index.get(family.encoders[1]) and index.get(first, [None, None]) == [None, None]:
-        raise UsageError(f"{at}: has no {first}, as an SDXL refiner, which sdopt does not run; give the base model")
+    if (
+        len(family.encoders) > 1
+        and index.get(family.encoders[1])
+        and index.get(first, [None, None]) == [None, None]
+    ):
+        raise UsageError(
+            f"{at}: has no {first}, as an SDXL refiner, which sdopt does not run; give the base model"
+        )
     return kind
 
 
 def parts_of(index: Mapping[str, Any]) -> list[str]:
     """Returns the parts of a pipeline that sdopt loads, by its `model_index.json`: without those that it has not."""
     family = family_named(text_to_image(index.get("_class_name")))
-    lacking = [name for name in family.optional if index.get(name) in (None, [None, None])]
+    lacking = [
+        name for name in family.optional if index.get(name) in (None, [None, None])
+    ]
     return [name for name in family.parts if name not in lacking]
 
 

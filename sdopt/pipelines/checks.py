@@ -24,13 +24,24 @@ from sdopt.pipelines.catalog import (
     require_kind,
 )
 from sdopt.pipelines.factory import KEY
-from sdopt.pipelines.families import fits, fitting_architectures, further_inputs, kind_of_file, text_width
+from sdopt.pipelines.families import (
+    fits,
+    fitting_architectures,
+    further_inputs,
+    kind_of_file,
+    text_width,
+)
 from sdopt.pipelines.family import Family, family_named
 from sdopt.pipelines.functions import defined
 from sdopt.pipelines.hub import base_folder
 from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.pipelines.stored import transformer_in
-from sdopt.pipelines.transformer_files import base_of, is_transformer, stored_parts, without_parts
+from sdopt.pipelines.transformer_files import (
+    base_of,
+    is_transformer,
+    stored_parts,
+    without_parts,
+)
 from sdopt.pipelines.weights import (
     NO_VOCABULARY,
     PICKLED,
@@ -81,13 +92,19 @@ def require_model(model: Model) -> None:
             )
     elif model.weights == "hub":
         if model.hub_id is None:
-            raise UsageError("model.hub_id: model.weights=hub needs a repository, as in model.hub_id=owner/name")
+            raise UsageError(
+                "model.hub_id: model.weights=hub needs a repository, as in model.hub_id=owner/name"
+            )
     elif model.weights == "factory":
         if model.factory is None:
-            raise UsageError("model.factory: model.weights=factory needs a function, as in my_file.py:make")
+            raise UsageError(
+                "model.factory: model.weights=factory needs a function, as in my_file.py:make"
+            )
         defined(model.factory, KEY)
     elif model.path is None:
-        raise UsageError("model.path: model.weights=path needs the folder of a diffusers pipeline, or a file")
+        raise UsageError(
+            "model.path: model.weights=path needs the folder of a diffusers pipeline, or a file"
+        )
     else:
         _require_at_path(Path(model.path).expanduser(), model)
 
@@ -105,16 +122,26 @@ def _require_keys(model: Model) -> None:
     """Raises UsageError for a wrong name, and for keys that these weights do not use: they would be ignored."""
     if wrong := wrong_name(model.name):
         raise UsageError(f"model.name={model.name}: {wrong}")
-    file = model.weights == "path" and model.path is not None and Path(model.path).expanduser().is_file()
+    file = (
+        model.weights == "path"
+        and model.path is not None
+        and Path(model.path).expanduser().is_file()
+    )
     transformer = is_transformer(model)
     reads = {
         "path": (model.weights == "path", "model.weights=path"),
         "factory": (model.weights == "factory", "model=factory"),
         "base": (transformer, "model.path of a file with a transformer"),
         "parts": (transformer, "model.path of a file with a transformer"),
-        "tokenizer": (file and not transformer, "model.path of a Stable Diffusion in one file"),
+        "tokenizer": (
+            file and not transformer,
+            "model.path of a Stable Diffusion in one file",
+        ),
         "revision": (model.weights == "hub", "model.weights=hub"),
-        "variant": (model.weights in ("hub", "path") and (transformer or not file), "a repository or a folder"),
+        "variant": (
+            model.weights in ("hub", "path") and (transformer or not file),
+            "a repository or a folder",
+        ),
     }
     idle = [
         f"model.{key}={getattr(model, key)}: only applies to {with_what}; here model.weights={model.weights}"
@@ -144,21 +171,41 @@ def require_folder(folder: Path, model: Model, without: Collection[str] = ()) ->
     for name in parts:
         if not (alt and name == "text_encoder" and index.get(name) in ALT_ENCODERS):
             _require_class(index.get(name), name, family.library_of(name), at)
-    for file in [file for name in parts for file in sorted((folder / name).glob("*config.json"))]:
+    for file in [
+        file for name in parts for file in sorted((folder / name).glob("*config.json"))
+    ]:
         _read_json(file, at)
-    networks = [name for name in parts if name in family.networks and name not in without]
+    networks = [
+        name for name in parts if name in family.networks and name not in without
+    ]
     _require_weights(folder, family, networks, model.variant, at)
-    _require_architecture(model, at, kind, _read_json(folder / family.denoiser / "config.json", at))
+    _require_architecture(
+        model, at, kind, _read_json(folder / family.denoiser / "config.json", at)
+    )
 
 
 def _instead_of(folder: Path) -> str:
     """Returns what to give instead of a folder that is not a pipeline's, from what lies in it and around it."""
     revision = folder / "refs" / "main"
-    snapshots = [folder / "snapshots" / revision.read_text(encoding="utf-8").strip()] if revision.is_file() else []
-    found = [*snapshots, *sorted(folder.glob("snapshots/*")), *sorted(folder.glob("models--*/snapshots/*"))]
+    snapshots = (
+        [folder / "snapshots" / revision.read_text(encoding="utf-8").strip()]
+        if revision.is_file()
+        else []
+    )
+    found = [
+        *snapshots,
+        *sorted(folder.glob("snapshots/*")),
+        *sorted(folder.glob("models--*/snapshots/*")),
+    ]
     found += [*sorted(folder.glob("*/")), folder.parent]
-    if pipeline := next((each for each in found if (each / "model_index.json").is_file()), None):
-        what = "a hub's cache holds pipelines in snapshots" if "snapshots" in pipeline.parts else "a pipeline is near"
+    if pipeline := next(
+        (each for each in found if (each / "model_index.json").is_file()), None
+    ):
+        what = (
+            "a hub's cache holds pipelines in snapshots"
+            if "snapshots" in pipeline.parts
+            else "a pipeline is near"
+        )
         return f"{what}: give model={pipeline}"
     if (folder / MODULAR).is_file():
         return f"its {MODULAR} is that of a modular pipeline, as FLUX.3 [klein] and Anima are: sdopt runs none"
@@ -167,9 +214,15 @@ def _instead_of(folder: Path) -> str:
     return "save a pipeline there with save_pretrained"
 
 
-def _require_weights(folder: Path, family: Family, parts: list[str], variant: str | None, at: str) -> None:
+def _require_weights(
+    folder: Path, family: Family, parts: list[str], variant: str | None, at: str
+) -> None:
     """Raises UsageError if files of a network are missing or damaged: those of the variant, or else without one."""
-    require_variant({name: variants_of(folder / name, family.library_of(name)) for name in parts}, variant, at)
+    require_variant(
+        {name: variants_of(folder / name, family.library_of(name)) for name in parts},
+        variant,
+        at,
+    )
     for name in parts:
         for file in weight_files(folder / name, family.library_of(name), variant, at):
             Header.of(file, at, f"{name}/{file.name}")
@@ -177,7 +230,11 @@ def _require_weights(folder: Path, family: Family, parts: list[str], variant: st
 
 def _require_class(value: Any, name: str, library: str, at: str) -> None:
     """Raises UsageError if `model_index.json` names, for a part, anything other than a class of its library."""
-    named = isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)
+    named = (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(part, str) for part in value)
+    )
     if not named or value[0] != library or not value[1].isidentifier():
         raise UsageError(
             f"{at}: model_index.json names {json.dumps(value)} as its {name}; it must be a class of {library}: "
@@ -202,7 +259,11 @@ def _require_transformer(path: Path, model: Model) -> None:
         except UsageError:
             return  # it is fetched, and then checked
     require_folder(folder, base, without=_ANY_NETWORK)
-    require_folder(folder, base, without={*stored_parts(model, folder), *without_parts(model, folder)})
+    require_folder(
+        folder,
+        base,
+        without={*stored_parts(model, folder), *without_parts(model, folder)},
+    )
 
 
 _ANY_NETWORK = ("transformer", "vae", *TEXT_ENCODERS)
@@ -218,10 +279,20 @@ def _require_original(path: Path, model: Model) -> None:
         )
     if path.suffix != ".safetensors":
         # After the length of its header, which is JSON.
-        way = "; it looks like one: rename it to end so" if begins(path, b"{", after=8) else ""
-        raise UsageError(f"{at}: neither the folder of a diffusers pipeline nor a .safetensors file{way}")
+        way = (
+            "; it looks like one: rename it to end so"
+            if begins(path, b"{", after=8)
+            else ""
+        )
+        raise UsageError(
+            f"{at}: neither the folder of a diffusers pipeline nor a .safetensors file{way}"
+        )
     shapes = Header.of(path, at).shapes
-    missing = [part for part, starts in _ORIGINAL.items() if not any(name.startswith(starts) for name in shapes)]
+    missing = [
+        part
+        for part, starts in _ORIGINAL.items()
+        if not any(name.startswith(starts) for name in shapes)
+    ]
     if missing:
         raise UsageError(
             f"{at}: not a complete Stable Diffusion in the original layout: it has no {' and no '.join(missing)}; "
@@ -233,17 +304,36 @@ def _require_original(path: Path, model: Model) -> None:
             f"{text_width(shapes)} channels of text; load it in diffusers, save that with save_pretrained, and give "
             "the folder: model=…"
         )
-    if model.tokenizer is not None and not has_vocabulary(Path(model.tokenizer).expanduser()):
+    if model.tokenizer is not None and not has_vocabulary(
+        Path(model.tokenizer).expanduser()
+    ):
         raise UsageError(f"model.tokenizer={model.tokenizer}: {NO_VOCABULARY}")
-    _require_architecture(model, at, kind_of_file(shapes), {"cross_attention_dim": text_width(shapes)})
+    _require_architecture(
+        model, at, kind_of_file(shapes), {"cross_attention_dim": text_width(shapes)}
+    )
     channels = shapes.get("model.diffusion_model.input_blocks.0.0.weight", [0, 0])[1]
-    latent = next((shape[0] for name, shape in shapes.items() if name.endswith(".post_quant_conv.weight")), channels)
+    latent = next(
+        (
+            shape[0]
+            for name, shape in shapes.items()
+            if name.endswith(".post_quant_conv.weight")
+        ),
+        channels,
+    )
     if problem := further_inputs(channels, latent):
         raise UsageError(f"{at}: {problem}")
     # Averages and words that are trained, which only training uses.
-    known = (*chain.from_iterable(_ORIGINAL.values()), "model_ema.", "embedding_manager.")
+    known = (
+        *chain.from_iterable(_ORIGINAL.values()),
+        "model_ema.",
+        "embedding_manager.",
+    )
     # Single numbers and rows of numbers are marks, and levels of noise.
-    if others := [name for name, shape in shapes.items() if len(shape) > 1 and not name.startswith(known)]:
+    if others := [
+        name
+        for name, shape in shapes.items()
+        if len(shape) > 1 and not name.startswith(known)
+    ]:
         raise UsageError(
             f"{at}: holds {len(others)} tensors of a further network, such as {others[0]}, which sdopt does not run: "
             "they would be left out"
@@ -252,7 +342,10 @@ def _require_original(path: Path, model: Model) -> None:
 
 def _instead_of_part(path: Path, names: Iterable[str], missing: list[str]) -> str:
     """Returns what to do with a file that is not a whole model, from the names of its tensors."""
-    if any("lora_" in name or name.endswith((".lokr_w1", ".hada_w1_a", ".diff")) for name in names):
+    if any(
+        "lora_" in name or name.endswith((".lokr_w1", ".hada_w1_a", ".diff"))
+        for name in names
+    ):
         return f"it is a LoRA: give it as lora=loaded lora.path={path}, beside a model"
     if (path.parent.parent / "model_index.json").is_file():
         return f"it is a part of a pipeline: give model={path.parent.parent}"
@@ -269,7 +362,9 @@ def _instead_of_part(path: Path, names: Iterable[str], missing: list[str]) -> st
     )
 
 
-def _require_architecture(model: Model, at: str, kind: str, config: Mapping[str, Any]) -> None:
+def _require_architecture(
+    model: Model, at: str, kind: str, config: Mapping[str, Any]
+) -> None:
     """Raises UsageError if files do not have the architecture that the model names, which sets size and guidance.
 
     `config` is that of the denoiser, as far as it is known.
@@ -277,14 +372,20 @@ def _require_architecture(model: Model, at: str, kind: str, config: Mapping[str,
     folder = architecture_folder(model)
     if folder is None:
         if (named := class_named(model)) not in (None, kind):
-            raise UsageError(f"{at}: not of the architecture model={model.name}: a {kind}, not an {named}")
+            raise UsageError(
+                f"{at}: not of the architecture model={model.name}: a {kind}, not an {named}"
+            )
         return
     family = family_named(class_name_of(folder))
     expected = _read_json(folder / family.denoiser / "config.json", at)
     if kind == family.pipeline and not (differing := fits(family, config, expected)):
         return
     fitting = fitting_architectures(kind, config)
-    way = f"choose model={' or '.join(fitting)}" if fitting else "sdopt has no other architecture that fits"
+    way = (
+        f"choose model={' or '.join(fitting)}"
+        if fitting
+        else "sdopt has no other architecture that fits"
+    )
     key = differing[0] if kind == family.pipeline else family.marks[0]
     raise UsageError(
         f"{at}: not of the architecture model={model.name}: a {kind} with {key}={config.get(key)}, "

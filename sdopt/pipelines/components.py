@@ -16,9 +16,20 @@ from sdopt.pipelines.hub import NETWORK_WEIGHTS
 from sdopt.pipelines.loading import folder_of, network_config, path_of
 from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
 from sdopt.pipelines.random_weights import empty_network
-from sdopt.pipelines.transformer_files import is_transformer, stored_parts, without_parts
+from sdopt.pipelines.transformer_files import (
+    is_transformer,
+    stored_parts,
+    without_parts,
+)
 from sdopt.pipelines.transformer_files import problems as problems_of_files
-from sdopt.pipelines.weights import Header, lacking_vocabulary, state_of, variants_of, weight_files, wrong_numbers
+from sdopt.pipelines.weights import (
+    Header,
+    lacking_vocabulary,
+    state_of,
+    variants_of,
+    weight_files,
+    wrong_numbers,
+)
 from sdopt.schema import Model
 
 if TYPE_CHECKING:
@@ -35,7 +46,10 @@ def require_parts(model: Model) -> None:
     """
     folder = folder_of(model)
     if is_transformer(model):
-        found: Iterable[str] = [*_problems(folder, model), *problems_of_files(model, folder)]
+        found: Iterable[str] = [
+            *_problems(folder, model),
+            *problems_of_files(model, folder),
+        ]
     elif model.weights == "path" and folder != path_of(model):
         found = _problems_in_file(path_of(model), folder)
     else:
@@ -51,7 +65,12 @@ def network_problems(folder: Path, key: str) -> list[str]:
     `key` is the option's key that names the folder, for messages.
     """
     file = folder / NETWORK_WEIGHTS
-    return [f"{key}: {problem}" for problem in _network_problems(folder, state_of(file) if file.exists() else ())]
+    return [
+        f"{key}: {problem}"
+        for problem in _network_problems(
+            folder, state_of(file) if file.exists() else ()
+        )
+    ]
 
 
 @cache
@@ -62,7 +81,10 @@ def _network_problems(folder: Path, _state: tuple[int, ...]) -> tuple[str, ...]:
         class_name = network_config(folder)["_class_name"]
         Header.of(folder / NETWORK_WEIGHTS, "")
         _, faults = _laid_out(getattr(diffusers, class_name), folder, None)
-        return (*faults.problems("vae", NETWORK_WEIGHTS, class_name), *wrong_numbers(folder / NETWORK_WEIGHTS))
+        return (
+            *faults.problems("vae", NETWORK_WEIGHTS, class_name),
+            *wrong_numbers(folder / NETWORK_WEIGHTS),
+        )
     except UsageError as error:
         return tuple(problem.removeprefix(": ") for problem in error.problems)
     except Exception as error:
@@ -72,7 +94,9 @@ def _network_problems(folder: Path, _state: tuple[int, ...]) -> tuple[str, ...]:
 def _unmade(what: str, error: Exception) -> str:
     """Returns what a constructor says of a configuration that it does not support."""
     reason = " ".join(str(error).split())[:200]
-    return f"no {what} can be made of its configuration ({type(error).__name__}: {reason})"
+    return (
+        f"no {what} can be made of its configuration ({type(error).__name__}: {reason})"
+    )
 
 
 def count_weights(model: Model) -> int:
@@ -82,8 +106,14 @@ def count_weights(model: Model) -> int:
         UsageError: the model's files are not there.
     """
     folder = folder_of(model)
-    networks = (empty_network(folder / name, *parts) for name, parts in _run(folder) if not _is_no_network(name))
-    return sum(weight.numel() for network in networks for weight in network.parameters())
+    networks = (
+        empty_network(folder / name, *parts)
+        for name, parts in _run(folder)
+        if not _is_no_network(name)
+    )
+    return sum(
+        weight.numel() for network in networks for weight in network.parameters()
+    )
 
 
 def _run(folder: Path) -> list[tuple[str, tuple[str, str]]]:
@@ -99,9 +129,15 @@ def _problems(folder: Path, model: Model) -> Iterator[str]:
     """Yields what is wrong with the parts of a pipeline in a folder."""
     parts: dict[str, Any] = {}
     faultless = True
-    apart = {*stored_parts(model, folder), *without_parts(model, folder)} if is_transformer(model) else set()
+    apart = (
+        {*stored_parts(model, folder), *without_parts(model, folder)}
+        if is_transformer(model)
+        else set()
+    )
     read = [part for part in _run(folder) if part[0] not in apart]
-    for problem in chain.from_iterable(_of_part(folder, model, parts, *part) for part in read):
+    for problem in chain.from_iterable(
+        _of_part(folder, model, parts, *part) for part in read
+    ):
         faultless = False
         yield problem
     if faultless:
@@ -111,12 +147,18 @@ def _problems(folder: Path, model: Model) -> Iterator[str]:
 def _mismatches(parts: Mapping[str, Any]) -> Iterator[str]:
     """Yields where one part of a pipeline does not fit another, by name networks and tokenizers."""
     unet = parts["unet"].config if "unet" in parts else None
-    if unet is not None and (further := further_inputs(unet.in_channels, parts["vae"].config.latent_channels)):
+    if unet is not None and (
+        further := further_inputs(unet.in_channels, parts["vae"].config.latent_channels)
+    ):
         yield further
-    encoders = {name: part.config for name, part in parts.items() if name in TEXT_ENCODERS}
+    encoders = {
+        name: part.config for name, part in parts.items() if name in TEXT_ENCODERS
+    }
     for name, config in encoders.items():
         tokenizer = name.replace("text_encoder", "tokenizer")
-        known = getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
+        known = (
+            getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
+        )
         if (words := len(parts.get(tokenizer, ()))) > known:
             yield f"{tokenizer}/ has {words} tokens, and {name}/ knows {known}: they are of two models"
         reads = getattr(parts.get(tokenizer), "model_max_length", 0)
@@ -126,17 +168,27 @@ def _mismatches(parts: Mapping[str, Any]) -> Iterator[str]:
     if unet is None:
         return  # a transformer projects what it reads, by layers whose shapes have been compared
     # AltDiffusion projects the states of its text encoder.
-    width = sum(getattr(config, "project_dim", None) or config.hidden_size for config in encoders.values())
+    width = sum(
+        getattr(config, "project_dim", None) or config.hidden_size
+        for config in encoders.values()
+    )
     wanted = unet.cross_attention_dim
-    if not unet.encoder_hid_dim and {*(wanted if isinstance(wanted, list) else [wanted])} != {width}:
+    if not unet.encoder_hid_dim and {
+        *(wanted if isinstance(wanted, list) else [wanted])
+    } != {width}:
         yield f"text_encoder/ gives {width} channels, and unet/ takes {wanted}: they are of two models"
     if unet.addition_embed_type == "text_time":
-        wanted = unet.projection_class_embeddings_input_dim - 6 * unet.addition_time_embed_dim
+        wanted = (
+            unet.projection_class_embeddings_input_dim
+            - 6 * unet.addition_time_embed_dim
+        )
         if (pooled := list(encoders.values())[-1].projection_dim) != wanted:
             yield f"text_encoder_2/ projects to {pooled} channels, and unet/ takes {wanted}: they are of two models"
 
 
-def _of_part(folder: Path, model: Model, parts: dict[str, Any], name: str, named: tuple[str, str]) -> Iterator[str]:
+def _of_part(
+    folder: Path, model: Model, parts: dict[str, Any], name: str, named: tuple[str, str]
+) -> Iterator[str]:
     at, (library, class_name) = model.origin, named
     try:
         cls = part_class(library, class_name)
@@ -155,7 +207,11 @@ def _of_part(folder: Path, model: Model, parts: dict[str, Any], name: str, named
             if read_json(folder / name / "config.json").get("quantization_config"):
                 yield f"{name}/ is quantized, as its config.json says; give the model in float32, float16 or bfloat16"
                 return
-            variant = model.variant if model.variant in variants_of(folder / name, library) else None
+            variant = (
+                model.variant
+                if model.variant in variants_of(folder / name, library)
+                else None
+            )
             parts[name], faults = _laid_out(cls, folder / name, variant)
             where = f"{name}/{files[0].name}" if len(files) == 1 else f"{name}/"
             yield from faults.problems(name, where, class_name)
@@ -178,7 +234,11 @@ class _Faults:
     all_missing: bool
 
     def problems(
-        self, part: str, where: str, class_name: str, way: str = "fetch or save the model again"
+        self,
+        part: str,
+        where: str,
+        class_name: str,
+        way: str = "fetch or save the model again",
     ) -> Iterator[str]:
         """Yields what is wrong; tensors that a text encoder does not have are ignored, as its library does."""
         for part_of_name, (what, call) in _LEFT_IN.items():
@@ -213,7 +273,11 @@ _LEFT_IN = {
 
 def _listed(names: Collection[str]) -> str:
     some = ", ".join(sorted(names)[:3])
-    return f"the tensor {some}" if len(names) == 1 else f"{len(names)} tensors, such as {some}"
+    return (
+        f"the tensor {some}"
+        if len(names) == 1
+        else f"{len(names)} tensors, such as {some}"
+    )
 
 
 def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, _Faults]:
@@ -229,9 +293,17 @@ def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, _Faults
             ignore_mismatched_sizes=True,
         )
     # Of each tensor of another shape, transformers reports as missing what it would have filled in.
-    misshapen = [(name, tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"]]
+    misshapen = [
+        (name, tuple(found), tuple(wanted))
+        for name, found, wanted in info["mismatched_keys"]
+    ]
     missing = set(info["missing_keys"]) - {name for name, _, _ in misshapen}
-    return network, _Faults(missing, info["unexpected_keys"], misshapen, len(missing) >= len(network.state_dict()))
+    return network, _Faults(
+        missing,
+        info["unexpected_keys"],
+        misshapen,
+        len(missing) >= len(network.state_dict()),
+    )
 
 
 def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
@@ -242,23 +314,44 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
     for name, (library, class_name) in _run(folder):
         if not _is_no_network(name):
             network = empty_network(folder / name, library, class_name)
-            tensors = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+            tensors = {
+                key: torch.empty(shape, device="meta") for key, shape in shapes.items()
+            }
             try:
                 converted = _converted(dict(tensors), name, network)
             except LookupError as error:
                 yield f"{file.name}: lacks {error} of the {name}, and nothing is filled in; fetch the model again"
                 continue
-            wanted = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
-            found = {key: tuple(tensor.shape) for key, tensor in converted.items() if tensor is not None}
-            used = {id(tensor if tensor._base is None else tensor._base) for tensor in converted.values()}
-            left = [key for key in tensors if key.startswith(_KNOWN.get(name, ())) and id(tensors[key]) not in used]
-            if name == "text_encoder" and not any(key.startswith(_READ_AS_TEXT) for key in shapes):
+            wanted = {
+                key: tuple(tensor.shape) for key, tensor in network.state_dict().items()
+            }
+            found = {
+                key: tuple(tensor.shape)
+                for key, tensor in converted.items()
+                if tensor is not None
+            }
+            used = {
+                id(tensor if tensor._base is None else tensor._base)
+                for tensor in converted.values()
+            }
+            left = [
+                key
+                for key in tensors
+                if key.startswith(_KNOWN.get(name, ())) and id(tensors[key]) not in used
+            ]
+            if name == "text_encoder" and not any(
+                key.startswith(_READ_AS_TEXT) for key in shapes
+            ):
                 yield f"{file.name}: {_OLDER_NAMES}"
                 continue
             faults = _Faults(
                 wanted.keys() - found.keys(),
                 {*(found.keys() - wanted.keys()), *left},
-                [(key, found[key], wanted[key]) for key in wanted.keys() & found.keys() if found[key] != wanted[key]],
+                [
+                    (key, found[key], wanted[key])
+                    for key in wanted.keys() & found.keys()
+                    if found[key] != wanted[key]
+                ],
                 not wanted.keys() & found.keys(),
             )
             way = "fetch the model again; one that was made with fewer layers, as SSD-1B, is read from its folder"
@@ -268,12 +361,20 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
 
 _KNOWN = {
     "unet": ("model.diffusion_model.",),
-    "vae": tuple(f"{vae}.{part}" for vae in ("first_stage_model", "vae") for part in ("encoder.", "decoder.")),
+    "vae": tuple(
+        f"{vae}.{part}"
+        for vae in ("first_stage_model", "vae")
+        for part in ("encoder.", "decoder.")
+    ),
 }
 """Prefixes of tensors in a single file that a network must know; a VAE's file may hold what it was trained with."""
 
 
-_READ_AS_TEXT = ("cond_stage_model.transformer.text_model.", "cond_stage_model.model.", "conditioner.embedders.")
+_READ_AS_TEXT = (
+    "cond_stage_model.transformer.text_model.",
+    "cond_stage_model.model.",
+    "conditioner.embedders.",
+)
 """Prefixes by which diffusers finds a text encoder in a single file."""
 
 _OLDER_NAMES = (
@@ -282,15 +383,26 @@ _OLDER_NAMES = (
 )
 
 
-def _converted(tensors: dict[str, torch.Tensor], part: str, network: Any) -> dict[str, torch.Tensor]:
+def _converted(
+    tensors: dict[str, torch.Tensor], part: str, network: Any
+) -> dict[str, torch.Tensor]:
     """Renames the tensors of a single file as diffusers does when it loads one network of it."""
     from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
-    from diffusers.loaders.single_file_utils import convert_ldm_clip_checkpoint, convert_open_clip_checkpoint
+    from diffusers.loaders.single_file_utils import (
+        convert_ldm_clip_checkpoint,
+        convert_open_clip_checkpoint,
+    )
 
     if not part.startswith("text_encoder"):
-        convert = SINGLE_FILE_LOADABLE_CLASSES[type(network).__name__]["checkpoint_mapping_fn"]
+        convert = SINGLE_FILE_LOADABLE_CLASSES[type(network).__name__][
+            "checkpoint_mapping_fn"
+        ]
         return dict(convert(config=dict(network.config), checkpoint=tensors))
-    prefix = "conditioner.embedders.1.model." if part.endswith("_2") else "cond_stage_model.model."
+    prefix = (
+        "conditioner.embedders.1.model."
+        if part.endswith("_2")
+        else "cond_stage_model.model."
+    )
     if any(name.startswith(prefix) for name in tensors):
         found = convert_open_clip_checkpoint(network, tensors, prefix=prefix)
     else:

@@ -10,7 +10,12 @@ from typing import Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PIPELINES, text_to_image
-from sdopt.pipelines.families import further_inputs, latent_channels_of, settings_of, side_of
+from sdopt.pipelines.families import (
+    further_inputs,
+    latent_channels_of,
+    settings_of,
+    side_of,
+)
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.functions import loaded
 from sdopt.pipelines.parts import (
@@ -47,7 +52,11 @@ class Built:
         """The height of the images that its denoiser was made for, in pixels; None if it does not say."""
         denoiser = self.configs.get(family_named(self.class_name).denoiser, {})
         index = {"_class_name": self.class_name}
-        return int(settings_of(index, denoiser, self.configs.get("vae", {}))["size"]) if side_of(denoiser) else None
+        return (
+            int(settings_of(index, denoiser, self.configs.get("vae", {}))["size"])
+            if side_of(denoiser)
+            else None
+        )
 
 
 _BUILT: dict[Model, Built] = {}
@@ -65,12 +74,18 @@ def build(model: Model, task: Task) -> Pipeline:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{at}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        raise UsageError(
+            f"{at}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from error
     kind = _known_class(pipe)
     if kind is None:
-        raise UsageError(f"{at}: returns a {type(pipe).__name__}; sdopt runs {', '.join(PIPELINES)} of diffusers")
+        raise UsageError(
+            f"{at}: returns a {type(pipe).__name__}; sdopt runs {', '.join(PIPELINES)} of diffusers"
+        )
     if (other := task_of(kind)).kind != task.kind:
-        raise UsageError(f"{at}: returns a {kind}; choose task={other.kind}, or return one for task={task.kind}")
+        raise UsageError(
+            f"{at}: returns a {kind}; choose task={other.kind}, or return one for task={task.kind}"
+        )
     if problem := _unfinished(pipe):
         raise UsageError(f"{at}: returns a pipeline {problem}")
     return pipe
@@ -83,35 +98,50 @@ def _unfinished(pipe: Pipeline) -> str | None:
     if lacking := [name for name in needed if getattr(pipe, name, None) is None]:
         return f"without {' and '.join(lacking)}: sdopt calls it with prompts, and takes images from it"
     denoiser = denoiser_of(pipe)
-    channels = denoiser.config.in_channels // (1 if family.latents.layout == "spatial" else 4)
-    if further := further_inputs(channels, latent_channels_of(pipe.vae.config) or channels):
+    channels = denoiser.config.in_channels // (
+        1 if family.latents.layout == "spatial" else 4
+    )
+    if further := further_inputs(
+        channels, latent_channels_of(pipe.vae.config) or channels
+    ):
         return f"that cannot be called with prompts alone: {further}"
     if getattr(denoiser, "encoder_hid_proj", None) is not None:
         return "with an IP-Adapter, whose pictures sdopt does not give: return it without, or call sdopt.optimize on it"
     for name, network in networks_of(pipe).items():
         if moves_weights(network):
             return f"whose {name} is moved while it runs (offloading): return it without, and choose memory=…"
-        cast = next((layer for layer, each in network.named_modules() if casting_hook(each)), None)
+        cast = next(
+            (layer for layer, each in network.named_modules() if casting_hook(each)),
+            None,
+        )
         if layer := cast or quantized_layer(network):
-            return (
-                f"whose {name} is quantized (such as {layer}): return it without that, and choose precision or memory=…"
-            )
+            return f"whose {name} is quantized (such as {layer}): return it without that, and choose precision or memory=…"
     return None
 
 
 def describe(model: Model, task: Task) -> Built:
     """Builds a model and describes it; call it in a process of its own. Raises UsageError as `build` does."""
     from diffusers.utils.logging import disable_progress_bar
-    from transformers.utils.logging import disable_progress_bar as disable_bar_of_weights
+    from transformers.utils.logging import (
+        disable_progress_bar as disable_bar_of_weights,
+    )
 
     disable_progress_bar()
     disable_bar_of_weights()
     pipe = build(model, task)
-    weights = {f"{name}.{key}": w for name, part in networks_of(pipe).items() for key, w in part.state_dict().items()}
+    weights = {
+        f"{name}.{key}": w
+        for name, part in networks_of(pipe).items()
+        for key, w in part.state_dict().items()
+    }
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
-            raise UsageError(f"{model.origin}: holds numbers in {name} that are not finite (NaN or infinite)")
-    return Built(text_to_image(_known_class(pipe)), configs_of(pipe), digest_of(weights)[:16])
+            raise UsageError(
+                f"{model.origin}: holds numbers in {name} that are not finite (NaN or infinite)"
+            )
+    return Built(
+        text_to_image(_known_class(pipe)), configs_of(pipe), digest_of(weights)[:16]
+    )
 
 
 def remember(model: Model, built: Built) -> None:
@@ -130,7 +160,11 @@ def configs_of(pipe: Pipeline) -> dict[str, dict[str, Any]]:
     The pipeline's own is that of the part "".
     """
     parts: dict[str, Any] = {**networks_of(pipe), "scheduler": pipe.scheduler, "": pipe}
-    return {key: json.loads(part.to_json_string()) for key, part in parts.items() if hasattr(part, "to_json_string")}
+    return {
+        key: json.loads(part.to_json_string())
+        for key, part in parts.items()
+        if hasattr(part, "to_json_string")
+    }
 
 
 def _known_class(pipe: Any) -> str | None:

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, class_name_of, read_json, text_to_image
+from sdopt.pipelines.catalog import (
+    ARCHITECTURES,
+    PACKAGED,
+    class_name_of,
+    read_json,
+    text_to_image,
+)
 from sdopt.pipelines.family import Family, Guidance, family_named
 from sdopt.pipelines.originals import shapes_as_config
 from sdopt.pipelines.sampling import marks_in
@@ -21,7 +27,9 @@ UNMARKED = (
 """Why a file of Stable Diffusion 2.x without marks is refused, unless the architecture is named."""
 
 
-def fitting_architectures(kind: str, config: Mapping[str, Any], channels: int | None = None) -> list[str]:
+def fitting_architectures(
+    kind: str, config: Mapping[str, Any], channels: int | None = None
+) -> list[str]:
     """Returns the names of the architectures that come with sdopt and fit a denoiser.
 
     Args:
@@ -31,17 +39,27 @@ def fitting_architectures(kind: str, config: Mapping[str, Any], channels: int | 
     """
     family, fitting = family_named(kind), []
     for name, (other, own) in _architectures().items():
-        if other == kind and not fits(family, config, own) and channels in (None, own["block_out_channels"][0]):
+        if (
+            other == kind
+            and not fits(family, config, own)
+            and channels in (None, own["block_out_channels"][0])
+        ):
             fitting.append(name)
     return fitting
 
 
-def fits(family: Family, config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def fits(
+    family: Family, config: Mapping[str, Any], other: Mapping[str, Any]
+) -> list[str]:
     """Returns the keys that tell two denoisers of a family apart; [] if they are of one architecture.
 
     What the configuration of a transformer leaves out has its usual value.
     """
-    keys = family.marks if family.is_unet else [key for key in family.marks if key in config and key in other]
+    keys = (
+        family.marks
+        if family.is_unet
+        else [key for key in family.marks if key in config and key in other]
+    )
     return [key for key in keys if config.get(key) != other.get(key)]
 
 
@@ -52,13 +70,23 @@ def _architectures() -> dict[str, tuple[str, dict[str, Any]]]:
     for root in (ARCHITECTURES, PACKAGED):
         for file in sorted(root.glob("*/model_index.json")):
             kind = class_name_of(file.parent)
-            found[file.parent.name] = kind, read_json(file.parent / family_named(kind).denoiser / "config.json")
+            found[file.parent.name] = (
+                kind,
+                read_json(file.parent / family_named(kind).denoiser / "config.json"),
+            )
     return found
 
 
 def text_width(shapes: Mapping[str, list[int]]) -> int | None:
     """Returns how many channels of text the denoiser in a single file reads, from its tensors' shapes."""
-    return next((shape[1] for name, shape in shapes.items() if name.endswith("attn2.to_k.weight")), None)
+    return next(
+        (
+            shape[1]
+            for name, shape in shapes.items()
+            if name.endswith("attn2.to_k.weight")
+        ),
+        None,
+    )
 
 
 def kind_of_file(shapes: Mapping[str, list[int]]) -> str:
@@ -77,7 +105,9 @@ def family_of(file: Path) -> str | None:
     header = Header.of(file, f"model.path={file}")
     first = header.shapes.get("model.diffusion_model.input_blocks.0.0.weight")
     read = {"cross_attention_dim": text_width(header.shapes)}
-    found = fitting_architectures(kind_of_file(header.shapes), read, first[0] if first else 0)
+    found = fitting_architectures(
+        kind_of_file(header.shapes), read, first[0] if first else 0
+    )
     if len(found) > 1:  # the two of Stable Diffusion 2.1 differ in what they predict
         if (noise := predicts_noise(file)) is None:
             raise UsageError(f"model.path={file}: {UNMARKED}")
@@ -94,7 +124,9 @@ def _published_transformer(file: Path, kind: str) -> str | None:
     wanted = shapes_as_config(kind, header_of(file).shapes)
     fitting = []
     for name, (other, config) in _architectures().items():
-        if other == kind and all(config.get(key) == value for key, value in wanted.items()):
+        if other == kind and all(
+            config.get(key) == value for key, value in wanted.items()
+        ):
             fitting.append(name)
     if len(fitting) > 1:
         choice = " or ".join(f"model={name}" for name in fitting)
@@ -127,16 +159,27 @@ def further_inputs(channels: int, latent: int) -> str | None:
     """Returns why a denoiser cannot run, if it takes more than the latents that its VAE makes; None if it does not."""
     if channels == latent:
         return None
-    kinds = {2 * latent + 1: "for inpainting only", 2 * latent: "that edits an image by an instruction"}
-    way = "task=inpaint uses a text-to-image model" if channels == 2 * latent + 1 else "give a text-to-image model"
-    kind = kinds.get(channels, "with a further input, such as a depth map or a small image")
+    kinds = {
+        2 * latent + 1: "for inpainting only",
+        2 * latent: "that edits an image by an instruction",
+    }
+    way = (
+        "task=inpaint uses a text-to-image model"
+        if channels == 2 * latent + 1
+        else "give a text-to-image model"
+    )
+    kind = kinds.get(
+        channels, "with a further input, such as a depth map or a small image"
+    )
     return (
         f"its denoiser takes {channels} channels, but latents have {latent}: a model {kind}, which sdopt does not run; "
         + way
     )
 
 
-def settings_of(index: Mapping[str, Any], denoiser: Mapping[str, Any], vae: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(
+    index: Mapping[str, Any], denoiser: Mapping[str, Any], vae: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the size, the guidance scale and the steps of a pipeline, by the key of the section `model`.
 
     What the configurations leave out is as the published models of its family have it; of UNets, the steps are those
@@ -146,7 +189,11 @@ def settings_of(index: Mapping[str, Any], denoiser: Mapping[str, Any], vae: Mapp
     if side := side_of(denoiser):
         size = side * factor_of(vae)
     else:
-        size = int(vae.get("sample_size") or family.size) if not family.is_unet else family.size
+        size = (
+            int(vae.get("sample_size") or family.size)
+            if not family.is_unet
+            else family.size
+        )
     if family.is_unet:
         return {"size": size, "guidance_scale": family.scale}
     distilled = is_distilled(family, {family.denoiser: denoiser, "": index})
@@ -192,21 +239,33 @@ def side_of(unet: Mapping[str, Any]) -> int | None:
     height = size[0] if isinstance(size, list | tuple) and size else size
     if not isinstance(height, int):
         return None
-    return max(height, 64) if re.match(r"0\.[0-8]\.", str(unet.get("_diffusers_version"))) else height
+    return (
+        max(height, 64)
+        if re.match(r"0\.[0-8]\.", str(unet.get("_diffusers_version")))
+        else height
+    )
 
 
 def settings_of_folder(folder: Path) -> dict[str, Any]:
     """Returns the settings of the pipeline in a folder, as `settings_of`; `require_folder` says what is wrong."""
     index = _read(folder / "model_index.json")
     denoiser = _read(folder / family_in(index).denoiser / "config.json")
-    return settings_of(index, denoiser, _read(folder / "vae" / "config.json")) | _length_of(folder, family_in(index))
+    return settings_of(
+        index, denoiser, _read(folder / "vae" / "config.json")
+    ) | _length_of(folder, family_in(index))
 
 
 def _length_of(folder: Path, family: Family) -> dict[str, int]:
     """Returns the number of tokens that a call must not exceed, if the tokenizer has fewer than calls usually read."""
     usual = family.encoding.tokens[-1]
-    own = _read(folder / family.tokenizers[-1] / "tokenizer_config.json").get("model_max_length")
-    return {"max_sequence_length": own} if usual and isinstance(own, int) and own < usual else {}
+    own = _read(folder / family.tokenizers[-1] / "tokenizer_config.json").get(
+        "model_max_length"
+    )
+    return (
+        {"max_sequence_length": own}
+        if usual and isinstance(own, int) and own < usual
+        else {}
+    )
 
 
 def family_of_folder(folder: Path) -> Family:

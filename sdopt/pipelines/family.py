@@ -83,8 +83,22 @@ class Encoding:
 
 
 _MARKS = (
-    *("num_layers", "num_single_layers", "attention_head_dim", "num_attention_heads", "in_channels"),
-    *("joint_attention_dim", "caption_channels", "guidance_embeds", "dim", "n_layers", "hidden_size", "cap_feat_dim"),
+    *(
+        "num_layers",
+        "num_single_layers",
+        "attention_head_dim",
+        "num_attention_heads",
+        "in_channels",
+    ),
+    *(
+        "joint_attention_dim",
+        "caption_channels",
+        "guidance_embeds",
+        "dim",
+        "n_layers",
+        "hidden_size",
+        "cap_feat_dim",
+    ),
     *("text_embed_dim",),
 )
 """Keys by which transformers of one class differ: depth, width, and what text they read."""
@@ -126,7 +140,9 @@ class Family:
     optional: tuple[str, ...] = ()
     tasks: Mapping[str, str] = field(default_factory=dict)
     distilled_if: tuple[str, str] | None = None
-    distilled: Guidance = field(default_factory=lambda: Guidance("none", takes_negative=False))
+    distilled: Guidance = field(
+        default_factory=lambda: Guidance("none", takes_negative=False)
+    )
     sampling: Literal["levels", "flow"] = "flow"
     schedulers: tuple[str, ...] = ("FlowMatchEulerDiscreteScheduler",)
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -148,7 +164,9 @@ class Family:
     @property
     def tokenizers(self) -> tuple[str, ...]:
         """The attributes that hold the tokenizers of its text encoders."""
-        return tuple(name.replace("text_encoder", "tokenizer") for name in self.encoders)
+        return tuple(
+            name.replace("text_encoder", "tokenizer") for name in self.encoders
+        )
 
     @property
     def networks(self) -> tuple[str, ...]:
@@ -162,7 +180,11 @@ class Family:
 
     def library_of(self, part: str) -> str:
         """Returns the library of a part's class, as `model_index.json` names it."""
-        return "diffusers" if part in (self.denoiser, "vae", "scheduler") else "transformers"
+        return (
+            "diffusers"
+            if part in (self.denoiser, "vae", "scheduler")
+            else "transformers"
+        )
 
 
 def _tasks(stem: str, *kinds: str) -> dict[str, str]:
@@ -172,7 +194,12 @@ def _tasks(stem: str, *kinds: str) -> dict[str, str]:
 
 _SD, _XL, _ALT = "StableDiffusion", "StableDiffusionXL", "AltDiffusion"
 
-_MASKED = ("prompt_embeds", "prompt_attention_mask", "negative_prompt_embeds", "negative_prompt_attention_mask")
+_MASKED = (
+    "prompt_embeds",
+    "prompt_attention_mask",
+    "negative_prompt_embeds",
+    "negative_prompt_attention_mask",
+)
 
 _EULER, _HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"
 
@@ -196,7 +223,12 @@ _UNET = Family(
     size=512,
 )
 
-_XL_EMBEDDINGS = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
+_XL_EMBEDDINGS = (
+    "prompt_embeds",
+    "negative_prompt_embeds",
+    "pooled_prompt_embeds",
+    "negative_pooled_prompt_embeds",
+)
 
 FAMILIES = (
     _UNET,
@@ -259,7 +291,9 @@ FAMILIES = (
         guidance=Guidance("sequential", "true_cfg_scale", needs_negative=True),
         distilled_if=("transformer", "guidance_embeds"),
         distilled=Guidance("embedded", takes_negative=False),
-        encoding=Encoding(("prompt_embeds", "pooled_prompt_embeds", ""), tokens=(77, 512)),
+        encoding=Encoding(
+            ("prompt_embeds", "pooled_prompt_embeds", ""), tokens=(77, 512)
+        ),
         latents=Latents("packed", multiple=2),
         schedulers=(_EULER, _UNIPC, _DPM),
         float16="clipped",
@@ -301,7 +335,12 @@ FAMILIES = (
         tasks=_tasks("ZImage", "img2img", "inpaint"),
         # cond + s · (cond - uncond): the scale is one less than elsewhere.
         guidance=Guidance("batched", above=0.0, prompt_half=0),
-        encoding=Encoding(("prompt_embeds", "negative_prompt_embeds"), tokens=(512,), alters=True, masks="batches"),
+        encoding=Encoding(
+            ("prompt_embeds", "negative_prompt_embeds"),
+            tokens=(512,),
+            alters=True,
+            masks="batches",
+        ),
         latents=Latents(kept="float32", multiple=2),
         float16="overflows",
         steps=50,
@@ -315,7 +354,9 @@ FAMILIES = (
         guidance=Guidance("sequential", "true_cfg_scale", needs_negative=True),
         distilled_if=("transformer", "guidance_embeds"),
         distilled=Guidance("embedded", takes_negative=False),
-        encoding=Encoding(("prompt_embeds", "prompt_embeds_mask"), tokens=(512,), masks="batches"),
+        encoding=Encoding(
+            ("prompt_embeds", "prompt_embeds_mask"), tokens=(512,), masks="batches"
+        ),
         latents=Latents("packed", multiple=2),
         schedulers=(_EULER, _UNIPC),
         float16="clipped",
@@ -424,7 +465,11 @@ def family_named(class_name: str) -> Family:
     """
     if class_name in _BY_PIPELINE:
         return _BY_PIPELINE[class_name]
-    alike = [family for family in FAMILIES if class_name.startswith(family.pipeline.removesuffix("Pipeline"))]
+    alike = [
+        family
+        for family in FAMILIES
+        if class_name.startswith(family.pipeline.removesuffix("Pipeline"))
+    ]
     return max(alike, key=lambda family: len(family.pipeline), default=_UNET)
 
 

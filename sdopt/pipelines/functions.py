@@ -36,13 +36,17 @@ def defined(function: str, key: str) -> tuple[Path, str]:
     try:
         tree = ast.parse(file.read_bytes())
     except OSError as error:
-        raise UsageError(f"{key}={function}: {file} cannot be read ({error.strerror})") from error
+        raise UsageError(
+            f"{key}={function}: {file} cannot be read ({error.strerror})"
+        ) from error
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{key}={function}: {file} is not Python: {error}") from error
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     if name not in functions:
         there = ", ".join(functions) or "none"
-        raise UsageError(f"{key}={function}: {file} defines no function {name}; its functions: {there}")
+        raise UsageError(
+            f"{key}={function}: {file} defines no function {name}; its functions: {there}"
+        )
     return file, name
 
 
@@ -57,7 +61,9 @@ def loaded(function: str, key: str) -> Callable[..., Any]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # where dataclasses look up types that are written as text
+    sys.modules[module.__name__] = (
+        module  # where dataclasses look up types that are written as text
+    )
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     spec.loader.exec_module(module)

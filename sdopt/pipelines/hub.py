@@ -7,10 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import NOT_RUN, parts_of, read_json, require_kind, text_to_image
+from sdopt.pipelines.catalog import (
+    NOT_RUN,
+    parts_of,
+    read_json,
+    require_kind,
+    text_to_image,
+)
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.parts import TEXT_ENCODERS
-from sdopt.pipelines.transformer_files import base_of, is_transformer, stored_parts, without_parts
+from sdopt.pipelines.transformer_files import (
+    base_of,
+    is_transformer,
+    stored_parts,
+    without_parts,
+)
 from sdopt.pipelines.weights import SENTENCEPIECES, require_variant, variants_among
 from sdopt.schema import Model
 
@@ -49,7 +60,11 @@ def fetch_base(model: Model) -> None:
     if base.weights == "hub":
         # Which networks lie in files is known when the index is here; the transformer always does.
         index = hub_folder(base, fetch=True, without=_ALL)
-        hub_folder(base, fetch=True, without={*stored_parts(model, index), *without_parts(model, index)})
+        hub_folder(
+            base,
+            fetch=True,
+            without={*stored_parts(model, index), *without_parts(model, index)},
+        )
         base_folder(model)  # all of it is there now
 
 
@@ -67,7 +82,11 @@ def base_folder(model: Model) -> Path:
     if base.weights != "hub":
         return Path(str(base.path))
     index = hub_folder(base, fetch=False, without=_ALL)
-    return hub_folder(base, fetch=False, without={*stored_parts(model, index), *without_parts(model, index)})
+    return hub_folder(
+        base,
+        fetch=False,
+        without={*stored_parts(model, index), *without_parts(model, index)},
+    )
 
 
 def hub_folder(model: Model, fetch: bool, without: Collection[str] = ()) -> Path:
@@ -84,11 +103,20 @@ def hub_folder(model: Model, fetch: bool, without: Collection[str] = ()) -> Path
 
     repository, at = str(model.hub_id), model.origin
     with _explained(repository, at, *_PIPELINE, model.revision):
-        file = hf_hub_download(repository, "model_index.json", revision=model.revision, local_files_only=not fetch)
+        file = hf_hub_download(
+            repository,
+            "model_index.json",
+            revision=model.revision,
+            local_files_only=not fetch,
+        )
         index = read_json(Path(file))
         require_kind(index, at)
         names = _names(repository, model.revision) if fetch else []
-        found = {part: there for part, there in _variants(index, names).items() if part not in without}
+        found = {
+            part: there
+            for part, there in _variants(index, names).items()
+            if part not in without
+        }
         if names and (lacking := [part for part, there in found.items() if not there]):
             raise UsageError(
                 f"{at}: has no safetensors files of {' and '.join(lacking)}, and sdopt loads no pickled weights: "
@@ -98,17 +126,30 @@ def hub_folder(model: Model, fetch: bool, without: Collection[str] = ()) -> Path
             require_variant(found, model.variant, at)
         wanted = _files(index, model.variant, names, without)
         folder = Path(
-            snapshot_download(repository, revision=model.revision, allow_patterns=wanted, local_files_only=not fetch)
+            snapshot_download(
+                repository,
+                revision=model.revision,
+                allow_patterns=wanted,
+                local_files_only=not fetch,
+            )
         )
         # Of a repository that was looked at, or fetched in another variant, some files are there.
-        there = [str(path.relative_to(folder)) for path in folder.glob("*/*") if path.exists()]
-        needed = [own for part, own in _variants(index, there).items() if part not in without]
+        there = [
+            str(path.relative_to(folder))
+            for path in folder.glob("*/*")
+            if path.exists()
+        ]
+        needed = [
+            own for part, own in _variants(index, there).items() if part not in without
+        ]
         if not fetch and not all({model.variant, None} & each for each in needed):
             raise LocalEntryNotFoundError(f"not complete: {folder}")
         return folder
 
 
-def _variants(index: Mapping[str, object], names: Sequence[str]) -> dict[str, set[str | None]]:
+def _variants(
+    index: Mapping[str, object], names: Sequence[str]
+) -> dict[str, set[str | None]]:
     """Returns the variants in which files of these names hold the weights of each network of a pipeline."""
     family = family_named(text_to_image(index.get("_class_name")))
     found = {}
@@ -119,7 +160,9 @@ def _variants(index: Mapping[str, object], names: Sequence[str]) -> dict[str, se
     return found
 
 
-def hub_configs(repository: str, revision: str | None = None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def hub_configs(
+    repository: str, revision: str | None = None
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Returns a repository's `model_index.json` and the configurations of its denoiser and its VAE, fetched if needed.
 
     Raises:
@@ -129,9 +172,14 @@ def hub_configs(repository: str, revision: str | None = None) -> tuple[dict[str,
 
     at = f"model={repository} (no folder here)"
     with _explained(repository, at, *_PIPELINE, revision):
-        index = read_json(Path(hf_hub_download(repository, "model_index.json", revision=revision)))
+        index = read_json(
+            Path(hf_hub_download(repository, "model_index.json", revision=revision))
+        )
         parts = (family_named(require_kind(index, at)).denoiser, "vae")
-        files = [hf_hub_download(repository, f"{part}/config.json", revision=revision) for part in parts]
+        files = [
+            hf_hub_download(repository, f"{part}/config.json", revision=revision)
+            for part in parts
+        ]
         denoiser, vae = (read_json(Path(file)) for file in files)
         return index, denoiser, vae
 
@@ -146,16 +194,24 @@ def download_bytes(model: Model) -> int | None:
         return 0
     try:
         with _explained(repository, model.origin, *_PIPELINE, model.revision):
-            found = HfApi().model_info(repository, revision=model.revision, files_metadata=True, timeout=10)
+            found = HfApi().model_info(
+                repository, revision=model.revision, files_metadata=True, timeout=10
+            )
     except UsageError:
         return None
     siblings = found.siblings or []
     # The pipeline's index is not there yet: every folder counts as one of its parts.
     parts: dict[str, object] = {
-        file.rfilename.partition("/")[0]: ["diffusers", ""] for file in siblings if "/" in file.rfilename
+        file.rfilename.partition("/")[0]: ["diffusers", ""]
+        for file in siblings
+        if "/" in file.rfilename
     }
     wanted = _files(parts, model.variant, [file.rfilename for file in siblings])
-    return sum(file.size or 0 for file in siblings if any(fnmatch(file.rfilename, pattern) for pattern in wanted))
+    return sum(
+        file.size or 0
+        for file in siblings
+        if any(fnmatch(file.rfilename, pattern) for pattern in wanted)
+    )
 
 
 def hub_network(repository: str, key: str, fetch: bool) -> Path:
@@ -170,7 +226,9 @@ def hub_network(repository: str, key: str, fetch: bool) -> Path:
     return fetch_files(repository, names, at, f"give {key}.path", fetch)[0].parent
 
 
-def fetch_files(repository: str, names: Sequence[str], at: str, instead: str, fetch: bool = True) -> list[Path]:
+def fetch_files(
+    repository: str, names: Sequence[str], at: str, instead: str, fetch: bool = True
+) -> list[Path]:
     """Returns the local copies of files of a repository.
 
     Messages begin `at` the key that names it, and say what to do `instead`. Without `fetch`, only the cache is read.
@@ -181,7 +239,10 @@ def fetch_files(repository: str, names: Sequence[str], at: str, instead: str, fe
     from huggingface_hub import hf_hub_download
 
     with _explained(repository, at, f"not all of {', '.join(names)}", f"or {instead}"):
-        return [Path(hf_hub_download(repository, name, local_files_only=not fetch)) for name in names]
+        return [
+            Path(hf_hub_download(repository, name, local_files_only=not fetch))
+            for name in names
+        ]
 
 
 _PIPELINE = (
@@ -195,7 +256,9 @@ _PIPELINE = (
 
 
 @contextmanager
-def _explained(repository: str, at: str, lacks: str, instead: str, revision: str | None = None) -> Iterator[None]:
+def _explained(
+    repository: str, at: str, lacks: str, instead: str, revision: str | None = None
+) -> Iterator[None]:
     """Turns errors of `huggingface_hub` within the block into a UsageError that says what to do.
 
     It begins `at` the key that names the repository, and says what it `lacks`, or what to do `instead`.
@@ -226,7 +289,11 @@ def _explained(repository: str, at: str, lacks: str, instead: str, revision: str
         yield
     except (HTTPError, OSError, ValueError) as error:  # what all of them derive from
         other = f"{at}: could not be fetched: {' '.join(str(error).split())[:200] or type(error).__name__}"
-        raise UsageError(next((text for kind, text in said.items() if isinstance(error, kind)), other)) from error
+        raise UsageError(
+            next(
+                (text for kind, text in said.items() if isinstance(error, kind)), other
+            )
+        ) from error
 
 
 def _names(repository: str, revision: str | None) -> list[str]:
@@ -240,7 +307,10 @@ def _names(repository: str, revision: str | None) -> list[str]:
 
 
 def _files(
-    index: dict[str, object], variant: str | None, names: Sequence[str], without: Collection[str] = ()
+    index: dict[str, object],
+    variant: str | None,
+    names: Sequence[str],
+    without: Collection[str] = (),
 ) -> list[str]:
     """Returns patterns of a pipeline's files: configurations, vocabularies, and safetensors weights.
 
@@ -255,7 +325,9 @@ def _files(
             if name in without:
                 continue
             own = _weights(name, f".{variant}") if variant else []
-            there = not names or any(fnmatch(file, pattern) for file in names for pattern in own)
+            there = not names or any(
+                fnmatch(file, pattern) for file in names for pattern in own
+            )
             patterns += own if own and there else _weights(name, "")
     return patterns
 
@@ -264,4 +336,6 @@ def _weights(part: str, infix: str) -> list[str]:
     stems = [f"{part}/{stem}" for stem in ("model", "diffusion_pytorch_model")]
     shards = "-?????-of-?????"
     forms = (infix, f"{infix}{shards}", f"{shards}{infix}")
-    return [f"{stem}{form}.safetensors" for stem in stems for form in dict.fromkeys(forms)]
+    return [
+        f"{stem}{form}.safetensors" for stem in stems for form in dict.fromkeys(forms)
+    ]

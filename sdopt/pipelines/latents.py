@@ -22,11 +22,17 @@ def laid_out(latents: Tensor, form: Latents) -> Tensor:
     n, channels, height, width = latents.shape
     squares = latents.view(n, channels, height // 2, 2, width // 2, 2)
     if form.layout == "patchified":
-        return squares.permute(0, 1, 3, 5, 2, 4).reshape(n, 4 * channels, height // 2, width // 2)
-    return squares.permute(0, 2, 4, 1, 3, 5).reshape(n, height * width // 4, 4 * channels)
+        return squares.permute(0, 1, 3, 5, 2, 4).reshape(
+            n, 4 * channels, height // 2, width // 2
+        )
+    return squares.permute(0, 2, 4, 1, 3, 5).reshape(
+        n, height * width // 4, 4 * channels
+    )
 
 
-def drawn(generators: Sequence[torch.Generator], channels: int, side: int, form: Latents) -> Tensor:
+def drawn(
+    generators: Sequence[torch.Generator], channels: int, side: int, form: Latents
+) -> Tensor:
     """Draws the noise of square images, each from its generator, as a pipeline draws it from the same ones.
 
     In float32 and on the CPU, and laid out as the pipeline takes it. Latents that are patchified are drawn so.
@@ -35,16 +41,27 @@ def drawn(generators: Sequence[torch.Generator], channels: int, side: int, form:
 
     if form.layout == "patchified":
         shape = (1, 4 * channels, side // 2, side // 2)
-        return torch.cat([torch.randn(shape, generator=generator) for generator in generators])
+        return torch.cat(
+            [torch.randn(shape, generator=generator) for generator in generators]
+        )
     shape = (1, channels, side, side)
-    return laid_out(torch.cat([torch.randn(shape, generator=generator) for generator in generators]), form)
+    return laid_out(
+        torch.cat(
+            [torch.randn(shape, generator=generator) for generator in generators]
+        ),
+        form,
+    )
 
 
 def spatial(latents: Tensor, form: Latents) -> Tensor:
     """Returns the latents of a square image, as a callback of a pipeline gets them, in the form (n, C, h, w)."""
     if form.layout == "spatial":
         return latents
-    n, tokens, channels = latents.shape  # those that are patchified are packed too before the first step
+    n, tokens, channels = (
+        latents.shape
+    )  # those that are patchified are packed too before the first step
     side = round(tokens**0.5)
     squares = latents.view(n, side, side, channels // 4, 2, 2)
-    return squares.permute(0, 3, 1, 4, 2, 5).reshape(n, channels // 4, 2 * side, 2 * side)
+    return squares.permute(0, 3, 1, 4, 2, 5).reshape(
+        n, channels // 4, 2 * side, 2 * side
+    )

@@ -26,9 +26,21 @@ from sdopt.pipelines.family import Family, Guidance, family_named
 from sdopt.pipelines.hub import base_folder, hub_folder
 from sdopt.pipelines.parts import Pipeline, cast, place
 from sdopt.pipelines.random_weights import build_pipeline, random_network
-from sdopt.pipelines.sampling import is_flow, marks_in, misnamed, remarks, scheduler_like, unsuited
+from sdopt.pipelines.sampling import (
+    is_flow,
+    marks_in,
+    misnamed,
+    remarks,
+    scheduler_like,
+    unsuited,
+)
 from sdopt.pipelines.tasks import adapt, pipeline_class
-from sdopt.pipelines.transformer_files import is_transformer, load_parts, load_stored, stored_parts
+from sdopt.pipelines.transformer_files import (
+    is_transformer,
+    load_parts,
+    load_stored,
+    stored_parts,
+)
 from sdopt.pipelines.weights import Header, load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
 
@@ -47,7 +59,9 @@ class LoadedModel(Model):
     """Class name of the pipeline."""
     configs: Mapping[str, dict[str, Any]] = field(default_factory=dict, hash=False)
     """The configurations of its networks and its scheduler, of those that diffusers defines, by part."""
-    networks: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
+    networks: Mapping[str, Any] = field(
+        default_factory=dict, hash=False, compare=False, repr=False
+    )
     """Its networks, by part."""
 
     @property
@@ -83,7 +97,11 @@ def architecture_config(model: Model, part: str) -> dict[str, Any] | None:
     folder = architecture_folder(model)
     if folder is None:
         return None
-    return dict(read_json(folder / "model_index.json")) if part == "" else network_config(folder / part)
+    return (
+        dict(read_json(folder / "model_index.json"))
+        if part == ""
+        else network_config(folder / part)
+    )
 
 
 def marks_of(model: Model) -> dict[str, Any]:
@@ -104,8 +122,15 @@ def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> li
         and scheduler.class_name not in family.schedulers
     ):
         why = f"is not called by diffusers' {family.pipeline}, or draws nonsense there"
-        return [f"scheduler.class_name={scheduler.class_name}: {why}: choose {' or '.join(family.schedulers)}"]
-    return [*unsuited(own, scheduler, steps), *named, *_contradicted(model, scheduler), *clip_skip_of(model)[1]]
+        return [
+            f"scheduler.class_name={scheduler.class_name}: {why}: choose {' or '.join(family.schedulers)}"
+        ]
+    return [
+        *unsuited(own, scheduler, steps),
+        *named,
+        *_contradicted(model, scheduler),
+        *clip_skip_of(model)[1],
+    ]
 
 
 def path_of(model: Model) -> Path:
@@ -134,7 +159,9 @@ def _contradicted(model: Model, scheduler: Scheduler) -> list[str]:
     if says is None or says == _OF_SD2[model.name]:
         return []
     other = next(name for name, noise in _OF_SD2.items() if noise == says)
-    return [f"{model.origin}: is of model={other}, as its size or its number of steps says: choose that"]
+    return [
+        f"{model.origin}: is of model={other}, as its size or its number of steps says: choose that"
+    ]
 
 
 _OF_SD2 = {"sd21": False, "sd21_base": True}
@@ -147,7 +174,11 @@ def clip_skip_of(model: Model) -> tuple[int, list[str]]:
     `modelspec.encoder_layer` counts from the end, so that 1 is the last layer. The architectures of SDXL and of Stable
     Diffusion 2.x leave out one anyway.
     """
-    said = Header.of(path_of(model), "").metadata.get(_LAYER, "") if _is_original(model) else ""
+    said = (
+        Header.of(path_of(model), "").metadata.get(_LAYER, "")
+        if _is_original(model)
+        else ""
+    )
     if not said.strip():
         return 0, []
     layers = int((part_config(model, "text_encoder") or {})["num_hidden_layers"])
@@ -156,7 +187,9 @@ def clip_skip_of(model: Model) -> tuple[int, list[str]]:
     count = int(said) - 1 if said.strip().isdigit() else -1
     if 0 <= count < (layers if usual == 1 else usual):
         return (count if usual == 1 else 0), []
-    return 0, [f"{model.origin}: says {_LAYER}={said}, and this architecture reads layer {usual} from the end"]
+    return 0, [
+        f"{model.origin}: says {_LAYER}={said}, and this architecture reads layer {usual} from the end"
+    ]
 
 
 _LAYER, _LAYERS_OF_SD2 = "modelspec.encoder_layer", 23
@@ -172,7 +205,11 @@ def leave_out_layers(text_encoder: Any, count: int) -> None:
 
 def _is_original(model: Model) -> bool:
     """Returns whether a model is one file that holds all networks of a Stable Diffusion."""
-    return model.weights == "path" and path_of(model).is_file() and not is_transformer(model)
+    return (
+        model.weights == "path"
+        and path_of(model).is_file()
+        and not is_transformer(model)
+    )
 
 
 def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
@@ -184,17 +221,23 @@ def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
 
         other, mine = ("", "ays_xl") if is_sdxl(model) else ("XL", "ays")
         if scheduler.timesteps == AysSchedules[f"StableDiffusion{other}Timesteps"]:
-            found.append(f"these timesteps were chosen for another family of models; scheduler={mine} has its own")
+            found.append(
+                f"these timesteps were chosen for another family of models; scheduler={mine} has its own"
+            )
     chosen = {"_class_name": scheduler.class_name, **scheduler.options}
     if own and is_flow(chosen) and not is_flow(own):
         found.append(
             "its own scheduler has levels of noise, and this one samples a flow: images are nonsense unless it fits"
         )
     if family_of(model).guidance.above == 0:
-        found.append("a guidance scale of 3 here is what other models call 4: cond + 3 · (cond - uncond)")
+        found.append(
+            "a guidance scale of 3 here is what other models call 4: cond + 3 · (cond - uncond)"
+        )
     if skipped := clip_skip_of(model)[0]:
         said = f"is marked {_LAYER}={1 + skipped} (clip skip)"
-        found.append(f"{said}: its text encoder is used without the last layers: {skipped}")
+        found.append(
+            f"{said}: its text encoder is used without the last layers: {skipped}"
+        )
     return [f"{model.origin}: {remark}" for remark in found]
 
 
@@ -204,7 +247,12 @@ def pipeline_of(model: Model) -> str:
         return described.class_name
     try:
         return class_name_of(folder_of(model))
-    except (UsageError, OSError, ValueError, KeyError):  # `require_model` says what is wrong with a folder
+    except (
+        UsageError,
+        OSError,
+        ValueError,
+        KeyError,
+    ):  # `require_model` says what is wrong with a folder
         return class_named(model) or ""
 
 
@@ -215,7 +263,11 @@ def family_of(model: Model) -> Family:
 
 def call_arguments(model: Model) -> dict[str, Any]:
     """Returns the arguments that each call of a model's pipeline has, whatever the workload."""
-    length = {} if model.max_sequence_length is None else {"max_sequence_length": model.max_sequence_length}
+    length = (
+        {}
+        if model.max_sequence_length is None
+        else {"max_sequence_length": model.max_sequence_length}
+    )
     return {**family_of(model).call, **length}
 
 
@@ -226,7 +278,11 @@ def denoiser_config(model: Model) -> dict[str, Any] | None:
 
 def published_denoiser(model: Model) -> dict[str, Any]:
     """Returns the configuration of a model's denoiser, or its architecture's if it is not local; {} without both."""
-    return denoiser_config(model) or architecture_config(model, family_of(model).denoiser) or {}
+    return (
+        denoiser_config(model)
+        or architecture_config(model, family_of(model).denoiser)
+        or {}
+    )
 
 
 def guidance_of(model: Model) -> Guidance:
@@ -235,7 +291,10 @@ def guidance_of(model: Model) -> Guidance:
     if family.distilled_if is None:
         return family.guidance
     part = family.distilled_if[0]
-    return guidance_from(family, {part: part_config(model, part) or architecture_config(model, part) or {}})
+    return guidance_from(
+        family,
+        {part: part_config(model, part) or architecture_config(model, part) or {}},
+    )
 
 
 def is_sdxl(model: Model) -> bool:
@@ -256,7 +315,9 @@ def load_network(folder: Path, name: str, dtype: torch.dtype, random: bool) -> A
     import diffusers
 
     cls: Any = getattr(diffusers, class_name)
-    return cls.from_pretrained(folder, use_safetensors=True, local_files_only=True, dtype=dtype)
+    return cls.from_pretrained(
+        folder, use_safetensors=True, local_files_only=True, dtype=dtype
+    )
 
 
 def load_part(model: Model, part: str, dtype: torch.dtype) -> Any:
@@ -270,10 +331,19 @@ def load_part(model: Model, part: str, dtype: torch.dtype) -> Any:
     cls = part_class(library, class_name)
     if _is_original(model):
         return cls.from_single_file(
-            str(path_of(model)), config=str(folder), subfolder=part, torch_dtype=dtype, local_files_only=True
+            str(path_of(model)),
+            config=str(folder),
+            subfolder=part,
+            torch_dtype=dtype,
+            local_files_only=True,
         )
     return cls.from_pretrained(
-        folder, subfolder=part, variant=model.variant, use_safetensors=True, local_files_only=True, dtype=dtype
+        folder,
+        subfolder=part,
+        variant=model.variant,
+        use_safetensors=True,
+        local_files_only=True,
+        dtype=dtype,
     )
 
 
@@ -288,7 +358,9 @@ def heads_by_level(model: Model) -> dict[int, int]:
     # For historical reasons, diffusers' UNets call the number of heads `attention_head_dim`.
     heads = config.get("num_attention_heads") or config.get("attention_head_dim", 8)
     attends = ["CrossAttn" in block for block in config["down_block_types"]]
-    attends[-1] = attends[-1] or "CrossAttn" in (config.get("mid_block_type", "CrossAttn") or "")
+    attends[-1] = attends[-1] or "CrossAttn" in (
+        config.get("mid_block_type", "CrossAttn") or ""
+    )
     each = heads if isinstance(heads, list) else [int(heads)] * len(attends)
     return {level: each[level] for level, used in enumerate(attends) if used}
 
@@ -310,7 +382,10 @@ def head_dimensions(model: Model) -> list[int]:
 def head_dimensions_by_level(model: Model) -> dict[int, int]:
     """Returns the channels of attention heads by the number of downsamplings; {} without a local configuration."""
     config = denoiser_config(model) or {}
-    return {level: config["block_out_channels"][level] // heads for level, heads in heads_by_level(model).items()}
+    return {
+        level: config["block_out_channels"][level] // heads
+        for level, heads in heads_by_level(model).items()
+    }
 
 
 def load_pipeline(
@@ -340,7 +415,9 @@ def load_pipeline(
     return pipe
 
 
-def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: str) -> Pipeline:
+def _from_files(
+    model: Model, task: Task, load_kwargs: dict[str, Any], device: str
+) -> Pipeline:
     """Returns a pipeline on the CPU; one with random weights on the device, where they are drawn."""
     import torch
 
@@ -348,11 +425,18 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     cls = pipeline_class(class_name_of(folder), task)
     arguments = left_out(cls) | load_kwargs
     if model.weights == "random":
-        return build_pipeline(folder, cls, device, arguments.pop("dtype", torch.float32), **arguments)
+        return build_pipeline(
+            folder, cls, device, arguments.pop("dtype", torch.float32), **arguments
+        )
     if _is_original(model):
-        tokenizers = {path.name: load_tokenizer(path, model.tokenizer) for path in folder.glob("tokenizer*")}
+        tokenizers = {
+            path.name: load_tokenizer(path, model.tokenizer)
+            for path in folder.glob("tokenizer*")
+        }
         file = str(path_of(model))
-        pipe = cls.from_single_file(file, config=str(folder), local_files_only=True, **tokenizers | arguments)
+        pipe = cls.from_single_file(
+            file, config=str(folder), local_files_only=True, **tokenizers | arguments
+        )
         leave_out_layers(pipe.text_encoder, clip_skip_of(model)[0])
         return pipe
     own: dict[str, Any] = {}
@@ -362,9 +446,17 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
         arguments = load_parts(model, folder, dtype, {*arguments}) | arguments
     if class_name_of(folder) == ALT_DIFFUSION:
         # diffusers neither finds the class of its text encoder, nor accepts one in place of what it cannot find.
-        own["text_encoder"] = load_part(model, "text_encoder", arguments.get("dtype", torch.float32))
+        own["text_encoder"] = load_part(
+            model, "text_encoder", arguments.get("dtype", torch.float32)
+        )
         arguments["text_encoder"] = None
-    pipe = cls.from_pretrained(folder, variant=model.variant, use_safetensors=True, local_files_only=True, **arguments)
+    pipe = cls.from_pretrained(
+        folder,
+        variant=model.variant,
+        use_safetensors=True,
+        local_files_only=True,
+        **arguments,
+    )
     pipe.register_modules(**own)
     return pipe
 
@@ -375,7 +467,11 @@ def absent_in(folder: Path) -> dict[str, None]:
     diffusers saves such a pipeline, and loads it only where it is told again that they are None.
     """
     there = parts_in(folder)
-    return {name: None for name in family_named(class_name_of(folder)).optional if name not in there}
+    return {
+        name: None
+        for name in family_named(class_name_of(folder)).optional
+        if name not in there
+    }
 
 
 def left_out(cls: Any) -> dict[str, Any]:
@@ -417,5 +513,7 @@ def folder_of(model: Model) -> Path:
     if is_transformer(model):
         return base_folder(model)
     if (folder := architecture_folder(model)) is None:
-        raise UsageError(f"{model.origin}: sdopt has no architecture named {model.name}")
+        raise UsageError(
+            f"{model.origin}: sdopt has no architecture named {model.name}"
+        )
     return folder

@@ -12,8 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.hub import fetch_files
-from sdopt.pipelines.loading import LoadedModel, family_of, folder_of, is_sdxl, part_config
-from sdopt.pipelines.parts import TEXT_ENCODERS, Pipeline, denoiser_of, quiet, text_encoders_of, unwrapped
+from sdopt.pipelines.loading import (
+    LoadedModel,
+    family_of,
+    folder_of,
+    is_sdxl,
+    part_config,
+)
+from sdopt.pipelines.parts import (
+    TEXT_ENCODERS,
+    Pipeline,
+    denoiser_of,
+    quiet,
+    text_encoders_of,
+    unwrapped,
+)
 from sdopt.pipelines.random_weights import empty_like, empty_part
 from sdopt.pipelines.transformer_loras import Converted, converted, scales_beside
 from sdopt.pipelines.weights import Header, state_of
@@ -67,12 +80,16 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
     """
     if path is not None and "://" in path:
         on_hub = "for one on the hub give lora.path=owner/name and its lora.weight_name"
-        raise UsageError(f"lora.path={path}: is an address; download the file, or {on_hub}")
+        raise UsageError(
+            f"lora.path={path}: is an address; download the file, or {on_hub}"
+        )
     if path is not None and is_on_hub(path):
         name = weight_name or _USUAL_NAME
         at = f"lora.path={path}" + ("" if weight_name else " without lora.weight_name")
         if not name.endswith(".safetensors"):
-            raise UsageError(f"lora.weight_name: name a .safetensors file of the repository {path}")
+            raise UsageError(
+                f"lora.weight_name: name a .safetensors file of the repository {path}"
+            )
         [file] = fetch_files(path, [name], at, "give the file as lora.path", fetch)
         return file
     path_given = LORAS if path is None else Path(path).expanduser()
@@ -80,17 +97,31 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
         raise UsageError(
             f"lora.weight_name={weight_name}: only applies to a folder or a repository; lora.path is a file"
         )
-    if path is not None and weight_name is None and (path_given / _USUAL_NAME).is_file():
+    if (
+        path is not None
+        and weight_name is None
+        and (path_given / _USUAL_NAME).is_file()
+    ):
         weight_name = _USUAL_NAME
     if path_given.is_dir() and weight_name is None:
-        raise UsageError(f"lora.weight_name: name a file of {path_given}: {_names(path_given) or 'it holds none'}")
+        raise UsageError(
+            f"lora.weight_name: name a file of {path_given}: {_names(path_given) or 'it holds none'}"
+        )
     file = path_given / str(weight_name) if path_given.is_dir() else path_given
     if file.suffix != ".safetensors":
         if file.suffix.lower() == ".safetensors":
-            raise UsageError(f"{file}: rename it to end in .safetensors, which diffusers looks for")
-        raise UsageError(f"{file}: sdopt reads LoRAs from .safetensors files only, because others can run any code")
+            raise UsageError(
+                f"{file}: rename it to end in .safetensors, which diffusers looks for"
+            )
+        raise UsageError(
+            f"{file}: sdopt reads LoRAs from .safetensors files only, because others can run any code"
+        )
     if not file.is_file():
-        there = f"; {file.parent} holds {_names(file.parent, file.name) or 'none'}" if file.parent.is_dir() else ""
+        there = (
+            f"; {file.parent} holds {_names(file.parent, file.name) or 'none'}"
+            if file.parent.is_dir()
+            else ""
+        )
         why = "a link to a file that is gone" if file.is_symlink() else "no such file"
         raise UsageError(f"{file}: {why}{there}")
     return file
@@ -98,14 +129,20 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
 
 def is_on_hub(path: str | None) -> bool:
     """Returns whether a LoRA comes from the hub, so that nothing is known of it before it is downloaded."""
-    if path is None or Path(path).expanduser().exists() or path.endswith((".safetensors", ".ckpt", ".pt", ".bin")):
+    if (
+        path is None
+        or Path(path).expanduser().exists()
+        or path.endswith((".safetensors", ".ckpt", ".pt", ".bin"))
+    ):
         return False
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path) is not None
 
 
 def networks_of_a_lora(pipe: Pipeline) -> list[torch.nn.Module]:
     """Returns the networks that a LoRA can change: denoiser and text encoders, without what compiles them."""
-    return [unwrapped(network) for network in (denoiser_of(pipe), *text_encoders_of(pipe))]
+    return [
+        unwrapped(network) for network in (denoiser_of(pipe), *text_encoders_of(pipe))
+    ]
 
 
 def lora_layers(denoiser: Any) -> list[Any]:
@@ -124,7 +161,10 @@ def _is_tuned(layer: torch.nn.Module) -> bool:
 def rank_of(file: Path) -> int:
     """Returns the highest rank among the matrices of a LoRA."""
     shapes = _header(file).shapes
-    return max((shapes[pair["down"]][0] for pair in _pairs(shapes).values() if "down" in pair), default=0)
+    return max(
+        (shapes[pair["down"]][0] for pair in _pairs(shapes).values() if "down" in pair),
+        default=0,
+    )
 
 
 def has_biases(file: Path) -> bool:
@@ -134,7 +174,9 @@ def has_biases(file: Path) -> bool:
 
 def trains_text_encoder(file: Path) -> bool:
     """Returns whether a LoRA changes a text encoder too."""
-    return any(name.startswith(("text_encoder", "lora_te")) for name in _header(file).shapes)
+    return any(
+        name.startswith(("text_encoder", "lora_te")) for name in _header(file).shapes
+    )
 
 
 def tensors_of(file: Path) -> dict[str, torch.Tensor] | None:
@@ -147,17 +189,34 @@ def tensors_of(file: Path) -> dict[str, torch.Tensor] | None:
     import torch
 
     stored = _read(file)
-    found = {name if name.startswith("lora_") else _of_peft(name): each for name, each in stored.items()}
+    found = {
+        name if name.startswith("lora_") else _of_peft(name): each
+        for name, each in stored.items()
+    }
     alphas = {name: float(found[name]) for name in found if name.endswith(_ALPHA)}
     with_alpha = {name.removesuffix(_ALPHA) for name in alphas}
-    others = [module for module in _pairs(found) if module not in with_alpha or not module.startswith("lora_")]
+    others = [
+        module
+        for module in _pairs(found)
+        if module not in with_alpha or not module.startswith("lora_")
+    ]
     differ = len(set(alphas.values())) > 1 or bool(alphas and others)
-    if not differ and found.keys() == stored.keys() and all(each.element_size() > 1 for each in found.values()):
+    if (
+        not differ
+        and found.keys() == stored.keys()
+        and all(each.element_size() > 1 for each in found.values())
+    ):
         return None
-    tensors = {name: each.to(torch.float32) for name, each in found.items() if not (differ and name in alphas)}
+    tensors = {
+        name: each.to(torch.float32)
+        for name, each in found.items()
+        if not (differ and name in alphas)
+    }
     for module, pair in _pairs(tensors).items() if differ else ():
         rank = tensors[pair["down"]].shape[0]
-        tensors[pair["up"]] = tensors[pair["up"]] * (alphas.get(module + _ALPHA, rank) / rank)
+        tensors[pair["up"]] = tensors[pair["up"]] * (
+            alphas.get(module + _ALPHA, rank) / rank
+        )
     return tensors
 
 
@@ -183,20 +242,40 @@ def misfits(file: Path, model: Model) -> list[str]:
 def _misfits(file: Path, _state: tuple[int, ...], model: Model) -> tuple[str, ...]:
     names = _header(file).shapes
     for name in names:
-        if not (_MATRIX.fullmatch(name) or name.endswith(_ALPHA) or any(part in name for part in _BESIDE)):
-            kind = next((kind for part, kind in _KINDS.items() if re.search(part, name)), "no matrix of a LoRA")
-            return (f"holds {name}, which is {kind}: diffusers has no such update, and would leave it out",)
+        if not (
+            _MATRIX.fullmatch(name)
+            or name.endswith(_ALPHA)
+            or any(part in name for part in _BESIDE)
+        ):
+            kind = next(
+                (kind for part, kind in _KINDS.items() if re.search(part, name)),
+                "no matrix of a LoRA",
+            )
+            return (
+                f"holds {name}, which is {kind}: diffusers has no such update, and would leave it out",
+            )
     if not (pairs := _pairs(names)):
-        return ("holds no LoRA: none of its names ends in .lora_A.weight or .lora_down.weight",)
+        return (
+            "holds no LoRA: none of its names ends in .lora_A.weight or .lora_down.weight",
+        )
     if half := [module for module, pair in pairs.items() if len(pair) < 2]:
         return (f"has only one of the two matrices of {half[0]}",)
-    return tuple(_malformed(file) or _of_another_family(file, model) or _lost(file, model) or _idle(file))
+    return tuple(
+        _malformed(file)
+        or _of_another_family(file, model)
+        or _lost(file, model)
+        or _idle(file)
+    )
 
 
 @lru_cache(maxsize=64)
-def _misfits_of_transformer(file: Path, _state: tuple[int, ...], model: Model) -> tuple[str, ...]:
+def _misfits_of_transformer(
+    file: Path, _state: tuple[int, ...], model: Model
+) -> tuple[str, ...]:
     for name in _header(file).shapes:
-        if kind := next((kind for part, kind in _KINDS.items() if re.search(part, name)), None):
+        if kind := next(
+            (kind for part, kind in _KINDS.items() if re.search(part, name)), None
+        ):
             return (f"holds {name}, which is {kind}, and would be left out",)
     return tuple(_malformed(file) or _lost_in_transformer(file, model))
 
@@ -207,7 +286,9 @@ def _lost_in_transformer(file: Path, model: Model) -> list[str]:
     if pipe is None:
         return []
     if not hasattr(pipe, "load_lora_weights"):
-        return [f"cannot be loaded: diffusers loads no LoRA into {family_of(model).title}"]
+        return [
+            f"cannot be loaded: diffusers loads no LoRA into {family_of(model).title}"
+        ]
     found = _for_transformer(file, pipe)
     if problems := found.problems():
         return problems
@@ -224,7 +305,11 @@ def _lost_in_transformer(file: Path, model: Model) -> list[str]:
 def _for_transformer(file: Path, pipe: Any) -> Converted:
     """Returns a LoRA by the names of diffusers, for the networks of a pipeline that diffusers loads LoRAs into."""
     parts = {name: getattr(pipe, name, None) for name in pipe._lora_loadable_modules}
-    networks = {name: unwrapped(network) for name, network in parts.items() if network is not None}
+    networks = {
+        name: unwrapped(network)
+        for name, network in parts.items()
+        if network is not None
+    }
     return converted(_read(file), networks, scales_beside(file, _header(file).metadata))
 
 
@@ -250,13 +335,21 @@ def _malformed(file: Path) -> list[str]:
     for name, tensor in tensors.items():
         alpha, matrix = name.endswith(_ALPHA), _MATRIX.fullmatch(name)
         if not tensor.is_floating_point() and not alpha:
-            return [f"holds {name} of type {str(tensor.dtype).removeprefix('torch.')}, which is no type of weights"]
-        if (alpha and tensor.numel() != 1) or (matrix and (tensor.ndim < 2 or not tensor.numel())):
-            return [f"holds {name} of shape {list(tensor.shape)}, which is no {'number' if alpha else 'matrix'}"]
+            return [
+                f"holds {name} of type {str(tensor.dtype).removeprefix('torch.')}, which is no type of weights"
+            ]
+        if (alpha and tensor.numel() != 1) or (
+            matrix and (tensor.ndim < 2 or not tensor.numel())
+        ):
+            return [
+                f"holds {name} of shape {list(tensor.shape)}, which is no {'number' if alpha else 'matrix'}"
+            ]
         if not tensor.float().isfinite().all():
             return [f"holds numbers in {name} that are not finite (NaN or infinite)"]
     if tensors_of(file) is not None and _SETTINGS in _header(file).metadata:
-        return [f"has weights of 8 bits or alphas beside {_SETTINGS}, of which diffusers would lose one: save it anew"]
+        return [
+            f"has weights of 8 bits or alphas beside {_SETTINGS}, of which diffusers would lose one: save it anew"
+        ]
     return []
 
 
@@ -268,7 +361,9 @@ def _idle(file: Path) -> list[str]:
     tensors = tensors_of(file) or _read(file)
     for module, pair in _pairs(tensors).items():
         alpha = tensors.get(module + _ALPHA)
-        if (alpha is None or float(alpha)) and all(bool(tensors[name].float().any()) for name in pair.values()):
+        if (alpha is None or float(alpha)) and all(
+            bool(tensors[name].float().any()) for name in pair.values()
+        ):
             return []
     return ["changes nothing: each of its updates is zero"]
 
@@ -281,12 +376,24 @@ def _of_another_family(file: Path, model: Model) -> list[str]:
     unet, marks = part_config(model, "unet"), _header(file).metadata
     if unet is None:
         return []
-    own = "xl" if is_sdxl(model) else "v2" if unet.get("cross_attention_dim") == _WIDTH_OF_SD2 else "v1"
+    own = (
+        "xl"
+        if is_sdxl(model)
+        else "v2"
+        if unet.get("cross_attention_dim") == _WIDTH_OF_SD2
+        else "v1"
+    )
     for key in ("ss_base_model_version", "modelspec.architecture"):
         mark = marks.get(key, "").lower()
-        family = next((family for family in _FAMILIES if family in mark), own) if _OF_SD.match(mark) else own
+        family = (
+            next((family for family in _FAMILIES if family in mark), own)
+            if _OF_SD.match(mark)
+            else own
+        )
         if family != own:
-            return [f"says {key}={marks[key]}: it is for {_FAMILIES[family]}, and this model is {_FAMILIES[own]}"]
+            return [
+                f"says {key}={marks[key]}: it is for {_FAMILIES[family]}, and this model is {_FAMILIES[own]}"
+            ]
     return []
 
 
@@ -311,13 +418,21 @@ def _lost(file: Path, model: Model) -> list[str]:
     reasons = _misfitting(tensors, pipe)
     try:
         with quiet():
-            pipe.load_lora_weights(given or str(file), adapter_name=_ADAPTER, local_files_only=True)
-    except Exception as error:  # diffusers, transformers, peft and PyTorch each raise their own
-        reasons.append(f"({type(error).__name__}: {' '.join(str(error).split())[:200]})")
+            pipe.load_lora_weights(
+                given or str(file), adapter_name=_ADAPTER, local_files_only=True
+            )
+    except (
+        Exception
+    ) as error:  # diffusers, transformers, peft and PyTorch each raise their own
+        reasons.append(
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        )
         return [f"cannot be loaded into this model: {reasons[0]}"]
     arrived, empty = _arrived(pipe)
     if empty:
-        return [f"holds only a part of what peft keeps for each layer: {empty[0]} would stay empty"]
+        return [
+            f"holds only a part of what peft keeps for each layer: {empty[0]} would stay empty"
+        ]
 
     def has_arrived(scale: float | None, *of: torch.Tensor) -> bool:
         """Takes away what holds the values of these tensors; whatever its scale, if that is None."""
@@ -332,9 +447,15 @@ def _lost(file: Path, model: Model) -> list[str]:
         down, up = tensors[pair["down"]], tensors[pair["up"]]
         alpha = tensors.get(module + _ALPHA)
         # Without an alpha, the adapter's own metadata may give another scale than 1.
-        if not has_arrived(None if alpha is None else _rounded(float(alpha) / down.shape[0]), down, up):
+        if not has_arrived(
+            None if alpha is None else _rounded(float(alpha) / down.shape[0]), down, up
+        ):
             lost.append(f"the update of {module}")
-    beside = (name for name in tensors if not _MATRIX.fullmatch(name) and not name.endswith(_ALPHA))
+    beside = (
+        name
+        for name in tensors
+        if not _MATRIX.fullmatch(name) and not name.endswith(_ALPHA)
+    )
     lost += [name for name in beside if not has_arrived(None, tensors[name])]
     if not lost:
         return []
@@ -361,11 +482,15 @@ def unswappable(file: Path, other: Path, model: Model) -> list[str]:
         with quiet():
             for each, how in ((file, {}), (other, {"hotswap": True})):
                 source: Any = source_for(pipe, each) or str(each)
-                pipe.load_lora_weights(source, adapter_name=_ADAPTER, local_files_only=True, **how)
+                pipe.load_lora_weights(
+                    source, adapter_name=_ADAPTER, local_files_only=True, **how
+                )
     except RuntimeError as error:
         why = " ".join(str(error).split())[:150]
         way = "make the LoRA of the most layers lora.weight_name"
-        return [f"{other.name} cannot take the place of {file.name}, which lacks some of its layers: {way} ({why}…)"]
+        return [
+            f"{other.name} cannot take the place of {file.name}, which lacks some of its layers: {way} ({why}…)"
+        ]
     return []
 
 
@@ -373,7 +498,9 @@ def _pairs(tensors: Iterable[str]) -> dict[str, dict[str, str]]:
     """Returns the names of the two matrices (`down`, `up`) of each module."""
     found: dict[str, dict[str, str]] = {}
     for match in filter(None, map(_MATRIX.fullmatch, tensors)):
-        found.setdefault(match[1], {})["down" if match[2] in ("A", "down") else "up"] = match[0]
+        found.setdefault(match[1], {})[
+            "down" if match[2] in ("A", "down") else "up"
+        ] = match[0]
     return found
 
 
@@ -385,7 +512,11 @@ def _mark(tensor: torch.Tensor) -> _Mark:
     import torch
 
     plain = tensor.detach().float().contiguous()
-    return plain.numel(), int(torch.hash_tensor(plain).view(torch.int64)), float(plain.double().sum())
+    return (
+        plain.numel(),
+        int(torch.hash_tensor(plain).view(torch.int64)),
+        float(plain.double().sum()),
+    )
 
 
 def _rounded(scale: float) -> float:
@@ -398,10 +529,18 @@ def _arrived(pipe: Any) -> tuple[dict[tuple[_Mark, ...], list[float]], list[str]
     Also names what is empty.
     """
     found: defaultdict[tuple[_Mark, ...], list[float]] = defaultdict(list)
-    for path, layer in (found for network in networks_of_a_lora(pipe) for found in network.named_modules()):
+    for path, layer in (
+        found
+        for network in networks_of_a_lora(pipe)
+        for found in network.named_modules()
+    ):
         if not _is_tuned(layer) or _ADAPTER not in getattr(layer, "lora_A", {}):
             continue
-        own = {name: each for name, each in layer.named_parameters() if "base_layer" not in name}
+        own = {
+            name: each
+            for name, each in layer.named_parameters()
+            if "base_layer" not in name
+        }
         if empty := [f"{path}.{name}" for name, each in own.items() if each.is_meta]:
             return found, empty
         down, up = (own.pop(f"lora_{which}.{_ADAPTER}.weight") for which in "AB")
@@ -419,7 +558,9 @@ def _misfitting(tensors: Mapping[str, torch.Tensor], pipe: Any) -> list[str]:
     for network in networks_of_a_lora(pipe):
         for name, layer in network.named_modules():
             if getattr(layer, "weight", None) is not None and layer.weight.ndim > 1:
-                sizes[_letters(name.removeprefix("text_model."))].add((layer.weight.shape[1], layer.weight.shape[0]))
+                sizes[_letters(name.removeprefix("text_model."))].add(
+                    (layer.weight.shape[1], layer.weight.shape[0])
+                )
     widths, absent = [], []
     for module, pair in _pairs(tensors).items():
         letters = _letters(module)
@@ -427,10 +568,18 @@ def _misfitting(tensors: Mapping[str, torch.Tensor], pipe: Any) -> list[str]:
         has = tensors[pair["down"]].shape[1], tensors[pair["up"]].shape[0]
         if found is None:
             # diffusers knows the names of the original program's layers for SDXL alone.
-            absent += [] if _ORIGINAL.search(module) and hasattr(pipe, "text_encoder_2") else [module]
+            absent += (
+                []
+                if _ORIGINAL.search(module) and hasattr(pipe, "text_encoder_2")
+                else [module]
+            )
         elif has not in sizes[found]:
-            own, wanted = (" to ".join(map(str, each)) for each in (has, min(sizes[found])))
-            widths.append(f"its update of {module} is from {own} channels, and this model's layer from {wanted}")
+            own, wanted = (
+                " to ".join(map(str, each)) for each in (has, min(sizes[found]))
+            )
+            widths.append(
+                f"its update of {module} is from {own} channels, and this model's layer from {wanted}"
+            )
     return widths + [f"it has no layer for the update of {module}" for module in absent]
 
 
@@ -452,24 +601,38 @@ def _empty_pipeline(model: Model) -> Any:
     family = family_of(model)
     names = (family.denoiser, *TEXT_ENCODERS[:2])
     if isinstance(model, LoadedModel):
-        networks = {name: empty_like(model.networks[name]) for name in names if name in model.networks}
+        networks = {
+            name: empty_like(model.networks[name])
+            for name in names
+            if name in model.networks
+        }
     else:
         try:
             folder = folder_of(model)
         except UsageError:
             return None  # it is fetched later, and then checked
-        networks = {name: empty_part(folder, name) for name in names if (folder / name / "config.json").is_file()}
+        networks = {
+            name: empty_part(folder, name)
+            for name in names
+            if (folder / name / "config.json").is_file()
+        }
     parts = dict.fromkeys(("vae", "tokenizer", "scheduler", "text_encoder")) | {
         name: network.to_empty(device="cpu") for name, network in networks.items()
     }
     if not family.is_unet:
-        return getattr(diffusers, family.pipeline)(**dict.fromkeys(family.parts) | parts)
+        return getattr(diffusers, family.pipeline)(
+            **dict.fromkeys(family.parts) | parts
+        )
     if is_sdxl(model):
         return diffusers.StableDiffusionXLPipeline(
-            **{"text_encoder_2": None, "tokenizer_2": None, "add_watermarker": False} | parts
+            **{"text_encoder_2": None, "tokenizer_2": None, "add_watermarker": False}
+            | parts
         )
     return diffusers.StableDiffusionPipeline(
-        **parts, safety_checker=None, feature_extractor=None, requires_safety_checker=False
+        **parts,
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
     )
 
 

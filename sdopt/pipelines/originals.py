@@ -103,7 +103,11 @@ _FLUX = Naming(
 _CHROMA = Naming(
     "ChromaPipeline",
     (r"double_blocks\.0\.", r"distilled_guidance_layer\."),
-    {"img_in": "x_embedder", "txt_in": "context_embedder", "final_layer.linear": "proj_out"},
+    {
+        "img_in": "x_embedder",
+        "txt_in": "context_embedder",
+        "final_layer.linear": "proj_out",
+    },
     {
         **_FLUX_BLOCKS,
         "distilled_guidance_layer.layers": (
@@ -211,7 +215,9 @@ _Z_IMAGE = Naming(
     unused=("norm_final",),
 )
 
-_QWEN = Naming("QwenImagePipeline", (r"transformer_blocks\.0\.img_mod\.1\.", r"txt_norm\."))
+_QWEN = Naming(
+    "QwenImagePipeline", (r"transformer_blocks\.0\.img_mod\.1\.", r"txt_norm\.")
+)
 
 NAMINGS = (_CHROMA, _FLUX2, _FLUX, _SD3, _Z_IMAGE, _QWEN)
 
@@ -236,7 +242,9 @@ def pipeline_in(names: Iterable[str]) -> str | None:
     plain = [name.removeprefix(PREFIX) for name in names]
     for naming in NAMINGS:
         if all(any(re.match(mark, name) for name in plain) for mark in naming.marks):
-            if naming is _FLUX2 and any(name.startswith("guidance_in.") for name in plain):
+            if naming is _FLUX2 and any(
+                name.startswith("guidance_in.") for name in plain
+            ):
                 return "Flux2Pipeline"
             return naming.pipeline
     return None
@@ -247,9 +255,15 @@ def shapes_as_config(kind: str, shapes: Mapping[str, list[int]]) -> dict[str, An
     plain = {name.removeprefix(PREFIX): shape for name, shape in shapes.items()}
     if kind == "StableDiffusion3Pipeline":
         places = plain.get("pos_embed", [1, 0])[1]
-        return {"num_layers": _count(plain, "joint_blocks"), "pos_embed_max_size": isqrt(places)}
+        return {
+            "num_layers": _count(plain, "joint_blocks"),
+            "pos_embed_max_size": isqrt(places),
+        }
     if kind == "ZImagePipeline":
-        return {"n_layers": _count(plain, "layers"), "cap_feat_dim": plain.get("cap_embedder.0.weight", [0])[0]}
+        return {
+            "n_layers": _count(plain, "layers"),
+            "cap_feat_dim": plain.get("cap_embedder.0.weight", [0])[0],
+        }
     read = {"joint_attention_dim": plain.get("txt_in.weight", [0, 0])[1]}
     read["in_channels"] = plain.get("img_in.weight", [0, 0])[1]
     if kind == "QwenImagePipeline":
@@ -299,15 +313,23 @@ def places_in(network: Any) -> dict[str, Place]:
 
 
 def _add(
-    found: dict[str, Place], original: str, names: tuple[str, ...], holding: set[str], modules: Mapping[str, Any]
+    found: dict[str, Place],
+    original: str,
+    names: tuple[str, ...],
+    holding: set[str],
+    modules: Mapping[str, Any],
 ) -> None:
     """Adds a layer that the network has."""
     if holding.issuperset(names):
         outer = modules.get(names[0].rpartition(".")[0])
-        found[original] = Place(names, swapped=type(outer).__name__ == "AdaLayerNormContinuous")
+        found[original] = Place(
+            names, swapped=type(outer).__name__ == "AdaLayerNormContinuous"
+        )
 
 
-def parted(tensor: torch.Tensor, place: Place, rows: list[int]) -> list[torch.Tensor] | None:
+def parted(
+    tensor: torch.Tensor, place: Place, rows: list[int]
+) -> list[torch.Tensor] | None:
     """Returns the rows of a tensor for each module of a place; None if it has not as many as these together."""
     import torch
 
@@ -318,14 +340,19 @@ def parted(tensor: torch.Tensor, place: Place, rows: list[int]) -> list[torch.Te
     return list(tensor.split(rows)) if len(rows) > 1 else [tensor]
 
 
-def renamed(tensors: Mapping[str, torch.Tensor], network: Any) -> tuple[dict[str, torch.Tensor], list[str]]:
+def renamed(
+    tensors: Mapping[str, torch.Tensor], network: Any
+) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Returns the tensors of a transformer under the names that diffusers gives them, and the names of those left over.
 
     Args:
         tensors: of the transformer alone, without a prefix.
         network: of diffusers' class, with or without weights.
     """
-    places, shapes = places_in(network), {name: tensor.shape for name, tensor in network.state_dict().items()}
+    places, shapes = (
+        places_in(network),
+        {name: tensor.shape for name, tensor in network.state_dict().items()},
+    )
     unused = _OF_CLASS.get(type(network).__name__, Naming("", ())).unused
     found: dict[str, torch.Tensor] = {}
     left = []

@@ -45,7 +45,10 @@ def unwrapped(module: torch.nn.Module) -> Any:
 def is_compiled(denoiser: torch.nn.Module) -> bool:
     """Returns whether a compiler replaced a denoiser, or the functions of its kinds of steps."""
     steps = vars(denoiser).get(STEPS)
-    computing = [denoiser, *(getattr(steps, part) for part in getattr(steps, "parts", ()))]
+    computing = [
+        denoiser,
+        *(getattr(steps, part) for part in getattr(steps, "parts", ())),
+    ]
     return any(unwrapped(module) is not module for module in computing)
 
 
@@ -55,14 +58,22 @@ TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encod
 
 def text_encoders_of(pipe: Pipeline) -> list[torch.nn.Module]:
     """Returns the text encoders of a pipeline, in their order."""
-    return [encoder for name in TEXT_ENCODERS if (encoder := getattr(pipe, name, None)) is not None]
+    return [
+        encoder
+        for name in TEXT_ENCODERS
+        if (encoder := getattr(pipe, name, None)) is not None
+    ]
 
 
 def networks_of(pipe: Pipeline) -> dict[str, torch.nn.Module]:
     """Returns the networks of a pipeline by their attributes: text encoders, denoiser, VAE."""
     import torch
 
-    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+    return {
+        name: part
+        for name, part in pipe.components.items()
+        if isinstance(part, torch.nn.Module)
+    }
 
 
 def device_of(pipe: Pipeline) -> torch.device:
@@ -90,7 +101,11 @@ def cast(pipe: Pipeline, dtype: torch.dtype) -> None:
     weights: dict[torch.nn.Parameter, torch.Tensor] = {}
     for network in networks_of(pipe).values() if dtype == torch.float16 else ():
         kept = kept_in_float32(network)
-        weights |= {weight: weight.data.float() for key, weight in network.named_parameters() if key in kept}
+        weights |= {
+            weight: weight.data.float()
+            for key, weight in network.named_parameters()
+            if key in kept
+        }
     pipe.to(dtype)
     for weight, values in weights.items():
         weight.data = values
@@ -99,7 +114,11 @@ def cast(pipe: Pipeline, dtype: torch.dtype) -> None:
 def kept_in_float32(network: Any) -> set[str]:
     """Returns the parameters that a network keeps in float32 when it is loaded in float16, as its class says."""
     parts = set(getattr(network, "_keep_in_fp32_modules", None) or ())
-    return {key for key, _ in network.named_parameters() if parts.intersection(key.split("."))}
+    return {
+        key
+        for key, _ in network.named_parameters()
+        if parts.intersection(key.split("."))
+    }
 
 
 CALL = "_sdopt_call"
@@ -126,7 +145,11 @@ def is_called(pipe: Pipeline) -> bool:
 
 def layers_with_weights(network: torch.nn.Module) -> list[torch.nn.Module]:
     """Returns the modules of a network that have parameters of their own."""
-    return [layer for layer in network.modules() if any(True for _ in layer.parameters(recurse=False))]
+    return [
+        layer
+        for layer in network.modules()
+        if any(True for _ in layer.parameters(recurse=False))
+    ]
 
 
 def computing_types(module: torch.nn.Module) -> list[str]:
@@ -135,9 +158,19 @@ def computing_types(module: torch.nn.Module) -> list[str]:
 
     only_stored = (torch.float8_e4m3fn, torch.float8_e5m2)
     # The weights of a GGUF file are blocks of bits, which their layers make numbers of.
-    plain = (parameter for parameter in module.parameters() if not hasattr(parameter, "quant_type"))
-    types = {parameter.dtype for parameter in plain if parameter.dtype not in only_stored}
-    types |= {hook.compute_dtype for layer in module.modules() if (hook := casting_hook(layer)) is not None}
+    plain = (
+        parameter
+        for parameter in module.parameters()
+        if not hasattr(parameter, "quant_type")
+    )
+    types = {
+        parameter.dtype for parameter in plain if parameter.dtype not in only_stored
+    }
+    types |= {
+        hook.compute_dtype
+        for layer in module.modules()
+        if (hook := casting_hook(layer)) is not None
+    }
     for layer in module.modules():
         if type(layer).__name__ == "GGUFLinear":
             compute: Any = layer
@@ -158,7 +191,10 @@ def hook_of(layer: torch.nn.Module, name: str) -> Any:
 
 def moves_weights(network: torch.nn.Module) -> bool:
     """Returns whether hooks move a network's weights to the device for each use."""
-    return any("_hf_hook" in vars(layer) or hook_of(layer, "group_offloading") for layer in network.modules())
+    return any(
+        "_hf_hook" in vars(layer) or hook_of(layer, "group_offloading")
+        for layer in network.modules()
+    )
 
 
 def quantized_layer(network: torch.nn.Module) -> str | None:
@@ -166,7 +202,11 @@ def quantized_layer(network: torch.nn.Module) -> str | None:
     for name, layer in network.named_modules():
         for weight in layer.parameters(recurse=False):
             stored = weight.element_size() == 1 and casting_hook(layer) is None
-            if hasattr(weight, "__tensor_flatten__") or stored or not weight.is_floating_point():
+            if (
+                hasattr(weight, "__tensor_flatten__")
+                or stored
+                or not weight.is_floating_point()
+            ):
                 return str(name)
     return None
 
@@ -178,7 +218,9 @@ def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        digest.update(
+            tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+        )
     return digest.hexdigest()
 
 
@@ -187,7 +229,9 @@ def quiet() -> Iterator[None]:
     """Keeps what diffusers, transformers and others say, and their progress bars, from the terminal."""
     # Of what is not imported yet, nothing is to be imported here.
     logs = [
-        sys.modules[name] for name in ("diffusers.utils.logging", "transformers.utils.logging") if name in sys.modules
+        sys.modules[name]
+        for name in ("diffusers.utils.logging", "transformers.utils.logging")
+        if name in sys.modules
     ]
     before = [log.get_verbosity() for log in logs]
     for log in logs:

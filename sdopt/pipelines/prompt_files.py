@@ -16,10 +16,25 @@ JSON = (".json", ".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv", *JSON)
 """Suffixes of files with columns, or with keys."""
 
-_PROMPT_COLUMNS = ("prompt", "prompts", "positive prompt", "caption", "captions", "text", "texts")
+_PROMPT_COLUMNS = (
+    "prompt",
+    "prompts",
+    "positive prompt",
+    "caption",
+    "captions",
+    "text",
+    "texts",
+)
 """Names of a column of prompts, in the order in which they are looked up, ignoring case; `_` and `-` are spaces."""
 
-_NEGATIVE_COLUMNS = ("negative prompt", "negative prompts", "negative", "negatives", "neg prompt", "neg")
+_NEGATIVE_COLUMNS = (
+    "negative prompt",
+    "negative prompts",
+    "negative",
+    "negatives",
+    "neg prompt",
+    "neg",
+)
 
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
@@ -96,7 +111,12 @@ def read_prompts(path: Path, column: str | None) -> PromptFile:
     try:
         if suffix not in TABLES:
             return _of_text(text)
-        return _of_rows(_json_rows(text, column) if suffix in JSON else _table_rows(text, suffix, column), column)
+        return _of_rows(
+            _json_rows(text, column)
+            if suffix in JSON
+            else _table_rows(text, suffix, column),
+            column,
+        )
     except RecursionError:
         raise Unreadable("nested too deeply") from None
     except (ValueError, csv.Error) as error:
@@ -141,8 +161,12 @@ def _of_rows(rows: Sequence[_Row], column: str | None) -> PromptFile:
         if not _stripped(text):
             empty += [place] if any(row.values()) else []
             continue
-        prompts.append(Prompt(_stripped(text), place, None if own is None else _stripped(own)))
-    unused = tuple(name or "(unnamed)" for name in columns if name not in (chosen, negative))
+        prompts.append(
+            Prompt(_stripped(text), place, None if own is None else _stripped(own))
+        )
+    unused = tuple(
+        name or "(unnamed)" for name in columns if name not in (chosen, negative)
+    )
     return PromptFile(tuple(prompts), unused, empty=tuple(empty))
 
 
@@ -169,7 +193,9 @@ def _named(columns: Sequence[str], usual: Sequence[str]) -> str | None:
     """Returns the column with the first of some names that is there; None if there is none."""
     for name in usual:
         if len(found := [column for column in columns if _plain(column) == name]) > 1:
-            raise Unreadable(f"has {len(found)} columns named {name}; rename those that are not meant")
+            raise Unreadable(
+                f"has {len(found)} columns named {name}; rename those that are not meant"
+            )
         if found:
             return found[0]
     return None
@@ -180,16 +206,24 @@ def _table_rows(text: str, suffix: str, column: str | None) -> list[_Row]:
     headers = {each: _header(text, each) for each in (usual, *_DELIMITERS)}
     named = {column} if column is not None else {*_PROMPT_COLUMNS}
     of = str if column is not None else _plain
-    delimiter = next((each for each, cells in headers.items() if named & {*map(of, cells)}), usual)
+    delimiter = next(
+        (each for each, cells in headers.items() if named & {*map(of, cells)}), usual
+    )
     columns = headers[delimiter]
     if not columns:
         return []
-    _column_of(columns, column)  # before its rows, which are not a table's if it has none
+    _column_of(
+        columns, column
+    )  # before its rows, which are not a table's if it has none
     # Spreadsheets save empty columns, too.
-    if twice := next((name for name in columns if name and columns.count(name) > 1), None):
+    if twice := next(
+        (name for name in columns if name and columns.count(name) > 1), None
+    ):
         raise Unreadable(f"has two columns named {_shown(twice)}; rename one")
     rows: list[_Row] = []
-    for number, cells in _tab_rows(text, len(columns)) if delimiter == "\t" else _rows(text, delimiter):
+    for number, cells in (
+        _tab_rows(text, len(columns)) if delimiter == "\t" else _rows(text, delimiter)
+    ):
         place = f"line {number}"
         if any(cells[len(columns) :]):
             raise Unreadable(
@@ -206,7 +240,9 @@ def _table_rows(text: str, suffix: str, column: str | None) -> list[_Row]:
 
 
 def _header(text: str, delimiter: str) -> list[str]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True
+    )
     return [name.strip() for name in next((row for row in reader if row), [])]
 
 
@@ -214,7 +250,10 @@ def _rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yields the rows below the header, each with the number of its first line."""
     # Strict: a misplaced quote would turn the rest of the file into one prompt.
     reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=delimiter != "\t"
+        io.StringIO(text, newline=""),
+        delimiter=delimiter,
+        strict=True,
+        skipinitialspace=delimiter != "\t",
     )
     seen, begun = False, 1
     try:
@@ -223,13 +262,18 @@ def _rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
                 yield begun, cells
             seen, begun = seen or bool(cells), reader.line_num + 1
     except csv.Error as error:
-        raise Unreadable(f"cannot be read as a table (line {begun}: {error})") from error
+        raise Unreadable(
+            f"cannot be read as a table (line {begun}: {error})"
+        ) from error
 
 
 def _tab_rows(text: str, width: int) -> list[tuple[int, list[str]]]:
     """Returns the rows of a table with tabs. Some files quote as .csv files do (MLPerf's captions), others never do."""
     lines = [(number, line) for number, line in _lines(text) if line.strip()][1:]
-    plain = [(number, [_unquoted(cell) for cell in line.split("\t")]) for number, line in lines]
+    plain = [
+        (number, [_unquoted(cell) for cell in line.split("\t")])
+        for number, line in lines
+    ]
     try:
         quoted = list(_rows(text, "\t"))
     except Unreadable:
@@ -238,7 +282,11 @@ def _tab_rows(text: str, width: int) -> list[tuple[int, list[str]]]:
     if plain == quoted or whole == [True, False]:
         return plain
     if whole == [True, True]:
-        number = next(first[0] for first, second in zip(plain, quoted, strict=False) if first != second)
+        number = next(
+            first[0]
+            for first, second in zip(plain, quoted, strict=False)
+            if first != second
+        )
         raise Unreadable(
             f"line {number} begins with a quote that ends in a later line: is the line break part of the field, or is "
             "each line a row? Save the file as .csv"
@@ -264,13 +312,17 @@ def _json_rows(text: str, column: str | None) -> list[_Row]:
             raise
         items = [(f"line {number}", _loads(line, number)) for number, line in lines]
     else:
-        if isinstance(content, dict) and any(isinstance(value, list) for value in content.values()):
+        if isinstance(content, dict) and any(
+            isinstance(value, list) for value in content.values()
+        ):
             chosen = column or _named([*content], _PROMPT_COLUMNS)
             if chosen is None or not isinstance(content.get(chosen), str):
                 content, beside = _list_in(content)
         listed = isinstance(content, list)
         items = (
-            [(f"item {n}", item) for n, item in enumerate(content, 1)] if listed else [(f"line {lines[0][0]}", content)]
+            [(f"item {n}", item) for n, item in enumerate(content, 1)]
+            if listed
+            else [(f"line {lines[0][0]}", content)]
         )
     rows: list[_Row] = []
     for place, item in items:
@@ -278,7 +330,13 @@ def _json_rows(text: str, column: str | None) -> list[_Row]:
             raise Unreadable(f"{place} is not a JSON object or a text")
         if isinstance(item, str) and column is not None:
             raise NoColumn(f"{place} is a text, and has no keys")
-        rows.append((place, beside | ({_PROMPT_COLUMNS[0]: item} if isinstance(item, str) else item)))
+        rows.append(
+            (
+                place,
+                beside
+                | ({_PROMPT_COLUMNS[0]: item} if isinstance(item, str) else item),
+            )
+        )
     return rows
 
 
@@ -287,7 +345,10 @@ def _list_in(content: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     chosen = _named(list(content), _PROMPT_COLUMNS)
     beside = {name: value for name, value in content.items() if name != chosen}
     lists = [name for name, value in beside.items() if isinstance(value, list)]
-    unclear = _named(list(beside), _PROMPT_COLUMNS) is not None or _named(lists, _NEGATIVE_COLUMNS) is not None
+    unclear = (
+        _named(list(beside), _PROMPT_COLUMNS) is not None
+        or _named(lists, _NEGATIVE_COLUMNS) is not None
+    )
     if chosen is None or not isinstance(content[chosen], list) or unclear:
         raise Unreadable(
             f"is an object with the keys {_all_shown([*content])}; write a list of objects, as in "
@@ -300,7 +361,9 @@ def _loads(line: str, number: int) -> Any:
     try:
         return json.loads(line, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
-        raise Unreadable(f"cannot be read as JSON (line {number}: {error.msg}, column {error.colno})") from error
+        raise Unreadable(
+            f"cannot be read as JSON (line {number}: {error.msg}, column {error.colno})"
+        ) from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -309,7 +372,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise Unreadable(f"has an object with two keys named {_shown(twice)}; rename one")
+        raise Unreadable(
+            f"has an object with two keys named {_shown(twice)}; rename one"
+        )
     return found
 
 
@@ -337,7 +402,17 @@ _NO_PROMPTS = {
 }
 """What lines begin with that are those of another kind of file or of a program's own syntax, and the way out."""
 
-_BESIDE_PROMPTS = {"id", "image id", "image", "file name", "url", "label", "category", "seed", *_NEGATIVE_COLUMNS}
+_BESIDE_PROMPTS = {
+    "id",
+    "image id",
+    "image",
+    "file name",
+    "url",
+    "label",
+    "category",
+    "seed",
+    *_NEGATIVE_COLUMNS,
+}
 
 _NAME_WORDS = 3
 """The most words of a column's name, if a line is to be taken for a header."""
@@ -368,6 +443,14 @@ def _require_no_header(number: int, first: str, lines: int) -> None:
     for delimiter in _DELIMITERS:
         cells = {_plain(cell.strip('"')) for cell in first.split(delimiter)}
         # Tags may hold the word `text`: then another cell must be one that only a header has.
-        header = cells & {*_PROMPT_COLUMNS[:3]} or (cells & {*_PROMPT_COLUMNS} and cells & _BESIDE_PROMPTS)
-        if lines > 1 and header and all(len(cell.split()) <= _NAME_WORDS for cell in cells):
-            raise Unreadable(f"line {number} looks like the header of a table ({first}); name it .csv or .tsv")
+        header = cells & {*_PROMPT_COLUMNS[:3]} or (
+            cells & {*_PROMPT_COLUMNS} and cells & _BESIDE_PROMPTS
+        )
+        if (
+            lines > 1
+            and header
+            and all(len(cell.split()) <= _NAME_WORDS for cell in cells)
+        ):
+            raise Unreadable(
+                f"line {number} looks like the header of a table ({first}); name it .csv or .tsv"
+            )

@@ -13,8 +13,21 @@ from typing import TYPE_CHECKING, Any
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED, part_class, parts_in, read_json
 from sdopt.pipelines.families import factor_of, latent_channels_of
-from sdopt.pipelines.loading import family_of, folder_of, guidance_of, part_config, path_of
-from sdopt.pipelines.prompt_files import TABLES, NoColumn, Prompt, PromptFile, Unreadable, read_prompts
+from sdopt.pipelines.loading import (
+    family_of,
+    folder_of,
+    guidance_of,
+    part_config,
+    path_of,
+)
+from sdopt.pipelines.prompt_files import (
+    TABLES,
+    NoColumn,
+    Prompt,
+    PromptFile,
+    Unreadable,
+    read_prompts,
+)
 from sdopt.pipelines.weights import load_tokenizer, state_of
 from sdopt.schema import Model, Task, Workload
 
@@ -75,17 +88,23 @@ def _require_effect(workload: Workload, model: Model, chosen: Sequence[Prompt]) 
     guidance = guidance_of(model)
     if workload.guidance_scale is not None and guidance.form == "none":
         what = f"no effect on this {family_of(model).title}, into whose weights guidance was distilled"
-        raise UsageError(f"workload.guidance_scale={workload.guidance_scale:g}: has {what}: leave it out")
+        raise UsageError(
+            f"workload.guidance_scale={workload.guidance_scale:g}: has {what}: leave it out"
+        )
     if workload.negative_prompt is None:
         return
     wrong = wrong_prompt(workload.negative_prompt)
     if wrong is None and not is_guided(workload, model):
         if guidance.takes_negative:
             scale = f"the guidance scale is {workload.guidance(model):g}"
-            way = f"leave it out, or set workload.guidance_scale above {guidance.above:g}"
+            way = (
+                f"leave it out, or set workload.guidance_scale above {guidance.above:g}"
+            )
             wrong = f"has no effect without guidance ({scale}): {way}"
         else:
-            wrong = f"has no effect: this {family_of(model).title} takes none; leave it out"
+            wrong = (
+                f"has no effect: this {family_of(model).title} takes none; leave it out"
+            )
     if wrong is None and all(prompt.negative for prompt in chosen):
         wrong = f"has no effect, since each prompt of {workload.prompts} has a negative prompt of its own"
     if wrong is not None:
@@ -100,7 +119,9 @@ def _named(workload: Workload) -> str:
 def _source(workload: Workload, model: Model) -> PromptFile:
     """Returns all prompts of the workload's source."""
     source, column = workload.prompts, workload.prompt_column
-    if column is not None and (not isinstance(source, str) or Path(source).suffix.lower() not in TABLES):
+    if column is not None and (
+        not isinstance(source, str) or Path(source).suffix.lower() not in TABLES
+    ):
         raise UsageError(
             f"workload.prompt_column={column}: workload.prompts={source} has no columns; "
             f"name a file that ends in {', '.join(TABLES)}"
@@ -108,27 +129,47 @@ def _source(workload: Workload, model: Model) -> PromptFile:
     if source == "packaged":
         own = read_json(PACKAGED / "prompts.json")["gate"]
         general = _GENERAL.read_text(encoding="utf-8").splitlines()
-        return PromptFile(tuple(Prompt(text, "") for text in (own if (PACKAGED / model.name).is_dir() else general)))
+        return PromptFile(
+            tuple(
+                Prompt(text, "")
+                for text in (own if (PACKAGED / model.name).is_dir() else general)
+            )
+        )
     if isinstance(source, str):
         return _from_file(source, column)
     if not isinstance(source, Sequence):
-        raise UsageError(f"workload.prompts={source}: must be packaged, a list of prompts, or a file")
+        raise UsageError(
+            f"workload.prompts={source}: must be packaged, a list of prompts, or a file"
+        )
     for number, prompt in enumerate(source, 1):
         if not isinstance(prompt, str):
-            raise UsageError(f"workload.prompts=[…]: number {number} is no text ({prompt}); put it in quotes")
-    return PromptFile(tuple(Prompt(str(prompt), f"number {number}") for number, prompt in enumerate(source, 1)))
+            raise UsageError(
+                f"workload.prompts=[…]: number {number} is no text ({prompt}); put it in quotes"
+            )
+    return PromptFile(
+        tuple(
+            Prompt(str(prompt), f"number {number}")
+            for number, prompt in enumerate(source, 1)
+        )
+    )
 
 
 def _from_file(source: str, column: str | None) -> PromptFile:
     path = Path(source).expanduser()
     try:
         if path.is_dir():
-            raise Unreadable("is a folder; write its prompts into one file, with a prompt per line")
+            raise Unreadable(
+                "is a folder; write its prompts into one file, with a prompt per line"
+            )
         if path.exists() and not path.is_file():
-            raise Unreadable("not a file; it is read more than once, which a pipe cannot be")
+            raise Unreadable(
+                "not a file; it is read more than once, which a pipe cannot be"
+            )
         return _read(path, column, state_of(path))
     except NoColumn as error:
-        raise UsageError(f"workload.prompt_column={column}: not in {source}; {error}") from error
+        raise UsageError(
+            f"workload.prompt_column={column}: not in {source}; {error}"
+        ) from error
     except Unreadable as error:
         raise UsageError(f"workload.prompts={source}: {error}") from error
     except (OSError, ValueError) as error:
@@ -151,9 +192,7 @@ def wrong_prompt(prompt: str) -> str | None:
     if odd := _CONTROL.search(prompt):
         return f"holds the control character U+{ord(odd[0]):04X}; remove it"
     if label := _PARAMETERS.search(prompt):
-        return (
-            f"holds '{label[0].strip()}'; give negative prompts in a column of their own, and steps as workload.steps"
-        )
+        return f"holds '{label[0].strip()}'; give negative prompts in a column of their own, and steps as workload.steps"
     if len(prompt) > _LONGEST:
         return f"has {len(prompt)} characters, and a prompt may have {_LONGEST}; a text encoder reads some 77 words"
     return None
@@ -161,7 +200,10 @@ def wrong_prompt(prompt: str) -> str | None:
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
-_PARAMETERS = re.compile(r"(?:^|\s)negative[ _]prompts?\s*:|(?:^|\s)Steps: \d+, [A-Z]\w+[^:,]*: ", re.IGNORECASE)
+_PARAMETERS = re.compile(
+    r"(?:^|\s)negative[ _]prompts?\s*:|(?:^|\s)Steps: \d+, [A-Z]\w+[^:,]*: ",
+    re.IGNORECASE,
+)
 """How programs continue a prompt with its negative prompt and its parameters."""
 
 _LONGEST = 10_000
@@ -174,7 +216,11 @@ def remarks_on_prompts(workload: Workload, model: Model) -> list[str]:
     """Returns what of a user's prompts is not used, or is not read as other programs read it. Raises UsageError."""
     if workload.prompts == "packaged" and workload.negative_prompt is None:
         return []
-    source, chosen, at = _source(workload, model), _chosen(workload, model), _named(workload)
+    source, chosen, at = (
+        _source(workload, model),
+        _chosen(workload, model),
+        _named(workload),
+    )
     found = []
     if source.unused:
         found.append(
@@ -187,16 +233,30 @@ def remarks_on_prompts(workload: Workload, model: Model) -> list[str]:
             "quality.prompt_count) says how many"
         )
     if source.comments:
-        found.append(f"{at}: lines that begin with # are comments: {_listed(source.comments)}")
+        found.append(
+            f"{at}: lines that begin with # are comments: {_listed(source.comments)}"
+        )
     if source.empty:
-        found.append(f"{at}: rows without a prompt are left out: {_listed(source.empty)}")
+        found.append(
+            f"{at}: rows without a prompt are left out: {_listed(source.empty)}"
+        )
     counts = Counter((prompt.text, prompt.negative) for prompt in chosen)
-    if repeated := [prompt.place for prompt in chosen if counts[prompt.text, prompt.negative] > 1]:
-        found.append(f"{at}: these prompts occur more than once, and differ in their noise only: {_listed(repeated)}")
+    if repeated := [
+        prompt.place for prompt in chosen if counts[prompt.text, prompt.negative] > 1
+    ]:
+        found.append(
+            f"{at}: these prompts occur more than once, and differ in their noise only: {_listed(repeated)}"
+        )
     if any(prompt.negative for prompt in chosen) and not is_guided(workload, model):
-        found.append(f"{at}: negative prompts have no effect, since there is no guidance")
+        found.append(
+            f"{at}: negative prompts have no effect, since there is no guidance"
+        )
     read = {
-        kind: [(place, match[0]) for place, text in _texts(workload, chosen) if (match := pattern.search(text))]
+        kind: [
+            (place, match[0])
+            for place, text in _texts(workload, chosen)
+            if (match := pattern.search(text))
+        ]
         for kind, pattern in _PLAIN.items()
     }
     named = [
@@ -221,9 +281,15 @@ def _texts(workload: Workload, chosen: Iterable[Prompt]) -> Iterator[tuple[str, 
 
 
 _PLAIN = {
-    "weights": re.compile(r"\([^()]*:\s*[+-]?\d*\.?\d+\s*\)|\w::|[\w)]\+\+|[\w)]--(?=[\s,.)]|$)"),
-    "networks and embeddings": re.compile(r"<[A-Za-z][\w-]*:[^<>]*>|\bembedding:\S+", re.IGNORECASE),
-    "negative parts": re.compile(r"(?:^|[\s|\[(])neg(?:ative)?\s*:|\s###?\s", re.IGNORECASE),
+    "weights": re.compile(
+        r"\([^()]*:\s*[+-]?\d*\.?\d+\s*\)|\w::|[\w)]\+\+|[\w)]--(?=[\s,.)]|$)"
+    ),
+    "networks and embeddings": re.compile(
+        r"<[A-Za-z][\w-]*:[^<>]*>|\bembedding:\S+", re.IGNORECASE
+    ),
+    "negative parts": re.compile(
+        r"(?:^|[\s|\[(])neg(?:ative)?\s*:|\s###?\s", re.IGNORECASE
+    ),
     "parentheses": re.compile(r"\((?![^()]*:\s*[+-]?\d*\.?\d+\s*\))[^()]*\)"),
     "brackets": re.compile(r"\[[^\[\]]+\]"),
     "alternatives and variables": re.compile(r"\{[^{}]*\}|__[\w/*-]+__"),
@@ -231,14 +297,23 @@ _PLAIN = {
     "options": re.compile(r"(?:^|\s)--[A-Za-z][\w-]*(?=[\s=]|$)"),
     "list marks": re.compile(r"^(?:[-*•]|\d+[.)]|\d{3,})\s"),
     "comments and fences": re.compile(r"^(?:[;%]|```|~~~|---)"),
-    "names of files": re.compile(r"^\S+\.(?:png|jpe?g|webp|gif|bmp|tiff?|avif|txt|[ct]sv|jsonl?)\b", re.IGNORECASE),
+    "names of files": re.compile(
+        r"^\S+\.(?:png|jpe?g|webp|gif|bmp|tiff?|avif|txt|[ct]sv|jsonl?)\b",
+        re.IGNORECASE,
+    ),
     "lines that go on": re.compile(r"\\$"),
     "quotes around the whole": re.compile(r"""^(["'`]).*\1,?$""", re.DOTALL),
     "tabs": re.compile(r"\S\t+\S"),
     "letters that were damaged before": re.compile("\ufffd|Ã[\u0080-\u00bf]|â€"),
-    "escapes and entities": re.compile(r"\\[nrt\"'()\[\]{}]|\\u[0-9a-fA-F]{4}|&(?:amp|quot|lt|gt|nbsp|#\d+);"),
-    "invisible characters": re.compile("[\u00ad\u200b\u2028-\u202e\u2060-\u2069\ufeff]"),
-    "empty cells that became words": re.compile(r"^(?:nan|none|null|n/a|#N/A|#NAME\?|#REF!|#VALUE!)$", re.IGNORECASE),
+    "escapes and entities": re.compile(
+        r"\\[nrt\"'()\[\]{}]|\\u[0-9a-fA-F]{4}|&(?:amp|quot|lt|gt|nbsp|#\d+);"
+    ),
+    "invisible characters": re.compile(
+        "[\u00ad\u200b\u2028-\u202e\u2060-\u2069\ufeff]"
+    ),
+    "empty cells that became words": re.compile(
+        r"^(?:nan|none|null|n/a|#N/A|#NAME\?|#REF!|#VALUE!)$", re.IGNORECASE
+    ),
 }
 """What other programs give a meaning, by its name."""
 
@@ -264,7 +339,9 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
     Raises:
         UsageError: the model's files are not there.
     """
-    if model.weights == "random" or (workload.prompts == "packaged" and workload.negative_prompt is None):
+    if model.weights == "random" or (
+        workload.prompts == "packaged" and workload.negative_prompt is None
+    ):
         return []  # the words of a random model are a substitute's
     texts = list(_texts(workload, _chosen(workload, model)))
     found: dict[str, None] = {}
@@ -272,8 +349,14 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
     for tokenizer, tokens in _tokenizers(model):
         words = words and words - tokenizer.get_vocab().keys()
         limit = min(tokenizer.model_max_length, tokens or tokenizer.model_max_length)
-        counts = map(len, tokenizer([text for _, text in texts], verbose=False)["input_ids"])
-        cut = [f"{place} ({count} tokens)" for (place, _), count in zip(texts, counts, strict=True) if count > limit]
+        counts = map(
+            len, tokenizer([text for _, text in texts], verbose=False)["input_ids"]
+        )
+        cut = [
+            f"{place} ({count} tokens)"
+            for (place, _), count in zip(texts, counts, strict=True)
+            if count > limit
+        ]
         if cut:
             found[
                 f"{_named(workload)}: the text encoder reads {limit} tokens and cuts {len(cut)} of {len(texts)} texts: "
@@ -299,7 +382,12 @@ def _tokenizers(model: Model) -> Iterator[tuple[Any, int | None]]:
         return
     for name, named in parts_in(folder).items():
         if name.startswith("tokenizer"):
-            yield part_class(*named).from_pretrained(folder / name, local_files_only=True), tokens.get(name)
+            yield (
+                part_class(*named).from_pretrained(
+                    folder / name, local_files_only=True
+                ),
+                tokens.get(name),
+            )
 
 
 # ---- initial noise from a file: MLPerf Inference has one latent for all images ---------------------------------------
@@ -322,16 +410,30 @@ def read_latents(file: str) -> Tensor:
         elif path.suffix == ".pt":
             content = torch.load(path, map_location="cpu", weights_only=True)
         else:
-            raise UsageError(f"workload.latents={file}: give a .safetensors or a .pt file")
-    except (OSError, RuntimeError, ValueError, LookupError, SafetensorError, EOFError, UnpicklingError) as error:
+            raise UsageError(
+                f"workload.latents={file}: give a .safetensors or a .pt file"
+            )
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        LookupError,
+        SafetensorError,
+        EOFError,
+        UnpicklingError,
+    ) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if isinstance(error, UnpicklingError):  # PyTorch advises to run what it holds
             reason = "it is damaged, or holds other objects than tensors"
-        raise UsageError(f"workload.latents={file}: cannot be read as tensors ({reason})") from error
+        raise UsageError(
+            f"workload.latents={file}: cannot be read as tensors ({reason})"
+        ) from error
     content = list(content.values()) if isinstance(content, dict) else content
     tensors = content if isinstance(content, list) else [content]
     if len(tensors) != 1 or not isinstance(tensors[0], torch.Tensor):
-        raise UsageError(f"workload.latents={file}: must hold one tensor, and holds {len(tensors)} values")
+        raise UsageError(
+            f"workload.latents={file}: must hold one tensor, and holds {len(tensors)} values"
+        )
     latents = tensors[0].detach()
     if latents.ndim != 4 or not len(latents) or not latents.is_floating_point():
         raise UsageError(
@@ -366,19 +468,29 @@ def require_latents(workload: Workload, task: Task, model: Model) -> None:
             f"workload.latents={workload.latents}: task={task.kind} starts from its image, not from latents"
         )
     if workload.seed:
-        raise UsageError(f"workload.seed={workload.seed}: has no effect on noise that workload.latents gives")
+        raise UsageError(
+            f"workload.seed={workload.seed}: has no effect on noise that workload.latents gives"
+        )
     latents = read_latents(workload.latents)
     images = range(len(resolve_prompts(workload, model)) * workload.images_per_prompt)
     try:
         vae = part_config(model, "vae") or {}
-        channels, factor = int(latent_channels_of(vae) or latents.shape[1]), factor_of(vae)
+        channels, factor = (
+            int(latent_channels_of(vae) or latents.shape[1]),
+            factor_of(vae),
+        )
     except (OSError, ValueError, TypeError, LookupError):
-        channels, factor = latents.shape[1], 8  # it is not local; other checks report errors of the model itself
+        channels, factor = (
+            latents.shape[1],
+            8,
+        )  # it is not local; other checks report errors of the model itself
     for side in dict.fromkeys(shape.size // factor for shape in workload.shapes(model)):
         take(latents, images, (channels, side, side), workload.latents)
 
 
-def take(latents: Tensor, images: Sequence[int], shape: tuple[int, ...], file: str) -> list[Tensor]:
+def take(
+    latents: Tensor, images: Sequence[int], shape: tuple[int, ...], file: str
+) -> list[Tensor]:
     """Returns the latents (1, channels, height, width) of the numbered images; a single latent serves all.
 
     Raises:
@@ -386,7 +498,9 @@ def take(latents: Tensor, images: Sequence[int], shape: tuple[int, ...], file: s
     """
     if tuple(latents.shape[1:]) != tuple(shape):
         has, needs = ("×".join(map(str, part)) for part in (latents.shape[1:], shape))
-        raise UsageError(f"workload.latents={file}: holds latents of {has}; this model and size need {needs}")
+        raise UsageError(
+            f"workload.latents={file}: holds latents of {has}; this model and size need {needs}"
+        )
     if len(latents) == 1:
         return [latents] * len(images)
     if max(images) >= len(latents):

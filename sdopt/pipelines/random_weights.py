@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _POOL = 2**24 + 43  # a prime, so that no layer's rows align with it
 
 
-def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **given: Any) -> Pipeline:
+def build_pipeline(
+    folder: Path, cls: Any, device: str, dtype: torch.dtype, **given: Any
+) -> Pipeline:
     """Builds the pipeline that a folder of configurations describes.
 
     Arguments of the class that are `given` are passed on instead of built.
@@ -45,7 +47,9 @@ def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **gi
     return cls(**given)
 
 
-def random_network(folder: Path, library: str, class_name: str, name: str, dtype: torch.dtype) -> torch.nn.Module:
+def random_network(
+    folder: Path, library: str, class_name: str, name: str, dtype: torch.dtype
+) -> torch.nn.Module:
     """Builds one network on the CPU, with the weights that the part of this name would have in a pipeline."""
     network = empty_network(folder, library, class_name)
     _draw(network, name, _pool(), "cpu", dtype)
@@ -58,7 +62,10 @@ def empty_network(folder: Path, library: str, class_name: str) -> torch.nn.Modul
     # A class of transformers has a class for its configuration, as AltDiffusion's text encoder does too.
     own = hasattr(cls, "config_class")
     return _empty(
-        cls, cls.config_class.from_pretrained(folder) if own else cls.load_config(folder, local_files_only=True)
+        cls,
+        cls.config_class.from_pretrained(folder)
+        if own
+        else cls.load_config(folder, local_files_only=True),
     )
 
 
@@ -67,7 +74,9 @@ def _empty(cls: Any, config: Any) -> torch.nn.Module:
 
     # Buffers are computed, not learned: with the parameters they would be lost on the meta device.
     with init_empty_weights(include_buffers=False):
-        network: torch.nn.Module = cls(config) if hasattr(cls, "config_class") else cls.from_config(config)
+        network: torch.nn.Module = (
+            cls(config) if hasattr(cls, "config_class") else cls.from_config(config)
+        )
     # Each name of a shared parameter has become a parameter of its own: T5 has its embeddings by two names.
     tie = getattr(network, "tie_weights", None)
     if tie is not None:
@@ -96,7 +105,13 @@ def _pool() -> torch.Tensor:
     return torch.randn(_POOL, generator=torch.Generator().manual_seed(0))
 
 
-def _draw(network: torch.nn.Module, prefix: str, normal: torch.Tensor, device: str, dtype: torch.dtype) -> None:
+def _draw(
+    network: torch.nn.Module,
+    prefix: str,
+    normal: torch.Tensor,
+    device: str,
+    dtype: torch.dtype,
+) -> None:
     """Gives every parameter its values, in its final type and on its device.
 
     Weights of linear layers and convolutions have variance 1 / fan-in (LeCun et al. 1998, *Efficient BackProp*), so
@@ -114,10 +129,16 @@ def _draw(network: torch.nn.Module, prefix: str, normal: torch.Tensor, device: s
                 module.register_parameter(name, drawn[parameter])
                 continue
             full = f"{path}.{name}" in kept
-            values = torch.empty(parameter.shape, dtype=torch.float32 if full else dtype, device=device)
+            values = torch.empty(
+                parameter.shape, dtype=torch.float32 if full else dtype, device=device
+            )
             if parameter.ndim >= 2:
                 embedding = isinstance(module, torch.nn.Embedding)
-                scale = 1.0 if embedding else 1 / math.sqrt(parameter.numel() / parameter.shape[0])
+                scale = (
+                    1.0
+                    if embedding
+                    else 1 / math.sqrt(parameter.numel() / parameter.shape[0])
+                )
                 _fill(values.view(-1), normal, scale, f"{prefix}.{path}.{name}")
             else:
                 values.fill_(name == "weight")
@@ -134,5 +155,7 @@ def _fill(values: torch.Tensor, normal: torch.Tensor, scale: float, name: str) -
     while filled < values.numel():
         count = min(values.numel() - filled, _POOL - start)
         # Scaled before rounding, so that every type holds the same numbers as closely as it can.
-        torch.mul(normal[start : start + count], scale, out=values[filled : filled + count])
+        torch.mul(
+            normal[start : start + count], scale, out=values[filled : filled + count]
+        )
         filled, start = filled + count, 0

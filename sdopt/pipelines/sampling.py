@@ -40,7 +40,11 @@ _TRAINED: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys of a model's own scheduler that a chosen one must have too, unless their value is one of these."""
 
-_OPTIONS = {"ddim": "DDIMScheduler", "euler": "EulerDiscreteScheduler", "unipc": "UniPCMultistepScheduler"}
+_OPTIONS = {
+    "ddim": "DDIMScheduler",
+    "euler": "EulerDiscreteScheduler",
+    "unipc": "UniPCMultistepScheduler",
+}
 """Schedulers to choose instead, by their names in the group."""
 
 _COMMON = (*_OPTIONS.values(), "DPMSolverMultistepScheduler", "TCDScheduler")
@@ -61,10 +65,18 @@ def scheduler_class(scheduler: Scheduler) -> Any:
         # In place of a class whose packages are not installed, diffusers has one that names them.
         packages = getattr(getattr(diffusers, name, None), "_backends", ())
         if lacking := " ".join(each for each in packages if find_spec(each) is None):
-            raise UsageError(f"scheduler.class_name={name}: needs {lacking}: pip install {lacking}")
-        known = [other for other in dir(diffusers) if other.endswith("Scheduler") and _scheduler_named(other)]
+            raise UsageError(
+                f"scheduler.class_name={name}: needs {lacking}: pip install {lacking}"
+            )
+        known = [
+            other
+            for other in dir(diffusers)
+            if other.endswith("Scheduler") and _scheduler_named(other)
+        ]
         near = difflib.get_close_matches(name, known, n=5) or known
-        raise UsageError(f"scheduler.class_name={name}: unknown scheduler; diffusers has: {', '.join(near)}")
+        raise UsageError(
+            f"scheduler.class_name={name}: unknown scheduler; diffusers has: {', '.join(near)}"
+        )
     return found
 
 
@@ -72,15 +84,23 @@ def _scheduler_named(name: object) -> Any:
     import diffusers
 
     found = getattr(diffusers, str(name), None)
-    return found if isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin) else None
+    return (
+        found
+        if isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin)
+        else None
+    )
 
 
-def scheduler_like(own: Any, scheduler: Scheduler, marks: Mapping[str, Any] | None = None) -> Any:
+def scheduler_like(
+    own: Any, scheduler: Scheduler, marks: Mapping[str, Any] | None = None
+) -> Any:
     """Returns the chosen scheduler with a model's own configuration, as far as no mark or option overrides it."""
     cls = scheduler_class(scheduler)
     if scheduler.timesteps is not None:
         cls = _spaced(cls, scheduler.timesteps)
-    return cls.from_config(own.config, **scheduler_settings(own.config, scheduler, marks))
+    return cls.from_config(
+        own.config, **scheduler_settings(own.config, scheduler, marks)
+    )
 
 
 def scheduler_settings(
@@ -94,7 +114,11 @@ def scheduler_settings(
 def is_flow(config: Mapping[str, Any]) -> bool:
     """Returns whether a scheduler of this configuration samples a flow from noise to image, not levels of noise."""
     named = str(config.get("_class_name")).startswith(_FLOW)
-    return named or bool(config.get("use_flow_sigmas")) or config.get("prediction_type") == "flow_prediction"
+    return (
+        named
+        or bool(config.get("use_flow_sigmas"))
+        or config.get("prediction_type") == "flow_prediction"
+    )
 
 
 _FLOW = "FlowMatch"
@@ -114,8 +138,14 @@ def unclipped(own: Mapping[str, Any], scheduler: Scheduler) -> dict[str, Any]:
     DDIM would by default, and latents of Stable Diffusion go beyond -1 and 1.
     """
     of_model = _scheduler_named(own.get("_class_name"))
-    said = "clip_sample" in own or (of_model is not None and "clip_sample" in _arguments(of_model))
-    return {"clip_sample": False} if "clip_sample" in _arguments(scheduler_class(scheduler)) and not said else {}
+    said = "clip_sample" in own or (
+        of_model is not None and "clip_sample" in _arguments(of_model)
+    )
+    return (
+        {"clip_sample": False}
+        if "clip_sample" in _arguments(scheduler_class(scheduler)) and not said
+        else {}
+    )
 
 
 def _spaced(cls: Any, timesteps: Sequence[int]) -> Any:
@@ -125,8 +155,12 @@ def _spaced(cls: Any, timesteps: Sequence[int]) -> Any:
     """
 
     class Spaced(cls):  # type: ignore[misc]
-        def set_timesteps(self, num_inference_steps: int, device: Any = None, **_others: Any) -> None:
-            super().set_timesteps(timesteps=spread(timesteps, num_inference_steps, self), device=device)
+        def set_timesteps(
+            self, num_inference_steps: int, device: Any = None, **_others: Any
+        ) -> None:
+            super().set_timesteps(
+                timesteps=spread(timesteps, num_inference_steps, self), device=device
+            )
 
     Spaced.__name__ = cls.__name__
     return Spaced
@@ -143,18 +177,28 @@ def spread(timesteps: Sequence[int], steps: int, scheduler: Any) -> list[int]:
     levels = np.log((1 - alphas) / alphas)
     places = np.linspace(0, len(timesteps) - 1, steps)
     wanted = np.interp(places, np.arange(len(timesteps)), levels[list(timesteps)])
-    return [round(each) for each in np.interp(wanted, levels, np.arange(len(levels))).tolist()]
+    return [
+        round(each)
+        for each in np.interp(wanted, levels, np.arange(len(levels))).tolist()
+    ]
 
 
 def require_options(scheduler: Scheduler) -> None:
     """Raises UsageError for options and timesteps that the scheduler does not take: diffusers would ignore them."""
-    if scheduler.class_name in _COMMON and not scheduler.options and scheduler.timesteps is None:
+    if (
+        scheduler.class_name in _COMMON
+        and not scheduler.options
+        and scheduler.timesteps is None
+    ):
         return
     cls = scheduler_class(scheduler)
     known, name = _arguments(cls), scheduler.class_name
     has = ", ".join(each for each in known if each != "self")
     unknown = [each for each in scheduler.options if each not in known]
-    problems = [f"scheduler.options.{each}: unknown option; {name} has: {has}" for each in unknown]
+    problems = [
+        f"scheduler.options.{each}: unknown option; {name} has: {has}"
+        for each in unknown
+    ]
     for key in scheduler.options.keys() & known.keys():
         value, usual = scheduler.options[key], known[key].default
         # Python takes any text for true, also the text no.
@@ -163,14 +207,18 @@ def require_options(scheduler: Scheduler) -> None:
             problems.append(f"scheduler.options.{key}={value}: must be {kind}")
     if (spaced := scheduler.timesteps) is not None:
         if "timesteps" not in inspect.signature(cls.set_timesteps).parameters:
-            problems.append(f"scheduler.timesteps: {name} takes none; choose scheduler=ays, or dpmpp_2m or euler")
+            problems.append(
+                f"scheduler.timesteps: {name} takes none; choose scheduler=ays, or dpmpp_2m or euler"
+            )
         if (
             len(spaced) < 2
             or any(low >= high for high, low in pairwise(spaced))
             or min(spaced) < 0
             or max(spaced) > 999
         ):
-            problems.append(f"scheduler.timesteps={spaced}: must be two or more, falling, from 999 to 0")
+            problems.append(
+                f"scheduler.timesteps={spaced}: must be two or more, falling, from 999 to 0"
+            )
     if problems:
         raise UsageError(problems)
 
@@ -190,15 +238,26 @@ def _marks(file: Path, _state: tuple[int, ...]) -> dict[str, Any]:
     header = Header.of(file, f"model.path={file}")
     names, metadata = header.types, header.metadata
     kinds = {
-        {"v": "v_prediction", "velocity": "v_prediction", "eps": "epsilon", "noise": "epsilon"}.get(kind, kind)
+        {
+            "v": "v_prediction",
+            "velocity": "v_prediction",
+            "eps": "epsilon",
+            "noise": "epsilon",
+        }.get(kind, kind)
         for key in ("modelspec.prediction_type", "modelspec.predict_key")
         if (kind := metadata.get(key, "").strip().lower())
     }
     if not kinds and metadata.get("modelspec.architecture", "").endswith("-v"):
         kinds.add("v_prediction")
-    if "v_pred" in names or _says_yes(metadata, "ss_v_parameterization") or _velocity_beside(file):
+    if (
+        "v_pred" in names
+        or _says_yes(metadata, "ss_v_parameterization")
+        or _velocity_beside(file)
+    ):
         kinds.add("v_prediction")
-    found: dict[str, Any] = {"prediction_type": " and ".join(sorted(kinds))} if kinds else {}
+    found: dict[str, Any] = (
+        {"prediction_type": " and ".join(sorted(kinds))} if kinds else {}
+    )
     if "ztsnr" in names or _says_yes(metadata, "ss_zero_terminal_snr"):
         found["rescale_betas_zero_snr"] = True
     if edm := next((name for name in _EDM if name in names), None):
@@ -209,8 +268,15 @@ def _marks(file: Path, _state: tuple[int, ...]) -> dict[str, Any]:
 def _velocity_beside(file: Path) -> bool:
     """Returns whether a configuration of the same name, which other programs read with a file, says velocity."""
     beside = file.with_suffix(".yaml")
-    said = beside.read_text(encoding="utf-8", errors="replace") if beside.is_file() else ""
-    return re.search(r"^\s*parameterization:\s*['\"]?v['\"]?\s*(#.*)?$", said, re.MULTILINE) is not None
+    said = (
+        beside.read_text(encoding="utf-8", errors="replace") if beside.is_file() else ""
+    )
+    return (
+        re.search(
+            r"^\s*parameterization:\s*['\"]?v['\"]?\s*(#.*)?$", said, re.MULTILINE
+        )
+        is not None
+    )
 
 
 def _says_yes(metadata: Mapping[str, str], key: str) -> bool:
@@ -221,7 +287,9 @@ _USUAL_STEPS = 20
 """So many can be sampled by every scheduler that suits a model."""
 
 
-def unsuited(own: Mapping[str, Any], scheduler: Scheduler, steps: int = _USUAL_STEPS) -> list[str]:
+def unsuited(
+    own: Mapping[str, Any], scheduler: Scheduler, steps: int = _USUAL_STEPS
+) -> list[str]:
     """Returns why a scheduler cannot sample a model as the model's own scheduler says; [] if it can."""
     key = _key(own, scheduler, steps)
     if key not in _found:
@@ -260,17 +328,23 @@ def _mismatches(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
     of_model, name = _scheduler_named(own.get("_class_name")), own.get("_class_name")
     if str(name).startswith("EDM ("):
         why = f"has other noise levels than the model, which is marked as {name}, and a single file does not say which"
-        return [f"{at}: {why}: save it as a folder with its own scheduler, and give model=FOLDER"]
+        return [
+            f"{at}: {why}: save it as a folder with its own scheduler, and give model=FOLDER"
+        ]
     if name is not None and of_model is None:
         return [
             f"{at}: the model's own scheduler is {name}, which diffusers does not have: nothing says how to sample it"
         ]
     if is_flow(own) and scheduler.class_name.startswith(_FLOW):
         return []
-    return (_flow_mismatches if str(name).startswith(_FLOW) else _level_mismatches)(own, scheduler, at)
+    return (_flow_mismatches if str(name).startswith(_FLOW) else _level_mismatches)(
+        own, scheduler, at
+    )
 
 
-def _flow_mismatches(own: Mapping[str, Any], scheduler: Scheduler, at: str) -> list[str]:
+def _flow_mismatches(
+    own: Mapping[str, Any], scheduler: Scheduler, at: str
+) -> list[str]:
     """Returns why a scheduler cannot sample a flow; [] if it can."""
     made = {**own, "_class_name": scheduler.class_name, **scheduler.options}
     if "use_flow_sigmas" in _arguments(scheduler_class(scheduler)) and is_flow(made):
@@ -279,14 +353,18 @@ def _flow_mismatches(own: Mapping[str, Any], scheduler: Scheduler, at: str) -> l
     return [f"{at}: {why}: choose scheduler=flow_euler"]
 
 
-def _level_mismatches(own: Mapping[str, Any], scheduler: Scheduler, at: str) -> list[str]:
+def _level_mismatches(
+    own: Mapping[str, Any], scheduler: Scheduler, at: str
+) -> list[str]:
     """Returns why a scheduler cannot have the levels of noise of a model, or sample what it predicts; [] if it can."""
     chosen, options = scheduler_class(scheduler), scheduler.options
     known, name = _arguments(chosen), own.get("_class_name")
     found: list[str] = []
     if (of_model := _scheduler_named(name)) not in (None, chosen):
         if not _has_levels(of_model):
-            return [f"{at}: has other noise levels than the model's own {name}: choose scheduler.class_name={name}"]
+            return [
+                f"{at}: has other noise levels than the model's own {name}: choose scheduler.class_name={name}"
+            ]
         if not _has_levels(chosen):
             return [
                 f"{at}: cannot have the noise levels of the model's own {name}: choose scheduler=ddim, euler or unipc"
@@ -294,12 +372,27 @@ def _level_mismatches(own: Mapping[str, Any], scheduler: Scheduler, at: str) -> 
     for key, usual in _TRAINED.items():
         value = own.get(key)
         if key not in options and key not in known and value not in usual:
-            names = [option for option, each in _OPTIONS.items() if key in _arguments(_scheduler_named(each))]
-            instead = f"scheduler={' or '.join(names)}" if names else f"scheduler.class_name={name}"
-            found.append(f"{at}: has no {key}, and the model was made for {key}={value}: choose {instead}")
+            names = [
+                option
+                for option, each in _OPTIONS.items()
+                if key in _arguments(_scheduler_named(each))
+            ]
+            instead = (
+                f"scheduler={' or '.join(names)}"
+                if names
+                else f"scheduler.class_name={name}"
+            )
+            found.append(
+                f"{at}: has no {key}, and the model was made for {key}={value}: choose {instead}"
+            )
     predicts = own.get("prediction_type", "epsilon")
     flows = predicts == "flow_prediction" and "use_flow_sigmas" in known
-    if not found and "prediction_type" not in options and predicts not in _PREDICTIONS and not flows:
+    if (
+        not found
+        and "prediction_type" not in options
+        and predicts not in _PREDICTIONS
+        and not flows
+    ):
         found.append(
             f"{at}: cannot sample prediction_type={predicts}, as the model says of itself; to contradict it, give "
             "+scheduler.options.prediction_type=epsilon or v_prediction"
@@ -324,18 +417,31 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
         else:
             why = f"scheduler.class_name={scheduler.class_name}: draws noise without a seed, and no image twice"
             seeded = "noise_sampler_seed" in _arguments(scheduler_class(scheduler))
-            way = "give +scheduler.options.noise_sampler_seed=0" if seeded else "choose scheduler=ddim, euler or unipc"
+            way = (
+                "give +scheduler.options.noise_sampler_seed=0"
+                if seeded
+                else "choose scheduler=ddim, euler or unipc"
+            )
             return [f"{why}: {way}"]
     except Exception as error:  # each scheduler raises its own
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     if scheduler.options and not _rehearsed(own, replace(scheduler, options={}), steps):
-        given = " ".join(f"scheduler.options.{key}={value}" for key, value in scheduler.options.items())
+        given = " ".join(
+            f"scheduler.options.{key}={value}"
+            for key, value in scheduler.options.items()
+        )
         return [f"{given}: {scheduler.class_name} cannot sample with it ({why})"]
     if steps > _USUAL_STEPS and not _rehearsed(own, scheduler, _USUAL_STEPS):
-        return [f"workload.steps={steps}: {scheduler.class_name} cannot sample in so many ({why}): set fewer"]
-    predicts = scheduler.options.get("prediction_type", own.get("prediction_type", "epsilon"))
+        return [
+            f"workload.steps={steps}: {scheduler.class_name} cannot sample in so many ({why}): set fewer"
+        ]
+    predicts = scheduler.options.get(
+        "prediction_type", own.get("prediction_type", "epsilon")
+    )
     what = f"cannot sample prediction_type={predicts} in workload.steps={steps} ({why})"
-    return [f"scheduler.class_name={scheduler.class_name}: {what}: choose scheduler=ddim, euler or unipc"]
+    return [
+        f"scheduler.class_name={scheduler.class_name}: {what}: choose scheduler=ddim, euler or unipc"
+    ]
 
 
 def draws_noise(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> bool:
@@ -347,19 +453,27 @@ def draws_noise(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> boo
     return not latents.equal(others)
 
 
-def _sampled(own: Mapping[str, Any], scheduler: Scheduler, steps: int, seed: int = 0) -> torch.Tensor:
+def _sampled(
+    own: Mapping[str, Any], scheduler: Scheduler, steps: int, seed: int = 0
+) -> torch.Tensor:
     """Returns what a scheduler makes of a few numbers, with the noise of a seed, if the scheduler takes it."""
     import torch
 
     made = scheduler_like(SimpleNamespace(config=own), scheduler)
-    mu = {"mu": 1.0} if made.config.get("use_dynamic_shifting") else {}  # of the number of tokens, in a pipeline
+    mu = (
+        {"mu": 1.0} if made.config.get("use_dynamic_shifting") else {}
+    )  # of the number of tokens, in a pipeline
     made.set_timesteps(steps, **mu)
     if made.timesteps[0] < made.timesteps[-1]:
         raise ValueError("its timesteps rise: it makes noise of an image")
     latents = torch.full((1, 4, 8, 8), float(getattr(made, "init_noise_sigma", 1.0)))
     scaled = getattr(made, "scale_model_input", None)  # a flow scales nothing
     takes = inspect.signature(made.step).parameters
-    noise = {"generator": torch.Generator().manual_seed(seed)} if "generator" in takes else {}
+    noise = (
+        {"generator": torch.Generator().manual_seed(seed)}
+        if "generator" in takes
+        else {}
+    )
     for timestep in made.timesteps:
         output = torch.ones_like(scaled(latents, timestep) if scaled else latents)
         latents = made.step(output, timestep, latents, **noise)[0]
@@ -371,7 +485,10 @@ def misnamed(name: str, own: Mapping[str, Any], scheduler: Scheduler) -> list[st
 
     Conversions of such models often lose it, and their images are noise. Only a user can say which of the two is right.
     """
-    if own.get("prediction_type") == "v_prediction" or "prediction_type" in scheduler.options:
+    if (
+        own.get("prediction_type") == "v_prediction"
+        or "prediction_type" in scheduler.options
+    ):
         return []
     if (said := _SAYS_VELOCITY.search(name)) is None:
         return []
@@ -382,16 +499,23 @@ def misnamed(name: str, own: Mapping[str, Any], scheduler: Scheduler) -> list[st
 
 
 _SAYS_VELOCITY = re.compile(
-    r"v[-_. ]?pred(?=v\d|(?-i:[^a-z])|$)|v[-_. ]?prediction|v[-_. ]param|velocity", re.IGNORECASE
+    r"v[-_. ]?pred(?=v\d|(?-i:[^a-z])|$)|v[-_. ]?prediction|v[-_. ]param|velocity",
+    re.IGNORECASE,
 )
 
 
-def remarks(own: Mapping[str, Any], marks: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
+def remarks(
+    own: Mapping[str, Any], marks: Mapping[str, Any], scheduler: Scheduler
+) -> list[str]:
     """Returns what a user should know of how a model is sampled: the marks in its file, a scheduler for few steps."""
     found = []
-    if taken := {key: value for key, value in marks.items() if key not in scheduler.options}:
+    if taken := {
+        key: value for key, value in marks.items() if key not in scheduler.options
+    }:
         said = ", ".join(f"{key}={str(value).lower()}" for key, value in taken.items())
-        found.append(f"is marked to be sampled with {said}; +scheduler.options.… overrides it")
+        found.append(
+            f"is marked to be sampled with {said}; +scheduler.options.… overrides it"
+        )
     name = str(own.get("_class_name"))
     if name in ("LCMScheduler", "TCDScheduler") and scheduler.class_name != name:
         found.append(

@@ -41,8 +41,14 @@ def scales_of(header: Header) -> tuple[dict[str, str], set[str], list[str]]:
     """
     scales: dict[str, str] = {}
     for name in header.shapes:
-        if other := next((what for end, what in _OTHERS.items() if name.endswith(end)), None):
-            return {}, set(), [f"holds {other}, such as {name}, which sdopt does not read: {_WAY}"]
+        if other := next(
+            (what for end, what in _OTHERS.items() if name.endswith(end)), None
+        ):
+            return (
+                {},
+                set(),
+                [f"holds {other}, such as {name}, which sdopt does not read: {_WAY}"],
+            )
         if end := next((end for end in _SCALE if name.endswith(end)), None):
             scales[f"{name.removesuffix(end)}.weight"] = name
     beside = {name for name in header.shapes if _is_beside(name)}
@@ -65,9 +71,13 @@ def _unread(header: Header, scales: Mapping[str, str], beside: set[str]) -> list
         if name in beside or len(header.shapes[name]) < 2:
             continue
         if kind not in _PLAIN:
-            return [f"holds {name} in {kind}, which means nothing without its scales: {_WAY}"]
+            return [
+                f"holds {name} in {kind}, which means nothing without its scales: {_WAY}"
+            ]
         if marked and kind in _FLOAT8 and name not in scales:
-            return [f"holds scales, but none for {name}, whose 8 bits mean nothing without it: {_WAY}"]
+            return [
+                f"holds scales, but none for {name}, whose 8 bits mean nothing without it: {_WAY}"
+            ]
     return []
 
 
@@ -80,14 +90,18 @@ def _unfit(header: Header, scales: Mapping[str, str]) -> list[str]:
         columns = len(header.shapes[scale]) > 1 and header.shapes[scale][0] == 1
         numbers = math.prod(header.shapes[scale])
         if numbers != 1 and (numbers != shape[0] or columns):
-            return [f"holds {scale} of shape {header.shapes[scale]}, as scales of blocks or columns have: {_WAY}"]
+            return [
+                f"holds {scale} of shape {header.shapes[scale]}, as scales of blocks or columns have: {_WAY}"
+            ]
     return []
 
 
 _WAY = "give the model in 16 bits, in float8, or as GGUF"
 
 
-def multiplied(tensors: Mapping[str, torch.Tensor], scales: Mapping[str, str]) -> dict[str, torch.Tensor]:
+def multiplied(
+    tensors: Mapping[str, torch.Tensor], scales: Mapping[str, str]
+) -> dict[str, torch.Tensor]:
     """Returns the weights alone: those with a scale times it, in float32, so that they are rounded once."""
     import torch
 
@@ -97,7 +111,11 @@ def multiplied(tensors: Mapping[str, torch.Tensor], scales: Mapping[str, str]) -
             continue
         if name in scales:
             scale = tensors[scales[name]].to(torch.float32)
-            rows = scale.reshape(-1, *[1] * (tensor.ndim - 1)) if scale.numel() > 1 else scale.reshape(())
+            rows = (
+                scale.reshape(-1, *[1] * (tensor.ndim - 1))
+                if scale.numel() > 1
+                else scale.reshape(())
+            )
             found[name] = tensor.to(torch.float32) * rows
         else:
             found[name] = tensor

@@ -28,8 +28,14 @@ class _Kept:
     @classmethod
     def of(cls, owner: Any) -> "_Kept":
         own = dict(vars(owner))
-        changing = [value for name, value in own.items() if type(value) in _CHANGING and name not in _TENSORS]
-        return cls(owner, type(owner), own, [(value, copy(value)) for value in changing])
+        changing = [
+            value
+            for name, value in own.items()
+            if type(value) in _CHANGING and name not in _TENSORS
+        ]
+        return cls(
+            owner, type(owner), own, [(value, copy(value)) for value in changing]
+        )
 
     def restore(self) -> None:
         self.owner.__class__ = self.kind
@@ -77,7 +83,10 @@ class _Weight:
         self.module._parameters[self.name] = parameter
         if parameter.stride() != self.strides:
             parameter.data = torch.empty_strided(
-                parameter.shape, self.strides, dtype=parameter.dtype, device=parameter.device
+                parameter.shape,
+                self.strides,
+                dtype=parameter.dtype,
+                device=parameter.device,
             ).copy_(parameter.data)
 
 
@@ -99,9 +108,16 @@ class Snapshot:
     def of(cls, pipe: Pipeline) -> "Snapshot":
         """Saves the state of a pipeline; reads all of its weights once."""
         networks = networks_of(pipe)
-        modules = [module for network in networks.values() for module in network.modules()]
+        modules = [
+            module for network in networks.values() for module in network.modules()
+        ]
         weights = {name: _Weight.all_of(network) for name, network in networks.items()}
-        return cls(type(pipe), dict(pipe.components), [_Kept.of(each) for each in (pipe.scheduler, *modules)], weights)
+        return cls(
+            type(pipe),
+            dict(pipe.components),
+            [_Kept.of(each) for each in (pipe.scheduler, *modules)],
+            weights,
+        )
 
     @property
     def networks(self) -> set[int]:
@@ -112,8 +128,14 @@ class Snapshot:
         """Returns a line for each network whose weights have changed."""
         changed = []
         for name, weights in self.weights.items():
-            left = [parameter for weight in weights if (parameter := weight.found()) is not None]
-            if len(left) < len(weights) or _marks(left) != [weight.marks for weight in weights]:
+            left = [
+                parameter
+                for weight in weights
+                if (parameter := weight.found()) is not None
+            ]
+            if len(left) < len(weights) or _marks(left) != [
+                weight.marks for weight in weights
+            ]:
                 changed.append(name)
         return [f"the weights of {name} were changed" for name in sorted(changed)]
 
@@ -124,7 +146,9 @@ class Snapshot:
             setattr(pipe, name, part)
         for kept in self.kept:
             kept.restore()
-        for weight in (weight for weights in self.weights.values() for weight in weights):
+        for weight in (
+            weight for weights in self.weights.values() for weight in weights
+        ):
             weight.restore()
 
 
@@ -135,12 +159,17 @@ def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[Any, ...]]:
     for number, parameter in enumerate(parameters):
         plain = type(parameter.data) is torch.Tensor and parameter.device.type != "meta"
         if plain and parameter.dtype in _HASHED:
-            hashes[parameter.device][number] = torch.hash_tensor(parameter.detach()).view(torch.int64)
+            hashes[parameter.device][number] = torch.hash_tensor(
+                parameter.detach()
+            ).view(torch.int64)
     contents: dict[int, int] = {}
     for found in hashes.values():
         # In one transfer, because each transfer from a card waits for all work that runs there.
         contents |= zip(found, torch.stack([*found.values()]).tolist(), strict=True)
-    return [(each.dtype, tuple(each.shape), _changes(each), contents.get(n, 0)) for n, each in enumerate(parameters)]
+    return [
+        (each.dtype, tuple(each.shape), _changes(each), contents.get(n, 0))
+        for n, each in enumerate(parameters)
+    ]
 
 
 def _changes(parameter: torch.nn.Parameter) -> int:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 VAE = ("first_stage_model.", "vae.")
 
-_TEXT = re.compile(r"text_encoders\.(\w+?)\.(?:transformer\.(.+)|(?:logit_scale|\w+_model))")
+_TEXT = re.compile(
+    r"text_encoders\.(\w+?)\.(?:transformer\.(.+)|(?:logit_scale|\w+_model))"
+)
 """Names of a text encoder's tensors in a file of several networks; its tokenizer may lie beside it."""
 
 
@@ -65,7 +67,9 @@ class Stored:
         tensors = {}
         for name, key in self.names.items():
             tensor = read[key]
-            tensors[name] = tensor if tensor.ndim == 2 else dequantize_gguf_tensor(tensor)
+            tensors[name] = (
+                tensor if tensor.ndim == 2 else dequantize_gguf_tensor(tensor)
+            )
         return tensors
 
     def empty(self) -> dict[str, torch.Tensor]:
@@ -95,15 +99,21 @@ def _header(file: Path, _state: tuple[int, ...]) -> Header:
     if file.suffix != ".gguf":
         return Header.of_any(file, f"model.path={file}")
     if find_spec("gguf") is None:
-        raise UsageError(f"model.path={file}: a GGUF file, to be read by: pip install 'sdopt[gguf]'")
+        raise UsageError(
+            f"model.path={file}: a GGUF file, to be read by: pip install 'sdopt[gguf]'"
+        )
     import gguf
 
     if not begins(file, b"GGUF"):
-        raise UsageError(f"model.path={file}: is no GGUF file, whatever its name says; fetch it again")
+        raise UsageError(
+            f"model.path={file}: is no GGUF file, whatever its name says; fetch it again"
+        )
     try:
         tensors = gguf.GGUFReader(file).tensors
     except (OSError, ValueError, IndexError) as error:
-        raise UsageError(f"model.path={file}: is not a complete GGUF file ({error}); fetch it again") from error
+        raise UsageError(
+            f"model.path={file}: is not a complete GGUF file ({error}); fetch it again"
+        ) from error
     types, shapes = {}, {}
     for tensor in tensors:
         types[tensor.name] = tensor.tensor_type.name
@@ -121,7 +131,9 @@ def _pipeline_in(file: Path, _state: tuple[int, ...]) -> str | None:
     return pipeline_in(header_of(file).shapes)
 
 
-def networks_in(file: Path, family: Family, classes: Mapping[str, str]) -> dict[str, Stored]:
+def networks_in(
+    file: Path, family: Family, classes: Mapping[str, str]
+) -> dict[str, Stored]:
     """Returns the networks in one file; without prefixes, all of it is the transformer."""
     names = header_of(file).shapes
     if not any(name.startswith(PREFIX) for name in names):
@@ -136,11 +148,15 @@ def networks_in(file: Path, family: Family, classes: Mapping[str, str]) -> dict[
         elif text:
             part = _encoder_named(text[1], classes)
             if part is None:
-                raise UsageError(f"model.path={file}: holds a text encoder {text[1]}, which {family.title} has not")
+                raise UsageError(
+                    f"model.path={file}: holds a text encoder {text[1]}, which {family.title} has not"
+                )
             if text[2]:
                 networks.setdefault(part, {})[text[2]] = name
         elif not name.endswith("scaled_fp8"):
-            raise UsageError(f"model.path={file}: holds {name}, which is of no network of {family.title}")
+            raise UsageError(
+                f"model.path={file}: holds {name}, which is of no network of {family.title}"
+            )
     return {part: Stored(file, tensors) for part, tensors in networks.items()}
 
 
@@ -157,6 +173,12 @@ def _encoder_named(word: str, classes: Mapping[str, str]) -> str | None:
         else:
             kinds["language model"].append(name)
     place = 1 if word == "clip_g" else 0
-    kind = "clip" if word.startswith("clip") else "t5" if "t5" in word else "language model"
+    kind = (
+        "clip"
+        if word.startswith("clip")
+        else "t5"
+        if "t5" in word
+        else "language model"
+    )
     encoders = kinds[kind]
     return encoders[place] if place < len(encoders) else None

@@ -18,11 +18,19 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
-_NEEDED: dict[str, tuple[str, ...]] = {"txt2img": (), "img2img": ("image",), "inpaint": ("image", "mask")}
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "txt2img": (),
+    "img2img": ("image",),
+    "inpaint": ("image", "mask"),
+}
 _PACKAGED_INPUT = "packaged"
 """Name of the packaged image or mask, which suffices to measure speed and memory of any model."""
 
-_PIPELINES = {"txt2img": "Pipeline", "img2img": "Img2ImgPipeline", "inpaint": "InpaintPipeline"}
+_PIPELINES = {
+    "txt2img": "Pipeline",
+    "img2img": "Img2ImgPipeline",
+    "inpaint": "InpaintPipeline",
+}
 
 
 def pipeline_class(text_to_image: str, task: Task) -> Any:
@@ -37,9 +45,7 @@ def pipeline_class(text_to_image: str, task: Task) -> Any:
 
 def no_task(family: Family, task: Task) -> str:
     """Returns that diffusers has no pipeline of a family for a task."""
-    return (
-        f"task={task.kind}: diffusers has no such pipeline of {family.title}; choose task={' or '.join(family.tasks)}"
-    )
+    return f"task={task.kind}: diffusers has no such pipeline of {family.title}; choose task={' or '.join(family.tasks)}"
 
 
 def task_of(class_name: str) -> Task:
@@ -58,7 +64,9 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
         given = getattr(task, name)
         if name not in needed:
             if given is not None:
-                problems.append(f"task.{name}={given}: task={task.kind} takes no {name}; leave it out")
+                problems.append(
+                    f"task.{name}={given}: task={task.kind} takes no {name}; leave it out"
+                )
             continue
         path = _input(task, model, name)
         if path is None:
@@ -72,9 +80,14 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
             problems += [f"task.{name}={problem}" for problem in error.problems]
             continue
         if name == "mask":
-            problems += [f"task.mask={path}: {problem}" for problem in _replaces_nothing(picture, model, workload)]
+            problems += [
+                f"task.mask={path}: {problem}"
+                for problem in _replaces_nothing(picture, model, workload)
+            ]
     if task.kind == "txt2img" and task.strength != 1:
-        problems.append(f"task.strength={task.strength}: task=txt2img starts from pure noise; leave it at 1")
+        problems.append(
+            f"task.strength={task.strength}: task=txt2img starts from pure noise; leave it at 1"
+        )
     elif task.steps_of(workload.steps) < 1:
         problems.append(
             f"task.strength={task.strength}: leaves no step of workload.steps={workload.steps} to run; raise either"
@@ -89,7 +102,9 @@ def _replaces_nothing(mask: Image, model: Model, workload: Workload) -> list[str
     largest = {"": _largest(mask.convert("L"))}
     if largest[""] >= _REPLACED:
         sizes = dict.fromkeys(shape.size for shape in workload.shapes(model))
-        largest |= {f" at {size}×{size}": _largest(sized(mask, "mask", size)) for size in sizes}
+        largest |= {
+            f" at {size}×{size}": _largest(sized(mask, "mask", size)) for size in sizes
+        }
     way_out = f"only areas from {_REPLACED} on are replaced; paint them white"
     return [
         f"replaces nothing{where}: its largest value is {value} of 255, and {way_out}"
@@ -120,15 +135,24 @@ def remarks_on(task: Task, model: Model, workload: Workload) -> list[str]:
         width, height = shapes[name] = picture.size
         if width != height and name == "image":
             size = workload.shapes(model)[0].size
-            found.append(f"task.image={path}: its {width}×{height} pixels are stretched to {size}×{size}")
+            found.append(
+                f"task.image={path}: its {width}×{height} pixels are stretched to {size}×{size}"
+            )
         ranges: Any = picture.getextrema()
         if name == "image" and all(high - low < _ONE_COLOUR for low, high in ranges):
             found.append(f"task.image={path}: is of one colour everywhere")
         if name == "mask":
-            found += [f"task.mask={path}: {remark}" for remark in _remarks_on_mask(picture.convert("L"))]
+            found += [
+                f"task.mask={path}: {remark}"
+                for remark in _remarks_on_mask(picture.convert("L"))
+            ]
     if len({round(width / height, 2) for width, height in shapes.values()}) > 1:
-        listed = ", ".join(f"{name} {width}×{height}" for name, (width, height) in shapes.items())
-        found.append(f"task.mask: is of another shape than the image ({listed}); both are stretched to the same square")
+        listed = ", ".join(
+            f"{name} {width}×{height}" for name, (width, height) in shapes.items()
+        )
+        found.append(
+            f"task.mask: is of another shape than the image ({listed}); both are stretched to the same square"
+        )
     return found
 
 
@@ -155,7 +179,11 @@ _NEARLY, _SOFT = 32, 0.02
 
 def files_of(task: Task, model: Model) -> dict[str, Path]:
     """Returns the input files of a task, by their role: `image`, `mask`."""
-    return {name: path for name in _NEEDED[task.kind] if (path := _input(task, model, name)) is not None}
+    return {
+        name: path
+        for name in _NEEDED[task.kind]
+        if (path := _input(task, model, name)) is not None
+    }
 
 
 def _input(task: Task, model: Model, name: str) -> Path | None:
@@ -168,7 +196,9 @@ def _input(task: Task, model: Model, name: str) -> Path | None:
     return None if given is None else Path(given).expanduser()
 
 
-def inputs_of(task: Task, model: Model, size: int, images: int, with_size: bool = False) -> dict[str, Any]:
+def inputs_of(
+    task: Task, model: Model, size: int, images: int, with_size: bool = False
+) -> dict[str, Any]:
     """Returns further arguments of the pipeline call besides prompts, steps and noise: image and mask, one per output.
 
     A single input for all would be encoded once, with the noise of the first output: outputs would depend on the batch.
@@ -191,7 +221,11 @@ def adapt(pipe: Pipeline, task: Task) -> None:
     diffusers recognises a text-to-image denoiser by that number, though any number would work.
     """
     unet = getattr(pipe, "unet", None)
-    if task.kind == "inpaint" and unet is not None and unet.config.in_channels == pipe.vae.config.latent_channels:
+    if (
+        task.kind == "inpaint"
+        and unet is not None
+        and unet.config.in_channels == pipe.vae.config.latent_channels
+    ):
         unet.register_to_config(in_channels=4)
 
 
@@ -203,7 +237,11 @@ def noise_in_float32(pipe: Pipeline) -> Iterator[None]:
     """
     from diffusers.models.autoencoders import vae
 
-    drawing = (type(pipe).prepare_latents.__globals__, vars(vae), type(pipe.scheduler).step.__globals__)
+    drawing = (
+        type(pipe).prepare_latents.__globals__,
+        vars(vae),
+        type(pipe.scheduler).step.__globals__,
+    )
     with ExitStack() as stack:
         for names in (names for names in drawing if "randn_tensor" in names):
             stack.callback(names.__setitem__, "randn_tensor", names["randn_tensor"])
@@ -221,5 +259,8 @@ def _randn(
     import torch
 
     generators = generator if isinstance(generator, Sequence) else [generator]
-    rows = [torch.randn((shape[0] // len(generators), *shape[1:]), generator=generator) for generator in generators]
+    rows = [
+        torch.randn((shape[0] // len(generators), *shape[1:]), generator=generator)
+        for generator in generators
+    ]
     return torch.cat(rows).to(device=device, dtype=dtype)

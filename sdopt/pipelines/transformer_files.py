@@ -32,7 +32,11 @@ def is_transformer(model: Model) -> bool:
     if not file.is_file() or file.suffix not in (".safetensors", ".gguf"):
         return False
     try:
-        return file.suffix == ".gguf" or model.base is not None or transformer_in(file) is not None
+        return (
+            file.suffix == ".gguf"
+            or model.base is not None
+            or transformer_in(file) is not None
+        )
     except UsageError:
         return False  # `require_model` says what is wrong
 
@@ -57,7 +61,12 @@ def base_of(model: Model) -> Model:
             "repository of a whole pipeline that has them, as model.base=FOLDER, or its model beside model.path"
         )
     if model.base is not None and Path(model.base).expanduser().exists():
-        return Model(model.name, "path", path=str(Path(model.base).expanduser()), variant=model.variant)
+        return Model(
+            model.name,
+            "path",
+            path=str(Path(model.base).expanduser()),
+            variant=model.variant,
+        )
     return Model(model.name, "hub", hub_id=named, variant=model.variant)
 
 
@@ -79,7 +88,9 @@ def stored_parts(model: Model, folder: Path) -> dict[str, Stored]:
     found = networks_in(Path(str(model.path)).expanduser(), family, classes)
     for part, path in (model.parts or {}).items():
         if part not in family.networks or part == family.denoiser:
-            raise UsageError(f"model.parts.{part}: the parts of {family.title} are {', '.join(family.networks[1:])}")
+            raise UsageError(
+                f"model.parts.{part}: the parts of {family.title} are {', '.join(family.networks[1:])}"
+            )
         if path is None:
             found.pop(part, None)
             continue
@@ -88,7 +99,11 @@ def stored_parts(model: Model, folder: Path) -> dict[str, Stored]:
             raise UsageError(f"model.parts.{part}={path}: must be a .safetensors file")
         names = {}
         for name in header_of(file).shapes:
-            plain = name.partition(".")[2] if part == "vae" and name.startswith(VAE) else name
+            plain = (
+                name.partition(".")[2]
+                if part == "vae" and name.startswith(VAE)
+                else name
+            )
             names[plain] = name
         found[part] = Stored(file, names)
     return found
@@ -103,7 +118,9 @@ def without_parts(model: Model, folder: Path) -> list[str]:
     family = family_named(class_name_of(folder))
     left = [part for part, path in (model.parts or {}).items() if path is None]
     if needed := [part for part in left if part not in family.optional]:
-        raise UsageError(f"model.parts.{needed[0]}=null: {family.title} does not run without it")
+        raise UsageError(
+            f"model.parts.{needed[0]}=null: {family.title} does not run without it"
+        )
     return left + [part.replace("text_encoder", "tokenizer") for part in left]
 
 
@@ -116,7 +133,10 @@ def problems(model: Model, folder: Path) -> list[str]:
     try:
         parts = stored_parts(model, folder)
         for part, stored in parts.items():
-            found += [f"{stored.file.name}: {problem}" for problem in _problems_of(part, stored, folder)]
+            found += [
+                f"{stored.file.name}: {problem}"
+                for problem in _problems_of(part, stored, folder)
+            ]
         for file in dict.fromkeys(stored.file for stored in parts.values()):
             found += wrong_numbers(file) if file.suffix == ".safetensors" else []
     except UsageError as error:
@@ -125,7 +145,9 @@ def problems(model: Model, folder: Path) -> list[str]:
 
 
 def _problems_of(part: str, stored: Stored, folder: Path) -> list[str]:
-    _, _, wrong = scales_of(stored.header()) if stored.file.suffix != ".gguf" else ({}, set(), [])
+    _, _, wrong = (
+        scales_of(stored.header()) if stored.file.suffix != ".gguf" else ({}, set(), [])
+    )
     if wrong:
         return wrong
     if part.startswith("text_encoder"):
@@ -136,20 +158,30 @@ def _problems_of(part: str, stored: Stored, folder: Path) -> list[str]:
     return _faults(placed, left, network)
 
 
-def _faults(placed: Mapping[str, torch.Tensor], left: list[str], network: Any) -> list[str]:
+def _faults(
+    placed: Mapping[str, torch.Tensor], left: list[str], network: Any
+) -> list[str]:
     """Returns how the tensors of a file differ from those of a network."""
     kind, wanted = type(network).__name__, network.state_dict()
     missing = wanted.keys() - placed.keys()
     if not placed or len(missing) > len(wanted) / 2:
-        return [f"holds no weights of {kind}: {len(missing)} of its {len(wanted)} tensors are missing"]
+        return [
+            f"holds no weights of {kind}: {len(missing)} of its {len(wanted)} tensors are missing"
+        ]
     if left:
-        return [f"holds {left[0]}{_more(left)}, which {kind} of this configuration has not, and would run without"]
+        return [
+            f"holds {left[0]}{_more(left)}, which {kind} of this configuration has not, and would run without"
+        ]
     if missing:
-        return [f"lacks {min(missing)}{_more(missing)} of {kind}, and nothing is filled in"]
+        return [
+            f"lacks {min(missing)}{_more(missing)} of {kind}, and nothing is filled in"
+        ]
     for name, tensor in placed.items():
         shape, needed = list(_shape(tensor)), list(wanted[name].shape)
         if shape != needed:
-            return [f"holds {name} of shape {shape}, and the configuration of the base says {needed}"]
+            return [
+                f"holds {name} of shape {shape}, and the configuration of the base says {needed}"
+            ]
     return []
 
 
@@ -161,20 +193,29 @@ def _shape(tensor: Any) -> Any:
     return getattr(tensor, "quant_shape", tensor.shape)
 
 
-def _placed(tensors: Mapping[str, torch.Tensor], part: str, network: Any) -> tuple[dict[str, torch.Tensor], list[str]]:
+def _placed(
+    tensors: Mapping[str, torch.Tensor], part: str, network: Any
+) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Returns the tensors of a transformer or a VAE under diffusers' names, and the names of those left over."""
     if part != "vae":
         return renamed(tensors, network)
     if network.state_dict().keys() == tensors.keys():
         return dict(tensors), []
-    from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint, convert_wan_vae_to_diffusers
+    from diffusers.loaders.single_file_utils import (
+        convert_ldm_vae_checkpoint,
+        convert_wan_vae_to_diffusers,
+    )
 
     of_images = "down_block_types" in network.config
-    convert: Callable[..., Any] = convert_ldm_vae_checkpoint if of_images else convert_wan_vae_to_diffusers
+    convert: Callable[..., Any] = (
+        convert_ldm_vae_checkpoint if of_images else convert_wan_vae_to_diffusers
+    )
     placed: dict[str, torch.Tensor] = {}
     given: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        (placed if name.startswith("bn.") else given)[name] = tensor  # those of FLUX.2 have no other name
+        (placed if name.startswith("bn.") else given)[name] = (
+            tensor  # those of FLUX.2 have no other name
+        )
     placed |= convert(dict(given), config=dict(network.config))
     used = {_root(tensor) for tensor in placed.values()}
     return placed, [name for name, tensor in given.items() if _root(tensor) not in used]
@@ -188,7 +229,9 @@ def _root(tensor: torch.Tensor) -> int:
 # ------------------------------------------------------------------------------------------------------------ loading
 
 
-def load_parts(model: Model, folder: Path, dtype: torch.dtype, without: set[str] | None = None) -> dict[str, Any]:
+def load_parts(
+    model: Model, folder: Path, dtype: torch.dtype, without: set[str] | None = None
+) -> dict[str, Any]:
     """Loads the networks that lie in files on the CPU, by the attributes of the pipeline in `folder`.
 
     Those of `without` are not loaded. A part that the model leaves out is None.
@@ -203,7 +246,9 @@ def load_parts(model: Model, folder: Path, dtype: torch.dtype, without: set[str]
     return found
 
 
-def load_stored(model: Model, part: str, stored: Stored, folder: Path, dtype: torch.dtype) -> Any:
+def load_stored(
+    model: Model, part: str, stored: Stored, folder: Path, dtype: torch.dtype
+) -> Any:
     """Loads one network from its file on the CPU, with weights of the given type."""
     tensors = stored.tensors()
     if part.startswith("text_encoder"):
@@ -219,7 +264,9 @@ def load_stored(model: Model, part: str, stored: Stored, folder: Path, dtype: to
     return network.eval()
 
 
-def _filled(network: Any, tensors: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype) -> Any:
+def _filled(
+    network: Any, tensors: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype
+) -> Any:
     """Returns a network with these tensors as its weights."""
     import torch
 
@@ -228,12 +275,16 @@ def _filled(network: Any, tensors: Mapping[str, torch.Tensor], folder: Path, dty
         return _in_blocks(network, tensors, folder, dtype)
     values = {}
     for name, tensor in tensors.items():
-        values[name] = tensor.to(torch.float32 if name in kept or not tensor.is_floating_point() else dtype)
+        values[name] = tensor.to(
+            torch.float32 if name in kept or not tensor.is_floating_point() else dtype
+        )
     network.load_state_dict(values, assign=True)
     return network.requires_grad_(False)
 
 
-def _in_blocks(network: Any, tensors: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype) -> Any:
+def _in_blocks(
+    network: Any, tensors: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype
+) -> Any:
     """Returns a network whose linear layers keep the blocks of a GGUF file, and compute in `dtype`.
 
     diffusers keeps blocks in other layers, too, which then compute with their bytes.
@@ -243,7 +294,11 @@ def _in_blocks(network: Any, tensors: Mapping[str, torch.Tensor], folder: Path, 
     from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
 
     layers = dict(network.named_modules())
-    linear = {f"{name}.weight" for name, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
+    linear = {
+        f"{name}.weight"
+        for name, layer in layers.items()
+        if isinstance(layer, torch.nn.Linear)
+    }
     weights = {}
     for name, tensor in tensors.items():
         if hasattr(tensor, "quant_type") and name not in linear:
@@ -271,23 +326,47 @@ def _text_encoder(
 
     cls: Any = part_class(*parts_in(folder)[part])
     config = cls.config_class.from_pretrained(folder / part, local_files_only=True)
-    projection, width = "text_projection.weight", getattr(config, "projection_dim", None)
+    projection, width = (
+        "text_projection.weight",
+        getattr(config, "projection_dim", None),
+    )
     lacks = cls.__name__ == "CLIPTextModelWithProjection" and projection not in tensors
     if lacks and width == config.hidden_size:
-        tensors = tensors | {projection: torch.eye(width, device=next(iter(tensors.values())).device)}
+        tensors = tensors | {
+            projection: torch.eye(width, device=next(iter(tensors.values())).device)
+        }
     if cls.__name__ == "CLIPTextModel":
-        tensors = {name: tensor for name, tensor in tensors.items() if name != projection}
+        tensors = {
+            name: tensor for name, tensor in tensors.items() if name != projection
+        }
     with quiet():
         place = {"device_map": {"": "meta"}} if dtype is None else {"dtype": dtype}
         network, info = cls.from_pretrained(
-            None, config=config, state_dict=tensors, output_loading_info=True, ignore_mismatched_sizes=True, **place
+            None,
+            config=config,
+            state_dict=tensors,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **place,
         )
     if lacking := sorted(info["missing_keys"]):
-        return network, [f"lacks {lacking[0]}{_more(lacking)} of the {part}, and nothing is filled in"]
-    if others := sorted(info["mismatched_keys"]):  # which would be random: LongCLIP has more places for tokens
+        return network, [
+            f"lacks {lacking[0]}{_more(lacking)} of the {part}, and nothing is filled in"
+        ]
+    if others := sorted(
+        info["mismatched_keys"]
+    ):  # which would be random: LongCLIP has more places for tokens
         name, has, wanted = others[0]
-        return network, [f"holds {name} of shape {list(has)}, and the {part} of the base has {list(wanted)}"]
-    left = [name for name in info["unexpected_keys"] if not name.endswith(("position_ids", "logit_scale"))]
+        return network, [
+            f"holds {name} of shape {list(has)}, and the {part} of the base has {list(wanted)}"
+        ]
+    left = [
+        name
+        for name in info["unexpected_keys"]
+        if not name.endswith(("position_ids", "logit_scale"))
+    ]
     if left:
-        return network, [f"holds {left[0]}{_more(left)}, which the {part} of the base has not"]
+        return network, [
+            f"holds {left[0]}{_more(left)}, which the {part} of the base has not"
+        ]
     return network, []

@@ -19,17 +19,35 @@ from sdopt.pipelines.originals import Place, parted, places_in
 if TYPE_CHECKING:
     import torch
 
-_MATRIX = re.compile(r"(.+?)[._]lora(\d?)(?:_linear_layer)?[._](A|B|down|up)(?:\.\w+)?\.weight")
+_MATRIX = re.compile(
+    r"(.+?)[._]lora(\d?)(?:_linear_layer)?[._](A|B|down|up)(?:\.\w+)?\.weight"
+)
 """The name of a matrix: its module, XLabs' number of a stream, and which of the two it is."""
 
 _ALPHA = ".alpha"
 
 _OF_A_NETWORK = (
-    (re.compile(r"lora_te_|lora_te1_|text_encoder\.|text_encoders\.clip_l\.transformer\."), "text_encoder"),
-    (re.compile(r"lora_te2_|text_encoder_2\.|text_encoders\.clip_g\.transformer\."), "text_encoder_2"),
-    (re.compile(r"lora_te3_|text_encoder_3\.|text_encoders\.\w+\.transformer\."), "text_encoder_3"),
+    (
+        re.compile(
+            r"lora_te_|lora_te1_|text_encoder\.|text_encoders\.clip_l\.transformer\."
+        ),
+        "text_encoder",
+    ),
+    (
+        re.compile(r"lora_te2_|text_encoder_2\.|text_encoders\.clip_g\.transformer\."),
+        "text_encoder_2",
+    ),
+    (
+        re.compile(r"lora_te3_|text_encoder_3\.|text_encoders\.\w+\.transformer\."),
+        "text_encoder_3",
+    ),
     (re.compile(r"lora_unet_|lora_transformer_|lycoris_|unet\."), "transformer"),
-    (re.compile(r"(base_model\.model\.)?(model\.)?(diffusion_model\.|transformer\.)?"), "transformer"),
+    (
+        re.compile(
+            r"(base_model\.model\.)?(model\.)?(diffusion_model\.|transformer\.)?"
+        ),
+        "transformer",
+    ),
 )
 """How names begin that are of a network; the last is without any beginning."""
 
@@ -52,18 +70,28 @@ class Converted:
         """Returns why it would not arrive as a whole, or would change nothing; [] if it does neither."""
         if self.left:
             more = f" and {len(self.left) - 1} more" if len(self.left) > 1 else ""
-            return [f"holds {self.left[0]}{more}, for which this model has no layer, and would be left out"]
+            return [
+                f"holds {self.left[0]}{more}, for which this model has no layer, and would be left out"
+            ]
         if self.widths:
             return [f"cannot be loaded into this model: {self.widths[0]}"]
         if not self.tensors:
-            return ["holds no LoRA: none of its names ends in .lora_A.weight or .lora_down.weight"]
-        if not any(bool(tensor.any()) for name, tensor in self.tensors.items() if ".lora_B." in name):
+            return [
+                "holds no LoRA: none of its names ends in .lora_A.weight or .lora_down.weight"
+            ]
+        if not any(
+            bool(tensor.any())
+            for name, tensor in self.tensors.items()
+            if ".lora_B." in name
+        ):
             return ["changes nothing: each of its updates is zero"]
         return []
 
 
 def converted(
-    stored: Mapping[str, torch.Tensor], networks: Mapping[str, Any], scales: Scales | None = None
+    stored: Mapping[str, torch.Tensor],
+    networks: Mapping[str, Any],
+    scales: Scales | None = None,
 ) -> Converted:
     """Returns a LoRA as diffusers names it.
 
@@ -89,21 +117,36 @@ def converted(
             continue
         down, up = (stored[pair[which]].float() for which in ("down", "up"))
         alpha = stored.get(module + _ALPHA)
-        scale = float(alpha) / down.shape[0] if alpha is not None else (scales or Scales()).of(plain, down.shape[0])
+        scale = (
+            float(alpha) / down.shape[0]
+            if alpha is not None
+            else (scales or Scales()).of(plain, down.shape[0])
+        )
         _place(found, module, part, place, networks[part], down, up * scale)
     with_matrices = {f"{module}{_ALPHA}" for module in modules}
-    found.left += [name for name in stored if name.endswith(_ALPHA) and name not in with_matrices]
+    found.left += [
+        name for name in stored if name.endswith(_ALPHA) and name not in with_matrices
+    ]
     return found
 
 
 def _place(
-    found: Converted, module: str, part: str, place: Place, network: Any, down: torch.Tensor, up: torch.Tensor
+    found: Converted,
+    module: str,
+    part: str,
+    place: Place,
+    network: Any,
+    down: torch.Tensor,
+    up: torch.Tensor,
 ) -> None:
     """Adds the matrices of one module of a file for each layer of diffusers that has some of its rows."""
     shapes = [_shape(network.get_submodule(name).weight) for name in place.modules]
     parts = parted(up, place, [shape[0] for shape in shapes])
     if parts is None or down.shape[1] != shapes[0][1]:
-        own, layer = (down.shape[1], up.shape[0]), (shapes[0][1], sum(shape[0] for shape in shapes))
+        own, layer = (
+            (down.shape[1], up.shape[0]),
+            (shapes[0][1], sum(shape[0] for shape in shapes)),
+        )
         found.widths.append(
             f"its update of {module} is from {own[0]} to {own[1]} channels, and this model's layer from {layer[0]} to "
             f"{layer[1]}"
@@ -134,10 +177,20 @@ def _layers(network: Any) -> dict[str, Place]:
     """Returns where layers with a matrix lie in a network, by the letters of their names."""
     found: dict[str, Place] = {}
     for name, place in places_in(network).items():
-        modules = [network.get_submodule(each) for each in place.modules if _is_module(network, each)]
-        if len(modules) == len(place.modules) and all(_has_matrix(each) for each in modules):
+        modules = [
+            network.get_submodule(each)
+            for each in place.modules
+            if _is_module(network, each)
+        ]
+        if len(modules) == len(place.modules) and all(
+            _has_matrix(each) for each in modules
+        ):
             # transformers 5 has no `text_model` in CLIP's encoder any more.
-            for written in {name, f"text_model.{name}", name.removeprefix("text_model.")}:
+            for written in {
+                name,
+                f"text_model.{name}",
+                name.removeprefix("text_model."),
+            }:
                 found.setdefault(_letters(written), place)
     return found
 
@@ -173,7 +226,11 @@ class Scales:
 
     def of(self, module: str, rank: int) -> float:
         """Returns the scale of a module's update, by the end of its name."""
-        own = (alpha for end, alpha in self.alphas.items() if module == end or module.endswith(f".{end}"))
+        own = (
+            alpha
+            for end, alpha in self.alphas.items()
+            if module == end or module.endswith(f".{end}")
+        )
         alpha = next(own, self.alpha)
         if alpha is None:
             return 1.0
@@ -184,13 +241,24 @@ def scales_beside(file: Path, metadata: Mapping[str, str]) -> Scales:
     """Returns the scales that the header of a file says, or peft's `adapter_config.json` beside it."""
     said: dict[str, Any] = {}
     if text := metadata.get("lora_adapter_metadata"):
-        said = {key.removeprefix("transformer."): value for key, value in json.loads(text).items()}
+        said = {
+            key.removeprefix("transformer."): value
+            for key, value in json.loads(text).items()
+        }
     elif (beside := settings_beside(file)) is not None:
         said = json.loads(beside.read_text(encoding="utf-8"))
-    return Scales(said.get("lora_alpha"), said.get("alpha_pattern") or {}, bool(said.get("use_rslora")))
+    return Scales(
+        said.get("lora_alpha"),
+        said.get("alpha_pattern") or {},
+        bool(said.get("use_rslora")),
+    )
 
 
 def settings_beside(file: Path) -> Path | None:
     """Returns peft's file of settings beside a LoRA that peft has saved; None without one."""
     beside = file.with_name("adapter_config.json")
-    return beside if file.name == "adapter_model.safetensors" and beside.is_file() else None
+    return (
+        beside
+        if file.name == "adapter_model.safetensors" and beside.is_file()
+        else None
+    )

@@ -54,7 +54,9 @@ class Header:
 
         name = name or file.name
         if file.is_symlink() and not file.exists():
-            raise UsageError(f"{at}: {name} is a link to a file that is gone; fetch it again")
+            raise UsageError(
+                f"{at}: {name} is a link to a file that is gone; fetch it again"
+            )
         try:
             with safe_open(file, "np") as tensors:
                 slices = {key: tensors.get_slice(key) for key in tensors.keys()}  # noqa: SIM118
@@ -66,7 +68,9 @@ class Header:
         except SafetensorError as error:
             if is_pointer(file):
                 raise UsageError(f"{at}: {name} {POINTER}") from error
-            if other := next((what for start, what in _OTHERS.items() if begins(file, start)), None):
+            if other := next(
+                (what for start, what in _OTHERS.items() if begins(file, start)), None
+            ):
                 raise UsageError(f"{at}: {name} is {other}") from error
             raise UsageError(
                 f"{at}: {name} is not a complete safetensors file ({error}); copy or fetch it again"
@@ -80,7 +84,11 @@ class Header:
             (
                 name
                 for name, kind in self.types.items()
-                if (kind not in plain and len(self.shapes[name]) > 1 and not name.endswith("position_ids"))
+                if (
+                    kind not in plain
+                    and len(self.shapes[name]) > 1
+                    and not name.endswith("position_ids")
+                )
                 or name.endswith((".scale_weight", ".weight_scale"))
             ),
             None,
@@ -117,16 +125,22 @@ def wrong_numbers(file: Path, name: str | None = None) -> list[str]:
             if not (tensor.is_floating_point() and tensor.numel()):
                 continue
             # Faster than `isfinite`, and a NaN among the numbers becomes both extremes.
-            extremes = torch.stack((tensor if tensor.element_size() > 1 else tensor.float()).aminmax())
+            extremes = torch.stack(
+                (tensor if tensor.element_size() > 1 else tensor.float()).aminmax()
+            )
             if not extremes.isfinite().all():
                 found = f"{name or file.name}: holds numbers in {key} that are not finite (NaN or infinite)"
-                return [f"{found}, and images would be noise; fetch or save the model again"]
+                return [
+                    f"{found}, and images would be noise; fetch or save the model again"
+                ]
             if tensor.ndim > 1 and tensor.numel() >= _MATRIX and not extremes.any():
                 empty.append(key)
     if len(empty) <= _MEANT:
         return []
     found = f"{name or file.name}: holds nothing but zeros in {len(empty)} matrices, such as {empty[0]}"
-    return [f"{found}, as a download that was not complete; fetch or save the model again"]
+    return [
+        f"{found}, as a download that was not complete; fetch or save the model again"
+    ]
 
 
 _MATRIX, _MEANT = 1024, 16
@@ -147,10 +161,17 @@ def variants_among(names: Iterable[str], library: str) -> set[str | None]:
         rf"{stem}\.safetensors\.index(?:\.([^.]+))?\.json",
         rf"{stem}\.safetensors\.([^.]+)\.index\.json",
     )
-    return {found[1] for name in names for pattern in patterns if (found := re.fullmatch(pattern, name))}
+    return {
+        found[1]
+        for name in names
+        for pattern in patterns
+        if (found := re.fullmatch(pattern, name))
+    }
 
 
-def weight_files(folder: Path, library: str, variant: str | None, at: str) -> list[Path]:
+def weight_files(
+    folder: Path, library: str, variant: str | None, at: str
+) -> list[Path]:
     """Returns the files of one network that its library reads: those of a variant, or else those without one.
 
     One of the two must be there, as far as there are safetensors files.
@@ -160,7 +181,9 @@ def weight_files(folder: Path, library: str, variant: str | None, at: str) -> li
     """
     found, part = variants_of(folder, library), folder.name
     if not found:
-        raise UsageError(f"{at}: {part}/ holds no {_instead_of_weights(folder, _stem(library))}")
+        raise UsageError(
+            f"{at}: {part}/ holds no {_instead_of_weights(folder, _stem(library))}"
+        )
     stem, infix = _stem(library), f".{variant}" if variant and variant in found else ""
     whole = folder / f"{stem}{infix}.safetensors"
     indices = [folder / f"{stem}.safetensors.index{infix}.json"]
@@ -180,18 +203,28 @@ def weight_files(folder: Path, library: str, variant: str | None, at: str) -> li
         files = sorted(set(places.values()))
         missing = [name for name in files if not (folder / name).exists()]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UsageError(f"{at}: {part}/{index.name} cannot be read ({type(error).__name__}: {error})") from error
+        raise UsageError(
+            f"{at}: {part}/{index.name} cannot be read ({type(error).__name__}: {error})"
+        ) from error
     if missing:
         raise UsageError(
             f"{at}: {part}/ lacks {len(missing)} of the {len(files)} files in its {index.name}, such as {missing[0]}; "
             "fetch them again"
         )
-    there = {(name, key) for name in files for key in Header.of(folder / name, at, f"{part}/{name}").shapes}
-    if lost := sorted(f"{key} in {name}" for key, name in places.items() if (name, key) not in there):
+    there = {
+        (name, key)
+        for name in files
+        for key in Header.of(folder / name, at, f"{part}/{name}").shapes
+    }
+    if lost := sorted(
+        f"{key} in {name}" for key, name in places.items() if (name, key) not in there
+    ):
         raise UsageError(
             f"{at}: {part}/ lacks {len(lost)} tensors that {index.name} names, such as {lost[0]}; fetch them again"
         )
-    if twice := sorted((key, name) for name, key in there if places.get(key, name) != name):
+    if twice := sorted(
+        (key, name) for name, key in there if places.get(key, name) != name
+    ):
         key, name = twice[0]
         raise UsageError(
             f"{at}: {part}/{name} holds {key} too, which {index.name} places in {places[key]}: two savings were mixed; "
@@ -200,15 +233,21 @@ def weight_files(folder: Path, library: str, variant: str | None, at: str) -> li
     return [folder / name for name in files]
 
 
-def require_variant(found: Mapping[str, set[str | None]], variant: str | None, at: str) -> None:
+def require_variant(
+    found: Mapping[str, set[str | None]], variant: str | None, at: str
+) -> None:
     """Raises UsageError if parts of a pipeline have files of other variants only, given those that each has."""
     hint = variant_to_try(found.values())
     if variant is not None and all(variant not in each for each in found.values()):
-        raise UsageError(f"{at}: no part holds files of model.variant={variant}; {hint}")
+        raise UsageError(
+            f"{at}: no part holds files of model.variant={variant}; {hint}"
+        )
     for name, there in found.items():
         if there and not {variant, None} & there:
             has = ", ".join(sorted(map(str, there)))
-            raise UsageError(f"{at}: {name}/ holds only files of a variant ({has}), and none without; {hint}")
+            raise UsageError(
+                f"{at}: {name}/ holds only files of a variant ({has}), and none without; {hint}"
+            )
 
 
 def variant_to_try(variants: Iterable[set[str | None]]) -> str:
@@ -234,11 +273,11 @@ def _instead_of_weights(folder: Path, stem: str) -> str:
     """Returns which file is missing, and what to do, from what lies in its place."""
     names = sorted(path.name for path in folder.glob("*"))
     if other := next((name for name in names if name.endswith(".safetensors")), None):
-        return f"{stem}.safetensors; rename {other} if it is that, or save the model again"
-    if any(name.endswith(PICKLED) for name in names):
         return (
-            ".safetensors file; sdopt loads no pickled weights: convert them, or look for the same model in that format"
+            f"{stem}.safetensors; rename {other} if it is that, or save the model again"
         )
+    if any(name.endswith(PICKLED) for name in names):
+        return ".safetensors file; sdopt loads no pickled weights: convert them, or look for the same model in that format"
     return f"{stem}.safetensors; fetch it, or save the model again"
 
 
@@ -257,7 +296,9 @@ SENTENCEPIECES = (SENTENCEPIECE, "spiece.model", "tokenizer.model")
 
 def has_vocabulary(folder: Path) -> bool:
     """Returns whether a folder holds a complete tokenizer, in one file or in the older format of two."""
-    return (folder / "tokenizer.json").is_file() or all((folder / n).is_file() for n in ("vocab.json", "merges.txt"))
+    return (folder / "tokenizer.json").is_file() or all(
+        (folder / n).is_file() for n in ("vocab.json", "merges.txt")
+    )
 
 
 NO_VOCABULARY = "holds neither tokenizer.json nor vocab.json with merges.txt"
@@ -270,7 +311,11 @@ def lacking_vocabulary(folder: Path) -> str | None:
     pieces = [name for name in SENTENCEPIECES if (folder / name).is_file()]
     if not pieces:
         return NO_VOCABULARY
-    return None if find_spec("sentencepiece") else f"holds {pieces[0]}, to be read by: pip install sentencepiece"
+    return (
+        None
+        if find_spec("sentencepiece")
+        else f"holds {pieces[0]}, to be read by: pip install sentencepiece"
+    )
 
 
 def load_tokenizer(folder: Path, vocabulary: str | None = None) -> "CLIPTokenizer":
@@ -285,7 +330,9 @@ def load_tokenizer(folder: Path, vocabulary: str | None = None) -> "CLIPTokenize
     if vocabulary is None and has_vocabulary(folder):
         return CLIPTokenizer.from_pretrained(folder, local_files_only=True)
     own = VOCABULARY if vocabulary is None else Path(vocabulary).expanduser()
-    return CLIPTokenizer.from_pretrained(own, local_files_only=True, **tokenizer_settings(folder))
+    return CLIPTokenizer.from_pretrained(
+        own, local_files_only=True, **tokenizer_settings(folder)
+    )
 
 
 def random_tokenizer(folder: Path, library: str, class_name: str) -> Any:
@@ -309,7 +356,9 @@ def random_tokenizer(folder: Path, library: str, class_name: str) -> Any:
     lines = (VOCABULARY / "merges.txt").read_text(encoding="utf-8").splitlines()
     pairs = (line.split() for line in lines if not line.startswith("#version"))
     merges = [(pair[0], pair[1]) for pair in pairs if len(pair) == 2]
-    tokenizer = part_class("transformers", "Qwen2Tokenizer")(vocab=vocabulary, merges=merges, model_max_length=longest)
+    tokenizer = part_class("transformers", "Qwen2Tokenizer")(
+        vocab=vocabulary, merges=merges, model_max_length=longest
+    )
     tokenizer.chat_template = config.get("chat_template") or _CHAT
     return tokenizer
 
@@ -324,4 +373,13 @@ _CHAT = "{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """Returns how the tokenizer of a pipeline folder starts, ends, pads and cuts prompts, as CLIP's class takes it."""
     config = read_json(folder / "tokenizer_config.json")
-    return {name: config[name] for name in ("bos_token", "eos_token", "pad_token", "unk_token", "model_max_length")}
+    return {
+        name: config[name]
+        for name in (
+            "bos_token",
+            "eos_token",
+            "pad_token",
+            "unk_token",
+            "model_max_length",
+        )
+    }

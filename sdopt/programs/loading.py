@@ -8,7 +8,13 @@ from typing import Any
 from sdopt.hardware.device import Device
 from sdopt.options.precision import Precision
 from sdopt.pipelines.catalog import class_name_of
-from sdopt.pipelines.loading import absent_in, clip_skip_of, folder_of, left_out, path_of
+from sdopt.pipelines.loading import (
+    absent_in,
+    clip_skip_of,
+    folder_of,
+    left_out,
+    path_of,
+)
 from sdopt.pipelines.tasks import pipeline_class
 from sdopt.pipelines.transformer_files import base_of, is_transformer, without_parts
 from sdopt.pipelines.weights import has_vocabulary, tokenizer_settings
@@ -90,8 +96,15 @@ def _with_files(model: Model, folder: Path, cls: Any, dtype: str) -> Piece:
     diffusers' own readers know no scales, one width of FLUX.1, and leave out what they do not know.
     """
     imports = (
-        *("import torch", "from pathlib import Path", f"from diffusers import {cls.__name__}"),
-        *("from sdopt.pipelines.transformer_files import load_parts", "from sdopt.schema import Model"),
+        *(
+            "import torch",
+            "from pathlib import Path",
+            f"from diffusers import {cls.__name__}",
+        ),
+        *(
+            "from sdopt.pipelines.transformer_files import load_parts",
+            "from sdopt.schema import Model",
+        ),
     )
     whole = replace(model, path=str(path_of(model).absolute()))
     base, without = base_of(model), without_parts(model, folder)
@@ -101,7 +114,11 @@ def _with_files(model: Model, folder: Path, cls: Any, dtype: str) -> Piece:
         f"pipe = {cls.__name__}.from_pretrained(",
         *(f"    {argument}," for argument in _repository(base, folder)),
         "    **parts,",
-        *(f"    {name}={value!r}," for name, value in absent_in(folder).items() if name not in without),
+        *(
+            f"    {name}={value!r},"
+            for name, value in absent_in(folder).items()
+            if name not in without
+        ),
         f"    dtype=torch.{dtype},",
         *(f"    {name}={value!r}," for name, value in left_out(cls).items()),
         ")",

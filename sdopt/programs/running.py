@@ -78,12 +78,26 @@ class Programs:
         first = row.image(0, 0)
         if first is None:
             return Program(reason="no image was made to compare its own with")
-        log = self.folder / "logs" / f"program-{list(self.variants).index(row.name):02d}.log"
+        log = (
+            self.folder
+            / "logs"
+            / f"program-{list(self.variants).index(row.name):02d}.log"
+        )
         variant = self.variants[row.name]
         # What a function builds is known in this process alone.
-        arguments = variant, built(variant.model), self.device, self.folder / first.path, limit, log, self.scratch
+        arguments = (
+            variant,
+            built(variant.model),
+            self.device,
+            self.folder / first.path,
+            limit,
+            log,
+            self.scratch,
+        )
         try:
-            return call_apart(self.context, program_drawn, *arguments, timeout_s=seconds)
+            return call_apart(
+                self.context, program_drawn, *arguments, timeout_s=seconds
+            )
         except ChildTimeoutError:
             return Program(reason=f"it took longer than {seconds:.0f} s")
         except ChildDiedError as died:
@@ -97,13 +111,20 @@ def time_limit(row: VariantResult) -> float:
     starts = [
         measurement.load_s + measurement.shapes[0].cold_start_s
         for measurement in row.measurements
-        if measurement.load_s is not None and measurement.shapes[0].cold_start_s is not None
+        if measurement.load_s is not None
+        and measurement.shapes[0].cold_start_s is not None
     ]
     return min(_MOST_S, max(_LEAST_S, _TIMES * max(starts, default=0.0)))
 
 
 def program_drawn(
-    variant: Variant, made: Built | None, device: Device, measured: Path, limit: float, log: Path, scratch: Path
+    variant: Variant,
+    made: Built | None,
+    device: Device,
+    measured: Path,
+    limit: float,
+    log: Path,
+    scratch: Path,
 ) -> Program:
     """Writes a variant's program, runs it, and compares its image with the measured one; prints to a log.
 
@@ -115,7 +136,9 @@ def program_drawn(
     os.environ |= variables(device, scratch)
     _forget_the_working_folder()
     program, started = Program(), time.monotonic()
-    tempfile.tempdir = str(scratch)  # removed even if this process is killed: weights may be offloaded there
+    tempfile.tempdir = str(
+        scratch
+    )  # removed even if this process is killed: weights may be offloaded there
     try:
         found = written(variant, device)
         program = Program(found.text + SAVING if found.public else "", found.lines)
@@ -126,10 +149,18 @@ def program_drawn(
         return Program(reason=str(reason))
     except UsageError as error:
         return replace(program, reason="; ".join(error.problems))
-    except (Exception, SystemExit) as error:  # whatever a model, an option or a function of a user's file raises
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # whatever a model, an option or a function of a user's file raises
         traceback.print_exc()
-        return replace(program, reason=f"it fails here ({type(error).__name__}: {_first_line(error)})")
-    return compared(replace(program, seconds=time.monotonic() - started), pixels, measured, limit)
+        return replace(
+            program,
+            reason=f"it fails here ({type(error).__name__}: {_first_line(error)})",
+        )
+    return compared(
+        replace(program, seconds=time.monotonic() - started), pixels, measured, limit
+    )
 
 
 def image_of(text: str) -> np.ndarray:
@@ -139,18 +170,30 @@ def image_of(text: str) -> np.ndarray:
     return np.asarray(names["image"].convert("RGB"))
 
 
-def compared(program: Program, pixels: np.ndarray, measured: Path, limit: float) -> Program:
+def compared(
+    program: Program, pixels: np.ndarray, measured: Path, limit: float
+) -> Program:
     """Returns what is recorded of a program whose image is `pixels`, uint8 (height, width, 3)."""
     with open_image(measured) as image:
         other = np.asarray(image.convert("RGB"))
     if pixels.shape != other.shape:
-        sizes = " and ".join(f"{height}×{width}" for height, width, _ in (pixels.shape, other.shape))
-        return replace(program, limit=limit, reason=f"its image is of another size ({sizes})")
+        sizes = " and ".join(
+            f"{height}×{width}" for height, width, _ in (pixels.shape, other.shape)
+        )
+        return replace(
+            program, limit=limit, reason=f"its image is of another size ({sizes})"
+        )
     apart = np.abs(pixels.astype(float) - other)
     error, levels = float(np.mean(np.square(apart / 255))), int(apart.max())
     draws = error <= limit
-    reason = "" if draws else f"its image is {levels} of 255 levels off (mean squared error {error:.2g})"
-    return replace(program, draws=draws, error=error, limit=limit, levels=levels, reason=reason)
+    reason = (
+        ""
+        if draws
+        else f"its image is {levels} of 255 levels off (mean squared error {error:.2g})"
+    )
+    return replace(
+        program, draws=draws, error=error, limit=limit, levels=levels, reason=reason
+    )
 
 
 def _print_to(log: Path) -> None:
@@ -167,7 +210,9 @@ def _forget_the_working_folder() -> None:
     """Takes out of Python's path what only a command has: a program that is run from a file does not find it."""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     here = str(Path.cwd())
-    sys.path[:] = [folder for folder in sys.path if folder in named or folder not in ("", here)]
+    sys.path[:] = [
+        folder for folder in sys.path if folder in named or folder not in ("", here)
+    ]
 
 
 def _first_line(error: BaseException) -> str:

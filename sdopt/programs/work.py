@@ -52,7 +52,9 @@ class Work:
             return [self.variant.negatives[place] for place in self._places]
         guidance = guidance_of(self.variant.model)
         if guidance.needs_negative and guidance.guides(self.variant.guidance_scale):
-            return [""] * len(self._places)  # without any, the pipeline would not be guided
+            return [""] * len(
+                self._places
+            )  # without any, the pipeline would not be guided
         return []
 
     def prompts(self) -> Piece:
@@ -77,7 +79,10 @@ class Work:
     def adaptations(self) -> Iterator[str]:
         """Yields the line that lets diffusers inpaint with a model whose latents do not have four channels."""
         unet = part_config(self.variant.model, "unet") or {}
-        if self.variant.task.kind == "inpaint" and unet.get("in_channels") == self._channels != 4:
+        if (
+            self.variant.task.kind == "inpaint"
+            and unet.get("in_channels") == self._channels != 4
+        ):
             yield "pipe.unet.register_to_config(in_channels=4)  # else diffusers takes it for one that inpaints"
 
     def call(self) -> Piece:
@@ -95,10 +100,14 @@ class Work:
         if variant.task.kind != "img2img" or not self._family.is_unet:
             arguments.append(f"height={size}, width={size}")
         if variant.workload.images_per_prompt > 1:
-            arguments.append(f"num_images_per_prompt={variant.workload.images_per_prompt}")
+            arguments.append(
+                f"num_images_per_prompt={variant.workload.images_per_prompt}"
+            )
         for name, value in call_arguments(model).items():
             arguments.append(f"{name}={literal(value)}")
-        return Piece((*pictures.imports, *steps.imports), pictures.lines, tuple(arguments))
+        return Piece(
+            (*pictures.imports, *steps.imports), pictures.lines, tuple(arguments)
+        )
 
     @property
     def _family(self) -> Family:
@@ -112,7 +121,9 @@ class Work:
         if len(spaced) == steps:
             return Piece(arguments=(f"timesteps={spaced}",))
         between = f"timesteps=spread({spaced}, {steps}, pipe.scheduler)"
-        return Piece(("from sdopt.pipelines.sampling import spread",), arguments=(between,))
+        return Piece(
+            ("from sdopt.pipelines.sampling import spread",), arguments=(between,)
+        )
 
     def _pictures(self) -> Piece:
         pictures = Piece()
@@ -132,7 +143,10 @@ class Work:
             imports = ("from PIL import Image",)
             opened = f"Image.open({path})"
         else:
-            imports = ("from pathlib import Path", "from sdopt.record.images import open_picture")
+            imports = (
+                "from pathlib import Path",
+                "from sdopt.record.images import open_picture",
+            )
             opened = f"open_picture(Path({path}))"
         line = f'{name} = {opened}.convert("{mode}").resize(({size}, {size}))'
         count = len(self._seeds)
@@ -146,7 +160,10 @@ class Work:
     @property
     def draws_itself(self) -> bool:
         """Whether the call draws its first noise: it starts from a picture, or lays out its latents in its own way."""
-        return self.variant.task.kind != "txt2img" or self._family.latents.layout != "spatial"
+        return (
+            self.variant.task.kind != "txt2img"
+            or self._family.latents.layout != "spatial"
+        )
 
     def noise(self, dtype: str) -> Piece:
         """Returns the noise of the call's images, drawn in float32 on the CPU; `dtype` is the type of the latents."""
@@ -157,7 +174,9 @@ class Work:
             generator = f"torch.Generator().manual_seed({seeds[0]})"
             drawn = f"torch.randn({self._shape}, generator=generator)"
         else:
-            generator = f"[torch.Generator().manual_seed(seed) for seed in {_as_range(seeds)}]"
+            generator = (
+                f"[torch.Generator().manual_seed(seed) for seed in {_as_range(seeds)}]"
+            )
             drawn = f"torch.cat([torch.randn({self._shape}, generator=one) for one in generator])"
         lines = [f"generator = {generator}"]
         arguments = ["generator=generator"]
@@ -169,7 +188,9 @@ class Work:
     def _from_file(self, dtype: str) -> Piece:
         """Returns the noise of a file, and the generators for schedulers that draw more of it."""
         if self._family.latents.layout != "spatial":
-            raise Unwritable("its pipeline lays out the noise of a file in a way of its own")
+            raise Unwritable(
+                "its pipeline lays out the noise of a file in a way of its own"
+            )
         file = Path(str(self.variant.workload.latents)).expanduser().absolute()
         seeds = self._seeds
         places = [seed - self.variant.workload.seed for seed in seeds]

@@ -81,11 +81,15 @@ def written(variant: Variant, device: Device) -> Written:
         UsageError: files of the model or of the task are missing.
     """
     if not variant.pictured:
-        raise Unwritable("no image was made to compare its own with (quality.prompt_count=0)")
+        raise Unwritable(
+            "no image was made to compare its own with (quality.prompt_count=0)"
+        )
     work = Work(variant)
     setup = layers_left_out(variant.model) + scheduler_code(variant)
     setup += Piece(lines=tuple(work.adaptations())) + _placing(variant, device)
-    prompts_first = any(option.prepares_inputs for option in variant.optimizations.values())
+    prompts_first = any(
+        option.prepares_inputs for option in variant.optimizations.values()
+    )
     if prompts_first:
         setup += work.prompts()
     for piece in _options(variant, work):
@@ -94,7 +98,9 @@ def written(variant: Variant, device: Device) -> Written:
     if not prompts_first:
         call = work.prompts() + call
     public = variant.model.weights != "random"
-    return Written(loading_of(variant, device), setup, call, _noise(variant, work), public)
+    return Written(
+        loading_of(variant, device), setup, call, _noise(variant, work), public
+    )
 
 
 def scheduler_code(variant: Variant) -> Piece:
@@ -102,7 +108,9 @@ def scheduler_code(variant: Variant) -> Piece:
     name = variant.scheduler.class_name
     own = part_config(variant.model, "scheduler") or {}
     arguments = ["pipe.scheduler.config"]
-    for key, value in scheduler_settings(own, variant.scheduler, marks_of(variant.model)).items():
+    for key, value in scheduler_settings(
+        own, variant.scheduler, marks_of(variant.model)
+    ).items():
         arguments.append(f"{key}={literal(value)}")
     line = f"pipe.scheduler = {name}.from_config({', '.join(arguments)})"
     return Piece((f"from diffusers import {name}",), (line,))
@@ -170,7 +178,11 @@ def _further_lines(option: Optimization) -> list[str]:
 
 def _lacking(chosen: Chosen) -> list[str]:
     """Returns the axes of the options that diffusers has no code for; a function of a file is code itself."""
-    return [axis for axis, option in chosen if not option.diffusers_lines and not isinstance(option, Patch)]
+    return [
+        axis
+        for axis, option in chosen
+        if not option.diffusers_lines and not isinstance(option, Patch)
+    ]
 
 
 def _options(variant: Variant, work: Work) -> Iterator[Piece]:
@@ -183,7 +195,9 @@ def _options(variant: Variant, work: Work) -> Iterator[Piece]:
         if isinstance(option, Patch):
             before, after = chosen[:place], chosen[place + 1 :]
             if _lacking(before) and _lacking(after):
-                raise Unwritable("its function runs between options that only sdopt has")
+                raise Unwritable(
+                    "its function runs between options that only sdopt has"
+                )
             yield _together(variant, before, work)
             for function in option.functions:
                 yield function_code(function, "{}(pipe)")
@@ -251,13 +265,27 @@ def _keys(variant: Variant, chosen: Chosen) -> dict[str, Any]:
     """Returns the keys of options that have other values than in their files, or that a pipeline alone cannot tell."""
     keys: dict[str, Any] = {}
     for axis, option in chosen:
-        changed = {key: value for key, value in variant.changed.items() if key.startswith(f"{axis}.")}
+        changed = {
+            key: value
+            for key, value in variant.changed.items()
+            if key.startswith(f"{axis}.")
+        }
         keys |= changed
         named = changed.keys() & {f"{axis}.hub_id", f"{axis}.path"}
-        if isinstance(option, TinyVae | FixedVae) and not named and _is_of_unknown_origin(variant):
-            keys[f"{axis}.path"] = str(option.files(variant.model, fetch=False)[0].parent)
+        if (
+            isinstance(option, TinyVae | FixedVae)
+            and not named
+            and _is_of_unknown_origin(variant)
+        ):
+            keys[f"{axis}.path"] = str(
+                option.files(variant.model, fetch=False)[0].parent
+            )
         length = variant.model.max_sequence_length
-        if isinstance(option, PrecomputedEmbeddings) and option.max_sequence_length is None and length is not None:
+        if (
+            isinstance(option, PrecomputedEmbeddings)
+            and option.max_sequence_length is None
+            and length is not None
+        ):
             keys[f"{axis}.max_sequence_length"] = length
     return keys
 
@@ -265,7 +293,9 @@ def _keys(variant: Variant, chosen: Chosen) -> dict[str, Any]:
 def _is_of_unknown_origin(variant: Variant) -> bool:
     """Returns whether a pipeline of diffusers does not say of which model it is, and so which other VAE fits."""
     model = variant.model
-    return model.weights == "factory" or (model.weights == "path" and path_of(model).is_file())
+    return model.weights == "factory" or (
+        model.weights == "path" and path_of(model).is_file()
+    )
 
 
 def _value(key: str, value: Any) -> str:
@@ -296,9 +326,13 @@ def _config_dir(variant: Variant, groups: dict[str, str | list[str]]) -> str | N
         listed = [names] if isinstance(names, str) else names
         files += [f"{group}/{name}.yaml" for name in listed]
     folders = [Path(folder).absolute() for folder in variant.config_dirs]
-    holding = [folder for folder in folders if any((folder / file).is_file() for file in files)]
+    holding = [
+        folder for folder in folders if any((folder / file).is_file() for file in files)
+    ]
     if len(holding) > 1:
-        raise Unwritable("its options are in several folders, and sdopt.optimize takes one")
+        raise Unwritable(
+            "its options are in several folders, and sdopt.optimize takes one"
+        )
     return str(holding[0]) if holding else None
 
 
@@ -315,7 +349,9 @@ def _noise(variant: Variant, work: Work) -> Piece:
     if dtype is torch.float32:
         return noise
     own = part_config(variant.model, "scheduler") or {}
-    if not work.draws_itself and not draws_noise(own, variant.scheduler, variant.workload.steps):
+    if not work.draws_itself and not draws_noise(
+        own, variant.scheduler, variant.workload.steps
+    ):
         return noise
     # What the call draws itself, diffusers draws in the type in which it computes.
     imports = ("from sdopt.pipelines.tasks import noise_in_float32",)

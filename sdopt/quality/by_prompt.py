@@ -8,7 +8,9 @@ import numpy as np
 from sdopt.record.scores import Score
 
 
-def by_prompt(prompts: Sequence[int], values: Sequence[float | None] | np.ndarray) -> Score:
+def by_prompt(
+    prompts: Sequence[int], values: Sequence[float | None] | np.ndarray
+) -> Score:
     """Returns the mean of a value of each image over the images of each prompt, their largest, and the mean of all.
 
     None stands for what is not finite.
@@ -18,8 +20,14 @@ def by_prompt(prompts: Sequence[int], values: Sequence[float | None] | np.ndarra
         found.setdefault(prompt, []).append(math.nan if value is None else float(value))
     means = [float(np.mean(those)) for _, those in sorted(found.items())]
     several = any(len(those) > 1 for those in found.values())
-    worst = [finite(float(np.max(those))) for _, those in sorted(found.items())] if several else []
-    return Score(finite(float(np.mean(means))), [finite(mean) for mean in means], worst=worst)
+    worst = (
+        [finite(float(np.max(those))) for _, those in sorted(found.items())]
+        if several
+        else []
+    )
+    return Score(
+        finite(float(np.mean(means))), [finite(mean) for mean in means], worst=worst
+    )
 
 
 def finite(value: float) -> float | None:

@@ -38,7 +38,12 @@ def fid(features: Tensor, reference: ReferenceSet) -> float:
         for each, mean in zip(both, means, strict=True)
     )
     apart = (means[0] - means[1]).square().sum()
-    return float(apart + x.square().sum() + y.square().sum() - 2 * torch.linalg.svdvals(x @ y.T).sum())
+    return float(
+        apart
+        + x.square().sum()
+        + y.square().sum()
+        - 2 * torch.linalg.svdvals(x @ y.T).sum()
+    )
 
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
@@ -79,7 +84,11 @@ class SquaredMMD:
     """
 
     def __init__(
-        self, kernel: Kernel, scale: float, reference: Tensor, groups: Sequence[Hashable] | None = None
+        self,
+        kernel: Kernel,
+        scale: float,
+        reference: Tensor,
+        groups: Sequence[Hashable] | None = None,
     ) -> None:
         self._kernel, self._scale = kernel, scale
         self._reference = reference.double()
@@ -91,7 +100,9 @@ class SquaredMMD:
         """Returns the distance of features (n, d), n ≥ 2, to a reference without groups; NaN if one is not finite."""
         return self.leave_one_out(features, [0] * len(features))[0]
 
-    def leave_one_out(self, features: Tensor, groups: Sequence[Hashable]) -> tuple[float, list[float]]:
+    def leave_one_out(
+        self, features: Tensor, groups: Sequence[Hashable]
+    ) -> tuple[float, list[float]]:
         """Returns the distance with all groups, and without each in sorted order (in sdopt, a group is a prompt).
 
         It is not finite where no two images are left to compare.
@@ -101,15 +112,24 @@ class SquaredMMD:
             groups: the group of each image; if the reference has groups, the same ones.
         """
         features, index = features.double(), _indexed(groups)
-        within, across = self._own(features, index), self._sums(features, index, self._reference, self._index)
+        within, across = (
+            self._own(features, index),
+            self._sums(features, index, self._reference, self._index),
+        )
         reference = self._own_of_reference
         if self._paired:
-            within, across, reference = (_off_diagonal(pairs) for pairs in (within, across, reference))
+            within, across, reference = (
+                _off_diagonal(pairs) for pairs in (within, across, reference)
+            )
         total = within.sum((1, 2)), across.sum((1, 2)), reference.sum((1, 2))
         if self._paired:
             rest = _without(within), _without(across), _without(reference)
         else:
-            rest = _without(within), total[1][:, None] - across.sum(2), total[2][:, None]
+            rest = (
+                _without(within),
+                total[1][:, None] - across.sum(2),
+                total[2][:, None],
+            )
         return float(self._estimate(*total)), self._estimate(*rest).tolist()
 
     def _estimate(self, within: Tensor, across: Tensor, reference: Tensor) -> Tensor:
@@ -134,10 +154,14 @@ class SquaredMMD:
         for start in range(0, len(x), _ROWS):
             rows = slice(start, start + _ROWS)
             sums.index_add_(0, of_x[rows], self._kernel(x[rows], y) @ columns)
-        return torch.stack([sums, torch.outer(torch.bincount(of_x), torch.bincount(of_y)).double()])
+        return torch.stack(
+            [sums, torch.outer(torch.bincount(of_x), torch.bincount(of_y)).double()]
+        )
 
 
-def kid(reference: ReferenceSet, groups: Sequence[Hashable] | None = None) -> SquaredMMD:
+def kid(
+    reference: ReferenceSet, groups: Sequence[Hashable] | None = None
+) -> SquaredMMD:
     """Returns the Kernel Inception Distance (Bińkowski et al. 2018) to a reference set, over its features.
 
     With equal numbers of images it equals torchmetrics' `KernelInceptionDistance` with one subset of all images.
@@ -145,7 +169,9 @@ def kid(reference: ReferenceSet, groups: Sequence[Hashable] | None = None) -> Sq
     return SquaredMMD(polynomial, 1.0, reference.values, groups)
 
 
-def cmmd(reference: ReferenceSet, groups: Sequence[Hashable] | None = None) -> SquaredMMD:
+def cmmd(
+    reference: ReferenceSet, groups: Sequence[Hashable] | None = None
+) -> SquaredMMD:
     """Returns CMMD (Jayasumana et al. 2024): 1000 × squared MMD, Gaussian kernel with σ = 10, features of unit norm.
 
     It is the unbiased estimate. The authors' program computes the biased one, which counts each image's similarity to
@@ -161,7 +187,12 @@ def _off_diagonal(pairs: Tensor) -> Tensor:
 
 def _without(pairs: Tensor) -> Tensor:
     """Returns the sums of square matrices without the row and the column of each index."""
-    return pairs.sum((1, 2))[:, None] - pairs.sum(1) - pairs.sum(2) + pairs.diagonal(dim1=1, dim2=2)
+    return (
+        pairs.sum((1, 2))[:, None]
+        - pairs.sum(1)
+        - pairs.sum(2)
+        + pairs.diagonal(dim1=1, dim2=2)
+    )
 
 
 def _indexed(groups: Sequence[Hashable]) -> Tensor:

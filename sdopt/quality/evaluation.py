@@ -45,10 +45,18 @@ class Settings:
     threads: int | None = None
 
     @classmethod
-    def of(cls, quality: Quality, model: Model, device: str, threads: int | None = None) -> Settings:
+    def of(
+        cls, quality: Quality, model: Model, device: str, threads: int | None = None
+    ) -> Settings:
         """Returns the settings that a run's configuration gives."""
         trained = model.weights != "random"
-        return cls(measured_metrics(quality, model), reference_of(quality, model), device, trained, threads)
+        return cls(
+            measured_metrics(quality, model),
+            reference_of(quality, model),
+            device,
+            trained,
+            threads,
+        )
 
 
 class Evaluator:
@@ -82,13 +90,18 @@ class Evaluator:
     def _scores(self, given: Inputs, paired: bool) -> dict[str, Score]:
         found = {}
         for metric in self._settings.metrics:
-            if metric.family.needs_pair is paired and len(given.pictures.records) >= metric.family.least:
+            if (
+                metric.family.needs_pair is paired
+                and len(given.pictures.records) >= metric.family.least
+            ):
                 score = metric.family.compute(given, metric.features)
                 if score is not None:
                     found[metric.name] = score
         return found
 
-    def trips(self, pictures: Pictures, reference: Pictures | None) -> list[BrokenImage]:
+    def trips(
+        self, pictures: Pictures, reference: Pictures | None
+    ) -> list[BrokenImage]:
         """Finds broken images. With random weights, only values that are not finite count."""
         paired = reference is not None and reference.draws == pictures.draws
         found = tripped(
@@ -100,7 +113,11 @@ class Evaluator:
         )
         return [
             BrokenImage(
-                trip.wire, "" if trip.image_index is None else pictures.records[trip.image_index].path, trip.detail
+                trip.wire,
+                ""
+                if trip.image_index is None
+                else pictures.records[trip.image_index].path,
+                trip.detail,
             )
             for trip in found
             if self._settings.trained or trip.wire == "non_finite"
@@ -109,7 +126,9 @@ class Evaluator:
 
 # A GPU would round the networks' convolutions to TF32, and their figures would differ from a CPU's.
 @tf32(allowed=False)
-def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callable[[str], None]) -> None:
+def evaluate(
+    result: StudyResult, folder: Path, settings: Settings, note: Callable[[str], None]
+) -> None:
     """Fills in scores, trips and floors of every variant and comparison that has images.
 
     Raises:
@@ -118,7 +137,11 @@ def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callab
     from sdopt.quality.inputs import Pictures
 
     evaluator = Evaluator(settings)
-    drawn = {variant.name: Pictures(folder, variant.images) for variant in result.variants if variant.images}
+    drawn = {
+        variant.name: Pictures(folder, variant.images)
+        for variant in result.variants
+        if variant.images
+    }
     baseline = drawn.get(result.baseline)
     if baseline is None:
         return
@@ -131,24 +154,40 @@ def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callab
     for comparison in result.comparisons:
         if comparison.candidate in drawn and comparison.reference in drawn:
             note(f"{comparison.candidate} against {comparison.reference}")
-            comparison.quality = evaluator.of_pair(drawn[comparison.candidate], drawn[comparison.reference])
+            comparison.quality = evaluator.of_pair(
+                drawn[comparison.candidate], drawn[comparison.reference]
+            )
     for kind, records in result.redrawn.items():
         note(REDRAWN[kind])
         result.floors[kind] = _spreads(evaluator, Pictures(folder, records), baseline)
     result.feature_digests = evaluator.digests
 
 
-def _spreads(evaluator: Evaluator, again: Pictures, baseline: Pictures) -> dict[str, Spread]:
+def _spreads(
+    evaluator: Evaluator, again: Pictures, baseline: Pictures
+) -> dict[str, Spread]:
     """Computes how far the baseline's images differ from other images of the same prompts, in every metric."""
     from sdopt.quality.inputs import Pictures
 
     kept = {(record.prompt_index, record.image_index) for record in again.records}
     first = Pictures(
-        baseline.folder, [record for record in baseline.records if (record.prompt_index, record.image_index) in kept]
+        baseline.folder,
+        [
+            record
+            for record in baseline.records
+            if (record.prompt_index, record.image_index) in kept
+        ],
     )
     # The same prompts in the same order: only the seed or the order of computation differs, and is measured.
     renamed = [
-        ImageRecord(mine.prompt, mine.prompt_index, mine.image_index, mine.seed, other.path, other.finite)
+        ImageRecord(
+            mine.prompt,
+            mine.prompt_index,
+            mine.image_index,
+            mine.seed,
+            other.path,
+            other.finite,
+        )
         for mine, other in zip(first.records, again.records, strict=True)
     ]
     second = Pictures(again.folder, renamed)
@@ -157,24 +196,39 @@ def _spreads(evaluator: Evaluator, again: Pictures, baseline: Pictures) -> dict[
         for name, score in evaluator.of_pair(second, first).items()
         if score.per_prompt
     }
-    mine, other = evaluator.of_variant(second, first), evaluator.of_variant(first, first)
+    mine, other = (
+        evaluator.of_variant(second, first),
+        evaluator.of_variant(first, first),
+    )
     for name in mine.keys() & other.keys():
         difference = subtract(mine[name], other[name])
         if difference.per_prompt:
             spreads[name] = _spread_of(difference.per_prompt)
         elif difference.leave_one_out and difference.estimate is not None:
             without = np.array(difference.leave_one_out, dtype=float)
-            spreads[name] = _spread_of(pseudo_values(difference.estimate, without).tolist())
+            spreads[name] = _spread_of(
+                pseudo_values(difference.estimate, without).tolist()
+            )
     return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
 def _spread_of(values: Sequence[float | None]) -> Spread | None:
-    known = np.array([value for value in values if value is not None and math.isfinite(value)])
-    return Spread(float(known.mean()), float(known.std(ddof=1)), known.size) if known.size > 1 else None
+    known = np.array(
+        [value for value in values if value is not None and math.isfinite(value)]
+    )
+    return (
+        Spread(float(known.mean()), float(known.std(ddof=1)), known.size)
+        if known.size > 1
+        else None
+    )
 
 
 def evaluate_apart(
-    result: StudyResult, folder: Path, settings: Settings, context: StartContext, note: Callable[[str], None]
+    result: StudyResult,
+    folder: Path,
+    settings: Settings,
+    context: StartContext,
+    note: Callable[[str], None],
 ) -> None:
     """Runs `evaluate` in a process of its own, so that its memory and crashes do not affect the study.
 
@@ -197,7 +251,9 @@ class EvaluationError(Exception):
     """Quality could not be computed; the message says why."""
 
 
-def _evaluated(result: StudyResult, folder: Path, settings: Settings, note: Callable[[str], None]) -> StudyResult:
+def _evaluated(
+    result: StudyResult, folder: Path, settings: Settings, note: Callable[[str], None]
+) -> StudyResult:
     import torch
     from transformers.utils.logging import disable_progress_bar
 

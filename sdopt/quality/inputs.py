@@ -29,7 +29,9 @@ class Pictures:
     @cached_property
     def images(self) -> np.ndarray:
         """All images, uint8 (n, height, width, 3)."""
-        return read_images([inside(self.folder, record.path) for record in self.records])
+        return read_images(
+            [inside(self.folder, record.path) for record in self.records]
+        )
 
     @cached_property
     def latents(self) -> np.ndarray | None:
@@ -37,14 +39,19 @@ class Pictures:
 
         The file has the latents of a whole pass; these images may be only a part of that pass.
         """
-        file = inside(self.folder, str(PurePosixPath(self.records[0].path).with_name(LATENTS)))
+        file = inside(
+            self.folder, str(PurePosixPath(self.records[0].path).with_name(LATENTS))
+        )
         if not file.is_file():
             return None
         latents: np.ndarray = load_file(file)["latents"].float().numpy()
         if len(latents) == len(self.records):
             return latents
         per_prompt = 1 + max(record.image_index for record in self.records)
-        rows = [record.prompt_index * per_prompt + record.image_index for record in self.records]
+        rows = [
+            record.prompt_index * per_prompt + record.image_index
+            for record in self.records
+        ]
         if max(rows) >= len(latents) or len(latents) % per_prompt:
             return None
         selected: np.ndarray = latents[rows]
@@ -92,11 +99,18 @@ class Networks:
 
     def reference(self, features: str, baseline: Pictures) -> ReferenceSet:
         """Returns the reference set for sets of images. Raises UsageError if it cannot be read."""
-        key = features, tuple(record.path for record in baseline.records) if self.against_baseline else ()
+        key = (
+            features,
+            tuple(record.path for record in baseline.records)
+            if self.against_baseline
+            else (),
+        )
         if key not in self._references:
             extractor = self.extractor(features)
             self._references[key] = (
-                ReferenceSet.of_images("the baseline's images", baseline.images, extractor)
+                ReferenceSet.of_images(
+                    "the baseline's images", baseline.images, extractor
+                )
                 if self.against_baseline
                 else reference_set(str(self._reference), extractor)
             )
@@ -132,7 +146,9 @@ class Inputs:
     def features(self, name: str) -> Tensor:
         """Returns the features of the variant's images, (n, d)."""
         if name not in self._features:
-            self._features[name] = self.networks.extractor(name)(channels_first(self.pictures.images))
+            self._features[name] = self.networks.extractor(name)(
+                channels_first(self.pictures.images)
+            )
         return self._features[name]
 
     def reference(self, features: str) -> ReferenceSet:
@@ -142,7 +158,9 @@ class Inputs:
     @property
     def groups(self) -> list[int] | None:
         """The reference's prompts if they are the variant's own: images of one prompt are then not compared."""
-        own = self.networks.against_baseline and {*self.pictures.prompts} == {*self.other.prompts}
+        own = self.networks.against_baseline and {*self.pictures.prompts} == {
+            *self.other.prompts
+        }
         return self.other.prompts if own else None
 
     def by_prompt(self, values: Sequence[float | None] | np.ndarray) -> Score:

@@ -16,7 +16,13 @@ import numpy as np
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.quality.available import PUBLISHED, is_in_cache, is_installed, require_features, require_lpips
+from sdopt.quality.available import (
+    PUBLISHED,
+    is_in_cache,
+    is_installed,
+    require_features,
+    require_lpips,
+)
 from sdopt.quality.by_prompt import finite
 from sdopt.record.scores import Score
 from sdopt.schema import Gate, Model, Quality
@@ -77,7 +83,11 @@ class QualityMetric:
     @property
     def name(self) -> str:
         """The name in results, tables, trackers and rules."""
-        return f"{self.family.name}_{slug(self.features)}" if self.features else self.family.name
+        return (
+            f"{self.family.name}_{slug(self.features)}"
+            if self.features
+            else self.family.name
+        )
 
 
 def _mse(given: Inputs, _features: str) -> Score:
@@ -91,7 +101,10 @@ def _psnr_db(given: Inputs, _features: str) -> Score | None:
     mse = given.by_prompt(given.pixels.mse).estimate
     if mse is None:
         return None
-    return Score(psnr_db(mse), note="of the mean squared error" if mse else "the images are identical")
+    return Score(
+        psnr_db(mse),
+        note="of the mean squared error" if mse else "the images are identical",
+    )
 
 
 def _ssim(given: Inputs, _features: str) -> Score:
@@ -127,7 +140,9 @@ def fine_detail(images: np.ndarray) -> np.ndarray:
     """
     from scipy.ndimage import convolve
 
-    responses = np.stack([convolve(image, _FINE, mode="nearest") for image in _luminance(images)])
+    responses = np.stack(
+        [convolve(image, _FINE, mode="nearest") for image in _luminance(images)]
+    )
     means: np.ndarray = np.abs(responses).mean(axis=(1, 2))
     return means * (math.sqrt(math.pi / 2) / 6)
 
@@ -150,18 +165,26 @@ def _luminance(images: np.ndarray) -> np.ndarray:
     return luminance
 
 
-def _of_images(appearance: Callable[[np.ndarray], np.ndarray], given: Inputs, _features: str) -> Score:
+def _of_images(
+    appearance: Callable[[np.ndarray], np.ndarray], given: Inputs, _features: str
+) -> Score:
     return given.by_prompt(appearance(given.pictures.images))
 
 
 def _colour_error(given: Inputs, _features: str) -> Score:
-    mine, other = (palette(pictures.images) for pictures in (given.pictures, given.other))
+    mine, other = (
+        palette(pictures.images) for pictures in (given.pictures, given.other)
+    )
     return given.by_prompt(np.linalg.norm(mine - other, axis=1))
 
 
-def _change(appearance: Callable[[np.ndarray], np.ndarray], given: Inputs, _features: str) -> Score:
+def _change(
+    appearance: Callable[[np.ndarray], np.ndarray], given: Inputs, _features: str
+) -> Score:
     """Returns the mean absolute change, image by image, so that changes of both signs do not cancel."""
-    return given.by_prompt(np.abs(appearance(given.pictures.images) - appearance(given.other.images)))
+    return given.by_prompt(
+        np.abs(appearance(given.pictures.images) - appearance(given.other.images))
+    )
 
 
 def _latents_error(given: Inputs, _features: str) -> Score | None:
@@ -177,11 +200,15 @@ def _perceptual(given: Inputs, features: str) -> Score:
     from sdopt.quality.paired import perceptual_distances
 
     extractor = given.networks.extractor(features)
-    return given.by_prompt(perceptual_distances(given.pictures.images, given.other.images, extractor))
+    return given.by_prompt(
+        perceptual_distances(given.pictures.images, given.other.images, extractor)
+    )
 
 
 def _lpips_alex(given: Inputs, _features: str) -> Score:
-    return given.by_prompt(given.networks.lpips(given.pictures.images, given.other.images))
+    return given.by_prompt(
+        given.networks.lpips(given.pictures.images, given.other.images)
+    )
 
 
 def _clip_score(given: Inputs, features: str) -> Score | None:
@@ -195,7 +222,9 @@ def _clip_score(given: Inputs, features: str) -> Score | None:
         return None
     clip = given.networks.extractor(features)
     assert isinstance(clip, ClipFeatures)
-    cosines = functional.cosine_similarity(given.features(features), clip.embed_texts(prompts))
+    cosines = functional.cosine_similarity(
+        given.features(features), clip.embed_texts(prompts)
+    )
     return given.by_prompt((100 * cosines.clamp(min=0)).tolist())
 
 
@@ -203,7 +232,10 @@ def _fid(given: Inputs, features: str) -> Score:
     from sdopt.quality.distances import fid
 
     reference = given.reference(features)
-    return Score(finite(fid(given.features(features), reference)), note=f"against {reference.name}")
+    return Score(
+        finite(fid(given.features(features), reference)),
+        note=f"against {reference.name}",
+    )
 
 
 def _kernel_distance(kernel: str, given: Inputs, features: str) -> Score:
@@ -212,10 +244,16 @@ def _kernel_distance(kernel: str, given: Inputs, features: str) -> Score:
 
     distance = getattr(distances, kernel)
     reference = given.reference(features)
-    value, without = distance(reference, given.groups).leave_one_out(given.features(features), given.pictures.prompts)
+    value, without = distance(reference, given.groups).leave_one_out(
+        given.features(features), given.pictures.prompts
+    )
     # Without one of two prompts, no two images may be left to compare: that is too few prompts, and no broken value.
     known = without if all(map(math.isfinite, without)) else []
-    return Score(finite(value), leave_one_out=list(map(finite, known)), note=f"against {reference.name}")
+    return Score(
+        finite(value),
+        leave_one_out=list(map(finite, known)),
+        note=f"against {reference.name}",
+    )
 
 
 def _imported(given: Inputs, features: str) -> None:
@@ -304,7 +342,9 @@ def family_of(name: str) -> MetricFamily:
     """Returns the family of a metric, as `known_family` does. Raises UsageError if there is none."""
     family = known_family(name)
     if family is None:
-        raise UsageError(f"{name}: unknown metric; choose from {', '.join(family.name for family in FAMILIES)}")
+        raise UsageError(
+            f"{name}: unknown metric; choose from {', '.join(family.name for family in FAMILIES)}"
+        )
     return family
 
 
@@ -352,8 +392,12 @@ def measured_metrics(quality: Quality, model: Model) -> tuple[QualityMetric, ...
             continue
         if family.on_request and not is_wanted(quality.lpips):
             continue
-        suiting = [one for one in dict.fromkeys(features) if kind_of(one) in family.over]
-        over = (suiting[:1] if family.first_features else suiting) if family.over else [""]
+        suiting = [
+            one for one in dict.fromkeys(features) if kind_of(one) in family.over
+        ]
+        over = (
+            (suiting[:1] if family.first_features else suiting) if family.over else [""]
+        )
         found += [QualityMetric(family, one) for one in over]
     return tuple(found)
 

@@ -40,8 +40,15 @@ def pixel_differences(images: np.ndarray, reference: np.ndarray) -> PairedValues
     mse: list[float] = []
     ssim: list[float] = []
     for one, other in _pairs(images, reference):
-        mse += ((one.double() - other.double()) / 255).square().mean(dim=(1, 2, 3)).tolist()
-        values: Any = structural_similarity_index_measure(one / 255, other / 255, data_range=1.0, reduction="none")
+        mse += (
+            ((one.double() - other.double()) / 255)
+            .square()
+            .mean(dim=(1, 2, 3))
+            .tolist()
+        )
+        values: Any = structural_similarity_index_measure(
+            one / 255, other / 255, data_range=1.0, reduction="none"
+        )
         ssim += values.double().tolist()
     return PairedValues(tuple(mse), tuple(ssim))
 
@@ -51,17 +58,23 @@ def psnr_db(mse: float) -> float | None:
     return None if mse == 0 else -10 * math.log10(mse)
 
 
-def latents_error(latents: np.ndarray, reference: np.ndarray) -> tuple[float | None, ...]:
+def latents_error(
+    latents: np.ndarray, reference: np.ndarray
+) -> tuple[float | None, ...]:
     """Returns ‖z − z_ref‖₂ / ‖z_ref‖₂ of final latents (n, …); None if a value is not finite or z_ref is zero."""
     found: list[float | None] = []
-    for one, other in zip(latents.astype(np.float64), reference.astype(np.float64), strict=True):
+    for one, other in zip(
+        latents.astype(np.float64), reference.astype(np.float64), strict=True
+    ):
         length = float(np.linalg.norm(other))
         error = float(np.linalg.norm(one - other)) / length if length else math.nan
         found.append(error if math.isfinite(error) else None)
     return tuple(found)
 
 
-def perceptual_distances(images: np.ndarray, reference: np.ndarray, extractor: FeatureExtractor) -> tuple[float, ...]:
+def perceptual_distances(
+    images: np.ndarray, reference: np.ndarray, extractor: FeatureExtractor
+) -> tuple[float, ...]:
     """Returns the distance in the layers of a network, pair by pair: 0 for the same image, at most 4.
 
     It is LPIPS (Zhang et al. 2018, eq. 1) with equal weights: activations are scaled to unit length over the channels
@@ -74,7 +87,10 @@ def perceptual_distances(images: np.ndarray, reference: np.ndarray, extractor: F
     found: list[float] = []
     for one, other in _pairs(images, reference):
         layers = [
-            (nn.functional.normalize(x, dim=2) - nn.functional.normalize(y, dim=2)).square().sum(dim=2).mean(dim=1)
+            (nn.functional.normalize(x, dim=2) - nn.functional.normalize(y, dim=2))
+            .square()
+            .sum(dim=2)
+            .mean(dim=1)
             for x, y in zip(extractor.maps(one), extractor.maps(other), strict=True)
         ]
         found += torch.stack(layers).mean(dim=0).double().tolist()
@@ -89,7 +105,9 @@ class Lpips:
         from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 
         with without_pickles():
-            metric: Any = LearnedPerceptualImagePatchSimilarity(net_type="alex", reduction="none", normalize=True)
+            metric: Any = LearnedPerceptualImagePatchSimilarity(
+                net_type="alex", reduction="none", normalize=True
+            )
         self._metric = metric.to(device)
 
     @torch.inference_mode()
@@ -97,10 +115,17 @@ class Lpips:
         """Returns distances of uint8 images (n, height, width, 3), pair by pair."""
         self._metric.reset()
         for one, other in _pairs(images, reference):
-            self._metric.update(one.to(self._metric.device) / 255, other.to(self._metric.device) / 255)
+            self._metric.update(
+                one.to(self._metric.device) / 255, other.to(self._metric.device) / 255
+            )
         return tuple(self._metric.compute().double().flatten().tolist())
 
 
-def _pairs(images: np.ndarray, reference: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+def _pairs(
+    images: np.ndarray, reference: np.ndarray
+) -> Iterator[tuple[Tensor, Tensor]]:
     for start in range(0, len(images), _BATCH):
-        yield channels_first(images[start : start + _BATCH]), channels_first(reference[start : start + _BATCH])
+        yield (
+            channels_first(images[start : start + _BATCH]),
+            channels_first(reference[start : start + _BATCH]),
+        )

@@ -41,20 +41,31 @@ class ReferenceSet:
     values: Tensor = field(repr=False)
 
     @classmethod
-    def of_features(cls, name: str, values: Tensor, extractor: FeatureExtractor) -> "ReferenceSet":
+    def of_features(
+        cls, name: str, values: Tensor, extractor: FeatureExtractor
+    ) -> "ReferenceSet":
         """Makes a set from features (n, d) that are already computed, such as another variant's."""
         return cls(name, extractor.name, extractor.digest, values)
 
     @classmethod
-    def of_images(cls, name: str, images: np.ndarray, extractor: FeatureExtractor) -> "ReferenceSet":
+    def of_images(
+        cls, name: str, images: np.ndarray, extractor: FeatureExtractor
+    ) -> "ReferenceSet":
         """Makes a set from uint8 images (n, height, width, 3)."""
         return cls.of_features(name, extractor(channels_first(images)), extractor)
 
     @classmethod
-    def of_folder(cls, folder: Path, extractor: FeatureExtractor, name: str = "") -> "ReferenceSet":
+    def of_folder(
+        cls, folder: Path, extractor: FeatureExtractor, name: str = ""
+    ) -> "ReferenceSet":
         """Makes a set from a folder's images, of any sizes. Raises UsageError if none is there or one is unreadable."""
-        parts = [extractor(channels_first(batch)) for batch in batches(image_files(folder), extractor.batch_size)]
-        return cls.of_features(name or folder.resolve().name, torch.cat(parts), extractor)
+        parts = [
+            extractor(channels_first(batch))
+            for batch in batches(image_files(folder), extractor.batch_size)
+        ]
+        return cls.of_features(
+            name or folder.resolve().name, torch.cat(parts), extractor
+        )
 
     def save(self, file: Path) -> None:
         """Writes a safetensors file."""
@@ -73,10 +84,14 @@ class ReferenceSet:
                 facts = stream.metadata() or {}
                 tensors = {key: stream.get_tensor(key) for key in stream.keys()}  # noqa: SIM118 (not a dict)
         except (OSError, SafetensorError) as error:
-            raise UsageError(f"{file}: cannot be read as a safetensors file ({error})") from error
+            raise UsageError(
+                f"{file}: cannot be read as a safetensors file ({error})"
+            ) from error
         lacking = [key for key in ("name", "features", "weights") if key not in facts]
         if lacking or "features" not in tensors:
-            raise UsageError(f"{file}: is not a reference set; make one with ReferenceSet.of_folder(…).save(…)")
+            raise UsageError(
+                f"{file}: is not a reference set; make one with ReferenceSet.of_folder(…).save(…)"
+            )
         if facts["features"] != extractor.name or facts["weights"] != extractor.digest:
             raise UsageError(
                 f"{file}: holds features {facts['features']} of the weights {facts['weights'][:8]}…; "
@@ -92,11 +107,19 @@ def reference_set(source: str, extractor: FeatureExtractor) -> ReferenceSet:
         UsageError: the folder or file does not exist or cannot be read, or holds one image alone.
     """
     if source == "packaged":
-        with suppress(UsageError):  # the extractor has other weights than the packaged one
+        with suppress(
+            UsageError
+        ):  # the extractor has other weights than the packaged one
             return ReferenceSet.load(PRECOMPUTED, extractor)
         return ReferenceSet.of_folder(HELD_OUT, extractor, PACKAGED_NAME)
     path = Path(source).expanduser()
-    found = ReferenceSet.of_folder(path, extractor) if path.is_dir() else ReferenceSet.load(path, extractor)
+    found = (
+        ReferenceSet.of_folder(path, extractor)
+        if path.is_dir()
+        else ReferenceSet.load(path, extractor)
+    )
     if len(found.values) < 2:
-        raise UsageError(f"{source}: holds one image; a distance between sets needs two or more")
+        raise UsageError(
+            f"{source}: holds one image; a distance between sets needs two or more"
+        )
     return found

@@ -101,7 +101,13 @@ def tripped(
     for index, image in enumerate(images):
         if latents is not None and not np.isfinite(latents[index]).all():
             bad = 1 - np.isfinite(latents[index]).mean()
-            trips.append(Trip("non_finite", index, f"{bad:.1%} of the final latents are NaN or infinite"))
+            trips.append(
+                Trip(
+                    "non_finite",
+                    index,
+                    f"{bad:.1%} of the final latents are NaN or infinite",
+                )
+            )
         if finite is not None and not finite[index]:
             trips.append(Trip("non_finite", index, "pixels are NaN or infinite"))
         trips += _looks(index, image, None if reference is None else reference[index])
@@ -114,24 +120,59 @@ def tripped(
 def _looks(index: int, image: np.ndarray, reference: np.ndarray | None) -> list[Trip]:
     brightest = float(np.quantile(image @ _LUMA, 0.99))
     if brightest <= BLACK_LEVEL:
-        return [Trip("black", index, f"99 % of the pixels are no brighter than {brightest:.0f} of 255")]
+        return [
+            Trip(
+                "black",
+                index,
+                f"99 % of the pixels are no brighter than {brightest:.0f} of 255",
+            )
+        ]
     blocks = _blocks(image)
     extent = float(np.ptp(blocks, axis=(0, 1)).max())
     pixels = _correlation(image.astype(np.float64))
     if extent <= CONSTANT_RANGE:
-        return [Trip("constant", index, f"parts of the image differ by {extent:.1f} of 255 levels")]
+        return [
+            Trip(
+                "constant",
+                index,
+                f"parts of the image differ by {extent:.1f} of 255 levels",
+            )
+        ]
     if pixels < NOISE_CORRELATION:
-        return [Trip("noise", index, f"neighbouring pixels correlate by {pixels:.2f} (noise: 0)")]
+        return [
+            Trip(
+                "noise",
+                index,
+                f"neighbouring pixels correlate by {pixels:.2f} (noise: 0)",
+            )
+        ]
     structure = _correlation(blocks)
     if min(blocks.shape[:2]) >= _ENOUGH_BLOCKS and structure < NOISE_CORRELATION:
-        return [Trip("noise", index, f"neighbouring blocks of 8 pixels correlate by {structure:.2f}")]
-    if reference is not None and _correlation(_blocks(reference)) - structure > NOISE_DROP:
+        return [
+            Trip(
+                "noise",
+                index,
+                f"neighbouring blocks of 8 pixels correlate by {structure:.2f}",
+            )
+        ]
+    if (
+        reference is not None
+        and _correlation(_blocks(reference)) - structure > NOISE_DROP
+    ):
         before = _correlation(_blocks(reference))
-        return [Trip("noise", index, f"blocks of 8 pixels correlate by {structure:.2f}; in the reference {before:.2f}")]
+        return [
+            Trip(
+                "noise",
+                index,
+                f"blocks of 8 pixels correlate by {structure:.2f}; in the reference {before:.2f}",
+            )
+        ]
     return []
 
 
-def _alike(images: np.ndarray, draws: Sequence[Hashable] | None, reference: np.ndarray | None) -> list[Trip]:
+def _alike(
+    images: np.ndarray, draws: Sequence[Hashable] | None, reference: np.ndarray | None
+) -> list[Trip]:
     draws = range(len(images)) if draws is None else draws
     trips = []
     first: dict[bytes, int] = {}
@@ -139,23 +180,48 @@ def _alike(images: np.ndarray, draws: Sequence[Hashable] | None, reference: np.n
         earlier = first.setdefault(image.tobytes(), index)
         if draws[earlier] != draws[index]:
             # For example an output buffer that was overwritten before it was read.
-            trips.append(Trip("alike", index, f"identical to image {earlier}, which has another prompt or seed"))
+            trips.append(
+                Trip(
+                    "alike",
+                    index,
+                    f"identical to image {earlier}, which has another prompt or seed",
+                )
+            )
     if len(set(draws)) < 2:
         return trips
     spread = _spread(images)
     if spread < ALIKE_DEVIATION:
-        trips.append(Trip("alike", None, f"all images differ by {spread:.1f} of 255 levels (root mean square)"))
-    elif reference is not None and spread < ALIKE_SHARE * (before := _spread(reference)):
         trips.append(
-            Trip("alike", None, f"images differ by {spread:.1f} of 255 levels; the reference's by {before:.1f}")
+            Trip(
+                "alike",
+                None,
+                f"all images differ by {spread:.1f} of 255 levels (root mean square)",
+            )
+        )
+    elif reference is not None and spread < ALIKE_SHARE * (
+        before := _spread(reference)
+    ):
+        trips.append(
+            Trip(
+                "alike",
+                None,
+                f"images differ by {spread:.1f} of 255 levels; the reference's by {before:.1f}",
+            )
         )
     return trips
 
 
 def _clipping(images: np.ndarray, reference: np.ndarray) -> list[Trip]:
-    shares = [_newly_clipped(image, other) for image, other in zip(images, reference, strict=True)]
+    shares = [
+        _newly_clipped(image, other)
+        for image, other in zip(images, reference, strict=True)
+    ]
     trips = [
-        Trip("clipping", index, f"{share:.0%} of the values are at 0 or 255, but not in the reference")
+        Trip(
+            "clipping",
+            index,
+            f"{share:.0%} of the values are at 0 or 255, but not in the reference",
+        )
         for index, share in enumerate(shares)
         if share > CLIP_SHARE
     ]
@@ -177,7 +243,9 @@ def _newly_clipped(image: np.ndarray, reference: np.ndarray) -> float:
 
     Values are matched by rank: a drawing that moved a few pixels clips nothing.
     """
-    values, before = (np.sort(array, axis=None).astype(np.int16) for array in (image, reference))
+    values, before = (
+        np.sort(array, axis=None).astype(np.int16) for array in (image, reference)
+    )
     low = (values <= 1) & (before - values > CLIP_DISTANCE)
     high = (values >= 254) & (values - before > CLIP_DISTANCE)
     free = ((before > 1) & (before < 254)).mean()
@@ -189,7 +257,9 @@ def _blocks(image: np.ndarray) -> np.ndarray:
     height, width, _ = image.shape
     side = max(1, min(_BLOCK, height // 2, width // 2))
     rows, columns = height // side, width // side
-    blocks = image[: rows * side, : columns * side].reshape(rows, side, columns, side, 3)
+    blocks = image[: rows * side, : columns * side].reshape(
+        rows, side, columns, side, 3
+    )
     means: np.ndarray = blocks.mean(axis=(1, 3))
     return means
 

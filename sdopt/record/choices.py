@@ -40,7 +40,9 @@ def as_choice(axis: str, option: str) -> str:
 
     On an axis within a group, nothing chosen is written with the axis in full: `memory.vae_slicing=none`.
     """
-    return f"{axis}={option}" if option == NONE else f"{axis.partition('.')[0]}={option}"
+    return (
+        f"{axis}={option}" if option == NONE else f"{axis.partition('.')[0]}={option}"
+    )
 
 
 def as_override(option: str) -> str:
@@ -58,16 +60,24 @@ def listed(choices: Mapping[str, str]) -> str:
     return ", ".join(as_choice(axis, option) for axis, option in choices.items())
 
 
-def difference(choices: Mapping[str, str], reference: Mapping[str, str]) -> dict[str, str]:
+def difference(
+    choices: Mapping[str, str], reference: Mapping[str, str]
+) -> dict[str, str]:
     """Returns the choices by axis that are not those of the reference; an axis that only it has is `none`."""
     axes = [*choices, *(axis for axis in reference if axis not in choices)]
-    return {axis: choices.get(axis, NONE) for axis in axes if choices.get(axis) != reference.get(axis)}
+    return {
+        axis: choices.get(axis, NONE)
+        for axis in axes
+        if choices.get(axis) != reference.get(axis)
+    }
 
 
 def quoted(value: str) -> str:
     """Quotes a string so that Hydra's grammar accepts it, whatever characters it has."""
     # There, a backslash is itself, unless others or none stand between it and a quote.
-    escaped = re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + (found[2] and "\\'"), value)
+    escaped = re.sub(
+        r"(\\*)('|\Z)", lambda found: 2 * found[1] + (found[2] and "\\'"), value
+    )
     return f"'{escaped}'"
 
 
@@ -78,7 +88,10 @@ def written_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        plain = re.fullmatch(r"[A-Za-z_][\w.-]*", value, re.ASCII) and value.lower() not in _OTHER_THAN_TEXT
+        plain = (
+            re.fullmatch(r"[A-Za-z_][\w.-]*", value, re.ASCII)
+            and value.lower() not in _OTHER_THAN_TEXT
+        )
         return value if plain else quoted(value)
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{key}:{written_value(item)}' for key, item in value.items())}}}"

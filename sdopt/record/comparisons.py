@@ -87,7 +87,13 @@ class Comparison:
         """Returns the ratios at one shape as a comparison: scores and break-even belong to the first alone."""
         if not shape_index:
             return self
-        return Comparison(self.candidate, self.reference, self.credit, [self.shapes[shape_index]], note=self.note)
+        return Comparison(
+            self.candidate,
+            self.reference,
+            self.credit,
+            [self.shapes[shape_index]],
+            note=self.note,
+        )
 
 
 @dataclass

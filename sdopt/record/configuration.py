@@ -73,9 +73,14 @@ class RecordedConfig:
         sections = asdict(self)
         return _flat(sections | sections.pop("options"))
 
-    def differing(self, other: "RecordedConfig", sections: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    def differing(
+        self, other: "RecordedConfig", sections: Sequence[str]
+    ) -> dict[str, tuple[Any, Any]]:
         """Returns the keys of some sections in which two configurations differ, by full name, with both values."""
-        pairs = {section: (vars(getattr(self, section)), vars(getattr(other, section))) for section in sections}
+        pairs = {
+            section: (vars(getattr(self, section)), vars(getattr(other, section)))
+            for section in sections
+        }
         return {
             f"{section}.{key}": (mine[key], theirs[key])
             for section, (mine, theirs) in pairs.items()
@@ -95,14 +100,24 @@ class RecordedConfig:
             differing["workload.size"] = (mine, theirs)
             if mine == theirs:
                 del differing["workload.size"]
-        return {key: values for key, values in differing.items() if not key.startswith((*CHOICES, *AMOUNT))}
+        return {
+            key: values
+            for key, values in differing.items()
+            if not key.startswith((*CHOICES, *AMOUNT))
+        }
 
     def chosen_beside(self, other: "RecordedConfig") -> dict[str, tuple[Any, Any]]:
         """Returns the keys of the work that a variant chooses otherwise than another one, with both values."""
         keys = {
             "workload.steps": (self.workload.steps, other.workload.steps),
-            "workload.guidance_scale": (self.workload.guidance(self.model), other.workload.guidance(other.model)),
-            "workload.negative_prompt": (self.workload.negative_prompt, other.workload.negative_prompt),
+            "workload.guidance_scale": (
+                self.workload.guidance(self.model),
+                other.workload.guidance(other.model),
+            ),
+            "workload.negative_prompt": (
+                self.workload.negative_prompt,
+                other.workload.negative_prompt,
+            ),
             "model": (self.model.name, other.model.name),
             "scheduler": (self.scheduler.class_name, other.scheduler.class_name),
             "scheduler.options": (self.scheduler.options, other.scheduler.options),
@@ -120,5 +135,9 @@ class RecordedConfig:
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+        found |= (
+            _flat(value, f"{prefix}{key}.")
+            if isinstance(value, dict) and value
+            else {f"{prefix}{key}": value}
+        )
     return found

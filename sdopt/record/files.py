@@ -39,7 +39,9 @@ def write_at_last(result: StudyResult, folder: Path) -> None:
     except OSError as error:
         path = folder / "result.json"
         refuges = [Path(tempfile.gettempdir())]
-        with suppress(RuntimeError):  # an unknown user, as in containers, may have no home
+        with suppress(
+            RuntimeError
+        ):  # an unknown user, as in containers, may have no home
             refuges.append(Path.home())
         for refuge in refuges:
             saved = refuge / f"sdopt-{result.id}-result.json"
@@ -61,7 +63,11 @@ def to_json(result: StudyResult) -> bytes:
     with _signals_held():
         content = _ADAPTER.dump_json(result, indent=1)
         # The patterns end at white space, and so within a line, which holds one text.
-        return without_passwords(content.decode()).encode() if b"://" in content else content
+        return (
+            without_passwords(content.decode()).encode()
+            if b"://" in content
+            else content
+        )
 
 
 @contextmanager
@@ -87,7 +93,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replaces a file in one step. Raises OSError if the folder cannot be written or the disk is full."""
     # A signal between making the temporary file and the block that removes it would leave the file behind.
     with _signals_held():
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        handle, temporary = tempfile.mkstemp(
+            dir=path.parent, prefix=path.name, suffix=".tmp"
+        )
         try:
             with os.fdopen(handle, "wb") as stream:
                 # Temporary files are private to their owner; the final file gets the usual permissions.
@@ -149,7 +157,9 @@ def parse_result(content: bytes) -> StudyResult:
         _require_schema(document)
         result = _ADAPTER.validate_python(document)
     except ValidationError as error:
-        raise UsageError(f"not a result of schema version {SCHEMA_VERSION}: {first_problem(error)}") from error
+        raise UsageError(
+            f"not a result of schema version {SCHEMA_VERSION}: {first_problem(error)}"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not a result: {error}") from error
     for problem in problems_of(result):
@@ -165,7 +175,11 @@ def first_problem(error: ValidationError) -> str:
 
 def _require_schema(document: Any) -> None:
     """Raises UsageError if a document says that another version of the schema wrote it."""
-    version = document.get("schema_version", SCHEMA_VERSION) if isinstance(document, dict) else SCHEMA_VERSION
+    version = (
+        document.get("schema_version", SCHEMA_VERSION)
+        if isinstance(document, dict)
+        else SCHEMA_VERSION
+    )
     if version == SCHEMA_VERSION:
         return
     environment = document.get("environment")
@@ -183,13 +197,28 @@ def problems_of(result: StudyResult) -> Iterator[str]:
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", result.id):
         yield f"id={result.id!r}: not the id of a study"
     names = [row.name for row in result.variants]
-    sides = [name for edge in result.comparisons for name in (edge.candidate, edge.reference)]
-    yield from (f"{name}: no variant has this name" for name in (result.baseline, *sides) if name not in names)
-    measured = [measurement for row in result.variants for measurement in row.measurements]
+    sides = [
+        name for edge in result.comparisons for name in (edge.candidate, edge.reference)
+    ]
+    yield from (
+        f"{name}: no variant has this name"
+        for name in (result.baseline, *sides)
+        if name not in names
+    )
+    measured = [
+        measurement for row in result.variants for measurement in row.measurements
+    ]
     sessions = {measurement.session for measurement in measured}
-    unknown = sorted(sessions - {*range(len(result.sessions))}) if result.sessions else []
-    yield from (f"sessions: processes are of session {number}, which is not there" for number in unknown)
-    served = [len(measurement.shapes) for measurement in measured] + [len(edge.shapes) for edge in result.comparisons]
+    unknown = (
+        sorted(sessions - {*range(len(result.sessions))}) if result.sessions else []
+    )
+    yield from (
+        f"sessions: processes are of session {number}, which is not there"
+        for number in unknown
+    )
+    served = [len(measurement.shapes) for measurement in measured] + [
+        len(edge.shapes) for edge in result.comparisons
+    ]
     if served and min(served) < len(result.shapes):
         yield f"shapes: the study has {len(result.shapes)}, and a process or a comparison only {min(served)}"
     images = [record.path for row in result.variants for record in row.images]
@@ -203,7 +232,12 @@ def problems_of(result: StudyResult) -> Iterator[str]:
 def stays_within(path: str) -> bool:
     """Returns whether a relative path, as text, stays within the folder that it starts from."""
     parts = PurePosixPath(path)
-    return path.isprintable() and bool(parts.parts) and not parts.is_absolute() and ".." not in parts.parts
+    return (
+        path.isprintable()
+        and bool(parts.parts)
+        and not parts.is_absolute()
+        and ".." not in parts.parts
+    )
 
 
 def inside(folder: Path, path: str) -> Path:
@@ -212,8 +246,14 @@ def inside(folder: Path, path: str) -> Path:
     Raises:
         UsageError: the path leads out of the folder, by itself or by a symbolic link.
     """
-    if not stays_within(path) or not (folder / path).resolve().is_relative_to(folder.resolve()):
-        advice = "; of a link, as DVC makes, put the file itself there (dvc unprotect)" if stays_within(path) else ""
+    if not stays_within(path) or not (folder / path).resolve().is_relative_to(
+        folder.resolve()
+    ):
+        advice = (
+            "; of a link, as DVC makes, put the file itself there (dvc unprotect)"
+            if stays_within(path)
+            else ""
+        )
         raise UsageError(f"{folder}: {path!r} is not a file of that folder{advice}")
     return folder / path
 
@@ -229,7 +269,9 @@ class JobError:
 
 def write_error(error: JobError, folder: Path) -> None:
     """Writes `error.json`. Raises OSError if the folder cannot be written."""
-    write_atomically(folder / "error.json", json.dumps(asdict(error), indent=1).encode())
+    write_atomically(
+        folder / "error.json", json.dumps(asdict(error), indent=1).encode()
+    )
 
 
 def read_error(folder: Path) -> JobError | None:
@@ -244,6 +286,8 @@ def read_error(folder: Path) -> JobError | None:
     try:
         return TypeAdapter(JobError).validate_json(file.read_bytes())
     except ValidationError as error:
-        raise UsageError(f"{file}: not a valid error.json: {first_problem(error)}") from error
+        raise UsageError(
+            f"{file}: not a valid error.json: {first_problem(error)}"
+        ) from error
     except OSError as error:
         raise UsageError(f"{file}: cannot be read ({error.strerror})") from error

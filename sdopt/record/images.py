@@ -31,18 +31,30 @@ def _read(file: Path, convert: Callable[["Image"], "Image"]) -> "Image":
     from PIL import Image, UnidentifiedImageError
 
     if not file.is_file():  # reading a pipe or a device may block
-        raise UsageError(f"{file}: cannot be read as an image ({'not a' if file.exists() else 'no such'} file)")
+        raise UsageError(
+            f"{file}: cannot be read as an image ({'not a' if file.exists() else 'no such'} file)"
+        )
     try:
         with Image.open(file) as image:
             image.load()
             return convert(image)
     except UsageError as error:
-        raise UsageError([f"{file}: {problem}" for problem in error.problems]) from error
+        raise UsageError(
+            [f"{file}: {problem}" for problem in error.problems]
+        ) from error
     except UnidentifiedImageError as error:
-        reason = POINTER if is_pointer(file) else "unknown format; save it as PNG or JPEG"
+        reason = (
+            POINTER if is_pointer(file) else "unknown format; save it as PNG or JPEG"
+        )
         raise UsageError(f"{file}: cannot be read as an image ({reason})") from error
-    except Exception as error:  # a decoder may raise anything for a damaged file, even SyntaxError
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+    except (
+        Exception
+    ) as error:  # a decoder may raise anything for a damaged file, even SyntaxError
+        reason = (
+            getattr(error, "strerror", None)
+            or " ".join(str(error).split())
+            or type(error).__name__
+        )
         raise UsageError(f"{file}: cannot be read as an image ({reason})") from error
 
 
@@ -51,9 +63,13 @@ def _as_shown(image: "Image") -> "Image":
 
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format not in _FIRST_IS_WHOLE:
-        raise UsageError(f"holds {frames} frames; save the one to use as an image of its own")
+        raise UsageError(
+            f"holds {frames} frames; save the one to use as an image of its own"
+        )
     if getattr(image, "tag_v2", {}).get(_SUBFILE, 0) & 1:
-        raise UsageError("begins with a preview of the picture, as raw files of cameras do; save it as PNG or JPEG")
+        raise UsageError(
+            "begins with a preview of the picture, as raw files of cameras do; save it as PNG or JPEG"
+        )
     upright = ImageOps.exif_transpose(image)
     if upright.mode.startswith(("I", "F")):
         return _scaled(image, upright).convert("RGB")
@@ -76,8 +92,16 @@ def _in_srgb(picture: "Image", profile: bytes | None) -> "Image":
         given = ImageCms.ImageCmsProfile(BytesIO(profile))
         if "sRGB" in ImageCms.getProfileDescription(given):
             return picture
-        return ImageCms.profileToProfile(picture, given, ImageCms.createProfile("sRGB"), outputMode="RGB") or picture
-    except (ImageCms.PyCMSError, OSError):  # damaged, or for another kind of picture: viewers ignore it
+        return (
+            ImageCms.profileToProfile(
+                picture, given, ImageCms.createProfile("sRGB"), outputMode="RGB"
+            )
+            or picture
+        )
+    except (
+        ImageCms.PyCMSError,
+        OSError,
+    ):  # damaged, or for another kind of picture: viewers ignore it
         return picture
 
 
@@ -88,7 +112,10 @@ def _scaled(image: "Image", upright: "Image") -> "Image":
 
     tags = getattr(image, "tag_v2", {})
     whole = tags.get(_BITS, (16,)) == (16,) and tags.get(_PHOTOMETRIC, 1) == 1
-    if not (upright.mode.startswith("I;16") and whole) and (upright.mode, image.format) not in _16_BITS_IN_32:
+    if (
+        not (upright.mode.startswith("I;16") and whole)
+        and (upright.mode, image.format) not in _16_BITS_IN_32
+    ):
         raise UsageError(
             f"holds numbers ({image.format}, mode {upright.mode}) of which the file does not say which is white; "
             "save it with 8 bits"

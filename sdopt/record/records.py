@@ -58,7 +58,12 @@ class Status(StrEnum):
     @property
     def failure(self) -> bool:
         """Whether something went wrong, so that `retry_failed=true` measures it again."""
-        return self in (Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED, Status.TIMEOUT)
+        return self in (
+            Status.FAILED,
+            Status.OUT_OF_MEMORY,
+            Status.KILLED,
+            Status.TIMEOUT,
+        )
 
     @property
     def timed(self) -> bool:
@@ -66,7 +71,10 @@ class Status(StrEnum):
         return self.measured or self is Status.INTERRUPTED
 
 
-REDRAWN = {"numerical": "the baseline, computed in another order", "sampling": "the baseline, from other noise"}
+REDRAWN = {
+    "numerical": "the baseline, computed in another order",
+    "sampling": "the baseline, from other noise",
+}
 """What a baseline's second images are, by kind of `StudyResult.floors`."""
 
 
@@ -121,12 +129,19 @@ class VariantResult:
     def other_work(self, reference: "VariantResult") -> list[str]:
         """Returns in words what the two did differently and must not: work and hardware, and what images say of it."""
         differing = self.config.incomparable_work(reference.config)
-        words = [f"{key} ({mine} against {theirs})" for key, (mine, theirs) in differing.items()]
-        return words + [setting for setting in self.unlike if setting not in reference.unlike]
+        words = [
+            f"{key} ({mine} against {theirs})"
+            for key, (mine, theirs) in differing.items()
+        ]
+        return words + [
+            setting for setting in self.unlike if setting not in reference.unlike
+        ]
 
     def files_apart(self, reference: "VariantResult") -> str:
         """Returns in words that files are written in ways that lose other details; "" if they are not."""
-        if self.file_format == reference.file_format or not (self.lossy_files or reference.lossy_files):
+        if self.file_format == reference.file_format or not (
+            self.lossy_files or reference.lossy_files
+        ):
             return ""
         return f"its images are {self.file_format}, and those of {reference.name} {reference.file_format}"
 
@@ -147,7 +162,9 @@ class VariantResult:
         found: dict[int, list[float]] = {}
         for measurement in self.measurements:
             if measurement.shapes[0].calls:
-                found.setdefault(measurement.replicate, []).extend(measurement.shapes[0].deciding_s)
+                found.setdefault(measurement.replicate, []).extend(
+                    measurement.shapes[0].deciding_s
+                )
         return found
 
     def at(self, shape_index: int) -> "VariantResult":
@@ -157,7 +174,9 @@ class VariantResult:
         return replace(
             self,
             config=self.config.at(shape_index),
-            measurements=[measurement.at(shape_index) for measurement in self.measurements],
+            measurements=[
+                measurement.at(shape_index) for measurement in self.measurements
+            ],
             images=[],
             quality={},
             trips=[],
@@ -167,18 +186,26 @@ class VariantResult:
     @property
     def peaks_gib(self) -> list[float]:
         """The largest measured peak of memory of each process; of those in which none could be measured, nothing."""
-        return [measurement.peak[1] for measurement in self.measurements if measurement.peak]
+        return [
+            measurement.peak[1] for measurement in self.measurements if measurement.peak
+        ]
 
     @property
     def silent(self) -> set[int]:
         """The replicates that have shown no evidence at some shape; one that was killed before it is replaced."""
-        shown = {m.replicate for m in self.measurements if m.spared or all(samples.evidence for samples in m.shapes)}
+        shown = {
+            m.replicate
+            for m in self.measurements
+            if m.spared or all(samples.evidence for samples in m.shapes)
+        }
         return {m.replicate for m in self.measurements} - shown
 
     @property
     def to_retry(self) -> bool:
         """Whether `retry_failed=true` measures it again: it failed, or a call that was to show evidence did."""
-        return self.status.failure or (self.status is Status.NOT_ENGAGED and bool(self.silent))
+        return self.status.failure or (
+            self.status is Status.NOT_ENGAGED and bool(self.silent)
+        )
 
     @property
     def is_patched(self) -> bool:
@@ -191,8 +218,14 @@ class VariantResult:
         What an option names that promises nothing, as the defaults do, a function of one's own may change.
         """
         promise = self.promises.get(evidence.axis)
-        plain = promise is not None and promise.contract is Contract.EXACT and not promise.claims
-        return not evidence.engaged and not (self.is_patched and plain and evidence.axis != PATCH)
+        plain = (
+            promise is not None
+            and promise.contract is Contract.EXACT
+            and not promise.claims
+        )
+        return not evidence.engaged and not (
+            self.is_patched and plain and evidence.axis != PATCH
+        )
 
     def promises_beside(self, other: "VariantResult") -> list[Promise]:
         """Returns what its options promise on the axes where it differs from another variant."""
@@ -202,19 +235,35 @@ class VariantResult:
     def image(self, prompt_index: int, image_index: int) -> ImageRecord | None:
         """Returns one image of a prompt; None if it was not drawn."""
         place = prompt_index, image_index
-        return next((record for record in self.images if (record.prompt_index, record.image_index) == place), None)
+        return next(
+            (
+                record
+                for record in self.images
+                if (record.prompt_index, record.image_index) == place
+            ),
+            None,
+        )
 
     @property
     def broken_images(self) -> int:
         """Number of images that tripped a wire; all of them if a tripwire for all images together tripped."""
         tripped = {trip.path for trip in self.trips}
-        return len(self.images) if "" in tripped else sum(image.path in tripped for image in self.images)
+        return (
+            len(self.images)
+            if "" in tripped
+            else sum(image.path in tripped for image in self.images)
+        )
 
 
 def append_reason(row: VariantResult, *more: str) -> str:
     """Returns the reason of a variant with further texts appended, without its name and without repetitions."""
     added = [text.removeprefix(f"{row.name}: ") for text in more]
-    return "; ".join([*filter(None, [row.reason]), *(text for text in added if text not in row.reason)])
+    return "; ".join(
+        [
+            *filter(None, [row.reason]),
+            *(text for text in added if text not in row.reason),
+        ]
+    )
 
 
 @dataclass
@@ -312,7 +361,13 @@ class Budget:
     @property
     def spared(self) -> bool:
         """Whether anything was left out that leaves a verdict open."""
-        return bool(self.rounds or self.processes or self.prompts or self.floor_prompts or not self.evidence)
+        return bool(
+            self.rounds
+            or self.processes
+            or self.prompts
+            or self.floor_prompts
+            or not self.evidence
+        )
 
 
 @dataclass
@@ -379,7 +434,9 @@ class StudyResult:
 
         Ratios of times are always those of one image: where calls make as many images, nothing else follows from it.
         """
-        run = [variant for variant in self.variants if variant.status is not Status.SKIPPED]
+        run = [
+            variant for variant in self.variants if variant.status is not Status.SKIPPED
+        ]
         return len({variant.config.images_per_call for variant in run}) > 1
 
     @property
@@ -405,7 +462,9 @@ class StudyResult:
         """The time from its first start to its last end; 0 while it runs."""
         if self.finished is None:
             return 0.0
-        return (datetime.fromisoformat(self.finished) - datetime.fromisoformat(self.started)).total_seconds()
+        return (
+            datetime.fromisoformat(self.finished) - datetime.fromisoformat(self.started)
+        ).total_seconds()
 
     @property
     def confidence(self) -> float:
@@ -417,7 +476,10 @@ class StudyResult:
         if self.precision is None:
             fewer = self.budget.processes if self.budget else {}
             return fewer.get(variant, self.config.replicates)
-        return max(self.config.replicates, min(self.precision.granted, self.precision.needed.get(variant, 0)))
+        return max(
+            self.config.replicates,
+            min(self.precision.granted, self.precision.needed.get(variant, 0)),
+        )
 
     @property
     def control(self) -> VariantResult | None:
@@ -427,8 +489,14 @@ class StudyResult:
     @property
     def candidates(self) -> list[VariantResult]:
         """All variants but the baseline and the repeated baseline."""
-        return [variant for variant in self.variants if not variant.is_control and variant.name != self.baseline]
+        return [
+            variant
+            for variant in self.variants
+            if not variant.is_control and variant.name != self.baseline
+        ]
 
     def first_comparison(self, candidate: str) -> Comparison | None:
         """Returns a variant's first comparison, whose scores and ratios are shown; None for the baseline."""
-        return next((edge for edge in self.comparisons if edge.candidate == candidate), None)
+        return next(
+            (edge for edge in self.comparisons if edge.candidate == candidate), None
+        )

@@ -51,14 +51,28 @@ class Memory:
         It covers the worker and all processes that it started.
         """
         if self.cuda_peak_allocated_gib is not None:
-            others = (self.cuda_graph_pools_gib, self.cuda_elsewhere_gib, self.nvml_children_gib)
-            return "peak_allocated_gib", self.cuda_peak_allocated_gib + sum(other or 0.0 for other in others)
-        return None if self.peak_process_gib is None else ("peak_process_gib", self.peak_process_gib)
+            others = (
+                self.cuda_graph_pools_gib,
+                self.cuda_elsewhere_gib,
+                self.nvml_children_gib,
+            )
+            return "peak_allocated_gib", self.cuda_peak_allocated_gib + sum(
+                other or 0.0 for other in others
+            )
+        return (
+            None
+            if self.peak_process_gib is None
+            else ("peak_process_gib", self.peak_process_gib)
+        )
 
     @property
     def peak_process_gib(self) -> float | None:
         """The peak of host memory of the worker and all processes that it started."""
-        return None if self.process_peak_gib is None else self.process_peak_gib + self.children_peak_gib
+        return (
+            None
+            if self.process_peak_gib is None
+            else self.process_peak_gib + self.children_peak_gib
+        )
 
 
 @dataclass
@@ -128,7 +142,11 @@ class Call:
         """The share that other work took of the processor or the GPU; None if it is not known."""
         if self.interference is None:
             return None
-        return self.interference.waited + self.interference.stolen + ((self.gpu and self.gpu.others) or 0.0)
+        return (
+            self.interference.waited
+            + self.interference.stolen
+            + ((self.gpu and self.gpu.others) or 0.0)
+        )
 
 
 @dataclass
@@ -209,7 +227,9 @@ class Measurement:
     """Its samples at each shape, in the order of `RecordedConfig.shapes`: it is first called at them in that order."""
     load_s: Seconds | None = None
     """None for all but the first process of a variant: the others are loaded, and called first, beside each other."""
-    stages_s: dict[str, list[Annotated[float, Field(ge=0)]]] = field(default_factory=dict)
+    stages_s: dict[str, list[Annotated[float, Field(ge=0)]]] = field(
+        default_factory=dict
+    )
     """Instrumented calls: `text_encoder`, `vae_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
     stages_gib: dict[str, Annotated[float, Field(ge=0)]] = field(default_factory=dict)
     """The peak of memory within each stage of these calls, with all weights: allocated on a GPU, else of the worker
@@ -231,7 +251,10 @@ class Measurement:
     @property
     def memories(self) -> list[Memory]:
         """Its memory readings: in a call, and, unless it served several shapes, after the last round."""
-        found = self.shapes[0].memory, None if len(self.shapes) > 1 else self.memory_after
+        found = (
+            self.shapes[0].memory,
+            None if len(self.shapes) > 1 else self.memory_after,
+        )
         return [memory for memory in found if memory]
 
     @property
@@ -242,4 +265,8 @@ class Measurement:
 
     def at(self, shape_index: int) -> "Measurement":
         """Returns the samples at one shape as a measurement: what was measured at the first alone belongs to that."""
-        return Measurement(self.replicate, self.session, [self.shapes[shape_index]]) if shape_index else self
+        return (
+            Measurement(self.replicate, self.session, [self.shapes[shape_index]])
+            if shape_index
+            else self
+        )

@@ -25,9 +25,18 @@ _REASONS = 6
 
 def answer_blocks(summary: Summary) -> list[Block]:
     """Returns the answer, the ranking, why variants are not recommended, and how to use the best one."""
-    reasons = [f"{row.name}: {shortened(row.because)}" for row in summary.candidates if row.because]
+    reasons = [
+        f"{row.name}: {shortened(row.because)}"
+        for row in summary.candidates
+        if row.because
+    ]
     notes = Notes([*reasons, *summary.notes])
-    return [Prose(summary.sentence, strong=True), ranking(summary), notes, *use_of(summary)]
+    return [
+        Prose(summary.sentence, strong=True),
+        ranking(summary),
+        notes,
+        *use_of(summary),
+    ]
 
 
 def use_of(summary: Summary) -> list[Block]:
@@ -36,8 +45,16 @@ def use_of(summary: Summary) -> list[Block]:
     if best is None or summary.result.is_imported:
         return []
     program = Notes([said_of(best.variant.program)])
-    use: list[Block] = [Code(f"To use {best.name} in a pipeline `pipe` of diffusers", best.lines, "python")]
-    again = [Code("To measure it again", [best.command], "bash")] if best.command else []
+    use: list[Block] = [
+        Code(
+            f"To use {best.name} in a pipeline `pipe` of diffusers",
+            best.lines,
+            "python",
+        )
+    ]
+    again = (
+        [Code("To measure it again", [best.command], "bash")] if best.command else []
+    )
     return [*(use if best.lines else []), program, *again]
 
 
@@ -47,18 +64,34 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
     With the run's folder, the last line names the command that shows the rest.
     """
     open_or_failed = (Decision.FAIL, Decision.UNDECIDED)
-    told = [row for row in summary.candidates if row.status is not Status.OK or row.decision in open_or_failed]
+    told = [
+        row
+        for row in summary.candidates
+        if row.status is not Status.OK or row.decision in open_or_failed
+    ]
     reasons = [f"{row.name}: {shortened(row.because)}" for row in told if row.because]
     left_out = f"{len(reasons) - _REASONS} more have reasons like these"
-    cut = [_cut(line, 2 * width - 8) for line in reasons[:_REASONS]] + ([left_out] if len(reasons) > _REASONS else [])
+    cut = [_cut(line, 2 * width - 8) for line in reasons[:_REASONS]] + (
+        [left_out] if len(reasons) > _REASONS else []
+    )
     notes: list[Block] = [Notes(cut)] if cut else []
     first, *others = [*caveats_of(summary)] or [""]
     opening = " ".join(filter(None, (first, _verified(summary))))
-    trust = [_cut(line, 2 * width - 8) for line in (opening, *others, *summary.notes) if line]
+    trust = [
+        _cut(line, 2 * width - 8) for line in (opening, *others, *summary.notes) if line
+    ]
     timed = any(row.speedup for row in summary.rows)
     tables = (effects_table(summary), None if timed else quality_table(summary))
-    article = ["published.md compares with the article's figures."] if published_of(summary.result) else []
-    more = [f"`{command_line('show', '--all', folder)}` has all figures and reasons."] if folder else []
+    article = (
+        ["published.md compares with the article's figures."]
+        if published_of(summary.result)
+        else []
+    )
+    more = (
+        [f"`{command_line('show', '--all', folder)}` has all figures and reasons."]
+        if folder
+        else []
+    )
     return shown(
         [
             Prose(summary.sentence, strong=True),
@@ -88,11 +121,24 @@ def _verified(summary: Summary) -> str:
 def _cut(text: str, length: int) -> str:
     text = text.replace("\n", " ")
     # In a log nobody can ask for the rest, and its lines may be long.
-    return text if len(text) <= length or length >= LOG_WIDTH - 4 else text[: length - 1].rstrip() + "…"
+    return (
+        text
+        if len(text) <= length or length >= LOG_WIDTH - 4
+        else text[: length - 1].rstrip() + "…"
+    )
 
 
 def table_blocks(summary: Summary) -> list[Block]:
     """Returns what `table.md` and the note of a run in MLflow hold: the answer, all other tables, and all notes."""
-    tables = (shapes_table(summary), effects_table(summary), quality_table(summary, headline=False))
+    tables = (
+        shapes_table(summary),
+        effects_table(summary),
+        quality_table(summary, headline=False),
+    )
     header = Prose(" · ".join(header_of(summary.result)))
-    return [*answer_blocks(summary), header, *filter(None, tables), Notes([*notes_of(summary)])]
+    return [
+        *answer_blocks(summary),
+        header,
+        *filter(None, tables),
+        Notes([*notes_of(summary)]),
+    ]

@@ -143,13 +143,27 @@ def to_json(answer: Any) -> dict[str, Any]:
 def baseline_digest(result: StudyResult) -> str:
     """Returns a digest of what decides the baseline's images and calls: two equal ones may be compared."""
     row = result.variant(result.baseline)
-    work = {key: value for key, value in row.config.flat().items() if key.partition(".")[0] in (*WORK, "hardware")}
-    content = [row.inputs, work, row.choices, result.environment.packages, result.environment.device.get("name")]
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    work = {
+        key: value
+        for key, value in row.config.flat().items()
+        if key.partition(".")[0] in (*WORK, "hardware")
+    }
+    content = [
+        row.inputs,
+        work,
+        row.choices,
+        result.environment.packages,
+        result.environment.device.get("name"),
+    ]
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, default=str).encode()
+    ).hexdigest()[:16]
 
 
 def _candidate(row: Row, result: StudyResult) -> Candidate:
-    judgements = [judgement for judgement in result.judgements if judgement.candidate == row.name]
+    judgements = [
+        judgement for judgement in result.judgements if judgement.candidate == row.name
+    ]
     rulings = chain.from_iterable(judgement.rulings for judgement in judgements)
     comparison = result.first_comparison(row.name)
     scores = {**row.variant.quality, **(comparison.quality if comparison else {})}
@@ -169,7 +183,16 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         {name: score.estimate for name, score in scores.items()},
         worst_prompts(result, row.name),
         [
-            Reason(r.rule, r.metric, decision_of(r.verdict), r.text, r.estimate, r.low, r.high, r.margin)
+            Reason(
+                r.rule,
+                r.metric,
+                decision_of(r.verdict),
+                r.text,
+                r.estimate,
+                r.low,
+                r.high,
+                r.margin,
+            )
             for r in rulings
             if r.verdict is not Verdict.PASS
         ],
@@ -200,4 +223,6 @@ def _estimate(ratio: Ratio | None) -> Estimate | None:
     if ratio is None:
         return None
     found = ratio.interval
-    return Estimate(found.estimate, found.low, found.high, found.confidence, ratio.floor)
+    return Estimate(
+        found.estimate, found.low, found.high, found.confidence, ratio.floor
+    )

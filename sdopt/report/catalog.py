@@ -40,7 +40,9 @@ class ReportFile:
         return self.file.endswith(".png")
 
 
-def _of_verdicts(render: Callable[[Summary], bytes]) -> Callable[[Summary, Path], bytes | None]:
+def _of_verdicts(
+    render: Callable[[Summary], bytes],
+) -> Callable[[Summary, Path], bytes | None]:
     return lambda summary, _: render(summary) if summary.result.judgements else None
 
 
@@ -52,7 +54,9 @@ def _page(summary: Summary, folder: Path, *images_bytes: int) -> Page:
 
 def _picture(module: str, name: str) -> Callable[[Summary, Path], bytes | None]:
     # Altair takes half a second to load: only a study that is plotted needs it.
-    return lambda summary, _: getattr(import_module(f"sdopt.report.charts.{module}"), name)(summary)
+    return lambda summary, _: getattr(
+        import_module(f"sdopt.report.charts.{module}"), name
+    )(summary)
 
 
 def markdown_table(summary: Summary) -> str:
@@ -63,21 +67,47 @@ def markdown_table(summary: Summary) -> str:
 def published_markdown(summary: Summary) -> str:
     """Returns the figures of an article for all cards beside those measured; "" without an article."""
     blocks = published_blocks(summary.result, claims_of(summary.result))
-    return f"## {summary.result.name}: published and measured\n\n{written(blocks)}" if blocks else ""
+    return (
+        f"## {summary.result.name}: published and measured\n\n{written(blocks)}"
+        if blocks
+        else ""
+    )
 
 
 REPORTS = (
-    ReportFile("table", "table.md", lambda summary, _: markdown_table(summary).encode()),
-    ReportFile("report", HTML, lambda summary, folder: html_page(_page(summary, folder))),
+    ReportFile(
+        "table", "table.md", lambda summary, _: markdown_table(summary).encode()
+    ),
+    ReportFile(
+        "report", HTML, lambda summary, folder: html_page(_page(summary, folder))
+    ),
     # It links to the pictures beside it, so that no image has to be encoded.
-    ReportFile("report as Markdown", MARKDOWN, lambda summary, folder: markdown_page(_page(summary, folder, 0))),
-    ReportFile("table as data", "table.csv", lambda summary, _: to_csv(summary).encode()),
+    ReportFile(
+        "report as Markdown",
+        MARKDOWN,
+        lambda summary, folder: markdown_page(_page(summary, folder, 0)),
+    ),
+    ReportFile(
+        "table as data", "table.csv", lambda summary, _: to_csv(summary).encode()
+    ),
     ReportFile("plot", "plot.png", _picture("comparisons", "study_plot")),
-    ReportFile("speed against quality", "tradeoff.png", _picture("tradeoff", "tradeoff_picture")),
+    ReportFile(
+        "speed against quality",
+        "tradeoff.png",
+        _picture("tradeoff", "tradeoff_picture"),
+    ),
     ReportFile("time by stage", "stages.png", _picture("times", "stages_picture")),
     ReportFile("images", "comparison.png", comparison_sheet),
-    ReportFile("published figures", "published.md", lambda summary, _: published_markdown(summary).encode() or None),
-    ReportFile("verdicts", "verdicts.md", _of_verdicts(lambda summary: verdict_markdown(summary).encode())),
+    ReportFile(
+        "published figures",
+        "published.md",
+        lambda summary, _: published_markdown(summary).encode() or None,
+    ),
+    ReportFile(
+        "verdicts",
+        "verdicts.md",
+        _of_verdicts(lambda summary: verdict_markdown(summary).encode()),
+    ),
     ReportFile("verdicts as data", "verdicts.json", _of_verdicts(verdict_json)),
     ReportFile("verdicts as JUnit", "verdicts.xml", _of_verdicts(junit)),
 )

@@ -83,7 +83,10 @@ class Column:
         if row is None:
             return [Cell() for _ in self.headings(look)]
         rows = row.shapes if self.at_shapes and look.shapes else (row,)
-        return [self.cell(at, look) if self.cell else value_cell(self.value(at)) for at in rows]
+        return [
+            self.cell(at, look) if self.cell else value_cell(self.value(at))
+            for at in rows
+        ]
 
 
 # Cells ----------------------------------------------------------------------------------------------------------------
@@ -129,7 +132,11 @@ def memory_cell(row: Row, look: TableView | None = None) -> Cell:
     peak = ""
     if row.headline_memory and row.status.timed:
         peak = gib_text(row.headline_memory[1])
-    return Cell(share_text(row.memory.interval.estimate), f"({peak})") if row.memory else Cell(peak)
+    return (
+        Cell(share_text(row.memory.interval.estimate), f"({peak})")
+        if row.memory
+        else Cell(peak)
+    )
 
 
 def images_cell(row: Row, look: TableView) -> Cell:
@@ -231,13 +238,17 @@ COLUMNS: tuple[Column, ...] = (
 """In the order of display."""
 
 
-def values_of(row: Row, columns: Sequence[Column] | None = None) -> dict[str, float | str]:
+def values_of(
+    row: Row, columns: Sequence[Column] | None = None
+) -> dict[str, float | str]:
     """Returns the values of a row by column, without those that it lacks."""
     values: dict[str, float | str] = {}
     for column in COLUMNS if columns is None else columns:
         value = column.value(row)
         if value is not None:
-            values[column.name] = value if isinstance(value, float | int) else str(value)
+            values[column.name] = (
+                value if isinstance(value, float | int) else str(value)
+            )
     return values
 
 
@@ -256,7 +267,9 @@ def tracked_metrics(
 
 def tracked_tags(values: Mapping[str, float | str]) -> dict[str, str]:
     """Returns of values by column those that MLflow gets as tags."""
-    tracked = [column.name for column in COLUMNS if column.tracked and not column.number]
+    tracked = [
+        column.name for column in COLUMNS if column.tracked and not column.number
+    ]
     return {name: str(values[name]) for name in tracked if name in values}
 
 

@@ -37,12 +37,20 @@ def comparison_of(
     for change, names in changed_choices(second, first).items():
         changed.append(f"{change} ({', '.join(names)})")
     if changed and not reasons:
-        blocks.append(Prose("Variants of the same name choose otherwise, so no ratio of theirs is shown:"))
+        blocks.append(
+            Prose(
+                "Variants of the same name choose otherwise, so no ratio of theirs is shown:"
+            )
+        )
         blocks.append(Notes(changed))
     keys = []
     for key, (before, after) in changed_keys(first, second).items():
         keys.append(f"{key}: {before} → {after}")
-    agreement = "Configuration and environment differ in:" if keys else "Configuration and environment agree."
+    agreement = (
+        "Configuration and environment differ in:"
+        if keys
+        else "Configuration and environment agree."
+    )
     return [*blocks, Prose(agreement), Notes(keys)]
 
 
@@ -117,7 +125,11 @@ def _table(
                 rows.append([heading, letter, *_cells(rows_by_name[name], bool(unit))])
                 heading = ""
         in_both = all(name in rows_by_name for rows_by_name in results.values())
-        change = _change(first, second, name) if ratios and in_both and name not in changed else ""
+        change = (
+            _change(first, second, name)
+            if ratios and in_both and name not in changed
+            else ""
+        )
         if change:
             rows.append(["", "B/A", "", "", change, ""])
     headings = ("variant", "", "status", f"latency{unit}", f"speed-up{unit}", "memory")

@@ -50,13 +50,23 @@ def comparison_sheet(summary: Summary, folder: Path, prompts: int = 6) -> bytes 
     rows: list[_Row] = []
     for record in columns[0].variant.images[:prompts]:
         images = {
-            column.variant.name: _opened(folder, column.variant.image(record.prompt_index, record.image_index))
+            column.variant.name: _opened(
+                folder, column.variant.image(record.prompt_index, record.image_index)
+            )
             for column in columns
         }
         rows.append((record.prompt, list(map(_cell, images.values()))))
         if len(columns) > 1:
-            differences = [_difference(images[column.name], images.get(column.reference)) for column in columns]
-            rows.append((f"difference, amplified {_AMPLIFIED} times", list(map(_cell, differences))))
+            differences = [
+                _difference(images[column.name], images.get(column.reference))
+                for column in columns
+            ]
+            rows.append(
+                (
+                    f"difference, amplified {_AMPLIFIED} times",
+                    list(map(_cell, differences)),
+                )
+            )
     heads = [compared(summary.result, column) for column in columns]
     return _draw(heads, rows, _feet(columns))
 
@@ -68,25 +78,43 @@ def _feet(columns: Sequence[Row]) -> list[tuple[str, list[str]]]:
     times = [column.time for column in columns]
     lines = [
         (f"time{unit}", [seconds_text(time) if time else "" for time in times]),
-        (f"speed-up{unit}", [column.speedup.text if column.speedup else "" for column in columns]),
+        (
+            f"speed-up{unit}",
+            [column.speedup.text if column.speedup else "" for column in columns],
+        ),
         ("memory", [memory_text(column) for column in columns]),
         ("images", [str(images_cell(column, look)) for column in columns]),
     ]
     return [(title, cells) for title, cells in lines if any(cells)]
 
 
-def _draw(heads: Sequence[str], rows: Sequence[_Row], feet: Sequence[tuple[str, Sequence[str]]]) -> bytes:
+def _draw(
+    heads: Sequence[str],
+    rows: Sequence[_Row],
+    feet: Sequence[tuple[str, Sequence[str]]],
+) -> bytes:
     """Draws a grid of images with heads, titles of rows and lines below; a missing image leaves a gap."""
     font = ImageFont.load_default(13)
     wrapped = [wrap(head, _LETTERS_IN_CELL) for head in heads]
     top = 10 + _LINE * max(len(lines) for lines in wrapped)
     bottom = top + len(rows) * (_CELL + _GAP)
     sheet = Image.new(
-        "RGB", (_SIDE + len(heads) * (_CELL + _GAP), bottom + _LINE * len(feet) + 4 * bool(feet)), "white"
+        "RGB",
+        (
+            _SIDE + len(heads) * (_CELL + _GAP),
+            bottom + _LINE * len(feet) + 4 * bool(feet),
+        ),
+        "white",
     )
     pen = ImageDraw.Draw(sheet)
     for x, lines in enumerate(wrapped):
-        pen.text((_SIDE + x * (_CELL + _GAP), 4), "\n".join(lines), fill="black", font=font, spacing=1)
+        pen.text(
+            (_SIDE + x * (_CELL + _GAP), 4),
+            "\n".join(lines),
+            fill="black",
+            font=font,
+            spacing=1,
+        )
     for y, (title, images) in enumerate(rows):
         at = top + y * (_CELL + _GAP)
         lines = wrap(title, _LETTERS_IN_CELL)[: _CELL // _LINE]
@@ -98,7 +126,12 @@ def _draw(heads: Sequence[str], rows: Sequence[_Row], feet: Sequence[tuple[str, 
         at = bottom + y * _LINE
         pen.text((4, at), title.translate(_LETTERS), fill="#5d6b79", font=font)
         for x, cell in enumerate(cells):
-            pen.text((_SIDE + x * (_CELL + _GAP), at), cell.translate(_LETTERS), fill="#0072b2", font=font)
+            pen.text(
+                (_SIDE + x * (_CELL + _GAP), at),
+                cell.translate(_LETTERS),
+                fill="#0072b2",
+                font=font,
+            )
     stream = BytesIO()
     sheet.save(stream, "PNG")
     return stream.getvalue()
@@ -108,15 +141,21 @@ def _opened(folder: Path, record: ImageRecord | None) -> Image.Image | None:
     return open_image(inside(folder, record.path)).convert("RGB") if record else None
 
 
-def _difference(image: Image.Image | None, other: Image.Image | None) -> Image.Image | None:
+def _difference(
+    image: Image.Image | None, other: Image.Image | None
+) -> Image.Image | None:
     if image is None or other is None or image.size != other.size:
         return None
-    return ImageChops.difference(image, other).point(lambda value: min(255, _AMPLIFIED * value))
+    return ImageChops.difference(image, other).point(
+        lambda value: min(255, _AMPLIFIED * value)
+    )
 
 
 def _cell(image: Image.Image | None) -> Image.Image | None:
     if image is None:
         return None
     # Small images are enlarged pixel by pixel, so that nothing is smoothed away.
-    method = Image.Resampling.NEAREST if image.width < _CELL else Image.Resampling.LANCZOS
+    method = (
+        Image.Resampling.NEAREST if image.width < _CELL else Image.Resampling.LANCZOS
+    )
     return image.resize((_CELL, _CELL), method)

@@ -3,7 +3,18 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from sdopt.report.blocks import Block, Chart, Code, Facts, Fold, Gallery, Notes, Page, Prose, Table
+from sdopt.report.blocks import (
+    Block,
+    Chart,
+    Code,
+    Facts,
+    Fold,
+    Gallery,
+    Notes,
+    Page,
+    Prose,
+    Table,
+)
 
 
 def markdown_page(page: Page) -> bytes:
@@ -48,7 +59,9 @@ def _block(block: Block) -> Iterator[str]:  # noqa: C901 (a case for each kind o
             rows = [list(map(str, row)) for row in block.cells]
             yield markdown(block.headings, rows, [])
         case Facts(pairs):
-            yield _listed([f"{escaped(name)}: {escaped(value)}" for name, value in pairs])
+            yield _listed(
+                [f"{escaped(name)}: {escaped(value)}" for name, value in pairs]
+            )
         case Fold(title, blocks):
             yield f"<details><summary>{escaped(title)}</summary>\n"
             yield written(blocks)

@@ -14,7 +14,13 @@ from sdopt.statistics.measures import TAIL_RATIO
 from sdopt.statistics.outcomes import LAUNCH_BOUND, busy_share
 from sdopt.statistics.precision import kept_going
 from sdopt.statistics.summary import Summary
-from sdopt.statistics.words import compared, sampling_text, seconds_text, shortened, start_words
+from sdopt.statistics.words import (
+    compared,
+    sampling_text,
+    seconds_text,
+    shortened,
+    start_words,
+)
 
 
 def notes_of(summary: Summary) -> Iterator[str]:
@@ -33,7 +39,9 @@ def notes_of(summary: Summary) -> Iterator[str]:
     if tails:
         yield f"Slowest call of a process (tail latency), over that of the reference's: {tails}."
     for peak in sorted(_peaks(result)):
-        what = "memory_gib of the folders' tables" if result.is_imported else _MEMORY[peak]
+        what = (
+            "memory_gib of the folders' tables" if result.is_imported else _MEMORY[peak]
+        )
         yield f"Memory: {what}; the geometric mean of a variant's processes."
     reached = _reached(summary)
     if reached:
@@ -116,7 +124,9 @@ def caveats_of(summary: Summary) -> Iterator[str]:
     sampling = sampling_text(result)
     if sampling:
         yield f"{sampling}.{_drift_text(result)}"
-    yield from filter(None, [_floor_note(result), _rounds_note(result), _precision_note(result)])
+    yield from filter(
+        None, [_floor_note(result), _rounds_note(result), _precision_note(result)]
+    )
     restless = unsettled(result)
     if restless:
         way_out = "raise protocol.warmup, or let the machine reach a steady temperature"
@@ -130,7 +140,10 @@ def caveats_of(summary: Summary) -> Iterator[str]:
             f"Memory of an {hardware.sheet.name} ({hardware.sheet.memory_gib:g} GiB) emulated: PyTorch's allocator was "
             f"capped; times are those of {result.environment.device['name']}."
         )
-    if any(variant.config.random_weights and variant.status.timed for variant in result.variants):
+    if any(
+        variant.config.random_weights and variant.status.timed
+        for variant in result.variants
+    ):
         yield "Random weights: speed and memory are those of the real model; images show only how far variants agree."
     if any(variant.status is Status.NOT_ENGAGED for variant in result.variants):
         yield "not_engaged: the option ran, and nothing shows that it was active; its figures are not attributed to it."
@@ -168,7 +181,9 @@ def _floor_note(result: StudyResult) -> str:
         return "Without the baseline's images and times once more (--again), nothing says which difference is chance."
     if result.variant(result.baseline).status.failure:
         return ""  # which the answer says
-    ended = f"it ended as {result.control.status}" if result.control else "there is none"
+    ended = (
+        f"it ended as {result.control.status}" if result.control else "there is none"
+    )
     return f"No times of a repeated baseline ({ended}), so that no speed-up can be told from chance."
 
 
@@ -205,7 +220,11 @@ def _precision_note(result: StudyResult) -> str:
             needing.append(f"{name} ({processes} of {needed} processes)")
         else:
             needing.append(f"{name} ({needed} processes)")
-    added = f"more processes were needed for {', '.join(needing)}" if needing else "no more processes were needed"
+    added = (
+        f"more processes were needed for {', '.join(needing)}"
+        if needing
+        else "no more processes were needed"
+    )
     ending = ""
     if short:
         stopped = f": {result.precision.stopped}" if result.precision.stopped else ""
@@ -252,7 +271,9 @@ def _start_notes(summary: Summary) -> Iterator[str]:
         words = start_words(row.break_even)
         if words is not None and not row.variant.is_control:
             extra, when, repaid = words
-            starts.append(f"{row.variant.name} takes {extra} longer than {row.reference} {when}, {repaid}")
+            starts.append(
+                f"{row.variant.name} takes {extra} longer than {row.reference} {when}, {repaid}"
+            )
     if starts:
         yield f"Start-up: {'; '.join(starts)}."
     packages = []
@@ -283,7 +304,9 @@ def _reached(summary: Summary) -> str:
     return f"Reached of the dense peak of {sheet.name}, denoiser, VAE and text encoder together: {'; '.join(reached)}."
 
 
-_ROUNDED = "products and convolutions of float32 were rounded where no option asked for it"
+_ROUNDED = (
+    "products and convolutions of float32 were rounded where no option asked for it"
+)
 
 _DISTORTING = {
     "CUDA_LAUNCH_BLOCKING": "each kernel was waited for before the next was launched",
@@ -308,7 +331,9 @@ def gpu_notes(result: StudyResult) -> list[str]:
     processes = environment.gpu.get("processes", [])
     if processes:
         gib = sum(process["gib"] or 0.0 for process in processes)
-        notes.append(f"{len(processes)} other processes were on the GPU when the study began, with {gib:.1f} GiB.")
+        notes.append(
+            f"{len(processes)} other processes were on the GPU when the study began, with {gib:.1f} GiB."
+        )
     return notes
 
 

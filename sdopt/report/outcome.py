@@ -29,7 +29,9 @@ class Outcome(StudyResult):
     @classmethod
     def of(cls, result: StudyResult, folder: Path | None = None) -> "Outcome":
         """Returns the same result with the methods of this class."""
-        found = cls(**{field.name: getattr(result, field.name) for field in fields(StudyResult)})
+        found = cls(
+            **{field.name: getattr(result, field.name) for field in fields(StudyResult)}
+        )
         found.folder = folder
         return found
 
@@ -66,7 +68,10 @@ class Outcome(StudyResult):
         """
         from sdopt.report.charts.comparisons import study_plot
 
-        return _opened(study_plot(summary_of(self)), "nothing was compared, so that there is no plot")
+        return _opened(
+            study_plot(summary_of(self)),
+            "nothing was compared, so that there is no plot",
+        )
 
     def images(self, prompts: int = 6) -> "Image":
         """Draws the images side by side, a column per variant, with what differs amplified below.
@@ -79,8 +84,14 @@ class Outcome(StudyResult):
         """
         from sdopt.report.contact_sheet import comparison_sheet
 
-        sheet = comparison_sheet(summary_of(self), self.folder, prompts) if self.folder else None
-        return _opened(sheet, "there are no images; sdopt.load_result(FOLDER) finds those of a run")
+        sheet = (
+            comparison_sheet(summary_of(self), self.folder, prompts)
+            if self.folder
+            else None
+        )
+        return _opened(
+            sheet, "there are no images; sdopt.load_result(FOLDER) finds those of a run"
+        )
 
     def _repr_markdown_(self) -> str:
         """Returns the table that a notebook shows."""
@@ -91,7 +102,11 @@ def _paper_row(row: Row) -> dict[str, str]:
     speedup = ""
     if row.speedup is not None:
         found = row.speedup.interval
-        bounds = "" if found.low is None or found.high is None else f" [{found.low:.2f}, {found.high:.2f}]"
+        bounds = (
+            ""
+            if found.low is None or found.high is None
+            else f" [{found.low:.2f}, {found.high:.2f}]"
+        )
         speedup = f"{found.estimate:.2f}{bounds}"
     latency, memory = row.latency, row.headline_memory
     return {

@@ -60,7 +60,11 @@ def read_overhead(folder: Path, wall_s: float, command: list[str]) -> Overhead:
     if begun is None:
         raise ValueError(f"{folder}: nothing was timed")
     # Spans without a variant are those of several workers side by side.
-    _, *later = (span.seconds / span.entered for span in spans if span.phase == "starting" and span.variant)
+    _, *later = (
+        span.seconds / span.entered
+        for span in spans
+        if span.phase == "starting" and span.variant
+    )
     calls_s = sum(span.in_calls_s for span in spans)
     return Overhead(
         command=command,
@@ -76,7 +80,9 @@ def read_overhead(folder: Path, wall_s: float, command: list[str]) -> Overhead:
 def write_overhead(found: Overhead, folder: Path) -> Path:
     """Writes `overhead.json`. Raises OSError."""
     path = folder / "overhead.json"
-    write_atomically(path, json.dumps(asdict(found) | {"targets": TARGETS}, indent=1).encode())
+    write_atomically(
+        path, json.dumps(asdict(found) | {"targets": TARGETS}, indent=1).encode()
+    )
     return path
 
 
@@ -93,16 +99,36 @@ def overhead_blocks(found: Overhead) -> list[Block]:
         )
         for phase in (*found.phases, whole)
     ]
-    start = f"{statistics.median(found.worker_start_s):.3f} s" if found.worker_start_s else ""
+    start = (
+        f"{statistics.median(found.worker_start_s):.3f} s"
+        if found.worker_start_s
+        else ""
+    )
     figures = [
-        ("wall time over all pipeline calls", f"{found.wall_over_calls:.2f}", f"≤ {TARGETS['wall_over_calls']}"),
-        ("worker start after the first (median)", start, f"≤ {TARGETS['worker_start_s']} s"),
-        ("command to first timed call", f"{found.first_timed_call_s:.1f} s", f"≤ {TARGETS['first_timed_call_s']:g} s"),
+        (
+            "wall time over all pipeline calls",
+            f"{found.wall_over_calls:.2f}",
+            f"≤ {TARGETS['wall_over_calls']}",
+        ),
+        (
+            "worker start after the first (median)",
+            start,
+            f"≤ {TARGETS['worker_start_s']} s",
+        ),
+        (
+            "command to first timed call",
+            f"{found.first_timed_call_s:.1f} s",
+            f"≤ {TARGETS['first_timed_call_s']:g} s",
+        ),
     ]
     headings = ("where the time went", "seconds", "share", "in calls", "besides")
     note = "A worker's start: from starting its process to its first answer. Calls: all of the pipeline, timed or not."
     return [
         Table(headings, phases, headings[1:]),
-        Table(("", "found", "target on an idle machine"), figures, ("found", "target on an idle machine")),
+        Table(
+            ("", "found", "target on an idle machine"),
+            figures,
+            ("found", "target on an idle machine"),
+        ),
         Notes([note]),
     ]

@@ -68,7 +68,9 @@ def _lacks_speedup(result: StudyResult) -> bool:
     return False
 
 
-_LOST = "the study has not ended: its process still runs, was killed, or lost its machine"
+_LOST = (
+    "the study has not ended: its process still runs, was killed, or lost its machine"
+)
 
 _NOTHING = "the job has begun and has written no result: its process still runs, was killed, or lost its machine"
 
@@ -137,7 +139,9 @@ class Sweep:
         """Returns why a variant does not pay; what ended its job says more of it than that it was not measured."""
         ending = ""
         if self.studies[job].status in ("running", "crashed"):
-            ending = "; ".join(self.errors[job].problems) if job in self.errors else _LOST
+            ending = (
+                "; ".join(self.errors[job].problems) if job in self.errors else _LOST
+            )
         if row.status is Status.PENDING:
             return ending or row.because
         return row.because or ending

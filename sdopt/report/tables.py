@@ -13,7 +13,14 @@ from sdopt.record.choices import difference
 from sdopt.record.comparisons import Comparison, Effect, Interval
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.report.blocks import Block, Cell, Notes, Table
-from sdopt.report.columns import TableView, further_columns, ratio_cell, table_of, values_of, word
+from sdopt.report.columns import (
+    TableView,
+    further_columns,
+    ratio_cell,
+    table_of,
+    values_of,
+    word,
+)
 from sdopt.statistics.bounds import differences
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, bounds_text
 from sdopt.statistics.objections import REPEATS
@@ -22,7 +29,13 @@ from sdopt.statistics.row_figures import stage_peaks
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import Summary
-from sdopt.statistics.words import compared, gib_text, seconds_parts, seconds_text, unit_text
+from sdopt.statistics.words import (
+    compared,
+    gib_text,
+    seconds_parts,
+    seconds_text,
+    unit_text,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +96,15 @@ def shapes_table(summary: Summary) -> Table | None:
     if not cells:
         return None
     time = f"time{unit_text(summary.result.per_image)}"
-    headings = ("shape", "variant", time, "memory", "first call", "compiled in it", "compiled later")
+    headings = (
+        "shape",
+        "variant",
+        time,
+        "memory",
+        "first call",
+        "compiled in it",
+        "compiled later",
+    )
     return Table(headings, cells, headings[2:])
 
 
@@ -152,7 +173,12 @@ def _effect(effect: Effect) -> tuple[Cell | str, ...]:
     kind = "main" if len(effect.options) == 1 else "interaction"
     options = " × ".join(effect.options)
     if not effect.aliased_with:
-        return kind, options, ratio_cell(effect.speedup), ratio_cell(effect.memory_ratio)
+        return (
+            kind,
+            options,
+            ratio_cell(effect.speedup),
+            ratio_cell(effect.memory_ratio),
+        )
     first, *others = effect.aliased_with
     alias = f"aliased with {first}"
     if others:
@@ -227,7 +253,11 @@ def metric_text(
     if name == BROKEN:
         if not variant.trips:
             return ""
-        return f"{variant.broken_images} of {len(variant.images)}" if variant.images else "yes"
+        return (
+            f"{variant.broken_images} of {len(variant.images)}"
+            if variant.images
+            else "yes"
+        )
     score = row.scores.get(name)
     if score is None:
         return ""
@@ -344,7 +374,9 @@ def worst_table(summary: Summary) -> Table | None:
         by_metric: dict[str, list[str]] = {}
         for worst in worst_prompts(result, row.variant.name, headline_columns(result)):
             prompt = worst.prompt or f"number {worst.prompt_index + 1}"
-            by_metric.setdefault(worst.metric, []).append(f"{prompt} ({worst.value:.3g})")
+            by_metric.setdefault(worst.metric, []).append(
+                f"{prompt} ({worst.value:.3g})"
+            )
         for metric, prompts in by_metric.items():
             rows.append((compared(result, row), metric, "; ".join(prompts)))
     return Table(("variant", "metric", "worst prompts"), rows) if rows else None
@@ -357,7 +389,17 @@ def published_blocks(
     """Returns a table of the figures of an article beside those measured, and its notes; nothing without a figure."""
     if not claims:
         return []
-    headings = ("variant", "against", "figure", "shape", "GPU", "published", "here", "verdict", "because")
+    headings = (
+        "variant",
+        "against",
+        "figure",
+        "shape",
+        "GPU",
+        "published",
+        "here",
+        "verdict",
+        "because",
+    )
     table = Table(headings, list(map(_claim_cells, claims)))
     return [table.filled(), Notes(notes_of_published(result, claims))]
 
@@ -437,14 +479,21 @@ def _records(summary: Summary) -> list[dict[str, Any]]:
     figures: list[dict[str, Any]] = []
     for row in sorted(summary.figures, key=place):
         values = values_of(_with_verdicts(summary, row), columns)
-        words = {column.name: values.pop(column.name, "") for column in columns if not column.number}
+        words = {
+            column.name: values.pop(column.name, "")
+            for column in columns
+            if not column.number
+        }
         facts.append({"variant": row.name, **words, **_facts(row)})
         figures.append({**values, **row.flat})
     texts = dict.fromkeys(chain.from_iterable(facts), "")
     unknown = dict.fromkeys(chain.from_iterable(figures), math.nan)
     first = ["variant", *(column.name for column in columns if column.name in unknown)]
     empty: dict[str, Any] = dict.fromkeys(first) | texts | unknown
-    return [{**empty, **of_row, **numbers} for of_row, numbers in zip(facts, figures, strict=True)]
+    return [
+        {**empty, **of_row, **numbers}
+        for of_row, numbers in zip(facts, figures, strict=True)
+    ]
 
 
 def _facts(row: Row) -> dict[str, str]:
@@ -467,7 +516,9 @@ def _with_verdicts(
     whole = summary.row(row.name)
     if whole is None:
         return row
-    step = next((step for step in whole.steps if step.comparison is row.comparison), whole)
+    step = next(
+        (step for step in whole.steps if step.comparison is row.comparison), whole
+    )
     decision = decision_of(row.judgement.verdict) if row.judgement else None
     return replace(
         row,

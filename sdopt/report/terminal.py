@@ -9,7 +9,17 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from sdopt.report.blocks import Block, Cell, Code, Facts, Fold, Notes, Prose, Section, Table
+from sdopt.report.blocks import (
+    Block,
+    Cell,
+    Code,
+    Facts,
+    Fold,
+    Notes,
+    Prose,
+    Section,
+    Table,
+)
 from sdopt.report.tones import RICH
 
 _GAP = 2
@@ -106,7 +116,10 @@ class _Layout:
         )
         self._add_columns(grid)
         for row in self.rows:
-            cells = [_cell(row[column], detailed) for column, detailed in self.detailed.items()]
+            cells = [
+                _cell(row[column], detailed)
+                for column, detailed in self.detailed.items()
+            ]
             grid.add_row(*cells)
         return grid
 
@@ -134,7 +147,9 @@ class _Layout:
                 header_style="dim",
                 no_wrap=fits,
                 overflow="ellipsis" if fits else "fold",
-                width=min(self.longest_name, _NAME + self._room()) if fits and names else None,
+                width=min(self.longest_name, _NAME + self._room())
+                if fits and names
+                else None,
                 min_width=min(self.longest_word, _WORD) if names and not fits else None,
             )
 

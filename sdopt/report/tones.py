@@ -31,7 +31,14 @@ BASELINE, BROKEN = "baseline", "broken"
 """What stands where other variants have a verdict, and where an image tripped a wire."""
 
 _MEMBERS: Mapping[Tone, tuple[str, ...]] = {
-    Tone.GOOD: (Status.OK, Speed.FASTER, Images.EQUAL, Images.WITHIN, Decision.PASS, Reproduction.REPRODUCED),
+    Tone.GOOD: (
+        Status.OK,
+        Speed.FASTER,
+        Images.EQUAL,
+        Images.WITHIN,
+        Decision.PASS,
+        Reproduction.REPRODUCED,
+    ),
     Tone.OPEN: (
         Status.INTERRUPTED,
         Speed.CLOSE,

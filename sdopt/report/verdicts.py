@@ -30,7 +30,9 @@ _BOUNDS = (
 )
 
 
-_NO_CHARACTER = re.compile(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f]")
+_NO_CHARACTER = re.compile(
+    r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f]"
+)
 """What XML 1.0 cannot hold (a surrogate could not even be encoded) or discourages: control characters."""
 
 
@@ -40,7 +42,9 @@ def verdict_blocks(result: StudyResult) -> list[Block]:
     notes = []
     for judgement in result.judgements:
         verdict = word(decision_of(judgement.verdict))
-        rows.append((judgement.candidate, judgement.reference, judgement.contract, verdict))
+        rows.append(
+            (judgement.candidate, judgement.reference, judgement.contract, verdict)
+        )
         notes.append(f"{judgement.candidate}: {_because(result, judgement)}")
     table = Table(("variant", "against", "contract", "gate"), rows)
     notes += [_BOUNDS, *_claims(result.judgements), *spent_of(result)]
@@ -49,7 +53,11 @@ def verdict_blocks(result: StudyResult) -> list[Block]:
 
 def against_sentence(result: StudyResult) -> str:
     """Returns what a comparison with an earlier result shows, in a sentence, and what it does not compare."""
-    failed = [judgement for judgement in result.judgements if judgement.verdict is Verdict.FAIL]
+    failed = [
+        judgement
+        for judgement in result.judgements
+        if judgement.verdict is Verdict.FAIL
+    ]
     open_text = _open_text(result.judgements)
     if failed:
         names = ", ".join(judgement.candidate for judgement in failed)
@@ -120,12 +128,22 @@ def verdict_markdown(
     rows = []
     for judgement in summary.result.judgements:
         rows += [_ruling_cells(judgement, ruling) for ruling in judgement.rulings]
-    headings = ("variant", "rule", "gate", "estimate", "one-sided bounds", "limit", "reason")
+    headings = (
+        "variant",
+        "rule",
+        "gate",
+        "estimate",
+        "one-sided bounds",
+        "limit",
+        "reason",
+    )
     blocks: list[Block] = [Prose(first, strong=True)] if first else []
     blocks += verdict_blocks(summary.result)
     blocks.append(Notes(floors_of(summary.result)))
     blocks.append(Fold(f"All {len(rows)} rules", [Table(headings, rows)]))
-    title = f"sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})"
+    title = (
+        f"sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})"
+    )
     return f"## {title}\n\n{written(blocks)}"
 
 
@@ -181,7 +199,10 @@ def floors_of(result: StudyResult) -> list[str]:
     metrics: set[str] = set()
     for judgement in result.judgements:
         metrics.update(ruling.metric for ruling in judgement.rulings)
-    order = {"numerical": "in another order of computation", "sampling": "from other noise"}
+    order = {
+        "numerical": "in another order of computation",
+        "sampling": "from other noise",
+    }
     lines = []
     for kind, spreads in sorted(result.floors.items()):
         floors = []
@@ -267,7 +288,9 @@ def verdicts_of(row: Row) -> dict[str, str]:
         "gate": row.decision,
         "status": row.status,
     }
-    return {name: str(verdict) for name, verdict in verdicts.items() if verdict is not None}
+    return {
+        name: str(verdict) for name, verdict in verdicts.items() if verdict is not None
+    }
 
 
 def junit(
@@ -405,7 +428,9 @@ def write_verdicts(
 ) -> None:
     """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder; see `junit`. Raises OSError."""
     write_atomically(folder / "verdicts.json", verdict_json(summary, against))
-    write_atomically(folder / "verdicts.md", verdict_markdown(summary, against).encode())
+    write_atomically(
+        folder / "verdicts.md", verdict_markdown(summary, against).encode()
+    )
     write_atomically(folder / "verdicts.xml", junit(summary, inconclusive_passes))
     append_step_summary(summary, against)
 

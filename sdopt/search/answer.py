@@ -27,10 +27,14 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
     entries = []
     for candidate in search.trials.candidates:
         if candidate.name in judgements.rows:
-            entries.append(_judged_entry(candidate, judgements, search.config.objectives))
+            entries.append(
+                _judged_entry(candidate, judgements, search.config.objectives)
+            )
         else:
             fate, why = search.dropped.get(candidate.name, (Fate.OPEN, ""))
-            entries.append(entry_of(candidate, fate, why, found.get(candidate.name, [])))
+            entries.append(
+                entry_of(candidate, fate, why, found.get(candidate.name, []))
+            )
     studies = [summary.result for summary in judgements.studies.values()]
     shown = next(iter(search.results("screen-")), next(iter(studies), None))
     started = search.trials.started
@@ -44,7 +48,10 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
         objectives=list(search.config.objectives),
         distance=search.config.distance,
         sentence=_answer(search, judgements, entries, ended),
-        entries=sorted(entries, key=lambda entry: (list(Fate).index(entry.fate), -(entry.speedup or 0.0))),
+        entries=sorted(
+            entries,
+            key=lambda entry: (list(Fate).index(entry.fate), -(entry.speedup or 0.0)),
+        ),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
         notes=_notes(search, studies),
@@ -56,15 +63,26 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
     )
 
 
-def _judged_entry(candidate: Combination, judgements: Judgements, objectives: Sequence[str]) -> SearchEntry:
+def _judged_entry(
+    candidate: Combination, judgements: Judgements, objectives: Sequence[str]
+) -> SearchEntry:
     """Returns the entry of a candidate that was judged, with the figures of that study."""
     name, passed = candidate.name, judgements.passed
     row, finding = judgements.rows[name], judgements.findings[name]
     fate = Fate.FAILED if name in judgements.failed else Fate.UNDECIDED
     if name in passed:
         fate = Fate.WINNER if name == passed[0] else Fate.PASSED
-    losses = {other: [judgements.findings[other].losses[objective] for objective in objectives] for other in passed}
-    low, high = (row.speedup.interval.low, row.speedup.interval.high) if row.speedup else (None, None)
+    losses = {
+        other: [
+            judgements.findings[other].losses[objective] for objective in objectives
+        ]
+        for other in passed
+    }
+    low, high = (
+        (row.speedup.interval.low, row.speedup.interval.high)
+        if row.speedup
+        else (None, None)
+    )
     return replace(
         entry_of(candidate, fate, _because(row, finding), [finding]),
         judged=True,
@@ -76,7 +94,9 @@ def _judged_entry(candidate: Combination, judgements: Judgements, objectives: Se
     )
 
 
-def _answer(search: Search, judgements: Judgements, entries: Sequence[SearchEntry], ended: bool) -> str:
+def _answer(
+    search: Search, judgements: Judgements, entries: Sequence[SearchEntry], ended: bool
+) -> str:
     """Returns the answer, and what is still to do where the search did not come to its end."""
     if ended and search.unjudged is None:
         return _sentence(judgements, entries)
@@ -84,7 +104,11 @@ def _answer(search: Search, judgements: Judgements, entries: Sequence[SearchEntr
     shown = f"{_sentence(judgements, entries)} " if judgements.passed else ""
     if search.unjudged is not None and best is not None:
         return f"{shown}{_unjudged(best, search)}"
-    fastest = f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×" if best else ""
+    fastest = (
+        f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×"
+        if best
+        else ""
+    )
     return f"{shown}The search has not ended; {len(entries)} combinations were proposed so far{fastest}."
 
 
@@ -105,7 +129,12 @@ def _because(row: Row, finding: CandidateFinding) -> str:
     return "; ".join(filter(None, (str(row.speed or ""), out, images)))
 
 
-def entry_of(candidate: Combination, fate: Fate, because: str, findings: Sequence[CandidateFinding]) -> SearchEntry:
+def entry_of(
+    candidate: Combination,
+    fate: Fate,
+    because: str,
+    findings: Sequence[CandidateFinding],
+) -> SearchEntry:
     """Returns the entry of a candidate: means over its studies, the largest memory, and the last study's images."""
     timed = [finding for finding in findings if "latency" in finding.losses]
     last = findings[-1] if findings else None
@@ -114,12 +143,17 @@ def entry_of(candidate: Combination, fate: Fate, because: str, findings: Sequenc
         overrides=list(candidate.overrides),
         fate=fate,
         because=because,
-        speedup=math.exp(-standing_of(timed, "latency", UNKNOWN).loss) if timed else None,
+        speedup=math.exp(-standing_of(timed, "latency", UNKNOWN).loss)
+        if timed
+        else None,
         memory_ratio=last.memory_ratio if last else None,
         latency_s=last.latency_s if last else None,
         image_s=last.image_s if last else None,
         per_image=any(finding.per_image for finding in findings),
-        memory_gib=max((finding.memory_gib for finding in findings if finding.memory_gib), default=None),
+        memory_gib=max(
+            (finding.memory_gib for finding in findings if finding.memory_gib),
+            default=None,
+        ),
         distance=last.distance if last else None,
         processes=sum(finding.processes for finding in findings),
         start=last.start if last else None,
@@ -141,7 +175,11 @@ def _sentence(judgements: Judgements, entries: Sequence[SearchEntry]) -> str:
     judged = len(judgements.rows)
     none = f"{judged} of {tried} combinations were judged, and none of them is"
     if judged == 1:
-        none = f"one of {tried} combinations was judged, and it is not" if tried > 1 else "the only combination is not"
+        none = (
+            f"one of {tried} combinations was judged, and it is not"
+            if tried > 1
+            else "the only combination is not"
+        )
     return f"Keep the baseline: {none} shown to be better."
 
 
@@ -165,13 +203,19 @@ def _nothing_judged(entries: Sequence[SearchEntry]) -> str:
     if not entries:
         return "No combination was tried."
     best = _fastest(entries, Fate.FAILED)
-    refused = f"; {best.name} was about {best.speedup:.2f}×, but: {shortened(best.because)}" if best else ""
+    refused = (
+        f"; {best.name} was about {best.speedup:.2f}×, but: {shortened(best.because)}"
+        if best
+        else ""
+    )
     kept = f"none of the {len(entries)} combinations that were tried is faster and keeps the images"
     return f"Keep the baseline: {kept}{refused}."
 
 
 def _fastest(entries: Sequence[SearchEntry], fate: Fate) -> SearchEntry | None:
-    faster = [entry for entry in entries if entry.fate is fate and (entry.speedup or 0) > 1]
+    faster = [
+        entry for entry in entries if entry.fate is fate and (entry.speedup or 0) > 1
+    ]
     return max(faster, key=lambda entry: entry.speedup or 0, default=None)
 
 
@@ -216,8 +260,14 @@ def _noise(search: Search) -> str:
             spreads.append(f"{objective}: from prompt to prompt")
         elif noise.degrees:
             spread = 100 * math.expm1(math.sqrt(noise.variance))
-            controls = "1 repeated baseline" if noise.degrees == 1 else f"{noise.degrees} repeated baselines"
-            spreads.append(f"{objective}: {spread:.1f} % from process to process, by {controls}")
+            controls = (
+                "1 repeated baseline"
+                if noise.degrees == 1
+                else f"{noise.degrees} repeated baselines"
+            )
+            spreads.append(
+                f"{objective}: {spread:.1f} % from process to process, by {controls}"
+            )
         else:
             return ""
     return "; ".join(spreads)

@@ -41,7 +41,9 @@ class Answered:
 
     def covers(self, budget_s: float, trials: int | None) -> bool:
         """Returns whether a call with this budget would find nothing new."""
-        return budget_s <= self.budget_s and (self.trials is None or (trials or sys.maxsize) <= self.trials)
+        return budget_s <= self.budget_s and (
+            self.trials is None or (trials or sys.maxsize) <= self.trials
+        )
 
 
 def write_answered(folder: Path, answered: Answered) -> None:
@@ -69,10 +71,21 @@ def numbered(base: Path) -> list[Path]:
 
 def question_of(overrides: Sequence[str], config_dir: Path | None) -> str:
     """Returns a digest of what is asked, however long it may take; "" if the words alone do not tell."""
-    words = [word for word in overrides if word.lstrip("+").partition("=")[0] not in _HOW_LONG]
+    words = [
+        word
+        for word in overrides
+        if word.lstrip("+").partition("=")[0] not in _HOW_LONG
+    ]
     if config_dir is not None or any("${" in word for word in words):
         return ""
-    facts = [__version__, sys.prefix, str(Path.cwd()), *words, *_stamps(words), *_machine()]
+    facts = [
+        __version__,
+        sys.prefix,
+        str(Path.cwd()),
+        *words,
+        *_stamps(words),
+        *_machine(),
+    ]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
@@ -80,18 +93,26 @@ def answered_before(overrides: Sequence[str], config_dir: Path | None) -> Path |
     """Returns the folder of the search that answered the same command within the same budget; None if there is none."""
     question = question_of(overrides, config_dir)
     asked = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
-    defaults = yaml.safe_load((CONF / "search.yaml").read_text(encoding="utf-8"))["search"]
+    defaults = yaml.safe_load((CONF / "search.yaml").read_text(encoding="utf-8"))[
+        "search"
+    ]
     folder = Path(asked.get("search.folder", defaults["folder"]))
     try:
         budget_s = float(asked.get("search.budget_s", defaults["budget_s"]))
-        trials = int(asked["search.trials"]) if "search.trials" in asked else defaults["trials"]
+        trials = (
+            int(asked["search.trials"])
+            if "search.trials" in asked
+            else defaults["trials"]
+        )
     except ValueError:
         return None
     for path in sorted(folder.glob(f"*/{ANSWERED}")):
         answered = read_answered(path.parent)
         if not question or answered is None or answered.question != question:
             continue
-        newest = numbered(path.parent.parent / re.sub(r"\.\d+$", "", path.parent.name))[-1:]
+        newest = numbered(path.parent.parent / re.sub(r"\.\d+$", "", path.parent.name))[
+            -1:
+        ]
         if newest == [path.parent] and answered.covers(budget_s, trials):
             return path.parent
     return None

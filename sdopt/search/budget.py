@@ -61,7 +61,11 @@ class SearchBudget:
     @property
     def needed_s(self) -> float:
         """Seconds of the least search, which screens and judges one candidate; 0 where nothing is known yet."""
-        return 0.0 if self.baseline is None else self.least_s + self.seconds("final", [self._usual()])
+        return (
+            0.0
+            if self.baseline is None
+            else self.least_s + self.seconds("final", [self._usual()])
+        )
 
     @property
     def missing_s(self) -> float:
@@ -73,7 +77,10 @@ class SearchBudget:
         work = self.work[stage]
         beside_s = self._beside_s / self._processes if self._processes else 0.0
         whole = [*([self.baseline] * 2 if self.baseline else []), *costs]
-        return sum(work.processes * (cost.start_s + beside_s) + work.calls * cost.call_s for cost in whole)
+        return sum(
+            work.processes * (cost.start_s + beside_s) + work.calls * cost.call_s
+            for cost in whole
+        )
 
     def seconds_of(self, stage: str, names: Iterable[str]) -> float:
         """Returns how many seconds a study of measured candidates takes."""
@@ -82,13 +89,24 @@ class SearchBudget:
     def learn(self, costs: Mapping[str, Cost], took_s: float) -> None:
         """Records how long a screening study took: what it took besides calls and starts is shared by its processes."""
         self.costs |= costs
-        before, self._beside_s, self._processes = (self._beside_s, self._processes), 0.0, 0
+        before, self._beside_s, self._processes = (
+            (self._beside_s, self._processes),
+            0.0,
+            0,
+        )
         excess_s = took_s - self.seconds("screen", list(costs.values()))
         self._beside_s = max(0.0, before[0] + excess_s)
         self._processes = before[1] + self.work["screen"].processes * (len(costs) + 2)
 
     def to_screen(
-        self, most: int, leaders: Sequence[str], *, alone: bool, compile_next: bool, racers: int, gains: bool = False
+        self,
+        most: int,
+        leaders: Sequence[str],
+        *,
+        alone: bool,
+        compile_next: bool,
+        racers: int,
+        gains: bool = False,
     ) -> int:
         """Returns how many candidates the next study may screen; 0 if none fits, and some were screened.
 
@@ -104,8 +122,13 @@ class SearchBudget:
             return most
         usual = self._usual()
         if compile_next:
-            usual = Cost(max(cost.start_s for cost in [usual, *self.costs.values()]), usual.call_s)
-        judged = [self._cost(name) for name in leaders[: 1 if alone else self.finalists]]
+            usual = Cost(
+                max(cost.start_s for cost in [usual, *self.costs.values()]),
+                usual.call_s,
+            )
+        judged = [
+            self._cost(name) for name in leaders[: 1 if alone else self.finalists]
+        ]
         reserved_s = self.seconds("final", judged or [usual])
         # For a race that there is no time for anyway, nothing is kept.
         if racers and not alone and self.may_race(leaders[:racers]):
@@ -122,21 +145,37 @@ class SearchBudget:
 
         It has time to begin in any case: ended while it is composed, it would leave no result.
         """
-        return max(_TO_BEGIN_S, self.left_s - (self.seconds_of("final", leaders[:1]) if leaders else 0.0))
+        return max(
+            _TO_BEGIN_S,
+            self.left_s - (self.seconds_of("final", leaders[:1]) if leaders else 0.0),
+        )
 
     def may_race(self, names: Sequence[str]) -> bool:
         """Returns whether candidates can race and still leave enough time to judge the finalists."""
-        return self.seconds_of("race", names) + self.seconds_of("final", names[: self.finalists]) <= self.left_s
+        return (
+            self.seconds_of("race", names)
+            + self.seconds_of("final", names[: self.finalists])
+            <= self.left_s
+        )
 
     def to_judge(self, names: Sequence[str]) -> int:
         """Returns how many of the finalists, the best first, can be judged in the time that is left: at least one."""
         counts = range(min(self.finalists, len(names)), 1, -1)
-        return next((n for n in counts if self.seconds_of("final", names[:n]) <= self.left_s), 1)
+        return next(
+            (n for n in counts if self.seconds_of("final", names[:n]) <= self.left_s), 1
+        )
 
     def _cost(self, name: str) -> Cost:
         return self.costs.get(name) or self._usual()
 
     def _usual(self) -> Cost:
         """Returns what a candidate takes on average, or the baseline before any was measured."""
-        known = list(self.costs.values()) or ([self.baseline] if self.baseline else [Cost(0.0, 0.0)])
-        return Cost(*(sum(each) / len(known) for each in zip(*((c.start_s, c.call_s) for c in known), strict=True)))
+        known = list(self.costs.values()) or (
+            [self.baseline] if self.baseline else [Cost(0.0, 0.0)]
+        )
+        return Cost(
+            *(
+                sum(each) / len(known)
+                for each in zip(*((c.start_s, c.call_s) for c in known), strict=True)
+            )
+        )

@@ -24,7 +24,16 @@ from sdopt.search.answer import record_of
 from sdopt.search.answered import Answered, numbered, read_answered, write_answered
 from sdopt.search.config import SearchConfig, search_config, split
 from sdopt.search.expectation import Expectation
-from sdopt.search.record import PAGE, PLOT, RECORD, TABLES, SearchEntry, SearchRecord, markdown_of, page_of
+from sdopt.search.record import (
+    PAGE,
+    PLOT,
+    RECORD,
+    TABLES,
+    SearchEntry,
+    SearchRecord,
+    markdown_of,
+    page_of,
+)
 from sdopt.search.run import Search
 from sdopt.search.space import Space
 from sdopt.search.studies import Studies
@@ -82,7 +91,9 @@ class Prepared:
         return expected_call_s(self.space.variants([]), self.machine, self.context)
 
 
-def prepare(overrides: Sequence[str], config_dir: Path | None, dry: bool = False) -> Prepared:
+def prepare(
+    overrides: Sequence[str], config_dir: Path | None, dry: bool = False
+) -> Prepared:
     """Reads a command line: `search.…` overrides, and those of the studies; `dry` measures and downloads nothing.
 
     Raises:
@@ -103,7 +114,11 @@ def prepare(overrides: Sequence[str], config_dir: Path | None, dry: bool = False
 
 @contextmanager
 def begun(
-    prepared: Prepared, began: float, say: Callable[[str], None], brief: bool = False, again: bool = False
+    prepared: Prepared,
+    began: float,
+    say: Callable[[str], None],
+    brief: bool = False,
+    again: bool = False,
 ) -> Iterator[Search]:
     """Yields a search, new or as an earlier call left it, and locks its folder for the duration.
 
@@ -120,17 +135,25 @@ def begun(
     config, tracking = prepared.config, prepared.baseline.tracking
     if warning := require_store(tracking, config.title):
         say(warning)
-    folder = _folder_of(Path(config.folder) / f"{config.title}-{_identity(prepared)}", again)
+    folder = _folder_of(
+        Path(config.folder) / f"{config.title}-{_identity(prepared)}", again
+    )
     folder.mkdir(parents=True, exist_ok=True)
     name = folder.name
     with lock_folder(folder) as ours:
         if not ours:
-            raise OccupiedError(f"{folder}: another search runs in this folder; wait for it, or add --again")
+            raise OccupiedError(
+                f"{folder}: another search runs in this folder; wait for it, or add --again"
+            )
         trials = Trials.open(name, prepared.space, config)
         there = {path.parent.name for path in folder.glob("screen-*/result.json")}
         if trials.measured - there or there - trials.stages:
-            where = f"search.storage={config.storage} and {folder} do not belong together"
-            raise UsageError(f"{where}: one of them was removed; begin another search with --again")
+            where = (
+                f"search.storage={config.storage} and {folder} do not belong together"
+            )
+            raise UsageError(
+                f"{where}: one of them was removed; begin another search with --again"
+            )
         studies = Studies(prepared.given, config, prepared.config_dir, folder)
         answered = read_answered(folder)
         yield Search(
@@ -143,7 +166,8 @@ def begun(
             brief,
             expected_call_s=prepared.expected_call_s,
             answered=answered is not None,
-            goes_on=answered is not None and not answered.covers(config.budget_s, config.trials),
+            goes_on=answered is not None
+            and not answered.covers(config.budget_s, config.trials),
         )
 
 
@@ -160,7 +184,11 @@ def _folder_of(base: Path, again: bool) -> Path:
 
 def _identity(prepared: Prepared) -> str:
     """Returns a key that two calls share if they are the same search: the same settings, on the same device."""
-    own = {key: value for key, value in asdict(prepared.config).items() if key not in _HOW_LONG}
+    own = {
+        key: value
+        for key, value in asdict(prepared.config).items()
+        if key not in _HOW_LONG
+    }
     recorded = replace(prepared.baseline.recorded, tracking=Tracking())
     identity = repr((own, recorded, prepared.space.device.name))
     return hashlib.sha256(identity.encode()).hexdigest()[:10]
@@ -173,7 +201,10 @@ def answered(search: Search, question: str) -> None:
     """
     if search.unjudged is None:
         folder, config = search.studies.folder, search.config
-        longest, earlier = Answered(config.budget_s, config.trials, question), read_answered(folder)
+        longest, earlier = (
+            Answered(config.budget_s, config.trials, question),
+            read_answered(folder),
+        )
         if earlier is not None and earlier.covers(config.budget_s, config.trials):
             longest = replace(earlier, question=question)
         write_answered(folder, longest)
@@ -182,7 +213,10 @@ def answered(search: Search, question: str) -> None:
 def concluded(search: Search, ended: bool = True) -> SearchRecord:
     """Writes what a search has found so far to its folder, and returns it; see `record_of`. Raises OSError."""
     record, folder = record_of(search, ended), search.studies.folder
-    write_atomically(folder / RECORD, json.dumps(asdict(record), indent=1, ensure_ascii=False).encode())
+    write_atomically(
+        folder / RECORD,
+        json.dumps(asdict(record), indent=1, ensure_ascii=False).encode(),
+    )
     write_atomically(folder / TABLES, markdown_of(record).encode())
     try:
         # What draws is large, and a machine that only measures may lack it.
@@ -193,7 +227,9 @@ def concluded(search: Search, ended: bool = True) -> SearchRecord:
         plot, chart = search_plot(record), search_chart(record)
         if plot is not None:
             write_atomically(folder / PLOT, picture(plot))
-        write_atomically(folder / PAGE, html_page(page_of(record, [chart] if chart else [])))
+        write_atomically(
+            folder / PAGE, html_page(page_of(record, [chart] if chart else []))
+        )
     except (UnavailableError, ModuleNotFoundError) as error:
         print_problems([f"no {PLOT} and {PAGE}: {error}"])
     return record
@@ -207,36 +243,57 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
         TrackingError: the server cannot be reached or refuses.
     """
     folder = search.studies.folder
-    files = [path for name in (RECORD, TABLES, PLOT, PAGE) if (path := inside(folder, name)).is_file()]
+    files = [
+        path
+        for name in (RECORD, TABLES, PLOT, PAGE)
+        if (path := inside(folder, name)).is_file()
+    ]
     judged = [summary.result for summary in search.judgements.studies.values()]
     screened = next(iter([*search.results("screen-"), *judged]), None)
     tags = common_tags(screened, screened.config) if screened else {}
     tags.pop(STUDY, None)
-    tags |= {name: str(value) for name, value in (tracking.tags or {}).items()}  # the studies that screen have none
+    tags |= {
+        name: str(value) for name, value in (tracking.tags or {}).items()
+    }  # the studies that screen have none
     tags |= {_SEARCH: folder.name}
     started = time_of(record.started) if record.started else int(1000 * time.time())
     name = f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}"
     own = {f"search.{key}": str(value) for key, value in asdict(search.config).items()}
     run = TrackedRun(
         name=name,
-        tags={**tags, ROLE: "search", "answer": record.sentence, NOTE: note_of(markdown_of(record))},
+        tags={
+            **tags,
+            ROLE: "search",
+            "answer": record.sentence,
+            NOTE: note_of(markdown_of(record)),
+        },
         started=started,
         parameters=own | {"given": " ".join(search.studies.given)},
-        files={("images/" if file.suffix == ".png" else "") + file.name: file for file in files},
+        files={
+            ("images/" if file.suffix == ".png" else "") + file.name: file
+            for file in files
+        },
         # MLflow lists the latest run first.
         below=[
             trial_run(entry, record, tags, started + rank)
             for rank, entry in enumerate(reversed(record.entries), start=1)
         ],
     )
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-    complete = [f"tags.`{STUDY}` = '{study.id}' and tags.`{DIGEST}` = '{digest_of(study)}'" for study in judged]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[
+        :16
+    ]
+    complete = [
+        f"tags.`{STUDY}` = '{study.id}' and tags.`{DIGEST}` = '{digest_of(study)}'"
+        for study in judged
+    ]
     mine = [f"tags.`{_SEARCH}` = '{folder.name}'"]
     note = note_of(f"**{name}:** {record.sentence}")
     return ask(client.put, tracking, record.name, run, mine, digest, complete, note)
 
 
-def trial_run(entry: SearchEntry, record: SearchRecord, tags: Mapping[str, str], started: int) -> TrackedRun:
+def trial_run(
+    entry: SearchEntry, record: SearchRecord, tags: Mapping[str, str], started: int
+) -> TrackedRun:
     """Returns the run of one candidate, with the tags that all of them have."""
     figures = {
         "speedup": entry.speedup,
@@ -257,11 +314,19 @@ def trial_run(entry: SearchEntry, record: SearchRecord, tags: Mapping[str, str],
             "break_even/images": entry.start.images,
         }
     answer = f"{entry.fate}: {entry.because}" if entry.because else str(entry.fate)
-    words = {"fate": str(entry.fate), "answer": answer[:5000], "command": entry.command, NOTE: note_of(answer)}
+    words = {
+        "fate": str(entry.fate),
+        "answer": answer[:5000],
+        "command": entry.command,
+        NOTE: note_of(answer),
+    }
     return TrackedRun(
         name=entry.name,
         tags={**tags, ROLE: "trial", **tracked_tags(entry.columns), **words},
         started=started,
-        parameters=dict(override.lstrip("+").partition("=")[::2] for override in entry.overrides),
-        metrics=tracked_metrics(entry.columns) | {name: value for name, value in figures.items() if value is not None},
+        parameters=dict(
+            override.lstrip("+").partition("=")[::2] for override in entry.overrides
+        ),
+        metrics=tracked_metrics(entry.columns)
+        | {name: value for name, value in figures.items() if value is not None},
     )

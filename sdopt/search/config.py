@@ -84,11 +84,15 @@ class SearchCommand:
 
 def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits overrides into those of the search itself and those of its studies."""
-    own = [override for override in overrides if override.lstrip("+").startswith("search.")]
+    own = [
+        override for override in overrides if override.lstrip("+").startswith("search.")
+    ]
     return own, [override for override in overrides if override not in own]
 
 
-def search_config(overrides: Sequence[str], config_dir: Path | None = None) -> SearchConfig:
+def search_config(
+    overrides: Sequence[str], config_dir: Path | None = None
+) -> SearchConfig:
     """Returns `conf/search.yaml` with the overrides of a command line applied, typed and within its ranges.
 
     Raises:
@@ -116,7 +120,9 @@ def search_file() -> SearchConfig:
 
 
 def _wrong_space(config: SearchConfig, config_dir: Path | None) -> list[str]:
-    groups = sorted({group for group, _ in optimization_options(config_dir)} | {"scheduler"})
+    groups = sorted(
+        {group for group, _ in optimization_options(config_dir)} | {"scheduler"}
+    )
     problems = [
         f"search.groups: unknown group '{group}'; choose from {', '.join(groups)}"
         for group in config.groups
@@ -134,7 +140,9 @@ def _wrong_space(config: SearchConfig, config_dir: Path | None) -> list[str]:
         ]
     for key, values in (config.keys or {}).items():
         if "." not in key:
-            problems.append(f"search.keys: '{key}' is not a key; to vary a group, add it to search.groups")
+            problems.append(
+                f"search.keys: '{key}' is not a key; to vary a group, add it to search.groups"
+            )
         if len(values) < 1 or any(isinstance(value, list | dict) for value in values):
             problems.append(f"search.keys: {key} needs a list of values, as in [2,3,5]")
     if not config.groups and not config.keys:
@@ -146,8 +154,16 @@ def _wrong_space(config: SearchConfig, config_dir: Path | None) -> list[str]:
 def _wrong_objectives(config: SearchConfig) -> list[str]:
     problems = []
     if not config.objectives or len(set(config.objectives)) < len(config.objectives):
-        problems.append(f"search.objectives: name one or several of {', '.join(OBJECTIVES)}, each once")
-    fitting = [family.name for family in FAMILIES if family.needs_pair and family.higher_is_better is False]
+        problems.append(
+            f"search.objectives: name one or several of {', '.join(OBJECTIVES)}, each once"
+        )
+    fitting = [
+        family.name
+        for family in FAMILIES
+        if family.needs_pair and family.higher_is_better is False
+    ]
     if config.distance not in fitting:
-        problems.append(f"search.distance={config.distance}: choose one of {', '.join(fitting)}")
+        problems.append(
+            f"search.distance={config.distance}: choose one of {', '.join(fitting)}"
+        )
     return problems

@@ -75,7 +75,9 @@ def _recorded() -> dict[str, dict[str, float]]:
 def results_of(device: Device, folder: Path) -> list[StudyResult]:
     """Returns the newest results of a device below a folder."""
     results = (result for result, _ in newest_results(folder))
-    return [result for result in results if result.environment.device["name"] == device.name]
+    return [
+        result for result in results if result.environment.device["name"] == device.name
+    ]
 
 
 def medians(results: Iterable[StudyResult]) -> dict[str, float]:
@@ -104,6 +106,11 @@ def single_speedups(result: StudyResult) -> list[tuple[str, float]]:
     return speedups
 
 
-def changed_choices(choices: Mapping[str, str], baseline: Mapping[str, str]) -> list[str]:
+def changed_choices(
+    choices: Mapping[str, str], baseline: Mapping[str, str]
+) -> list[str]:
     """Returns the options that one variant has and the other has not, by axis, as in `caching=deepcache`."""
-    return [f"{axis}={option_name(option)}" for axis, option in difference(choices, baseline).items()]
+    return [
+        f"{axis}={option_name(option)}"
+        for axis, option in difference(choices, baseline).items()
+    ]

@@ -16,7 +16,13 @@ from sdopt.report.columns import further_columns, values_of
 from sdopt.schema import Gate
 from sdopt.statistics.figures import rows_of
 from sdopt.statistics.giving_up import at_least_slower, bound_text
-from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_change, spared_growth
+from sdopt.statistics.measures import (
+    MEMORY_RATIO,
+    RULED,
+    SPEEDUP,
+    smallest_change,
+    spared_growth,
+)
 from sdopt.statistics.objections import broken_because
 from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.rows import Row
@@ -28,7 +34,15 @@ if TYPE_CHECKING:
 RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
 """The ratio from which each objective is computed."""
 
-OWN_COLUMNS = ("speedup", "speed", "latency/p50_s", "memory_ratio", "images", "gate", "step")
+OWN_COLUMNS = (
+    "speedup",
+    "speed",
+    "latency/p50_s",
+    "memory_ratio",
+    "images",
+    "gate",
+    "step",
+)
 """Columns of tables for which a search has figures of its own, over several studies, or the outcome."""
 
 
@@ -79,25 +93,40 @@ class CandidateFinding:
         return math.exp(self.losses["memory"]) if "memory" in self.losses else None
 
 
-def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[str, CandidateFinding]:
+def findings_of(
+    result: StudyResult, config: SearchConfig, gate: Gate
+) -> dict[str, CandidateFinding]:
     """Returns the finding on each candidate of a study, by name.
 
     The study ran with `gate=none`, because few images decide little. It is judged here by `gate`: the rules that so few
     images can decide. A candidate that fails one is ruled out.
     """
-    broken = {row.name: why for row in result.candidates if (why := broken_because(row))}
+    broken = {
+        row.name: why for row in result.candidates if (why := broken_because(row))
+    }
     if gate.judges and any(row.quality for row in result.variants):
         judge(result, gate, calibration_for(result, gate.calibration))
-    failed = {judged.candidate: judged for judged in result.judgements if judged.verdict is Verdict.FAIL}
+    failed = {
+        judged.candidate: judged
+        for judged in result.judgements
+        if judged.verdict is Verdict.FAIL
+    }
     found = {}
-    for row in [row for row in rows_of(result) if row.comparison and not row.variant.is_control]:
+    for row in [
+        row for row in rows_of(result) if row.comparison and not row.variant.is_control
+    ]:
         name = row.variant.name
         refused = reasons_of(failed[name], result) if name in failed else []
-        because = broken.get(name) or "; ".join(refused) or _memory_beyond(row, gate, result)
+        because = (
+            broken.get(name) or "; ".join(refused) or _memory_beyond(row, gate, result)
+        )
         spoiled = name in failed and name not in broken and _spoils(failed[name])
         finding = _finding(row, config, because, spoiled)
         # A study that ended early says nothing of a candidate that it had not come to.
-        if row.variant.status is not Status.INTERRUPTED or set(config.objectives) <= finding.losses.keys():
+        if (
+            row.variant.status is not Status.INTERRUPTED
+            or set(config.objectives) <= finding.losses.keys()
+        ):
             found[name] = finding
     return found
 
@@ -108,7 +137,9 @@ def _spoils(judgement: Judgement) -> bool:
     return any(ruling.metric and ruling.metric not in RULED for ruling in failed)
 
 
-def _finding(row: Row, config: SearchConfig, because: str, spoiled: bool) -> CandidateFinding:
+def _finding(
+    row: Row, config: SearchConfig, because: str, spoiled: bool
+) -> CandidateFinding:
     """Returns the finding on one candidate; `because` is why the gate or its evidence rules it out, "" if neither."""
     losses = {
         objective: -math.log(ratio.measure.gain(ratio.interval.estimate))
@@ -116,12 +147,18 @@ def _finding(row: Row, config: SearchConfig, because: str, spoiled: bool) -> Can
         if (ratio := row.beside_reference.get(name)) is not None
     }
     # For a metric over features, the first score.
-    scores = (score for name, score in row.scores.items() if f"{name}_".startswith(f"{config.distance}_"))
+    scores = (
+        score
+        for name, score in row.scores.items()
+        if f"{name}_".startswith(f"{config.distance}_")
+    )
     score = next((score for score in scores if score.estimate is not None), None)
     distance = score.estimate if score else None
     if distance is not None:
         losses["distance"] = distance
-    by_prompt = [value for value in score.per_prompt if value is not None] if score else []
+    by_prompt = (
+        [value for value in score.per_prompt if value is not None] if score else []
+    )
     memory = row.largest_memory_gib
     latency = row.latency.estimate if row.latency else None
     limits = {
@@ -134,8 +171,16 @@ def _finding(row: Row, config: SearchConfig, because: str, spoiled: bool) -> Can
         for name, (value, limit) in limits.items()
         if value is not None and limit is not None
     }
-    unknown = [_QUANTITIES[name] for name, (value, limit) in limits.items() if limit is not None and value is None]
-    missing = [_QUANTITIES[objective] for objective in config.objectives if objective not in losses]
+    unknown = [
+        _QUANTITIES[name]
+        for name, (value, limit) in limits.items()
+        if limit is not None and value is None
+    ]
+    missing = [
+        _QUANTITIES[objective]
+        for objective in config.objectives
+        if objective not in losses
+    ]
     return CandidateFinding(
         losses,
         len(row.variant.measurements),
@@ -145,7 +190,9 @@ def _finding(row: Row, config: SearchConfig, because: str, spoiled: bool) -> Can
         excess,
         because or _why_out(row.variant, [*unknown, *missing], excess, config),
         spoiled=spoiled,
-        distances=tuple(by_prompt) if score and len(by_prompt) == len(score.per_prompt) else (),
+        distances=tuple(by_prompt)
+        if score and len(by_prompt) == len(score.per_prompt)
+        else (),
         start=row.break_even,
         recompiles=row.figures.get("compile/recompiles"),
         image_s=row.image_time.estimate if row.image_time else None,
@@ -171,8 +218,16 @@ _PEAKS_VARY = 1.1
 def _memory_beyond(row: Row, gate: Gate, result: StudyResult) -> str:
     """Returns how far the peak exceeds the gate's limit; "" unless even one process, without an interval, shows it."""
     ratio = row.beside_reference.get(MEMORY_RATIO.name)
-    rules = [rule for rule in gate.rules.get(row.variant.contract, []) if rule.metric == MEMORY_RATIO.name]
-    limits = [rule.limit for rule in rules if rule.test == "at_most" and rule.limit is not None]
+    rules = [
+        rule
+        for rule in gate.rules.get(row.variant.contract, [])
+        if rule.metric == MEMORY_RATIO.name
+    ]
+    limits = [
+        rule.limit
+        for rule in rules
+        if rule.test == "at_most" and rule.limit is not None
+    ]
     if ratio is None or not limits:
         return ""
     baseline, found = result.variant(result.baseline), ratio.interval.estimate
@@ -183,11 +238,22 @@ def _memory_beyond(row: Row, gate: Gate, result: StudyResult) -> str:
     return f"It takes {percent_text(found - 1)} more memory ({percent_text(limit - 1)} allowed)"
 
 
-def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, float], config: SearchConfig) -> str:
-    if (times := at_least_slower(variant)) is not None and "latency" in config.objectives:
+def _why_out(
+    variant: VariantResult,
+    unknown: Sequence[str],
+    excess: dict[str, float],
+    config: SearchConfig,
+) -> str:
+    if (
+        times := at_least_slower(variant)
+    ) is not None and "latency" in config.objectives:
         return f"slower, at least {bound_text(times)}"
     if not variant.status.timed:
-        return f"{variant.status}: {variant.reason}" if variant.reason else str(variant.status)
+        return (
+            f"{variant.status}: {variant.reason}"
+            if variant.reason
+            else str(variant.status)
+        )
     if unknown:
         return f"not measured: {', '.join(dict.fromkeys(unknown))}"
     beyond = [
@@ -201,6 +267,10 @@ def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, f
 def control_of(result: StudyResult, objective: str) -> tuple[float, int] | None:
     """Returns the log ratio of the repeated baseline to the baseline in time or memory, and its number of processes."""
     for row in rows_of(result):
-        if row.variant.is_control and (ratio := row.beside_reference.get(RATIOS.get(objective, ""))) is not None:
+        if (
+            row.variant.is_control
+            and (ratio := row.beside_reference.get(RATIOS.get(objective, "")))
+            is not None
+        ):
             return math.log(ratio.interval.estimate), len(row.variant.measurements)
     return None

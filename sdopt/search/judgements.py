@@ -33,7 +33,9 @@ class Judgements:
     findings: dict[str, CandidateFinding] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, results: Sequence[tuple[str, StudyResult]], config: SearchConfig) -> "Judgements":
+    def of(
+        cls, results: Sequence[tuple[str, StudyResult]], config: SearchConfig
+    ) -> "Judgements":
         """Reads the studies that ended, each with the name of its folder, the oldest first."""
         judgements = cls()
         for folder, result in reversed(results):
@@ -50,18 +52,30 @@ class Judgements:
     @property
     def passed(self) -> list[str]:
         """The candidates that are shown to be better, the best rank first."""
-        return [name for name, row in self.rows.items() if row.pays and not self.findings[name].out]
+        return [
+            name
+            for name, row in self.rows.items()
+            if row.pays and not self.findings[name].out
+        ]
 
     @property
     def failed(self) -> set[str]:
         """The candidates that something speaks against."""
-        return {name for name, row in self.rows.items() if _is_against(row) or self.findings[name].out}
+        return {
+            name
+            for name, row in self.rows.items()
+            if _is_against(row) or self.findings[name].out
+        }
 
     @property
     def undecided(self) -> list[str]:
         """The candidates that were faster, and of which neither that nor the opposite is shown."""
         shown = {*self.passed, *self.failed}
-        return [name for name, found in self.findings.items() if name not in shown and (found.speedup or 0) > 1]
+        return [
+            name
+            for name, found in self.findings.items()
+            if name not in shown and (found.speedup or 0) > 1
+        ]
 
     def baseline_of(self, name: str) -> Row | None:
         """Returns the baseline's row of the study that judged a candidate."""
@@ -81,4 +95,8 @@ class Judgements:
 
 
 def _is_against(row: Row) -> bool:
-    return row.decision is Decision.FAIL or row.speed is Speed.SLOWER or row.status is not Status.OK
+    return (
+        row.decision is Decision.FAIL
+        or row.speed is Speed.SLOWER
+        or row.status is not Status.OK
+    )

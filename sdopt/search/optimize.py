@@ -38,7 +38,11 @@ _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600}
 
 
 def optimize_overrides(
-    model: str, lora: str | None, memory_gib: float | None, budget: str | None, given: Sequence[str]
+    model: str,
+    lora: str | None,
+    memory_gib: float | None,
+    budget: str | None,
+    given: Sequence[str],
 ) -> list[str]:
     """Returns the overrides of `sdopt search` that ask what makes a model faster on this machine.
 
@@ -52,14 +56,24 @@ def optimize_overrides(
     Raises:
         UsageError: the budget is no time, or the LoRA is not there.
     """
-    tried = _TRIED | (_SAVING if memory_gib is not None else {}) | (_ADAPTERS if lora else {})
+    tried = (
+        _TRIED
+        | (_SAVING if memory_gib is not None else {})
+        | (_ADAPTERS if lora else {})
+    )
     own = {key_of(override): override for override in given}
     if "search.groups" in own and "search.options" not in own:
-        tried = {group: options for group, options in tried.items() if group in own["search.groups"]}
+        tried = {
+            group: options
+            for group, options in tried.items()
+            if group in own["search.groups"]
+        }
     found = [f"model={model}", f"search.title={_title(model)}"]
     found += ["gate.spare_memory=1"]  # what fits does: a limit of less is --memory
     found += [f"search.groups=[{','.join(tried)}]"]
-    found += [f"search.options={{{','.join(f'{group}:[{options}]' for group, options in tried.items())}}}"]
+    found += [
+        f"search.options={{{','.join(f'{group}:[{options}]' for group, options in tried.items())}}}"
+    ]
     if lora:
         found += ["lora=loaded", f"lora.path={quoted(_place(lora))}"]
     if memory_gib is not None:
@@ -67,13 +81,20 @@ def optimize_overrides(
     if budget is not None:
         found.append(f"search.budget_s={_seconds(budget)}")
     # A path need not be quoted as Hydra's grammar wants it.
-    return [*(override for override in found if override.partition("=")[0] not in own), *given]
+    return [
+        *(override for override in found if override.partition("=")[0] not in own),
+        *given,
+    ]
 
 
 def _title(model: str) -> str:
     """Returns the name of the search: that of the file, the folder or the repository."""
     name = Path(model).name
-    name = name.removesuffix(Path(name).suffix) if Path(name).suffix == ".safetensors" else name
+    name = (
+        name.removesuffix(Path(name).suffix)
+        if Path(name).suffix == ".safetensors"
+        else name
+    )
     return re.sub(r"[^\w.-]+", "_", name).strip("_.-") or "model"
 
 
@@ -90,7 +111,11 @@ def _seconds(budget: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)", budget.strip())
     if found is None or not float(found[1]):
         number = budget.strip() if re.fullmatch(r"\d+(\.\d+)?", budget.strip()) else ""
-        advice = f"of what? {number}m are minutes" if number and float(number) else "give a time, as in 90s, 30m or 2h"
+        advice = (
+            f"of what? {number}m are minutes"
+            if number and float(number)
+            else "give a time, as in 90s, 30m or 2h"
+        )
         raise UsageError(f"--budget {budget}: {advice}")
     return max(1, round(float(found[1]) * _UNITS[found[2]]))
 
@@ -116,8 +141,12 @@ def hand_out(record: SearchRecord) -> None:
     judged = read_result(folder / best.study)
     two = replace(
         judged,
-        variants=[row for row in judged.variants if row.name in (judged.baseline, best.name)],
-        comparisons=[edge for edge in judged.comparisons if edge.candidate == best.name],
+        variants=[
+            row for row in judged.variants if row.name in (judged.baseline, best.name)
+        ],
+        comparisons=[
+            edge for edge in judged.comparisons if edge.candidate == best.name
+        ],
     )
     if sheet := comparison_sheet(summary_of(two), folder / best.study, prompts=4):
         write_atomically(folder / PICTURE, sheet)
@@ -132,13 +161,23 @@ def answer_of_optimize(record: SearchRecord) -> RenderableType:
     folder, best = Path(record.folder), record.best
     parts: list[RenderableType] = [Text(f"\n{record.sentence}", style="bold")]
     if best is None:
-        parts += [Text(f"  {entry.name}: {entry.because}", style="dim") for entry in record.entries if entry.judged]
+        parts += [
+            Text(f"  {entry.name}: {entry.because}", style="dim")
+            for entry in record.entries
+            if entry.judged
+        ]
         return Group(*parts, Text(f"Everything that was tried: {folder / PAGE}"))
     if (folder / PICTURE).is_file():
         parts.append(Text(f"Before and after: {folder / PICTURE}"))
     if (folder / PROGRAM).is_file():
         parts.append(Text(f"As a program: {folder / PROGRAM}. {record.program_run}\n"))
-        parts.append(Text((folder / PROGRAM).read_text(encoding="utf-8"), no_wrap=True, overflow="ignore"))
+        parts.append(
+            Text(
+                (folder / PROGRAM).read_text(encoding="utf-8"),
+                no_wrap=True,
+                overflow="ignore",
+            )
+        )
     else:
         parts += [Text(record.program_run), Text("As it was measured:")]
         parts.append(Padding(Text(load_line(record, best.name)), (0, 0, 0, 4)))

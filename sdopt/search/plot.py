@@ -6,7 +6,14 @@ from typing import Any
 import altair as alt
 
 from sdopt.report.blocks import Cell, Chart
-from sdopt.report.charts.labels import KEY_ROW, MOST_NAMES, key_layer, label_layers, place_labels, positions
+from sdopt.report.charts.labels import (
+    KEY_ROW,
+    MOST_NAMES,
+    key_layer,
+    label_layers,
+    place_labels,
+    positions,
+)
 from sdopt.report.charts.parts import built, kinds, ratio_axis
 from sdopt.report.charts.spec import Spec
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, MUTED, VERMILION
@@ -45,7 +52,9 @@ def search_plot(record: SearchRecord) -> Spec | None:
     """Returns the plot of a picture: points bear their names, or numbers with a key beside them; None without any."""
     points = _points(record)
     for point in points:
-        point["label"] = point["name"] if len(points) <= MOST_NAMES else str(point["number"])
+        point["label"] = (
+            point["name"] if len(points) <= MOST_NAMES else str(point["number"])
+        )
     return _spec(record, points, named=True) if points else None
 
 
@@ -57,7 +66,10 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
     """
     measured = [entry for entry in record.entries if entry.speedup is not None]
     by_distance = _by_distance(record)
-    joined = set(record.objectives) == {"latency", "distance" if by_distance else "memory"}
+    joined = set(record.objectives) == {
+        "latency",
+        "distance" if by_distance else "memory",
+    }
     points: list[dict[str, Any]] = [
         {
             "x": entry.distance if by_distance else entry.memory_gib,
@@ -74,7 +86,9 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
     ]
     if points and by_distance:
         points.append({"x": 0.0, "speed": 1.0, "kind": "baseline", "name": "baseline"})
-    ranked = sorted(points, key=lambda point: (not point.get("judged", True), -point["speed"]))
+    ranked = sorted(
+        points, key=lambda point: (not point.get("judged", True), -point["speed"])
+    )
     for number, point in enumerate(ranked, 1):
         point["number"] = number
     return ranked
@@ -83,30 +97,61 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
 def _by_distance(record: SearchRecord) -> bool:
     """Returns whether the x axis is the distance of images; else it is memory."""
     wanted = "distance" in record.objectives or "memory" not in record.objectives
-    return wanted and any(entry.distance is not None for entry in record.entries if entry.speedup is not None)
+    return wanted and any(
+        entry.distance is not None
+        for entry in record.entries
+        if entry.speedup is not None
+    )
 
 
 def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Spec:
     distance = record.distance if _by_distance(record) else ""
-    speeds = [end for point in points for end in (point["speed"], point.get("low"), point.get("high")) if end]
-    axis = ratio_axis(f"speed-up{unit_text(record.per_image)}, log scale (up is faster)", speeds)
+    speeds = [
+        end
+        for point in points
+        for end in (point["speed"], point.get("low"), point.get("high"))
+        if end
+    ]
+    axis = ratio_axis(
+        f"speed-up{unit_text(record.per_image)}, log scale (up is faster)", speeds
+    )
     scale, ticks = alt.Scale(zero=False, padding=20), alt.Axis(tickCount=6)
     if distance:
-        scale = alt.Scale(type="symlog", constant=_small(points), padding=20, nice=False)
+        scale = alt.Scale(
+            type="symlog", constant=_small(points), padding=20, nice=False
+        )
         ticks = alt.Axis(values=_ticks(points), format="~g")
     title = ["memory (GiB), better to the left"]
     if distance:  # on a phone there is no room for one line
-        title = ["how far images are from the baseline's", f"({distance}; left is better)"]
+        title = [
+            "how far images are from the baseline's",
+            f"({distance}; left is better)",
+        ]
     x = alt.X("x:Q", title=title, scale=scale, axis=ticks)
     y = alt.Y("speed:Q", **axis)
-    looks = {kind: look for kind, look in _KINDS.items() if any(point["kind"] == kind for point in points)}
+    looks = {
+        kind: look
+        for kind, look in _KINDS.items()
+        if any(point["kind"] == kind for point in points)
+    }
     every = alt.Chart().encode(x=x)
-    bounds = every.transform_filter("isValid(datum.low)").mark_rule(color=MUTED, strokeWidth=2)
-    front = every.transform_filter("datum.front").mark_line(color=GREEN, interpolate="step-after", opacity=0.6)
-    key = [(point["number"], point["name"]) for point in points] if named and len(points) > MOST_NAMES else []
+    bounds = every.transform_filter("isValid(datum.low)").mark_rule(
+        color=MUTED, strokeWidth=2
+    )
+    front = every.transform_filter("datum.front").mark_line(
+        color=GREEN, interpolate="step-after", opacity=0.6
+    )
+    key = (
+        [(point["number"], point["name"]) for point in points]
+        if named and len(points) > MOST_NAMES
+        else []
+    )
     height = max(_HEIGHT, KEY_ROW * len(key))
     width = _WIDTH if not named else _WIDTH_WITH_KEY if key else _PICTURE_WIDTH
-    along = [math.log1p(point["x"] / _small(points)) if distance else point["x"] for point in points]
+    along = [
+        math.log1p(point["x"] / _small(points)) if distance else point["x"]
+        for point in points
+    ]
     across = [math.log(point["speed"]) for point in points]
     pixels = zip(
         positions(along, _PADDING, width - _PADDING),
@@ -117,7 +162,9 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
     chart = alt.layer(
         bounds.encode(y=alt.Y("low:Q", **axis), y2="high"),
         front.encode(y=y),
-        every.mark_point(filled=True, size=90, opacity=0.9).encode(y=y, **kinds("kind", looks)),
+        every.mark_point(filled=True, size=90, opacity=0.9).encode(
+            y=y, **kinds("kind", looks)
+        ),
         *label_layers(x, y),
         *([key_layer(key)] if key else []),
         data=alt.InlineData(values=points),
@@ -129,7 +176,10 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
 
 def _ticks(points: list[dict[str, Any]]) -> list[float]:
     """Returns zero and some powers of ten; with many, omits the one below the smallest figure, which overlaps zero."""
-    low, high = math.log10(_small(points)), math.log10(max(point["x"] for point in points) or 1.0)
+    low, high = (
+        math.log10(_small(points)),
+        math.log10(max(point["x"] for point in points) or 1.0),
+    )
     step = max(1, math.ceil((high - low) / 6))
     first = math.floor(low) + (step if high - low > 1 else 0)
     return [0.0, *(10.0**power for power in range(first, math.ceil(high) + 1, step))]

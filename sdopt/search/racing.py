@@ -45,7 +45,10 @@ class Scatter:
         """
         if not log_ratios:
             return UNKNOWN
-        return cls(float(np.mean([processes * ratio**2 for ratio, processes in log_ratios])), len(log_ratios))
+        return cls(
+            float(np.mean([processes * ratio**2 for ratio, processes in log_ratios])),
+            len(log_ratios),
+        )
 
 
 UNKNOWN = Scatter(math.inf, 0)
@@ -70,7 +73,9 @@ class RatioStanding:
     def of(cls, found: Sequence[tuple[float, int]], noise: Scatter) -> "RatioStanding":
         """Returns the mean of several studies, each a log ratio over some processes."""
         total = sum(processes for _, processes in found)
-        return cls(sum(ratio * processes for ratio, processes in found) / total, total, noise)
+        return cls(
+            sum(ratio * processes for ratio, processes in found) / total, total, noise
+        )
 
     def excess(self, other: "RatioStanding", error: float) -> float:
         """Returns by how much this candidate is worse than another, beyond what noise explains at an error rate.
@@ -79,7 +84,9 @@ class RatioStanding:
         """
         if not self.noise.degrees:
             return -math.inf
-        spread = math.sqrt(self.noise.variance * (1 / self.processes + 1 / other.processes))
+        spread = math.sqrt(
+            self.noise.variance * (1 / self.processes + 1 / other.processes)
+        )
         return self.loss - other.loss - _quantile(self.noise.degrees, error) * spread
 
 
@@ -101,7 +108,10 @@ class DistanceStanding:
         if count < 2:
             return -math.inf
         gaps = np.subtract(self.by_prompt[:count], other.by_prompt[:count])
-        return float(gaps.mean() - _quantile(count - 1, error) * gaps.std(ddof=1) / math.sqrt(count))
+        return float(
+            gaps.mean()
+            - _quantile(count - 1, error) * gaps.std(ddof=1) / math.sqrt(count)
+        )
 
 
 Standing = RatioStanding | DistanceStanding
@@ -119,9 +129,15 @@ def front_of(losses: Mapping[str, Sequence[float]]) -> set[str]:
     """Returns the Pareto front: the names for which no other is at least as good in all losses and better in one."""
 
     def beats(one: Sequence[float], other: Sequence[float]) -> bool:
-        return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
+        return one != other and all(
+            mine <= theirs for mine, theirs in zip(one, other, strict=True)
+        )
 
-    return {name for name, mine in losses.items() if not any(beats(other, mine) for other in losses.values())}
+    return {
+        name
+        for name, mine in losses.items()
+        if not any(beats(other, mine) for other in losses.values())
+    }
 
 
 def ranked(standings: Standings) -> list[str]:
@@ -130,7 +146,10 @@ def ranked(standings: Standings) -> list[str]:
     With several objectives, the front comes first, then the front of the rest, and so on. Within each front, the best
     candidate in each objective comes first, so that the ends of a front are always measured.
     """
-    losses = {name: [estimate.loss for estimate in standing] for name, standing in standings.items()}
+    losses = {
+        name: [estimate.loss for estimate in standing]
+        for name, standing in standings.items()
+    }
     rest = sorted(losses, key=lambda name: losses[name])
     if not rest or len(losses[rest[0]]) == 1:
         return rest
@@ -138,7 +157,10 @@ def ranked(standings: Standings) -> list[str]:
     while rest:
         front = front_of({name: losses[name] for name in rest})
         inside = [name for name in rest if name in front]
-        ends = [min(inside, key=lambda name: losses[name][objective]) for objective in range(len(losses[rest[0]]))]
+        ends = [
+            min(inside, key=lambda name: losses[name][objective])
+            for objective in range(len(losses[rest[0]]))
+        ]
         order |= dict.fromkeys([*ends, *inside])
         rest = [name for name in rest if name not in front]
     return list(order)
@@ -161,10 +183,16 @@ def contenders(standings: Standings, error: float) -> list[str]:
         """Whether another one is shown better in all objectives; without noise, ties in some suffice."""
         pairs = zip(standings[name], standings[better], strict=True)
         found = [mine.excess(theirs, chance) for mine, theirs in pairs]  # type: ignore[arg-type]
-        return all(difference >= 0 for difference in found) and any(difference > 0 for difference in found)
+        return all(difference >= 0 for difference in found) and any(
+            difference > 0 for difference in found
+        )
 
     # A candidate that is worse in everything has a lower rank.
-    return [name for rank, name in enumerate(order) if not any(is_beaten(name, better) for better in order[:rank])]
+    return [
+        name
+        for rank, name in enumerate(order)
+        if not any(is_beaten(name, better) for better in order[:rank])
+    ]
 
 
 def is_gain(standing: Sequence[Standing]) -> bool:
@@ -172,7 +200,9 @@ def is_gain(standing: Sequence[Standing]) -> bool:
 
     True if distance is the only objective: no candidate can beat the baseline there, whose own distance is zero.
     """
-    ratios = [estimate.loss for estimate in standing if isinstance(estimate, RatioStanding)]
+    ratios = [
+        estimate.loss for estimate in standing if isinstance(estimate, RatioStanding)
+    ]
     return not ratios or min(ratios) < 0
 
 
@@ -199,17 +229,33 @@ def race(
         better = f"{', '.join(config.objectives[:-1])} and {config.objectives[-1]}"
         why = f"cannot be on the front any more: another one is better in {better} by more than noise explains"
     for number in range(config.races + 1):
-        standings = {name: standing for name, standing in known(number).items() if name not in gone}
+        standings = {
+            name: standing
+            for name, standing in known(number).items()
+            if name not in gone
+        }
         order = contenders(standings, config.error / (config.races + 1))
         gone |= standings.keys() - set(order)
         drop(standings.keys() - set(order), Fate.DROPPED, why)
         most = max(config.side_by_side, config.finalists)
-        if number == config.races or len(order) <= config.finalists or not measure(number, order[:most]):
+        if (
+            number == config.races
+            or len(order) <= config.finalists
+            or not measure(number, order[:most])
+        ):
             break
         gone |= set(order[most:])
-        drop(order[most:], Fate.LEFT_OUT, f"{most} other candidates ranked higher and took the places in the race")
+        drop(
+            order[most:],
+            Fate.LEFT_OUT,
+            f"{most} other candidates ranked higher and took the places in the race",
+        )
     without = [name for name in order if not is_gain(standings[name])]
-    drop(without, Fate.LEFT_OUT, f"no gain in {' or '.join(config.objectives)} was measured")
+    drop(
+        without,
+        Fate.LEFT_OUT,
+        f"no gain in {' or '.join(config.objectives)} was measured",
+    )
     return [name for name in order if name not in without]
 
 

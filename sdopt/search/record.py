@@ -166,7 +166,13 @@ def read_record(folder: Path) -> SearchRecord:
 
 def _entry_of(written: dict[str, Any]) -> SearchEntry:
     start = written.pop("start")
-    return SearchEntry(**written | {"fate": Fate(written["fate"]), "start": BreakEven(**start) if start else None})
+    return SearchEntry(
+        **written
+        | {
+            "fate": Fate(written["fate"]),
+            "start": BreakEven(**start) if start else None,
+        }
+    )
 
 
 _MEANING = {
@@ -246,13 +252,18 @@ def page_of(record: SearchRecord, charts: Sequence[Chart]) -> Page:
 
 def load_line(record: SearchRecord, variant: str | None) -> str:
     """Returns the line of Python that loads the pipeline of a judged candidate."""
-    study = next((entry.study for entry in record.entries if entry.name == variant), FINAL)
+    study = next(
+        (entry.study for entry in record.entries if entry.name == variant), FINAL
+    )
     return f"pipe = sdopt.load({f'{record.folder}/{study}'!r}, variant={variant!r})"
 
 
 def space_table(space: "Space") -> list[Block]:
     """Returns a table of the variables to search, and the options that cannot run here."""
-    rows = [[each.name, ", ".join(map(str, each.values)), each.plain or ""] for each in space.variables]
+    rows = [
+        [each.name, ", ".join(map(str, each.values)), each.plain or ""]
+        for each in space.variables
+    ]
     table = Table(["varied", "values", "of the baseline"], rows)
     return [
         table,
@@ -273,11 +284,17 @@ def _table(record: SearchRecord, entries: Sequence[SearchEntry], brief: bool) ->
         ),
         (
             "memory",
-            ["" if entry.memory_gib is None else gib_text(entry.memory_gib) for entry in entries],
+            [
+                "" if entry.memory_gib is None else gib_text(entry.memory_gib)
+                for entry in entries
+            ],
         ),
         (
             record.distance,
-            ["" if entry.distance is None else f"{entry.distance:.2g}" for entry in entries],
+            [
+                "" if entry.distance is None else f"{entry.distance:.2g}"
+                for entry in entries
+            ],
         ),
     ]
     numbers = [heading for heading, _ in table[2:]]
@@ -303,7 +320,11 @@ def _outcome_cell(entry: SearchEntry) -> Cell:
 
 
 def _speedup_cell(entry: SearchEntry) -> Cell:
-    return ratio_cell(None if entry.speedup is None else Interval(entry.speedup, entry.low, entry.high))
+    return ratio_cell(
+        None
+        if entry.speedup is None
+        else Interval(entry.speedup, entry.low, entry.high)
+    )
 
 
 def _time_text(entry: SearchEntry, per_image: bool) -> str:

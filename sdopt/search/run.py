@@ -22,7 +22,16 @@ from sdopt.search.budget import Cost, SearchBudget, StudyWork
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import RATIOS, CandidateFinding, control_of, findings_of
 from sdopt.search.judgements import Judgements
-from sdopt.search.racing import DistanceStanding, RatioStanding, Scatter, Standing, Standings, contenders, is_gain, race
+from sdopt.search.racing import (
+    DistanceStanding,
+    RatioStanding,
+    Scatter,
+    Standing,
+    Standings,
+    contenders,
+    is_gain,
+    race,
+)
 from sdopt.search.record import FINAL, Fate, start_said
 from sdopt.search.space import Combination, Space
 from sdopt.search.studies import CALIBRATE, Studies
@@ -85,7 +94,16 @@ class Search:
             run, baseline = self.studies.composed(stage)
             processes = run.protocol.replicates or 1
             # The images of two variants are as many as those of any two.
-            calls = calls_ahead([baseline] * 2, 2 * processes, run.protocol.rounds, run.protocol, None) / 2
+            calls = (
+                calls_ahead(
+                    [baseline] * 2,
+                    2 * processes,
+                    run.protocol.rounds,
+                    run.protocol,
+                    None,
+                )
+                / 2
+            )
             work[stage] = StudyWork(processes, calls)
         budget = SearchBudget(work, self.deadline, self.config.finalists)
         # The first study of candidates is planned by what the baseline took, if it was calibrated.
@@ -109,7 +127,9 @@ class Search:
         Raises UsageError if the budget is too short to try a single option.
         """
         if self.answered and not self.goes_on:
-            self.say("answered before: a larger budget goes on from there, and --again begins anew")
+            self.say(
+                "answered before: a larger budget goes on from there, and --again begins anew"
+            )
         at_hand = self._at_hand()
         if at_hand is None and self.answered and not self.goes_on:
             self.race()
@@ -129,14 +149,20 @@ class Search:
             f"judging {len(finalists)} on fresh prompts, noise and processes{self._duration_text(FINAL, names)}: "
             f"{'; '.join(names)}"
         )
-        result = self.studies.measure(stage, finalists, brief=self.brief, limit_s=_SLACK * self.budget.left_s)
+        result = self.studies.measure(
+            stage, finalists, brief=self.brief, limit_s=_SLACK * self.budget.left_s
+        )
         if result.status != "finished":
             self.unjudged = needed_s
 
     @property
     def judgements(self) -> Judgements:
         """The verdicts of the judged studies that ended."""
-        ended = [(folder, result) for folder, result in self._judged() if result.status == "finished"]
+        ended = [
+            (folder, result)
+            for folder, result in self._judged()
+            if result.status == "finished"
+        ]
         return Judgements.of(ended, self.config)
 
     def _judged(self) -> list[tuple[str, StudyResult]]:
@@ -163,7 +189,9 @@ class Search:
     def _selected(self) -> list[Combination]:
         """Screens and races; returns the finalists, ranked."""
         if tried := len(self.trials.candidates):
-            self.say(f"going on: {tried} combination{'s were' if tried > 1 else ' was'} tried before")
+            self.say(
+                f"going on: {tried} combination{'s were' if tried > 1 else ' was'} tried before"
+            )
         for reasons in self.space.left_out:
             self.say(f"cannot run here: {shortened(reasons)}")
         self.studies.require_final(self.space.candidates(self.space.alone()))
@@ -208,11 +236,17 @@ class Search:
         for stage, candidates in unfinished.items():
             self._screen(stage, candidates)
         measured = bool(unfinished)
-        while not self.trials.exhausted and (count := self._next()) > 0 and not self._cut:
+        while (
+            not self.trials.exhausted and (count := self._next()) > 0 and not self._cut
+        ):
             stage = f"screen-{len(self.trials.stages):02d}"
             candidates = self.trials.propose(count, stage)
             if not candidates:
-                which = "can run and contain no option that spoils images" if self.trials.spoiled else "can run"
+                which = (
+                    "can run and contain no option that spoils images"
+                    if self.trials.spoiled
+                    else "can run"
+                )
                 self.trials.ended = f"All {len(self.trials.candidates)} combinations that {which} were screened."
                 self.trials.exhausted = True
                 break
@@ -227,7 +261,11 @@ class Search:
         why = f"Screened {done} combinations: search.budget_s={self.config.budget_s:g} left no time for more."
         if self.config.trials is not None and self.config.trials < done + most:
             most = max(0, self.config.trials - done)
-            why = why if most else f"Screened as many combinations as search.trials={self.config.trials} allows."
+            why = (
+                why
+                if most
+                else f"Screened as many combinations as search.trials={self.config.trials} allows."
+            )
         untried = self.trials.untried
         order, gains = self._order()
         racers = 0
@@ -236,10 +274,19 @@ class Search:
         if most:
             compiles = self.trials.compiles_next
             most = self.budget.to_screen(
-                most, order, alone=bool(untried), compile_next=compiles, racers=racers, gains=gains
+                most,
+                order,
+                alone=bool(untried),
+                compile_next=compiles,
+                racers=racers,
+                gains=gains,
             )
         if not most:
-            self.trials.ended = why + (f" Not even tried on their own: {'; '.join(untried)}." if untried else "")
+            self.trials.ended = why + (
+                f" Not even tried on their own: {'; '.join(untried)}."
+                if untried
+                else ""
+            )
         return most
 
     def _order(self) -> tuple[list[str], bool]:
@@ -278,15 +325,22 @@ class Search:
         self.budget.learn(costs, took_s)
         self.trials.tell(found)
         first = self.config.objectives[0]
-        for name, finding in sorted(found.items(), key=lambda of: (bool(of[1].out), of[1].losses.get(first, math.inf))):
-            self.say(f"  {self.figures_of(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")
+        for name, finding in sorted(
+            found.items(),
+            key=lambda of: (bool(of[1].out), of[1].losses.get(first, math.inf)),
+        ):
+            self.say(
+                f"  {self.figures_of(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}"
+            )
 
     def figures_of(self, finding: CandidateFinding) -> str:
         """Returns the figures of a candidate in one line."""
         words = [
             "" if finding.speedup is None else f"{finding.speedup:.2f}×",
             "" if finding.memory_gib is None else gib_text(finding.memory_gib),
-            "" if finding.distance is None else f"image distance {finding.distance:.2g}",
+            ""
+            if finding.distance is None
+            else f"image distance {finding.distance:.2g}",
             f"start {said}" if (said := start_said(finding.start)) else "",
         ]
         return ", ".join(filter(None, words)) or "no figures"
@@ -308,9 +362,13 @@ class Search:
                 if judged:
                     return False
                 if not self.budget.may_race(names):
-                    self.say(f"{len(names)} may still be the best; search.budget_s leaves no time to race and to judge")
+                    self.say(
+                        f"{len(names)} may still be the best; search.budget_s leaves no time to race and to judge"
+                    )
                     return False
-                self.say(f"{stage}: {len(names)} may still be the best{self._duration_text('race', names)}")
+                self.say(
+                    f"{stage}: {len(names)} may still be the best{self._duration_text('race', names)}"
+                )
             self.studies.measure(stage, [candidates[name] for name in names])
             return True
 
@@ -320,7 +378,9 @@ class Search:
         if not finalists:
             finalists = self._finalists(self._earlier.open_among(order), candidates)
         self._drop(
-            [name for name in order if name not in finalists], Fate.LEFT_OUT, "others came first: search.finalists"
+            [name for name in order if name not in finalists],
+            Fate.LEFT_OUT,
+            "others came first: search.finalists",
         )
         return [candidates[name] for name in finalists]
 
@@ -330,19 +390,31 @@ class Search:
     def _standings(self, races: int) -> Standings:
         """Returns the estimates of all candidates after a number of races; drops those that are ruled out."""
         stages = ("screen-", *(f"race-{number}" for number in range(races)))
-        noise = {objective: self.noise(objective, stages) for objective in self.config.objectives}
+        noise = {
+            objective: self.noise(objective, stages)
+            for objective in self.config.objectives
+        }
         found: dict[str, list[Standing]] = {}
         for name, findings in self.all_findings(stages).items():
             if out := next((finding.out for finding in findings if finding.out), ""):
                 self._drop([name], Fate.FAILED, out)
             else:
-                found[name] = [standing_of(findings, objective, noise[objective]) for objective in noise]
+                found[name] = [
+                    standing_of(findings, objective, noise[objective])
+                    for objective in noise
+                ]
         return found
 
-    def _finalists(self, order: Sequence[str], known: dict[str, Combination]) -> list[str]:
+    def _finalists(
+        self, order: Sequence[str], known: dict[str, Combination]
+    ) -> list[str]:
         """Returns the first candidates; if none promises equal images, replaces the last by the best one that does."""
         chosen = list(order[: self.budget.to_judge(order)])
-        equal = [name for name in order if self.space.contract(known[name]) is not Contract.LOSSY]
+        equal = [
+            name
+            for name in order
+            if self.space.contract(known[name]) is not Contract.LOSSY
+        ]
         if len(chosen) > 1 and equal and not set(chosen) & set(equal):
             chosen[-1] = equal[0]
         return chosen
@@ -354,8 +426,14 @@ class Search:
 
     def noise(self, objective: str, stages: Sequence[str]) -> Scatter:
         """Estimates from the repeated baselines of some stages how far processes differ in time or memory."""
-        controls = [control_of(result, objective) for stage in stages for result in self.finished(stage)]
-        return Scatter.of_controls([control for control in controls if control is not None])
+        controls = [
+            control_of(result, objective)
+            for stage in stages
+            for result in self.finished(stage)
+        ]
+        return Scatter.of_controls(
+            [control for control in controls if control is not None]
+        )
 
     def all_findings(self, stages: Sequence[str]) -> dict[str, list[CandidateFinding]]:
         """Returns each candidate's findings in the studies of some stages, by name."""
@@ -372,7 +450,9 @@ class Search:
         """Returns each candidate's finding in one study, by name."""
         quality, model = result.config.quality, result.config.model
         images = (quality.prompt_count or 0) * result.config.workload.images_per_prompt
-        return findings_of(result, self.config, decidable(self.gate, quality, model, images))
+        return findings_of(
+            result, self.config, decidable(self.gate, quality, model, images)
+        )
 
     @cached_property
     def gate(self) -> Gate:
@@ -381,11 +461,19 @@ class Search:
 
     def finished(self, stage: str) -> Iterator[StudyResult]:
         """Yields the results of a stage whose studies ended, be it early."""
-        return (result for result in self.results(stage) if result.status in ("finished", "interrupted"))
+        return (
+            result
+            for result in self.results(stage)
+            if result.status in ("finished", "interrupted")
+        )
 
     def results(self, stage: str) -> Iterator[StudyResult]:
         """Yields the result of the study `stage`; if `stage` ends in a hyphen, of all studies with that prefix."""
-        for path in sorted(self.studies.folder.glob(f"{stage}{'*' if stage.endswith('-') else ''}/result.json")):
+        for path in sorted(
+            self.studies.folder.glob(
+                f"{stage}{'*' if stage.endswith('-') else ''}/result.json"
+            )
+        ):
             yield read_result(path)
 
 
@@ -397,13 +485,20 @@ def costs_of(result: StudyResult) -> tuple[Cost, dict[str, Cost]]:
         if call is not None:
             found[row.name] = Cost(start_s or 0.0, call.estimate)
     baseline = found.get(result.baseline, Cost(0.0, 0.0))
-    return baseline, {row.name: found[row.name] for row in result.candidates if row.name in found}
+    return baseline, {
+        row.name: found[row.name] for row in result.candidates if row.name in found
+    }
 
 
-def standing_of(findings: Sequence[CandidateFinding], objective: str, noise: Scatter) -> Standing:
+def standing_of(
+    findings: Sequence[CandidateFinding], objective: str, noise: Scatter
+) -> Standing:
     """Returns the estimate of a candidate in one objective, from all studies that measured it."""
     if objective in RATIOS:
-        return RatioStanding.of([(finding.losses[objective], finding.processes) for finding in findings], noise)
+        return RatioStanding.of(
+            [(finding.losses[objective], finding.processes) for finding in findings],
+            noise,
+        )
     # Each study draws the prompts of the earlier ones, and further ones.
     last = max(findings, key=lambda finding: len(finding.distances))
     return DistanceStanding(last.losses[objective], last.distances)

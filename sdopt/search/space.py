@@ -85,7 +85,9 @@ class Space:
     composer: HydraComposer
     device: Device
     expectation: Expectation = field(default_factory=Expectation, compare=False)
-    _composed: dict[tuple[str, ...], Variant | UsageError] = field(default_factory=dict, init=False, compare=False)
+    _composed: dict[tuple[str, ...], Variant | UsageError] = field(
+        default_factory=dict, init=False, compare=False
+    )
 
     @classmethod
     def of(
@@ -98,34 +100,61 @@ class Space:
     ) -> "Space":
         """Returns the space that a configuration describes. Raises UsageError if none of its options can run here."""
         expected = expectation or Expectation()
-        whole = cls((*_groups(config, composer, config_dir), *_keys(config)), (), composer, device, expected)
+        whole = cls(
+            (*_groups(config, composer, config_dir), *_keys(config)),
+            (),
+            composer,
+            device,
+            expected,
+        )
         groups = [variable for variable in whole.variables if not variable.is_key]
         baseline = {variable.name: variable.plain for variable in groups}
         kept, reasons = [], list[str]()
         for variable in groups:
-            alone = {value: whole.candidate(baseline | {variable.name: value}) for value in variable.values}
+            alone = {
+                value: whole.candidate(baseline | {variable.name: value})
+                for value in variable.values
+            }
             if config.objectives == ["latency"]:
                 for value, found in alone.items():
                     alone[value] = whole.always_slow(baseline, variable, value) or found
-            reasons += ["; ".join(found) for found in alone.values() if isinstance(found, list)]
-            fit = tuple(value for value, found in alone.items() if not isinstance(found, list))
+            reasons += [
+                "; ".join(found) for found in alone.values() if isinstance(found, list)
+            ]
+            fit = tuple(
+                value for value, found in alone.items() if not isinstance(found, list)
+            )
             if fit not in ((), (variable.plain,)):
                 kept.append(replace(variable, values=fit))
         if not kept and config.groups:
-            raise UsageError(["search.groups: no option of them can run here", *dict.fromkeys(reasons)])
-        return cls((*kept, *_keys(config)), tuple(dict.fromkeys(reasons)), composer, device, expected)
+            raise UsageError(
+                [
+                    "search.groups: no option of them can run here",
+                    *dict.fromkeys(reasons),
+                ]
+            )
+        return cls(
+            (*kept, *_keys(config)),
+            tuple(dict.fromkeys(reasons)),
+            composer,
+            device,
+            expected,
+        )
 
     def applies(self, variable: Variable, point: Point) -> bool:
         """Returns whether a variable applies at a point: an option always does, a key only if an option has it."""
         if not variable.is_key or variable.name.partition(".")[0] in SECTION_NAMES:
             return True
-        options = {name: value for name, value in point.items() if not self._named(name).is_key}
+        options = {
+            name: value for name, value in point.items() if not self._named(name).is_key
+        }
         composed = self._variant(self.overrides(options))
         if isinstance(composed, UsageError):
             return False
         found = composed.optimizations.items()
         return any(
-            variable.name.startswith(f"{axis}.") and hasattr(option, variable.name[len(axis) + 1 :])
+            variable.name.startswith(f"{axis}.")
+            and hasattr(option, variable.name[len(axis) + 1 :])
             for axis, option in found
         )
 
@@ -138,15 +167,26 @@ class Space:
         if reasons := composed.conflicts(self.device):
             return reasons
         assert isinstance(baseline, Variant)
-        if (composed.choices, composed.work, composed.hardware) == (baseline.choices, baseline.work, baseline.hardware):
+        if (composed.choices, composed.work, composed.hardware) == (
+            baseline.choices,
+            baseline.work,
+            baseline.hardware,
+        ):
             return None
         return Combination(
-            re.sub("['\"]", "", ", ".join(override.lstrip("+") for override in overrides)), tuple(overrides)
+            re.sub(
+                "['\"]", "", ", ".join(override.lstrip("+") for override in overrides)
+            ),
+            tuple(overrides),
         )
 
     def slow_here(self, found: Combination | list[str] | None) -> list[str]:
         """Returns why a candidate is expected to be slower than the baseline on this device; [] if it is not."""
-        composed = self._variant(list(found.overrides)) if isinstance(found, Combination) else None
+        composed = (
+            self._variant(list(found.overrides))
+            if isinstance(found, Combination)
+            else None
+        )
         return composed.slow_here(self.device) if isinstance(composed, Variant) else []
 
     def always_slow(self, baseline: Point, variable: Variable, value: str) -> list[str]:
@@ -166,7 +206,11 @@ class Space:
 
     def candidates(self, points: Iterable[Point]) -> list[Combination]:
         """Returns the candidates of those points that have one."""
-        return [found for found in map(self.candidate, points) if isinstance(found, Combination)]
+        return [
+            found
+            for found in map(self.candidate, points)
+            if isinstance(found, Combination)
+        ]
 
     def settings(self, point: Point) -> Settings:
         """Returns the settings of a point that differ from the baseline's."""
@@ -183,7 +227,9 @@ class Space:
         Errors of approximations add up. But a scheduler, a LoRA or a key such as `workload.steps` draws another image
         by design, and may repair the rest: few steps alone spoil the images, few steps with a LoRA for them do not.
         """
-        return part < whole and not any(name.partition(".")[0] in _REDRAWING for name, _ in whole - part)
+        return part < whole and not any(
+            name.partition(".")[0] in _REDRAWING for name, _ in whole - part
+        )
 
     def contract(self, candidate: Combination) -> Contract:
         """Returns the contract that a candidate promises for its images."""
@@ -193,17 +239,31 @@ class Space:
     def variants(self, candidates: Sequence[Combination]) -> list[Variant]:
         """Returns the baseline and some candidates, composed."""
         named = {BASELINE: ()} | {each.name: each.overrides for each in candidates}
-        composed = ((name, self._variant(overrides)) for name, overrides in named.items())
-        return [replace(variant, name=name) for name, variant in composed if isinstance(variant, Variant)]
+        composed = (
+            (name, self._variant(overrides)) for name, overrides in named.items()
+        )
+        return [
+            replace(variant, name=name)
+            for name, variant in composed
+            if isinstance(variant, Variant)
+        ]
 
     def points(self) -> Iterator[dict[str, Any]]:
         """Yields every point, with the keys that apply to it."""
         groups = [variable for variable in self.variables if not variable.is_key]
         for values in product(*(variable.values for variable in groups)):
-            chosen: dict[str, Any] = dict(zip((variable.name for variable in groups), values, strict=True))
-            keys = [variable for variable in self.variables if variable.is_key and self.applies(variable, chosen)]
+            chosen: dict[str, Any] = dict(
+                zip((variable.name for variable in groups), values, strict=True)
+            )
+            keys = [
+                variable
+                for variable in self.variables
+                if variable.is_key and self.applies(variable, chosen)
+            ]
             for settings in product(*(key.values for key in keys)):
-                yield chosen | dict(zip((key.name for key in keys), settings, strict=True))
+                yield chosen | dict(
+                    zip((key.name for key in keys), settings, strict=True)
+                )
 
     def alone(self) -> Iterator[dict[str, Any]]:
         """Yields the points that differ from the baseline in one option.
@@ -212,7 +272,9 @@ class Space:
         """
         groups = [variable for variable in self.variables if not variable.is_key]
         plain = {
-            variable.name: variable.plain if variable.plain in variable.values else variable.values[0]
+            variable.name: variable.plain
+            if variable.plain in variable.values
+            else variable.values[0]
             for variable in groups
         }
         points = [
@@ -221,7 +283,10 @@ class Space:
             for value in variable.values
             if value != plain[variable.name]
         ]
-        yield from sorted(points, key=lambda point: (self.compiles(point), -self.expected_speedup(point)))
+        yield from sorted(
+            points,
+            key=lambda point: (self.compiles(point), -self.expected_speedup(point)),
+        )
 
     def expected_speedup(self, point: Point) -> float:
         """Returns the speed-up to expect of a point by earlier measurements; 1 where nothing is known of it."""
@@ -239,7 +304,9 @@ class Space:
         composed = self._variant(self.overrides(point))
         if isinstance(composed, UsageError):
             return {}
-        axes = [axis for axis, option in composed.optimizations.items() if option.compiles]
+        axes = [
+            axis for axis, option in composed.optimizations.items() if option.compiles
+        ]
         return {axis: composed.choices.get(axis) for axis in axes}
 
     def overrides(self, point: Point) -> list[str]:
@@ -252,7 +319,11 @@ class Space:
                 keys.append(f"{name}={_written(value)}")
             elif variable.combines:
                 # The options of the group that the baseline has and the search does not vary stay.
-                kept = [axis.partition(".")[2] for axis in self._chosen_in(group) if axis not in varied]
+                kept = [
+                    axis.partition(".")[2]
+                    for axis in self._chosen_in(group)
+                    if axis not in varied
+                ]
                 combined.setdefault(group, kept)
                 combined[group] += [option] if value == ON else []
             elif value != variable.plain:
@@ -260,7 +331,8 @@ class Space:
         lists = [
             f"{group}=[{','.join(options)}]"
             for group, options in combined.items()
-            if set(options) != {axis.partition(".")[2] for axis in self._chosen_in(group)}
+            if set(options)
+            != {axis.partition(".")[2] for axis in self._chosen_in(group)}
         ]
         # Keys come last, after the options that they belong to.
         return [*chosen, *lists, *keys]
@@ -269,13 +341,19 @@ class Space:
         return next(variable for variable in self.variables if variable.name == name)
 
     def _chosen_in(self, group: str) -> list[str]:
-        return [axis for axis in self.composer.current.choices if axis.startswith(f"{group}.")]
+        return [
+            axis
+            for axis in self.composer.current.choices
+            if axis.startswith(f"{group}.")
+        ]
 
     def _variant(self, overrides: Sequence[str]) -> Variant | UsageError:
         key = tuple(overrides)
         if key not in self._composed:
             try:
-                self._composed[key] = self.composer.variant("candidate", list(overrides))
+                self._composed[key] = self.composer.variant(
+                    "candidate", list(overrides)
+                )
             except UsageError as error:
                 self._composed[key] = error
         return self._composed[key]
@@ -288,13 +366,20 @@ def _written(value: Any) -> str:
     return "null" if value is None else str(value).lower()
 
 
-def _groups(config: SearchConfig, composer: HydraComposer, config_dir: Path | None) -> Iterator[Variable]:
+def _groups(
+    config: SearchConfig, composer: HydraComposer, config_dir: Path | None
+) -> Iterator[Variable]:
     for group in config.groups:
-        options = tuple((config.options or {}).get(group) or options_of(group, config_dir))
+        options = tuple(
+            (config.options or {}).get(group) or options_of(group, config_dir)
+        )
         chosen = composer.current.choices
         if isinstance(default_options().get(group), list):
             names = [f"{group}.{option}" for option in options]
-            yield from (Variable(name, (OFF, ON), ON if name in chosen else OFF) for name in names)
+            yield from (
+                Variable(name, (OFF, ON), ON if name in chosen else OFF)
+                for name in names
+            )
         else:
             yield Variable(group, options, chosen.get(group, NONE))
 

@@ -13,7 +13,13 @@ from sdopt.config.models import own_functions
 from sdopt.config.overrides import key_of, merge_overrides, quoted
 from sdopt.config.parse import RunConfig
 from sdopt.errors import UnavailableError, UsageError
-from sdopt.gate.calibration import calibration_file, calibration_of, fit_of, read_calibration, write_calibration
+from sdopt.gate.calibration import (
+    calibration_file,
+    calibration_of,
+    fit_of,
+    read_calibration,
+    write_calibration,
+)
 from sdopt.gate.rule_checks import require_measured
 from sdopt.launching import launch
 from sdopt.pipelines.prompts import resolve_prompts
@@ -49,17 +55,36 @@ class Studies:
     def overrides(self, stage: str) -> list[str]:
         """Returns the overrides, without its variants, of the study in a folder: `screen-00`, `race-0`, `final`."""
         design = [*_DESIGN, f"study.name={quoted(self.config.title)}"]
-        if self.config.objectives != ["latency"]:  # else what is clearly slower cannot be the best
+        if self.config.objectives != [
+            "latency"
+        ]:  # else what is clearly slower cannot be the best
             design.insert(0, "protocol.give_up=null")
         if not stage.startswith(FINAL):
-            own = [*map(as_override, self.config.screen if stage.startswith("screen") else self.config.race)]
-            return merge_overrides(self.given, ["protocol=default", *_UNTRACKED, *own, *design])
+            own = [
+                *map(
+                    as_override,
+                    self.config.screen
+                    if stage.startswith("screen")
+                    else self.config.race,
+                )
+            ]
+            return merge_overrides(
+                self.given, ["protocol=default", *_UNTRACKED, *own, *design]
+            )
         return [*self.judged(merge_overrides(self.given, design)), *self._fresh(stage)]
 
     def judged(self, overrides: Sequence[str]) -> list[str]:
         """Returns overrides with the gate that judges: the one that was asked for, or the default one, calibrated."""
-        gate = [] if any(key_of(override) == "gate" for override in self.given) else ["gate=default"]
-        fit = [f"gate.calibration={quoted(str(self._calibration))}"] if self._calibration.is_file() else []
+        gate = (
+            []
+            if any(key_of(override) == "gate" for override in self.given)
+            else ["gate=default"]
+        )
+        fit = (
+            [f"gate.calibration={quoted(str(self._calibration))}"]
+            if self._calibration.is_file()
+            else []
+        )
         # The gate is first, because a choice of a gate replaces the keys that were set for another one.
         return [*gate, *overrides, *fit]
 
@@ -71,7 +96,11 @@ class Studies:
         number = 1 + int(stage.partition("-")[2] or 0)
         with composer_of(self.given, self.config_dir) as composer:
             workload, protocol = composer.current.workload, composer.current.protocol
-        noise = [] if workload.latents else [f"workload.seed={(workload.seed + number * _OTHER_NOISE) % 2**53}"]
+        noise = (
+            []
+            if workload.latents
+            else [f"workload.seed={(workload.seed + number * _OTHER_NOISE) % 2**53}"]
+        )
         return [
             f"workload.prompt_start={workload.prompt_start + self._seen}",
             *noise,
@@ -82,7 +111,11 @@ class Studies:
     def _seen(self) -> int:
         """How many prompts the search may see before it judges."""
         runs = [self.composed(stage)[0] for stage in ("screen", "race")]
-        return max(count or 0 for run in runs for count in (run.workload.prompt_count, run.quality.prompt_count))
+        return max(
+            count or 0
+            for run in runs
+            for count in (run.workload.prompt_count, run.quality.prompt_count)
+        )
 
     def require_final(self, candidates: Sequence[Combination]) -> None:
         """Checks before anything is measured that the gate will be able to judge.
@@ -90,13 +123,18 @@ class Studies:
         Raises:
             UsageError: a rule cannot be judged, or too few prompts are left for it.
         """
-        overrides = [*self.overrides(FINAL), _variants(candidates[: self.config.finalists])]
+        overrides = [
+            *self.overrides(FINAL),
+            _variants(candidates[: self.config.finalists]),
+        ]
         with composer_of(overrides, self.config_dir) as composer:
             run = composer.current
             plan = run.study.plan(composer)
         require_measured(plan, run.gate, run.quality, run.model)
         wanted = run.quality.prompt_count or 0
-        there = len(resolve_prompts(replace(run.workload, prompt_count=wanted or 1), run.model))
+        there = len(
+            resolve_prompts(replace(run.workload, prompt_count=wanted or 1), run.model)
+        )
         if run.gate.judges and there < wanted:
             first = run.workload.prompt_start
             raise UsageError(
@@ -108,16 +146,29 @@ class Studies:
     def calibration_images(self) -> int:
         """How many images of the baseline `calibrate` generates; 0 if the gate needs none, or a packaged file fits."""
         run, _ = self.composed(FINAL)
-        shares = (rule for rules in run.gate.rules.values() for rule in rules if rule.of_seeds or rule.deviations)
+        shares = (
+            rule
+            for rules in run.gate.rules.values()
+            for rule in rules
+            if rule.of_seeds or rule.deviations
+        )
         if run.gate.calibration or not any(shares):
             return 0
         packaged = calibration_file(run.recorded)
         there = run.model.weights == "packaged" and packaged.is_file()
-        if there and fit_of(read_calibration(packaged), run.recorded, named=False).calibration is not None:
+        if (
+            there
+            and fit_of(
+                read_calibration(packaged), run.recorded, named=False
+            ).calibration
+            is not None
+        ):
             return 0
         return 2 * self._seen
 
-    def calibrate(self, say: Callable[[str], None], limit_s: float | None = None) -> None:
+    def calibrate(
+        self, say: Callable[[str], None], limit_s: float | None = None
+    ) -> None:
         """Measures how much the baseline's images differ by chance, if the gate needs it and no packaged file fits.
 
         On the prompts and noise that the search may see, and not on those that the finalists are judged by. Raises
@@ -125,10 +176,19 @@ class Studies:
         """
         if not (images := self.calibration_images):
             return
-        say(f"{CALIBRATE}: how much {images} images of the baseline differ by chance, for the gate's margins")
-        own = [f"quality.{key}={self._seen}" for key in ("prompt_count", "floor_prompts")]
+        say(
+            f"{CALIBRATE}: how much {images} images of the baseline differ by chance, for the gate's margins"
+        )
+        own = [
+            f"quality.{key}={self._seen}" for key in ("prompt_count", "floor_prompts")
+        ]
         once = ["protocol=smoke", "protocol.rounds=1", *_UNTRACKED, *own]
-        overrides = [*merge_overrides(self.given, once), *_DESIGN, "study.name=calibrate", "study.edges=[]"]
+        overrides = [
+            *merge_overrides(self.given, once),
+            *_DESIGN,
+            "study.name=calibrate",
+            "study.edges=[]",
+        ]
         result = self._measured(CALIBRATE, [*overrides, _variants([])], True, limit_s)
         if result.status == "interrupted":
             raise UsageError(
@@ -142,7 +202,11 @@ class Studies:
         return self.folder / "calibration.json"
 
     def measure(
-        self, stage: str, candidates: Sequence[Combination], brief: bool = True, limit_s: float | None = None
+        self,
+        stage: str,
+        candidates: Sequence[Combination],
+        brief: bool = True,
+        limit_s: float | None = None,
     ) -> StudyResult:
         """Measures the candidates beside a baseline, or completes such a study; shows nothing of it if `brief`.
 
@@ -153,16 +217,25 @@ class Studies:
             UnavailableError: the study broke off.
             InterruptedStudy: the user pressed Ctrl-C.
         """
-        return self._measured(stage, [*self.overrides(stage), _variants(candidates)], brief, limit_s)
+        return self._measured(
+            stage, [*self.overrides(stage), _variants(candidates)], brief, limit_s
+        )
 
-    def _measured(self, stage: str, overrides: Sequence[str], brief: bool, limit_s: float | None) -> StudyResult:
+    def _measured(
+        self, stage: str, overrides: Sequence[str], brief: bool, limit_s: float | None
+    ) -> StudyResult:
         folder = self.folder / stage
         deadline = math.inf if limit_s is None else time.monotonic() + limit_s
         if (folder / "result.json").is_file():
             result = read_result(folder)
             judged = bool(result.judgements) or not result.config.gate.judges
             failed = result.variant(result.baseline).status.failure
-            if result.status == "finished" and not missing_of(result).variants and judged and not failed:
+            if (
+                result.status == "finished"
+                and not missing_of(result).variants
+                and judged
+                and not failed
+            ):
                 return result
             again = ["retry_failed=true"] if failed else []
             own = [f"patch={each}" for each in own_functions(overrides)]
@@ -173,11 +246,15 @@ class Studies:
             launch(argv, brief=brief, deadline=deadline)
         if not (folder / "result.json").is_file():
             error = read_error(folder)
-            raise UnavailableError(error.problems if error else f"{folder}: the study left no result")
+            raise UnavailableError(
+                error.problems if error else f"{folder}: the study left no result"
+            )
         result = read_result(folder)
         if (baseline := result.variant(result.baseline)).status.failure:
             needs = "; every combination is added to it: give what it needs to run, as in precision=fp16"
-            raise UnavailableError(f"{folder}: the baseline failed: {baseline.reason}{needs}")
+            raise UnavailableError(
+                f"{folder}: the baseline failed: {baseline.reason}{needs}"
+            )
         return result
 
     def composed(self, stage: str) -> tuple[RunConfig, Variant]:
@@ -188,8 +265,13 @@ class Studies:
 
 def _variants(candidates: Sequence[Combination]) -> str:
     """Returns the override that names the variants of a study: the baseline and the candidates."""
-    named = {BASELINE: ()} | {candidate.name: candidate.overrides for candidate in candidates}
+    named = {BASELINE: ()} | {
+        candidate.name: candidate.overrides for candidate in candidates
+    }
     # As Hydra's grammar takes the keys of a dictionary.
     keys = {name: re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", name) for name in named}
-    listed = (f"{keys[name]}:[{','.join(map(quoted, overrides))}]" for name, overrides in named.items())
+    listed = (
+        f"{keys[name]}:[{','.join(map(quoted, overrides))}]"
+        for name, overrides in named.items()
+    )
     return f"study.variants={{{','.join(listed)}}}"

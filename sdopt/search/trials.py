@@ -52,12 +52,18 @@ class Trials:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         if config.storage.startswith("sqlite:///"):
-            Path(config.storage.removeprefix("sqlite:///")).absolute().parent.mkdir(parents=True, exist_ok=True)
+            Path(config.storage.removeprefix("sqlite:///")).absolute().parent.mkdir(
+                parents=True, exist_ok=True
+            )
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 sampler = optuna.samplers.TPESampler(
-                    seed=config.seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=5
+                    seed=config.seed,
+                    multivariate=True,
+                    group=True,
+                    constant_liar=True,
+                    n_startup_trials=5,
                 )
             study = optuna.create_study(
                 storage=config.storage,
@@ -67,7 +73,9 @@ class Trials:
                 sampler=sampler,
             )
         except (SQLAlchemyError, ValueError, OSError) as error:
-            raise UsageError(f"search.storage={config.storage}: {str(error).splitlines()[0]}") from error
+            raise UsageError(
+                f"search.storage={config.storage}: {str(error).splitlines()[0]}"
+            ) from error
         trials = cls(study, space, config)
         if not study.trials:
             for point in space.alone():
@@ -84,7 +92,9 @@ class Trials:
         """
         if alone := self._waiting():
             quick = [point for point in alone if not self.space.compiles(point)]
-            new = len(alone) == len([point for point in self.space.alone() if self.space.compiles(point)])
+            new = len(alone) == len(
+                [point for point in self.space.alone() if self.space.compiles(point)]
+            )
             count = min(count, len(quick) or (1 if new else len(alone)))
         found: list[Combination] = []
         misses = 0
@@ -101,7 +111,9 @@ class Trials:
         found: dict[str, list[Combination]] = {}
         for trial in self._trials(TrialState.RUNNING):
             if _STUDY in trial.user_attrs:
-                found.setdefault(trial.user_attrs[_STUDY], []).append(self._candidate(trial))
+                found.setdefault(trial.user_attrs[_STUDY], []).append(
+                    self._candidate(trial)
+                )
             else:  # the process died after it asked Optuna and before it stored the study
                 self.study.tell(trial.number, state=TrialState.FAIL)
         return found
@@ -117,7 +129,9 @@ class Trials:
                 continue
             live = optuna.trial.Trial(self.study, trial._trial_id)
             live.set_user_attr(_SPOILED, finding.spoiled)
-            values = [finding.losses.get(objective) for objective in self.config.objectives]
+            values = [
+                finding.losses.get(objective) for objective in self.config.objectives
+            ]
             if None in values:
                 self.study.tell(trial.number, state=TrialState.FAIL)
                 continue
@@ -125,7 +139,9 @@ class Trials:
                 live.set_constraint(name, share)
             beyond = any(share > 0 for share in finding.excess.values())
             live.set_constraint("ruled out", 1.0 if finding.out and not beyond else 0.0)
-            self.study.tell(trial.number, [value for value in values if value is not None])
+            self.study.tell(
+                trial.number, [value for value in values if value is not None]
+            )
 
     def _trials(self, *states: TrialState) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states or None)
@@ -133,7 +149,11 @@ class Trials:
     @property
     def candidates(self) -> list[Combination]:
         """All proposed candidates that can run, in the order of proposal."""
-        return [self._candidate(trial) for trial in self._trials() if _NAME in trial.user_attrs]
+        return [
+            self._candidate(trial)
+            for trial in self._trials()
+            if _NAME in trial.user_attrs
+        ]
 
     @property
     def spoiled(self) -> dict[str, Settings]:
@@ -145,7 +165,11 @@ class Trials:
             for trial in self._trials()
             if trial.user_attrs.get(_SPOILED)
         }
-        return {name: mine for name, mine in found.items() if not any(other < mine for other in found.values())}
+        return {
+            name: mine
+            for name, mine in found.items()
+            if not any(other < mine for other in found.values())
+        }
 
     @property
     def ended(self) -> str:
@@ -182,7 +206,9 @@ class Trials:
     @property
     def started(self) -> datetime | None:
         """When the first candidate was proposed."""
-        return min((t.datetime_start for t in self._trials() if t.datetime_start), default=None)
+        return min(
+            (t.datetime_start for t in self._trials() if t.datetime_start), default=None
+        )
 
     @property
     def conflicts(self) -> dict[str, str]:
@@ -197,7 +223,10 @@ class Trials:
         """Returns the points that are queued to be proposed before all others."""
         from optuna.trial import TrialState
 
-        return [trial.system_attrs["fixed_params"] for trial in self._trials(TrialState.WAITING)]
+        return [
+            trial.system_attrs["fixed_params"]
+            for trial in self._trials(TrialState.WAITING)
+        ]
 
     def _ask(self, begun: str) -> Combination | None:
         """Asks Optuna once; returns None if its proposal cannot run, is the baseline, or was proposed before."""
@@ -207,12 +236,18 @@ class Trials:
         point: dict[str, Any] = {}
         for variable in self.space.variables:
             if self.space.applies(variable, point):
-                point[variable.name] = trial.suggest_categorical(variable.name, variable.values)
+                point[variable.name] = trial.suggest_categorical(
+                    variable.name, variable.values
+                )
         if self._holds(point, self.spoiled.values()):
             self.study.tell(trial, state=TrialState.PRUNED)
             return None
         known = self._known(but=trial.number)
-        found = None if tuple(self.space.overrides(point)) in known else self.space.candidate(point)
+        found = (
+            None
+            if tuple(self.space.overrides(point)) in known
+            else self.space.candidate(point)
+        )
         if isinstance(found, Combination):
             trial.set_user_attr(_NAME, found.name)
             trial.set_user_attr(_STUDY, begun)
@@ -242,8 +277,12 @@ class Trials:
         """Queues the first point of the space that is new and can run; returns whether there is one."""
         known = self._known()
         spoiled = list(self.spoiled.values())
-        left = (point for point in self.space.points() if not self._holds(point, spoiled))
-        new = (point for point in left if tuple(self.space.overrides(point)) not in known)
+        left = (
+            point for point in self.space.points() if not self._holds(point, spoiled)
+        )
+        new = (
+            point for point in left if tuple(self.space.overrides(point)) not in known
+        )
         for point in islice(new, _LOOKED_AT):
             if self.space.candidates([point]):
                 self.study.enqueue_trial(point)
@@ -251,8 +290,14 @@ class Trials:
         return False
 
     def _candidate(self, trial: FrozenTrial) -> Combination:
-        return Combination(trial.user_attrs[_NAME], tuple(self.space.overrides(self._point(trial))))
+        return Combination(
+            trial.user_attrs[_NAME], tuple(self.space.overrides(self._point(trial)))
+        )
 
     def _point(self, trial: FrozenTrial) -> dict[str, Any]:
-        names = [variable.name for variable in self.space.variables if variable.name in trial.params]
+        names = [
+            variable.name
+            for variable in self.space.variables
+            if variable.name in trial.params
+        ]
         return {name: trial.params[name] for name in names}

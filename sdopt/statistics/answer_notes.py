@@ -87,9 +87,7 @@ def _chosen_otherwise(
 ) -> list[str]:
     """Returns what a variant chooses of the work otherwise than the baseline, beyond what its name says."""
     chosen = []
-    for key, (after, before) in variant.config.chosen_beside(
-        baseline.config
-    ).items():
+    for key, (after, before) in variant.config.chosen_beside(baseline.config).items():
         if f"{key}=" not in variant.name:
             chosen.append(f"{key} {before} → {after}")
     return chosen
@@ -98,9 +96,7 @@ def _chosen_otherwise(
 def _judging_notes(result: StudyResult) -> Iterator[str]:
     if result.judgements:
         intervals = (
-            "; speed follows the two-sided intervals"
-            if _bounded(result)
-            else ""
+            "; speed follows the two-sided intervals" if _bounded(result) else ""
         )
         yield f"Images and pass or fail follow gate={result.gate}{intervals}."
         return

@@ -43,8 +43,7 @@ def traced_active(
 ) -> bool:
     """Returns whether a variant has options beyond the baseline's, and traces of its calls show each as active."""
     added = (
-        difference(variant.choices, baseline.choices).keys()
-        & variant.promises.keys()
+        difference(variant.choices, baseline.choices).keys() & variant.promises.keys()
     )
     active: set[str] = set()
     idle: set[str] = set()

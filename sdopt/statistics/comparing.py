@@ -50,17 +50,13 @@ def _timed_control(result: StudyResult) -> VariantResult | None:
 def compare(result: StudyResult) -> None:
     """Fills in every comparison of a study from its raw samples, and the A/A floor."""
     control = _timed_control(result)
-    result.floor = (
-        floor(control, result.variant(result.baseline)) if control else None
-    )
+    result.floor = floor(control, result.variant(result.baseline)) if control else None
     for comparison in result.comparisons:
         candidate = result.variant(comparison.candidate)
         reference = result.variant(comparison.reference)
         comparison.break_even = None
         unmeasured = [
-            variant
-            for variant in (candidate, reference)
-            if not variant.status.timed
+            variant for variant in (candidate, reference) if not variant.status.timed
         ]
         if unmeasured:
             comparison.shapes = [ShapeRatios() for _ in comparison.shapes]
@@ -87,9 +83,7 @@ def _break_even(
     reference: VariantResult,
     ratios: ShapeRatios,
 ) -> BreakEven | None:
-    call = latency(
-        reference, result.config.protocol.estimator, result.confidence
-    )
+    call = latency(reference, result.config.protocol.estimator, result.confidence)
     level = break_even(candidate, reference, call, ratios.speedup)
     if level is None or ratios.speedup is None:
         return level

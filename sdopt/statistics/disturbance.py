@@ -247,9 +247,7 @@ def unsettled(result: StudyResult) -> list[str]:
         for measurement in variant.measurements:
             times = np.array(measurement.shapes[0].deciding_s)
             if times.size > 2:
-                process = (
-                    f"process {measurement.replicate + 1} of {variant.name}"
-                )
+                process = f"process {measurement.replicate + 1} of {variant.name}"
                 timed.append((process, times))
     smallest = 1 + result.config.protocol.smallest_speedup
     lines = []

@@ -188,9 +188,7 @@ def _logs_of(
         )
         images = log_images(cell, baseline)
         logs_of[cell.name] = {
-            replicate: times - images
-            for replicate, times in logs.items()
-            if times.size
+            replicate: times - images for replicate, times in logs.items() if times.size
         }
     return logs_of
 

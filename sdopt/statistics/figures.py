@@ -34,9 +34,7 @@ def rows_of(result: StudyResult) -> list[Row]:
         figures: Figures = {**main.figures, **main_figures(result, main)}
         if further:
             figures |= _with_shapes([main, *further])
-        row = replace(
-            main, figures=known_figures(figures), further=tuple(further)
-        )
+        row = replace(main, figures=known_figures(figures), further=tuple(further))
         rows.append(row)
     return rows
 
@@ -92,9 +90,7 @@ def floor_range(result: StudyResult) -> tuple[float, float] | None:
 def _rows_at(result: StudyResult) -> list[Row]:
     """Returns the rows of a study with one shape."""
     candidates = {comparison.candidate for comparison in result.comparisons}
-    alone = [
-        variant for variant in result.variants if variant.name not in candidates
-    ]
+    alone = [variant for variant in result.variants if variant.name not in candidates]
     # The baseline is the first of those that are compared with nothing.
     alone.sort(key=lambda variant: variant.name != result.baseline)
     rows = [_row(result, variant, None) for variant in alone]
@@ -115,9 +111,7 @@ def _row(
     """Returns the row of a variant, with the figures that each shape has."""
     time = None
     if variant.status.timed:
-        time = latency(
-            variant, result.config.protocol.estimator, result.confidence
-        )
+        time = latency(variant, result.config.protocol.estimator, result.confidence)
     row = Row(
         variant=variant,
         shape=variant.config.shapes[0],
@@ -159,9 +153,7 @@ def _ratios_over_baseline(
 ) -> dict[str, Ratio]:
     """Returns the ratios of a variant over the study's baseline: those recorded, or else derived from the samples."""
     baseline = result.variant(result.baseline)
-    edges = [
-        edge for edge in result.comparisons if edge.candidate == variant.name
-    ]
+    edges = [edge for edge in result.comparisons if edge.candidate == variant.name]
     for edge in edges:
         if edge.reference == result.baseline:
             return _ratios(result, edge)
@@ -195,9 +187,7 @@ def _ratios(
         if interval is None:
             continue
         floor = measure.floor(result, comparison)
-        smallest, key = smallest_change(
-            measure, result.config.protocol, reference
-        )
+        smallest, key = smallest_change(measure, result.config.protocol, reference)
         ratios[name] = Ratio(measure, interval, floor, smallest, key)
     return ratios
 

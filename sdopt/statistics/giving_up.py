@@ -24,9 +24,7 @@ MOST_CALLS = 5
 """Calls after which a variant that still becomes faster is timed like all others."""
 
 
-def times_slower(
-    trial_s: Sequence[float], beside_s: Sequence[float]
-) -> float | None:
+def times_slower(trial_s: Sequence[float], beside_s: Sequence[float]) -> float | None:
     """Returns how many times as long as the baseline's a variant's calls take at least; None if that is not shown.
 
     Args:

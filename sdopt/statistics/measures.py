@@ -68,9 +68,7 @@ class Ratio:
     @property
     def within_floor(self) -> bool:
         """Whether the ratio is no larger than the difference between two identical baselines, or that is not known."""
-        return self.floor is None or not exceeds(
-            self.interval.estimate, self.floor
-        )
+        return self.floor is None or not exceeds(self.interval.estimate, self.floor)
 
     @property
     def gain(self) -> int:
@@ -98,9 +96,7 @@ class Ratio:
     def excludes_gain(self) -> bool:
         """Whether the whole interval lies below a gain that counts; False without an interval or a floor."""
         _, high = self.gain_bounds
-        return (
-            high is not None and self.floor is not None and high < self.smallest
-        )
+        return high is not None and self.floor is not None and high < self.smallest
 
     @property
     def text(self) -> str:
@@ -119,9 +115,7 @@ def bounds_text(interval: Interval) -> str:
     return f"[{interval.low:.2f}, {interval.high:.2f}]" if known else ""
 
 
-def _floor(
-    result: StudyResult, log_ratio: LogRatioOf, fully: bool
-) -> float | None:
+def _floor(result: StudyResult, log_ratio: LogRatioOf, fully: bool) -> float | None:
     """Returns the ratio, at least 1, by which the two baselines differed; with `fully`, not of an interrupted study."""
     control = result.control
     if control is None or not (
@@ -179,9 +173,7 @@ def smallest_change(
     return 1 + protocol.smallest_memory, "protocol.smallest_memory"
 
 
-def spared_growth(
-    gate: Gate, reference: VariantResult, result: StudyResult
-) -> float:
+def spared_growth(gate: Gate, reference: VariantResult, result: StudyResult) -> float:
     """Returns the largest factor by which memory may grow without harm, because the device has that much to spare."""
     device = result.environment.device
     peak = peak_memory_gib(reference)

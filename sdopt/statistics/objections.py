@@ -40,9 +40,7 @@ def objections(result: StudyResult, row: Row) -> Iterator[str]:
         yield _refused_because(result, judgements)
     if not row.gains:
         yield from _why_no_gain(result, row)
-    claims = any(
-        promise.claims for promise in variant.promises_beside(reference)
-    )
+    claims = any(promise.claims for promise in variant.promises_beside(reference))
     only_faster = all(measure_named(name) is SPEEDUP for name in row.gains)
     if (
         not judgements
@@ -56,16 +54,12 @@ def objections(result: StudyResult, row: Row) -> Iterator[str]:
 def _judgements(result: StudyResult, row: Row) -> list[Judgement]:
     """Returns what a gate said of the comparison with the baseline, and of each step."""
     compared = (
-        [row, *row.steps]
-        if row.reference == result.baseline
-        else list(row.steps)
+        [row, *row.steps] if row.reference == result.baseline else list(row.steps)
     )
     return [one.judgement for one in compared if one.judgement]
 
 
-def _refused_because(
-    result: StudyResult, judgements: Sequence[Judgement]
-) -> str:
+def _refused_because(result: StudyResult, judgements: Sequence[Judgement]) -> str:
     reasons: list[str] = []
     for judgement in judgements:
         if judgement.verdict is not Verdict.PASS:
@@ -131,4 +125,6 @@ def _why_open(ratio: Ratio | None, imported: bool) -> str:
     if 1 / ratio.smallest < low and high < ratio.smallest:
         return f"too small to count ({ratio.key})"
     more = "replicates" if imported else "processes (protocol.replicates)"
-    return f"its interval includes changes too small to count; more {more} would narrow it"
+    return (
+        f"its interval includes changes too small to count; more {more} would narrow it"
+    )

@@ -75,11 +75,7 @@ def _outcomes(result: StudyResult, row: Row) -> Iterator[OptionOutcome]:
     if skipped or variant.status.failure:
         # With several options chosen together, it is not known which one is at fault.
         if alone is not None:
-            why = (
-                variant.reason
-                if skipped
-                else f"{variant.status}: {variant.reason}"
-            )
+            why = variant.reason if skipped else f"{variant.status}: {variant.reason}"
             yield _outcome(
                 variant, alone, variant.choices[alone], Standing.CANNOT_RUN, why
             )
@@ -117,9 +113,7 @@ def _judged(
                 f"no evidence that it took effect: {item.summary}",
             )
     if not all(item.engaged for item in evidence):
-        return (
-            None  # a function of one's own has changed what this option names
-        )
+        return None  # a function of one's own has changed what this option names
     if row.variant.status is not Status.OK:
         return None
     summary = evidence[0].summary
@@ -163,9 +157,7 @@ def _alone(result: StudyResult, row: Row) -> str | None:
     if len(axes) != 1:
         return None
     [axis] = axes
-    return (
-        axis if axis in variant.choices and axis in variant.promises else None
-    )
+    return axis if axis in variant.choices and axis in variant.promises else None
 
 
 def _rules_out_gain(row: Row, axis: str) -> bool:
@@ -176,9 +168,7 @@ def _rules_out_gain(row: Row, axis: str) -> bool:
 
 
 def _claimed(row: Row) -> list[Ratio]:
-    return [
-        ratio for ratio in row.beside_reference.values() if ratio.measure.claim
-    ]
+    return [ratio for ratio in row.beside_reference.values() if ratio.measure.claim]
 
 
 def _figures_text(row: Row) -> str:

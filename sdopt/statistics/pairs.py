@@ -35,9 +35,7 @@ def paired(
             continue
         partner = partners.get((measurement.replicate, measurement.session))
         if partner is not None and paired_logs(measurement, partner).size:
-            pairs.setdefault(measurement.replicate, []).append(
-                (measurement, partner)
-            )
+            pairs.setdefault(measurement.replicate, []).append((measurement, partner))
     return pairs
 
 
@@ -96,9 +94,7 @@ def shared_log_times(
     if in_blocks:
         count = min(times.size, reference_times.size)
         return times[:count], reference_times[:count]
-    by_round = dict(
-        zip(candidate.shapes[0].deciding_rounds, times, strict=True)
-    )
+    by_round = dict(zip(candidate.shapes[0].deciding_rounds, times, strict=True))
     reference_by_round = dict(
         zip(reference.shapes[0].deciding_rounds, reference_times, strict=True)
     )
@@ -136,9 +132,7 @@ def log_images(
 
     It turns a ratio of calls into one of images: reference over candidate grows by it.
     """
-    return math.log(
-        candidate.config.images_per_call / reference.config.images_per_call
-    )
+    return math.log(candidate.config.images_per_call / reference.config.images_per_call)
 
 
 def any_in_block(pairs: Iterable[Pair]) -> bool:
@@ -149,9 +143,7 @@ def any_in_block(pairs: Iterable[Pair]) -> bool:
 def only_beside_each_other(pairs: Sequence[Pair]) -> bool:
     """Returns whether a process can only be compared with its partner: in blocks, and across several sessions."""
     sessions = {measurement.session for measurement, _ in pairs}
-    in_block = [
-        _in_block(measurement) for measurement in chain.from_iterable(pairs)
-    ]
+    in_block = [_in_block(measurement) for measurement in chain.from_iterable(pairs)]
     return len(sessions) > 1 or (any(in_block) and not all(in_block))
 
 

@@ -13,9 +13,7 @@ def require_precision(protocol: Protocol, gate: Gate) -> None:
     """Raises UsageError if no number of processes could reach the precision."""
     if protocol.precision is None:
         return
-    pilot = (
-        gate.replicates if protocol.replicates is None else protocol.replicates
-    )
+    pilot = gate.replicates if protocol.replicates is None else protocol.replicates
     if pilot >= MINIMUM_PROCESSES:
         return
     problem = (
@@ -44,9 +42,7 @@ def processes_needed(result: StudyResult) -> dict[str, int]:
         if candidate.role == "control":
             continue
         for shape_index in range(len(result.shapes)):
-            pilot = pilot_speedup(
-                candidate.at(shape_index), reference.at(shape_index)
-            )
+            pilot = pilot_speedup(candidate.at(shape_index), reference.at(shape_index))
             width = pilot.half_width(result.confidence) if pilot else None
             if pilot is None or width is None:
                 continue

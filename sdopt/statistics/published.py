@@ -102,9 +102,7 @@ class Printed:
     """Whether the article says that it is less than `value`."""
 
 
-_FIGURE = re.compile(
-    r"-|OOM|(?P<below><?)(?P<number>-?\d+(?:\.(?P<decimals>\d+))?)"
-)
+_FIGURE = re.compile(r"-|OOM|(?P<below><?)(?P<number>-?\d+(?:\.(?P<decimals>\d+))?)")
 
 
 def read_figure(

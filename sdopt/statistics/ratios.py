@@ -140,9 +140,7 @@ def two_samples(
     if fewer < MINIMUM_PROCESSES:
         return LogRatio(difference, n=fewer)
     freedom = n + m - 2
-    pooled = (
-        (n - 1) * logs.var(ddof=1) + (m - 1) * reference.var(ddof=1)
-    ) / freedom
+    pooled = ((n - 1) * logs.var(ddof=1) + (m - 1) * reference.var(ddof=1)) / freedom
     error = math.sqrt(pooled * (1 / n + 1 / m))
     return LogRatio(difference, error, freedom, fewer)
 
@@ -162,9 +160,7 @@ def _welch(
     total = float(shares.sum())
     if not total:
         return LogRatio(difference, 0.0, 1.0, fewer)
-    freedom = total**2 / float(
-        np.sum(shares**2 / [logs.size - 1, reference.size - 1])
-    )
+    freedom = total**2 / float(np.sum(shares**2 / [logs.size - 1, reference.size - 1]))
     return LogRatio(difference, math.sqrt(total), freedom, fewer)
 
 
@@ -209,9 +205,7 @@ def log_speedup(
     speedup = _log_speedup(paired(candidate, reference))
     if speedup is None:
         return None
-    speedup = replace(
-        speedup, mean=speedup.mean + log_images(candidate, reference)
-    )
+    speedup = replace(speedup, mean=speedup.mean + log_images(candidate, reference))
     pilot = pilot_speedup(candidate, reference)
     precision = candidate.config.protocol.precision
     if precision is None or pilot is None or speedup.n <= pilot.n:
@@ -230,9 +224,7 @@ def pilot_speedup(
     replicates = candidate.config.replicates
     pairs = paired(candidate, reference)
     pilot = {
-        replicate: pairs[replicate]
-        for replicate in pairs
-        if replicate < replicates
+        replicate: pairs[replicate] for replicate in pairs if replicate < replicates
     }
     return _log_speedup(pilot)
 
@@ -285,9 +277,7 @@ def _by_process(
     values = []
     reference_values = []
     for candidate, reference in pairs:
-        times, reference_times = shared_log_times(
-            candidate, reference, in_blocks
-        )
+        times, reference_times = shared_log_times(candidate, reference, in_blocks)
         values.append(reduce(times))
         reference_values.append(reduce(reference_times))
     return np.array(values), np.array(reference_values)
@@ -303,9 +293,7 @@ def speedup_drift(
     that the variant shares with its baseline. There is none where a run has fewer than three.
     """
     speedups = means_by_replicate(paired(*later)) + log_images(*later)
-    earlier_speedups = means_by_replicate(paired(*earlier)) + log_images(
-        *earlier
-    )
+    earlier_speedups = means_by_replicate(paired(*earlier)) + log_images(*earlier)
     if not speedups.size or not earlier_speedups.size:
         return None
     return _welch(speedups, earlier_speedups)
@@ -332,9 +320,7 @@ def exceeds(
     """Returns whether a ratio is farther from 1 than that of two identical workers, by more than rounding."""
     distance = abs(math.log(ratio))
     chance = math.log(floor)
-    return distance > chance and not math.isclose(
-        distance, chance, rel_tol=1e-9
-    )
+    return distance > chance and not math.isclose(distance, chance, rel_tol=1e-9)
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------

@@ -17,9 +17,7 @@ from sdopt.statistics.ruling_sentences import (
 )
 
 
-def reasons_of(
-    judgement: Judgement, result: StudyResult | None = None
-) -> list[str]:
+def reasons_of(judgement: Judgement, result: StudyResult | None = None) -> list[str]:
     """Returns the sentences of the rulings that decided a judgement, each once; those on images before the others.
 
     A reason that several rulings share is said once, with what they are about. Of several rules on one property, such
@@ -28,9 +26,7 @@ def reasons_of(
     reasons = []
     covered: set[str] = set()
     for cause, rulings in _by_cause(judgement).items():
-        properties = {
-            _property_of(ruling) for ruling in rulings if ruling.metric
-        }
+        properties = {_property_of(ruling) for ruling in rulings if ruling.metric}
         if properties and properties <= covered:
             continue
         covered |= properties
@@ -106,9 +102,7 @@ def worst_prompt(
         return ""
     values = _badness_by_prompt(ruling, judgement, result)
     known = [
-        (value, number)
-        for number, value in enumerate(values)
-        if value is not None
+        (value, number) for number, value in enumerate(values) if value is not None
     ]
     if not known:
         return ""
@@ -136,8 +130,7 @@ def _badness_by_prompt(
             break
     image_property = PROPERTIES.get(family(ruling.metric))
     scores = {
-        variant.name: variant.quality.get(ruling.metric)
-        for variant in result.variants
+        variant.name: variant.quality.get(ruling.metric) for variant in result.variants
     }
     candidate = scores.get(judgement.candidate)
     reference = scores.get(judgement.reference)

@@ -162,9 +162,7 @@ def _figures_of(
         )
 
 
-def _figures_in(
-    table: PublishedTable, row: Row, column: int
-) -> Iterator[_Figure]:
+def _figures_in(table: PublishedTable, row: Row, column: int) -> Iterator[_Figure]:
     """Yields a table's figures of one comparison on one card."""
     speedup = _speedup(table, row, column)
     if speedup is not None:
@@ -272,9 +270,7 @@ def _judged(
         verdict = Reproduction.NOT_COMPARABLE
         reason = f"not measured at {table.shape}"
     else:
-        verdict, reason = _verdict(
-            result, published, at_shape, figure, measured, gpu
-        )
+        verdict, reason = _verdict(result, published, at_shape, figure, measured, gpu)
     return PublishedClaim(
         variant=row.variant.name,
         reference="" if figure.measure == MEMORY else row.reference,
@@ -351,9 +347,7 @@ def _differing(result: StudyResult, setup: PublishedSetup) -> list[str]:
     return differing
 
 
-def _not_run(
-    result: StudyResult, row: Row, figure: _Figure
-) -> _Reasoned | None:
+def _not_run(result: StudyResult, row: Row, figure: _Figure) -> _Reasoned | None:
     """Returns why one of the sides has no figure here; running out of memory may be what the article reports, too."""
     sides = [row.variant]
     if figure.measure != MEMORY:
@@ -366,9 +360,7 @@ def _not_run(
         if side.status is Status.OK:
             continue
         reason = _failure_text(side)
-        reasons.append(
-            reason if side is row.variant else f"{side.name}: {reason}"
-        )
+        reasons.append(reason if side is row.variant else f"{side.name}: {reason}")
     if not reasons:
         return None
     return Reproduction.NOT_RUN, "; ".join(reasons)
@@ -381,9 +373,7 @@ def _failure_text(variant: VariantResult) -> str:
     return f"{variant.status} ({reason})" if reason else str(variant.status)
 
 
-def _compared(
-    measure: str, published: Printed, measured: Interval | None
-) -> _Reasoned:
+def _compared(measure: str, published: Printed, measured: Interval | None) -> _Reasoned:
     """Returns whether a published figure lies in the measured interval, widened by its rounding, or is exceeded."""
     if measured is None:
         return Reproduction.NOT_RUN, "it was not measured"

@@ -113,14 +113,10 @@ def _times(
     figures["latency/cold_start_s"] = _median(
         samples.cold_start_s for samples in shapes
     )
-    figures["latency/compile_s"] = _median(
-        samples.compile_s for samples in shapes
-    )
+    figures["latency/compile_s"] = _median(samples.compile_s for samples in shapes)
     figures |= _of_time(row, estimator)
     figures["compile/graphs"] = _median(samples.graphs for samples in shapes)
-    figures["compile/recompiles"] = _median(
-        samples.recompiles for samples in shapes
-    )
+    figures["compile/recompiles"] = _median(samples.recompiles for samples in shapes)
     return figures
 
 
@@ -141,9 +137,7 @@ def _of_time(
     figures["throughput/images_per_s"] = images / time.estimate
     price = row.variant.config.hardware.price_per_hour
     if price is not None:
-        figures["cost/per_1000_images"] = (
-            1000 * price / 3600 * time.estimate / images
-        )
+        figures["cost/per_1000_images"] = 1000 * price / 3600 * time.estimate / images
     return figures
 
 
@@ -251,21 +245,15 @@ def _interference(variant: VariantResult) -> Figures:
     for measurement in variant.measurements:
         calls += measurement.shapes[0].calls
     shares = [call.disturbed for call in calls if call.disturbed is not None]
-    causes = [
-        call.interference for call in calls if call.interference is not None
-    ]
+    causes = [call.interference for call in calls if call.interference is not None]
     if not shares:
         return {}
     return {
         "interference/mean": float(np.mean(shares)),
         "interference/worst": max(shares),
         "interference/calls_left_out": sum(call.left_out for call in calls),
-        "interference/major_faults": sum(
-            cause.major_faults for cause in causes
-        ),
-        "interference/switched_out": sum(
-            cause.switched_out for cause in causes
-        ),
+        "interference/major_faults": sum(cause.major_faults for cause in causes),
+        "interference/switched_out": sum(cause.switched_out for cause in causes),
         "interference/cpu_mhz": _median(cause.cpu_mhz for cause in causes),
     }
 

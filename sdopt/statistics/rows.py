@@ -153,9 +153,7 @@ class Row:
             return None
         low = None if time.low is None else time.low / images
         high = None if time.high is None else time.high / images
-        return replace(
-            time, estimate=time.estimate / images, low=low, high=high
-        )
+        return replace(time, estimate=time.estimate / images, low=low, high=high)
 
     @property
     def time(self) -> Interval | None:
@@ -168,9 +166,7 @@ class Row:
 
         They are those of one image where times are shown per image.
         """
-        steps = (
-            self.variant.denoiser_calls or self.variant.config.workload.steps
-        )
+        steps = self.variant.denoiser_calls or self.variant.config.workload.steps
         images = self.images_per_call if self.per_image else 1
         times: dict[str, float] = {}
         for stage, value in self.stages_ms.items():
@@ -191,11 +187,7 @@ class Row:
     @property
     def distance(self) -> tuple[str, str]:
         """The metric of image pairs that is read first, and its figure; "" twice where there is none."""
-        if (
-            self.comparison is None
-            or not self.comparison.quality
-            or self.is_step
-        ):
+        if self.comparison is None or not self.comparison.quality or self.is_step:
             return "", ""
         quality = self.comparison.quality
         metric = PSNR if PSNR in quality else next(iter(quality))
@@ -212,18 +204,12 @@ class Row:
     @property
     def speedup(self) -> Ratio | None:
         """Its speed-up over the baseline, at the main shape; None where it was not timed."""
-        return (
-            self.over_baseline.get(SPEEDUP.name) if self.status.timed else None
-        )
+        return self.over_baseline.get(SPEEDUP.name) if self.status.timed else None
 
     @property
     def memory(self) -> Ratio | None:
         """Its memory over that of the baseline, at the main shape; None where it was not measured."""
-        return (
-            self.over_baseline.get(MEMORY_RATIO.name)
-            if self.status.timed
-            else None
-        )
+        return self.over_baseline.get(MEMORY_RATIO.name) if self.status.timed else None
 
     @property
     def speedup_beside(self) -> Ratio | None:
@@ -263,11 +249,7 @@ class Row:
 
     @property
     def _judged_gains(self) -> Sequence[str]:
-        return (
-            ()
-            if self.judgement is None or self.is_step
-            else self.judgement.gains
-        )
+        return () if self.judgement is None or self.is_step else self.judgement.gains
 
     # Verdicts.
 
@@ -288,6 +270,4 @@ class Row:
         if ratio is None:
             return ""
         beside = "beside" if self.leaves_out else "on top of"
-        return (
-            f"{ratio.text}{unit_text(self.per_image)} {beside} {self.reference}"
-        )
+        return f"{ratio.text}{unit_text(self.per_image)} {beside} {self.reference}"

@@ -63,9 +63,7 @@ PROPERTIES = {
         "have {} less fine detail", "have {} more fine detail", percent_text
     ),
     "ssim": _Property("are {} less alike", "are {} more alike", _number),
-    "psnr_db": _Property(
-        "are {} dB less alike", "are {} dB more alike", _number
-    ),
+    "psnr_db": _Property("are {} dB less alike", "are {} dB more alike", _number),
     "clip_score": _Property(
         "fit their prompts less (CLIP score {} lower)",
         "fit more (CLIP score {} higher)",
@@ -130,9 +128,7 @@ def _slower(factor: float) -> str:
 
 def _gains_less(factor: float) -> str:
     if factor < 1:
-        return (
-            f"gains {percent_text(1 / factor - 1)} less over its own baseline"
-        )
+        return f"gains {percent_text(1 / factor - 1)} less over its own baseline"
     return f"gains {percent_text(factor - 1)} more over its own baseline"
 
 

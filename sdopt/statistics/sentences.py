@@ -101,9 +101,7 @@ def unconfirmed(
 
 def _disturbed(row: Row) -> bool:
     rulings = row.judgement.rulings if row.judgement else []
-    verdicts = [
-        ruling.verdict for ruling in rulings if ruling.rule == UNDISTURBED
-    ]
+    verdicts = [ruling.verdict for ruling in rulings if ruling.rule == UNDISTURBED]
     return any(verdict is not Verdict.PASS for verdict in verdicts)
 
 
@@ -126,7 +124,9 @@ def _reservations(result: StudyResult) -> str:
             )
         apart = variant.files_apart(baseline)
         if apart:
-            text += f"{variant.name}: {apart}: what a format loses counts as a difference. "
+            text += (
+                f"{variant.name}: {apart}: what a format loses counts as a difference. "
+            )
     return text
 
 
@@ -230,9 +230,7 @@ def _speedups_text(row: Row) -> str:
     for at_shape in row.shapes:
         ratio = at_shape.over_baseline.get(SPEEDUP.name)
         if ratio:
-            speedups.append(
-                f"{ratio.interval.estimate:.2f}× at {at_shape.shape}"
-            )
+            speedups.append(f"{ratio.interval.estimate:.2f}× at {at_shape.shape}")
     return "; ".join(speedups)
 
 

@@ -14,9 +14,7 @@ _EARLY = 4
 
 def is_settled(result: StudyResult, candidate: VariantResult) -> bool:
     """Returns whether a candidate is faster or slower than each reference, at every shape, by more than chance."""
-    edges = [
-        edge for edge in result.comparisons if edge.candidate == candidate.name
-    ]
+    edges = [edge for edge in result.comparisons if edge.candidate == candidate.name]
     if not edges or any(
         edge.reference == candidate.name for edge in result.comparisons
     ):
@@ -30,9 +28,7 @@ def is_settled(result: StudyResult, candidate: VariantResult) -> bool:
     return True
 
 
-def _differs(
-    result: StudyResult, candidate_name: str, reference_name: str
-) -> bool:
+def _differs(result: StudyResult, candidate_name: str, reference_name: str) -> bool:
     reference = result.variant(reference_name)
     speedup = log_speedup(result.variant(candidate_name), reference)
     control = result.control
@@ -44,8 +40,4 @@ def _differs(
     smallest, _ = smallest_change(SPEEDUP, result.config.protocol, reference)
     clear = interval.low > smallest or interval.high < 1 / smallest
     by_chance = floor(control, result.variant(result.baseline))
-    return (
-        clear
-        and by_chance is not None
-        and exceeds(interval.estimate, by_chance)
-    )
+    return clear and by_chance is not None and exceeds(interval.estimate, by_chance)

@@ -125,9 +125,7 @@ def _judged(
     row = replace(
         first,
         option=_option_of(first, result.baseline),
-        decision=worst_of(
-            decision_of(judgement.verdict) for judgement in judgements
-        ),
+        decision=worst_of(decision_of(judgement.verdict) for judgement in judgements),
         steps=tuple(_step(result, step) for step in steps),
     )
     if row.status in (Status.OK, Status.NOT_ENGAGED):
@@ -217,9 +215,7 @@ def images_of(row: Row) -> Images:
     if row.judgement is None:
         return Images.NOT_JUDGED
     verdicts = {
-        ruling.verdict
-        for ruling in row.judgement.rulings
-        if _is_on_images(ruling)
+        ruling.verdict for ruling in row.judgement.rulings if _is_on_images(ruling)
     }
     if Verdict.FAIL in verdicts:
         return Images.WORSE

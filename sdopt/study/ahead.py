@@ -104,14 +104,20 @@ class Ahead:
         """Returns the seconds of one round of some processes."""
         return sum(self._call_or_baseline_s(process) for process in processes)
 
-    def seconds(self, extent: Extent, without: Sequence[VariantProcess] = ()) -> float | None:
+    def seconds(
+        self, extent: Extent, without: Sequence[VariantProcess] = ()
+    ) -> float | None:
         """Returns the seconds until the command ends; None while nothing is known.
 
         Args:
             extent: how much is still to be done.
             without: processes that are left out.
         """
-        processes = [p for p in self._session.processes if p.active and not any(p is other for other in without)]
+        processes = [
+            p
+            for p in self._session.processes
+            if p.active and not any(p is other for other in without)
+        ]
         if not any(self.call_s(process) for process in self._session.processes):
             return None
         found = self.report_s + self._programs_s(processes, extent)
@@ -128,10 +134,22 @@ class Ahead:
     def _blocks_s(self, processes: Sequence[VariantProcess], rounds: int) -> float:
         """Returns the seconds of loading each process again, and of the passes of the baseline between blocks."""
         calls = 1 + self._study.warmup
-        waiting = [process for process in processes if process.timed and not process.measurement.complete]
-        baseline_s = next((self._call_or_baseline_s(p) for p in processes if self._is_baseline(p)), 0.0)
-        load_s = max((m.load_s or 0.0 for p in processes for m in p.row.measurements), default=0.0)
-        again_s = sum(calls * self._call_or_baseline_s(process) + load_s for process in waiting)
+        waiting = [
+            process
+            for process in processes
+            if process.timed and not process.measurement.complete
+        ]
+        baseline_s = next(
+            (self._call_or_baseline_s(p) for p in processes if self._is_baseline(p)),
+            0.0,
+        )
+        load_s = max(
+            (m.load_s or 0.0 for p in processes for m in p.row.measurements),
+            default=0.0,
+        )
+        again_s = sum(
+            calls * self._call_or_baseline_s(process) + load_s for process in waiting
+        )
         return again_s + len(waiting) * ((calls + rounds) * baseline_s + load_s)
 
     def _is_baseline(self, process: VariantProcess) -> bool:
@@ -146,9 +164,13 @@ class Ahead:
         """Returns the seconds of the programs that reports hand out, those of the fastest variants first."""
         if self._study.protocol.programs_s == 0:
             return 0.0
-        candidates = [p for p in processes if p.first and p.row in self._session.result.candidates]
+        candidates = [
+            p for p in processes if p.first and p.row in self._session.result.candidates
+        ]
         seconds = sorted(
-            _PROGRAM_S + (process.measurement.load_s or 0.0) + self._call_or_baseline_s(process)
+            _PROGRAM_S
+            + (process.measurement.load_s or 0.0)
+            + self._call_or_baseline_s(process)
             for process in candidates
         )
         return _COMMANDS_S + sum(seconds[: extent.programs])
@@ -157,20 +179,42 @@ class Ahead:
         own = self.call_s(process)
         if own is not None:
             return own
-        return next((s for p in self._session.processes if (s := self.call_s(p)) is not None), 0.0)
+        return next(
+            (s for p in self._session.processes if (s := self.call_s(p)) is not None),
+            0.0,
+        )
 
     def _preparing_s(self, process: VariantProcess) -> float:
         """Returns the seconds of loading, the first call, the warm-up and the discarded round, as far as ahead."""
-        samples, call_s = process.measurement.shapes[0], self._call_or_baseline_s(process)
+        samples, call_s = (
+            process.measurement.shapes[0],
+            self._call_or_baseline_s(process),
+        )
         together = 1 if process.first else self._study.sharing.processes
         calls_together = 1 if process.first else self._study.sharing.calls
         found = 0.0
-        if process.running is None and not samples.calls and not process.measurement.complete:
-            loads = [m.load_s for row in self._session.result.variants for m in row.measurements if m.load_s]
+        if (
+            process.running is None
+            and not samples.calls
+            and not process.measurement.complete
+        ):
+            loads = [
+                m.load_s
+                for row in self._session.result.variants
+                for m in row.measurements
+                if m.load_s
+            ]
             own = [m.load_s for m in process.row.measurements if m.load_s]
             load_s = (own or [sum(loads) / len(loads)] if loads else [0.0])[0]
-            found += load_s / together + max(1, self._study.warmup) * call_s / calls_together
-        if process.timed and not samples.calls and not samples.discarded_s and self._session.interleaved:
+            found += (
+                load_s / together + max(1, self._study.warmup) * call_s / calls_together
+            )
+        if (
+            process.timed
+            and not samples.calls
+            and not samples.discarded_s
+            and self._session.interleaved
+        ):
             found += call_s / self._study.sharing.calls
         return found
 
@@ -185,18 +229,30 @@ class Ahead:
         if not process.first:
             return found
         if extent.stages:
-            found += max(study.protocol.stage_calls, int(study.quality.metrics)) * call_s
+            found += (
+                max(study.protocol.stage_calls, int(study.quality.metrics)) * call_s
+            )
         main_s = call_s / len(study.shapes)
         draw = draw_of(process.variant, study.drawing_batch)
         batched = _BATCHED if study.machine.has_vectors else _BATCHED_BY_ONE
         image_s = main_s * (batched if draw.batch_size >= _BATCH else 1.0)
         if process.row.is_control and study.quality.metrics:
-            floors = study.quality.floor_prompts if extent.floor_prompts is None else extent.floor_prompts
+            floors = (
+                study.quality.floor_prompts
+                if extent.floor_prompts is None
+                else extent.floor_prompts
+            )
             # In the other batch and number of threads, then from other noise.
             return found + floors * main_s + _filled(floors, draw) * image_s
-        prompts = len(draw.prompts) if extent.prompts is None else min(extent.prompts, len(draw.prompts))
+        prompts = (
+            len(draw.prompts)
+            if extent.prompts is None
+            else min(extent.prompts, len(draw.prompts))
+        )
         timed = self._session.timed_images.ahead(prompts)
-        return found + _filled(prompts - timed, draw) * image_s / study.sharing.processes
+        return (
+            found + _filled(prompts - timed, draw) * image_s / study.sharing.processes
+        )
 
 
 def _filled(prompts: int, draw: Draw) -> int:
@@ -206,7 +262,9 @@ def _filled(prompts: int, draw: Draw) -> int:
 
 def _latest_s(samples: ShapeSamples) -> float | None:
     """Returns the seconds of the last warm call, or else of the first one without its compile time."""
-    times = samples.latency_s or samples.discarded_s or samples.warmup_s or samples.trial_s
+    times = (
+        samples.latency_s or samples.discarded_s or samples.warmup_s or samples.trial_s
+    )
     if times:
         return times[-1]
     if samples.cold_start_s is None:

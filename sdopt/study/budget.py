@@ -77,7 +77,13 @@ class Spending:
         return self._few(_FEW_PROMPTS, _FEW_FLOORS)
 
     def _few(self, prompts: int, floors: int) -> Extent:
-        return Extent(1, prompts, min(floors, self._study.quality.floor_prompts), evidence=False, programs=1)
+        return Extent(
+            1,
+            prompts,
+            min(floors, self._study.quality.floor_prompts),
+            evidence=False,
+            programs=1,
+        )
 
     def _fits(self, extent: Extent, without: Sequence[VariantProcess] = ()) -> bool:
         seconds = self._ahead.seconds(extent, without)
@@ -98,20 +104,36 @@ class Spending:
             return
         session = self._session
         first = min(process.measurement.replicate for process in session.processes)
-        rows = {id(p.row): p.row for p in session.processes if p.active and p.row in session.result.candidates}
+        rows = {
+            id(p.row): p.row
+            for p in session.processes
+            if p.active and p.row in session.result.candidates
+        }
         calls_s = {
-            p.row.name: self._ahead.call_s(p) or 0.0 for p in session.processes if p.measurement.replicate == first
+            p.row.name: self._ahead.call_s(p) or 0.0
+            for p in session.processes
+            if p.measurement.replicate == first
         }
         without: list[VariantProcess] = []
-        slowest_first = sorted(rows.values(), key=lambda row: -calls_s.get(row.name, 0.0))
+        slowest_first = sorted(
+            rows.values(), key=lambda row: -calls_s.get(row.name, 0.0)
+        )
         for row in slowest_first[:-1]:
-            further = [p for p in session.processes if p.row is row and p.measurement.replicate != first]
+            further = [
+                p
+                for p in session.processes
+                if p.row is row and p.measurement.replicate != first
+            ]
             without += further
             for process in further:
                 process.active = False
             left_out = [process.measurement for process in further]
-            row.measurements = [m for m in row.measurements if not any(m is other for other in left_out)]
-            self._record.processes[row.name] = len({m.replicate for m in row.measurements})
+            row.measurements = [
+                m for m in row.measurements if not any(m is other for other in left_out)
+            ]
+            self._record.processes[row.name] = len(
+                {m.replicate for m in row.measurements}
+            )
             if self._fits_at_least():
                 return
 
@@ -128,7 +150,11 @@ class Spending:
     def rounds_that_fit(self) -> int:
         """Returns how many rounds there is time for, at least one, where all rounds of a process follow each other."""
         rounds = self._session.rounds
-        while self.limited and rounds > 1 and not self._fits(replace(self._some, rounds=rounds)):
+        while (
+            self.limited
+            and rounds > 1
+            and not self._fits(replace(self._some, rounds=rounds))
+        ):
             rounds -= 1
         if rounds < self._session.rounds:
             self._record.rounds = rounds
@@ -136,11 +162,17 @@ class Spending:
 
     def settle(self, number: int) -> None:
         """Notes which variants are shown to be faster or slower: no further round is spent on them."""
-        if not self.limited or number >= self._session.rounds or self._session.study.plan.factors:
+        if (
+            not self.limited
+            or number >= self._session.rounds
+            or self._session.study.plan.factors
+        ):
             return
         result, settled = self._session.result, self._session.settled
         for row in result.candidates:
-            is_open = row.name not in settled and any(p.row is row for p in self._session.timed)
+            is_open = row.name not in settled and any(
+                p.row is row for p in self._session.timed
+            )
             if is_open and is_settled(result, row):
                 settled.add(row.name)
                 self._pace.restart()
@@ -156,14 +188,25 @@ class Spending:
             replace(least, prompts=None, stages=True, programs=None),
             replace(least, prompts=None, stages=True),
         ]
-        most = max((len(p.variant.pictured) for p in self._session.processes), default=0)
+        most = max(
+            (len(p.variant.pictured) for p in self._session.processes), default=0
+        )
         if least.prompts is not None:
-            steps += [replace(least, prompts=prompts, stages=True) for prompts in range(most, least.prompts - 1, -1)]
+            steps += [
+                replace(least, prompts=prompts, stages=True)
+                for prompts in range(most, least.prompts - 1, -1)
+            ]
         extent = next(filter(self._fits, steps), least)
         record, floors = self._record, self._study.quality.floor_prompts
         record.evidence, record.stages = extent.evidence, extent.stages
-        record.prompts = extent.prompts if extent.prompts is not None and extent.prompts < most else None
-        fewer_floors = extent.floor_prompts is not None and extent.floor_prompts < floors
+        record.prompts = (
+            extent.prompts
+            if extent.prompts is not None and extent.prompts < most
+            else None
+        )
+        fewer_floors = (
+            extent.floor_prompts is not None and extent.floor_prompts < floors
+        )
         record.floor_prompts = extent.floor_prompts if fewer_floors else None
 
     def foretell(self) -> None:
@@ -175,7 +218,11 @@ class Spending:
             if self._limit_s is None:
                 self._study.progress.tell_if_long(seconds)
         if self._limit_s is not None:
-            seconds = max(0.0, self._left_s) if seconds is None else min(seconds, max(0.0, self._left_s))
+            seconds = (
+                max(0.0, self._left_s)
+                if seconds is None
+                else min(seconds, max(0.0, self._left_s))
+            )
         if seconds is not None:
             self._study.progress.expect(seconds)
 

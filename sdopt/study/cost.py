@@ -49,18 +49,28 @@ class StudyCost:
     """Bytes that are not in the local cache, by repository of the hub."""
 
 
-def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protocol: Protocol, batch: int | None) -> int:
+def calls_ahead(
+    variants: Sequence[Variant],
+    processes: int,
+    rounds: int,
+    protocol: Protocol,
+    batch: int | None,
+) -> int:
     """Returns how many calls of the pipeline a session makes: timed ones, those around them, and those for images.
 
     `variants` take part, the repeated baseline among them, by `processes` in all; `batch` is that of the quality pass.
     """
     # Loading; at each shape the cold start, the warm-up with the discarded round, and the evidence.
-    calls_per_process = 1 + len(variants[0].shapes) * (2 + max(1, warmup_calls(variants, protocol)) + rounds)
+    calls_per_process = 1 + len(variants[0].shapes) * (
+        2 + max(1, warmup_calls(variants, protocol)) + rounds
+    )
     drawn = sum(draw_of(variant, batch).calls for variant in variants)
     return processes * calls_per_process + len(variants) * protocol.stage_calls + drawn
 
 
-def cost_of(variants: Sequence[Variant], result: StudyResult, records: Path) -> StudyCost:
+def cost_of(
+    variants: Sequence[Variant], result: StudyResult, records: Path
+) -> StudyCost:
     """Returns the expected cost of a study whose baseline is the first of `variants` and, once more, their last.
 
     `result` is its plan, and `records` the folder that holds earlier results.
@@ -68,10 +78,16 @@ def cost_of(variants: Sequence[Variant], result: StudyResult, records: Path) -> 
     config = result.config
     processes = len(variants) * config.replicates
     batch = drawing_batch(variants, config.quality.batch_size, config.gate.judges)
-    calls = calls_ahead(variants, processes, config.protocol.rounds, config.protocol, batch)
+    calls = calls_ahead(
+        variants, processes, config.protocol.rounds, config.protocol, batch
+    )
     models = dict.fromkeys(variant.model for variant in variants)
     fetched = [base_of(model) if is_transformer(model) else model for model in models]
-    downloads = {str(model.hub_id): download_bytes(model) for model in fetched if model.weights == "hub"}
+    downloads = {
+        str(model.hub_id): download_bytes(model)
+        for model in fetched
+        if model.weights == "hub"
+    }
     earlier = _earlier(result, records)
     if earlier is None:
         weights = _weights_gib(config.model)
@@ -82,12 +98,24 @@ def cost_of(variants: Sequence[Variant], result: StudyResult, records: Path) -> 
     found, folder = earlier
     baseline = found.variant(found.baseline)
     # Each shape is called equally often.
-    at_shapes = [latency(baseline.at(shape_index), "median", 0.95) for shape_index in range(len(found.shapes))]
+    at_shapes = [
+        latency(baseline.at(shape_index), "median", 0.95)
+        for shape_index in range(len(found.shapes))
+    ]
     mean = float(np.mean([call.estimate for call in at_shapes if call is not None]))
     one_call = mean * config.workload.steps / found.config.workload.steps
-    load = float(np.median([m.load_s for m in baseline.measurements if m.load_s is not None] or [0.0]))
+    load = float(
+        np.median(
+            [m.load_s for m in baseline.measurements if m.load_s is not None] or [0.0]
+        )
+    )
     return StudyCost(
-        processes, calls, calls * one_call + processes * load, peak_memory_gib(baseline), f"from {folder}", downloads
+        processes,
+        calls,
+        calls * one_call + processes * load,
+        peak_memory_gib(baseline),
+        f"from {folder}",
+        downloads,
     )
 
 
@@ -95,14 +123,22 @@ def _earlier(result: StudyResult, records: Path) -> tuple[StudyResult, Path] | N
     """Returns the newest finished result of the same work on the same device, with its folder."""
     for found, folder in newest_results(records):
         baseline = found.variant(found.baseline)
-        if _work(found) == _work(result) and baseline.status.measured and latency(baseline, "median", 0.95):
+        if (
+            _work(found) == _work(result)
+            and baseline.status.measured
+            and latency(baseline, "median", 0.95)
+        ):
             return found, folder
     return None
 
 
 def newest_results(records: Path) -> Iterator[tuple[StudyResult, Path]]:
     """Yields the newest results below a folder, with their folders; those that cannot be read are passed over."""
-    files = sorted(records.glob("**/result.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    files = sorted(
+        records.glob("**/result.json"),
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )
     for file in files[:_NEWEST]:
         try:
             yield read_result(file), file.parent
@@ -114,12 +150,22 @@ def _work(result: StudyResult) -> tuple[object, ...]:
     config: RecordedConfig = result.config
     images = config.workload.images_per_prompt
     threads = config.hardware.threads
-    return result.environment.device["name"], config.model, config.shapes, images, config.task.kind, threads
+    return (
+        result.environment.device["name"],
+        config.model,
+        config.shapes,
+        images,
+        config.task.kind,
+        threads,
+    )
 
 
 def _weights_gib(model: Model) -> float | None:
     """Returns the size of local weights as they are stored; None where they are not local, or random."""
-    folder = {"packaged": PACKAGED / model.name, "path": Path(str(model.path)).expanduser()}.get(model.weights)
+    folder = {
+        "packaged": PACKAGED / model.name,
+        "path": Path(str(model.path)).expanduser(),
+    }.get(model.weights)
     if folder is None:
         return None
     files = [folder] if folder.is_file() else list(folder.rglob("*.safetensors"))

@@ -48,7 +48,9 @@ class Plan:
 class Composer(Protocol):
     """Makes variants from the job's own configuration."""
 
-    def variant(self, name: str | None, overrides: Sequence[str] = (), plain: bool = False) -> Variant:
+    def variant(
+        self, name: str | None, overrides: Sequence[str] = (), plain: bool = False
+    ) -> Variant:
         """Composes a variant from the job's overrides and then `overrides`.
 
         Options of one group replace what the job chose there. Within `overrides`, options of one axis replace each
@@ -110,7 +112,10 @@ class Pair(Design):
         if candidate.config == baseline.config:
             # A sweep's grid may contain the baseline itself: then only the repeated baseline is compared.
             return Plan((baseline,), ())
-        return Plan((baseline, candidate), (Edge(candidate.name, BASELINE, credit(candidate, baseline)),))
+        return Plan(
+            (baseline, candidate),
+            (Edge(candidate.name, BASELINE, credit(candidate, baseline)),),
+        )
 
 
 @dataclass(frozen=True)
@@ -126,8 +131,13 @@ class OneAtATime(Design):
     def plan(self, composer: Composer) -> Plan:
         baseline = composer.variant(BASELINE, plain=True)
         options = _overrides(_expanded(composer, self.options), "one_at_a_time")
-        variants = [composer.variant(_name(option), [option], plain=True) for option in options]
-        return Plan((baseline, *variants), tuple(Edge(v.name, BASELINE, v.name) for v in variants))
+        variants = [
+            composer.variant(_name(option), [option], plain=True) for option in options
+        ]
+        return Plan(
+            (baseline, *variants),
+            tuple(Edge(v.name, BASELINE, v.name) for v in variants),
+        )
 
 
 @dataclass(frozen=True)
@@ -143,7 +153,8 @@ class Cumulative(Design):
         options = _overrides(self.options, "cumulative")
         steps = [composer.variant(BASELINE, plain=True)]
         steps += [
-            composer.variant(f"+ {_name(option)}", options[: n + 1], plain=True) for n, option in enumerate(options)
+            composer.variant(f"+ {_name(option)}", options[: n + 1], plain=True)
+            for n, option in enumerate(options)
         ]
         edges = [
             Edge(now.name, before.name, _name(option))
@@ -168,11 +179,28 @@ class Factorial(Design):
     def plan(self, composer: Composer) -> Plan:
         options = _overrides(_expanded(composer, self.options), "factorial")
         for group in filter(_is_group, self.options):
-            if len({axis for option in composer.options(group) for axis in composer.axes(option)}) > 1:
-                raise UsageError(f"study.options: '{group}' is a group whose options combine; name those to try")
+            if (
+                len(
+                    {
+                        axis
+                        for option in composer.options(group)
+                        for axis in composer.axes(option)
+                    }
+                )
+                > 1
+            ):
+                raise UsageError(
+                    f"study.options: '{group}' is a group whose options combine; name those to try"
+                )
         levels = self._levels(composer, options)
-        cells = [[option for option in cell if option] for cell in product(*([None, *rivals] for rivals in levels))]
-        variants = [composer.variant(", ".join(map(_name, cell)) or BASELINE, cell, plain=True) for cell in cells]
+        cells = [
+            [option for option in cell if option]
+            for cell in product(*([None, *rivals] for rivals in levels))
+        ]
+        variants = [
+            composer.variant(", ".join(map(_name, cell)) or BASELINE, cell, plain=True)
+            for cell in cells
+        ]
         edges = [Edge(variant.name, BASELINE, variant.name) for variant in variants[1:]]
         return Plan(tuple(variants), tuple(edges), tuple(map(_name, options)))
 
@@ -183,7 +211,9 @@ class Factorial(Design):
         for option in options:
             axes = composer.axes(option)
             if "." in option.partition("=")[0]:
-                problems.append(f"study.options: '{option}' sets a key; study=factorial takes only options of a group")
+                problems.append(
+                    f"study.options: '{option}' sets a key; study=factorial takes only options of a group"
+                )
             elif len(axes) != 1:
                 problems.append(
                     f"study.options: '{option}' is {len(axes)} options; study=factorial takes them one by one"
@@ -211,10 +241,19 @@ class LeaveOneOut(Design):
             raise UsageError(
                 "study=leave_one_out: choose at least two options, as in layout=channels_last precision=bf16"
             )
-        baseline, full = composer.variant(BASELINE, plain=True), composer.variant("full")
-        left = [composer.variant(f"without {option}", [composer.without(option)]) for option in options]
+        baseline, full = (
+            composer.variant(BASELINE, plain=True),
+            composer.variant("full"),
+        )
+        left = [
+            composer.variant(f"without {option}", [composer.without(option)])
+            for option in options
+        ]
         edges = [Edge(full.name, BASELINE, credit(full, baseline))]
-        edges += [Edge(variant.name, full.name, option) for option, variant in zip(options, left, strict=True)]
+        edges += [
+            Edge(variant.name, full.name, option)
+            for option, variant in zip(options, left, strict=True)
+        ]
         return Plan((baseline, full, *left), tuple(edges))
 
 
@@ -242,15 +281,28 @@ class Explicit(Design):
         written = self.variants or {}
         names = list(written)
         if not names:
-            raise UsageError("study.variants: study=explicit needs at least one variant, as {name: [overrides]}")
+            raise UsageError(
+                "study.variants: study=explicit needs at least one variant, as {name: [overrides]}"
+            )
         problems = [
-            f"study.variants: '{name}': a variant's name {wrong}" for name in names if (wrong := wrong_label(name))
+            f"study.variants: '{name}': a variant's name {wrong}"
+            for name in names
+            if (wrong := wrong_label(name))
         ]
         if CONTROL in names:
-            problems.append(f"study.variants: '{CONTROL}' is the name of the second baseline; choose another")
+            problems.append(
+                f"study.variants: '{CONTROL}' is the name of the second baseline; choose another"
+            )
         unknown = [name for name in self.only if name not in names]
-        problems += [f"study.only: no variant '{name}'; choose from {', '.join(names)}" for name in unknown]
-        problems += [f"study.edges: {problem}" for edge in self.edges for problem in _problems_of(edge, names)]
+        problems += [
+            f"study.only: no variant '{name}'; choose from {', '.join(names)}"
+            for name in unknown
+        ]
+        problems += [
+            f"study.edges: {problem}"
+            for edge in self.edges
+            for problem in _problems_of(edge, names)
+        ]
         variants = {}
         for name in [name for name in names if name in (self.only or names)]:
             try:
@@ -264,7 +316,11 @@ class Explicit(Design):
         return Plan(
             tuple(variants.values()),
             tuple(
-                Edge(e.candidate, e.reference, e.credit or credit(variants[e.candidate], variants[e.reference]))
+                Edge(
+                    e.candidate,
+                    e.reference,
+                    e.credit or credit(variants[e.candidate], variants[e.reference]),
+                )
                 for e in self._edges_of(list(variants))
             ),
         )
@@ -272,24 +328,37 @@ class Explicit(Design):
     def _edges_of(self, names: list[str]) -> list[ExplicitEdge]:
         """Returns the comparisons among some of the variants."""
         first, *others = names
-        edges = [edge for edge in self.edges if edge.candidate in others and edge.reference in names]
+        edges = [
+            edge
+            for edge in self.edges
+            if edge.candidate in others and edge.reference in names
+        ]
         if self.edges and not self.only:
             return edges
         compared = {edge.candidate for edge in edges}
-        return edges + [ExplicitEdge(name, first) for name in others if name not in compared]
+        return edges + [
+            ExplicitEdge(name, first) for name in others if name not in compared
+        ]
 
 
 def _problems_of(edge: ExplicitEdge, variants: list[str]) -> list[str]:
     """Returns why an edge between two of the variants is not possible; the first variant is the baseline."""
-    unknown = [name for name in (edge.candidate, edge.reference) if name not in variants]
+    unknown = [
+        name for name in (edge.candidate, edge.reference) if name not in variants
+    ]
     if unknown:
-        return [f"no variant '{name}'; choose from {', '.join(variants)}" for name in unknown]
+        return [
+            f"no variant '{name}'; choose from {', '.join(variants)}"
+            for name in unknown
+        ]
     if edge.candidate == edge.reference:
         return [f"'{edge.candidate}' is compared with itself; name another one"]
     if edge.candidate == variants[0]:
         # The baseline's options are on both sides of every comparison, so they cannot be a candidate's gain.
         turned = f"{{candidate: {edge.reference}, reference: {edge.candidate}}}"
-        return [f"'{edge.candidate}' is the baseline, the first variant, and no candidate: write {turned}"]
+        return [
+            f"'{edge.candidate}' is the baseline, the first variant, and no candidate: write {turned}"
+        ]
     return []
 
 
@@ -304,7 +373,14 @@ def _is_group(option: str) -> bool:
 
 def _expanded(composer: Composer, options: Sequence[str]) -> list[str]:
     """Returns options, with those of a group in the place of its name."""
-    return list(chain(*(composer.options(option) if _is_group(option) else [option] for option in options)))
+    return list(
+        chain(
+            *(
+                composer.options(option) if _is_group(option) else [option]
+                for option in options
+            )
+        )
+    )
 
 
 def _overrides(options: list[str], design: str) -> list[str]:
@@ -312,13 +388,20 @@ def _overrides(options: list[str], design: str) -> list[str]:
     overrides = [as_override(option) for option in options]
     if groups := [option for option in overrides if "=" not in option]:
         raise UsageError(
-            [f"study.options: '{group}' is no option; write group:option, as in precision:bf16" for group in groups]
+            [
+                f"study.options: '{group}' is no option; write group:option, as in precision:bf16"
+                for group in groups
+            ]
         )
     repeated = sorted({option for option in overrides if overrides.count(option) > 1})
     if not overrides:
-        raise UsageError(f"study.options: {design} needs them, as in study.options=[precision:bf16,attention:math]")
+        raise UsageError(
+            f"study.options: {design} needs them, as in study.options=[precision:bf16,attention:math]"
+        )
     if repeated:
-        raise UsageError([f"study.options: '{option}' is listed twice" for option in repeated])
+        raise UsageError(
+            [f"study.options: '{option}' is listed twice" for option in repeated]
+        )
     return overrides
 
 

@@ -32,7 +32,11 @@ class Inspection:
 
     def __init__(self, session: Session, group: Sequence[VariantProcess]) -> None:
         self._session, self._study = session, session.study
-        self._group = [process for process in group if process.takes_part and not process.measurement.complete]
+        self._group = [
+            process
+            for process in group
+            if process.takes_part and not process.measurement.complete
+        ]
 
     def take(self) -> None:
         """Takes the measurements; one that cannot be taken is noted, and fails no variant."""
@@ -41,12 +45,16 @@ class Inspection:
         first = [
             process
             for process in self._group
-            if process.first and not any(m.complete for m in process.row.measurements if not m.replicate)
+            if process.first
+            and not any(m.complete for m in process.row.measurements if not m.replicate)
         ]
         for process in first:
             self._take_totals(process)
         # The control's images are the baseline's. They are drawn in other ways, to measure the floors.
-        draw_images(self._session, [process for process in first if not (process.row.is_control and scored)])
+        draw_images(
+            self._session,
+            [process for process in first if not (process.row.is_control and scored)],
+        )
         # After the images, because the image of this call is compared with one of them: options may change over calls.
         for process in first:
             self._take_stages(process)
@@ -54,7 +62,9 @@ class Inspection:
         for process in self._group:
             if process.takes_part and not process.images and not process.pictures:
                 number = self._session.next_batch(process, 0, 0)
-                for _, call in self._ask([process], "timed calls", PipelineHost.time_once, 0, number):
+                for _, call in self._ask(
+                    [process], "timed calls", PipelineHost.time_once, 0, number
+                ):
                     process.images += [] if call.image is None else [call.image]
         # After every timing: on a GPU the profiler stays in the process and slows all later launches.
         self._take_evidence()
@@ -74,12 +84,17 @@ class Inspection:
         for number in range(max(timed, int(self._study.quality.metrics))):
             for _, found in self._ask([process], "stages", PipelineHost.time_stages):
                 stages = found.stages_s
-                process.row.denoiser_calls = len(stages.get("denoiser_step", [])) or process.row.denoiser_calls
+                process.row.denoiser_calls = (
+                    len(stages.get("denoiser_step", [])) or process.row.denoiser_calls
+                )
                 for stage, samples in stages.items() if number < timed else ():
                     process.measurement.stages_s.setdefault(stage, []).extend(samples)
                 if number < timed:
                     peaks = process.measurement.stages_gib
-                    peaks |= {stage: max(peak, peaks.get(stage, peak)) for stage, peak in found.stages_gib.items()}
+                    peaks |= {
+                        stage: max(peak, peaks.get(stage, peak))
+                        for stage, peak in found.stages_gib.items()
+                    }
                 process.images.append(found.image)
             self._study.progress.advance()
 
@@ -91,9 +106,14 @@ class Inspection:
                 process.measurement.spared = not process.first
         for shape_index in self._study.shapes:
             for part in batched(group, self._study.sharing.calls):
-                for process, found in self._ask(part, "evidence", PipelineHost.prove, shape_index):
+                for process, found in self._ask(
+                    part, "evidence", PipelineHost.prove, shape_index
+                ):
                     samples = process.measurement.shapes[shape_index]
-                    samples.evidence, samples.denoiser_busy_s = found.evidence, found.denoiser_busy_s
+                    samples.evidence, samples.denoiser_busy_s = (
+                        found.evidence,
+                        found.denoiser_busy_s,
+                    )
                     samples.traced = found.counts if process.first else {}
                     left_set = [f"it leaves {setting}" for setting in found.left_set]
                     process.row.reason = append_reason(process.row, *left_set)
@@ -102,15 +122,25 @@ class Inspection:
     def _take_totals(self, process: VariantProcess) -> None:
         """Notes the energy of a call, and the TFLOP of one image, counted once for all variants of the same work."""
         seconds = self._study.protocol.energy_s
-        for _, joules in self._ask([process], "energy", PipelineHost.measure_energy, seconds) if seconds else ():
+        for _, joules in (
+            self._ask([process], "energy", PipelineHost.measure_energy, seconds)
+            if seconds
+            else ()
+        ):
             process.measurement.energy_j += [] if joules is None else [joules]
-        if any(option.saves_operations is None for _, option in process.variant.applied):
+        if any(
+            option.saves_operations is None for _, option in process.variant.applied
+        ):
             return
-        savings = [option for _, option in process.variant.applied if option.saves_operations]
+        savings = [
+            option for _, option in process.variant.applied if option.saves_operations
+        ]
         work, operations = repr((process.variant.work, savings)), self._study.operations
         if work not in operations:
             operations[work] = None
-            for _, counted in self._ask([process], "operations", PipelineHost.count_operations):
+            for _, counted in self._ask(
+                [process], "operations", PipelineHost.count_operations
+            ):
                 operations[work] = counted
         process.row.tflop_per_image = operations[work]
 
@@ -156,7 +186,9 @@ class ImagePass:
     def begin(self) -> Callable[[], Batch]:
         """Begins the next batch; returns a function that waits for it. Both raise WorkerError."""
         self.asked += 1
-        return self.process.worker.begin(PipelineHost.generate, self.asked - 1, self.draw, self.folder)
+        return self.process.worker.begin(
+            PipelineHost.generate, self.asked - 1, self.draw, self.folder
+        )
 
     def receive(self, batch: Batch) -> None:
         """Notes images that were drawn."""
@@ -169,31 +201,50 @@ class ImagePass:
         records = [record for batch in self.batches for record in batch.records]
         if self.timed is not None and records:
             records = self.timed.added(self.process, self.draw, self.folder, records)
-        return [replace(record, path=str(Path("images", self.name, record.path))) for record in records]
+        return [
+            replace(record, path=str(Path("images", self.name, record.path)))
+            for record in records
+        ]
 
 
 def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
     """Draws the images of variants side by side."""
     study, timed = session.study, session.timed_images
     passes = {
-        process: ImagePass(study, process, timed.left_out(_draw(study, process)), study.slug(process.row), timed)
+        process: ImagePass(
+            study,
+            process,
+            timed.left_out(_draw(study, process)),
+            study.slug(process.row),
+            timed,
+        )
         for process in group
     }
     while wanted := [process for process, drawing in passes.items() if drawing.ahead]:
-        for process, batch in session.ask_each(wanted, "images", lambda asked: passes[asked].begin(), lenient=True):
+        for process, batch in session.ask_each(
+            wanted, "images", lambda asked: passes[asked].begin(), lenient=True
+        ):
             passes[process].receive(batch)
     for process, drawing in passes.items():
         if process.takes_part:
             process.row.images = drawing.images
             if len(drawing.batches) == drawing.draw.calls:
-                process.measurement.pass_s = [batch.seconds for batch in drawing.batches]
-                process.measurement.pass_held_gib = [batch.held_gib for batch in drawing.batches]
+                process.measurement.pass_s = [
+                    batch.seconds for batch in drawing.batches
+                ]
+                process.measurement.pass_held_gib = [
+                    batch.held_gib for batch in drawing.batches
+                ]
 
 
 def _draw(study: Study, process: VariantProcess) -> Draw:
     draw = draw_of(process.variant, study.drawing_batch, study.sharing.drawing_threads)
     budget = study.result.budget
-    return draw if budget is None else replace(draw, prompts=draw.prompts[: budget.prompts])
+    return (
+        draw
+        if budget is None
+        else replace(draw, prompts=draw.prompts[: budget.prompts])
+    )
 
 
 def draw_floors(session: Session, process: VariantProcess) -> None:
@@ -222,8 +273,14 @@ def draw_floors(session: Session, process: VariantProcess) -> None:
                 if not process.worker.alive:
                     break
         if problems:
-            how = "drawn in smaller batches" if kind in study.result.redrawn else "not drawn"
-            process.row.reason = append_reason(process.row, f"{REDRAWN[kind]}: {how}; {'; '.join(problems)}")
+            how = (
+                "drawn in smaller batches"
+                if kind in study.result.redrawn
+                else "not drawn"
+            )
+            process.row.reason = append_reason(
+                process.row, f"{REDRAWN[kind]}: {how}; {'; '.join(problems)}"
+            )
         if not process.worker.alive:
             return
 
@@ -232,20 +289,36 @@ def hold_against_drawn(study: Study, process: VariantProcess) -> None:
     """Compares the sampled images of a process's timed calls with those that the variant's first process drew."""
     row = process.row
     if not row.images and row.is_control:
-        row = study.result.variant(study.result.baseline)  # whose images are the control's too
-    drawn = {(record.prompt_index, record.image_index): record for record in row.images if record.process is None}
+        row = study.result.variant(
+            study.result.baseline
+        )  # whose images are the control's too
+    drawn = {
+        (record.prompt_index, record.image_index): record
+        for record in row.images
+        if record.process is None
+    }
 
     def error(image: SampledImage) -> float | None:
         record = drawn.get((image.prompt_index, image.image_index))
-        return None if record is None else _squared_difference(image.pixels, study.folder / record.path)
+        return (
+            None
+            if record is None
+            else _squared_difference(image.pixels, study.folder / record.path)
+        )
 
     timed_images = process.measurement.shapes[0].timed_images
     again = [process.pictures[place] for place in drawn if place in process.pictures]
-    timed_images += [TimedImage(i.prompt_index, i.image_index, error(i)) for i in [*again, *process.images]]
+    timed_images += [
+        TimedImage(i.prompt_index, i.image_index, error(i))
+        for i in [*again, *process.images]
+    ]
     if not study.quality.metrics:  # else all tripwires look at the images
         paths = [record.path for record in process.row.images if not record.finite]
         paths = paths or ["" for image in process.images if not image.finite][:1]
-        found = [BrokenImage("non_finite", path, "pixels are NaN or infinite") for path in paths]
+        found = [
+            BrokenImage("non_finite", path, "pixels are NaN or infinite")
+            for path in paths
+        ]
         process.row.trips = process.row.trips or found
     process.images, process.pictures = [], {}
 
@@ -256,4 +329,8 @@ def _squared_difference(pixels: np.ndarray, file: Path) -> float | None:
         other = read_image(file)
     except UsageError:
         return None
-    return float(np.mean(np.square(pixels / 255 - other / 255))) if pixels.shape == other.shape else None
+    return (
+        float(np.mean(np.square(pixels / 255 - other / 255)))
+        if pixels.shape == other.shape
+        else None
+    )

@@ -39,16 +39,30 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
     `code()` covers the code of sdopt's own options.
     """
     own = own_files(type(option) for option in variant.optimizations.values())
-    own += [file for function in variant.functions if (file := Path(function.rpartition(":")[0])).is_file()]
-    files = {"options": own} | {name: [path] for name, path in files_of(variant.task, variant.model).items()}
-    with suppress(UsageError):  # a variant is only planned if its files were not fetched
+    own += [
+        file
+        for function in variant.functions
+        if (file := Path(function.rpartition(":")[0])).is_file()
+    ]
+    files = {"options": own} | {
+        name: [path] for name, path in files_of(variant.task, variant.model).items()
+    }
+    with suppress(
+        UsageError
+    ):  # a variant is only planned if its files were not fetched
         files["parts"] = variant.files(fetch=False)
     if variant.workload.latents is not None:
         files["latents"] = [Path(variant.workload.latents).expanduser()]
     return {
         "model": model(variant.model),
-        "prompts": of_prompts([*variant.prompts, *variant.pictured, *variant.negatives]),
-        **{name: _digest(_content(path, state_of(path)) for path in paths) for name, paths in files.items() if paths},
+        "prompts": of_prompts(
+            [*variant.prompts, *variant.pictured, *variant.negatives]
+        ),
+        **{
+            name: _digest(_content(path, state_of(path)) for path in paths)
+            for name, paths in files.items()
+            if paths
+        },
     }
 
 
@@ -72,14 +86,29 @@ def of_model(model: Model) -> str:
     try:
         sources = [given if given and given.is_file() else folder_of(model)]
         if is_transformer(model):
-            sources += [folder_of(model), *(Path(part).expanduser() for part in (model.parts or {}).values() if part)]
+            sources += [
+                folder_of(model),
+                *(
+                    Path(part).expanduser()
+                    for part in (model.parts or {}).values()
+                    if part
+                ),
+            ]
     except UsageError:
         return NOT_FETCHED  # a variant that is only planned, or cannot run here, needs no weights
     sources += [Path(model.tokenizer).expanduser()] if model.tokenizer else []
-    files = [file for source in sources for file in ([source] if source.is_file() else _read_from(source))]
+    files = [
+        file
+        for source in sources
+        for file in ([source] if source.is_file() else _read_from(source))
+    ]
     if given and (beside := given.with_suffix(".yaml")).is_file():
         files.append(beside)  # which may say what the file predicts
-    return _digest(part for path in files for part in (path.name.encode(), _content(path, state_of(path))))
+    return _digest(
+        part
+        for path in files
+        for part in (path.name.encode(), _content(path, state_of(path)))
+    )
 
 
 def _read_from(folder: Path) -> list[Path]:
@@ -87,7 +116,9 @@ def _read_from(folder: Path) -> list[Path]:
 
     A component may be a link to the folder of another pipeline, into which `rglob` does not look.
     """
-    files = [path for path in folder.glob("*/*") if path.suffix in _WEIGHTS_AND_SETTINGS]
+    files = [
+        path for path in folder.glob("*/*") if path.suffix in _WEIGHTS_AND_SETTINGS
+    ]
     return sorted([*folder.glob("model_index.json"), *files])
 
 
@@ -103,8 +134,14 @@ def _content(path: Path, _state: tuple[int, ...]) -> bytes:
     found = [str(size).encode()]
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):
-            words = np.frombuffer(block, "<u8", len(block) // _ROW * _ROW // 8).reshape(-1, _ROW // 8)
-            found += [words.sum(1, "<u8").tobytes(), np.bitwise_xor.reduce(words, 1).tobytes(), block[words.nbytes :]]
+            words = np.frombuffer(block, "<u8", len(block) // _ROW * _ROW // 8).reshape(
+                -1, _ROW // 8
+            )
+            found += [
+                words.sum(1, "<u8").tobytes(),
+                np.bitwise_xor.reduce(words, 1).tobytes(),
+                block[words.nbytes :],
+            ]
     return hashlib.sha256(b"".join(found)).digest()
 
 
@@ -137,7 +174,10 @@ def _own(file: Path) -> bool:
     """Returns whether a file belongs neither to sdopt, nor to Python, nor to a library that is installed."""
     standard = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}
     resolved = file.resolve()
-    if any(resolved.is_relative_to(folder.resolve()) for folder in (PACKAGE, *map(Path, standard))):
+    if any(
+        resolved.is_relative_to(folder.resolve())
+        for folder in (PACKAGE, *map(Path, standard))
+    ):
         return False
     # By name, because an environment may take libraries from the folder of another one.
     return not {"site-packages", "dist-packages"} & {*resolved.parts}
@@ -152,7 +192,11 @@ def _file_of(name: str) -> Path | None:
         except (ImportError, ValueError, AttributeError):
             return None
         loaded = spec.origin if spec else None
-    return Path(loaded) if loaded and loaded.endswith(".py") and Path(loaded).is_file() else None
+    return (
+        Path(loaded)
+        if loaded and loaded.endswith(".py") and Path(loaded).is_file()
+        else None
+    )
 
 
 def _imported(name: str, file: Path) -> Iterator[str]:
@@ -162,7 +206,11 @@ def _imported(name: str, file: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            outer = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            outer = (
+                package.split(".")[: len(package.split(".")) - node.level + 1]
+                if node.level
+                else []
+            )
             base = ".".join([*outer, *([node.module] if node.module else [])])
             # A name imported from a package may be a submodule.
             names = [base, *(f"{base}.{alias.name}" for alias in node.names)]

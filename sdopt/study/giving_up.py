@@ -3,7 +3,12 @@
 from sdopt.measure.interference import InterferenceMeter
 from sdopt.record.records import Status, VariantResult, append_reason
 from sdopt.record.samples import Call
-from sdopt.statistics.giving_up import at_least_slower, bound_text, needs_call, times_slower
+from sdopt.statistics.giving_up import (
+    at_least_slower,
+    bound_text,
+    needs_call,
+    times_slower,
+)
 from sdopt.study.session import TRIALS, Session, VariantProcess
 
 _LEAST_SHARE = 0.01
@@ -26,7 +31,13 @@ class GivingUp:
         """Makes trial calls of a process that has just been warmed up, if its first call was slow."""
         row = process.row
         is_candidate = row.name != self._session.result.baseline and not row.is_control
-        if self._limit is None or not is_candidate or not process.timed or not process.takes_part or row.samples:
+        if (
+            self._limit is None
+            or not is_candidate
+            or not process.timed
+            or not process.takes_part
+            or row.samples
+        ):
             return
         for shape_index in self._study.shapes:
             if not self._try_at(process, shape_index, self._limit):
@@ -44,7 +55,9 @@ class GivingUp:
             baseline_cold_s = more_images * (self._cold_s(baseline, shape_index) or 0.0)
             if cold_s is not None and cold_s <= limit / 2 * baseline_cold_s:
                 return False
-            beside = [seconds * more_images for seconds in self._call(baseline, shape_index)]
+            beside = [
+                seconds * more_images for seconds in self._call(baseline, shape_index)
+            ]
         if not beside or (cold_s is not None and cold_s <= limit * max(beside)):
             return False
         samples.trial_beside_s = beside
@@ -53,17 +66,25 @@ class GivingUp:
         if cold_s is not None and process.variant.slow_here(self._study.machine.device):
             # An option that this device computes in software is not slow because it has just started.
             samples.trial_s = [cold_s]
-        while process.takes_part and needs_call(samples.trial_s, samples.trial_beside_s, limit):
+        while process.takes_part and needs_call(
+            samples.trial_s, samples.trial_beside_s, limit
+        ):
             samples.trial_s += self._call(process, shape_index)
             if baseline is not None:
-                samples.trial_beside_s += [seconds * more_images for seconds in self._call(baseline, shape_index)]
+                samples.trial_beside_s += [
+                    seconds * more_images
+                    for seconds in self._call(baseline, shape_index)
+                ]
         times = times_slower(samples.trial_s, samples.trial_beside_s)
         return times is not None and times > limit
 
     def _more_images(self, process: VariantProcess) -> float:
         """Returns how many times as many images a call of a process makes as one of the baseline."""
         result = self._session.result
-        return process.row.config.images_per_call / result.variant(result.baseline).config.images_per_call
+        return (
+            process.row.config.images_per_call
+            / result.variant(result.baseline).config.images_per_call
+        )
 
     def _call(self, process: VariantProcess, shape_index: int) -> list[float]:
         """Makes a warm call; returns its seconds less what other work took of it, or nothing if it failed."""
@@ -83,7 +104,10 @@ class GivingUp:
     def _known(self, shape_index: int) -> list[float]:
         """Returns the baseline's last warm call at a shape; in blocks, all calls of its and the control's warm-up."""
         result = self._session.result
-        rows = [result.variant(result.baseline), *([result.control] if result.control else [])]
+        rows = [
+            result.variant(result.baseline),
+            *([result.control] if result.control else []),
+        ]
         if self._session.interleaved and self._baseline is not None:
             return []
         return [
@@ -97,17 +121,28 @@ class GivingUp:
     @property
     def _baseline(self) -> VariantProcess | None:
         """The first living process of the baseline."""
-        rows = (p for p in self._session.processes if p.row.name == self._session.result.baseline)
+        rows = (
+            p
+            for p in self._session.processes
+            if p.row.name == self._session.result.baseline
+        )
         return next((process for process in rows if process.takes_part), None)
 
     def _cold_s(self, process: VariantProcess, shape_index: int) -> float | None:
         """Returns the seconds of the first call without its compile time; None if it was not reported."""
         samples = process.measurement.shapes[shape_index]
-        return None if samples.cold_start_s is None else samples.cold_start_s - (samples.compile_s or 0.0)
+        return (
+            None
+            if samples.cold_start_s is None
+            else samples.cold_start_s - (samples.compile_s or 0.0)
+        )
 
     def _recording_calls(self, process: VariantProcess) -> int:
         """Returns how many more calls an option of the variant records graphs in."""
-        recording = max((o.recording_calls for o in process.variant.optimizations.values()), default=0)
+        recording = max(
+            (o.recording_calls for o in process.variant.optimizations.values()),
+            default=0,
+        )
         made = max(len(samples.warmup_s) for samples in process.measurement.shapes)
         return max(0, recording - made)
 
@@ -119,9 +154,15 @@ class GivingUp:
         if self._limit is None:
             return
         result = self._session.result
-        slow = {p.row.name for p in self._session.processes if p.active and self._is_slower(p, self._limit)}
+        slow = {
+            p.row.name
+            for p in self._session.processes
+            if p.active and self._is_slower(p, self._limit)
+        }
         while needed := {
-            edge.reference for edge in result.comparisons if edge.reference in slow and edge.candidate not in slow
+            edge.reference
+            for edge in result.comparisons
+            if edge.reference in slow and edge.candidate not in slow
         }:
             slow -= needed
         for name in slow:
@@ -130,23 +171,41 @@ class GivingUp:
 
     def _is_slower(self, process: VariantProcess, limit: float) -> bool:
         shapes = process.measurement.shapes
-        bounds = [times_slower(samples.trial_s, samples.trial_beside_s) for samples in shapes]
-        return not process.row.samples and all(bound is not None and bound > limit for bound in bounds)
+        bounds = [
+            times_slower(samples.trial_s, samples.trial_beside_s) for samples in shapes
+        ]
+        return not process.row.samples and all(
+            bound is not None and bound > limit for bound in bounds
+        )
 
     def _give_up(self, row: VariantResult, limit: float) -> None:
         row.given_up = True
         times = at_least_slower(row)
         assert times is not None
-        processes = [process for process in self._session.processes if process.row is row]
+        processes = [
+            process for process in self._session.processes if process.row is row
+        ]
         for process in processes:
             process.timed = False
-        claims = {claim for promise in row.promises.values() for claim in promise.claims}
+        claims = {
+            claim for promise in row.promises.values() for claim in promise.claims
+        }
         if claims == {"memory"}:
             return
         row.status = Status.SLOWER
         shown = f"its calls take at least {bound_text(times)} the baseline's (protocol.give_up={limit:g})"
         row.reason = append_reason(row, shown)
         self._session.end(row)
-        started = [process.measurement for process in processes if process.measurement.shapes[0].trial_s]
-        others = [process.measurement for process in processes if process.measurement not in started]
-        row.measurements = [m for m in row.measurements if not any(m is other for other in others)]
+        started = [
+            process.measurement
+            for process in processes
+            if process.measurement.shapes[0].trial_s
+        ]
+        others = [
+            process.measurement
+            for process in processes
+            if process.measurement not in started
+        ]
+        row.measurements = [
+            m for m in row.measurements if not any(m is other for other in others)
+        ]

@@ -20,7 +20,14 @@ from sdopt.options.base import loading_arguments
 from sdopt.pipelines.components import count_weights
 from sdopt.record.comparisons import Comparison, ShapeRatios
 from sdopt.record.configuration import RecordedConfig
-from sdopt.record.records import Environment, Promise, Status, StudyResult, VariantResult, now
+from sdopt.record.records import (
+    Environment,
+    Promise,
+    Status,
+    StudyResult,
+    VariantResult,
+    now,
+)
 from sdopt.schema import Model, Protocol
 from sdopt.scratch import CACHES, named_caches
 from sdopt.study.designs import CONTROL, Plan
@@ -67,8 +74,25 @@ _CUDNN_9 = 90000
 
 _PACKAGES = (
     *("torch", "diffusers", "transformers", "accelerate", "numpy", "triton"),
-    *("deepspeed", "onnxruntime", "onnxscript", "openvino", "tensorrt", "torch-blade", "torch-tensorrt"),
-    *("bitsandbytes", "cache-dit", "gguf", "peft", "sdnq", "tomesd", "torchao", "xformers"),
+    *(
+        "deepspeed",
+        "onnxruntime",
+        "onnxscript",
+        "openvino",
+        "tensorrt",
+        "torch-blade",
+        "torch-tensorrt",
+    ),
+    *(
+        "bitsandbytes",
+        "cache-dit",
+        "gguf",
+        "peft",
+        "sdnq",
+        "tomesd",
+        "torchao",
+        "xformers",
+    ),
 )
 """Distributions whose code decides how images are computed; a study is not continued with another version."""
 
@@ -84,7 +108,10 @@ def refused(plan: Plan, device: Device) -> list[str]:
     return [] if baseline or not all(candidates) else list(chain(*candidates))
 
 
-_PAIRED = tuple(f"workload.{key}" for key in ("seed", "prompts", "prompt_start", "prompt_count", "latents"))
+_PAIRED = tuple(
+    f"workload.{key}"
+    for key in ("seed", "prompts", "prompt_start", "prompt_count", "latents")
+)
 """Keys that decide from which prompt and noise each image is made, and so which images may be compared."""
 
 
@@ -97,7 +124,10 @@ def require_same_task(plan: Plan) -> None:
     by_name = {variant.name: variant for variant in plan.variants}
     problems = []
     for edge in plan.edges:
-        candidate, reference = by_name[edge.candidate].config, by_name[edge.reference].config
+        candidate, reference = (
+            by_name[edge.candidate].config,
+            by_name[edge.reference].config,
+        )
         tasks = candidate.differing(reference, ["task"])
         sizes = candidate.shapes[0].size, reference.shapes[0].size
         if sizes[0] != sizes[1]:
@@ -107,7 +137,9 @@ def require_same_task(plan: Plan) -> None:
             ways = f"`-m {key}={other},{mine}` makes a study of each"
             if key == "workload.size":
                 ways = f"workload.size=[{other},{mine}] times all variants at both, and {ways}"
-            problems.append(f"{what}: another task, so that no speed-up could be told; {ways}")
+            problems.append(
+                f"{what}: another task, so that no speed-up could be told; {ways}"
+            )
         for key, (mine, other) in candidate.differing(reference, ["workload"]).items():
             if key in _PAIRED:
                 problems.append(
@@ -119,7 +151,12 @@ def require_same_task(plan: Plan) -> None:
 
 
 def plan_result(
-    plan: Plan, name: str, design: str, config: RecordedConfig, machine: Machine, command: list[str]
+    plan: Plan,
+    name: str,
+    design: str,
+    config: RecordedConfig,
+    machine: Machine,
+    command: list[str],
 ) -> StudyResult:
     """Returns the result of a study before anything is measured: what will be run, compared and skipped, and why.
 
@@ -130,7 +167,9 @@ def plan_result(
     model = cache(of_model)
     for variant in plan.variants:
         conflicts = variant.conflicts(machine.device)
-        variants.append(_row(variant, variant.name, "variant", conflicts, machine.device))
+        variants.append(
+            _row(variant, variant.name, "variant", conflicts, machine.device)
+        )
         if not conflicts:
             variants[-1].reason = "; ".join(variant.slow_here(machine.device))
         variants[-1].inputs = inputs_of(variant, model)
@@ -138,7 +177,12 @@ def plan_result(
             # Another scheduler or number of steps changes the images, and no option's contract covers that.
             variants[-1].contract = Contract.LOSSY
         if conflicts and variant is plan.baseline:
-            raise ConflictError([f"the baseline '{variant.name}' cannot run: {reason}" for reason in conflicts])
+            raise ConflictError(
+                [
+                    f"the baseline '{variant.name}' cannot run: {reason}"
+                    for reason in conflicts
+                ]
+            )
     variants.append(_row(plan.baseline, CONTROL, "control", [], machine.device))
     variants[-1].inputs = variants[0].inputs
     return StudyResult(
@@ -170,11 +214,20 @@ def warmup_calls(variants: Sequence[Variant], protocol: Protocol) -> int:
 
     They are `protocol.warmup`, or more if an option still records graphs in some of them: one more call then follows.
     """
-    recording = max((o.recording_calls for variant in variants for o in variant.optimizations.values()), default=0)
+    recording = max(
+        (
+            o.recording_calls
+            for variant in variants
+            for o in variant.optimizations.values()
+        ),
+        default=0,
+    )
     return max(protocol.warmup, 1 + recording if recording else 0)
 
 
-def _row(variant: Variant, name: str, role: str, conflicts: list[str], device: Device) -> VariantResult:
+def _row(
+    variant: Variant, name: str, role: str, conflicts: list[str], device: Device
+) -> VariantResult:
     return VariantResult(
         name=name,
         role=role,
@@ -192,7 +245,13 @@ def _row(variant: Variant, name: str, role: str, conflicts: list[str], device: D
     )
 
 
-def require_room(plan: Plan, result: StudyResult, folder: Path, machine: Machine, context: StartContext) -> None:
+def require_room(
+    plan: Plan,
+    result: StudyResult,
+    folder: Path,
+    machine: Machine,
+    context: StartContext,
+) -> None:
     """Checks that the disks have space for the files of a study.
 
     The folder of the run receives logs, and images of at most their raw size. The temporary folder receives the data
@@ -202,26 +261,45 @@ def require_room(plan: Plan, result: StudyResult, folder: Path, machine: Machine
         UsageError: has one line for each folder whose disk lacks space.
     """
     variants = [*runnable_of(plan, result), plan.baseline]
-    images = sum(len(v.pictured) * v.workload.images_per_prompt * v.size**2 * 3 for v in variants)
-    problems = _shortage(folder, images + _LOGS_BYTES, "choose another folder with hydra.run.dir=…")
-    count = cache(lambda model: in_process(context, count_weights, model, what=f"model={model.name}"))
+    images = sum(
+        len(v.pictured) * v.workload.images_per_prompt * v.size**2 * 3 for v in variants
+    )
+    problems = _shortage(
+        folder, images + _LOGS_BYTES, "choose another folder with hydra.run.dir=…"
+    )
+    count = cache(
+        lambda model: in_process(
+            context, count_weights, model, what=f"model={model.name}"
+        )
+    )
     kept = [_kept_on_disk(variant, machine.device, count) for variant in variants]
     if any(kept):
         blocks = result.config.protocol.schedule == "blocks"
         together = max(kept) if blocks else sum(kept) * result.config.replicates
-        other = "" if blocks else ", or measure one process at a time with protocol.schedule=blocks"
-        problems += _shortage(Path(tempfile.gettempdir()), together, f"name another folder with TMPDIR=…{other}")
+        other = (
+            ""
+            if blocks
+            else ", or measure one process at a time with protocol.schedule=blocks"
+        )
+        problems += _shortage(
+            Path(tempfile.gettempdir()),
+            together,
+            f"name another folder with TMPDIR=…{other}",
+        )
     if problems:
         raise UsageError(problems)
 
 
-def _kept_on_disk(variant: Variant, device: Device, count: Callable[[Model], int]) -> int:
+def _kept_on_disk(
+    variant: Variant, device: Device, count: Callable[[Model], int]
+) -> int:
     """Returns the bytes that the options of a variant keep on disk in each of its processes."""
     dtype = loading_arguments(option for _, option in variant.applied).get("dtype")
     width = 4 if dtype is None else dtype.itemsize
     context = variant.context(device)
     return sum(
-        option.disk_bytes(context, lambda: count(variant.model) * width) for option in variant.optimizations.values()
+        option.disk_bytes(context, lambda: count(variant.model) * width)
+        for option in variant.optimizations.values()
     )
 
 
@@ -249,7 +327,8 @@ def describe_environment(machine: Machine, command: list[str]) -> Environment:
         sdopt_dirty=dirty,
         python=platform.python_version(),
         platform=platform.platform(),
-        packages={name: found for name in _PACKAGES if (found := _version(name))} | _cudnn(machine.device),
+        packages={name: found for name in _PACKAGES if (found := _version(name))}
+        | _cudnn(machine.device),
         device=asdict(machine.device),
         cpu=machine.cpu,
         start_method="forkserver" if machine.preloaded else "spawn",
@@ -257,7 +336,8 @@ def describe_environment(machine: Machine, command: list[str]) -> Environment:
         code=code(),
         sheet=machine.sheet,
         gpu=machine.gpu,
-        variables={name: os.environ[name] for name in changing if name in os.environ} | caches,
+        variables={name: os.environ[name] for name in changing if name in os.environ}
+        | caches,
         host=platform.node(),
         warnings=[*machine.warnings, *kept],
     )
@@ -285,8 +365,12 @@ def _checkout(folder: Path) -> tuple[str | None, bool | None]:
     if not (folder / ".git").exists() or shutil.which("git") is None:
         return None, None
     git = ["git", "-C", str(folder)]
-    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    head = subprocess.run(
+        [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
     if head.returncode:
         return None, None
-    status = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=False)
+    status = subprocess.run(
+        [*git, "status", "--porcelain"], capture_output=True, text=True, check=False
+    )
     return head.stdout.strip(), bool(status.stdout.strip())

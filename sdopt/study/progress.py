@@ -5,7 +5,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+)
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
@@ -40,13 +47,18 @@ class _TimeLeft(ProgressColumn):
     @override
     def render(self, task: Task) -> Text:
         left_s = self._left_s()
-        return Text("" if left_s is None else f"{_in_words(left_s)} left", style="progress.remaining")
+        return Text(
+            "" if left_s is None else f"{_in_words(left_s)} left",
+            style="progress.remaining",
+        )
 
 
 class Progress:
     """Shows variant, phase, round and time left. Use as a context manager around a study."""
 
-    def __init__(self, console: Console, timeline: Timeline, brief: bool = False) -> None:
+    def __init__(
+        self, console: Console, timeline: Timeline, brief: bool = False
+    ) -> None:
         """Prepares the display; `brief` is that of a study whose caller keeps the time, as a search does."""
         self.timeline = timeline
         self._console = console
@@ -90,7 +102,9 @@ class Progress:
     def start(self, calls: int, rounds: int) -> None:
         """Sets how many calls of the pipeline are still to come, and how many rounds."""
         self._rounds = rounds
-        self._bar.update(self._task, total=self._bar.tasks[self._task].completed + calls)
+        self._bar.update(
+            self._task, total=self._bar.tasks[self._task].completed + calls
+        )
 
     def expect(self, seconds: float) -> None:
         """Sets in how many seconds the command is expected to end."""
@@ -104,7 +118,11 @@ class Progress:
         task = self._bar.tasks[self._task]
         if not task.total or not task.completed:
             return None
-        return (time.monotonic() - self._begun) / task.completed * (task.total - task.completed)
+        return (
+            (time.monotonic() - self._begun)
+            / task.completed
+            * (task.total - task.completed)
+        )
 
     def tell_if_long(self, seconds: float) -> None:
         """Says once that a study without a budget takes long, and what ends it earlier."""
@@ -123,9 +141,17 @@ class Progress:
     def together(self, variants: Sequence[str], phase: str) -> None:
         """Shows the phase that processes of these variants enter side by side; the time is assigned to none of them."""
         names = list(dict.fromkeys(variants))
-        self.phase("; ".join(names), phase, booked="" if len(variants) > 1 else names[0])
+        self.phase(
+            "; ".join(names), phase, booked="" if len(variants) > 1 else names[0]
+        )
 
-    def phase(self, variant: str, phase: str, number: int | None = None, booked: str | None = None) -> None:
+    def phase(
+        self,
+        variant: str,
+        phase: str,
+        number: int | None = None,
+        booked: str | None = None,
+    ) -> None:
         """Shows the phase that a variant enters; `number` is the round. Assigns the time to it, or to `booked`."""
         self.timeline.enter(phase, variant if booked is None else booked)
         text = f"{phase}, round {number} of {self._rounds}" if number else phase
@@ -151,12 +177,23 @@ class Progress:
             line = f"{'█' * full}{'░' * (12 - full)} {self._line}{done}"
             print(f"\r{line[:_WIDTH]:{_WIDTH}}", end="", flush=True)
             return
-        self._console.print(f"[{seconds:6.1f} s] {self._line}{done}", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(
+            f"[{seconds:6.1f} s] {self._line}{done}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
     def warn(self, text: str) -> None:
         """Prints a warning that cannot wait until the end of the study."""
         self._clear()
-        self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(
+            f"warning: {text}",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
     def advance(self, calls: int = 1) -> None:
         """Counts finished calls of the pipeline; the total grows if they exceed it."""
@@ -164,5 +201,7 @@ class Progress:
         task = self._bar.tasks[self._task]
         if task.total is not None and task.completed > task.total:
             self._bar.update(self._task, total=task.completed)
-        if time.monotonic() - self._said > (_REFRESH_S if self._overwrites else _SILENCE_S):
+        if time.monotonic() - self._said > (
+            _REFRESH_S if self._overwrites else _SILENCE_S
+        ):
             self._say()

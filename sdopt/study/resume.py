@@ -24,14 +24,20 @@ EXTENSIONS = (*_GROWING, "protocol.precision", "protocol.budget_s")
 
 _OF_THE_MOMENT = (
     *("command", "host", "warnings", "device.warning", "device.memory_free_gib", "gpu"),
-    *(f"variables.{name}" for name in CACHES),  # a cluster gives each job a folder of its own
+    *(
+        f"variables.{name}" for name in CACHES
+    ),  # a cluster gives each job a folder of its own
 )
 
 _OWN_CODE = ("code", "sdopt_version", "sdopt_commit", "sdopt_dirty")
 
 
 def merge_resumed(
-    previous: StudyResult, fresh: StudyResult, plan: Plan, folder: Path, retry_failed: bool
+    previous: StudyResult,
+    fresh: StudyResult,
+    plan: Plan,
+    folder: Path,
+    retry_failed: bool,
 ) -> StudyResult:
     """Returns the previous result, ready to be completed or extended.
 
@@ -44,7 +50,12 @@ def merge_resumed(
     fresh = parse_result(to_json(fresh))
     differing = list(_differences(previous, fresh, plan))
     if differing:
-        raise UsageError([f"resume={folder}: cannot continue the study: {found}" for found in differing])
+        raise UsageError(
+            [
+                f"resume={folder}: cannot continue the study: {found}"
+                for found in differing
+            ]
+        )
     if shrunk := list(_shrunk(previous.config, fresh.config)):
         raise UsageError([f"resume={folder}: {problem}" for problem in shrunk])
     if _grown(previous.config, fresh.config):
@@ -53,12 +64,16 @@ def merge_resumed(
         if row.status is Status.INTERRUPTED or (retry_failed and row.to_retry):
             row.status, row.reason = Status.PENDING, ""
             for measurement in row.measurements:
-                measurement.complete = measurement.complete and measurement.replicate not in row.silent
+                measurement.complete = (
+                    measurement.complete and measurement.replicate not in row.silent
+                )
     if any(row.status is Status.PENDING for row in previous.variants):
         # The looks that these verdicts took stay spent.
         previous.gate, previous.judgements = "", []
     baseline = previous.variant(previous.baseline)
-    if baseline.status.failure and any(row.status is Status.PENDING for row in previous.variants):
+    if baseline.status.failure and any(
+        row.status is Status.PENDING for row in previous.variants
+    ):
         raise UsageError(
             f"resume={folder}: the baseline was not measured (status {baseline.status}: {baseline.reason}), so "
             "there is nothing to compare with; add retry_failed=true to measure it again"
@@ -70,7 +85,10 @@ def merge_resumed(
 def is_elsewhere(previous: StudyResult, fresh: StudyResult) -> bool:
     """Returns whether two results are of different machines; the same card counts as one, whatever its host's name."""
     was, now = previous.environment, fresh.environment
-    cards = [environment.device.get("attributes", {}).get("uuid") for environment in (was, now)]
+    cards = [
+        environment.device.get("attributes", {}).get("uuid")
+        for environment in (was, now)
+    ]
     same_card = cards[0] is not None and cards[0] == cards[1]
     # Earlier results name no host.
     return was.host not in ("", now.host) and not same_card
@@ -107,7 +125,9 @@ def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
 def _measure_the_spared(row: VariantResult, budget: Budget | None) -> None:
     """Marks the processes of which a budget left out evidence or stages as incomplete."""
     for measurement in row.measurements:
-        without_stages = budget is not None and not budget.stages and measurement.replicate == 0
+        without_stages = (
+            budget is not None and not budget.stages and measurement.replicate == 0
+        )
         if measurement.spared or without_stages:
             measurement.spared = measurement.complete = False
 
@@ -127,7 +147,9 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
             # All images are drawn again, not only the new ones: a short last batch is filled up from the first prompts.
             old.images, old.quality, old.trips = [], {}, []
             for measurement in old.measurements:
-                measurement.complete = measurement.complete and measurement.replicate != 0
+                measurement.complete = (
+                    measurement.complete and measurement.replicate != 0
+                )
     previous.config = _with_extensions(previous.config, fresh.config)
     # The number of processes that a precision needs is known only after measuring, so the study is not finished yet.
     previous.status = "running"
@@ -142,16 +164,24 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
 def _with_extensions(was: RecordedConfig, now: RecordedConfig) -> RecordedConfig:
     for key in EXTENSIONS:
         section, name = key.split(".")
-        was = replace(was, **{section: replace(getattr(was, section), **{name: now.flat()[key]})})
+        was = replace(
+            was, **{section: replace(getattr(was, section), **{name: now.flat()[key]})}
+        )
     return was
 
 
-def _differences(previous: StudyResult, fresh: StudyResult, plan: Plan) -> Iterator[str]:
+def _differences(
+    previous: StudyResult, fresh: StudyResult, plan: Plan
+) -> Iterator[str]:
     """Yields the differences that make samples of two studies incomparable."""
     if is_elsewhere(previous, fresh):
         hosts = f"it was measured on {previous.environment.host}, but this is {fresh.environment.host}"
         yield f"{hosts}: all variants of a study must be measured on one machine"
-    yield from _between(vars(previous.environment), vars(fresh.environment), (*_OF_THE_MOMENT, *_OWN_CODE))
+    yield from _between(
+        vars(previous.environment),
+        vars(fresh.environment),
+        (*_OF_THE_MOMENT, *_OWN_CODE),
+    )
     if previous.environment.code != fresh.environment.code:
         # Another version of sdopt records other keys: each would differ, though the user changed none of them.
         commit = (previous.environment.sdopt_commit or "")[:9]
@@ -163,11 +193,16 @@ def _differences(previous: StudyResult, fresh: StudyResult, plan: Plan) -> Itera
     changeable = (*_CHANGEABLE, *EXTENSIONS)
     changed = list(_between(asdict(previous.config), asdict(fresh.config), changeable))
     yield from changed
-    was, now = ([(row.name, row.role) for row in result.variants] for result in (previous, fresh))
+    was, now = (
+        [(row.name, row.role) for row in result.variants]
+        for result in (previous, fresh)
+    )
     if was != now:
         yield f"its variants were {', '.join(name for name, _ in was)}, now {', '.join(name for name, _ in now)}"
         return
-    variants = {variant.name: variant for variant in plan.variants} | {CONTROL: plan.baseline}
+    variants = {variant.name: variant for variant in plan.variants} | {
+        CONTROL: plan.baseline
+    }
     for old, new in zip(previous.variants, fresh.variants, strict=True):
         if not changed:
             for found in _between(asdict(old.config), asdict(new.config), changeable):
@@ -175,23 +210,35 @@ def _differences(previous: StudyResult, fresh: StudyResult, plan: Plan) -> Itera
         # With more prompts, the first ones must be those drawn before.
         variant = variants[old.name]
         first = variant.pictured[: previous.config.quality.prompt_count]
-        inputs = new.inputs | ({"prompts": of_prompts([*variant.prompts, *first])} if "prompts" in old.inputs else {})
+        inputs = new.inputs | (
+            {"prompts": of_prompts([*variant.prompts, *first])}
+            if "prompts" in old.inputs
+            else {}
+        )
         for found in _between(old.inputs, inputs):
             yield f"{old.name}: the contents of its {found}"
     edges = [
-        [(edge.candidate, edge.reference, edge.credit) for edge in result.comparisons] for result in (previous, fresh)
+        [(edge.candidate, edge.reference, edge.credit) for edge in result.comparisons]
+        for result in (previous, fresh)
     ]
     if edges[0] != edges[1]:
         yield "the comparisons between its variants are others"
 
 
-def _between(was: Any, now: Any, ignored: tuple[str, ...] = (), key: str = "") -> Iterator[str]:
+def _between(
+    was: Any, now: Any, ignored: tuple[str, ...] = (), key: str = ""
+) -> Iterator[str]:
     """Yields `key: was …, now …` for each leaf that differs."""
     if key in ignored:
         return
     if isinstance(was, dict) and isinstance(now, dict):
         for name in [*was, *(name for name in now if name not in was)]:
-            yield from _between(was.get(name), now.get(name), ignored, f"{key}.{name}" if key else str(name))
+            yield from _between(
+                was.get(name),
+                now.get(name),
+                ignored,
+                f"{key}.{name}" if key else str(name),
+            )
     elif key == "device.memory_total_gib":
         # The kernel of one machine reports slightly different memory after each boot.
         if not math.isclose(was, now, rel_tol=0.01):
@@ -235,23 +282,55 @@ def missing_of(result: StudyResult) -> Missing:
     }
     lacking: dict[tuple[str, int], int] = {}
     pairs = [(edge.candidate, edge.reference) for edge in result.comparisons]
-    for pair in [*pairs, *((name, result.baseline) for name in pending - {result.baseline})]:
+    for pair in [
+        *pairs,
+        *((name, result.baseline) for name in pending - {result.baseline}),
+    ]:
         if usable.issuperset(pair) and not pending.isdisjoint(pair):
             candidate, reference = map(result.variant, pair)
             at_shapes = [
-                (candidate.at(shape_index), reference.at(shape_index)) for shape_index in range(len(result.shapes))
+                (candidate.at(shape_index), reference.at(shape_index))
+                for shape_index in range(len(result.shapes))
             ]
             for replicate in range(result.replicates_of(candidate.name)):
                 there = min(paired_rounds(*sides, replicate) for sides in at_shapes)
                 lacks = settled.get(candidate.name, rounds) - there
                 if lacks > 0:
                     for name in pair:
-                        lacking[name, replicate] = max(lacks, lacking.get((name, replicate), 0))
+                        lacking[name, replicate] = max(
+                            lacks, lacking.get((name, replicate), 0)
+                        )
     # Processes of different sessions are not comparable: each has a baseline and a floor of its own.
-    baselines = [row.name for row in result.variants if row.name == result.baseline or row is result.control]
+    baselines = [
+        row.name
+        for row in result.variants
+        if row.name == result.baseline or row is result.control
+    ]
     for replicate in {replicate for _, replicate in lacking}:
-        lacking |= {(name, replicate): 0 for name in baselines if name in usable and (name, replicate) not in lacking}
-    complete = {(row.name, m.replicate) for row in result.variants for m in row.measurements if m.complete}
-    wanted = {(name, replicate) for name in pending for replicate in range(result.replicates_of(name))}
-    wanted |= {(row.name, m.replicate) for row in result.variants if row.name in pending for m in row.measurements}
-    return Missing(max(lacking.values(), default=0), frozenset(lacking), frozenset(wanted - complete))
+        lacking |= {
+            (name, replicate): 0
+            for name in baselines
+            if name in usable and (name, replicate) not in lacking
+        }
+    complete = {
+        (row.name, m.replicate)
+        for row in result.variants
+        for m in row.measurements
+        if m.complete
+    }
+    wanted = {
+        (name, replicate)
+        for name in pending
+        for replicate in range(result.replicates_of(name))
+    }
+    wanted |= {
+        (row.name, m.replicate)
+        for row in result.variants
+        if row.name in pending
+        for m in row.measurements
+    }
+    return Missing(
+        max(lacking.values(), default=0),
+        frozenset(lacking),
+        frozenset(wanted - complete),
+    )

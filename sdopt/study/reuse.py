@@ -49,32 +49,51 @@ class TimedImages:
     @property
     def wanted(self) -> bool:
         """Whether timed calls are to return their images."""
-        metrics, judges = self.session.study.quality.metrics, self.session.result.config.gate.judges
-        return bool(metrics) and not judges and self.session.interleaved and self._drawn_as_timed
+        metrics, judges = (
+            self.session.study.quality.metrics,
+            self.session.result.config.gate.judges,
+        )
+        return (
+            bool(metrics)
+            and not judges
+            and self.session.interleaved
+            and self._drawn_as_timed
+        )
 
     @cached_property
     def _drawn_as_timed(self) -> bool:
         """Whether the quality pass makes calls of as many prompts as the timed calls do."""
         batch = self.session.study.drawing_batch
         variants = [process.variant for process in self.session.processes]
-        return all(draw_of(variant, batch).batch_size == variant.shapes[0].batch_size for variant in variants)
+        return all(
+            draw_of(variant, batch).batch_size == variant.shapes[0].batch_size
+            for variant in variants
+        )
 
     def keep(self, process: VariantProcess, images: Sequence[SampledImage]) -> bool:
         """Keeps the images of a timed call, if there are any, and memory for them; returns whether it did."""
         self._bytes += sum(image.pixels.nbytes for image in images)
         if not images or self._bytes > _MOST_BYTES:
             return False
-        process.pictures |= {(image.prompt_index, image.image_index): image for image in images}
+        process.pictures |= {
+            (image.prompt_index, image.image_index): image for image in images
+        }
         return True
 
     def settle(self) -> None:
         """Decides which images count: those that each variant has, without the sample that is generated again."""
-        drawing = [process for process in self.session.processes if process.active and not process.row.is_control]
+        drawing = [
+            process
+            for process in self.session.processes
+            if process.active and not process.row.is_control
+        ]
         if not self.wanted or any(process.row.images for process in drawing):
             return
         covered: dict[str, set[int]] = {}
         for process in drawing:
-            covered.setdefault(process.row.name, set()).update(prompt for prompt, _ in process.pictures)
+            covered.setdefault(process.row.name, set()).update(
+                prompt for prompt, _ in process.pictures
+            )
         common = set.intersection(*covered.values()) if covered else set()
         # One of each process: that its timed calls make what the pass does is shown for it, too.
         sample: set[int] = set()
@@ -97,10 +116,16 @@ class TimedImages:
 
     def left_out(self, draw: Draw) -> Draw:
         """Returns a draw without the prompts whose images count."""
-        return replace(draw, others=frozenset(p for p in self.positions if p < len(draw.prompts)))
+        return replace(
+            draw, others=frozenset(p for p in self.positions if p < len(draw.prompts))
+        )
 
     def added(
-        self, process: VariantProcess, draw: Draw, folder: Path, drawn: Sequence[ImageRecord]
+        self,
+        process: VariantProcess,
+        draw: Draw,
+        folder: Path,
+        drawn: Sequence[ImageRecord],
     ) -> list[ImageRecord]:
         """Writes the images that count, and their latents, beside those that the pass has drawn for a variant.
 
@@ -109,8 +134,12 @@ class TimedImages:
         """
         records, count = [*drawn], process.variant.workload.images_per_prompt
         latents = {}
-        for place, (replicate, image) in self._pictures(process.row, draw.others).items():
-            record = replace(draw.record_of(*place, count, image.finite), process=replicate)
+        for place, (replicate, image) in self._pictures(
+            process.row, draw.others
+        ).items():
+            record = replace(
+                draw.record_of(*place, count, image.finite), process=replicate
+            )
             Image.fromarray(image.pixels).save(folder / record.path)
             records.append(record)
             latents[place] = image.latents
@@ -118,7 +147,9 @@ class TimedImages:
             _join_latents(folder / LATENTS, drawn, latents)
         return sorted(records, key=_place)
 
-    def _pictures(self, row: VariantResult, prompts: Collection[int]) -> dict[Place, tuple[int, SampledImage]]:
+    def _pictures(
+        self, row: VariantResult, prompts: Collection[int]
+    ) -> dict[Place, tuple[int, SampledImage]]:
         """Returns a variant's images of some prompts, each with the process that it is of."""
         found: dict[Place, tuple[int, SampledImage]] = {}
         for process in self.session.processes:
@@ -134,7 +165,9 @@ def _place(record: ImageRecord) -> Place:
     return record.prompt_index, record.image_index
 
 
-def _join_latents(file: Path, drawn: Sequence[ImageRecord], timed: Mapping[Place, np.ndarray | None]) -> None:
+def _join_latents(
+    file: Path, drawn: Sequence[ImageRecord], timed: Mapping[Place, np.ndarray | None]
+) -> None:
     """Adds latents to a file that has those of `drawn`, in the order of prompts and images."""
     rows = dict(zip(map(_place, drawn), load_file(file)["latents"], strict=True))
     rows |= {place: latents for place, latents in timed.items() if latents is not None}

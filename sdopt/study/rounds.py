@@ -9,7 +9,11 @@ import numpy as np
 
 from sdopt.measure.interference import InterferenceMeter
 from sdopt.record.samples import Call, ShapeSamples
-from sdopt.statistics.disturbance import another_may_help, rounds_left_out, worst_by_round
+from sdopt.statistics.disturbance import (
+    another_may_help,
+    rounds_left_out,
+    worst_by_round,
+)
 from sdopt.study.ahead import Pace
 from sdopt.study.budget import Spending
 from sdopt.study.evidence import Inspection
@@ -31,18 +35,28 @@ class _Timing:
         self._session, self._study = session, session.study
         self._spending = Spending(session, pace)
 
-    def _time(self, process: VariantProcess, shape_index: int, number: int, start: int = 0) -> None:
+    def _time(
+        self, process: VariantProcess, shape_index: int, number: int, start: int = 0
+    ) -> None:
         """Times one call at a shape, in a round of some number; one beyond the rounds of the session is an extra round.
 
         `start` is the number of calls that the process had before the first of these rounds. Raises WorkerError.
         """
         session, again = self._session, number > self._session.rounds
-        session.progress.phase(process.row.name, "timing again" if again else "timing", None if again else number)
+        session.progress.phase(
+            process.row.name,
+            "timing again" if again else "timing",
+            None if again else number,
+        )
         samples, count = process.measurement.shapes[shape_index], len(process.given)
-        batch = session.next_batch(process, shape_index, 1 + self._study.warmup + number)
+        batch = session.next_batch(
+            process, shape_index, 1 + self._study.warmup + number
+        )
         meter = InterferenceMeter(process.worker.pid)
         every_image = not shape_index and session.timed_images.wanted
-        answer = process.worker.ask(PipelineHost.time_once, shape_index, batch, every_image=every_image)
+        answer = process.worker.ask(
+            PipelineHost.time_once, shape_index, batch, every_image=every_image
+        )
         call = Call(
             answer.seconds,
             round=start + number - 1,
@@ -69,7 +83,9 @@ class _Timing:
         """
         session, rounds = self._session, self._session.rounds
         yield from range(1, rounds + 1)
-        for number in range(rounds + 1, rounds + session.extra_rounds + 1 if rounds else 0):
+        for number in range(
+            rounds + 1, rounds + session.extra_rounds + 1 if rounds else 0
+        ):
             samples = timed()
             worst = worst_by_round(samples)[start:]
             if not another_may_help(worst, rounds, session.protocol.interference):
@@ -82,7 +98,9 @@ class _Timing:
         if self._spending.limited:
             return  # there are no extra rounds, and settled variants have fewer
         worst = worst_by_round(timed)[start:]
-        left_out = rounds_left_out(worst, self._session.rounds, self._session.protocol.interference)
+        left_out = rounds_left_out(
+            worst, self._session.rounds, self._session.protocol.interference
+        )
         for samples in timed:
             for index, call in enumerate(samples.calls[start:]):
                 call.left_out = index in left_out
@@ -94,7 +112,9 @@ def _keep_image(process: VariantProcess, shape_index: int, call: TimedCall) -> N
         return
     if len(process.images) < _SAMPLED:
         process.images.append(call.image)
-    elif (chosen := random.randrange(len(process.measurement.shapes[0].calls))) < _SAMPLED:
+    elif (
+        chosen := random.randrange(len(process.measurement.shapes[0].calls))
+    ) < _SAMPLED:
         process.images[chosen] = call.image
 
 
@@ -108,7 +128,9 @@ class Rounds(_Timing):
 
     def __init__(self, session: Session, pace: Pace | None = None) -> None:
         super().__init__(session, pace)
-        self._shuffle = random.Random(f"{session.protocol.shuffle_seed} {len(session.result.sessions)}")
+        self._shuffle = random.Random(
+            f"{session.protocol.shuffle_seed} {len(session.result.sessions)}"
+        )
 
     def measure(self) -> None:
         """Times and inspects all processes. Raises DoesNotFitError if some ran out of memory beside others."""
@@ -118,7 +140,11 @@ class Rounds(_Timing):
         for number in self._round_numbers(self._timed_samples):
             if not self._spending.another_round(number):
                 break
-            is_open = [process for process in session.timed if process.row.name not in session.settled]
+            is_open = [
+                process
+                for process in session.timed
+                if process.row.name not in session.settled
+            ]
             calls = list(product(is_open, study.shapes))
             self._shuffle.shuffle(calls)
             for process, shape_index in calls:
@@ -131,9 +157,13 @@ class Rounds(_Timing):
             self._spending.foretell()
             study.checkpoint()
         for process in session.timed:
-            if process.active:  # else another process of its variant has failed meanwhile
+            if (
+                process.active
+            ):  # else another process of its variant has failed meanwhile
                 with session.noting_failure(process):
-                    process.measurement.memory_after = process.worker.ask(PipelineHost.memory_so_far)
+                    process.measurement.memory_after = process.worker.ask(
+                        PipelineHost.memory_so_far
+                    )
         session.timed_images.settle()
         self._spending.choose_images()
         # Processes that draw images come first, so that they draw side by side; the baseline is the first of them.
@@ -152,7 +182,11 @@ class Rounds(_Timing):
         self._spending.note_spent()
 
     def _timed_samples(self) -> list[ShapeSamples]:
-        return [samples for process in self._session.timed for samples in process.measurement.shapes]
+        return [
+            samples
+            for process in self._session.timed
+            for samples in process.measurement.shapes
+        ]
 
     def _discarded_round(self) -> None:
         """Calls all processes that will be timed, and discards the times: processes that started early have been idle.
@@ -162,8 +196,12 @@ class Rounds(_Timing):
         session, warmup = self._session, self._study.warmup
         waiting = session.timed
         self._shuffle.shuffle(waiting)
-        for group, shape_index in product(batched(waiting, self._study.sharing.processes), self._study.shapes):
-            for process, call in session.call(group, "discarded round", shape_index, 1 + warmup, memory=warmup > 0):
+        for group, shape_index in product(
+            batched(waiting, self._study.sharing.processes), self._study.shapes
+        ):
+            for process, call in session.call(
+                group, "discarded round", shape_index, 1 + warmup, memory=warmup > 0
+            ):
                 process.measurement.shapes[shape_index].discarded_s.append(call.seconds)
                 session.note_call(process, shape_index, call)
             session.require_fit(", in the discarded round")
@@ -191,10 +229,14 @@ class Blocks(_Timing):
         timed = [process for process in session.processes if process.timed]
         if not timed:
             return
-        baseline = next(process for process in timed if process.row.name == session.result.baseline)
+        baseline = next(
+            process for process in timed if process.row.name == session.result.baseline
+        )
         others = [process for process in timed if process is not baseline]
         # Each process is loaded and warmed up again, and the baseline is timed once more for each.
-        session.progress.more(len(others) * (1 + shapes * (2 + session.rounds)) + len(session.processes))
+        session.progress.more(
+            len(others) * (1 + shapes * (2 + session.rounds)) + len(session.processes)
+        )
         before = self._block(baseline)
         for process in others:
             # Recorded first: samples of a block that breaks off must not look like samples of interleaved rounds.
@@ -205,7 +247,9 @@ class Blocks(_Timing):
                 continue
             after = self._block(baseline)
             _set_baseline_times(process, before, after)
-            session.result.schedule.drift[process.slug] = math.exp(_mean_log(after) - _mean_log(before))
+            session.result.schedule.drift[process.slug] = math.exp(
+                _mean_log(after) - _mean_log(before)
+            )
             before = after
             self._spending.note_spent()
             self._spending.foretell()
@@ -225,7 +269,10 @@ class Blocks(_Timing):
             self._study.checkpoint()
         if not process.active:
             return []
-        return [samples.deciding_s[start:] for samples, start in zip(shapes, starts, strict=True)]
+        return [
+            samples.deciding_s[start:]
+            for samples, start in zip(shapes, starts, strict=True)
+        ]
 
     def _measure(self, process: VariantProcess) -> None:
         self._session.warm_up_again(process)
@@ -236,11 +283,15 @@ class Blocks(_Timing):
                 for shape_index in self._study.shapes:
                     self._time(process, shape_index, number, start)
             self._leave_out(shapes, start)
-            process.measurement.memory_after = process.worker.ask(PipelineHost.memory_so_far)
+            process.measurement.memory_after = process.worker.ask(
+                PipelineHost.memory_so_far
+            )
         Inspection(self._session, [process]).take()
 
 
-def _set_baseline_times(process: VariantProcess, before: _Times, after: _Times = ()) -> None:
+def _set_baseline_times(
+    process: VariantProcess, before: _Times, after: _Times = ()
+) -> None:
     """Records the baseline's times by shape, just before a process was measured and just after."""
     for samples, times in zip(process.measurement.shapes, before, strict=False):
         samples.latency_before_s = list(times)

@@ -5,7 +5,15 @@ from pathlib import Path
 
 from sdopt.record.choices import PATCH, as_choice
 from sdopt.record.files import write_at_last
-from sdopt.record.records import IntervalWidth, Schedule, Status, StudyResult, VariantResult, append_reason, now
+from sdopt.record.records import (
+    IntervalWidth,
+    Schedule,
+    Status,
+    StudyResult,
+    VariantResult,
+    append_reason,
+    now,
+)
 from sdopt.schema import Protocol
 from sdopt.scratch import scratch_folder
 from sdopt.statistics.comparing import compare
@@ -46,18 +54,26 @@ def run_study(
     begun, protocol = time.monotonic(), result.config.protocol
     try:
         with scratch_folder("study") as scratch:
-            study = Study(plan, result, machine, start_worker, folder, scratch, progress)
+            study = Study(
+                plan, result, machine, start_worker, folder, scratch, progress
+            )
             study.begun_after_s = progress.timeline.elapsed_s
             before_s = result.precision.spent_s if result.precision else 0.0
             measure_missing(study, first_schedule(protocol, machine))
             while more_processes(result, before_s + time.monotonic() - begun):
-                measure_missing(study, Schedule(result.sessions[-1].schedule, result.schedule.reason))
+                measure_missing(
+                    study,
+                    Schedule(result.sessions[-1].schedule, result.schedule.reason),
+                )
         set_final_statuses(result)
         result.status = "finished"
     except BaselineFailedError:
         for row in result.variants:
             if row.status is Status.PENDING:
-                row.status, row.reason = Status.INTERRUPTED, append_reason(row, _NO_BASELINE)
+                row.status, row.reason = (
+                    Status.INTERRUPTED,
+                    append_reason(row, _NO_BASELINE),
+                )
         set_final_statuses(result)
         result.status = "finished"
     except (KeyboardInterrupt, TimeUpError) as end:
@@ -104,7 +120,10 @@ def first_schedule(protocol: Protocol, machine: Machine) -> Schedule:
         return Schedule("blocks", "protocol.schedule=blocks")
     mode = str(machine.gpu.get("compute_mode", ""))
     if protocol.schedule == "auto" and mode.startswith("exclusive"):
-        return Schedule("blocks", f"the device is in compute mode {mode}, and takes one process at a time")
+        return Schedule(
+            "blocks",
+            f"the device is in compute mode {mode}, and takes one process at a time",
+        )
     return Schedule()
 
 
@@ -116,21 +135,30 @@ def more_processes(result: StudyResult, spent_s: float) -> bool:
     protocol = result.config.protocol
     if protocol.precision is None:
         return False
-    result.precision = precision = result.precision or IntervalWidth(granted=result.config.replicates)
-    precision.needed, precision.spent_s = precision.needed or processes_needed(result), spent_s
+    result.precision = precision = result.precision or IntervalWidth(
+        granted=result.config.replicates
+    )
+    precision.needed, precision.spent_s = (
+        precision.needed or processes_needed(result),
+        spent_s,
+    )
     running = {
         row.name
         for row in result.variants
         if (row.status is Status.PENDING or row.status.measured) and not row.given_up
     }
-    needed = max((n for name, n in precision.needed.items() if name in running), default=0)
+    needed = max(
+        (n for name, n in precision.needed.items() if name in running), default=0
+    )
     if needed <= precision.granted:
         return False
     granted = min(needed, precision.granted + result.config.replicates)
     if protocol.budget_s is not None:
         timed = sum(len(row.samples) for row in result.variants)
         # The baseline and the control of each session too.
-        more = (granted - precision.granted) * (2 + sum(n > precision.granted for n in precision.needed.values()))
+        more = (granted - precision.granted) * (
+            2 + sum(n > precision.granted for n in precision.needed.values())
+        )
         if spent_s * (1 + more / max(timed, 1)) > protocol.budget_s:
             precision.stopped = f"protocol.budget_s={protocol.budget_s:g} was spent"
             return False
@@ -159,7 +187,10 @@ def _status_by_evidence(row: VariantResult) -> tuple[Status, str]:
         return row.status, row.reason
     shapes = row.config.shapes
     found = [
-        (evidence, f"{as_choice(evidence.axis, evidence.option)}: {evidence.summary}{where}")
+        (
+            evidence,
+            f"{as_choice(evidence.axis, evidence.option)}: {evidence.summary}{where}",
+        )
         for measurement in row.measurements
         for shape, samples in zip(shapes, measurement.shapes, strict=True)
         for evidence in samples.evidence
@@ -171,6 +202,10 @@ def _status_by_evidence(row: VariantResult) -> tuple[Status, str]:
         for evidence, text in found
         if row.shows_no_effect(evidence)
     }
-    changed = {f"the function changed what {text}" for evidence, text in found if not row.shows_no_effect(evidence)}
+    changed = {
+        f"the function changed what {text}"
+        for evidence, text in found
+        if not row.shows_no_effect(evidence)
+    }
     status = Status.NOT_ENGAGED if idle or row.silent else Status.OK
     return status, append_reason(row, *sorted(idle), *([] if idle else sorted(changed)))

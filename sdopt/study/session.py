@@ -16,7 +16,15 @@ from typing import TypeVar
 
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.record.files import write_result
-from sdopt.record.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult, append_reason, now
+from sdopt.record.records import (
+    MeasurementSession,
+    Schedule,
+    Status,
+    StudyResult,
+    VariantResult,
+    append_reason,
+    now,
+)
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
 from sdopt.schema import Protocol, Quality
 from sdopt.study.cost import calls_ahead
@@ -112,14 +120,22 @@ class Study:
     def drawing_batch(self) -> int | None:
         """How many prompts of the quality pass all variants draw in one call; None leaves that to each workload."""
         variants = runnable_of(self.plan, self.result)
-        largest = LARGEST_BATCH if self.machine.has_vectors else _LARGEST_WITHOUT_VECTORS
-        return drawing_batch(variants, self.quality.batch_size, self.result.config.gate.judges, largest)
+        largest = (
+            LARGEST_BATCH if self.machine.has_vectors else _LARGEST_WITHOUT_VECTORS
+        )
+        return drawing_batch(
+            variants, self.quality.batch_size, self.result.config.gate.judges, largest
+        )
 
     @property
     def sharing(self) -> Sharing:
         """How its processes share the machine while none is timed."""
         cores = int(self.machine.cpu["cores"])
-        return Sharing(cores, self.plan.baseline.hardware.threads or cores, self.machine.device.is_cuda)
+        return Sharing(
+            cores,
+            self.plan.baseline.hardware.threads or cores,
+            self.machine.device.is_cuda,
+        )
 
     @property
     def warmup(self) -> int:
@@ -144,7 +160,9 @@ class Study:
         except OSError as error:
             if not self.unwritten:
                 problem = f"{self.folder / 'result.json'}: {error.strerror}"
-                self.progress.warn(f"{problem}; measuring continues, and writing is tried again after every round")
+                self.progress.warn(
+                    f"{problem}; measuring continues, and writing is tried again after every round"
+                )
             self.unwritten = True
         else:
             self.unwritten = False
@@ -238,7 +256,12 @@ class Session:
     """One session of a study, with new processes for all variants that take part."""
 
     def __init__(self, study: Study, missing: Missing, schedule: Schedule) -> None:
-        self.study, self.result, self.protocol, self.progress = study, study.result, study.protocol, study.progress
+        self.study, self.result, self.protocol, self.progress = (
+            study,
+            study.result,
+            study.protocol,
+            study.progress,
+        )
         self.rounds = missing.rounds
         self.settled: set[str] = set()
         """The variants that were shown to be faster or slower, and on which no further round is spent."""
@@ -248,23 +271,41 @@ class Session:
         self.record = MeasurementSession(now())
         self.result.sessions.append(self.record)
         self._set_schedule(schedule)
-        variants = {variant.name: variant for variant in study.plan.variants} | {CONTROL: study.plan.baseline}
+        variants = {variant.name: variant for variant in study.plan.variants} | {
+            CONTROL: study.plan.baseline
+        }
         rows = [row for row in self.result.variants if row.name in missing.variants]
         # The control is measured right after the baseline, so that the floor is known early.
-        rows.sort(key=lambda row: (row.name != self.result.baseline, not row.is_control))
+        rows.sort(
+            key=lambda row: (row.name != self.result.baseline, not row.is_control)
+        )
         self.processes: list[VariantProcess] = []
-        for replicate, row in product(sorted({replicate for _, replicate in missing.processes}), rows):
+        for replicate, row in product(
+            sorted({replicate for _, replicate in missing.processes}), rows
+        ):
             if (row.name, replicate) in missing.processes:
-                slug = f"{study.slug(row)}-{replicate}" + (f"-session-{self._number}" if self._number else "")
-                measurement = Measurement(replicate, self._number, [ShapeSamples() for _ in study.shapes])
+                slug = f"{study.slug(row)}-{replicate}" + (
+                    f"-session-{self._number}" if self._number else ""
+                )
+                measurement = Measurement(
+                    replicate, self._number, [ShapeSamples() for _ in study.shapes]
+                )
                 row.measurements.append(measurement)
                 timed = (row.name, replicate) in missing.timed
-                self.processes.append(VariantProcess(row, variants[row.name], measurement, slug, timed))
+                self.processes.append(
+                    VariantProcess(row, variants[row.name], measurement, slug, timed)
+                )
         for sub in ("logs", "images"):
             with suppress(OSError):  # the code that needs the folder reports the error
                 (study.folder / sub).mkdir(exist_ok=True)
         taking_part = [variants[row.name] for row in rows]
-        calls = calls_ahead(taking_part, len(self.processes), self.rounds, self.protocol, study.drawing_batch)
+        calls = calls_ahead(
+            taking_part,
+            len(self.processes),
+            self.rounds,
+            self.protocol,
+            study.drawing_batch,
+        )
         self.progress.start(calls, self.rounds)
         study.checkpoint()
 
@@ -283,7 +324,9 @@ class Session:
     @property
     def timed(self) -> list[VariantProcess]:
         """The processes that take part in the rounds, and whose variants have not failed."""
-        return [process for process in self.processes if process.timed and process.active]
+        return [
+            process for process in self.processes if process.timed and process.active
+        ]
 
     @property
     def extra_rounds(self) -> int:
@@ -301,10 +344,16 @@ class Session:
         log = study.folder / "logs" / f"{process.slug}.log"
         try:
             process.running = study.start_worker(
-                process.variant, log, study.scratch, self.progress.timeline.called, self.progress.warn
+                process.variant,
+                log,
+                study.scratch,
+                self.progress.timeline.called,
+                self.progress.warn,
             )
         except OSError as error:
-            raise WorkerError(Status.FAILED, f"its process could not be started: {error}") from error
+            raise WorkerError(
+                Status.FAILED, f"its process could not be started: {error}"
+            ) from error
         process.worker.ask(PipelineHost.hello)
 
     def warm_up_again(self, process: VariantProcess) -> None:
@@ -319,7 +368,9 @@ class Session:
                 # Loading must not count towards the peak that is read after the rounds.
                 last = call == self.study.warmup
                 number = self.next_batch(process, shape_index, call)
-                process.worker.ask(PipelineHost.time_once, shape_index, number, memory=last)
+                process.worker.ask(
+                    PipelineHost.time_once, shape_index, number, memory=last
+                )
                 self.progress.advance()
 
     def retire(self, process: VariantProcess) -> None:
@@ -356,17 +407,30 @@ class Session:
             return []
         self.progress.together([process.row.name for process in asked], phase)
         good: list[tuple[VariantProcess, T]] = []
-        for process, answer in zip(asked, answers_of([partial(begin, process) for process in asked]), strict=True):
+        for process, answer in zip(
+            asked,
+            answers_of([partial(begin, process) for process in asked]),
+            strict=True,
+        ):
             if not isinstance(answer, WorkerError):
                 good.append((process, answer))
             elif lenient and answer.status is Status.FAILED:
-                process.row.reason = append_reason(process.row, f"{phase}: {answer.reason}")
-            elif process.active:  # else another process of its variant has failed beside it
+                process.row.reason = append_reason(
+                    process.row, f"{phase}: {answer.reason}"
+                )
+            elif (
+                process.active
+            ):  # else another process of its variant has failed beside it
                 self.note_failure(process, answer)
         return good
 
     def call(
-        self, group: Sequence[VariantProcess], phase: str, shape_index: int, call: int, memory: bool = False
+        self,
+        group: Sequence[VariantProcess],
+        phase: str,
+        shape_index: int,
+        call: int,
+        memory: bool = False,
     ) -> list[tuple[VariantProcess, TimedCall]]:
         """Lets the living workers of a group make one call, as many at once as there are cores for.
 
@@ -375,10 +439,14 @@ class Session:
 
         def begin(process: VariantProcess) -> Callable[[], TimedCall]:
             number = self.next_batch(process, shape_index, call)
-            return process.worker.begin(PipelineHost.time_once, shape_index, number, memory=memory)
+            return process.worker.begin(
+                PipelineHost.time_once, shape_index, number, memory=memory
+            )
 
         parts = batched(group, self.study.sharing.calls)
-        return [answer for part in parts for answer in self.ask_each(part, phase, begin)]
+        return [
+            answer for part in parts for answer in self.ask_each(part, phase, begin)
+        ]
 
     def next_batch(self, process: VariantProcess, shape_index: int, call: int) -> int:
         """Returns the number of the batch for a call of a process, the same for all variants, and records it as given.
@@ -400,7 +468,9 @@ class Session:
         """The index, for `next_batch`, of the first call that is not timed in any round."""
         return 2 + self.study.warmup + self.rounds + self.extra_rounds
 
-    def note_call(self, process: VariantProcess, shape_index: int, call: TimedCall) -> None:
+    def note_call(
+        self, process: VariantProcess, shape_index: int, call: TimedCall
+    ) -> None:
         """Records the figures of a call at a shape, except its time."""
         self.progress.advance()
         samples = process.measurement.shapes[shape_index]
@@ -409,7 +479,10 @@ class Session:
         if call.memory is not None:
             samples.memory = call.memory
             needed = footprint_gib(call.memory)
-            process.footprint_gib = {kind: max(gib, process.footprint_gib.get(kind, 0)) for kind, gib in needed.items()}
+            process.footprint_gib = {
+                kind: max(gib, process.footprint_gib.get(kind, 0))
+                for kind, gib in needed.items()
+            }
 
     # ------------------------------------------------------------------------------------- what fails, or does not fit
 
@@ -439,10 +512,14 @@ class Session:
         if self.protocol.schedule == "auto" and self.interleaved and not emulated:
             process.kill()
             failed = f"'{process.row.name}' failed while {others} other processes were in memory"
-            self._starved.append((process, f"{failed}, perhaps for lack of memory ({error.reason})"))
+            self._starved.append(
+                (process, f"{failed}, perhaps for lack of memory ({error.reason})")
+            )
             return
         self.fail(process, error)
-        advice = f"{others} other processes were in memory: try protocol.schedule=blocks"
+        advice = (
+            f"{others} other processes were in memory: try protocol.schedule=blocks"
+        )
         process.row.reason = append_reason(process.row, advice)
 
     def fail(self, process: VariantProcess, error: WorkerError) -> None:
@@ -457,7 +534,9 @@ class Session:
             # It was fully measured before, and was only timed again beside the missing variants.
             row.reason = append_reason(row, f"when timed again: {error.reason}")
         self.end(row)
-        if row.name == self.result.baseline and any(other.active for other in self.processes):
+        if row.name == self.result.baseline and any(
+            other.active for other in self.processes
+        ):
             raise BaselineFailedError
 
     def end(self, row: VariantResult) -> None:
@@ -471,7 +550,9 @@ class Session:
     def require_fit(self, when: str = "") -> None:
         """Raises DoesNotFitError if processes ran out of memory beside others; `when` is added to the reasons."""
         if self._starved:
-            raise DoesNotFitError([(process, f"{reason}{when}") for process, reason in self._starved])
+            raise DoesNotFitError(
+                [(process, f"{reason}{when}") for process, reason in self._starved]
+            )
 
     def use_blocks(self, reason: str) -> None:
         """Measures one process at a time from now on."""
@@ -492,7 +573,11 @@ class Session:
                     self.fail(process, alone)
                 process.stop()
         # One that was measured before, and fails now, is wanted again as long as others are timed beside it.
-        fitting = [reason for process, reason in error.starved if process.active or process.row.status.measured]
+        fitting = [
+            reason
+            for process, reason in error.starved
+            if process.active or process.row.status.measured
+        ]
         self._forget_untimed()
         if fitting:
             return Schedule("blocks", fitting[0])
@@ -503,14 +588,27 @@ class Session:
         for process in self.processes:
             self.retire(process)
             measurement = process.measurement
-            if not (measurement.complete or any(samples.calls for samples in measurement.shapes)):
-                process.row.measurements = [other for other in process.row.measurements if other is not measurement]
-        if not any(m.session == self._number for row in self.result.variants for m in row.measurements):
+            if not (
+                measurement.complete
+                or any(samples.calls for samples in measurement.shapes)
+            ):
+                process.row.measurements = [
+                    other
+                    for other in process.row.measurements
+                    if other is not measurement
+                ]
+        if not any(
+            m.session == self._number
+            for row in self.result.variants
+            for m in row.measurements
+        ):
             self.result.sessions.remove(self.record)
 
     def _set_schedule(self, schedule: Schedule) -> None:
         """Changes its schedule; the drift of earlier blocks is kept."""
-        self.result.schedule = Schedule(schedule.kind, schedule.reason, self.result.schedule.drift)
+        self.result.schedule = Schedule(
+            schedule.kind, schedule.reason, self.result.schedule.drift
+        )
         self.record.schedule = schedule.kind
 
 
@@ -523,7 +621,11 @@ def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 def footprint_gib(memory: Memory) -> dict[str, float]:
     """Returns how many GiB a worker needs at its peak, for each memory that may run out."""
     # In a sandbox, the kernel may not report the peak.
-    host = memory.process_loaded_gib if memory.process_peak_gib is None else memory.process_peak_gib
+    host = (
+        memory.process_loaded_gib
+        if memory.process_peak_gib is None
+        else memory.process_peak_gib
+    )
     if memory.cuda_peak_reserved_gib is None:
         return {"host": host}
     counted = memory.cuda_peak_reserved_gib + (memory.cuda_elsewhere_gib or 0.0)

@@ -73,7 +73,9 @@ class Timeline:
     def write(self, folder: Path) -> Path:
         """Writes `timeline.json`. Raises OSError."""
         path = folder / FILE
-        write_atomically(path, json.dumps([asdict(span) for span in self.spans], indent=1).encode())
+        write_atomically(
+            path, json.dumps([asdict(span) for span in self.spans], indent=1).encode()
+        )
         return path
 
     def _book(self) -> None:
@@ -82,27 +84,36 @@ class Timeline:
         self._booked = now
 
     def _span(self, phase: str, variant: str) -> Span:
-        span = self._spans.setdefault((phase, variant), Span(phase, variant, self._booked - self._begun))
+        span = self._spans.setdefault(
+            (phase, variant), Span(phase, variant, self._booked - self._begun)
+        )
         span.entered += 1
         return span
 
 
 def read_timeline(folder: Path) -> list[Span]:
     """Reads the file that `Timeline.write` wrote. Raises OSError if there is none."""
-    return [Span(**span) for span in json.loads((folder / FILE).read_text(encoding="utf-8"))]
+    return [
+        Span(**span) for span in json.loads((folder / FILE).read_text(encoding="utf-8"))
+    ]
 
 
 def waited_s(folder: Path) -> float:
     """Returns for how long the last command of a study waited for another one, in seconds; 0 where none is told."""
     try:
-        return sum(span.seconds for span in read_timeline(folder) if span.phase == WAITING)
+        return sum(
+            span.seconds for span in read_timeline(folder) if span.phase == WAITING
+        )
     except (OSError, ValueError, TypeError):
         return 0.0
 
 
 def process_begun() -> float:
     """Returns when this process was started, by `time.monotonic`, to a hundredth of a second."""
-    started = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]) / os.sysconf(
-        "SC_CLK_TCK"
-    )
+    started = int(
+        Path("/proc/self/stat")
+        .read_text(encoding="utf-8")
+        .rpartition(")")[2]
+        .split()[19]
+    ) / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)

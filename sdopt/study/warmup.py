@@ -26,15 +26,24 @@ class Warmup:
         """Prepares the processes. Raises DoesNotFitError if some ran out of memory beside others."""
         everyone = self._session.processes
         first = min((process.measurement.replicate for process in everyone), default=0)
-        self._prepare_all([process for process in everyone if process.measurement.replicate == first], trials=True)
+        self._prepare_all(
+            [process for process in everyone if process.measurement.replicate == first],
+            trials=True,
+        )
         self._giving_up.settle()
         self._spending.choose_processes()
-        self._prepare_all([process for process in everyone if process.measurement.replicate != first])
+        self._prepare_all(
+            [process for process in everyone if process.measurement.replicate != first]
+        )
         self._session.require_fit()
 
-    def _prepare_all(self, waiting: Sequence[VariantProcess], trials: bool = False) -> None:
+    def _prepare_all(
+        self, waiting: Sequence[VariantProcess], trials: bool = False
+    ) -> None:
         """Prepares some of the processes; with `trials`, finds out which of them are clearly slower."""
-        budget_gib = memory_budget_gib(self._study.machine.device, self._study.protocol.memory_fraction)
+        budget_gib = memory_budget_gib(
+            self._study.machine.device, self._study.protocol.memory_fraction
+        )
         while waiting := [process for process in waiting if process.active]:
             group = self._next_group(waiting, budget_gib)
             waiting = waiting[len(group) :]
@@ -46,7 +55,9 @@ class Warmup:
             self._study.checkpoint()
             self._spending.foretell()
 
-    def _next_group(self, waiting: Sequence[VariantProcess], budget_gib: dict[str, float]) -> Sequence[VariantProcess]:
+    def _next_group(
+        self, waiting: Sequence[VariantProcess], budget_gib: dict[str, float]
+    ) -> Sequence[VariantProcess]:
         """Returns the processes to prepare at once; changes to blocks if not even one more would fit in memory."""
         session, together = self._session, self._study.sharing.processes
         footprints = [other.footprint_gib for other in session.with_worker]
@@ -55,14 +66,20 @@ class Warmup:
             if too_much is not None:
                 session.use_blocks(too_much)
         # The memory of the first process predicts that of the others.
-        if not session.interleaved or not footprints or excess(footprints, budget_gib, together) is not None:
+        if (
+            not session.interleaved
+            or not footprints
+            or excess(footprints, budget_gib, together) is not None
+        ):
             return waiting[:1]
         return waiting[:together]
 
     def _prepare(self, group: Sequence[VariantProcess]) -> None:
         """Starts the workers of a group, and calls each until it is warm."""
         # A variant reports the start of its first process, which then has the machine to itself.
-        parts = [[process] for process in group if process.first] + [[p for p in group if not p.first]]
+        parts = [[process] for process in group if process.first] + [
+            [p for p in group if not p.first]
+        ]
         for part in parts:
             for process, load_s in self._load(part):
                 if process.first:
@@ -70,34 +87,52 @@ class Warmup:
         for shape_index in self._study.shapes:
             for part in parts:
                 self._first_call(part, shape_index)
-            for process in [process for process in group if process.takes_part and process.compiled_packages]:
+            for process in [
+                process
+                for process in group
+                if process.takes_part and process.compiled_packages
+            ]:
                 self._load_packages(process, shape_index)
             for number in range(1, 1 + self._calls):
                 memory = number == self._calls
-                for process, call in self._session.call(group, "warm-up", shape_index, number, memory=memory):
-                    process.measurement.shapes[shape_index].warmup_s.append(call.seconds)
+                for process, call in self._session.call(
+                    group, "warm-up", shape_index, number, memory=memory
+                ):
+                    process.measurement.shapes[shape_index].warmup_s.append(
+                        call.seconds
+                    )
                     self._session.note_call(process, shape_index, call)
 
     @property
     def _calls(self) -> int:
         """How many calls warm a process up before the others are prepared: the last one is the discarded round."""
         session = self._session
-        return max(0, self._study.warmup - 1) if session.interleaved and session.rounds else self._study.warmup
+        return (
+            max(0, self._study.warmup - 1)
+            if session.interleaved and session.rounds
+            else self._study.warmup
+        )
 
-    def _load(self, part: Sequence[VariantProcess]) -> list[tuple[VariantProcess, float]]:
+    def _load(
+        self, part: Sequence[VariantProcess]
+    ) -> list[tuple[VariantProcess, float]]:
         """Starts workers and loads their pipelines, all at once; returns the seconds that each takes."""
         for process in part:
             if process.active:
                 with self._session.noting_failure(process):
                     self._session.start(process)
-        loaded = self._session.ask_each(part, "loading", lambda process: process.worker.begin(PipelineHost.prepare))
+        loaded = self._session.ask_each(
+            part, "loading", lambda process: process.worker.begin(PipelineHost.prepare)
+        )
         self._study.progress.advance(len(loaded))
         return loaded
 
     def _first_call(self, part: Sequence[VariantProcess], shape_index: int) -> None:
         """Calls workers at a shape for the first time, which may compile."""
         # The memory of this call shows whether others fit beside it; without a warm-up, it is also the reported figure.
-        for process, call in self._session.call(part, "cold start", shape_index, 0, memory=not self._calls):
+        for process, call in self._session.call(
+            part, "cold start", shape_index, 0, memory=not self._calls
+        ):
             self._session.note_call(process, shape_index, call)
             samples = process.measurement.shapes[shape_index]
             process.compiled_packages += call.compiled.packages
@@ -119,7 +154,9 @@ class Warmup:
         self._study.progress.more(2 + last_shape)
         self._load([process])
         for shape_index in range(1 + last_shape):
-            for _, call in self._session.call([process], "first call", shape_index, 0, memory=not self._calls):
+            for _, call in self._session.call(
+                [process], "first call", shape_index, 0, memory=not self._calls
+            ):
                 process.measurement.shapes[shape_index].memory = call.memory
                 self._study.progress.advance()
 
@@ -132,7 +169,11 @@ def memory_budget_gib(device: Device, fraction: float) -> dict[str, float]:
     return {kind: gib * fraction for kind, gib in free.items()}
 
 
-def excess(footprints_gib: Sequence[dict[str, float]], budget_gib: dict[str, float], more: int = 1) -> str | None:
+def excess(
+    footprints_gib: Sequence[dict[str, float]],
+    budget_gib: dict[str, float],
+    more: int = 1,
+) -> str | None:
     """Returns why no `more` processes as large as the largest would fit beside those that live; None if they would."""
     for kind, budget in budget_gib.items():
         needs = [footprint.get(kind, 0.0) for footprint in footprints_gib]

@@ -56,7 +56,12 @@ _FORCED = {"MLFLOW_ENABLE_ASYNC_LOGGING": "false"}
 _LEFT_OUT = "sdopt.left_out"
 """Tag: the artifacts that a server did not take because of their size."""
 
-_PARAM_LIMIT, _METRICS, _PARAMS, _ALL = 500, 800, 100, 50_000  # as also servers of 2023 take them
+_PARAM_LIMIT, _METRICS, _PARAMS, _ALL = (
+    500,
+    800,
+    100,
+    50_000,
+)  # as also servers of 2023 take them
 
 BEGUN = "begun"
 """What the process says when the deadline of a request begins."""
@@ -119,7 +124,11 @@ class Logged(NamedTuple):
 
 def late(cause: str, tracking: Tracking, deadline_s: float) -> TrackingError:
     """Returns the error of a request whose deadline has passed."""
-    advice = "; allow more with tracking.deadline_s=…" if deadline_s == tracking.deadline_s else ""
+    advice = (
+        "; allow more with tracking.deadline_s=…"
+        if deadline_s == tracking.deadline_s
+        else ""
+    )
     return TrackingError(f"{cause} within {deadline_s:g} s{advice}")
 
 
@@ -128,7 +137,9 @@ def serve(channel: Connection) -> None:
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     os.environ.update(_FORCED)
-    os.environ.pop("MLFLOW_ACTIVE_MODEL_ID", None)  # metrics would belong to that model of another program
+    os.environ.pop(
+        "MLFLOW_ACTIVE_MODEL_ID", None
+    )  # metrics would belong to that model of another program
     with no_garbage():
         import mlflow
         import mlflow.store.tracking.sqlalchemy_store  # what a database needs, before the first request
@@ -147,14 +158,24 @@ def serve(channel: Connection) -> None:
             notes.clear()
             answer, problem = None, None
             try:
-                answer = perform(tracking, deadline_s, lambda: channel.send(BEGUN), function, *arguments)
+                answer = perform(
+                    tracking,
+                    deadline_s,
+                    lambda: channel.send(BEGUN),
+                    function,
+                    *arguments,
+                )
             except SdoptError as error:
                 problem = error
             channel.send((answer, notes, problem))
 
 
 def perform(
-    tracking: Tracking, deadline_s: float, begun: Callable[[], None], function: Callable[..., Any], *arguments: Any
+    tracking: Tracking,
+    deadline_s: float,
+    begun: Callable[[], None],
+    function: Callable[..., Any],
+    *arguments: Any,
 ) -> Any:
     """Calls `function(client, tracking, *arguments)`; until a deadline, tries again what passes, as of a locked file.
 
@@ -177,7 +198,11 @@ def perform(
         while True:
             try:
                 _require_database(tracking)
-                return function(MlflowClient(tracking_uri=address_of(tracking)), tracking, *arguments)
+                return function(
+                    MlflowClient(tracking_uri=address_of(tracking)),
+                    tracking,
+                    *arguments,
+                )
             except SdoptError:
                 raise
             except Exception as error:
@@ -204,7 +229,9 @@ def _require_database(tracking: Tracking) -> None:
     finally:
         engine.dispose()
     if tables and not {"experiments", "alembic_version"} & set(tables):
-        raise RefusedError(f"it holds other tables ({', '.join(tables[:3])}), not MLflow's: choose another")
+        raise RefusedError(
+            f"it holds other tables ({', '.join(tables[:3])}), not MLflow's: choose another"
+        )
 
 
 def file_of(tracking: Tracking) -> Path | None:
@@ -223,13 +250,19 @@ def address_of(tracking: Tracking) -> str:
     from sqlalchemy.engine import URL
 
     head, _, options = tracking.uri.partition("?")
-    url = URL.create(head.partition(":///")[0], database=str(file), query=dict(parse_qsl(options)))
+    url = URL.create(
+        head.partition(":///")[0], database=str(file), query=dict(parse_qsl(options))
+    )
     return url.render_as_string()
 
 
 def is_server(tracking: Tracking) -> bool:
     """Returns whether a tracking server keeps the runs, rather than a database."""
-    return tracking.uri == "databricks" or urlparse(tracking.uri).scheme in ("http", "https", "databricks")
+    return tracking.uri == "databricks" or urlparse(tracking.uri).scheme in (
+        "http",
+        "https",
+        "databricks",
+    )
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -241,7 +274,9 @@ _PASSING = (
 """Errors of a database while another process writes it, creates its schema, or adds the same row first, such as an
 experiment or a tag of it: MLflow looks whether there is one, and then adds it."""
 
-_CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+_CREDENTIALS = (
+    "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+)
 
 _KNOWN = {
     # A pattern of the error's text, after its HTTP status: the way out. A final "…" marks what may pass by itself.
@@ -280,13 +315,20 @@ _KNOWN = {
 
 def cause_of(error: BaseException) -> str:
     """Returns the line of an error that names the cause, which SQLAlchemy puts after other lines."""
-    lines = [line for line in str(error).splitlines() if line and not line.startswith("(raised as a result of")]
+    lines = [
+        line
+        for line in str(error).splitlines()
+        if line and not line.startswith("(raised as a result of")
+    ]
     return lines[0][:300] if lines else type(error).__name__
 
 
 def _status(error: Exception) -> str:
     """Returns the HTTP status that an error tells of; "" if none."""
-    found = re.search(r"error code (\d{3})|too many (\d{3}) error|(\d{3}) (?:Client|Server) Error", str(error))
+    found = re.search(
+        r"error code (\d{3})|too many (\d{3}) error|(\d{3}) (?:Client|Server) Error",
+        str(error),
+    )
     return next(filter(None, found.groups()), "") if found else ""
 
 
@@ -296,7 +338,9 @@ def _explained(error: Exception, tracking: Tracking) -> TrackingError:
     for pattern, todo in _KNOWN.items():
         if re.search(pattern, f"status {_status(error)} {error}"):
             said = todo.removesuffix(" …")
-            return (RefusedError if said == todo else TrackingError)(said if remote else f"{cause}; {said}")
+            return (RefusedError if said == todo else TrackingError)(
+                said if remote else f"{cause}; {said}"
+            )
     return (TrackingError if remote else RefusedError)(cause)
 
 
@@ -332,9 +376,20 @@ def put(
     the experiment's.
     """
     earlier = _found(client, mine, experiment)
-    home = str(earlier[0].info.experiment_id) if earlier else _experiment(client, tracking, experiment, run.leaderboard)
+    home = (
+        str(earlier[0].info.experiment_id)
+        if earlier
+        else _experiment(client, tracking, experiment, run.leaderboard)
+    )
     require_place(_place(client, tracking, home), tracking)
-    kept = next((str(one.info.run_id) for one in earlier if one.data.tags.get(DIGEST) == digest), None)
+    kept = next(
+        (
+            str(one.info.run_id)
+            for one in earlier
+            if one.data.tags.get(DIGEST) == digest
+        ),
+        None,
+    )
     new = kept is None
     if kept is None:
         if note is not None:
@@ -377,7 +432,8 @@ def amend(
     """
     above = ""
     for found in sorted(
-        _found(client, mine, experiment), key=lambda run: run.data.tags.get(ROLE) in ("study", "sweep")
+        _found(client, mine, experiment),
+        key=lambda run: run.data.tags.get(ROLE) in ("study", "sweep"),
     ):
         run = str(found.info.run_id)
         top = found.data.tags.get(ROLE) in ("study", "sweep")
@@ -388,12 +444,19 @@ def amend(
         there = set() if replace else {item.path for item in client.list_artifacts(run)}
         files = {name: file for name, file in change.files.items() if name not in there}
         _fill(client, run, TrackedRun(files=files, metrics=change.metrics))
-        for name, value in change.tags.items():  # the digest, which says that all is there, comes last
+        for (
+            name,
+            value,
+        ) in (
+            change.tags.items()
+        ):  # the digest, which says that all is there, comes last
             client.set_tag(run, name, value)
     return above
 
 
-def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, str | None]:
+def read(
+    client: "MlflowClient", tracking: Tracking, run: str
+) -> tuple[bytes, str | None]:
     """Returns the `result.json` of a study's run or of one of its variants, and the name of that variant.
 
     Raises UsageError if there is no such run, or no result among its artifacts.
@@ -403,17 +466,28 @@ def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, s
     try:
         found = client.get_run(run)
     except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):  # such as a name with blanks
+        if error.error_code in (
+            "RESOURCE_DOES_NOT_EXIST",
+            "INVALID_PARAMETER_VALUE",
+        ):  # such as a name with blanks
             raise unknown(run, f"at {tracking.uri}") from error
         raise
-    top = run if found.data.tags.get(ROLE) == "study" else found.data.tags.get(PARENT, run)
+    top = (
+        run
+        if found.data.tags.get(ROLE) == "study"
+        else found.data.tags.get(PARENT, run)
+    )
     folder = path_of(client.get_run(top).info.artifact_uri)
     if folder is not None and not folder.exists():
         raise UsageError(f"{run}: its artifacts were in {folder}, which is not here")
     if "result.json" not in [item.path for item in client.list_artifacts(top)]:
-        raise UsageError(f"{run}: this MLflow run at {tracking.uri} has no result.json; name a study's run")
+        raise UsageError(
+            f"{run}: this MLflow run at {tracking.uri} has no result.json; name a study's run"
+        )
     with tempfile.TemporaryDirectory() as below:
-        content = Path(client.download_artifacts(top, "result.json", below)).read_bytes()
+        content = Path(
+            client.download_artifacts(top, "result.json", below)
+        ).read_bytes()
     return content, found.data.tags.get(VARIANT) if top != run else None
 
 
@@ -428,13 +502,19 @@ def unknown(run: str, where: str) -> UsageError:
 def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:
     """Returns the ids of the experiments by their names."""
     experiments = client.search_experiments()
-    return {found.name: str(found.experiment_id) for found in experiments if found.name != "Default"}
+    return {
+        found.name: str(found.experiment_id)
+        for found in experiments
+        if found.name != "Default"
+    }
 
 
 # How it is done -------------------------------------------------------------------------------------------------------
 
 
-def _experiment(client: "MlflowClient", tracking: Tracking, name: str, columns: Sequence[str]) -> str:
+def _experiment(
+    client: "MlflowClient", tracking: Tracking, name: str, columns: Sequence[str]
+) -> str:
     """Returns the id of the experiment of a name; creates it if there is none. Raises RefusedError if it is deleted."""
     tags = _experiment_tags(columns)
     found = client.get_experiment_by_name(name)
@@ -462,7 +542,9 @@ def _experiment_tags(columns: Sequence[str]) -> dict[str, str]:
         "orderByKey": "metrics.`speedup`",
         "orderByAsc": False,
         # Charts of all other metrics follow in sections of their own.
-        "compareRunSections": [{"uuid": VIEW, "name": "the answer", "display": True, "isReordered": True}],
+        "compareRunSections": [
+            {"uuid": VIEW, "name": "the answer", "display": True, "isReordered": True}
+        ],
         "compareRunCharts": [_bars(metric) for metric in _CHARTS],
         "isAccordionReordered": True,
     }
@@ -474,24 +556,47 @@ def _experiment_tags(columns: Sequence[str]) -> dict[str, str]:
 
 def _bars(metric: str) -> dict[str, Any]:
     """Returns a chart of MLflow's UI with a bar for each run."""
-    place = {"uuid": f"{VIEW}-{metric}", "metricSectionId": VIEW, "isGenerated": False, "deleted": False}
+    place = {
+        "uuid": f"{VIEW}-{metric}",
+        "metricSectionId": VIEW,
+        "isGenerated": False,
+        "deleted": False,
+    }
     return {"type": "BAR", "metricKey": metric, "runsCountToCompare": 20, **place}
 
 
-def _found(client: "MlflowClient", queries: Sequence[str], experiment: str) -> list["LoggedRun"]:
+def _found(
+    client: "MlflowClient", queries: Sequence[str], experiment: str
+) -> list["LoggedRun"]:
     """Returns the runs that queries find, in the experiment of a name and in all that sdopt has made."""
     if not queries:
         return []
     named = client.get_experiment_by_name(experiment)
-    ours = client.search_experiments(filter_string=f"tags.`mlflow.sharedViewState.{VIEW}` LIKE '%'")
-    places = {e.experiment_id for e in (*ours, *([named] if named else [])) if e.lifecycle_stage == "active"}
+    ours = client.search_experiments(
+        filter_string=f"tags.`mlflow.sharedViewState.{VIEW}` LIKE '%'"
+    )
+    places = {
+        e.experiment_id
+        for e in (*ours, *([named] if named else []))
+        if e.lifecycle_stage == "active"
+    }
     if not places:
         return []
-    runs = [run for query in queries for run in client.search_runs(sorted(places), query, max_results=_ALL)]
+    runs = [
+        run
+        for query in queries
+        for run in client.search_runs(sorted(places), query, max_results=_ALL)
+    ]
     return list({run.info.run_id: run for run in runs}.values())
 
 
-def _create(client: "MlflowClient", experiment: str, run: TrackedRun, above: str | None, created: list[str]) -> str:
+def _create(
+    client: "MlflowClient",
+    experiment: str,
+    run: TrackedRun,
+    above: str | None,
+    created: list[str],
+) -> str:
     """Creates a run and those below it; notes their ids as they come."""
     tags = {**run.tags, **({PARENT: above} if above else {})}
     made = str(client.create_run(experiment, run.started, tags, run.name).info.run_id)
@@ -510,13 +615,20 @@ def _fill(client: "MlflowClient", run: str, content: TrackedRun) -> None:
     from mlflow.entities import Metric, Param
 
     now = int(1000 * time.time()) if content.ended is None else content.ended
-    params = [Param(name, str(value)[:_PARAM_LIMIT]) for name, value in content.parameters.items()]
+    params = [
+        Param(name, str(value)[:_PARAM_LIMIT])
+        for name, value in content.parameters.items()
+    ]
     metrics = [Metric(name, value, now, 0) for name, value in content.metrics.items()]
     for start in range(0, len(params), _PARAMS):
         client.log_batch(run, params=params[start : start + _PARAMS])
     for start in range(0, len(metrics), _METRICS):
         client.log_batch(run, metrics=metrics[start : start + _METRICS])
-    left_out = [name for name, data in content.files.items() if not _sent(_upload, client, run, name, data)]
+    left_out = [
+        name
+        for name, data in content.files.items()
+        if not _sent(_upload, client, run, name, data)
+    ]
     for picture in content.pictures:
         image = open_image(picture.file).convert("RGB")
         if not _sent(client.log_image, run, image, key=picture.key, step=picture.step):
@@ -569,8 +681,15 @@ def _place(client: "MlflowClient", tracking: Tracking, experiment: str) -> str:
     """Returns where an experiment has its artifacts. Raises RefusedError if `tracking.artifacts` is another place."""
     found = client.get_experiment(experiment)
     location, named = str(found.artifact_location), place_of(tracking, found.name)
-    own = tracking.artifacts is not None and Path(tracking.artifacts) != Path(Tracking().artifacts or "").resolve()
-    if own and named is not None and location.rpartition("/")[0] != named.rpartition("/")[0]:
+    own = (
+        tracking.artifacts is not None
+        and Path(tracking.artifacts) != Path(Tracking().artifacts or "").resolve()
+    )
+    if (
+        own
+        and named is not None
+        and location.rpartition("/")[0] != named.rpartition("/")[0]
+    ):
         raise RefusedError(
             f"the experiment {found.name!r} has its artifacts in {path_of(location) or location}, so that "
             f"tracking.artifacts={tracking.artifacts} would have no effect: leave that out, or log to an experiment of "
@@ -595,7 +714,12 @@ def require_place(location: str | None, tracking: Tracking) -> None:
     if folder is None:
         return
     above = next(path for path in (folder, *folder.parents) if path.exists())
-    away = urlparse(tracking.uri).hostname not in (None, "localhost", "127.0.0.1", "::1")
+    away = urlparse(tracking.uri).hostname not in (
+        None,
+        "localhost",
+        "127.0.0.1",
+        "::1",
+    )
     if away and not folder.parent.exists():
         raise RefusedError(
             f"its artifacts are in a folder that this machine does not have, {folder}: log to a server that was "
@@ -605,7 +729,11 @@ def require_place(location: str | None, tracking: Tracking) -> None:
         with tempfile.TemporaryFile(dir=above):
             pass
     except OSError as error:
-        todo = "start it with --artifacts-destination=…" if is_server(tracking) else "choose tracking.artifacts=…"
+        todo = (
+            "start it with --artifacts-destination=…"
+            if is_server(tracking)
+            else "choose tracking.artifacts=…"
+        )
         raise RefusedError(
             f"artifacts cannot be written to {folder} ({error.strerror}): allow it, or {todo}"
         ) from error

@@ -44,7 +44,11 @@ class Found:
 
     def job(self, folder: Path) -> str:
         """The name of a study's folder: in a sweep its path there, which may have several parts, as in `a/b=1`."""
-        return folder.relative_to(self.sweep.folder).as_posix() if self.sweep else folder.name
+        return (
+            folder.relative_to(self.sweep.folder).as_posix()
+            if self.sweep
+            else folder.name
+        )
 
     @property
     def folder(self) -> Path:
@@ -61,18 +65,30 @@ def find_results(name: str, tracking: Tracking) -> Found:
     """
     path = Path(name)
     if path.name == "result.json" or (path / "result.json").is_file():
-        return Found(name, [(read_result(path), path if path.is_dir() else path.parent)])
+        return Found(
+            name, [(read_result(path), path if path.is_dir() else path.parent)]
+        )
     if path.is_dir():
         sweep = read_sweep(path)
-        if not sweep.studies and not sweep.damaged and (error := read_error(path)) is not None:
+        if (
+            not sweep.studies
+            and not sweep.damaged
+            and (error := read_error(path)) is not None
+        ):
             ended = f"{path}: the command that wrote this folder ended without a result"
             raise UsageError([f"{ended}: {problem}" for problem in error.problems])
         if not sweep.studies and not sweep.damaged:
-            raise UsageError(f"{path}: has no result.json, nor does a folder of a sweep's job in it")
+            raise UsageError(
+                f"{path}: has no result.json, nor does a folder of a sweep's job in it"
+            )
         return of_sweep(sweep)
     if path.exists() or "/" in name:
-        raise UsageError(f"{name}: neither a run's folder, nor a result.json, nor an MLflow run id")
-    return Found(name, [(download_run(name, tracking)[0], Path("outputs", "reports", name))])
+        raise UsageError(
+            f"{name}: neither a run's folder, nor a result.json, nor an MLflow run id"
+        )
+    return Found(
+        name, [(download_run(name, tracking)[0], Path("outputs", "reports", name))]
+    )
 
 
 def of_sweep(sweep: Sweep) -> Found:
@@ -101,9 +117,15 @@ def write_report(source: Found, output: Path | None = None) -> list[Path]:
     Without `output` the folder is the result's own, and `outputs/reports/<id>` for an MLflow run. Raises
     UnavailableError if it cannot be written.
     """
-    from sdopt.report.page.sections import study_page, sweep_page  # draws charts, whose library takes time to load
+    from sdopt.report.page.sections import (
+        study_page,
+        sweep_page,
+    )  # draws charts, whose library takes time to load
 
-    jobs = [(source.job(folder), summary_of(study), folder) for study, folder in source.studies]
+    jobs = [
+        (source.job(folder), summary_of(study), folder)
+        for study, folder in source.studies
+    ]
     if source.sweep is None:
         page = study_page(*jobs[0][1:])
     else:
@@ -116,7 +138,9 @@ def write_report(source: Found, output: Path | None = None) -> list[Path]:
         for path, content in contents.items():
             write_atomically(path, content)
     except OSError as error:
-        raise UnavailableError(f"{folder}: {error.strerror}; choose another folder with --output") from error
+        raise UnavailableError(
+            f"{folder}: {error.strerror}; choose another folder with --output"
+        ) from error
     return list(contents)
 
 
@@ -133,9 +157,19 @@ def track_report(source: Found, files: list[Path], tracking: Tracking | None) ->
         return f"not logged: {store.uri} does not exist"
     try:
         # A downloaded result has no images beside it, so a report that the run itself logged is kept.
-        run = log_report(studies, files, store, swept=source.sweep is not None, replace=not source.downloaded)
+        run = log_report(
+            studies,
+            files,
+            store,
+            swept=source.sweep is not None,
+            replace=not source.downloaded,
+        )
     except TrackingError as error:
         return f"not logged to {error}"
     except UsageError as error:  # such as a password that the result does not hold
         return f"not logged: {error}"
-    return f"MLflow: among the artifacts of run {run}" if run else f"not logged: {store.uri} does not have this result"
+    return (
+        f"MLflow: among the artifacts of run {run}"
+        if run
+        else f"not logged: {store.uri} does not have this result"
+    )

@@ -36,7 +36,16 @@ from sdopt.statistics.scale import Decision
 from sdopt.statistics.sentences import described
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking import client
-from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, VARIANT, Logged, LoggedImage, TrackedRun
+from sdopt.tracking.client import (
+    DIGEST,
+    NOTE,
+    ROLE,
+    STUDY,
+    VARIANT,
+    Logged,
+    LoggedImage,
+    TrackedRun,
+)
 from sdopt.tracking.store import ask, store_exists
 
 _SWEEP = "sdopt.sweep"
@@ -74,7 +83,11 @@ def log_study(
         TrackingError: the server cannot be reached or refuses.
     """
     summary = summary or summary_of(result)
-    drawn = [inside(folder, report.file) for report in catalog.REPORTS if report.is_picture and tracking.images]
+    drawn = [
+        inside(folder, report.file)
+        for report in catalog.REPORTS
+        if report.is_picture and tracking.images
+    ]
     run = TrackedRun(
         name=run_name(result, folder.name),
         tags=study_tags(summary),
@@ -90,13 +103,27 @@ def log_study(
             **_texts(summary, folder, tracking.images, rendered),
         },
         pictures=[LoggedImage(file.stem, file) for file in drawn if file.is_file()],
-        below=[variant_run(summary, variant, folder, tracking.images) for variant in result.variants],
+        below=[
+            variant_run(summary, variant, folder, tracking.images)
+            for variant in result.variants
+        ],
     )
     note = newest_note(summary, run.name)
-    return ask(client.put, tracking, result.name, run, [_of_study(result)], digest_of(result), (), note)
+    return ask(
+        client.put,
+        tracking,
+        result.name,
+        run,
+        [_of_study(result)],
+        digest_of(result),
+        (),
+        note,
+    )
 
 
-def update_verdicts(summary: Summary, folder: Path, tracking: Tracking, rendered: Mapping[str, bytes]) -> str | None:
+def update_verdicts(
+    summary: Summary, folder: Path, tracking: Tracking, rendered: Mapping[str, bytes]
+) -> str | None:
     """Updates the runs of a logged study with a gate's later verdicts; returns the id of its run, None if it has none.
 
     `rendered` are its reports by their files. Raises TrackingError if the server cannot be reached or refuses.
@@ -104,14 +131,25 @@ def update_verdicts(summary: Summary, folder: Path, tracking: Tracking, rendered
     result = summary.result
     if tracking.kind == "none" or not store_exists(tracking):
         return None
-    files = {**_texts(summary, folder, images=False, rendered=rendered), "result.json": to_json(result)}
+    files = {
+        **_texts(summary, folder, images=False, rendered=rendered),
+        "result.json": to_json(result),
+    }
     # The logged file must equal this result, else a later sync would log it a second time.
     tags = {**judged_tags(summary), DIGEST: digest_of(result)}
     changes = {"": TrackedRun(tags=tags, files=files, metrics=study_metrics(summary))}
     for variant in result.variants:
-        judged = {key: value for key, value in logged_metrics(summary, variant).items() if key == "gate/passed"}
-        changes[variant.name] = TrackedRun(tags=verdict_tags(summary, variant), metrics=judged)
-    return ask(client.amend, tracking, result.name, [_of_study(result)], changes) or None
+        judged = {
+            key: value
+            for key, value in logged_metrics(summary, variant).items()
+            if key == "gate/passed"
+        }
+        changes[variant.name] = TrackedRun(
+            tags=verdict_tags(summary, variant), metrics=judged
+        )
+    return (
+        ask(client.amend, tracking, result.name, [_of_study(result)], changes) or None
+    )
 
 
 def download_run(run: str, tracking: Tracking) -> tuple[StudyResult, str | None]:
@@ -127,10 +165,14 @@ def download_run(run: str, tracking: Tracking) -> tuple[StudyResult, str | None]
     try:
         return parse_result(content), variant
     except UsageError as error:
-        raise UsageError([f"{run}: its result.json: {problem}" for problem in error.problems]) from error
+        raise UsageError(
+            [f"{run}: its result.json: {problem}" for problem in error.problems]
+        ) from error
 
 
-def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking) -> Logged:
+def log_sweep(
+    studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking
+) -> Logged:
     """Logs a run above a sweep's studies, once, with their table as its note.
 
     Its artifacts are the table, and the report if the folder has one.
@@ -139,7 +181,11 @@ def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking
         UsageError: the report is a link that leads out of the folder; nothing was logged.
         TrackingError: the server cannot be reached or refuses.
     """
-    pages = {name: page for name in (HTML, MARKDOWN) if (page := inside(folder, name)).is_file()}
+    pages = {
+        name: page
+        for name in (HTML, MARKDOWN)
+        if (page := inside(folder, name)).is_file()
+    }
     # Made from the sweep's studies, not from its folder, which may be a copy from another machine; a resumed sweep
     # shares some studies with its earlier run.
     ids = " ".join(sorted(study.id[:_SHORT] for study in studies))
@@ -149,19 +195,39 @@ def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking
         files={"sweep.md": table.encode(), **pages},
     )
     digest = hashlib.sha256((ids + table).encode()).hexdigest()[:16]
-    complete = [f"{_of_study(study)} and tags.`{DIGEST}` = '{digest_of(study)}'" for study in studies]
-    return ask(client.put, tracking, studies[0].name, run, [_of_sweep(study) for study in studies], digest, complete)
+    complete = [
+        f"{_of_study(study)} and tags.`{DIGEST}` = '{digest_of(study)}'"
+        for study in studies
+    ]
+    return ask(
+        client.put,
+        tracking,
+        studies[0].name,
+        run,
+        [_of_sweep(study) for study in studies],
+        digest,
+        complete,
+    )
 
 
 def log_report(
-    studies: Sequence[StudyResult], files: Sequence[Path], tracking: Tracking, *, swept: bool, replace: bool
+    studies: Sequence[StudyResult],
+    files: Sequence[Path],
+    tracking: Tracking,
+    *,
+    swept: bool,
+    replace: bool,
 ) -> str | None:
     """Adds files to the artifacts of a study that is logged, or of the run above the studies of a sweep (`swept`).
 
     They take the place of artifacts of the same name, or not (`replace`). Returns the id of the run; None if none is
     logged. Raises TrackingError if the server cannot be reached or refuses.
     """
-    mine = _of_sweep(studies[0]) if swept else f"{_of_study(studies[0])} and tags.`{ROLE}` = 'study'"
+    mine = (
+        _of_sweep(studies[0])
+        if swept
+        else f"{_of_study(studies[0])} and tags.`{ROLE}` = 'study'"
+    )
     added = {"": TrackedRun(files={file.name: file for file in files})}
     return ask(client.amend, tracking, studies[0].name, [mine], added, replace) or None
 
@@ -180,16 +246,27 @@ def _of_sweep(study: StudyResult) -> str:
 
 
 def _texts(
-    summary: Summary, folder: Path, images: bool, rendered: Mapping[str, bytes] | None = None
+    summary: Summary,
+    folder: Path,
+    images: bool,
+    rendered: Mapping[str, bytes] | None = None,
 ) -> dict[str, bytes]:
     """Returns the reports that are no pictures, of those that were `rendered`, or else renders them."""
     texts: dict[str, bytes] = {}
     for report in catalog.REPORTS:
         # Without the images beside it, a page would take the place of the logged one, which has them.
-        if report.is_picture or (report.file == HTML and not images and not has_images(summary.result, folder)):
+        if report.is_picture or (
+            report.file == HTML
+            and not images
+            and not has_images(summary.result, folder)
+        ):
             continue
         try:
-            content = report.render(summary, folder) if rendered is None else rendered.get(report.file)
+            content = (
+                report.render(summary, folder)
+                if rendered is None
+                else rendered.get(report.file)
+            )
         except UnavailableError:  # as `write_reports` has said
             continue
         if content is not None:
@@ -215,12 +292,17 @@ def note_of(text: str) -> str:
     """Returns a note, cut to the length that MLflow accepts."""
     if len(text) <= _TAG_LIMIT:
         return text
-    return text[: _TAG_LIMIT - 60].rsplit("\n", 1)[0] + "\n\n… cut here: the tables among the artifacts are whole."
+    return (
+        text[: _TAG_LIMIT - 60].rsplit("\n", 1)[0]
+        + "\n\n… cut here: the tables among the artifacts are whole."
+    )
 
 
 def newest_note(summary: Summary, name: str) -> str:
     """Returns the note of an experiment: the answer of its newest study, above the leaderboard."""
-    return note_of(f"**{name}:** {summary.sentence}\n\nStudies have notes with all verdicts and figures.")
+    return note_of(
+        f"**{name}:** {summary.sentence}\n\nStudies have notes with all verdicts and figures."
+    )
 
 
 def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
@@ -230,16 +312,25 @@ def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
     # Nobody tells on which device, and with which versions, images came about that were made elsewhere.
     named = ("sdopt",) if result.is_imported else ("torch", "diffusers", "sdopt")
     return {
-        **{key: str(value)[:_TAG_LIMIT] for key, value in (result.config.tracking.tags or {}).items()},
+        **{
+            key: str(value)[:_TAG_LIMIT]
+            for key, value in (result.config.tracking.tags or {}).items()
+        },
         STUDY: result.id,
         "study": result.name,
-        **{name: str(value) for name, value in study_parameters(result, config).items()},
+        **{
+            name: str(value) for name, value in study_parameters(result, config).items()
+        },
         **({} if result.is_imported else {"device": str(environment.device["name"])}),
         **{name: versions[name] for name in named if name in versions},
         "mlflow.user": _user(),
         "mlflow.source.name": " ".join(environment.command)[:_TAG_LIMIT],
         "mlflow.source.type": "LOCAL",
-        **({"mlflow.source.git.commit": environment.sdopt_commit} if environment.sdopt_commit else {}),
+        **(
+            {"mlflow.source.git.commit": environment.sdopt_commit}
+            if environment.sdopt_commit
+            else {}
+        ),
     }
 
 
@@ -259,11 +350,20 @@ def study_tags(summary: Summary) -> dict[str, str]:
         ROLE: "study",
         "sdopt.design": result.design,
         "sdopt.status": result.status,
-        "sdopt.commit": (environment.sdopt_commit or "none") + ("+dirty" if environment.sdopt_dirty else ""),
+        "sdopt.commit": (environment.sdopt_commit or "none")
+        + ("+dirty" if environment.sdopt_dirty else ""),
         "sdopt.sessions": str(len(result.sessions)),
         **({"sdopt.disturbed": str(bool(counts.undecided)).lower()} if counts else {}),
-        **({"sdopt.floor": " to ".join(dict.fromkeys(f"{end:.4f}" for end in floors))} if floors else {}),
-        **({"sdopt.rounds": f"{counts.timed} timed, {counts.disturbed} disturbed"} if counts else {}),
+        **(
+            {"sdopt.floor": " to ".join(dict.fromkeys(f"{end:.4f}" for end in floors))}
+            if floors
+            else {}
+        ),
+        **(
+            {"sdopt.rounds": f"{counts.timed} timed, {counts.disturbed} disturbed"}
+            if counts
+            else {}
+        ),
         **judged_tags(summary),
     }
 
@@ -287,11 +387,17 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     """
     candidates = summary.candidates
     metrics = {
-        "options/tried": float(sum(row.status not in (Status.SKIPPED, Status.PENDING) for row in candidates)),
+        "options/tried": float(
+            sum(
+                row.status not in (Status.SKIPPED, Status.PENDING) for row in candidates
+            )
+        ),
         "options/recommended": float(sum(row.recommended for row in candidates)),
     }
     if any(row.decision for row in candidates):
-        metrics["options/passed"] = float(sum(row.decision is Decision.PASS for row in candidates))
+        metrics["options/passed"] = float(
+            sum(row.decision is Decision.PASS for row in candidates)
+        )
     best = summary.best  # what has a speed-up stands before what has none
     if best is not None and best.speedup is not None:
         for name in (SPEEDUP.name, MEMORY_RATIO.name, f"quality/{PSNR}"):
@@ -300,24 +406,36 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     return metrics
 
 
-def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: bool) -> TrackedRun:
+def variant_run(
+    summary: Summary, variant: VariantResult, folder: Path, images: bool
+) -> TrackedRun:
     """Returns the run of a variant; of its images only those of the first prompts, to look at.
 
     Raises UsageError if the result names an image that is not in its folder.
     """
     result = summary.result
-    files = [(record, inside(folder, record.path)) for record in variant.images] if images else []
-    shown = variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
+    files = (
+        [(record, inside(folder, record.path)) for record in variant.images]
+        if images
+        else []
+    )
+    shown = (
+        variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
+    )
     pictures = [
         LoggedImage(
-            f"{record.prompt_index:02d} {_NO_KEY.sub(' ', record.prompt).strip()[:60]}", file, record.image_index
+            f"{record.prompt_index:02d} {_NO_KEY.sub(' ', record.prompt).strip()[:60]}",
+            file,
+            record.image_index,
         )
         for record, file in files[:shown]
         if file.is_file()  # a record may be kept without its images
     ]
     evidence = list(_evidence(result, variant))
     # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
-    rank = len(result.variants) - [row.name for row in result.variants].index(variant.name)
+    rank = len(result.variants) - [row.name for row in result.variants].index(
+        variant.name
+    )
     return TrackedRun(
         name=variant.name,
         tags=variant_tags(summary, variant),
@@ -326,7 +444,9 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
         ended=time_of(result.finished or result.started),
         parameters=variant_parameters(result, variant),
         metrics=logged_metrics(summary, variant),
-        files={"evidence.json": json.dumps({"evidence": evidence}, indent=2).encode()} if evidence else {},
+        files={"evidence.json": json.dumps({"evidence": evidence}, indent=2).encode()}
+        if evidence
+        else {},
         pictures=pictures,
     )
 
@@ -336,11 +456,18 @@ def _evidence(result: StudyResult, variant: VariantResult) -> Iterator[dict[str,
     several = len(result.shapes) > 1
     for shape_index, shape in enumerate(result.shapes):
         for measurement in variant.at(shape_index).measurements:
-            process: dict[str, Any] = {"replicate": measurement.replicate, "session": measurement.session}
+            process: dict[str, Any] = {
+                "replicate": measurement.replicate,
+                "session": measurement.session,
+            }
             if several:
                 process["shape"] = shape.name
             for item in measurement.shapes[0].evidence:
-                shown = {"axis": item.axis, "option": item.option, "engaged": item.engaged}
+                shown = {
+                    "axis": item.axis,
+                    "option": item.option,
+                    "engaged": item.engaged,
+                }
                 yield {**process, **shown, **item.facts}
 
 
@@ -363,8 +490,12 @@ def verdict_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
     note = {NOTE: note_of(described_in_note(summary, variant))}
     if row is None or row.is_baseline:
         return note
-    words = {name: word[:_TAG_LIMIT] for name, word in tracked_tags(values_of(row)).items()}
-    words["because"] = row.because[:_TAG_LIMIT] or ("recommended" if row.recommended else "a trade")
+    words = {
+        name: word[:_TAG_LIMIT] for name, word in tracked_tags(values_of(row)).items()
+    }
+    words["because"] = row.because[:_TAG_LIMIT] or (
+        "recommended" if row.recommended else "a trade"
+    )
     return note | words | ({"gate.name": summary.result.gate} if row.decision else {})
 
 
@@ -373,7 +504,10 @@ def described_in_note(summary: Summary, variant: VariantResult) -> str:
     row = summary.row(variant.name)
     lines = [variant.reason]
     if variant.is_control:
-        lines.insert(0, "The baseline once more. What the two differ by is chance: no option is credited with less.")
+        lines.insert(
+            0,
+            "The baseline once more. What the two differ by is chance: no option is credited with less.",
+        )
     elif row is None or row.is_baseline:
         lines.insert(0, "The baseline, with which the others are compared.")
     else:
@@ -391,7 +525,10 @@ def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, A
     """
     if result.is_imported:
         return {}
-    sizes, batches = (dict.fromkeys(getattr(shape, key) for shape in config.shapes) for key in ("size", "batch_size"))
+    sizes, batches = (
+        dict.fromkeys(getattr(shape, key) for shape in config.shapes)
+        for key in ("size", "batch_size")
+    )
     return {
         "model": config.model.name,
         "size": ", ".join(map(str, sizes)),
@@ -413,14 +550,19 @@ def variant_parameters(result: StudyResult, variant: VariantResult) -> dict[str,
     own = {
         key: value
         for key, value in _flat(variant.config).items()
-        if not f"{key}.".startswith(named) and any((key, value) not in other for other in keys)
+        if not f"{key}.".startswith(named)
+        and any((key, value) not in other for other in keys)
     }
     return choices | own
 
 
 def _flat(config: RecordedConfig) -> dict[str, Any]:
     """Returns a configuration by full names, without the study's own keys, which are the same in all its variants."""
-    return {key: value for key, value in config.flat().items() if key.partition(".")[0] != "study"}
+    return {
+        key: value
+        for key, value in config.flat().items()
+        if key.partition(".")[0] != "study"
+    }
 
 
 def config_yaml(result: StudyResult) -> str:
@@ -443,7 +585,11 @@ def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]
     row = summary.row(variant.name) or summary.first[variant.name]
     metrics = _figures_to_track(row)
     # It is no option, so it has no bar beside those of options.
-    return {f"repeated/{name}": value for name, value in metrics.items()} if variant.is_control else metrics
+    return (
+        {f"repeated/{name}": value for name, value in metrics.items()}
+        if variant.is_control
+        else metrics
+    )
 
 
 def _figures_to_track(row: Row) -> dict[str, float]:

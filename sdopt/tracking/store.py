@@ -21,7 +21,13 @@ from typing import IO, Any, TypeVar
 from urllib.parse import urlparse
 
 from sdopt.apart import start_apart
-from sdopt.errors import HIDDEN, UsageError, command_line, print_problems, without_passwords
+from sdopt.errors import (
+    HIDDEN,
+    UsageError,
+    command_line,
+    print_problems,
+    without_passwords,
+)
 from sdopt.schema import Tracking
 from sdopt.tracking.client import (
     BEGUN,
@@ -61,7 +67,9 @@ class _Process:
     """The process in which MLflow runs; a request starts it if need be."""
 
     def __init__(self) -> None:
-        self._running: tuple[subprocess.Popen[bytes], Connection, IO[bytes]] | None = None
+        self._running: tuple[subprocess.Popen[bytes], Connection, IO[bytes]] | None = (
+            None
+        )
         """The process, the pipe to it, and what it said."""
         self._ready = False
 
@@ -70,11 +78,15 @@ class _Process:
         if self._running is None or self._running[0].poll() is not None:
             self.end()
             said = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
-            process, channel = start_apart("sdopt.tracking.client", "serve", stdout=subprocess.DEVNULL, stderr=said)
+            process, channel = start_apart(
+                "sdopt.tracking.client", "serve", stdout=subprocess.DEVNULL, stderr=said
+            )
             self._running, self._ready = (process, channel, said), False
         return self._running[1]
 
-    def ask(self, tracking: Tracking, deadline_s: float, *request: object) -> tuple[Any, list[str], Exception | None]:
+    def ask(
+        self, tracking: Tracking, deadline_s: float, *request: object
+    ) -> tuple[Any, list[str], Exception | None]:
         """Returns the answer to a request, what else there is to say, and the error. Raises TrackingError."""
         channel = self.start()
         answer = None
@@ -82,10 +94,14 @@ class _Process:
             if not self._ready:
                 channel.recv()
                 self._ready = True
-            channel.send((Path.cwd(), tracking, deadline_s, *request))  # relative paths of files begin there
+            channel.send(
+                (Path.cwd(), tracking, deadline_s, *request)
+            )  # relative paths of files begin there
             # Until it begins, it waits for other processes, which have a deadline of their own.
             if not channel.poll(_PATIENCE_S):
-                print_problems([f"{tracking.uri}: waiting for another process that writes it"])
+                print_problems(
+                    [f"{tracking.uri}: waiting for another process that writes it"]
+                )
                 if not channel.poll(_QUEUE * deadline_s):
                     raise TrackingError(
                         "another process holds it, which was perhaps stopped: let that one go on or end"
@@ -95,9 +111,13 @@ class _Process:
                 raise late("no complete answer", tracking, deadline_s)
             answer = channel.recv() if begun == BEGUN else begun
         except (EOFError, OSError) as error:
-            raise TrackingError(f"the process that runs MLflow has ended{self._last_words()}") from error
+            raise TrackingError(
+                f"the process that runs MLflow has ended{self._last_words()}"
+            ) from error
         finally:
-            if answer is None:  # also after Ctrl-C: a later request must not get this one's answer
+            if (
+                answer is None
+            ):  # also after Ctrl-C: a later request must not get this one's answer
                 self.end()
         return answer  # type: ignore[no-any-return]
 
@@ -106,7 +126,9 @@ class _Process:
             return ""
         self._running[2].seek(0)
         lines = self._running[2].read().decode(errors="replace").split("\n")
-        return next((f": {line.strip()[:300]}" for line in reversed(lines) if line.strip()), "")
+        return next(
+            (f": {line.strip()[:300]}" for line in reversed(lines) if line.strip()), ""
+        )
 
     def end(self) -> None:
         """Ends the process; the next request starts another."""
@@ -123,7 +145,12 @@ _process = _Process()
 atexit.register(_process.end)
 
 
-def ask(function: Callable[..., T], tracking: Tracking, *arguments: object, deadline_s: float | None = None) -> T:
+def ask(
+    function: Callable[..., T],
+    tracking: Tracking,
+    *arguments: object,
+    deadline_s: float | None = None,
+) -> T:
     """Calls `function(client, tracking, *arguments)` of `tracking.client` where MLflow runs.
 
     Relative paths begin at the present working folder; without `deadline_s`, it has `tracking.deadline_s` seconds.
@@ -136,7 +163,9 @@ def ask(function: Callable[..., T], tracking: Tracking, *arguments: object, dead
     _require_usable(tracking)
     limit = tracking.deadline_s if deadline_s is None else deadline_s
     try:
-        answer, notes, error = _process.ask(_located(tracking), limit, function, arguments)
+        answer, notes, error = _process.ask(
+            _located(tracking), limit, function, arguments
+        )
     except TrackingError as failed:
         answer, notes, error = None, [], failed
     print_problems(notes)
@@ -161,7 +190,9 @@ def end_process() -> None:
 def require_mlflow() -> None:
     """Raises UsageError if mlflow is not installed; call it before measuring."""
     if find_spec("mlflow") is None:
-        raise UsageError("tracking.kind=mlflow: mlflow is not installed; pip install mlflow, or choose tracking=none")
+        raise UsageError(
+            "tracking.kind=mlflow: mlflow is not installed; pip install mlflow, or choose tracking=none"
+        )
 
 
 def require_store(tracking: Tracking, experiment: str) -> str | None:
@@ -179,15 +210,24 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
         if file is not None and (problem := _why_unwritable(file.absolute())):
             raise RefusedError(f"{tracking.uri}: {problem}: choose another")
         place = place_of(_located(tracking), experiment)
-        if file is not None and not file.exists() and path_of(place) is not None:  # made when there is a result
+        if (
+            file is not None and not file.exists() and path_of(place) is not None
+        ):  # made when there is a result
             try:
                 require_place(place, tracking)
             except RefusedError as error:
                 raise RefusedError(f"{tracking.uri}: {error}") from error
         else:
-            ask(check, tracking, experiment, deadline_s=min(_CHECK_S, tracking.deadline_s))
+            ask(
+                check,
+                tracking,
+                experiment,
+                deadline_s=min(_CHECK_S, tracking.deadline_s),
+            )
     except RefusedError as error:
-        raise UsageError(f"tracking.uri={error}; or log nothing, with tracking=none") from error
+        raise UsageError(
+            f"tracking.uri={error}; or log nothing, with tracking=none"
+        ) from error
     except TrackingError as error:
         return f"tracking.uri={error}; measuring continues, and `sdopt sync` can log the result later"
     finally:
@@ -202,11 +242,19 @@ def _why_unwritable(path: Path) -> str | None:
     """Returns why a SQLite database cannot be written, as found without MLflow; None if it can be."""
     if not path.exists():
         parent = next(parent for parent in path.parents if parent.exists())
-        return None if parent.is_dir() and os.access(parent, os.W_OK) else f"{parent} cannot be written"
-    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):  # SQLite writes its journal beside it
+        return (
+            None
+            if parent.is_dir() and os.access(parent, os.W_OK)
+            else f"{parent} cannot be written"
+        )
+    if not (
+        os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    ):  # SQLite writes its journal beside it
         return "it cannot be written"
     try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)) as database:
+        with closing(
+            sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)
+        ) as database:
             database.execute("BEGIN IMMEDIATE")
     except sqlite3.Error as error:
         # Another writer is no problem: it is waited for.
@@ -219,7 +267,11 @@ def _require_address(tracking: Tracking) -> None:
     file, problem = file_of(tracking), ""
     if f":{HIDDEN}@" in tracking.uri or f"={HIDDEN}" in tracking.uri:
         problem = "its password is not recorded, and not printed: put it in"
-    if not tracking.uri.strip() or (file is not None and file.name in ("", ":memory:")) or tracking.uri == "sqlite://":
+    if (
+        not tracking.uri.strip()
+        or (file is not None and file.name in ("", ":memory:"))
+        or tracking.uri == "sqlite://"
+    ):
         problem = "names no database, as sqlite:///outputs/mlflow.db does, and no server, as http://localhost:5000 does"
     if problem:
         raise UsageError(f"tracking.uri={tracking.uri}: {problem}")
@@ -231,11 +283,19 @@ def _require_usable(tracking: Tracking) -> None:
     problems = []
     if is_server(tracking) and tracking.artifacts not in (None, Tracking().artifacts):
         where = "a tracking server keeps artifacts where it was started to"
-        problems.append(f"tracking.artifacts={tracking.artifacts}: {where}; leave it out")
+        problems.append(
+            f"tracking.artifacts={tracking.artifacts}: {where}; leave it out"
+        )
     for name in tracking.tags or {}:
         if name.startswith("sdopt.") or name in (NOTE, PARENT, "mlflow.runName"):
-            problems.append(f"tracking.tags: {name} is sdopt's own; choose another name")
-        elif not re.fullmatch(r"[/\w.\- :]{1,250}", name) or name != posixpath.normpath(name) or name[0] in "/.":
+            problems.append(
+                f"tracking.tags: {name} is sdopt's own; choose another name"
+            )
+        elif (
+            not re.fullmatch(r"[/\w.\- :]{1,250}", name)
+            or name != posixpath.normpath(name)
+            or name[0] in "/."
+        ):
             problems.append(
                 f"tracking.tags: MLflow takes letters, digits, spaces and _-.:/ in a name, and not {name!r}"
             )
@@ -248,10 +308,14 @@ def _located(tracking: Tracking) -> Tracking:
     file, artifacts = file_of(tracking), tracking.artifacts
     if file is not None:
         head, _, options = tracking.uri.partition("?")
-        uri = f"{head.partition(':///')[0]}:///{file.resolve()}" + (f"?{options}" if options else "")
+        uri = f"{head.partition(':///')[0]}:///{file.resolve()}" + (
+            f"?{options}" if options else ""
+        )
         tracking = replace(tracking, uri=uri)
     if artifacts is not None and "://" not in artifacts:
-        tracking = replace(tracking, artifacts=str(Path(artifacts).expanduser().resolve()))
+        tracking = replace(
+            tracking, artifacts=str(Path(artifacts).expanduser().resolve())
+        )
     return tracking
 
 
@@ -266,23 +330,32 @@ def sync_command(folder: Path, tracking: Tracking) -> str:
     usual = Tracking()
     names = ("uri", "artifacts", "images", "deadline_s")
     own = [name for name in names if getattr(tracking, name) != getattr(usual, name)]
-    values = [f"tracking.{name}={'null' if (value := getattr(tracking, name)) is None else value}" for name in own]
+    values = [
+        f"tracking.{name}={'null' if (value := getattr(tracking, name)) is None else value}"
+        for name in own
+    ]
     return command_line("sync", folder, *values)
 
 
 def shown_by(tracking: Tracking, logged: Logged) -> str:
     """Returns how to view a run: the address of its leaderboard on a tracking server, or the command that opens it."""
     if urlparse(tracking.uri).scheme in ("http", "https"):
-        return without_passwords(f"{tracking.uri.rstrip('/')}/{_page(logged.experiment)}")
+        return without_passwords(
+            f"{tracking.uri.rstrip('/')}/{_page(logged.experiment)}"
+        )
     store = [] if tracking.uri == Tracking().uri else [f"tracking.uri={tracking.uri}"]
     return command_line("ui", *store)
 
 
 def _page(experiment: str) -> str:
-    view = f"workflowType=machine_learning&compareRunsMode=TABLE&viewStateShareKey={VIEW}"
+    view = (
+        f"workflowType=machine_learning&compareRunsMode=TABLE&viewStateShareKey={VIEW}"
+    )
     return f"#/experiments/{experiment}/runs?{view}"
 
 
 def ui_pages(tracking: Tracking) -> dict[str, str]:
     """Returns the page of each study in MLflow's UI, relative to the site. Raises TrackingError as `ask` does."""
-    return {name: _page(experiment) for name, experiment in ask(pages, tracking).items()}
+    return {
+        name: _page(experiment) for name, experiment in ask(pages, tracking).items()
+    }

@@ -58,12 +58,20 @@ class ChildDiedError(Exception):
     @property
     def signal(self) -> str | None:
         """The name of the signal that killed it, if one did."""
-        return signal.Signals(-self.exit_code).name if self.exit_code is not None and self.exit_code < 0 else None
+        return (
+            signal.Signals(-self.exit_code).name
+            if self.exit_code is not None and self.exit_code < 0
+            else None
+        )
 
     def __str__(self) -> str:
         if self.exit_code is None:
             return "closed its pipe"
-        return f"killed by {self.signal}" if self.signal else f"ended with exit code {self.exit_code}"
+        return (
+            f"killed by {self.signal}"
+            if self.signal
+            else f"ended with exit code {self.exit_code}"
+        )
 
 
 class ChildTimeoutError(Exception):
@@ -108,7 +116,9 @@ class ChildProcess:
         self._connection, theirs = context.Pipe()
         life, self._life = context.Pipe(duplex=False)
         # Not a daemon: daemonic processes cannot start processes, as compilers do.
-        self._process = context.Process(target=_main, args=(theirs, life, scratch, target, arguments), daemon=False)
+        self._process = context.Process(
+            target=_main, args=(theirs, life, scratch, target, arguments), daemon=False
+        )
         start(self._process)
         theirs.close()
         life.close()
@@ -131,7 +141,9 @@ class ChildProcess:
         except OSError:
             raise self._died() from None
 
-    def receive(self, timeout_s: float | None = None, note: Callable[[Any], None] = _ignore) -> Any:
+    def receive(
+        self, timeout_s: float | None = None, note: Callable[[Any], None] = _ignore
+    ) -> Any:
         """Returns the child's next answer; `note` receives the content of each note that comes before it.
 
         Raises:
@@ -216,7 +228,9 @@ def _main(
 ) -> None:
     """Leaves the parent's process group, and runs `target`; the child's main function."""
     os.setsid()
-    threading.Thread(target=_end_with_the_parent, args=(life, scratch), daemon=True).start()
+    threading.Thread(
+        target=_end_with_the_parent, args=(life, scratch), daemon=True
+    ).start()
     target(connection, *arguments)
 
 
@@ -264,7 +278,9 @@ def call_apart(
     return result
 
 
-def in_process(context: StartContext, function: Callable[..., T], *arguments: Any, what: str) -> T:
+def in_process(
+    context: StartContext, function: Callable[..., T], *arguments: Any, what: str
+) -> T:
     """Runs `function`, which may touch the device, in a fresh process; returns its result or re-raises its error.
 
     Raises:
@@ -273,12 +289,21 @@ def in_process(context: StartContext, function: Callable[..., T], *arguments: An
     try:
         return call_apart(context, function, *arguments, timeout_s=_PROBE_LIMIT_S)
     except ChildTimeoutError:
-        raise UsageError(f"{what}: no answer within {_PROBE_LIMIT_S} s; is the device in use?") from None
+        raise UsageError(
+            f"{what}: no answer within {_PROBE_LIMIT_S} s; is the device in use?"
+        ) from None
     except ChildDiedError as died:
-        raise UsageError(f"{what}: the process that should answer has ended ({died})") from None
+        raise UsageError(
+            f"{what}: the process that should answer has ended ({died})"
+        ) from None
 
 
-def _serve(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], notes: bool) -> None:
+def _serve(
+    connection: Connection,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    notes: bool,
+) -> None:
     """Sends the result of `function` to the parent, or the error that it raises; does nothing if the pipe is closed."""
     keywords = {"note": lambda content: connection.send(Note(content))} if notes else {}
     try:

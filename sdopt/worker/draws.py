@@ -38,19 +38,27 @@ class Draw:
     @property
     def positions(self) -> list[int]:
         """The positions of the prompts that are drawn."""
-        return [position for position in range(len(self.prompts)) if position not in self.others]
+        return [
+            position
+            for position in range(len(self.prompts))
+            if position not in self.others
+        ]
 
     @property
     def calls(self) -> int:
         """How many calls of the pipeline the draw takes."""
         return -(-len(self.positions) // self.batch_size)
 
-    def record_of(self, position: int, image: int, images: int, finite: bool) -> ImageRecord:
+    def record_of(
+        self, position: int, image: int, images: int, finite: bool
+    ) -> ImageRecord:
         """Returns the record of image `image` of the `images` of a prompt; its path is the name of its file."""
         name = f"{position:04d}_{image:02d}.png"
         seed = self.seed + position * images + image
         negative = self.negatives[position] if self.negatives else ""
-        return ImageRecord(self.prompts[position], position, image, seed, name, finite, negative)
+        return ImageRecord(
+            self.prompts[position], position, image, seed, name, finite, negative
+        )
 
 
 def timed_draw(variant: Variant, shape_index: int = 0) -> Draw:
@@ -60,13 +68,21 @@ def timed_draw(variant: Variant, shape_index: int = 0) -> Draw:
     and as few calls as possible share prompts. A file of latents needs no more than the workload has prompts.
     """
     shape = variant.shapes[shape_index]
-    more = len(variant.pictured) > len(variant.prompts) and variant.workload.latents is None
+    more = (
+        len(variant.pictured) > len(variant.prompts)
+        and variant.workload.latents is None
+    )
     prompts = variant.pictured if more else variant.prompts
-    return Draw(prompts, shape.batch_size, variant.workload.seed, shape.size, variant.negatives)
+    return Draw(
+        prompts, shape.batch_size, variant.workload.seed, shape.size, variant.negatives
+    )
 
 
 def drawing_batch(
-    variants: Sequence[Variant], wanted: int | None, judged: bool, largest: int = LARGEST_BATCH
+    variants: Sequence[Variant],
+    wanted: int | None,
+    judged: bool,
+    largest: int = LARGEST_BATCH,
 ) -> int | None:
     """Returns how many prompts of the quality pass all variants draw in one call; None uses each workload's batch.
 
@@ -80,21 +96,36 @@ def drawing_batch(
     if judged:
         return None
     shapes = {variant.shapes[0] for variant in variants}
-    fixed = any(option.fixed_for(variant.model) for variant in variants for option in variant.optimizations.values())
+    fixed = any(
+        option.fixed_for(variant.model)
+        for variant in variants
+        for option in variant.optimizations.values()
+    )
     if fixed or len(shapes) > 1:
         return None
     [main] = shapes
     return max(main.batch_size, min(largest, _BATCH_PIXELS // main.size**2))
 
 
-def draw_of(variant: Variant, batch_size: int | None = None, threads: int | None = None) -> Draw:
+def draw_of(
+    variant: Variant, batch_size: int | None = None, threads: int | None = None
+) -> Draw:
     """Returns the draw of a variant's images, in batches of its main shape's batch size unless another is given."""
     main = variant.shapes[0]
     batch = batch_size or main.batch_size
-    return Draw(variant.pictured, batch, variant.workload.seed, main.size, variant.negatives, threads)
+    return Draw(
+        variant.pictured,
+        batch,
+        variant.workload.seed,
+        main.size,
+        variant.negatives,
+        threads,
+    )
 
 
-def floor_draws(draw: Draw, variant: Variant, prompts: int, threads: int) -> dict[str, list[Draw]]:
+def floor_draws(
+    draw: Draw, variant: Variant, prompts: int, threads: int
+) -> dict[str, list[Draw]]:
     """Returns, for each floor, the ways to draw the baseline again, the preferred one first.
 
     `sampling` starts from other noise. `numerical` uses another batch size and number of threads, which changes only
@@ -105,7 +136,11 @@ def floor_draws(draw: Draw, variant: Variant, prompts: int, threads: int) -> dic
     timed = variant.shapes[0].batch_size
     batches = (timed,) if timed != first.batch_size else (4, 2) if timed == 1 else (1,)
     others = max(1, threads // 2) if draw.threads in (None, threads) else threads
-    draws = {"numerical": [replace(first, batch_size=size, threads=others) for size in batches]}
+    draws = {
+        "numerical": [
+            replace(first, batch_size=size, threads=others) for size in batches
+        ]
+    }
     if variant.workload.latents is not None:
         return draws
     return {"sampling": [replace(first, seed=first.seed + _OTHER_NOISE)]} | draws

@@ -51,7 +51,9 @@ def start(process: BaseProcess) -> None:
     try:
         process.start()
     except (EOFError, ConnectionError) as error:
-        raise ServerError("the process that workers are forked from has ended") from error
+        raise ServerError(
+            "the process that workers are forked from has ended"
+        ) from error
 
 
 def prepare_environment() -> None:
@@ -99,7 +101,9 @@ def _end_fork_server(parent: int) -> None:
     if pid is None or os.getpid() != parent or multiprocessing.active_children():
         return
     with suppress(ProcessLookupError, ChildProcessError):
-        os.kill(pid, signal.SIGTERM)  # it may be in the middle of its imports, which nobody needs any more
+        os.kill(
+            pid, signal.SIGTERM
+        )  # it may be in the middle of its imports, which nobody needs any more
         os.waitpid(pid, 0)
     server._forkserver_pid = None
 

@@ -21,11 +21,15 @@ def scales_embedded(denoiser: nn.Module, scales: Sequence[float]) -> Iterator[No
     """
     calls = 0
 
-    def replace(_: nn.Module, args: Any, others: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def replace(
+        _: nn.Module, args: Any, others: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         nonlocal calls
         guidance = others.get("guidance")
         if guidance is None or len(guidance) != len(scales):
-            raise RuntimeError("the denoiser does not take a guidance scale for each image")
+            raise RuntimeError(
+                "the denoiser does not take a guidance scale for each image"
+            )
         calls += 1
         return args, others | {"guidance": guidance.new_tensor(scales)}
 
@@ -35,4 +39,6 @@ def scales_embedded(denoiser: nn.Module, scales: Sequence[float]) -> Iterator[No
     finally:
         handle.remove()
     if calls == 0:
-        raise RuntimeError("the denoiser was not called, so images do not have their guidance scales")
+        raise RuntimeError(
+            "the denoiser was not called, so images do not have their guidance scales"
+        )

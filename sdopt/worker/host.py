@@ -64,7 +64,9 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 
-def serve(connection: Connection, variant: Variant, device: Device, log: Path, cache: Path) -> None:
+def serve(
+    connection: Connection, variant: Variant, device: Device, log: Path, cache: Path
+) -> None:
     """Answers the requests of a `Worker`, until it closes its end of the pipe.
 
     Sends a note before each answer: the seconds spent in calls of the pipeline.
@@ -73,7 +75,9 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
         with log.open("a", encoding="utf-8", buffering=1) as stream:
             os.dup2(stream.fileno(), 1)
             os.dup2(stream.fileno(), 2)
-    except OSError as error:  # a full disk; the terminal is not for a worker's traceback
+    except (
+        OSError
+    ) as error:  # a full disk; the terminal is not for a worker's traceback
         failure = WorkerError(Status.FAILED, os_problem(error))
         with suppress(EOFError, OSError):
             connection.recv()
@@ -88,7 +92,9 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
     host = PipelineHost(variant, device)
     # Below the study's own folder, which is removed even if this process is killed: weights may be offloaded there.
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as tempfile.tempdir:
+    with tempfile.TemporaryDirectory(
+        dir=cache, ignore_cleanup_errors=True
+    ) as tempfile.tempdir:
         os.environ["TMPDIR"] = tempfile.tempdir  # for compilers, and PyTorch's own C++
         while True:
             try:
@@ -153,7 +159,9 @@ class PipelineHost:
         with garbage_of_block_collected():
             start = time.perf_counter()
             # PyTorch sees all cores of the machine, even if the container is limited to fewer.
-            self._threads = hardware.threads or min(torch.get_num_threads(), usable_cores())
+            self._threads = hardware.threads or min(
+                torch.get_num_threads(), usable_cores()
+            )
             self._use_threads(None)
             if self._device.is_cuda:
                 torch.cuda.set_device(self._device.index)
@@ -161,7 +169,10 @@ class PipelineHost:
                 cap_memory(self._device, hardware.sheet.memory_gib)
             self._assembly = Assembly.load(variant, self._device.torch_name)
             self._assembly.prepare_inputs(variant.texts)
-            draws = [timed_draw(variant, shape_index) for shape_index in range(len(variant.shapes))]
+            draws = [
+                timed_draw(variant, shape_index)
+                for shape_index in range(len(variant.shapes))
+            ]
             self._inputs = [self._prompts_and_noise(0, draw) for draw in draws]
             self._synchronize()
             load_s = time.perf_counter() - start
@@ -169,7 +180,11 @@ class PipelineHost:
         return load_s
 
     def time_once(
-        self, shape_index: int = 0, number: int = 0, memory: bool = False, every_image: bool = False
+        self,
+        shape_index: int = 0,
+        number: int = 0,
+        memory: bool = False,
+        every_image: bool = False,
     ) -> TimedCall:
         """Times one call, from prompts to images, at the shape with index `shape_index`.
 
@@ -181,11 +196,17 @@ class PipelineHost:
             self._memory.watch()
         draw = timed_draw(self._variant, shape_index)
         before = self._monitor.throttled_ns()
-        images, pixels, seconds = self._read_inputs(self._prompts_and_noise(number, draw), draw.size)
+        images, pixels, seconds = self._read_inputs(
+            self._prompts_and_noise(number, draw), draw.size
+        )
         state = self._monitor.state(before, seconds)
         peak = self._memory.read() if memory else None
-        compile_s, graphs = (now - then for now, then in zip(compiled_so_far(), compiled, strict=True))
-        written, earlier_s = (now - then for now, then in zip(packages_so_far(), packages, strict=True))
+        compile_s, graphs = (
+            now - then for now, then in zip(compiled_so_far(), compiled, strict=True)
+        )
+        written, earlier_s = (
+            now - then for now, then in zip(packages_so_far(), packages, strict=True)
+        )
         found = Compiled(compile_s, int(graphs), int(written), earlier_s)
         if found.graphs:
             note_cost()
@@ -195,34 +216,52 @@ class PipelineHost:
         every = tuple(self._every(number, draw, images, pixels)) if every_image else ()
         return TimedCall(seconds, state, found, held_gib, peak, sample, every)
 
-    def _every(self, number: int, draw: Draw, images: np.ndarray, pixels: np.ndarray) -> Iterator[SampledImage]:
+    def _every(
+        self, number: int, draw: Draw, images: np.ndarray, pixels: np.ndarray
+    ) -> Iterator[SampledImage]:
         """Yields the images of a call with their latents, without those that fill up a short batch."""
         latents = self._final_latents(len(images))
-        count, start = self._variant.workload.images_per_prompt, number % draw.calls * draw.batch_size
+        count, start = (
+            self._variant.workload.images_per_prompt,
+            number % draw.calls * draw.batch_size,
+        )
         positions = range(start, min(start + draw.batch_size, len(draw.prompts)))
         for row, (position, image_index) in enumerate(product(positions, range(count))):
-            finite = bool(np.isfinite(images[row]).all() and np.isfinite(latents[row]).all())
+            finite = bool(
+                np.isfinite(images[row]).all() and np.isfinite(latents[row]).all()
+            )
             yield SampledImage(position, image_index, pixels[row], finite, latents[row])
 
     def _final_latents(self, count: int) -> np.ndarray:
         """Returns the final latents of the last call, float32 (n, channels, height, width); empty if it gave none."""
         if self._last is None:
             return np.empty((count, 0), np.float32)
-        found: np.ndarray = spatial(self._last, self._latents_form).float().cpu().numpy()
+        found: np.ndarray = (
+            spatial(self._last, self._latents_form).float().cpu().numpy()
+        )
         return found
 
-    def _sample(self, number: int, draw: Draw, images: np.ndarray, pixels: np.ndarray) -> SampledImage:
+    def _sample(
+        self, number: int, draw: Draw, images: np.ndarray, pixels: np.ndarray
+    ) -> SampledImage:
         """Returns one image of a call, at a position that changes from call to call."""
         image = number % len(pixels)
         prompt, image_index = divmod(image, self._variant.workload.images_per_prompt)
-        position, finite = number * draw.batch_size + prompt, bool(np.isfinite(images[image]).all())
-        return SampledImage(position % len(draw.prompts), image_index, pixels[image], finite)
+        position, finite = (
+            number * draw.batch_size + prompt,
+            bool(np.isfinite(images[image]).all()),
+        )
+        return SampledImage(
+            position % len(draw.prompts), image_index, pixels[image], finite
+        )
 
     def memory_so_far(self) -> Memory:
         """Returns the peak memory of all calls since it was measured last."""
         return self._memory.read()
 
-    def _read_inputs(self, inputs: Inputs, size: int, **changes: Any) -> tuple[np.ndarray, np.ndarray, float]:
+    def _read_inputs(
+        self, inputs: Inputs, size: int, **changes: Any
+    ) -> tuple[np.ndarray, np.ndarray, float]:
         """Makes one call, and reads its images within the measured time: only then are they complete.
 
         Timed calls, calls of the quality pass and calls of a server are all made here, so that they are made alike.
@@ -259,23 +298,48 @@ class PipelineHost:
         if pixels.shape != asked:
             raise RuntimeError(f"expected images of shape {asked}, got {pixels.shape}")
 
-    def render(self, asked: Sequence[Asked], batch_size: int, changes: dict[str, Any]) -> Rendered:
+    def render(
+        self, asked: Sequence[Asked], batch_size: int, changes: dict[str, Any]
+    ) -> Rendered:
         """Draws images that a server was asked for, in one call, whose batch the last of them fills up.
 
         Either all or none have a negative prompt. `changes` are arguments that differ from the workload's.
         """
         graphs = compiled_so_far()[1]
         filled = [*asked, *[asked[-1]] * (batch_size - len(asked))]
-        negatives = None if asked[0].negative is None else [image.negative or "" for image in filled]
-        prompts, seeds = [image.prompt for image in filled], [image.seed for image in filled]
+        negatives = (
+            None
+            if asked[0].negative is None
+            else [image.negative or "" for image in filled]
+        )
+        prompts, seeds = (
+            [image.prompt for image in filled],
+            [image.seed for image in filled],
+        )
         size = self._variant.size
-        inputs = asked_inputs(self._variant, self._pipe, self._device.torch_name, size, prompts, negatives, seeds)
-        scales = [image.guidance_scale for image in filled if image.guidance_scale is not None]
-        with scales_embedded(denoiser_of(self._pipe), scales) if scales else nullcontext():
+        inputs = asked_inputs(
+            self._variant,
+            self._pipe,
+            self._device.torch_name,
+            size,
+            prompts,
+            negatives,
+            seeds,
+        )
+        scales = [
+            image.guidance_scale for image in filled if image.guidance_scale is not None
+        ]
+        with (
+            scales_embedded(denoiser_of(self._pipe), scales)
+            if scales
+            else nullcontext()
+        ):
             images, pixels, seconds = self._read_inputs(inputs, size, **changes)
         finite = [bool(np.isfinite(image).all()) for image in images[: len(asked)]]
         found = int(compiled_so_far()[1] - graphs)
-        return Rendered(pixels[: len(asked)], finite, seconds, found, self._memory.held_gib())
+        return Rendered(
+            pixels[: len(asked)], finite, seconds, found, self._memory.held_gib()
+        )
 
     def measure_energy(self, seconds: float) -> float | None:
         """Returns the joules of one call, as the mean of back-to-back calls; None if the machine has no counter.
@@ -295,7 +359,10 @@ class PipelineHost:
     def prove(self, shape_index: int = 0) -> TracedCall:
         """Traces a call of as few steps as show every optimization, and asks each whether it took effect."""
         self._use_threads(None)
-        steps = min(self._assembly.traced_steps(self._variant.task.strength), self._variant.workload.steps)
+        steps = min(
+            self._assembly.traced_steps(self._variant.task.strength),
+            self._variant.workload.steps,
+        )
 
         def call() -> Any:
             return self._call(shape_index, num_inference_steps=steps, output_type="pil")
@@ -305,8 +372,21 @@ class PipelineHost:
         for axis, finding in self._assembly.findings(trace).items():
             # Plain JSON, so that no value in a proof prevents the result from being written.
             facts = json.loads(json.dumps(finding.facts, default=str))
-            evidence.append(Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, facts))
-        return TracedCall(evidence, trace.denoiser_busy_s, trace.counts(), changed_settings(self._settings))
+            evidence.append(
+                Evidence(
+                    axis,
+                    self._variant.choices[axis],
+                    finding.engaged,
+                    finding.summary,
+                    facts,
+                )
+            )
+        return TracedCall(
+            evidence,
+            trace.denoiser_busy_s,
+            trace.counts(),
+            changed_settings(self._settings),
+        )
 
     def time_stages(self) -> StagedCall:
         """Times each stage of one instrumented call, of the denoiser each step, and measures its peak of memory.
@@ -318,11 +398,18 @@ class PipelineHost:
         self._use_threads(None)
         clock = StageClock(self._device.is_cuda)
         draw = timed_draw(self._variant)
-        number = draw.calls // 2  # not the first: a pipeline that ignores seeds may use the same default seed
+        number = (
+            draw.calls // 2
+        )  # not the first: a pipeline that ignores seeds may use the same default seed
         inputs = self._prompts_and_noise(number, draw)
-        if self._variant.workload.latents is None and inputs.pop("latents", None) is not None:
+        if (
+            self._variant.workload.latents is None
+            and inputs.pop("latents", None) is not None
+        ):
             seeds = [generator.initial_seed() for generator in inputs["generator"]]
-            inputs["generator"] = [torch.Generator().manual_seed(seed) for seed in seeds]
+            inputs["generator"] = [
+                torch.Generator().manual_seed(seed) for seed in seeds
+            ]
         peaks = StagePeaks(self._memory)
 
         def enter(stage: str) -> None:
@@ -339,15 +426,21 @@ class PipelineHost:
         self._require_asked(pixels, inputs, draw.size)
         # Both prompts (with and without guidance) count as one sample of their stage; each step is its own sample.
         stages_s = {
-            "denoiser_step" if stage == DENOISER else stage: spans if stage == DENOISER else [sum(spans)]
+            "denoiser_step" if stage == DENOISER else stage: spans
+            if stage == DENOISER
+            else [sum(spans)]
             for stage, spans in clock.seconds().items()
         }
-        return StagedCall(stages_s, self._sample(number, draw, images, pixels), peaks.gib)
+        return StagedCall(
+            stages_s, self._sample(number, draw, images, pixels), peaks.gib
+        )
 
     def count_operations(self) -> float:
         """Returns the TFLOP of one image."""
         self._use_threads(None)
-        return tflop_per_image(self._pipe, self._variant, lambda: self._call(num_inference_steps=1))["total"]
+        return tflop_per_image(
+            self._pipe, self._variant, lambda: self._call(num_inference_steps=1)
+        )["total"]
 
     def generate(self, batch: int, draw: Draw, folder: Path) -> Batch:
         """Makes the images of one batch of a draw and stores them losslessly in `folder`.
@@ -363,7 +456,9 @@ class PipelineHost:
         # Floats, too, because bytes cannot distinguish NaN from black.
         self._use_threads(draw.threads)
         waited = waited_s()
-        images, pixels, seconds = self._read_inputs(self._prompts_and_noise(batch, draw), draw.size)
+        images, pixels, seconds = self._read_inputs(
+            self._prompts_and_noise(batch, draw), draw.size
+        )
         # Never zero, even for a call that mostly waited: the kernel's clock differs from this one.
         worked_s = max(seconds - (waited_s() - waited), seconds / 100)
         held_gib = self._memory.held_gib()
@@ -372,14 +467,20 @@ class PipelineHost:
         # Without those that fill up a short batch.
         start, count = batch * draw.batch_size, self._variant.workload.images_per_prompt
         positions = draw.positions[start : start + draw.batch_size]
-        for number, (position, image_index) in enumerate(product(positions, range(count))):
-            finite = bool(np.isfinite(images[number]).all()) and bool(latents[number].isfinite().all())
+        for number, (position, image_index) in enumerate(
+            product(positions, range(count))
+        ):
+            finite = bool(np.isfinite(images[number]).all()) and bool(
+                latents[number].isfinite().all()
+            )
             record = draw.record_of(position, image_index, count, finite)
             Image.fromarray(pixels[number]).save(folder / record.path)
             records.append(record)
         self._latents.append(latents[: len(records)])
         if batch == draw.calls - 1:
-            save_file({"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS)
+            save_file(
+                {"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS
+            )
         return Batch(records, worked_s, held_gib)
 
     def _use_threads(self, count: int | None) -> None:
@@ -387,16 +488,22 @@ class PipelineHost:
         import torch
 
         wanted = count or self._threads
-        if torch.get_num_threads() != wanted:  # PyTorch forgets what it has prepared, whatever the number was before
+        if (
+            torch.get_num_threads() != wanted
+        ):  # PyTorch forgets what it has prepared, whatever the number was before
             torch.set_num_threads(wanted)
 
     def _prompts_and_noise(self, index: int, draw: Draw) -> Inputs:
         """Returns the prompts and the initial noise of one call."""
         if self._given is None and self._variant.workload.latents is not None:
             self._given = read_latents(self._variant.workload.latents)
-        return prompts_and_noise(self._variant, self._pipe, self._device.torch_name, self._given, index, draw)
+        return prompts_and_noise(
+            self._variant, self._pipe, self._device.torch_name, self._given, index, draw
+        )
 
-    def _call(self, shape_index: int = 0, inputs: Inputs | None = None, **changes: Any) -> Any:
+    def _call(
+        self, shape_index: int = 0, inputs: Inputs | None = None, **changes: Any
+    ) -> Any:
         """Makes one call of the pipeline, with `changes` of its arguments.
 
         `inputs` are prompts and noise, before the options change them: by default the first batch's at a shape.
@@ -405,7 +512,11 @@ class PipelineHost:
         try:
             workload = self._variant.workload
             scale = guidance_of(self._variant.model).argument
-            keep = self._keep_latents if self._latents_form.last == "callback_on_step_end" else self._keep_last
+            keep = (
+                self._keep_latents
+                if self._latents_form.last == "callback_on_step_end"
+                else self._keep_last
+            )
             arguments = {
                 "num_inference_steps": workload.steps,
                 scale: self._variant.guidance_scale,
@@ -414,7 +525,9 @@ class PipelineHost:
                 "output_type": "np",
                 self._latents_form.last: keep,
                 **call_arguments(self._variant.model),
-                **self._assembly.changed(self._inputs[shape_index] if inputs is None else inputs),
+                **self._assembly.changed(
+                    self._inputs[shape_index] if inputs is None else inputs
+                ),
             }
             if "guidance_scale" in changes:
                 changes[scale] = changes.pop("guidance_scale")
@@ -423,7 +536,9 @@ class PipelineHost:
             for name in arguments.keys() & {"prompt", "negative_prompt"}:
                 arguments[name] = list(arguments[name])
             # Copies, so that a call with the same inputs draws the same noise.
-            arguments["generator"] = [generator.clone_state() for generator in arguments["generator"]]
+            arguments["generator"] = [
+                generator.clone_state() for generator in arguments["generator"]
+            ]
             with noise_in_float32(self._pipe), self._assembly.entered():
                 return self._pipe(**arguments)
         finally:
@@ -437,7 +552,9 @@ class PipelineHost:
     def _keep_last(self, _step: int, _timestep: Any, latents: torch.Tensor) -> None:
         self._last = latents
 
-    def _keep_latents(self, _pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    def _keep_latents(
+        self, _pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]
+    ) -> dict[str, Any]:
         self._last = tensors["latents"]
         return tensors
 
@@ -487,14 +604,22 @@ def describe_error(error: Exception) -> WorkerError:
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
         chain.append(cause)
-        cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
+        cause = (
+            getattr(cause, "inner_exception", None)
+            or cause.__cause__
+            or cause.__context__
+        )
     texts = [str(link).lower() for link in chain]
-    out_of_memory = any(isinstance(link, torch.OutOfMemoryError | MemoryError) for link in chain) or any(
-        words in text for words in _OUT_OF_MEMORY for text in texts
-    )
+    out_of_memory = any(
+        isinstance(link, torch.OutOfMemoryError | MemoryError) for link in chain
+    ) or any(words in text for words in _OUT_OF_MEMORY for text in texts)
     maybe = any(words in text for words in _MAYBE_OUT_OF_MEMORY for text in texts)
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return WorkerError(Status.OUT_OF_MEMORY if out_of_memory else Status.FAILED, reason, may_be_memory=maybe)
+    return WorkerError(
+        Status.OUT_OF_MEMORY if out_of_memory else Status.FAILED,
+        reason,
+        may_be_memory=maybe,
+    )
 
 
 def process_settings() -> dict[str, object]:
@@ -514,5 +639,7 @@ def process_settings() -> dict[str, object]:
 def changed_settings(before: dict[str, object]) -> list[str]:
     """Returns the settings that have changed since `before`, each with both values."""
     return [
-        f"{name} ({before[name]} before, {now} now)" for name, now in process_settings().items() if now != before[name]
+        f"{name} ({before[name]} before, {now} now)"
+        for name, now in process_settings().items()
+        if now != before[name]
     ]

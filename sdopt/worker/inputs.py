@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 
 def prompts_and_noise(
-    variant: Variant, pipe: DiffusionPipeline, device: str, given: torch.Tensor | None, index: int, draw: Draw
+    variant: Variant,
+    pipe: DiffusionPipeline,
+    device: str,
+    given: torch.Tensor | None,
+    index: int,
+    draw: Draw,
 ) -> Inputs:
     """Returns the prompts and the initial noise of one call; a last, short batch is filled up from the start.
 
@@ -32,16 +37,25 @@ def prompts_and_noise(
     """
     count = variant.workload.images_per_prompt
     positions = draw.positions
-    chosen = [positions[(index * draw.batch_size + offset) % len(positions)] for offset in range(draw.batch_size)]
+    chosen = [
+        positions[(index * draw.batch_size + offset) % len(positions)]
+        for offset in range(draw.batch_size)
+    ]
     numbers = [prompt * count + image for prompt in chosen for image in range(count)]
     prompts = [draw.prompts[i] for i in chosen]
     negatives = [draw.negatives[i] for i in chosen] if draw.negatives else None
     seeds = [draw.seed + number for number in numbers]
 
     def taken(shape: tuple[int, ...]) -> list[torch.Tensor] | None:
-        return None if given is None else take(given, numbers, shape, variant.workload.latents or "")
+        return (
+            None
+            if given is None
+            else take(given, numbers, shape, variant.workload.latents or "")
+        )
 
-    return asked_inputs(variant, pipe, device, draw.size, prompts, negatives, seeds, taken)
+    return asked_inputs(
+        variant, pipe, device, draw.size, prompts, negatives, seeds, taken
+    )
 
 
 def asked_inputs(
@@ -62,9 +76,15 @@ def asked_inputs(
     import torch
 
     family, guidance = family_of(variant.model), guidance_of(variant.model)
-    inputs = inputs_of(variant.task, variant.model, size, len(seeds), with_size=not family.is_unet)
+    inputs = inputs_of(
+        variant.task, variant.model, size, len(seeds), with_size=not family.is_unet
+    )
     inputs["prompt"] = list(prompts)
-    if negatives is None and guidance.needs_negative and guidance.guides(variant.guidance_scale):
+    if (
+        negatives is None
+        and guidance.needs_negative
+        and guidance.guides(variant.guidance_scale)
+    ):
         negatives = [""] * len(prompts)  # without any, the pipeline would not be guided
     if negatives is not None:
         inputs["negative_prompt"] = list(negatives)
@@ -75,7 +95,11 @@ def asked_inputs(
     side = size // pipe.vae_scale_factor
     channels, form = latent_channels_of(pipe.vae.config) or 4, family.latents
     noise = given((channels, side, side))
-    latents = drawn(generators, channels, side, form) if noise is None else laid_out(torch.cat(noise), form)
+    latents = (
+        drawn(generators, channels, side, form)
+        if noise is None
+        else laid_out(torch.cat(noise), form)
+    )
     # Not the type of the parameters, which may be stored in fewer bits than they compute in.
     dtype = torch.float32 if form.kept else unwrapped(denoiser_of(pipe)).dtype
     latents = latents.to(device=device, dtype=dtype)

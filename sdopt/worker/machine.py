@@ -59,15 +59,21 @@ def find_machine(
     except UsageError as error:
         if hardware.sheet is not None:
             hint = f"dry_run=true shows what would run on an {hardware.sheet.name}"
-            raise ConflictError([f"{problem}; {hint}" for problem in error.problems]) from error
+            raise ConflictError(
+                [f"{problem}; {hint}" for problem in error.problems]
+            ) from error
         if not hardware.device.startswith("cuda"):
             raise
         hint = "otherwise choose hardware=cpu or hardware=auto"
-        raise UsageError([f"{problem}; {hint}" for problem in error.problems]) from error
+        raise UsageError(
+            [f"{problem}; {hint}" for problem in error.problems]
+        ) from error
     require_card(hardware, machine.device)
     sheet = None if hardware.emulate_memory else hardware.sheet
     if sheet is None and machine.device.is_cuda:
-        sheet = sheet_of(machine.device.name, sheets().values(), machine.device.memory_total_gib)
+        sheet = sheet_of(
+            machine.device.name, sheets().values(), machine.device.memory_total_gib
+        )
     return replace(machine, sheet=sheet), context
 
 
@@ -108,7 +114,8 @@ def _probe(wanted: str) -> Machine:
     device = probe_device("cpu" if bad_fork else wanted)
     failed = {} if preload is None else preload.FAILED
     preload_warnings = [
-        f"workers import {module} by themselves, because it failed before: {why}" for module, why in failed.items()
+        f"workers import {module} by themselves, because it failed before: {why}"
+        for module, why in failed.items()
     ]
     return Machine(
         device,

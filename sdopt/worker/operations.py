@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 from sdopt.measure.garbage import no_garbage
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER, VAE_ENCODER
 from sdopt.pipelines.loading import family_of
-from sdopt.pipelines.parts import denoiser_name, denoiser_of, text_encoders_of, unwrapped
+from sdopt.pipelines.parts import (
+    denoiser_name,
+    denoiser_of,
+    text_encoders_of,
+    unwrapped,
+)
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
@@ -51,30 +56,53 @@ def tflop_per_image(
     channels = vae.config.latent_channels
     latent = size // (2 ** (len(vae.config.block_out_channels) - 1))
     length = pipe.tokenizer.model_max_length
-    read = 1 if pipe.config.get("force_zeros_for_empty_prompt") and not variant.negatives else samples
+    read = (
+        1
+        if pipe.config.get("force_zeros_for_empty_prompt") and not variant.negatives
+        else samples
+    )
     # Networks are many objects, at which Python would look through all others for garbage.
     with no_garbage(), torch.device("meta"):
         # A task may have changed the number of channels that the configuration gives: see `pipelines.tasks.adapt`.
-        fresh_denoiser = type(denoiser).from_config(denoiser.config, in_channels=channels)
+        fresh_denoiser = type(denoiser).from_config(
+            denoiser.config, in_channels=channels
+        )
         fresh_vae = type(vae).from_config(vae.config)
-        fresh_encoders = [type(unwrapped(encoder))(unwrapped(encoder).config) for encoder in text_encoders_of(pipe)]
+        fresh_encoders = [
+            type(unwrapped(encoder))(unwrapped(encoder).config)
+            for encoder in text_encoders_of(pipe)
+        ]
         states = torch.empty(samples, length, denoiser.config.cross_attention_dim)
         sample = torch.empty(samples, channels, latent, latent)
         conditioned = denoiser.config.get("addition_embed_type") == "text_time"
-        added = {"added_cond_kwargs": _conditions(denoiser.config, samples)} if conditioned else {}
+        added = (
+            {"added_cond_kwargs": _conditions(denoiser.config, samples)}
+            if conditioned
+            else {}
+        )
         step: Given = ((sample, torch.tensor(1), states), added)
         counted = {
-            TEXT_ENCODER: sum(tflop(encoder, torch.zeros(read, length, dtype=torch.long)) for encoder in fresh_encoders)
+            TEXT_ENCODER: sum(
+                tflop(encoder, torch.zeros(read, length, dtype=torch.long))
+                for encoder in fresh_encoders
+            )
             / variant.workload.images_per_prompt,
-            VAE_ENCODER: _ENCODED[variant.task.kind] * tflop(fresh_vae.encode, torch.empty(1, 3, size, size)),
+            VAE_ENCODER: _ENCODED[variant.task.kind]
+            * tflop(fresh_vae.encode, torch.empty(1, 3, size, size)),
             # Guidance is above 1 if each sample is there twice.
-            DENOISER: _steps_tflop(pipe, variant, fresh_denoiser, float(samples), [step]),
-            VAE_DECODER: tflop(fresh_vae.decode, torch.empty(1, channels, latent, latent)),
+            DENOISER: _steps_tflop(
+                pipe, variant, fresh_denoiser, float(samples), [step]
+            ),
+            VAE_DECODER: tflop(
+                fresh_vae.decode, torch.empty(1, channels, latent, latent)
+            ),
         }
     return counted | {"total": sum(counted.values())}
 
 
-def _as_called(pipe: DiffusionPipeline, variant: Variant, call: Callable[[], Any]) -> dict[str, float]:
+def _as_called(
+    pipe: DiffusionPipeline, variant: Variant, call: Callable[[], Any]
+) -> dict[str, float]:
     """Returns the operations of an image by stage, from the inputs of a call of one step."""
     import torch
 
@@ -88,15 +116,25 @@ def _as_called(pipe: DiffusionPipeline, variant: Variant, call: Callable[[], Any
         counted = {TEXT_ENCODER: 0.0, VAE_ENCODER: 0.0, VAE_DECODER: 0.0}
         for encoder in text_encoders_of(pipe):
             twin = type(unwrapped(encoder))(unwrapped(encoder).config)
-            counted[TEXT_ENCODER] += sum(tflop(twin, *args, **more) for args, more in noted[encoder])
-        counted[VAE_DECODER] = sum(tflop(decode, *args, **more) for args, more in noted[VAE_DECODER])
-        counted[DENOISER] = _steps_tflop(pipe, variant, fresh, variant.guidance_scale, noted[denoiser_of(pipe)])
+            counted[TEXT_ENCODER] += sum(
+                tflop(twin, *args, **more) for args, more in noted[encoder]
+            )
+        counted[VAE_DECODER] = sum(
+            tflop(decode, *args, **more) for args, more in noted[VAE_DECODER]
+        )
+        counted[DENOISER] = _steps_tflop(
+            pipe, variant, fresh, variant.guidance_scale, noted[denoiser_of(pipe)]
+        )
     each = {stage: tflops / images for stage, tflops in counted.items()}
     return each | {"total": sum(each.values())}
 
 
 def _steps_tflop(
-    pipe: DiffusionPipeline, variant: Variant, denoiser: Any, guidance_scale: float, step: list[Given]
+    pipe: DiffusionPipeline,
+    variant: Variant,
+    denoiser: Any,
+    guidance_scale: float,
+    step: list[Given],
 ) -> float:
     """Counts the operations of all steps, each of which makes the calls of `step`; if all are equal, counts one."""
     steps = _denoiser_calls(pipe, variant)
@@ -113,7 +151,9 @@ def _steps_tflop(
             stack.enter_context(option.context(twin))
         counted = 0.0
         for number in range(steps):
-            twin.__dict__["scheduler"] = SimpleNamespace(step_index=number)  # by which options tell steps apart
+            twin.__dict__["scheduler"] = SimpleNamespace(
+                step_index=number
+            )  # by which options tell steps apart
             counted += sum(tflop(denoiser, *args, **more) for args, more in step)
         return counted
 
@@ -131,7 +171,11 @@ def _inputs_noted(pipe: DiffusionPipeline) -> Iterator[dict[Any, list[Given]]]:
     noted: dict[Any, list[Given]] = defaultdict(list)
 
     def note(key: Any, args: Any, more: Any) -> None:
-        noted[key].append(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("meta"), (args, more)))
+        noted[key].append(
+            tree_map_only(
+                torch.Tensor, lambda tensor: tensor.detach().to("meta"), (args, more)
+            )
+        )
 
     decode = pipe.vae.decode
 
@@ -144,7 +188,9 @@ def _inputs_noted(pipe: DiffusionPipeline) -> Iterator[dict[Any, list[Given]]]:
     with ExitStack() as stack:
         stack.callback(pipe.vae.__dict__.pop, "decode")
         for network in (denoiser_of(pipe), *text_encoders_of(pipe)):
-            stack.callback(network.register_forward_pre_hook(note, with_kwargs=True).remove)
+            stack.callback(
+                network.register_forward_pre_hook(note, with_kwargs=True).remove
+            )
         yield noted
     if own is not None:
         pipe.vae.__dict__["decode"] = own
@@ -156,7 +202,9 @@ def _denoiser_calls(pipe: DiffusionPipeline, variant: Variant) -> int:
     steps = variant.workload.steps
     with torch.device("cpu"):
         # A shift of the noise levels by the number of tokens does not change how many there are.
-        shifted = {"mu": 1.0} if pipe.scheduler.config.get("use_dynamic_shifting") else {}
+        shifted = (
+            {"mu": 1.0} if pipe.scheduler.config.get("use_dynamic_shifting") else {}
+        )
         pipe.scheduler.set_timesteps(steps, **shifted)
         if variant.task.kind == "txt2img":
             return len(pipe.scheduler.timesteps)
@@ -168,8 +216,14 @@ def _conditions(config: Any, samples: int) -> dict[str, torch.Tensor]:
     """Returns SDXL's further inputs of the denoiser: the text's pooled states, and six numbers of size and crop."""
     import torch
 
-    width = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
-    return {"text_embeds": torch.empty(samples, width), "time_ids": torch.empty(samples, 6)}
+    width = (
+        config["projection_class_embeddings_input_dim"]
+        - 6 * config["addition_time_embed_dim"]
+    )
+    return {
+        "text_embeds": torch.empty(samples, width),
+        "time_ids": torch.empty(samples, 6),
+    }
 
 
 def tflop(function: Any, *inputs: Any, **more: Any) -> float:

@@ -18,7 +18,10 @@ from sdopt.worker.forkserver import TALKATIVE, environment
 
 MODULES = (
     "diffusers.guiders",
-    *(f"diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion{task}" for task in ("", "_img2img", "_inpaint")),
+    *(
+        f"diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion{task}"
+        for task in ("", "_img2img", "_inpaint")
+    ),
     *(
         f"diffusers.pipelines.stable_diffusion_xl.pipeline_stable_diffusion_xl{task}"
         for task in ("", "_img2img", "_inpaint")
@@ -31,7 +34,10 @@ MODULES = (
     "torch.profiler",
     "transformers.models.clip.modeling_clip",
     "transformers.models.clip.tokenization_clip",
-    *(f"sdopt.options.{group}" for group in ("attention", "compiler", "grad_mode", "layout", "precision")),
+    *(
+        f"sdopt.options.{group}"
+        for group in ("attention", "compiler", "grad_mode", "layout", "precision")
+    ),
     "sdopt.options.compiler.graphs",
     "sdopt.worker.host",
 )
@@ -43,10 +49,16 @@ MODULES = (
 # are imported as on a machine without a card; PyTorch counts cards without starting CUDA if it may ask NVML. Without a
 # visible card, xFormers and TorchAO do not define some Triton kernels, in workers either; diffusers' denoisers use none
 # of them.
-_HIDES_CARDS = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "XFORMERS_FORCE_DISABLE_TRITON": "1"}
+_HIDES_CARDS = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "XFORMERS_FORCE_DISABLE_TRITON": "1",
+}
 
 # ROCm has variables of its own.
-_ROCM = {key: value for key, value in _HIDES_CARDS.items() if key != "CUDA_VISIBLE_DEVICES"}
+_ROCM = {
+    key: value for key, value in _HIDES_CARDS.items() if key != "CUDA_VISIBLE_DEVICES"
+}
 
 
 def import_all(modules: Iterable[str]) -> dict[str, str]:
@@ -54,14 +66,24 @@ def import_all(modules: Iterable[str]) -> dict[str, str]:
     failed = {}
     hidden = _ROCM if _is_rocm() else _HIDES_CARDS
     # Imports leave hardly any garbage, and a seventh of their time went into collecting it.
-    with environment(hidden), _quiet(TALKATIVE), no_garbage(), warnings.catch_warnings():
+    with (
+        environment(hidden),
+        _quiet(TALKATIVE),
+        no_garbage(),
+        warnings.catch_warnings(),
+    ):
         # TorchAO has invalid escape sequences, which Python reports when it compiles the file for the first time.
         warnings.simplefilter("ignore", SyntaxWarning)
         for module in modules:
             try:
                 importlib.import_module(module)
-            except (Exception, SystemExit) as error:  # the server must survive whatever a library does on import
-                failed[module] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # the server must survive whatever a library does on import
+                failed[module] = (
+                    f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                )
     return failed
 
 
@@ -94,7 +116,9 @@ def _prepare_loading() -> None:
     """
     # A version without such a table does not build it in a worker either.
     with suppress(Exception):
-        importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("clip")
+        importlib.import_module(
+            "transformers.conversion_mapping"
+        ).get_checkpoint_conversion_mapping("clip")
     with suppress(Exception):
         importlib.import_module("diffusers").DDIMScheduler._get_compatibles()
 

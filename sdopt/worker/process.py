@@ -16,7 +16,12 @@ from typing_extensions import override
 from sdopt.hardware.device import Device
 from sdopt.record.records import Status
 from sdopt.variant import Variant
-from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, print_warning
+from sdopt.worker.child import (
+    ChildDiedError,
+    ChildProcess,
+    ChildTimeoutError,
+    print_warning,
+)
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.host import PipelineHost, serve
 from sdopt.worker.protocol import TimeUpError, WorkerError
@@ -43,7 +48,10 @@ class Worker(Protocol):
         """Whether it is alive and can answer."""
 
     def begin(
-        self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs
+        self,
+        request: Callable[Concatenate[PipelineHost, P], R],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> Callable[[], R]:
         """Sends a request; returns a function that waits for the answer, so that several workers can work at once.
 
@@ -51,7 +59,12 @@ class Worker(Protocol):
         takes too long.
         """
 
-    def ask(self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def ask(
+        self,
+        request: Callable[Concatenate[PipelineHost, P], R],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
         """Sends a request, and returns the answer. Raises WorkerError as `begin` does."""
         return self.begin(request, *args, **kwargs)()
 
@@ -62,7 +75,9 @@ class Worker(Protocol):
         """Ends it and everything it started, at once."""
 
 
-StartWorker = Callable[[Variant, Path, Path, Callable[[float], None], Callable[[str], None]], Worker]
+StartWorker = Callable[
+    [Variant, Path, Path, Callable[[float], None], Callable[[str], None]], Worker
+]
 """Starts the worker of a variant, as `WorkerProcess` does with its first three arguments given. Raises OSError."""
 
 
@@ -104,19 +119,28 @@ class WorkerProcess(ChildProcess, Worker):
         self._timeout_s, self._deadline = timeout_s, deadline
         self._called = called
         self._log = log
-        self._memory_signals = ("SIGKILL", *_CRASHES) if device.is_cuda else ("SIGKILL",)
+        self._memory_signals = (
+            ("SIGKILL", *_CRASHES) if device.is_cuda else ("SIGKILL",)
+        )
         cache = scratch / log.stem
-        super().__init__(context, serve, variant, device, log, cache, scratch=scratch, warn=warn)
+        super().__init__(
+            context, serve, variant, device, log, cache, scratch=scratch, warn=warn
+        )
 
     @override
     def begin(
-        self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs
+        self,
+        request: Callable[Concatenate[PipelineHost, P], R],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> Callable[[], R]:
         name = request.__name__
 
         def answer() -> R:
             with self._reporting_deaths(name):
-                found: R = self.receive(min(self._timeout_s, self._left_s), self._called)
+                found: R = self.receive(
+                    min(self._timeout_s, self._left_s), self._called
+                )
             return found
 
         if self._left_s <= 0:
@@ -138,23 +162,40 @@ class WorkerProcess(ChildProcess, Worker):
             if self._left_s <= 0:
                 raise TimeUpError from None
             limit = f"{self._timeout_s:g} s (protocol.timeout_s)"
-            raise WorkerError(Status.TIMEOUT, f"no answer to '{request}' within {limit}") from None
+            raise WorkerError(
+                Status.TIMEOUT, f"no answer to '{request}' within {limit}"
+            ) from None
         except ChildDiedError as died:
             if died.signal:
-                hint = "; the kernel does so when memory runs out" if died.signal == "SIGKILL" else ""
+                hint = (
+                    "; the kernel does so when memory runs out"
+                    if died.signal == "SIGKILL"
+                    else ""
+                )
                 may_be_memory = died.signal in self._memory_signals
-                raise WorkerError(Status.KILLED, f"{died} during '{request}'{hint}", may_be_memory) from None
+                raise WorkerError(
+                    Status.KILLED, f"{died} during '{request}'{hint}", may_be_memory
+                ) from None
             if died.exit_code == _SERVER_LOST:
                 hint = "; so it ends too where the process that started it was killed because memory ran out"
                 last = _last_line(self._log)
-                raise WorkerError(Status.KILLED, f"{died} during '{request}'{hint}{last}", True) from None
-            raise WorkerError(Status.FAILED, f"{died} during '{request}'{_last_line(self._log)}") from None
+                raise WorkerError(
+                    Status.KILLED, f"{died} during '{request}'{hint}{last}", True
+                ) from None
+            raise WorkerError(
+                Status.FAILED, f"{died} during '{request}'{_last_line(self._log)}"
+            ) from None
 
 
-def answers_of(requests: Sequence[Callable[[], Callable[[], R]]]) -> list[R | WorkerError]:
+def answers_of(
+    requests: Sequence[Callable[[], Callable[[], R]]],
+) -> list[R | WorkerError]:
     """Begins requests of several workers before it waits; returns the answer of each, or its error."""
     begun = [_or_error(request) for request in requests]
-    return [answer if isinstance(answer, WorkerError) else _or_error(answer) for answer in begun]
+    return [
+        answer if isinstance(answer, WorkerError) else _or_error(answer)
+        for answer in begun
+    ]
 
 
 def _or_error(function: Callable[[], R]) -> R | WorkerError:
@@ -165,5 +206,9 @@ def _or_error(function: Callable[[], R]) -> R | WorkerError:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    lines = (
+        log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if log.is_file()
+        else []
+    )
     return f": {lines[-1].strip()}" if lines else ""

@@ -23,9 +23,13 @@ class WorkerError(Exception):
             SIGKILL, and some libraries crash, or raise errors that do not name the cause.
     """
 
-    def __init__(self, status: Status, reason: str, may_be_memory: bool = False) -> None:
+    def __init__(
+        self, status: Status, reason: str, may_be_memory: bool = False
+    ) -> None:
         self.status, self.reason, self.may_be_memory = status, reason, may_be_memory
-        super().__init__(status, reason, may_be_memory)  # all of them, because the error is pickled
+        super().__init__(
+            status, reason, may_be_memory
+        )  # all of them, because the error is pickled
 
     @property
     def out_of_memory(self) -> bool:

@@ -32,44 +32,102 @@ def require_same(composer: HydraComposer) -> list[str]:
     """Composes each command anew, as a shell gives it, and holds it against what was planned."""
     plan, written = commands(composer)
     for variant, command in zip(plan.variants[1:], written, strict=True):
-        compared = [edge.reference for edge in plan.edges if edge.candidate == variant.name]
+        compared = [
+            edge.reference for edge in plan.edges if edge.candidate == variant.name
+        ]
         if not command and not compared:
             continue  # a reference of others alone, of another task than the baseline
         assert command.startswith("sdopt run "), (variant.name, command)
         line = CommandLine.of(shlex.split(command)[2:])
-        own = [] if line.config_dir is None else [f"hydra.searchpath=['file://{line.config_dir}']"]
+        own = (
+            []
+            if line.config_dir is None
+            else [f"hydra.searchpath=['file://{line.config_dir}']"]
+        )
         again = HydraComposer(line.task, [*own, *line.hydra])
         made = again.current.study.plan(again)
-        references = [other for other in plan.variants if other is plan.baseline or other.name in compared]
-        assert any(not differing(other.config, made.variants[0].config) for other in references), command
+        references = [
+            other
+            for other in plan.variants
+            if other is plan.baseline or other.name in compared
+        ]
+        assert any(
+            not differing(other.config, made.variants[0].config) for other in references
+        ), command
         assert not differing(variant.config, made.variants[1].config), command
     return written
 
 
 def test_the_defaults_are_those_of_the_configuration() -> None:
     defaults = OmegaConf.load(CONF / "config.yaml").defaults
-    known = {group: each[group] for each in defaults if isinstance(each, DictConfig) for group in each}
+    known = {
+        group: each[group]
+        for each in defaults
+        if isinstance(each, DictConfig)
+        for group in each
+    }
     assert {group: known[group] for group in PLAIN} == PLAIN
 
 
 STUDIES: dict[str, Sequence[str]] = {
     "an option": ["precision=bf16"],
-    "keys of options": ["caching=deepcache", "caching.interval=5", "memory=[vae_tiling,vae_slicing]"],
-    "one at a time": ["study=one_at_a_time", "study.options=[attention:math,memory:vae_slicing]", "precision=bf16"],
-    "steps, in a list": ["study=one_at_a_time", "study.options=[workload.steps:2,scheduler:euler]"],
-    "cumulative": ["study=cumulative", "study.options=[precision:bf16,caching:deepcache,workload.steps:2]"],
-    "a baseline with options": ["study.baseline=[precision:bf16,memory:vae_slicing]", "attention=math"],
-    "leave one out": ["study=leave_one_out", "precision=bf16", "layout=channels_last", "memory=[vae_slicing]"],
-    "a text with quotes and commas": ["workload.prompts=['it\\'s a \"cat\", red',fish]", "attention=math"],
-    "a negative prompt": ["workload.negative_prompt='blurry, grey: {x}'", "workload.guidance_scale=3.5"],
+    "keys of options": [
+        "caching=deepcache",
+        "caching.interval=5",
+        "memory=[vae_tiling,vae_slicing]",
+    ],
+    "one at a time": [
+        "study=one_at_a_time",
+        "study.options=[attention:math,memory:vae_slicing]",
+        "precision=bf16",
+    ],
+    "steps, in a list": [
+        "study=one_at_a_time",
+        "study.options=[workload.steps:2,scheduler:euler]",
+    ],
+    "cumulative": [
+        "study=cumulative",
+        "study.options=[precision:bf16,caching:deepcache,workload.steps:2]",
+    ],
+    "a baseline with options": [
+        "study.baseline=[precision:bf16,memory:vae_slicing]",
+        "attention=math",
+    ],
+    "leave one out": [
+        "study=leave_one_out",
+        "precision=bf16",
+        "layout=channels_last",
+        "memory=[vae_slicing]",
+    ],
+    "a text with quotes and commas": [
+        "workload.prompts=['it\\'s a \"cat\", red',fish]",
+        "attention=math",
+    ],
+    "a negative prompt": [
+        "workload.negative_prompt='blurry, grey: {x}'",
+        "workload.guidance_scale=3.5",
+    ],
     "a gate and a key of it": ["gate=default", "gate.must_pay=false", "precision=bf16"],
-    "options of a scheduler": ["scheduler=euler", "+scheduler.options.use_karras_sigmas=true", "precision=bf16"],
+    "options of a scheduler": [
+        "scheduler=euler",
+        "+scheduler.options.use_karras_sigmas=true",
+        "precision=bf16",
+    ],
     "other models on the two sides": [
         "study=explicit",
         "study.variants={plain: [], other: ['model=sd15','model.weights=random','layout=channels_last']}",
     ],
-    "a list of sizes": ["workload.size=[32,64]", "workload.batch_size=[1,2]", "precision=bf16"],
-    "a model in a folder": [f"model={PACKAGED / 'emoji'}", "workload.size=64", "lora=loaded", f"lora.path={LORAS}"],
+    "a list of sizes": [
+        "workload.size=[32,64]",
+        "workload.batch_size=[1,2]",
+        "precision=bf16",
+    ],
+    "a model in a folder": [
+        f"model={PACKAGED / 'emoji'}",
+        "workload.size=64",
+        "lora=loaded",
+        f"lora.path={LORAS}",
+    ],
     "another task, compared with one of its own": [
         "study=explicit",
         "study.variants={text: [], picture: ['task=img2img'], faster: ['task=img2img','layout=channels_last']}",
@@ -78,7 +136,12 @@ STUDIES: dict[str, Sequence[str]] = {
     ],
     "a preset": ["experiment=quickstart"],
     "a preset of a gate": ["experiment=fastest"],
-    "a preset of pictures": ["task=img2img", "task.strength=0.6", "workload.steps=4", "attention=math"],
+    "a preset of pictures": [
+        "task=img2img",
+        "task.strength=0.6",
+        "workload.steps=4",
+        "attention=math",
+    ],
 }
 
 
@@ -87,7 +150,18 @@ STUDIES: dict[str, Sequence[str]] = {
 def test_composes_what_was_measured(composer: Composers, study: str) -> None:
     words = STUDIES[study]
     judged = any(word.startswith(("gate", "experiment")) for word in words)
-    require_same(composer([*(word for word in SMOKE if not (judged and word.startswith("quality"))), *words]))
+    require_same(
+        composer(
+            [
+                *(
+                    word
+                    for word in SMOKE
+                    if not (judged and word.startswith("quality"))
+                ),
+                *words,
+            ]
+        )
+    )
 
 
 def test_keys_that_a_preset_of_ones_own_sets(tmp_path: Path) -> None:
@@ -100,7 +174,9 @@ def test_keys_that_a_preset_of_ones_own_sets(tmp_path: Path) -> None:
     own = [f"hydra.searchpath=['file://{tmp_path}']"]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         [command] = require_same(HydraComposer(["experiment=mine"], own))
-    assert {"caching.interval=5", "workload.steps=10", "protocol.rounds=7"} <= set(shlex.split(command))
+    assert {"caching.interval=5", "workload.steps=10", "protocol.rounds=7"} <= set(
+        shlex.split(command)
+    )
     assert "--config-dir" not in command
     assert "experiment" not in command
 
@@ -109,14 +185,18 @@ def test_keys_that_a_preset_of_ones_own_sets(tmp_path: Path) -> None:
 def test_an_option_in_a_folder_of_ones_own(tmp_path: Path) -> None:
     folder = tmp_path / "meine Gruppen"
     (folder / "caching").mkdir(parents=True)
-    (folder / "caching" / "mine.yaml").write_text("_target_: sdopt.options.caching.DeepCaching\ninterval: 7\n")
+    (folder / "caching" / "mine.yaml").write_text(
+        "_target_: sdopt.options.caching.DeepCaching\ninterval: 7\n"
+    )
     own = [f"hydra.searchpath=['file://{folder}']"]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         [command] = require_same(HydraComposer([*SMOKE, "caching=mine"], own))
     assert ["--config-dir", str(folder)] == shlex.split(command)[2:4]
 
 
-def test_none_where_none_composes(composer: Composers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_where_none_composes(
+    composer: Composers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = composer([*SMOKE, "precision=bf16"])
 
     def fails(*_: object) -> list[str]:
@@ -131,7 +211,9 @@ def test_none_where_none_composes(composer: Composers, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", [f"{group}={name}" for group, name in optimization_options()])
+@pytest.mark.parametrize(
+    "option", [f"{group}={name}" for group, name in optimization_options()]
+)
 def test_every_option(composer: Composers, option: str) -> None:
     job = composer([*SMOKE, option])
     if len(job.current.study.plan(job).variants) > 1:
@@ -139,7 +221,9 @@ def test_every_option(composer: Composers, option: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", [path.stem for path in sorted((CONF / "experiment").glob("*.yaml"))])
+@pytest.mark.parametrize(
+    "preset", [path.stem for path in sorted((CONF / "experiment").glob("*.yaml"))]
+)
 def test_every_preset(composer: Composers, preset: str) -> None:
     try:
         job = composer([f"experiment={preset}"])

@@ -36,7 +36,12 @@ FILES = {
     "mlperf_sdxl": ["workload.prompts=packaged", "workload.latents=null"],
 }
 """In the place of files that a preset takes from the current folder."""
-APART = {"experiment", "hardware", "serving", *(group for group, _ in optimization_options())}
+APART = {
+    "experiment",
+    "hardware",
+    "serving",
+    *(group for group, _ in optimization_options()),
+}
 
 
 def problems(composer: Composers, *overrides: str) -> list[str]:
@@ -53,7 +58,11 @@ class TestEveryFile:
         whole: dict[str, list[str]] = {}
         for group, option in [each for each in OPTIONS if each[0] not in APART]:
             content = OmegaConf.load(CONF / group / f"{option}.yaml")
-            if missing := [f"{group}.{key!s}" for key in content if OmegaConf.is_missing(content, key)]:
+            if missing := [
+                f"{group}.{key!s}"
+                for key in content
+                if OmegaConf.is_missing(content, key)
+            ]:
                 found = problems(composer, f"{group}={option}")
                 assert [problem.partition(":")[0] for problem in found] == missing
             elif group == "quality":  # gates that judge images want its metrics
@@ -61,10 +70,18 @@ class TestEveryFile:
             else:
                 whole.setdefault(group, []).append(option)
         for options in zip_longest(*whole.values()):
-            chosen = {group: option for group, option in zip(whole, options, strict=True) if option is not None}
+            chosen = {
+                group: option
+                for group, option in zip(whole, options, strict=True)
+                if option is not None
+            }
             task = inputs[chosen.pop("task", "txt2img")]
-            run = composer([*task, *(f"{group}={option}" for group, option in chosen.items())]).current
-            assert run.choices["scheduler"] == chosen.get("scheduler", run.choices["scheduler"])
+            run = composer(
+                [*task, *(f"{group}={option}" for group, option in chosen.items())]
+            ).current
+            assert run.choices["scheduler"] == chosen.get(
+                "scheduler", run.choices["scheduler"]
+            )
 
     def test_a_policy_of_a_server_is_what_it_says(self) -> None:
         for name in [option for group, option in OPTIONS if group == "serving"]:
@@ -77,32 +94,48 @@ class TestEveryFile:
         assert {path.parent.name for path in CONF.glob("*/*/**/*.yaml")} == {"sheets"}
         assert len(OPTIONS) > 30
 
-    def test_a_preset_makes_a_plan_and_begins_with_the_command_that_runs_it(self, composer: Composers) -> None:
+    def test_a_preset_makes_a_plan_and_begins_with_the_command_that_runs_it(
+        self, composer: Composers
+    ) -> None:
         for name in [option for group, option in OPTIONS if group == "experiment"]:
             file = CONF / "experiment" / f"{name}.yaml"
             of_load = "load" in OmegaConf.load(file)
             chosen = [f"experiment={name}", *FILES.get(name, [])]
             command = "# sdopt load-test" if of_load else "# sdopt run"
-            lines = [line for line in file.read_text().splitlines()[:2] if line.startswith(command)]
+            lines = [
+                line
+                for line in file.read_text().splitlines()[:2]
+                if line.startswith(command)
+            ]
             assert [f"experiment={name}" in line for line in lines] == [True]
             if of_load:
-                assert problems(composer, *chosen)[0].startswith("load: this preset is one of")
+                assert problems(composer, *chosen)[0].startswith(
+                    "load: this preset is one of"
+                )
                 chosen.append("~load")
             job = composer(chosen)
             plan = job.current.study.plan(job)
             require_same_task(plan)
-            assert len({variant.name for variant in plan.variants}) == len(plan.variants)
+            assert len({variant.name for variant in plan.variants}) == len(
+                plan.variants
+            )
             for edge in plan.edges:
-                assert edge.credit != "nothing" or name == "noise"  # whose variants are all the same
+                assert (
+                    edge.credit != "nothing" or name == "noise"
+                )  # whose variants are all the same
 
     def test_every_key_of_the_schema_is_in_its_default_file(self) -> None:
         """A reader finds each key, with its default, in `conf/`."""
         for group, kind in (("workload", Workload), ("protocol", Protocol)):
-            assert list(OmegaConf.load(CONF / group / "default.yaml")) == [field.name for field in fields(kind)]
+            assert list(OmegaConf.load(CONF / group / "default.yaml")) == [
+                field.name for field in fields(kind)
+            ]
 
 
 class TestMistakes:
-    def test_all_are_reported_at_once_and_each_names_its_key(self, composer: Composers) -> None:
+    def test_all_are_reported_at_once_and_each_names_its_key(
+        self, composer: Composers
+    ) -> None:
         found = problems(
             composer,
             "+precision.wieghts=float16",
@@ -133,7 +166,9 @@ class TestMistakes:
             "objective=3: Input should be a valid list",
         ]
         for start in expected:
-            assert [problem for problem in found if problem.startswith(start)], f"{start} is not in {found}"
+            assert [problem for problem in found if problem.startswith(start)], (
+                f"{start} is not in {found}"
+            )
         assert len(found) == len(expected)
 
     @pytest.mark.parametrize(
@@ -172,16 +207,27 @@ class TestMistakes:
                 "model.variant=[fp16]": "model.variant: Input should be a valid string",
                 "tracking.tags=[team]": "tracking.tags: Input should be a valid dictionary",
             },
-            {"objective=${nope}": "objective: ", "workload.seed=${nope}": "workload.seed: "},
-            {"workload.negative_prompt=1.50": "workload.negative_prompt=1.5: must be text; write it in quotes"},
-            {"workload.prompts=['a ${b}']": "workload.prompts[0]: Interpolation key 'b' not found"},
+            {
+                "objective=${nope}": "objective: ",
+                "workload.seed=${nope}": "workload.seed: ",
+            },
+            {
+                "workload.negative_prompt=1.50": "workload.negative_prompt=1.5: must be text; write it in quotes"
+            },
+            {
+                "workload.prompts=['a ${b}']": "workload.prompts[0]: Interpolation key 'b' not found"
+            },
             {
                 "workload.prompts=[it's a cat]": "workload.prompts=[it's a cat]: not an override (token recognition "
                 """error at: ''s a cat]'); put each text in quotes, as in workload.prompts='["a","b"]'"""
             },
-            {"workload.size=64px": "workload.size=64px: Input should be a valid integer"},
+            {
+                "workload.size=64px": "workload.size=64px: Input should be a valid integer"
+            },
             {"workload.steps=true": "workload.steps=True: must be a number"},
-            {"workload.prompts=nowhere.txt": "workload.prompts=nowhere.txt: cannot be read"},
+            {
+                "workload.prompts=nowhere.txt": "workload.prompts=nowhere.txt: cannot be read"
+            },
             {"workload.prompts=[]": "workload.prompts=[]: holds no prompt"},
             # A group is chosen in one way.
             {
@@ -196,22 +242,36 @@ class TestMistakes:
                 "+precision@x=bf16": "+precision@x=bf16: an option has its own place",
                 "precision@x=bf16": "precision@x=bf16: an option has its own place",
             },
-            {"precision=": "precision=: In 'config': Could not find 'precision/'; the options are "},
-            {"++precision=bf16": "force-add of config groups is not supported: '++precision=bf16'"},
+            {
+                "precision=": "precision=: In 'config': Could not find 'precision/'; the options are "
+            },
+            {
+                "++precision=bf16": "force-add of config groups is not supported: '++precision=bf16'"
+            },
             {"+precision=bf16": "Multiple values for precision."},
-            {"~precision": "precision: nothing is chosen; precision=fp32 is the default"},
-            {"hardware=gpu": "hardware=gpu: In 'config': Could not find 'hardware/gpu'"},
-            {"memory=[nope]": "memory=nope: In 'config': Could not load 'memory/nope'; the options are "},
+            {
+                "~precision": "precision: nothing is chosen; precision=fp32 is the default"
+            },
+            {
+                "hardware=gpu": "hardware=gpu: In 'config': Could not find 'hardware/gpu'"
+            },
+            {
+                "memory=[nope]": "memory=nope: In 'config': Could not load 'memory/nope'; the options are "
+            },
         ],
         ids=lambda expected: next(iter(expected)),
     )
     def test_beyond_types(self, composer: Composers, expected: dict[str, str]) -> None:
         found = problems(composer, *expected)
         for start in expected.values():
-            assert [problem for problem in found if problem.startswith(start)], f"{start} is not in {found}"
+            assert [problem for problem in found if problem.startswith(start)], (
+                f"{start} is not in {found}"
+            )
         assert len(found) == len(expected)
 
-    def test_a_folder_of_something_else(self, composer: Composers, tmp_path: Path) -> None:
+    def test_a_folder_of_something_else(
+        self, composer: Composers, tmp_path: Path
+    ) -> None:
         [found] = problems(composer, "model=folder", f"model.path={tmp_path}")
         assert found.startswith(f"model.path={tmp_path}: holds no model_index.json")
         shutil.copyfile(MODEL / "model_index.json", tmp_path / "model_index.json")
@@ -242,8 +302,16 @@ class TestReplacedGroups:
     @pytest.mark.parametrize(
         ("job", "overrides", "compiler"),
         [
-            ("compiler=inductor compiler.mode=max-autotune", "", Inductor("max-autotune")),
-            ("compiler='inductor' ++compiler.mode='max-autotune'", "compiler=eager", Eager()),
+            (
+                "compiler=inductor compiler.mode=max-autotune",
+                "",
+                Inductor("max-autotune"),
+            ),
+            (
+                "compiler='inductor' ++compiler.mode='max-autotune'",
+                "compiler=eager",
+                Eager(),
+            ),
             (
                 "compiler=inductor compiler.mode=max-autotune",
                 "compiler=inductor compiler.fullgraph=true",
@@ -272,23 +340,42 @@ class TestOptionsThatCombine:
         [
             (["memory=[]"], []),
             (["memory=vae_slicing"], ["memory.vae_slicing"]),
-            (["memory=[vae_slicing,vae_tiling]"], ["memory.vae_slicing", "memory.vae_tiling"]),
+            (
+                ["memory=[vae_slicing,vae_tiling]"],
+                ["memory.vae_slicing", "memory.vae_tiling"],
+            ),
             (["memory=[vae_tiling]", "memory=[vae_slicing]"], ["memory.vae_slicing"]),
         ],
     )
-    def test_are_chosen_by_one_name_or_a_list(self, composer: Composers, chosen: list[str], axes: list[str]) -> None:
+    def test_are_chosen_by_one_name_or_a_list(
+        self, composer: Composers, chosen: list[str], axes: list[str]
+    ) -> None:
         run = composer(chosen).current
         assert [axis for axis in run.optimizations if axis.startswith("memory")] == axes
-        assert {axis: option for axis, option in run.choices.items() if axis.startswith("memory")} == {
-            axis: axis.rpartition(".")[2] for axis in axes
-        }
+        assert {
+            axis: option
+            for axis, option in run.choices.items()
+            if axis.startswith("memory")
+        } == {axis: axis.rpartition(".")[2] for axis in axes}
 
     def test_keep_their_keys_while_they_are_chosen(self, composer: Composers) -> None:
-        job = composer(["memory=[vae_slicing,vae_tiling]", "memory.vae_tiling.tile_size=64"])
-        for overrides, size in ((["memory=[vae_tiling]"], 64), (["memory=vae_tiling", "memory=vae_slicing"], 64)):
-            assert job.variant("some", overrides).optimizations["memory.vae_tiling"] == VaeTiling(size)
-        assert "memory.vae_tiling" not in job.variant("none", ["memory=vae_slicing"]).optimizations
-        changed = job.variant("other", ["memory=vae_tiling", "memory.vae_tiling.tile_size=128"])
+        job = composer(
+            ["memory=[vae_slicing,vae_tiling]", "memory.vae_tiling.tile_size=64"]
+        )
+        for overrides, size in (
+            (["memory=[vae_tiling]"], 64),
+            (["memory=vae_tiling", "memory=vae_slicing"], 64),
+        ):
+            assert job.variant("some", overrides).optimizations[
+                "memory.vae_tiling"
+            ] == VaeTiling(size)
+        assert (
+            "memory.vae_tiling"
+            not in job.variant("none", ["memory=vae_slicing"]).optimizations
+        )
+        changed = job.variant(
+            "other", ["memory=vae_tiling", "memory.vae_tiling.tile_size=128"]
+        )
         assert changed.optimizations["memory.vae_tiling"] == VaeTiling(128)
 
 
@@ -324,18 +411,29 @@ workload:
         assert plan.baseline.optimizations == composer([]).current.optimizations
         assert plan.baseline.workload.steps == 4
         assert plan.variants[1].optimizations["compiler"] == Inductor("max-autotune")
-        assert plan.edges[0].credit.startswith("precision=bf16, compiler=inductor(mode=max-autotune)")
-        given = composer(["experiment=mine", "precision=fp16", "workload.steps=2"], path).current
+        assert plan.edges[0].credit.startswith(
+            "precision=bf16, compiler=inductor(mode=max-autotune)"
+        )
+        given = composer(
+            ["experiment=mine", "precision=fp16", "workload.steps=2"], path
+        ).current
         assert (given.choices["precision"], given.workload.steps) == ("fp16", 2)
 
-    def test_that_changes_keys_of_options_can_be_left_out_one_by_one(self, composer: Composers, tmp_path: Path) -> None:
-        job = composer(["experiment=mine", "study=leave_one_out"], self.preset(tmp_path, self.TEXT))
+    def test_that_changes_keys_of_options_can_be_left_out_one_by_one(
+        self, composer: Composers, tmp_path: Path
+    ) -> None:
+        job = composer(
+            ["experiment=mine", "study=leave_one_out"], self.preset(tmp_path, self.TEXT)
+        )
         baseline, full, *others = job.current.study.plan(job).variants
         assert full.optimizations["memory.vae_tiling"] == VaeTiling(64)
         assert not any(axis.startswith("memory") for axis in baseline.optimizations)
         left = {variant.name: variant.optimizations for variant in others}
         both = ["memory.vae_slicing", "memory.vae_tiling"]
-        assert {name: [axis for axis in options if axis.startswith("memory")] for name, options in left.items()} == {
+        assert {
+            name: [axis for axis in options if axis.startswith("memory")]
+            for name, options in left.items()
+        } == {
             "without precision=bf16": both,
             "without compiler=inductor": both,
             "without memory=vae_slicing": ["memory.vae_tiling"],
@@ -345,10 +443,14 @@ workload:
         assert left["without compiler=inductor"]["compiler"] == Eager()
         assert left["without precision=bf16"]["compiler"] == Inductor("max-autotune")
 
-    def test_may_refer_to_its_own_name(self, composer: Composers, tmp_path: Path) -> None:
+    def test_may_refer_to_its_own_name(
+        self, composer: Composers, tmp_path: Path
+    ) -> None:
         path = self.preset(tmp_path, "defaults:\n- /steps_of: ${experiment}\n")
         (tmp_path / "steps_of").mkdir()
-        (tmp_path / "steps_of" / "mine.yaml").write_text("# @package _global_\nworkload:\n  steps: 7\n")
+        (tmp_path / "steps_of" / "mine.yaml").write_text(
+            "# @package _global_\nworkload:\n  steps: 7\n"
+        )
         assert composer(["experiment=mine"], path).current.workload.steps == 7
 
 
@@ -358,8 +460,14 @@ def test_names_say_what_is_chosen_beyond_the_defaults(composer: Composers) -> No
         ("", "as composed"),
         ("workload.steps=3", "as composed"),
         ("attention=math precision=bf16", "precision=bf16, attention=math"),
-        ("compiler=inductor compiler.mode=max-autotune", "compiler=inductor(mode=max-autotune)"),
-        ("layout.memory_format=channels_last", "layout=contiguous(memory_format=channels_last)"),
+        (
+            "compiler=inductor compiler.mode=max-autotune",
+            "compiler=inductor(mode=max-autotune)",
+        ),
+        (
+            "layout.memory_format=channels_last",
+            "layout=contiguous(memory_format=channels_last)",
+        ),
         ("attention=sliced attention.slice_size=1", "attention=sliced(slice_size=1)"),
         ("attention=sliced attention.slice_size=null", "attention=sliced"),
     ):
@@ -381,30 +489,48 @@ class Shading(Optimization):
 
 class TestOwnOptions:
     @pytest.fixture
-    def shading(self, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def shading(
+        self,
+        tmp_path: Path,
+        request: pytest.FixtureRequest,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> Path:
         """A folder with an option of a user's own module, which is on the path; its name is the test's own."""
         module = request.node.name.partition("[")[0]
         (tmp_path / f"{module}.py").write_text(SHADING)
         (tmp_path / "conf" / "shading").mkdir(parents=True)
-        (tmp_path / "conf" / "shading" / "mine.yaml").write_text(f"_target_: {module}.Shading\nfactor: 2.0\n")
+        (tmp_path / "conf" / "shading" / "mine.yaml").write_text(
+            f"_target_: {module}.Shading\nfactor: 2.0\n"
+        )
         monkeypatch.syspath_prepend(tmp_path)
         return tmp_path / "conf"
 
     def test_are_part_of_the_name_and_not_of_the_baseline(self, shading: Path) -> None:
-        with composer_of(["+shading=mine", "shading.factor=3", "precision=bf16"], shading) as job:
+        with composer_of(
+            ["+shading=mine", "shading.factor=3", "precision=bf16"], shading
+        ) as job:
             plan = job.current.study.plan(job)
         assert plan.variants[1].name == "precision=bf16, shading=mine(factor=3.0)"
         assert "shading" not in plan.baseline.optimizations
         assert plan.edges[0].credit == "precision=bf16, shading=mine(factor=3.0)"
 
-    def test_are_chosen_with_a_plus_or_without_and_lie_in_a_folder_of_any_name(self, shading: Path) -> None:
-        with composer_of([], shading.rename(shading.parent / "mine, [2024] (v1)")) as composer:
+    def test_are_chosen_with_a_plus_or_without_and_lie_in_a_folder_of_any_name(
+        self, shading: Path
+    ) -> None:
+        with composer_of(
+            [], shading.rename(shading.parent / "mine, [2024] (v1)")
+        ) as composer:
             for chosen in ("shading=mine", "+shading=mine"):
-                assert composer.variant("it", [chosen]).overrides == ("+shading=mine",), "as Hydra takes it"
+                assert composer.variant("it", [chosen]).overrides == (
+                    "+shading=mine",
+                ), "as Hydra takes it"
 
     def test_are_checked_against_their_own_fields(self, shading: Path) -> None:
         wrong = ["shading.factor=0", "+shading.faktor=2"]
-        with pytest.raises(UsageError) as caught, composer_of(["+shading=mine", *wrong], shading):
+        with (
+            pytest.raises(UsageError) as caught,
+            composer_of(["+shading=mine", *wrong], shading),
+        ):
             pass
         assert caught.value.problems == [
             "shading.factor=0: Input should be greater than 0",
@@ -414,13 +540,23 @@ class TestOwnOptions:
     @pytest.mark.parametrize(
         ("module", "reason"),
         [
-            ("class Shading:\n    pass\n", "must be a dataclass derived from Optimization"),
+            (
+                "class Shading:\n    pass\n",
+                "must be a dataclass derived from Optimization",
+            ),
             ("Shading = 3\n", "must be a dataclass derived from Optimization"),
-            ("import nowhere_to_be_found\n", "cannot be imported .*nowhere_to_be_found"),
+            (
+                "import nowhere_to_be_found\n",
+                "cannot be imported .*nowhere_to_be_found",
+            ),
             ("def Shading(:\n", "cannot be imported .*invalid syntax"),
             ("raise RuntimeError('no licence')\n", "cannot be imported .*no licence"),
             ("", "cannot be imported .*Shading"),
-            ("import torch\n" + SHADING.replace("factor:", "dtype: torch.dtype\n    factor:"), "dtype"),
+            (
+                "import torch\n"
+                + SHADING.replace("factor:", "dtype: torch.dtype\n    factor:"),
+                "dtype",
+            ),
             (SHADING.replace("] = 2.0", "]\n    other: int"), "other"),
         ],
     )
@@ -431,43 +567,81 @@ class TestOwnOptions:
         name = f"wrong_{abs(hash(module))}"
         (tmp_path / f"{name}.py").write_text(module)
         found: list[str] = []
-        typed("shading", {"_target_": f"{name}.Shading", "factor": 2.0}, Optimization, found)
+        typed(
+            "shading",
+            {"_target_": f"{name}.Shading", "factor": 2.0},
+            Optimization,
+            found,
+        )
         assert re.match(rf"shading.*{reason}", found[0])
 
-    @pytest.mark.parametrize(("way", "name"), [("--config-dir", "config"), ("hydra.searchpath", "precision/bf16")])
-    def test_of_a_packaged_name_would_be_passed_over(self, tmp_path: Path, way: str, name: str) -> None:
+    @pytest.mark.parametrize(
+        ("way", "name"),
+        [("--config-dir", "config"), ("hydra.searchpath", "precision/bf16")],
+    )
+    def test_of_a_packaged_name_would_be_passed_over(
+        self, tmp_path: Path, way: str, name: str
+    ) -> None:
         file = tmp_path / f"{name}.yaml"
         file.parent.mkdir(exist_ok=True)
         packaged = (CONF / f"{name}.yaml").read_text()
-        path = [way, str(tmp_path)] if way == "--config-dir" else [f"{way}=[file://{tmp_path}]"]
+        path = (
+            [way, str(tmp_path)]
+            if way == "--config-dir"
+            else [f"{way}=[file://{tmp_path}]"]
+        )
 
         def composed() -> Command:
             return Command.of(CommandLine.of([*path, "precision=bf16"]))
 
         file.write_text(packaged)
         assert not composed().sweep
-        for content in (packaged.encode() + b"\nmine: 3\n", b"mine: [\n", b"mine: caf\xe9\n"):
+        for content in (
+            packaged.encode() + b"\nmine: 3\n",
+            b"mine: [\n",
+            b"mine: caf\xe9\n",
+        ):
             file.write_bytes(content)
-            with pytest.raises(UsageError, match=re.escape(f"{name}.yaml: Hydra would read sdopt's own file")):
+            with pytest.raises(
+                UsageError,
+                match=re.escape(f"{name}.yaml: Hydra would read sdopt's own file"),
+            ):
                 composed()
 
 
 def test_tracking_alone_can_be_composed() -> None:
     assert tracking_of(["tracking.uri=http://localhost:1"]).uri == "http://localhost:1"
-    with pytest.raises(UsageError, match=r"tracking\.kind=other: Input should be 'mlflow' or 'none'"):
+    with pytest.raises(
+        UsageError, match=r"tracking\.kind=other: Input should be 'mlflow' or 'none'"
+    ):
         tracking_of(["tracking.kind=other"])
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--config-dir /tmp --config-dir /", r"only one folder can be given; add it with hydra\.searchpath="),
-        ("memory=vae_slicing memory=vae_tiling", r"memory=\[vae_slicing,vae_tiling\] combines them"),
-        ("memory=[] memory=vae_slicing memory=[vae_tiling]", r"memory=\[vae_slicing,vae_tiling\] combines them"),
+        (
+            "--config-dir /tmp --config-dir /",
+            r"only one folder can be given; add it with hydra\.searchpath=",
+        ),
+        (
+            "memory=vae_slicing memory=vae_tiling",
+            r"memory=\[vae_slicing,vae_tiling\] combines them",
+        ),
+        (
+            "memory=[] memory=vae_slicing memory=[vae_tiling]",
+            r"memory=\[vae_slicing,vae_tiling\] combines them",
+        ),
         ("-m precision=glob(nope*)", "names nothing, so that there is no job"),
         ("-m workload.steps=range(4,2)", "names nothing, so that there is no job"),
-        ("-m hydra.sweep.subdir=same precision=bf16,fp16", r"subdir=same: each job needs a folder of its own"),
-        ("-m hydra.sweeper.params={precision:bf16}", "an override sets a key within null"),
+        (
+            "-m hydra.sweep.subdir=same precision=bf16,fp16",
+            r"subdir=same: each job needs a folder of its own",
+        ),
+        (
+            "-m hydra.sweeper.params={precision:bf16}",
+            "an override sets a key within null",
+        ),
         ("scheduler.options={rho:1}", r"scheduler\.options\.rho: Could not override"),
         ("tracking.tags.team=x", r"tracking\.tags\.team: Could not override"),
         ("tracking.tags={'team':x}", "in a mapping, keys have no quotes"),
@@ -475,11 +649,17 @@ def test_tracking_alone_can_be_composed() -> None:
         ("precision=bf16 resume=", "resume=: names no folder"),
         ("resume=/nowhere", "a sweep, which is there"),
         ("--precision=bf16", "keys have no dashes: precision=bf16; "),
-        ("gate.must_pay=false", "no gate is chosen, so that nothing would be judged; add gate=default"),
+        (
+            "gate.must_pay=false",
+            "no gate is chosen, so that nothing would be judged; add gate=default",
+        ),
         ("~memory", "Could not delete 'memory'"),
         ("hydra.run.dir=null", r"hydra\.run\.dir: .*is not Optional"),
         ("hydra.mode=multirun", r"hydra\.mode: .*hydra\.mode=multirun.*RUN, MULTIRUN"),
-        ("workload.negative_prompt=a,b", "Ambiguous value for argument 'workload.negative_prompt=a,b'"),
+        (
+            "workload.negative_prompt=a,b",
+            "Ambiguous value for argument 'workload.negative_prompt=a,b'",
+        ),
     ],
 )
 def test_what_hydra_would_take_otherwise_is_refused(words: str, said: str) -> None:
@@ -490,7 +670,9 @@ def test_what_hydra_would_take_otherwise_is_refused(words: str, said: str) -> No
 def test_a_gate_of_ones_own_has_rules(composer: Composers, tmp_path: Path) -> None:
     (tmp_path / "gate").mkdir()
     (tmp_path / "gate/mine.yaml").touch()
-    with pytest.raises(UsageError, match="gate=mine: has no rules, so that nothing would be judged"):
+    with pytest.raises(
+        UsageError, match="gate=mine: has no rules, so that nothing would be judged"
+    ):
         composer(["gate=mine"], [f"hydra.searchpath=[file://{tmp_path}]"])
 
 
@@ -511,14 +693,26 @@ class TestSwappedNodes:
         ("job", "overrides", "plain"),
         [
             ([], ["compiler=inductor", "compiler.mode=max-autotune"], False),
-            (["compiler=inductor", "compiler.mode=max-autotune"], ["precision=bf16"], True),
+            (
+                ["compiler=inductor", "compiler.mode=max-autotune"],
+                ["precision=bf16"],
+                True,
+            ),
             (
                 ["memory=vae_tiling", "memory.vae_tiling.tile_size=64"],
                 ["memory=vae_tiling", "memory=vae_slicing"],
                 False,
             ),
-            (["precision=bf16", "memory=[vae_slicing]"], ["memory=[]", "workload.steps=3"], False),
-            (["precision=bf16", "memory=[vae_slicing]"], ["memory=[]", "workload.steps=3"], True),
+            (
+                ["precision=bf16", "memory=[vae_slicing]"],
+                ["memory=[]", "workload.steps=3"],
+                False,
+            ),
+            (
+                ["precision=bf16", "memory=[vae_slicing]"],
+                ["memory=[]", "workload.steps=3"],
+                True,
+            ),
             (["experiment=quickstart"], ["attention=math"], False),
         ],
     )
@@ -535,7 +729,12 @@ def test_a_program_s_own_use_of_hydra_stays(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(VersionBase.instance(), "version_base", Version("1.1"))
     JobRuntime().set("name", "mine")
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda port: tracking_of([f"tracking.uri=http://localhost:{port}"]).uri, range(1, 5)))
+        found = list(
+            threads.map(
+                lambda port: tracking_of([f"tracking.uri=http://localhost:{port}"]).uri,
+                range(1, 5),
+            )
+        )
     assert found == [f"http://localhost:{port}" for port in range(1, 5)]
     assert VersionBase.instance().version_base == Version("1.1")
     assert JobRuntime().get("name") == "mine"
@@ -544,18 +743,41 @@ def test_a_program_s_own_use_of_hydra_stays(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("protocol: {rounds: 7}", "experiment: a file of this group must begin with the line `# @package _global_`"),
-        ("defaults: [override /precision: bf16]", "In 'experiment/mine': Could not override 'precision"),
-        ("# @package _global_\ndefaults: [/precision: bf16]", "To override a value use 'override precision: bf16'"),
-        ("# @package _global_\ndefaults: [override precision: bf16]", "Could not override 'experiment/precision"),
-        ("# @package _global_\ndefaults: [precision: bf16]", "Could not find 'experiment/precision/bf16'"),
+        (
+            "protocol: {rounds: 7}",
+            "experiment: a file of this group must begin with the line `# @package _global_`",
+        ),
+        (
+            "defaults: [override /precision: bf16]",
+            "In 'experiment/mine': Could not override 'precision",
+        ),
+        (
+            "# @package _global_\ndefaults: [/precision: bf16]",
+            "To override a value use 'override precision: bf16'",
+        ),
+        (
+            "# @package _global_\ndefaults: [override precision: bf16]",
+            "Could not override 'experiment/precision",
+        ),
+        (
+            "# @package _global_\ndefaults: [precision: bf16]",
+            "Could not find 'experiment/precision/bf16'",
+        ),
         ("# @package _global_\nprecision: bf16", "by `- override /precision: bf16`"),
         ("# @package _global_\nattention: null", "by `- override /attention: …`"),
-        ("# @package _global_\ndefaults: [mine]", "a file's defaults list leads back to the file itself"),
-        ("# @package _global_\nworkload: {negative_prompt: café}", "experiment/mine.yaml: is not UTF-8"),
+        (
+            "# @package _global_\ndefaults: [mine]",
+            "a file's defaults list leads back to the file itself",
+        ),
+        (
+            "# @package _global_\nworkload: {negative_prompt: café}",
+            "experiment/mine.yaml: is not UTF-8",
+        ),
     ],
 )
-def test_a_preset_that_is_written_otherwise_says_how(content: str, said: str, tmp_path: Path) -> None:
+def test_a_preset_that_is_written_otherwise_says_how(
+    content: str, said: str, tmp_path: Path
+) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(content, encoding="latin-1")
     with pytest.raises(UsageError, match=re.escape(said)):

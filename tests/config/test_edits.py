@@ -11,10 +11,18 @@ from sdopt.errors import UsageError
 from sdopt.options.caching import DeepCaching
 from tests.fixtures import Composers
 
-CHOSEN = ["caching:deepcache", "caching.interval:2", "precision:bf16", "workload.steps:7", "scheduler:euler"]
+CHOSEN = [
+    "caching:deepcache",
+    "caching.interval:2",
+    "precision:bf16",
+    "workload.steps:7",
+    "scheduler:euler",
+]
 
 
-def test_a_variant_needs_no_second_composition(composer: Composers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_needs_no_second_composition(
+    composer: Composers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = composer(["layout=channels_last"])
 
     def refuse(*_arguments: object, **_named: object) -> None:
@@ -25,16 +33,24 @@ def test_a_variant_needs_no_second_composition(composer: Composers, monkeypatch:
     monkeypatch.setattr(loader, "load_configuration", refuse)
     variant = job.variant("it", CHOSEN)
     assert variant.optimizations["caching"] == DeepCaching(interval=2)
-    assert (variant.workload.steps, variant.scheduler.class_name) == (7, "EulerDiscreteScheduler")
+    assert (variant.workload.steps, variant.scheduler.class_name) == (
+        7,
+        "EulerDiscreteScheduler",
+    )
     assert job.current.workload.steps != 7, "the job stays as it is"
-    assert "caching" not in [axis for axis in job.current.choices if job.current.choices[axis] == "deepcache"]
+    assert "caching" not in [
+        axis for axis in job.current.choices if job.current.choices[axis] == "deepcache"
+    ]
 
 
 def test_what_refers_to_another_key_follows_it(composer: Composers) -> None:
     """`workload.steps` is the model's number unless somebody gives another."""
     job = composer(["model=sd15", "model.weights=random"])
     assert job.current.workload.steps == job.current.model.steps == 25
-    assert job.variant("it", ["model:sd_turbo", "model.weights:random"]).workload.steps == 4
+    assert (
+        job.variant("it", ["model:sd_turbo", "model.weights:random"]).workload.steps
+        == 4
+    )
     assert job.variant("it", ["model.steps:9"]).workload.steps == 9
 
 
@@ -46,18 +62,29 @@ def test_what_refers_to_another_key_follows_it(composer: Composers) -> None:
         (["precision@layout=bf16"], "an option has its own place"),
         (["workload.steps=${model.steps}"], "a variant refers to no other key"),
         (["workload.steps=2,3"], "a variant has one value"),
-        (["workload.stepz=3"], "workload.stepz: there is no such key here; a new one takes a +"),
+        (
+            ["workload.stepz=3"],
+            "workload.stepz: there is no such key here; a new one takes a +",
+        ),
         (["~nope"], "~nope: no such group is chosen here"),
         (["nope=3"], "nope: there is no such key here"),
         (["nope.key=3"], "nope.key: there is no such key here"),
         (["caching.interval=2"], "caching.interval: there is no such key here"),
-        (["scheduler.options={eta: 1.0}"], "scheduler.options: there is no such key here"),
-        (["caching=deepcache", "caching.interval=1"], "caching.interval=1: Input should be greater than or equal to 2"),
+        (
+            ["scheduler.options={eta: 1.0}"],
+            "scheduler.options: there is no such key here",
+        ),
+        (
+            ["caching=deepcache", "caching.interval=1"],
+            "caching.interval=1: Input should be greater than or equal to 2",
+        ),
         (["caching=nope"], "caching=nope: "),
         (["memory=[vae_tiling,nope]"], "memory=nope: "),
     ],
 )
-def test_what_a_variant_cannot_say(overrides: list[str], said: str, composer: Composers) -> None:
+def test_what_a_variant_cannot_say(
+    overrides: list[str], said: str, composer: Composers
+) -> None:
     with pytest.raises(UsageError) as caught:
         composer([]).variant("it", overrides)
     [problem] = caught.value.problems
@@ -65,14 +92,20 @@ def test_what_a_variant_cannot_say(overrides: list[str], said: str, composer: Co
     assert said in problem
 
 
-def test_a_preset_within_a_variant_is_composed_by_hydra(composer: Composers, tmp_path: Path) -> None:
+def test_a_preset_within_a_variant_is_composed_by_hydra(
+    composer: Composers, tmp_path: Path
+) -> None:
     (tmp_path / "experiment").mkdir()
     text = "# @package _global_\ndefaults:\n- override /precision: bf16\nworkload:\n  steps: 3\n"
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     variant = composer([], [f"hydra.searchpath=[file://{tmp_path}]"]).variant(
         "it", ["experiment:mine", "layout:channels_last"]
     )
-    assert (variant.choices["precision"], variant.choices["layout"], variant.workload.steps) == (
+    assert (
+        variant.choices["precision"],
+        variant.choices["layout"],
+        variant.workload.steps,
+    ) == (
         "bf16",
         "channels_last",
         3,

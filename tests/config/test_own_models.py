@@ -24,7 +24,10 @@ from tests.pipelines.single_file import original_layout
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packaged model in one file, as from the web; its name needs quotes in a shell and in Hydra's grammar."""
     path = tmp_path_factory.mktemp("my models") / "dream, v1 (pruned).safetensors"
-    original_layout(load_pipeline(Model(), Scheduler(), Task(), "cpu", {"dtype": torch.float32}), path)
+    original_layout(
+        load_pipeline(Model(), Scheduler(), Task(), "cpu", {"dtype": torch.float32}),
+        path,
+    )
     return path
 
 
@@ -33,8 +36,12 @@ def of(composer: Composers, *overrides: str) -> Model:
 
 
 class TestChoosing:
-    def test_every_natural_attempt_means_the_same(self, composer: Composers, file: Path) -> None:
-        expected = Model("emoji", "path", str(file), size=64, guidance_scale=4.5, threads=1)
+    def test_every_natural_attempt_means_the_same(
+        self, composer: Composers, file: Path
+    ) -> None:
+        expected = Model(
+            "emoji", "path", str(file), size=64, guidance_scale=4.5, threads=1
+        )
         for attempt in (
             [f"model={file}"],
             [f"model.path={file}"],
@@ -58,9 +65,15 @@ class TestChoosing:
         monkeypatch.chdir(tmp_path)
         assert with_own_models(["model=sd15"], options_of("model")) == ["model=sd15"]
 
-    def test_beside_a_preset_in_a_variant_and_in_a_sweep(self, composer: Composers, file: Path) -> None:
-        assert of(composer, "experiment=lightning_sd15", f"model.path={file}").path == str(file)
-        variant = composer(["study=explicit"]).variant("mine", [f"model:{file}", "precision:bf16"])
+    def test_beside_a_preset_in_a_variant_and_in_a_sweep(
+        self, composer: Composers, file: Path
+    ) -> None:
+        assert of(
+            composer, "experiment=lightning_sd15", f"model.path={file}"
+        ).path == str(file)
+        variant = composer(["study=explicit"]).variant(
+            "mine", [f"model:{file}", "precision:bf16"]
+        )
         assert variant.model.path == str(file)
         swept = CommandLine.of(["-m", f"model='{file}',emoji,{MODEL}"]).overrides
         assert swept == (f"model='{file}',emoji,'{MODEL}'",)
@@ -75,10 +88,15 @@ class TestChoosing:
 
 class TestHub:
     def test_a_published_repository_is_its_option(self, composer: Composers) -> None:
-        named, chosen = of(composer, "model=stabilityai/stable-diffusion-xl-base-1.0"), of(composer, "model=sdxl")
+        named, chosen = (
+            of(composer, "model=stabilityai/stable-diffusion-xl-base-1.0"),
+            of(composer, "model=sdxl"),
+        )
         assert named == chosen
 
-    def test_another_is_asked_for_its_size(self, composer: Composers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_is_asked_for_its_size(
+        self, composer: Composers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         index = {"_class_name": "StableDiffusionXLPipeline"}
         found: Any = (index, {"sample_size": 96}, {"block_out_channels": [1, 2, 4, 4]})
         asked = []
@@ -90,7 +108,9 @@ class TestHub:
         monkeypatch.setattr("sdopt.pipelines.hub.hub_configs", configs)
         whole = Model("folder", "hub", hub_id="me/mine", size=768, guidance_scale=5.0)
         assert of(composer, "model=me/mine") == whole
-        assert of(composer, "model=me/mine", "model.revision=fp16") == replace(whole, revision="fp16")
+        assert of(composer, "model=me/mine", "model.revision=fp16") == replace(
+            whole, revision="fp16"
+        )
         assert {*asked} == {("me/mine", None), ("me/mine", "fp16")}
 
 
@@ -108,14 +128,24 @@ class TestFamilies:
         ],
     )
     def test_of_stable_diffusion_2(
-        self, tmp_path: Path, tensors: dict[str, int], metadata: dict[str, str], noise: bool | None
+        self,
+        tmp_path: Path,
+        tensors: dict[str, int],
+        metadata: dict[str, str],
+        noise: bool | None,
     ) -> None:
         path = tmp_path / "two.safetensors"
         own = {
             "model.diffusion_model.input_blocks.0.0.weight": torch.zeros(320, 4, 3, 3),
-            "model.diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight": torch.zeros(320, 1024),
+            "model.diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight": torch.zeros(
+                320, 1024
+            ),
         }
-        save_file(own | {name: torch.tensor(value) for name, value in tensors.items()}, path, metadata)
+        save_file(
+            own | {name: torch.tensor(value) for name, value in tensors.items()},
+            path,
+            metadata,
+        )
         assert predicts_noise(path) is noise
         if noise is None:
             with pytest.raises(UsageError, match="model=sd21 or model=sd21_base"):
@@ -127,13 +157,25 @@ class TestFamilies:
         assert settings_of({}, {}, {}) == {"size": 512, "guidance_scale": 7.5}
         sdxl = {"_class_name": "StableDiffusionXLPipeline"}
         for side in (None, 128):  # a tiny autoencoder names its channels otherwise
-            assert settings_of(sdxl, {"sample_size": side}, {"_class_name": "AutoencoderTiny"})["size"] == 1024
+            assert (
+                settings_of(
+                    sdxl, {"sample_size": side}, {"_class_name": "AutoencoderTiny"}
+                )["size"]
+                == 1024
+            )
         sizes: list[Any] = [96, [96, 96], (96, 64)]
         for size in sizes:
-            assert settings_of({}, {"sample_size": size}, {"block_out_channels": [1] * 4})["size"] == 768
+            assert (
+                settings_of({}, {"sample_size": size}, {"block_out_channels": [1] * 4})[
+                    "size"
+                ]
+                == 768
+            )
         for version, size in (("0.8.1", 512), ("0.10.0", 256), (None, 256)):
             unet = {"sample_size": 32, "_diffusers_version": version}
-            assert settings_of({}, unet, {"block_out_channels": [1] * 4})["size"] == size, "as diffusers draws it"
+            assert (
+                settings_of({}, unet, {"block_out_channels": [1] * 4})["size"] == size
+            ), "as diffusers draws it"
 
 
 class TestLora:
@@ -144,10 +186,14 @@ class TestLora:
         return ["lora=loaded", f"lora.path='{tmp_path}'", "lora.scale=0.5"]
 
     @pytest.mark.parametrize("plain", [False, True])
-    def test_in_a_variant_and_in_a_baseline(self, composer: Composers, chosen: list[str], plain: bool) -> None:
+    def test_in_a_variant_and_in_a_baseline(
+        self, composer: Composers, chosen: list[str], plain: bool
+    ) -> None:
         made = composer(chosen)
         for way in ("loaded", "fused"):
-            lora: Any = made.variant("x", [f"lora={way}"], plain=plain).optimizations["lora"]
+            lora: Any = made.variant("x", [f"lora={way}"], plain=plain).optimizations[
+                "lora"
+            ]
             assert (Path(lora.path), lora.scale) == (Path(chosen[1][11:-1]), 0.5)
             assert type(lora).__name__.lower() == way
 
@@ -156,6 +202,13 @@ class TestLora:
 
 
 def test_a_key_that_is_gone_may_say_what_is_always_so(composer: Composers) -> None:
-    assert composer(["quality.cache=null", "precision=bf16"]).variant("it", ["quality.cache=null"]).name == "it"
-    with pytest.raises(UsageError, match="there is no such key any more: images are drawn anew"):
+    assert (
+        composer(["quality.cache=null", "precision=bf16"])
+        .variant("it", ["quality.cache=null"])
+        .name
+        == "it"
+    )
+    with pytest.raises(
+        UsageError, match="there is no such key any more: images are drawn anew"
+    ):
         composer(["quality.cache=/tmp"])

@@ -25,7 +25,9 @@ OPTIONS = sorted(CONF.glob("*/*.yaml"))
 
 def test_every_option_and_every_key_is_explained() -> None:
     for path in OPTIONS:
-        assert option_comment(path), f"{path} begins with no comment that says what it is"
+        assert option_comment(path), (
+            f"{path} begins with no comment that says what it is"
+        )
         cls = class_of(path.parent.name, path)
         rows = list(key_rows(axis_of(path), cls)) if cls else []
         unexplained = [key for key, *_, meaning in rows if not meaning]

@@ -30,7 +30,9 @@ def chunks(texts: dict[str, str]) -> Write:
     return write
 
 
-def commented(comment: bytes | str, suffix: str = ".jpg", tag: int = 0x9286, inner: bool = True) -> Write:
+def commented(
+    comment: bytes | str, suffix: str = ".jpg", tag: int = 0x9286, inner: bool = True
+) -> Write:
     """Writes a JPEG or WebP with a tag of EXIF, in its inner folder or in the outer one."""
 
     def write(folder: Path) -> Path:
@@ -94,14 +96,24 @@ def node(kind: str, **inputs: Any) -> dict[str, Any]:
 
 ADVANCED = {
     "1": node("CheckpointLoaderSimple", ckpt_name="sd\\v1-5.safetensors"),
-    "2": node("LoraLoader", lora_name="ships.safetensors", strength_model=0.8, model=["1", 0], clip=["1", 1]),
+    "2": node(
+        "LoraLoader",
+        lora_name="ships.safetensors",
+        strength_model=0.8,
+        model=["1", 0],
+        clip=["1", 1],
+    ),
     "3": node("CLIPSetLastLayer", stop_at_clip_layer=-2, clip=["2", 1]),
     "4": node("CLIPTextEncode", text="a harbour", clip=["3", 0]),
     "5": node("CLIPTextEncode", text="fog", clip=["3", 0]),
     "6": node("RandomNoise", noise_seed=42),
-    "7": node("CFGGuider", model=["2", 0], positive=["4", 0], negative=["5", 0], cfg=6.5),
+    "7": node(
+        "CFGGuider", model=["2", 0], positive=["4", 0], negative=["5", 0], cfg=6.5
+    ),
     "8": node("KSamplerSelect", sampler_name="dpmpp_2m"),
-    "9": node("BasicScheduler", scheduler="karras", steps=30, denoise=1.0, model=["2", 0]),
+    "9": node(
+        "BasicScheduler", scheduler="karras", steps=30, denoise=1.0, model=["2", 0]
+    ),
     "10": node("EmptyLatentImage", width=512, height=768, batch_size=1),
     "11": node(
         "SamplerCustomAdvanced",
@@ -144,7 +156,12 @@ INVOKE = {
     "steps": 30,
     "scheduler": "euler_a",
     "clip_skip": 0,
-    "model": {"key": "1f", "hash": "blake3:aa", "name": "stable-diffusion-v1-5", "base": "sd-1"},
+    "model": {
+        "key": "1f",
+        "hash": "blake3:aa",
+        "name": "stable-diffusion-v1-5",
+        "base": "sd-1",
+    },
     "loras": [{"model": {"name": "ships"}, "weight": 0.8}],
     "strength": None,
 }
@@ -428,8 +445,16 @@ class TestOrigins:
             chunks({"parameters": "{" * 100_000}),
             chunks({"parameters": '{"sui_image_params": [1]}'}),
             chunks({"parameters": "upscaled with 4x, Seed: none"}),
-            chunks({"invokeai_metadata": "null", "sd-metadata": '{"image": 5}', "Dream": "-s"}),
-            chunks({"prompt": '{"1": {"inputs": {"guider": ["1", 0], "noise": ["1", 0]}}}'}),
+            chunks(
+                {
+                    "invokeai_metadata": "null",
+                    "sd-metadata": '{"image": 5}',
+                    "Dream": "-s",
+                }
+            ),
+            chunks(
+                {"prompt": '{"1": {"inputs": {"guider": ["1", 0], "noise": ["1", 0]}}}'}
+            ),
             chunks({"Comment": "Created with GIMP", "Software": "NovelAI"}),
             chunks({"XML:com.adobe.xmp": "<exif:UserComment>{&quot;c&quot;"}),
             commented(b"UNICODE\0\xd8"),
@@ -440,14 +465,23 @@ class TestOrigins:
             with_file("a.json", '{"license": "CC0", "prompt": null, "model": {}}'),
         ],
     )
-    def test_that_cannot_be_read_say_nothing(self, tmp_path: Path, write: Write) -> None:
+    def test_that_cannot_be_read_say_nothing(
+        self, tmp_path: Path, write: Write
+    ) -> None:
         file = write(tmp_path)
         origin = origin_of(open_image(file), file)
         assert (origin.seed, dict(origin.settings)) == (None, {})
 
 
-def apart(first: dict[str, Any], second: dict[str, Any], programs: tuple[str, str] = ("A1111", "A1111")) -> list[str]:
-    sides = [(program, settings_of(values)) for program, values in zip(programs, (first, second), strict=True)]
+def apart(
+    first: dict[str, Any],
+    second: dict[str, Any],
+    programs: tuple[str, str] = ("A1111", "A1111"),
+) -> list[str]:
+    sides = [
+        (program, settings_of(values))
+        for program, values in zip(programs, (first, second), strict=True)
+    ]
     return differing([(sides[0], sides[1])])
 
 
@@ -460,15 +494,23 @@ class TestSettings:
         ("first", "second"),
         [
             ({"CFG scale": "7"}, {"CFG scale": "7.0"}),
-            ({"Sampler": "DPM++ 2M Karras"}, {"Sampler": "DPM++ 2M", "Schedule type": "Karras"}),
+            (
+                {"Sampler": "DPM++ 2M Karras"},
+                {"Sampler": "DPM++ 2M", "Schedule type": "Karras"},
+            ),
             ({"Clip skip": "1"}, {}),
             ({"VAE": "Automatic"}, {"VAE": "None"}),
-            ({"Model": "a.safetensors", "Model hash": "6ce0161689"}, {"Model": "b", "Model hash": "6ce01616"}),
+            (
+                {"Model": "a.safetensors", "Model hash": "6ce0161689"},
+                {"Model": "b", "Model hash": "6ce01616"},
+            ),
             ({"Token merging ratio": "0.5"}, {}),  # which is an option
             ({"Version": "v1.8.0"}, {"Version": "v1.10.1"}),
         ],
     )
-    def test_of_one_program_that_mean_the_same(self, first: dict[str, Any], second: dict[str, Any]) -> None:
+    def test_of_one_program_that_mean_the_same(
+        self, first: dict[str, Any], second: dict[str, Any]
+    ) -> None:
         assert apart(first, second) == []
 
     @pytest.mark.parametrize(
@@ -476,35 +518,61 @@ class TestSettings:
         [
             ({"Steps": "30"}, {"Steps": "20"}, "steps 20 (baseline 30)"),
             ({}, {"Clip skip": "2"}, "clip skip 2 (baseline 1)"),
-            ({"Sampler": "Euler a"}, {"Sampler": "Euler"}, "sampler euler (baseline eulera)"),
+            (
+                {"Sampler": "Euler a"},
+                {"Sampler": "Euler"},
+                "sampler euler (baseline eulera)",
+            ),
             ({}, {"RNG": "CPU"}, "noise source cpu (baseline gpu)"),
             ({"lora": "a:1"}, {"lora": "a:0.5"}, "LoRA a:0.5 (baseline a:1)"),
             ({}, {"Hires upscale": "2"}, "hires upscale 2 (baseline none)"),
-            ({"Model hash": "6ce0161689"}, {"Model hash": "cc6cb27103"}, "model hash cc6cb27103 (baseline 6ce0161689)"),
+            (
+                {"Model hash": "6ce0161689"},
+                {"Model hash": "cc6cb27103"},
+                "model hash cc6cb27103 (baseline 6ce0161689)",
+            ),
             ({"VAE": "vae-ft-mse.pt"}, {}, "VAE automatic (baseline vae-ft-mse)"),
         ],
     )
-    def test_of_one_program_that_differ(self, first: dict[str, Any], second: dict[str, Any], said: str) -> None:
+    def test_of_one_program_that_differ(
+        self, first: dict[str, Any], second: dict[str, Any], said: str
+    ) -> None:
         assert apart(first, second) == [said]
 
     @pytest.mark.parametrize(
         ("first", "second", "said"),
         [
-            ({"Sampler": "Euler a", "Schedule type": "Automatic"}, {"sampler": "euler_ancestral"}, []),
-            ({"Sampler": "Restart"}, {"sampler": "res_multistep"}, []),  # nobody knows whether they are one
+            (
+                {"Sampler": "Euler a", "Schedule type": "Automatic"},
+                {"sampler": "euler_ancestral"},
+                [],
+            ),
+            (
+                {"Sampler": "Restart"},
+                {"sampler": "res_multistep"},
+                [],
+            ),  # nobody knows whether they are one
             ({"Clip skip": "2"}, {}, []),  # nor what the other one leaves out
             ({"Clip skip": "2"}, {"stop": 1, "clip_skip": -2}, []),
             ({"Steps": "30"}, {"steps": 20}, ["steps 20 (baseline 30)"]),
-            ({"Sampler": "Euler a"}, {"sampler": "euler"}, ["sampler euler (baseline eulera)"]),
+            (
+                {"Sampler": "Euler a"},
+                {"sampler": "euler"},
+                ["sampler euler (baseline eulera)"],
+            ),
         ],
     )
-    def test_of_two_programs(self, first: dict[str, Any], second: dict[str, Any], said: list[str]) -> None:
+    def test_of_two_programs(
+        self, first: dict[str, Any], second: dict[str, Any], said: list[str]
+    ) -> None:
         assert apart(first, second, ("A1111", "ComfyUI")) == said
 
     def test_that_are_meant_to_differ_are_left_out_and_the_others_counted(self) -> None:
         same = ("A1111", {"steps": "30", "clip skip": "1"})
         other = ("A1111", {"steps": "20", "clip skip": "2"})
-        assert differing([(same, other), (same, same)], ["steps"]) == ["clip skip 2 (baseline 1) in 1 of 2 images"]
+        assert differing([(same, other), (same, same)], ["steps"]) == [
+            "clip skip 2 (baseline 1) in 1 of 2 images"
+        ]
 
 
 class TestFormats:
@@ -515,14 +583,26 @@ class TestFormats:
             ("a.bmp", {}, "BMP", False),
             ("a.jpg", {"quality": 60}, "JPEG of quality 60", True),
             ("a.jpg", {"quality": 95}, "JPEG of quality 95", True),
-            ("a.jpg", {"quality": 95, "subsampling": 0}, "JPEG of quality 95 with whole colours (4:4:4)", True),
+            (
+                "a.jpg",
+                {"quality": 95, "subsampling": 0},
+                "JPEG of quality 95 with whole colours (4:4:4)",
+                True,
+            ),
             ("a.webp", {"quality": 80}, "lossy WebP", True),
             ("a.webp", {"lossless": True}, "lossless WebP", False),
-            ("a.webp", {"lossless": True, "exif": b"Exif\0\0II*\0\x08\0\0\0\0\0"}, "lossless WebP", False),
+            (
+                "a.webp",
+                {"lossless": True, "exif": b"Exif\0\0II*\0\x08\0\0\0\0\0"},
+                "lossless WebP",
+                False,
+            ),
             ("a.gif", {}, "GIF of 1 colours", True),
         ],
     )
-    def test_are_told(self, tmp_path: Path, name: str, options: dict[str, Any], said: str, lossy: bool) -> None:
+    def test_are_told(
+        self, tmp_path: Path, name: str, options: dict[str, Any], said: str, lossy: bool
+    ) -> None:
         Image.new("RGB", (16, 16), "teal").save(tmp_path / name, **options)
         written = format_of(open_image(tmp_path / name), tmp_path / name)
         assert (written.name, written.lossy) == (said, lossy)

@@ -27,21 +27,45 @@ Chunks = Mapping[str, str]
 
 
 def swarm(**more: Any) -> Chunks:
-    values = {"prompt": "a harbour", "negativeprompt": "fog", "seed": 42, "steps": 30, "swarm_version": "0.9.6"}
+    values = {
+        "prompt": "a harbour",
+        "negativeprompt": "fog",
+        "seed": 42,
+        "steps": 30,
+        "swarm_version": "0.9.6",
+    }
     return {"parameters": json.dumps({"sui_image_params": values | more})}
 
 
 def fooocus(**more: Any) -> Chunks:
-    values = {"prompt": "a harbour", "negative_prompt": "fog", "seed": "42", "steps": 30, "base_model": "xl"}
-    return {"parameters": json.dumps(values | {"metadata_scheme": "fooocus", "version": "Fooocus v2.5.5"} | more)}
+    values = {
+        "prompt": "a harbour",
+        "negative_prompt": "fog",
+        "seed": "42",
+        "steps": 30,
+        "base_model": "xl",
+    }
+    return {
+        "parameters": json.dumps(
+            values | {"metadata_scheme": "fooocus", "version": "Fooocus v2.5.5"} | more
+        )
+    }
 
 
 def draw_things(**more: Any) -> Chunks:
-    values = {"c": "a harbour", "uc": "fog", "seed": 42, "steps": 30, "v2": {"seedMode": 2, "id": 1} | more}
+    values = {
+        "c": "a harbour",
+        "uc": "fog",
+        "seed": 42,
+        "steps": 30,
+        "v2": {"seedMode": 2, "id": 1} | more,
+    }
     return {"Comment": json.dumps(values)}
 
 
-def comfy(*, guide: Chunks | None = None, second: float | None = None, ends: int = 10000) -> Chunks:
+def comfy(
+    *, guide: Chunks | None = None, second: float | None = None, ends: int = 10000
+) -> Chunks:
     graph: dict[str, Any] = {
         "1": node("CheckpointLoaderSimple", ckpt_name="m.safetensors"),
         "2": node("CLIPTextEncode", text="a harbour", clip=["1", 1]),
@@ -65,7 +89,11 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         web_ui("Face restoration: CodeFormer, Version: v1.9"),
         "Face restoration codeformer (baseline none)",
     ),
-    "A1111, tiling": (web_ui("Version: v1.9"), web_ui("Tiling: True, Version: v1.9"), "Tiling true"),
+    "A1111, tiling": (
+        web_ui("Version: v1.9"),
+        web_ui("Tiling: True, Version: v1.9"),
+        "Tiling true",
+    ),
     "A1111, guidance of the second pass": (
         web_ui("Hires CFG Scale: 4, Version: v1.9"),
         web_ui("Hires CFG Scale: 8, Version: v1.9"),
@@ -86,7 +114,11 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         web_ui("Version: v1.9"),
         "VAE Decoder none (baseline taesd)",
     ),
-    "InvokeAI, seamless": (invokeai(), invokeai(seamless_x=True), "seamless_x true (baseline none)"),
+    "InvokeAI, seamless": (
+        invokeai(),
+        invokeai(seamless_x=True),
+        "seamless_x true (baseline none)",
+    ),
     "InvokeAI, a prompt for the style": (
         invokeai(positive_style_prompt="oil"),
         invokeai(positive_style_prompt="ink"),
@@ -102,25 +134,64 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         swarm(refinermethod="StepSwap"),
         "refinermethod stepswap (baseline postapply)",
     ),
-    "SwarmUI, FreeU": (swarm(freeublockone=1.1), swarm(), "freeublockone none (baseline 1.1)"),
-    "Fooocus, sharpness": (fooocus(sharpness=2.0), fooocus(sharpness=10.0), "sharpness 10 (baseline 2)"),
-    "Fooocus, styles": (fooocus(styles="['V2']"), fooocus(styles="[]"), "styles none (baseline ['v2'])"),
-    "Draw Things, how seeds are used": (draw_things(), draw_things(seedMode=0), "seedMode none (baseline 2)"),
-    "Draw Things, sharpness": (draw_things(sharpness=3), draw_things(), "sharpness none (baseline 3)"),
+    "SwarmUI, FreeU": (
+        swarm(freeublockone=1.1),
+        swarm(),
+        "freeublockone none (baseline 1.1)",
+    ),
+    "Fooocus, sharpness": (
+        fooocus(sharpness=2.0),
+        fooocus(sharpness=10.0),
+        "sharpness 10 (baseline 2)",
+    ),
+    "Fooocus, styles": (
+        fooocus(styles="['V2']"),
+        fooocus(styles="[]"),
+        "styles none (baseline ['v2'])",
+    ),
+    "Draw Things, how seeds are used": (
+        draw_things(),
+        draw_things(seedMode=0),
+        "seedMode none (baseline 2)",
+    ),
+    "Draw Things, sharpness": (
+        draw_things(sharpness=3),
+        draw_things(),
+        "sharpness none (baseline 3)",
+    ),
     "NovelAI, thresholds": (
         novelai("XL"),
-        {**novelai("XL"), "Comment": novelai("XL")["Comment"].replace('"uc"', '"dynamic_thresholding": true, "uc"')},
+        {
+            **novelai("XL"),
+            "Comment": novelai("XL")["Comment"].replace(
+                '"uc"', '"dynamic_thresholding": true, "uc"'
+            ),
+        },
         "dynamic_thresholding true (baseline none)",
     ),
     "ComfyUI, FreeU": (comfy(), comfy(guide=FREE_U), "guides freeu_v2(b1=1.3"),
-    "ComfyUI, a second pass": (comfy(), comfy(second=0.5), "later passes 12 steps at 0.5 (baseline none)"),
-    "ComfyUI, another second pass": (comfy(second=0.3), comfy(second=0.5), "later passes 12 steps at 0.5 (baseline 12"),
-    "ComfyUI, a sampler that ends early": (comfy(), comfy(ends=20), "last step 20 (baseline none)"),
+    "ComfyUI, a second pass": (
+        comfy(),
+        comfy(second=0.5),
+        "later passes 12 steps at 0.5 (baseline none)",
+    ),
+    "ComfyUI, another second pass": (
+        comfy(second=0.3),
+        comfy(second=0.5),
+        "later passes 12 steps at 0.5 (baseline 12",
+    ),
+    "ComfyUI, a sampler that ends early": (
+        comfy(),
+        comfy(ends=20),
+        "last step 20 (baseline none)",
+    ),
 }
 
 
 def pictures(folder: Path, *sides: Chunks) -> list[list[ImportedPicture]]:
-    return [[ImportedPicture(folder / "a.png", read(folder, chunks))] for chunks in sides]
+    return [
+        [ImportedPicture(folder / "a.png", read(folder, chunks))] for chunks in sides
+    ]
 
 
 @pytest.mark.parametrize("situation", UNLIKE)
@@ -138,23 +209,52 @@ def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (web_ui("Token merging ratio: 0.5, NGMS: 0.2, Version: v1.9"), web_ui("Version: v1.9")),
+        (
+            web_ui("Token merging ratio: 0.5, NGMS: 0.2, Version: v1.9"),
+            web_ui("Version: v1.9"),
+        ),
         (web_ui("FP8 weight: Enable, Version: v1.9"), web_ui("Version: v1.9")),
-        (web_ui("Time: 3.2 sec, User: a, Batch pos: 1, Version: v1.9"), web_ui("Time: 9 sec, User: b, Version: v1.9")),
-        (web_ui("Face restoration: , CFG Rescale φ: 0, Version: v1.3"), web_ui("Version: v1.3")),
-        (web_ui("Pad conds: True, Emphasis: No norm, Version: v1.9"), web_ui("Version: v1.10")),
-        (web_ui("ADetailer version: 24.8, Version: v1.9"), web_ui("ADetailer version: 24.9, Version: v1.9")),
+        (
+            web_ui("Time: 3.2 sec, User: a, Batch pos: 1, Version: v1.9"),
+            web_ui("Time: 9 sec, User: b, Version: v1.9"),
+        ),
+        (
+            web_ui("Face restoration: , CFG Rescale φ: 0, Version: v1.3"),
+            web_ui("Version: v1.3"),
+        ),
+        (
+            web_ui("Pad conds: True, Emphasis: No norm, Version: v1.9"),
+            web_ui("Version: v1.10"),
+        ),
+        (
+            web_ui("ADetailer version: 24.8, Version: v1.9"),
+            web_ui("ADetailer version: 24.9, Version: v1.9"),
+        ),
         (web_ui("Sharpness: 3"), invokeai(steps=30, cfg_scale=7, sharpness=9)),
-        (swarm(date="2025-01-01", generation_time="3 s", images=4), swarm(date="2026-01-01", generation_time="9 s")),
-        (comfy(), comfy(guide=node("TorchCompileModel", backend="inductor", model=["1", 0]))),
+        (
+            swarm(date="2025-01-01", generation_time="3 s", images=4),
+            swarm(date="2026-01-01", generation_time="9 s"),
+        ),
+        (
+            comfy(),
+            comfy(guide=node("TorchCompileModel", backend="inductor", model=["1", 0])),
+        ),
     ],
     ids=[
-        *("options of speed", "weights in 8 bits", "times and users", "what is off", "a version that says less"),
+        *(
+            "options of speed",
+            "weights in 8 bits",
+            "times and users",
+            "what is off",
+            "a version that says less",
+        ),
         "an extension's version",
         *("two programs", "dates", "ComfyUI, a compiler"),
     ],
 )
-def test_options_times_and_versions_are_no_difference(tmp_path: Path, one: Chunks, other: Chunks) -> None:
+def test_options_times_and_versions_are_no_difference(
+    tmp_path: Path, one: Chunks, other: Chunks
+) -> None:
     first, second = pictures(tmp_path, one, other)
     assert other_settings(first, second) == []
 
@@ -162,13 +262,20 @@ def test_options_times_and_versions_are_no_difference(tmp_path: Path, one: Chunk
 def test_what_is_meant_is_named_as_the_program_names_it(tmp_path: Path) -> None:
     base = web_ui_folder(tmp_path / "base")
     other = web_ui_folder(tmp_path / "other", 0, **{"Face restoration": "CodeFormer"})
-    assert judged(base, other).candidates[0].unlike == ["Face restoration codeformer (baseline none)"]
+    assert judged(base, other).candidates[0].unlike == [
+        "Face restoration codeformer (baseline none)"
+    ]
     assert judged(base, other, changes="face restoration").candidates[0].unlike == []
-    with pytest.raises(UsageError, match=r"--changes speed: unknown setting; choose from .*Face restoration"):
+    with pytest.raises(
+        UsageError,
+        match=r"--changes speed: unknown setting; choose from .*Face restoration",
+    ):
         judged(base, other, changes="speed")
 
 
-def test_images_of_a_run_are_what_its_record_says(finished: Finished, tmp_path: Path) -> None:
+def test_images_of_a_run_are_what_its_record_says(
+    finished: Finished, tmp_path: Path
+) -> None:
     """The folders of two runs, without a table beside the images: the record lies two folders above."""
     runs = []
     for name, steps in (("one", None), ("other", 7)):
@@ -179,7 +286,9 @@ def test_images_of_a_run_are_what_its_record_says(finished: Finished, tmp_path: 
                 reconfigure(row, "workload", steps=steps)
             for record in row.images:
                 (run / record.path).parent.mkdir(parents=True, exist_ok=True)
-                (run / record.path).write_bytes((finished.folder / record.path).read_bytes())
+                (run / record.path).write_bytes(
+                    (finished.folder / record.path).read_bytes()
+                )
         write_result(result, run)
         runs.append(run / Path(result.variant(result.baseline).images[0].path).parent)
     first, second = (read_folder(folder) for folder in runs)
@@ -190,14 +299,23 @@ def test_images_of_a_run_are_what_its_record_says(finished: Finished, tmp_path: 
     assert other_settings(read_folder(runs[0]), second) == []
 
 
-def test_what_a_run_exports_tells_models_sizes_and_loras_apart(finished: Finished, tmp_path: Path) -> None:
-    option = {"_target_": "sdopt.options.lora.Fused", "path": "mine.safetensors", "weight_name": None, "scale": 0.5}
+def test_what_a_run_exports_tells_models_sizes_and_loras_apart(
+    finished: Finished, tmp_path: Path
+) -> None:
+    option = {
+        "_target_": "sdopt.options.lora.Fused",
+        "path": "mine.safetensors",
+        "weight_name": None,
+        "scale": 0.5,
+    }
     folders = []
     for name in ("one", "other"):
         result = read_result(finished.folder)
         row = result.variant(result.baseline)
         if name == "other":
-            row.config = replace(row.config, options={**row.config.options, "lora": option})
+            row.config = replace(
+                row.config, options={**row.config.options, "lora": option}
+            )
             row.inputs = {**row.inputs, "model": "0123456789abcdef"}
             reconfigure(row, "scheduler", options={"use_karras_sigmas": True})
         export(result, finished.folder, tmp_path / name)
@@ -214,24 +332,43 @@ def test_what_a_run_exports_tells_models_sizes_and_loras_apart(finished: Finishe
 def test_two_programs_are_said_and_one_is_not(tmp_path: Path) -> None:
     """The same seed is other noise in another program, and brackets in a prompt weigh otherwise."""
     base, other = web_ui_folder(tmp_path / "base"), web_ui_folder(tmp_path / "other")
-    assert not any("Two programs" in note for note in caveats_of(summary_of(judged(base, other))))
+    assert not any(
+        "Two programs" in note for note in caveats_of(summary_of(judged(base, other)))
+    )
     for file in other.iterdir():
         seed = int(file.stem)
-        graph = {"1": node("KSampler", seed=seed, steps=30, positive=["2", 0], negative=["3", 0])}
-        graph |= {"2": node("CLIPTextEncode", text="a harbour, dusk"), "3": node("CLIPTextEncode", text="fog")}
+        graph = {
+            "1": node(
+                "KSampler", seed=seed, steps=30, positive=["2", 0], negative=["3", 0]
+            )
+        }
+        graph |= {
+            "2": node("CLIPTextEncode", text="a harbour, dusk"),
+            "3": node("CLIPTextEncode", text="fog"),
+        }
         info = PngInfo()
         info.add_text("prompt", json.dumps(graph))
         Image.open(file).save(file, pnginfo=info)
     notes = [*caveats_of(summary_of(judged(base, other)))]
-    assert any("baseline's images are by A1111, other by ComfyUI" in note for note in notes)
+    assert any(
+        "baseline's images are by A1111, other by ComfyUI" in note for note in notes
+    )
 
 
 @pytest.mark.parametrize(
     ("column", "values", "said"),
     [
-        ("gpu", ("RTX 4090", "RTX 3090"), ["times.csv: gpu rtx 3090 (baseline rtx 4090)"]),
+        (
+            "gpu",
+            ("RTX 4090", "RTX 3090"),
+            ["times.csv: gpu rtx 3090 (baseline rtx 4090)"],
+        ),
         ("batch_size", (1, 4), ["times.csv: batch_size 4 (baseline 1)"]),
-        ("num_inference_steps", (30, 20), ["times.csv: num_inference_steps 20 (baseline 30)"]),
+        (
+            "num_inference_steps",
+            (30, 20),
+            ["times.csv: num_inference_steps 20 (baseline 30)"],
+        ),
         ("torch", ("2.4", "2.4"), []),
         ("watts", (300, 200), []),
         ("steps", (30, "30.0"), []),

@@ -34,7 +34,13 @@ def picture(seed: int) -> Image.Image:
 
 
 def said(seed: int, **settings: str) -> PngInfo:
-    entries = {"Steps": "30", "Sampler": "Euler a", "CFG scale": "7", "Seed": str(seed), "Size": "64x64"} | settings
+    entries = {
+        "Steps": "30",
+        "Sampler": "Euler a",
+        "CFG scale": "7",
+        "Seed": str(seed),
+        "Size": "64x64",
+    } | settings
     info = PngInfo()
     listed = ", ".join(f"{name}: {value}" for name, value in entries.items())
     info.add_text("parameters", f"a harbour, dusk\nNegative prompt: fog\n{listed}")
@@ -50,7 +56,12 @@ def web_ui(folder: Path, first: int = 0, **settings: str) -> Path:
     return folder
 
 
-def plain(folder: Path, seeds: Sequence[int] = range(COUNT), suffix: str = ".png", **options: Any) -> Path:
+def plain(
+    folder: Path,
+    seeds: Sequence[int] = range(COUNT),
+    suffix: str = ".png",
+    **options: Any,
+) -> Path:
     """Writes images that say nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(seeds):
@@ -64,30 +75,58 @@ def comfy(folder: Path, start: int, batch: int = 1) -> Path:
     for number in range(COUNT):
         nodes = {
             "1": {"inputs": {"text": "a harbour"}},
-            "2": {"inputs": {"seed": number // batch, "steps": 20, "positive": ["1", 0], "negative": ["1", 0]}},
+            "2": {
+                "inputs": {
+                    "seed": number // batch,
+                    "steps": 20,
+                    "positive": ["1", 0],
+                    "negative": ["1", 0],
+                }
+            },
         }
         info = PngInfo()
         info.add_text("prompt", json.dumps(nodes))
-        picture(number).save(folder / f"ComfyUI_{start + number:05d}_.png", pnginfo=info)
+        picture(number).save(
+            folder / f"ComfyUI_{start + number:05d}_.png", pnginfo=info
+        )
     return folder
 
 
-def judged(base: Path, other: Path, again: Path | None = None, changes: str = "") -> StudyResult:
+def judged(
+    base: Path, other: Path, again: Path | None = None, changes: str = ""
+) -> StudyResult:
     study = fake_study()[1]
-    given = GivenFolder(base, [other], again, Contract.LOSSY, changes=named_settings(changes) if changes else ())
-    return import_study(given, study.config, study.environment, "now", base.parent / "out")
+    given = GivenFolder(
+        base,
+        [other],
+        again,
+        Contract.LOSSY,
+        changes=named_settings(changes) if changes else (),
+    )
+    return import_study(
+        given, study.config, study.environment, "now", base.parent / "out"
+    )
 
 
 class TestSettings:
-    def test_that_differ_come_first_and_make_nothing_comparable(self, tmp_path: Path) -> None:
+    def test_that_differ_come_first_and_make_nothing_comparable(
+        self, tmp_path: Path
+    ) -> None:
         base, again = web_ui(tmp_path / "base"), web_ui(tmp_path / "again")
         other = web_ui(tmp_path / "fewer", 0, **{"Steps": "20", "Clip skip": "2"})
         result = judged(base, other, again)
         [candidate] = result.candidates
-        assert candidate.unlike == ["steps 20 (baseline 30)", "clip skip 2 (baseline 1)"]
-        assert summary_of(result).sentence.startswith("Not the same work: the images of fewer say steps 20")
+        assert candidate.unlike == [
+            "steps 20 (baseline 30)",
+            "clip skip 2 (baseline 1)",
+        ]
+        assert summary_of(result).sentence.startswith(
+            "Not the same work: the images of fewer say steps 20"
+        )
         assert summary_of(result).best is None
-        assert [ruling.verdict for ruling in comparable(candidate, result.variants[0])] == [Verdict.NOT_COMPARABLE]
+        assert [
+            ruling.verdict for ruling in comparable(candidate, result.variants[0])
+        ] == [Verdict.NOT_COMPARABLE]
 
     def test_that_are_meant_to_differ_are_the_option(self, tmp_path: Path) -> None:
         base, other = web_ui(tmp_path / "base"), web_ui(tmp_path / "fewer", Steps="20")
@@ -95,7 +134,9 @@ class TestSettings:
         with pytest.raises(UsageError, match="--changes speed: unknown setting"):
             judged(base, other, changes="steps,speed")
 
-    def test_of_the_baseline_made_once_more_must_be_its_own(self, tmp_path: Path) -> None:
+    def test_of_the_baseline_made_once_more_must_be_its_own(
+        self, tmp_path: Path
+    ) -> None:
         base, other = web_ui(tmp_path / "base"), web_ui(tmp_path / "same")
         with pytest.raises(UsageError, match=r"more than chance .*steps 20"):
             judged(base, other, web_ui(tmp_path / "again", Steps="20"))
@@ -103,15 +144,30 @@ class TestSettings:
         with pytest.raises(UsageError, match="files: JPEG"):
             judged(base, other, jpeg)
 
-    def test_in_a_table_count_and_a_tag_in_a_prompt_is_one(self, tmp_path: Path) -> None:
+    def test_in_a_table_count_and_a_tag_in_a_prompt_is_one(
+        self, tmp_path: Path
+    ) -> None:
         base, other = plain(tmp_path / "base"), plain(tmp_path / "other")
-        for folder, prompt, steps in ((base, "a cat", 30), (other, "a cat, <lora:lcm:1>", 6)):
+        for folder, prompt, steps in (
+            (base, "a cat", 30),
+            (other, "a cat, <lora:lcm:1>", 6),
+        ):
             rows = [f'{n:05d}.png,"{prompt}",{n},{steps}' for n in range(COUNT)]
-            (folder / "prompts.csv").write_text("\n".join(["file,prompt,seed,num_inference_steps", *rows]))
-        assert judged(base, other).candidates[0].unlike == ["steps 6 (baseline 30)", "LoRA lcm:1 (baseline none)"]
+            (folder / "prompts.csv").write_text(
+                "\n".join(["file,prompt,seed,num_inference_steps", *rows])
+            )
+        assert judged(base, other).candidates[0].unlike == [
+            "steps 6 (baseline 30)",
+            "LoRA lcm:1 (baseline none)",
+        ]
 
     def test_that_one_side_does_not_tell_are_not_compared(self, tmp_path: Path) -> None:
-        assert judged(web_ui(tmp_path / "base"), plain(tmp_path / "other")).candidates[0].unlike == []
+        assert (
+            judged(web_ui(tmp_path / "base"), plain(tmp_path / "other"))
+            .candidates[0]
+            .unlike
+            == []
+        )
 
 
 def test_baselines_of_other_images_have_other_digests(tmp_path: Path) -> None:
@@ -136,28 +192,46 @@ class TestFiles:
     def test_that_lose_details_are_said_and_fail_nothing(
         self, tmp_path: Path, suffix: str, options: dict[str, Any], lossy: bool
     ) -> None:
-        result = judged(plain(tmp_path / "base"), plain(tmp_path / "other", suffix=suffix, **options))
+        result = judged(
+            plain(tmp_path / "base"),
+            plain(tmp_path / "other", suffix=suffix, **options),
+        )
         [candidate] = result.candidates
         apart = candidate.files_apart(result.variants[0])
         assert bool(apart) == lossy
         assert apart in summary_of(result).sentence
         context = SimpleNamespace(candidate=candidate, reference=result.variants[0])
-        ruling = RuleContext._despite_files(context, Ruling("non_inferior", "x", Verdict.FAIL, ""))  # type: ignore[arg-type]
+        ruling = RuleContext._despite_files(
+            context,  # type: ignore[arg-type]
+            Ruling("non_inferior", "x", Verdict.FAIL, ""),
+        )
         assert (ruling.verdict is Verdict.INCONCLUSIVE) == lossy
 
     def test_of_one_quality_are_alike_and_of_two_are_not(self, tmp_path: Path) -> None:
         base, same, less = (
-            plain(tmp_path / str(n), suffix=".jpg", quality=quality) for n, quality in enumerate((90, 90, 60))
+            plain(tmp_path / str(n), suffix=".jpg", quality=quality)
+            for n, quality in enumerate((90, 90, 60))
         )
-        assert judged(base, same).candidates[0].files_apart(judged(base, same).variants[0]) == ""
+        assert (
+            judged(base, same).candidates[0].files_apart(judged(base, same).variants[0])
+            == ""
+        )
         result = judged(base, less)
-        assert "JPEG of quality 60" in result.candidates[0].files_apart(result.variants[0])
+        assert "JPEG of quality 60" in result.candidates[0].files_apart(
+            result.variants[0]
+        )
 
     def test_with_a_hidden_text_in_their_alpha_are_opaque(self, tmp_path: Path) -> None:
         base, other = plain(tmp_path / "base"), plain(tmp_path / "other")
         for file in other.iterdir():
             image = Image.open(file).convert("RGBA")
-            image.putalpha(Image.fromarray(np.random.default_rng(0).integers(254, 256, (64, 64), dtype=np.uint8)))
+            image.putalpha(
+                Image.fromarray(
+                    np.random.default_rng(0).integers(
+                        254, 256, (64, 64), dtype=np.uint8
+                    )
+                )
+            )
             image.save(file)
         assert len(judged(base, other).candidates[0].images) == COUNT
 
@@ -165,7 +239,9 @@ class TestFiles:
 def hires(folder: Path) -> None:
     for file in folder.iterdir():
         image = Image.open(file)
-        image.resize((128, 128)).save(file, pnginfo=said(int(file.stem), **{"Hires upscale": "2"}))
+        image.resize((128, 128)).save(
+            file, pnginfo=said(int(file.stem), **{"Hires upscale": "2"})
+        )
 
 
 def grid(folder: Path) -> None:
@@ -193,11 +269,20 @@ class TestPairs:
     @pytest.mark.parametrize(
         ("spoil", "refusal"),
         [
-            (lambda folder: plain(folder, range(1, COUNT + 1)), "as if they were shifted by 1"),
+            (
+                lambda folder: plain(folder, range(1, COUNT + 1)),
+                "as if they were shifted by 1",
+            ),
             (lambda folder: plain(folder, (1, 0, *range(2, COUNT))), "2 of 8 images"),
             (lambda folder: plain(folder, range(COUNT)[::-1]), "8 of 8 images"),
-            (lambda folder: plain(folder, range(100, 100 + COUNT)), "made from other noise"),
-            (lambda folder: web_ui(folder, first=100), "another seed than .*100 against 0"),
+            (
+                lambda folder: plain(folder, range(100, 100 + COUNT)),
+                "made from other noise",
+            ),
+            (
+                lambda folder: web_ui(folder, first=100),
+                "another seed than .*100 against 0",
+            ),
             (hires, r"128×128.*hires upscale 2 \(baseline none\)"),
             (grid, "grid-0000"),
             (one_grid, "256×128"),
@@ -205,18 +290,26 @@ class TestPairs:
             (renumbered, "no image named 0000"),
         ],
     )
-    def test_that_do_not_belong_together_are_refused(self, tmp_path: Path, spoil: Change, refusal: str) -> None:
+    def test_that_do_not_belong_together_are_refused(
+        self, tmp_path: Path, spoil: Change, refusal: str
+    ) -> None:
         base, other = web_ui(tmp_path / "base"), web_ui(tmp_path / "other")
         spoil(other)
         with pytest.raises(UsageError, match=refusal):
             judged(base, other)
 
-    @pytest.mark.parametrize("seeds", [[0] * COUNT, range(COUNT)], ids=["one motif", "several"])
-    def test_that_belong_together_are_not(self, tmp_path: Path, seeds: Sequence[int]) -> None:
+    @pytest.mark.parametrize(
+        "seeds", [[0] * COUNT, range(COUNT)], ids=["one motif", "several"]
+    )
+    def test_that_belong_together_are_not(
+        self, tmp_path: Path, seeds: Sequence[int]
+    ) -> None:
         base, other = plain(tmp_path / "base", seeds), plain(tmp_path / "other", seeds)
         for number, file in enumerate(sorted(other.iterdir())):
             noise = np.random.default_rng(number).normal(0, 25, (64, 64, 3))
-            Image.fromarray(np.clip(np.asarray(Image.open(file)) + noise, 0, 255).astype(np.uint8)).save(file)
+            Image.fromarray(
+                np.clip(np.asarray(Image.open(file)) + noise, 0, 255).astype(np.uint8)
+            ).save(file)
         assert judged(base, other).candidates
 
     def test_broken_images_belong_nowhere_and_are_judged(self, tmp_path: Path) -> None:
@@ -225,15 +318,30 @@ class TestPairs:
             Image.new("RGB", (64, 64)).save(file)
         assert judged(base, other).candidates
 
-    def test_of_numbers_that_go_on_are_found_by_their_seeds(self, tmp_path: Path) -> None:
+    def test_of_numbers_that_go_on_are_found_by_their_seeds(
+        self, tmp_path: Path
+    ) -> None:
         for batch in (1, 4):
-            base, other = comfy(tmp_path / f"{batch}/base", 1, batch), comfy(tmp_path / f"{batch}/other", 9, batch)
+            base, other = (
+                comfy(tmp_path / f"{batch}/base", 1, batch),
+                comfy(tmp_path / f"{batch}/other", 9, batch),
+            )
             images = judged(base, other).candidates[0].images
-            assert [image.seed for image in images] == [number // batch for number in range(COUNT)]
+            assert [image.seed for image in images] == [
+                number // batch for number in range(COUNT)
+            ]
 
     def test_what_else_is_in_a_folder_is_no_image(self, tmp_path: Path) -> None:
         base, other = plain(tmp_path / "base"), plain(tmp_path / "other")
-        for name in (".DS_Store", "Thumbs.db", "desktop.ini", "log.html", "00000.txt", "00000.json", "._00001.png"):
+        for name in (
+            ".DS_Store",
+            "Thumbs.db",
+            "desktop.ini",
+            "log.html",
+            "00000.txt",
+            "00000.json",
+            "._00001.png",
+        ):
             (other / name).write_text("{")
         plain(other / "thumbnails", suffix=".webp")
         assert len(judged(base, other).candidates[0].images) == COUNT

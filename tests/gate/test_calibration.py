@@ -27,7 +27,10 @@ PACKAGED = {file.stem: read_calibration(file) for file in sorted(FOLDER.glob("*.
 
 
 def config(steps: int = 25, **sections: object) -> RecordedConfig:
-    return replace(RecordedConfig(model=Model(guidance_scale=4.5), workload=Workload(steps=steps)), **sections)  # type: ignore[arg-type]
+    return replace(
+        RecordedConfig(model=Model(guidance_scale=4.5), workload=Workload(steps=steps)),
+        **sections,  # type: ignore[arg-type]
+    )
 
 
 def test_the_packaged_calibrations_are_of_the_packaged_weights() -> None:
@@ -46,7 +49,9 @@ def test_the_packaged_calibrations_are_of_the_packaged_weights() -> None:
 
 
 def test_one_of_the_same_work_is_applied_without_a_word() -> None:
-    assert fit_of(PACKAGED["emoji-25"], config(), named=False) == Fit(PACKAGED["emoji-25"])
+    assert fit_of(PACKAGED["emoji-25"], config(), named=False) == Fit(
+        PACKAGED["emoji-25"]
+    )
 
 
 @pytest.mark.parametrize("kind", ["img2img", "inpaint"])
@@ -65,13 +70,21 @@ def test_tasks_have_their_own(kind: str) -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (config(workload=Workload(guidance_scale=1.0)), "workload.guidance_scale=4.5 (here 1.0)"),
-        (config(scheduler=Scheduler("EulerDiscreteScheduler")), "scheduler.class_name=DDIMScheduler"),
+        (
+            config(workload=Workload(guidance_scale=1.0)),
+            "workload.guidance_scale=4.5 (here 1.0)",
+        ),
+        (
+            config(scheduler=Scheduler("EulerDiscreteScheduler")),
+            "scheduler.class_name=DDIMScheduler",
+        ),
         (config(task=Task("inpaint")), "task.kind=txt2img (here inpaint)"),
         (config(task=Task("img2img", strength=0.8)), "task.strength=1.0 (here 0.8)"),
     ],
 )
-def test_one_of_other_work_is_not_applied_unless_it_is_named(other: RecordedConfig, said: str) -> None:
+def test_one_of_other_work_is_not_applied_unless_it_is_named(
+    other: RecordedConfig, said: str
+) -> None:
     refused = fit_of(PACKAGED["emoji-25"], other, named=False)
     assert (refused.calibration, refused.note) == (None, "")
     assert said in refused.refusal
@@ -81,7 +94,9 @@ def test_one_of_other_work_is_not_applied_unless_it_is_named(other: RecordedConf
     assert said in applied.note
 
 
-def test_the_command_that_measures_another_one_names_the_weights_and_the_features() -> None:
+def test_the_command_that_measures_another_one_names_the_weights_and_the_features() -> (
+    None
+):
     own = Model(name="folder", weights="path", path="/my models/sd", guidance_scale=4.5)
     other = config(steps=4, model=own, quality=Quality(features=["clip:/clip"]))
     why = fit_of(PACKAGED["emoji-25"], other, named=False).refusal
@@ -102,7 +117,10 @@ def test_one_of_other_weights_says_which() -> None:
     result = read_result(RESULT)
     reconfigure(result, "workload", steps=10)
     baseline = result.variant("baseline")
-    baseline.inputs["model"], result.feature_digests = of_model(Model()), {"emojiclip": "0123456789abcdef"}
+    baseline.inputs["model"], result.feature_digests = (
+        of_model(Model()),
+        {"emojiclip": "0123456789abcdef"},
+    )
     here = feature_extractor("emojiclip").digest[:12]
     for path, named in (
         (None, "the calibration that comes with sdopt"),
@@ -112,7 +130,13 @@ def test_one_of_other_weights_says_which() -> None:
         assert found.calibration is None
         said = f"{named} is of other weights, emojiclip {here} (here 0123456789ab): run `sdopt calibrate"
         assert said in found.refusal
-        judge(result, Gate("g", {"lossy": [Rule("clip_score", deviations=0.1)]}, calibration=path), found)
+        judge(
+            result,
+            Gate(
+                "g", {"lossy": [Rule("clip_score", deviations=0.1)]}, calibration=path
+            ),
+            found,
+        )
         assert named in str(result.judgements)
     result.feature_digests = {"emojiclip": feature_extractor("emojiclip").digest}
     assert calibration_for(result, None) == Fit(PACKAGED["emoji-10"])

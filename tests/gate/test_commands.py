@@ -45,7 +45,14 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     )
     return sdopt(
         tmp_path_factory.mktemp("judged"),
-        *("run", "--config-dir", str(CONF), *SMALLEST, "study=explicit", "study.name=judged"),
+        *(
+            "run",
+            "--config-dir",
+            str(CONF),
+            *SMALLEST,
+            "study=explicit",
+            "study.name=judged",
+        ),
         *(f"study.variants={{{variants}}}", "gate=default", "tracking=none"),
     )
 
@@ -57,7 +64,9 @@ def folder(judged: Finished) -> Path:
 
 
 class TestRun:
-    def test_a_regression_is_exit_code_1_and_its_image_is_shown(self, judged: Finished) -> None:
+    def test_a_regression_is_exit_code_1_and_its_image_is_shown(
+        self, judged: Finished
+    ) -> None:
         assert judged.code == 1, judged.shown
         assert "images are broken: black" in judged.shown
 
@@ -65,21 +74,37 @@ class TestRun:
         found = {j.candidate: j for j in read_result(folder).judgements}
         assert set(found) == {"honest", "black", "fewer", "child", "at first"}
         same = next(r for r in found["honest"].rulings if r.metric == "mse")
-        assert (same.verdict, same.reason) == (Verdict.PASS, "all 8 prompts are the same")
-        for name, rule in (("black", "tripwires"), ("fewer", "steps"), ("at first", "timed as drawn")):
+        assert (same.verdict, same.reason) == (
+            Verdict.PASS,
+            "all 8 prompts are the same",
+        )
+        for name, rule in (
+            ("black", "tripwires"),
+            ("fewer", "steps"),
+            ("at first", "timed as drawn"),
+        ):
             assert found[name].verdict is Verdict.FAIL
-            assert rule in [r.rule for r in found[name].rulings if r.verdict is Verdict.FAIL]
+            assert rule in [
+                r.rule for r in found[name].rulings if r.verdict is Verdict.FAIL
+            ]
 
     def test_files_for_ci_are_written(self, folder: Path) -> None:
-        assert {"verdicts.json", "verdicts.xml", "verdicts.md"} <= {file.name for file in folder.iterdir()}
+        assert {"verdicts.json", "verdicts.xml", "verdicts.md"} <= {
+            file.name for file in folder.iterdir()
+        }
 
     def test_timed_calls_have_other_prompts_in_each_round_and_other_images_are_doubtful(
         self, folder: Path, judged: Finished
     ) -> None:
         result = read_result(folder)
-        doubts = [doubt for doubt in doubts_of(result) if "images of timed calls" in doubt]
+        doubts = [
+            doubt for doubt in doubts_of(result) if "images of timed calls" in doubt
+        ]
         assert [doubt.partition(":")[0] for doubt in doubts] == ["black", "at first"]
-        assert "in process 1, 2 of 3 images of timed calls differ from those of the quality pass" in doubts[1]
+        assert (
+            "in process 1, 2 of 3 images of timed calls differ from those of the quality pass"
+            in doubts[1]
+        )
         assert f"Doubtful: {doubts[1]}" in judged.shown
         for row in (result.variant("baseline"), *result.candidates):
             [measurement] = row.measurements
@@ -89,10 +114,19 @@ class TestRun:
             assert all(call.held_gib and not call.repeated for call in shape.calls)
             assert len(measurement.pass_s) == len(measurement.pass_held_gib) == 8
             assert measurement.memory_after
-        assert {image.error for image in result.variant("baseline").measurements[0].shapes[0].timed_images} == {0.0}
+        assert {
+            image.error
+            for image in result.variant("baseline")
+            .measurements[0]
+            .shapes[0]
+            .timed_images
+        } == {0.0}
 
     def test_memory_of_a_child_is_the_variants(self, folder: Path) -> None:
-        peaks = {row.name: known(row.measurements[0].peak)[1] for row in read_result(folder).variants}
+        peaks = {
+            row.name: known(row.measurements[0].peak)[1]
+            for row in read_result(folder).variants
+        }
         assert peaks["child"] > peaks["baseline"] + 0.2
 
 
@@ -101,34 +135,74 @@ class TestGate:
         done = sdopt(tmp_path, "gate", str(folder), "gate=default", "--output", "again")
         assert done.code == 1
         assert (tmp_path / "again" / "verdicts.xml").is_file()
-        assert sdopt(tmp_path, "gate", str(folder), "gate=report_only", "--output", "again").code == 0
+        assert (
+            sdopt(
+                tmp_path, "gate", str(folder), "gate=report_only", "--output", "again"
+            ).code
+            == 0
+        )
         looks = read_result(folder).looks
-        assert {(look.gate, look.number) for look in looks} == {("default", 1), ("report_only", 1)}
+        assert {(look.gate, look.number) for look in looks} == {
+            ("default", 1),
+            ("report_only", 1),
+        }
 
-    def test_against_itself_nothing_has_got_worse(self, folder: Path, tmp_path: Path) -> None:
+    def test_against_itself_nothing_has_got_worse(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         # Of two steps there is none: one of ten is not applied unless it is named, and then the verdict says so.
         named = f"gate.calibration={FOLDER / 'emoji-10.json'}"
         done = sdopt(
             tmp_path,
-            *("gate", str(folder), "--against", str(folder), "--waive", "sdopt", "--output", str(tmp_path), named),
+            *(
+                "gate",
+                str(folder),
+                "--against",
+                str(folder),
+                "--waive",
+                "sdopt",
+                "--output",
+                str(tmp_path),
+                named,
+            ),
         )
         written = json.loads((tmp_path / "verdicts.json").read_text())
-        assert written["variants"] == [{"variant": j["candidate"], "gate": j["gate"]} for j in written["judgements"]]
-        assert not any("speed" in row for row in written["variants"]), "of the comparison alone"
+        assert written["variants"] == [
+            {"variant": j["candidate"], "gate": j["gate"]}
+            for j in written["judgements"]
+        ]
+        assert not any("speed" in row for row in written["variants"]), (
+            "of the comparison alone"
+        )
         found = {j["candidate"]: j for j in written["judgements"]}
         # Its images are broken then as now: there is nothing to hold it against.
         assert found.pop("black")["verdict"] == "not comparable"
         assert found.pop("fewer")["verdict"] == "not comparable"
         assert found.pop("at first")["verdict"] == "fail"
-        assert {j["verdict"] for j in found.values()} <= {"pass", "inconclusive"}, done.shown
-        assert all("the calibration was measured with workload.steps=10 (here 2)" in j["note"] for j in found.values())
+        assert {j["verdict"] for j in found.values()} <= {"pass", "inconclusive"}, (
+            done.shown
+        )
+        assert all(
+            "the calibration was measured with workload.steps=10 (here 2)" in j["note"]
+            for j in found.values()
+        )
 
-    def test_against_another_study_is_refused_by_name(self, folder: Path, tmp_path: Path) -> None:
+    def test_against_another_study_is_refused_by_name(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         earlier = read_result(folder)
         reconfigure(earlier, "workload", steps=25)
         earlier.environment.packages["torch"] = "2.12.0"
         write_result(earlier, tmp_path)
-        done = refused(tmp_path, "gate", str(folder), "--against", str(tmp_path), "--waive", "sdopt")
+        done = refused(
+            tmp_path,
+            "gate",
+            str(folder),
+            "--against",
+            str(tmp_path),
+            "--waive",
+            "sdopt",
+        )
         assert "workload.steps: 2 against 25" in done.shown
         assert "torch" in done.shown
         assert "--waive versions" in done.shown
@@ -139,19 +213,40 @@ class TestGate:
             ((".",), "has no result.json"),
             ((".", "gate=none"), "has no rules; choose gate=default"),
             ((".", "gate=nonsense"), "nonsense"),
-            ((".", "quality.prompt_count=3"), "quality.prompt_count=3: has no effect on a finished result"),
-            ((".", "--against", ".", "--waive", "everything"), "--waive everything: unknown; choose from versions"),
-            ((".", "--waive", "sdopt"), "--waive sdopt: allows differences to an earlier result"),
+            (
+                (".", "quality.prompt_count=3"),
+                "quality.prompt_count=3: has no effect on a finished result",
+            ),
+            (
+                (".", "--against", ".", "--waive", "everything"),
+                "--waive everything: unknown; choose from versions",
+            ),
+            (
+                (".", "--waive", "sdopt"),
+                "--waive sdopt: allows differences to an earlier result",
+            ),
         ],
     )
-    def test_a_mistake_is_named(self, arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    def test_a_mistake_is_named(
+        self, arguments: tuple[str, ...], said: str, tmp_path: Path
+    ) -> None:
         assert said in refused(tmp_path, "gate", *arguments).shown
 
-    def test_a_command_that_ended_without_a_result_says_why(self, tmp_path: Path) -> None:
-        assert sdopt(tmp_path, "run", "attention=cudnn", "hardware=cpu", "tracking=none").code == 2
+    def test_a_command_that_ended_without_a_result_says_why(
+        self, tmp_path: Path
+    ) -> None:
+        assert (
+            sdopt(
+                tmp_path, "run", "attention=cudnn", "hardware=cpu", "tracking=none"
+            ).code
+            == 2
+        )
         [there] = tmp_path.glob("outputs/runs/*/*")
         done = refused(tmp_path, "gate", str(there), "gate=default")
-        assert "without a result: attention=cudnn: the cudnn kernel needs a CUDA device" in done.shown
+        assert (
+            "without a result: attention=cudnn: the cudnn kernel needs a CUDA device"
+            in done.shown
+        )
 
     def test_a_result_with_nothing_to_judge_does_not_pass(self, tmp_path: Path) -> None:
         empty = read_result(RESULT)
@@ -168,28 +263,45 @@ class TestGate:
         assert done.code == 3
         assert [path.name for path in (tmp_path / "verdicts").iterdir()] == ["1"]
 
-    def test_jobs_of_a_sweep_whose_folders_have_one_name_keep_their_verdicts(self, tmp_path: Path) -> None:
-        jobs = ["a/bf16", "b/bf16"]  # hydra.sweep.subdir=${model.name}/${precision.weights}
+    def test_jobs_of_a_sweep_whose_folders_have_one_name_keep_their_verdicts(
+        self, tmp_path: Path
+    ) -> None:
+        jobs = [
+            "a/bf16",
+            "b/bf16",
+        ]  # hydra.sweep.subdir=${model.name}/${precision.weights}
         for job in jobs:
             (tmp_path / "sweep" / job).mkdir(parents=True)
             write_result(read_result(RESULT), tmp_path / "sweep" / job)
         (tmp_path / "sweep" / "multirun.yaml").touch()
         sdopt(tmp_path, "gate", "sweep", "--output", "verdicts")
-        assert [str(file.parent) for file in sorted(tmp_path.glob("verdicts/**/verdicts.json"))] == [
-            str(tmp_path / "verdicts" / job) for job in jobs
-        ]
+        assert [
+            str(file.parent)
+            for file in sorted(tmp_path.glob("verdicts/**/verdicts.json"))
+        ] == [str(tmp_path / "verdicts" / job) for job in jobs]
 
 
 class TestCalibrate:
     def test_a_calibration_is_measured_and_used(self, tmp_path: Path) -> None:
-        work = ("hardware=cpu", "hardware.threads=1", "workload.steps=2", "workload.size=32")
+        work = (
+            "hardware=cpu",
+            "hardware.threads=1",
+            "workload.steps=2",
+            "workload.size=32",
+        )
         with fake_workers():
-            done = sdopt(tmp_path, "calibrate", "--prompts", "3", *work, "--output", "own.json")
+            done = sdopt(
+                tmp_path, "calibrate", "--prompts", "3", *work, "--output", "own.json"
+            )
         assert done.code == 0, done.shown
         found = read_calibration(tmp_path / "own.json")
         assert found.model == "emoji"
         assert found.workload["steps"] == 2
-        assert {"clip_score_emojiclip", "cmmd_emojiclip", "perceptual_emojiclip"} <= set(found.metrics)
+        assert {
+            "clip_score_emojiclip",
+            "cmmd_emojiclip",
+            "perceptual_emojiclip",
+        } <= set(found.metrics)
         assert found.metrics["clip_score_emojiclip"].n == 3
 
 
@@ -208,7 +320,9 @@ class TestTrial:
         self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         # Of two steps there is no calibration, so that rules in shares are open for honest options as well.
-        assert trial(["--result", str(folder), "--only", "all mirrored,the seed ignored"]) in (0, 1)
+        assert trial(
+            ["--result", str(folder), "--only", "all mirrored,the seed ignored"]
+        ) in (0, 1)
         written, shown = (folder / "trial.md").read_text(), capsys.readouterr().out
         assert "| black | lossy | fail | tripwires" in written
         assert "| geometry | all mirrored | lossy |" in written
@@ -228,7 +342,9 @@ class TestTrial:
             assert calibrate(["model=nothing", "--output", str(output)]) == 2
             assert f"--output {output}: " in capsys.readouterr().err
 
-    @pytest.mark.parametrize(("command", "arguments"), [(trial, []), (calibrate, ["--output", "own.json"])])
+    @pytest.mark.parametrize(
+        ("command", "arguments"), [(trial, []), (calibrate, ["--output", "own.json"])]
+    )
     def test_after_a_signal_nothing_more_is_generated(
         self,
         command: Callable[[list[str]], int],

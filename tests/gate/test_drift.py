@@ -24,7 +24,11 @@ Results = tuple[StudyResult, StudyResult]
 GATE = Gate(
     "g",
     {
-        "equivalent": [NON_INFERIOR, Rule("mse", "at_most", limit=1e-5), Rule("speedup", "at_least", limit=0.9)],
+        "equivalent": [
+            NON_INFERIOR,
+            Rule("mse", "at_most", limit=1e-5),
+            Rule("speedup", "at_least", limit=0.9),
+        ],
         "lossy": [NON_INFERIOR, Rule("speedup", "at_least", limit=0.9)],
     },
 )
@@ -38,14 +42,19 @@ def results() -> Results:
 
 
 @pytest.mark.parametrize(("fell", "verdict"), [(0, Verdict.PASS), (2, Verdict.FAIL)])
-def test_a_score_that_fell_fails_and_the_same_passes(results: Results, fell: float, verdict: Verdict) -> None:
+def test_a_score_that_fell_fails_and_the_same_passes(
+    results: Results, fell: float, verdict: Verdict
+) -> None:
     later, earlier = results
     assert differences(later, earlier) == []
     score = later.variant("it").quality["clip_score_x"]
     score.per_prompt = [known(value) - fell for value in score.per_prompt]
     score.estimate = known(score.estimate) - fell
     found = judge_drift(later, earlier, GATE, FIT)
-    assert {judgement.candidate: judgement.verdict for judgement in found} == {"baseline": Verdict.PASS, "it": verdict}
+    assert {judgement.candidate: judgement.verdict for judgement in found} == {
+        "baseline": Verdict.PASS,
+        "it": verdict,
+    }
     assert "images were not compared" in found[0].note
 
 
@@ -54,7 +63,9 @@ def test_a_speedup_that_was_lost_fails(results: Results) -> None:
     for samples in samples_of(later.variant("it")):
         retime(samples, [2 * seconds for seconds in samples.latency_s])
     found = judge_drift(later, earlier, GATE, FIT)
-    (ruling,) = [r for judgement in found for r in judgement.rulings if r.verdict is Verdict.FAIL]
+    (ruling,) = [
+        r for judgement in found for r in judgement.rulings if r.verdict is Verdict.FAIL
+    ]
     assert ruling.metric == "speedup"
     assert ruling.estimate == pytest.approx(0.5, rel=0.05)
 
@@ -62,19 +73,29 @@ def test_a_speedup_that_was_lost_fails(results: Results) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda r: r.environment.device.update(name="another"), "device: another against a device"),
+        (
+            lambda r: r.environment.device.update(name="another"),
+            "device: another against a device",
+        ),
         (lambda r: reconfigure(r, "workload", seed=3), "workload.seed: 3 against 0"),
-        (lambda r: reconfigure(r, "scheduler", class_name="Euler"), "scheduler.class_name: Euler against"),
+        (
+            lambda r: reconfigure(r, "scheduler", class_name="Euler"),
+            "scheduler.class_name: Euler against",
+        ),
     ],
 )
-def test_other_work_is_refused_and_named(results: Results, change: Callable[[StudyResult], None], named: str) -> None:
+def test_other_work_is_refused_and_named(
+    results: Results, change: Callable[[StudyResult], None], named: str
+) -> None:
     later, earlier = results
     change(later)
     with pytest.raises(UsageError, match=named):
         judge_drift(later, earlier, GATE, FIT, waived=("versions", "sdopt"))
 
 
-def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(results: Results) -> None:
+def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(
+    results: Results,
+) -> None:
     later, earlier = results
     later.environment.packages["torch"] = "9"
     with pytest.raises(UsageError, match=r"torch: 9 against None.*--waive versions"):
@@ -90,13 +111,15 @@ def test_a_package_that_no_variant_loads_may_differ(results: Results) -> None:
     later.environment.packages["xformers"] = "9"
     assert not [each for each in differences(later, earlier) if "xformers" in each.what]
     earlier.variant("it").choices["attention"] = "xformers"
-    assert [each.what for each in differences(later, earlier) if each.waiver == "versions"] == [
-        "xformers: 9 against None"
-    ]
+    assert [
+        each.what for each in differences(later, earlier) if each.waiver == "versions"
+    ] == ["xformers: 9 against None"]
 
 
 @pytest.mark.parametrize("which", ["later", "earlier"])
-def test_disturbed_times_of_either_result_decide_nothing(results: Results, which: str) -> None:
+def test_disturbed_times_of_either_result_decide_nothing(
+    results: Results, which: str
+) -> None:
     disturb(dict(zip(("later", "earlier"), results, strict=True))[which])
     found = judge_drift(*results, GATE, FIT)
     assert {judgement.verdict for judgement in found} == {Verdict.INCONCLUSIVE}
@@ -104,33 +127,57 @@ def test_disturbed_times_of_either_result_decide_nothing(results: Results, which
     assert f"in the {which} result: " in ruling.reason
 
 
-@pytest.mark.parametrize(("number", "verdict"), [(0, Verdict.FAIL), (1, Verdict.NOT_COMPARABLE)])
-def test_timed_calls_that_draw_other_images_do_not_pass(results: Results, number: int, verdict: Verdict) -> None:
-    results[number].variant("it").measurements[0].shapes[0].timed_images = [TimedImage(0, 0, 0.1)]
-    found = {judgement.candidate: judgement.verdict for judgement in judge_drift(*results, GATE, FIT)}
+@pytest.mark.parametrize(
+    ("number", "verdict"), [(0, Verdict.FAIL), (1, Verdict.NOT_COMPARABLE)]
+)
+def test_timed_calls_that_draw_other_images_do_not_pass(
+    results: Results, number: int, verdict: Verdict
+) -> None:
+    results[number].variant("it").measurements[0].shapes[0].timed_images = [
+        TimedImage(0, 0, 0.1)
+    ]
+    found = {
+        judgement.candidate: judgement.verdict
+        for judgement in judge_drift(*results, GATE, FIT)
+    }
     assert found == {"baseline": Verdict.PASS, "it": verdict}
 
 
 def give_interval(row: VariantResult, interval: int) -> None:
-    row.config = replace(row.config, options={"axis": {"_target_": "a.B", "interval": interval}})
+    row.config = replace(
+        row.config, options={"axis": {"_target_": "a.B", "interval": interval}}
+    )
 
 
 class TestChoices:
-    def test_an_axis_of_a_later_version_that_changes_nothing_is_none(self, results: Results) -> None:
+    def test_an_axis_of_a_later_version_that_changes_nothing_is_none(
+        self, results: Results
+    ) -> None:
         later, earlier = results
         for row in later.variants:
             row.choices |= {"patch": "none", "compiler": "eager"}
         assert differences(*results) == differences(earlier, later) == []
         later.variant("it").choices["patch"] = "mine"
-        assert [one.what for one in differences(*results)] == ["patch: mine against none (it)"]
+        assert [one.what for one in differences(*results)] == [
+            "patch: mine against none (it)"
+        ]
 
     @pytest.mark.parametrize(
         ("change", "named"),
         [
             (lambda row: give_interval(row, 3), "axis.interval: 3 against 5 (it)"),
-            (lambda row: row.choices.update(axis="other"), "axis: other against it (it)"),
-            (lambda row: reconfigure(row, "workload", steps=3), "workload.steps: 3 against 25 (it)"),
-            (lambda row: reconfigure(row, "hardware", threads=3), "hardware.threads: 3 against None (it)"),
+            (
+                lambda row: row.choices.update(axis="other"),
+                "axis: other against it (it)",
+            ),
+            (
+                lambda row: reconfigure(row, "workload", steps=3),
+                "workload.steps: 3 against 25 (it)",
+            ),
+            (
+                lambda row: reconfigure(row, "hardware", threads=3),
+                "hardware.threads: 3 against None (it)",
+            ),
         ],
     )
     def test_that_changed_need_a_waiver(
@@ -148,11 +195,16 @@ class TestChoices:
         assert {judgement.contract for judgement in found} == {"lossy"}
         assert named in found[0].note
 
-    def test_another_baseline_cannot_be_waived_unless_all_changed_alike(self, results: Results) -> None:
+    def test_another_baseline_cannot_be_waived_unless_all_changed_alike(
+        self, results: Results
+    ) -> None:
         later, earlier = results
         reconfigure(later.variant("baseline"), "hardware", threads=3)
         [found] = differences(later, earlier)
-        assert (found.what, found.waiver) == ("hardware.threads: 3 against None (baseline)", "")
+        assert (found.what, found.waiver) == (
+            "hardware.threads: 3 against None (baseline)",
+            "",
+        )
         for row in later.variants:
             reconfigure(row, "hardware", threads=3)
         [found] = differences(later, earlier)
@@ -163,15 +215,22 @@ class TestChoices:
         reconfigure(later, "workload", steps=3)
         for row in later.variants:
             reconfigure(row, "workload", steps=3)
-        assert [difference.what for difference in differences(later, earlier)] == ["workload.steps: 3 against 25"]
+        assert [difference.what for difference in differences(later, earlier)] == [
+            "workload.steps: 3 against 25"
+        ]
 
 
 @pytest.mark.parametrize(("number", "which"), [(0, "earlier"), (1, "later")])
-def test_a_variant_that_one_result_lacks_does_not_pass(results: Results, number: int, which: str) -> None:
+def test_a_variant_that_one_result_lacks_does_not_pass(
+    results: Results, number: int, which: str
+) -> None:
     lacking = results[number]
     lacking.variants = [row for row in lacking.variants if row.name != "it"]
     found = judge_drift(*results, GATE, FIT)
-    assert [judgement.verdict for judgement in found] == [Verdict.PASS, Verdict.NOT_COMPARABLE]
+    assert [judgement.verdict for judgement in found] == [
+        Verdict.PASS,
+        Verdict.NOT_COMPARABLE,
+    ]
     assert f"only the {which} result has it" in found[1].rulings[0].reason
     assert exit_code(found, Gate()) == 3
 
@@ -183,7 +242,10 @@ class TestContents:
         for digest, result in zip("ab", results, strict=True):
             result.variant("it").inputs = {"prompts": digest * 64}
         everything = ("versions", "sdopt", "options")
-        with pytest.raises(UsageError, match=r"contents of prompts: aaaaaaaaaaaa against bbbbbbbbbbbb \(it\)$"):
+        with pytest.raises(
+            UsageError,
+            match=r"contents of prompts: aaaaaaaaaaaa against bbbbbbbbbbbb \(it\)$",
+        ):
             judge_drift(*results, GATE, FIT, waived=everything)
         results[1].variant("it").inputs = {}  # an earlier sdopt did not record them
         assert differences(*results) == []
@@ -194,7 +256,10 @@ class TestContents:
             for digest, result in zip("ab", results, strict=True):
                 result.variant(name).inputs = {key: digest}
             [found] = differences(*results)
-            assert (found.what.startswith(f"contents of {key}: a against b ("), found.waiver) == (True, waiver)
+            assert (
+                found.what.startswith(f"contents of {key}: a against b ("),
+                found.waiver,
+            ) == (True, waiver)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -203,9 +268,13 @@ def test_a_floor_that_was_raised_widens_no_limit(
 ) -> None:
     """Whichever of the two results has the larger floor: the smaller one is the reference's rounding."""
     rule = Rule("mse", "every", limit=1e-3, of_floor=100)
-    monkeypatch.setattr("sdopt.gate.drift._distances", lambda *_: {"mse": Score(1e-5, [1e-5] * 48)})
+    monkeypatch.setattr(
+        "sdopt.gate.drift._distances", lambda *_: {"mse": Score(1e-5, [1e-5] * 48)}
+    )
     for index, result in enumerate(results):
-        result.floors = {"numerical": {"mse": Spread(1e-5 if index == number else 1e-8, 0.0, 12)}}
+        result.floors = {
+            "numerical": {"mse": Spread(1e-5 if index == number else 1e-8, 0.0, 12)}
+        }
     gate = Gate("g", {"equivalent": [rule]})
     found = judge_drift(*results, gate, FIT, folders=(Path(), Path()))
     [ruling] = [ruling for ruling in found[1].rulings if ruling.metric == "mse"]

@@ -8,7 +8,12 @@ import pytest
 from sdopt.config.composer import composer_of
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import FOLDER
-from sdopt.gate.rule_checks import applicable, remarks_on_rules, require_measured, require_rules
+from sdopt.gate.rule_checks import (
+    applicable,
+    remarks_on_rules,
+    require_measured,
+    require_rules,
+)
 from sdopt.gate.rulings import UNIT_ROUNDOFF
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.record.scores import ImageRecord, Score
@@ -28,24 +33,44 @@ def plan() -> Plan:
         return composer.current.study.plan(composer)
 
 
-def problems(plan: Plan, gate: Gate, quality: Quality | None = None, model: Model | None = None) -> list[str]:
+def problems(
+    plan: Plan, gate: Gate, quality: Quality | None = None, model: Model | None = None
+) -> list[str]:
     try:
-        require_measured(plan, gate, quality or Quality(prompt_count=96), model or Model())
+        require_measured(
+            plan, gate, quality or Quality(prompt_count=96), model or Model()
+        )
     except UsageError as error:
         return error.problems
     return []
 
 
 class TestMeasured:
-    def test_the_windows_of_mlperf_are_judged_by_its_two_features(self, plan: Plan) -> None:
+    def test_the_windows_of_mlperf_are_judged_by_its_two_features(
+        self, plan: Plan
+    ) -> None:
         clip, gate = "clip:openai/clip-vit-base-patch32", gate_named("mlperf_sdxl")
-        assert problems(plan, gate, Quality(features=[clip, "inception"], prompt_count=5000), SDXL) == []
+        assert (
+            problems(
+                plan,
+                gate,
+                Quality(features=[clip, "inception"], prompt_count=5000),
+                SDXL,
+            )
+            == []
+        )
         [said] = problems(plan, gate, Quality(features=[clip], prompt_count=5000), SDXL)
         assert "fid_inception" in said
 
     def test_features_that_are_not_named_are_asked_for(self, tmp_path: Path) -> None:
         found = refused(
-            tmp_path, "run", "model=sdxl", "gate=default", "precision=bf16", "tracking=none", "quality.features=[]"
+            tmp_path,
+            "run",
+            "model=sdxl",
+            "gate=default",
+            "precision=bf16",
+            "tracking=none",
+            "quality.features=[]",
         )
         assert found.err.startswith(
             "sdopt: gate=default: perceptual (gate.rules.lossy[0], lossy[1], lossy[2]), "
@@ -55,9 +80,14 @@ class TestMeasured:
         assert "quality.features=[clip:openai/clip-vit-base-patch32]" in found.err
         assert not list(tmp_path.rglob("result.json"))
 
-    def test_a_model_of_the_users_own_is_judged_without_a_clip(self, plan: Plan) -> None:
+    def test_a_model_of_the_users_own_is_judged_without_a_clip(
+        self, plan: Plan
+    ) -> None:
         """By EfficientNet's features, which come along; what needs features of text is left out, and that is said."""
-        gate, quality = gate_named("default"), Quality(features=["effnet"], prompt_count=96)
+        gate, quality = (
+            gate_named("default"),
+            Quality(features=["effnet"], prompt_count=96),
+        )
         assert problems(plan, gate, quality, SDXL) == []
         rules = {rule.metric for rule in applicable(gate, quality, SDXL).rules["lossy"]}
         assert {"perceptual", "cmmd"} <= rules
@@ -72,13 +102,24 @@ class TestMeasured:
         random = Model("sd15", "random")
         found = problems(plan, gate_named("default"), model=random)
         assert any("clip_score" in said and "random weights" in said for said in found)
-        parity = Gate("g", {"lossy": [Rule("mse", "at_most", limit=1), Rule("speedup", "at_least", limit=1)]})
+        parity = Gate(
+            "g",
+            {
+                "lossy": [
+                    Rule("mse", "at_most", limit=1),
+                    Rule("speedup", "at_least", limit=1),
+                ]
+            },
+        )
         assert problems(plan, parity, model=random) == []
 
     def test_too_few_images_and_more_than_one_metric(self, plan: Plan) -> None:
         gate = Gate("g", {"lossy": [Rule("fid", "at_most", limit=1, confidence=None)]})
         [said] = problems(plan, gate, Quality(prompt_count=24))
-        assert "fid (gate.rules.lossy[0]): at least 2,000 images are needed, and 24 are drawn" in said
+        assert (
+            "fid (gate.rules.lossy[0]): at least 2,000 images are needed, and 24 are drawn"
+            in said
+        )
         features = ["emojiclip", f"clip:{PACKAGED / 'clip'}"]
         [said] = problems(plan, gate, Quality(features=features, prompt_count=2000))
         assert "ambiguous: name one of fid_emojiclip, fid_clip" in said
@@ -88,7 +129,9 @@ class TestMeasured:
             return problems(plan, replace(gate_named(gate), calibration=str(file)))
 
         [said] = with_calibration(tmp_path / "typo.json")
-        assert said.startswith(f"gate.calibration={tmp_path / 'typo.json'}: cannot be read (No such file")
+        assert said.startswith(
+            f"gate.calibration={tmp_path / 'typo.json'}: cannot be read (No such file"
+        )
         (tmp_path / "other.json").write_text("{}")
         [said] = with_calibration(tmp_path / "other.json")
         assert "not a calibration" in said
@@ -104,19 +147,40 @@ class TestMeasured:
             "neither more nor less of the metric is better",
             Rule("brightness", "equivalent", margin=0.1),
         ),
-        (Rule("perceptual", margin=0.1), "test it with at_most", Rule("perceptual", "at_most", limit=0.1)),
-        (Rule("ssim", "equivalent", margin=1), "test it with at_least", Rule("ssim", "at_least", limit=0.9)),
-        (Rule("ssim", "every", limit=0.9), "more of this metric is better", Rule("mse", "every", limit=0.1)),
+        (
+            Rule("perceptual", margin=0.1),
+            "test it with at_most",
+            Rule("perceptual", "at_most", limit=0.1),
+        ),
+        (
+            Rule("ssim", "equivalent", margin=1),
+            "test it with at_least",
+            Rule("ssim", "at_least", limit=0.9),
+        ),
+        (
+            Rule("ssim", "every", limit=0.9),
+            "more of this metric is better",
+            Rule("mse", "every", limit=0.1),
+        ),
         (
             Rule("clip_score", "rarely", limit=30, share=0.1),
             "test it with at_least",
             Rule("clip_score", "at_least", limit=30),
         ),
-        (Rule("kid", "exact"), "has no value per prompt", Rule("kid", "at_most", limit=0.1)),
+        (
+            Rule("kid", "exact"),
+            "has no value per prompt",
+            Rule("kid", "at_most", limit=0.1),
+        ),
     ],
 )
-def test_a_test_that_cannot_judge_a_metric_is_refused(unfit: Rule, why: str, fit: Rule) -> None:
-    with pytest.raises(UsageError, match=rf"lossy\[0\].metric={unfit.metric}: test={unfit.test}: .*{why}"):
+def test_a_test_that_cannot_judge_a_metric_is_refused(
+    unfit: Rule, why: str, fit: Rule
+) -> None:
+    with pytest.raises(
+        UsageError,
+        match=rf"lossy\[0\].metric={unfit.metric}: test={unfit.test}: .*{why}",
+    ):
         require_rules(Gate("g", {"lossy": [unfit]}))
     require_rules(Gate("g", {"lossy": [fit]}))
 
@@ -129,11 +193,19 @@ def test_a_test_that_cannot_judge_a_metric_is_refused(unfit: Rule, why: str, fit
             "test mse, .* with at_most; 40 dB is limit=0.0001",
             Rule("mse", "at_most", limit=0.0001),
         ),
-        (Rule("fid", "at_most", limit=30), "confidence: null", Rule("fid", "at_most", limit=30, confidence=None)),
+        (
+            Rule("fid", "at_most", limit=30),
+            "confidence: null",
+            Rule("fid", "at_most", limit=30, confidence=None),
+        ),
     ],
 )
-def test_a_metric_without_an_interval_is_compared_as_it_is(unfit: Rule, said: str, fit: Rule) -> None:
-    with pytest.raises(UsageError, match=rf"lossy\[0\].metric={unfit.metric}: .*{said}"):
+def test_a_metric_without_an_interval_is_compared_as_it_is(
+    unfit: Rule, said: str, fit: Rule
+) -> None:
+    with pytest.raises(
+        UsageError, match=rf"lossy\[0\].metric={unfit.metric}: .*{said}"
+    ):
         require_rules(Gate("g", {"lossy": [unfit]}))
     require_rules(Gate("g", {"lossy": [fit]}))
 
@@ -141,15 +213,33 @@ def test_a_metric_without_an_interval_is_compared_as_it_is(unfit: Rule, said: st
 @pytest.mark.parametrize(
     ("unfit", "said"),
     [
-        (Rule("speedup", margin=0.05), "test=non_inferior: speedup is a ratio to the reference"),
         (
-            Rule("memory_ratio", "at_most", limits=dict.fromkeys(UNIT_ROUNDOFF, 1.0), of_seeds=1, of_floor=2),
+            Rule("speedup", margin=0.05),
+            "test=non_inferior: speedup is a ratio to the reference",
+        ),
+        (
+            Rule(
+                "memory_ratio",
+                "at_most",
+                limits=dict.fromkeys(UNIT_ROUNDOFF, 1.0),
+                of_seeds=1,
+                of_floor=2,
+            ),
             "a limit, and no limits, of_seeds, of_floor",
         ),
-        (Rule("speedup", "at_least", limit=1, share=0.1, least=0.1), "and no share, least"),
+        (
+            Rule("speedup", "at_least", limit=1, share=0.1, least=0.1),
+            "and no share, least",
+        ),
         (Rule("speedup", "at_least"), "give the rule a limit"),
-        (Rule("first_image_s", "at_least", limit=60), "in seconds; test it with at_most, and give the rule a limit"),
-        (Rule("first_image_s", "at_most"), "in seconds; test it with at_most, and give the rule a limit"),
+        (
+            Rule("first_image_s", "at_least", limit=60),
+            "in seconds; test it with at_most, and give the rule a limit",
+        ),
+        (
+            Rule("first_image_s", "at_most"),
+            "in seconds; test it with at_most, and give the rule a limit",
+        ),
     ],
 )
 def test_a_rule_that_cannot_judge_a_ratio_is_refused(unfit: Rule, said: str) -> None:
@@ -164,8 +254,22 @@ def test_a_rule_that_cannot_judge_a_ratio_is_refused(unfit: Rule, said: str) -> 
     require_rules(Gate("g", {"exact": fit}))
 
 
-def test_a_result_of_too_few_images_is_not_judged_by_what_decides_nothing_then() -> None:
-    many = [ImageRecord("a", number, 0, 0, f"images/{number}.png") for number in range(2000)]
-    for images, expected in ((many[:1999], Verdict.NOT_COMPARABLE), (many, Verdict.PASS)):
-        result = study(variant("it", quality={"fid_x": Score(1.0, note="against a set")}, images=images))
-        assert verdict(result, Rule("fid", "at_most", limit=2.0, confidence=None)).verdict is expected
+def test_a_result_of_too_few_images_is_not_judged_by_what_decides_nothing_then() -> (
+    None
+):
+    many = [
+        ImageRecord("a", number, 0, 0, f"images/{number}.png") for number in range(2000)
+    ]
+    for images, expected in (
+        (many[:1999], Verdict.NOT_COMPARABLE),
+        (many, Verdict.PASS),
+    ):
+        result = study(
+            variant(
+                "it", quality={"fid_x": Score(1.0, note="against a set")}, images=images
+            )
+        )
+        assert (
+            verdict(result, Rule("fid", "at_most", limit=2.0, confidence=None)).verdict
+            is expected
+        )

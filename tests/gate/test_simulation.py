@@ -24,7 +24,12 @@ class TestBesideANeighbour:
     @pytest.mark.parametrize("gain", [1.0, 1.25])
     def test_ratios_stay_where_they_are_and_intervals_shrink(self, gain: float) -> None:
         off, on = (
-            with_neighbour(Neighbour(0.1), Protocol(replicates=3, interference=limit), STUDIES, gain)
+            with_neighbour(
+                Neighbour(0.1),
+                Protocol(replicates=3, interference=limit),
+                STUDIES,
+                gain,
+            )
             for limit in (None, 0.02)
         )
         assert on.width < 0.9 * off.width

@@ -33,12 +33,21 @@ NAME = "channels last"
 def study() -> StudyResult:
     """One option that is 10 % faster, with an interval, beside a baseline that is steady; no gate judged it."""
     result = deepcopy(read_result(RECORD))
-    result.variants = [row for row in result.variants if row.is_control or row.name in (result.baseline, NAME)]
+    result.variants = [
+        row
+        for row in result.variants
+        if row.is_control or row.name in (result.baseline, NAME)
+    ]
     names = {row.name for row in result.variants}
-    result.comparisons = [edge for edge in result.comparisons if edge.candidate in names]
+    result.comparisons = [
+        edge for edge in result.comparisons if edge.candidate in names
+    ]
     result.judgements, result.gate, result.looks = [], "", []
     [edge] = [edge for edge in result.comparisons if edge.candidate == NAME]
-    edge.shapes[0].speedup, edge.shapes[0].floor = Interval(1.1, 1.08, 1.12, 0.95, 3, "process"), 1.005
+    edge.shapes[0].speedup, edge.shapes[0].floor = (
+        Interval(1.1, 1.08, 1.12, 0.95, 3, "process"),
+        1.005,
+    )
     return result
 
 
@@ -57,7 +66,11 @@ def said(result: StudyResult) -> set[str]:
         next(str(word) for word in words if f",{word}," in line),
         str(plotted[NAME]),
     }
-    table = next(line for line in markdown_table(summary).splitlines() if line.startswith(f"| {NAME}"))
+    table = next(
+        line
+        for line in markdown_table(summary).splitlines()
+        if line.startswith(f"| {NAME}")
+    )
     return found | {next(str(word) for word in words if str(word) in table)}
 
 
@@ -65,7 +78,9 @@ def test_a_run_takes_it_without_a_gate(composer: Composers) -> None:
     job = composer(["precision=bf16", "protocol.smallest_speedup=0.2"])
     assert not job.current.gate.judges
     plan = job.current.study.plan(job)
-    assert {variant.config.protocol.smallest_speedup for variant in plan.variants} == {0.2}
+    assert {variant.config.protocol.smallest_speedup for variant in plan.variants} == {
+        0.2
+    }
 
 
 def test_every_surface_follows_it(study: StudyResult) -> None:
@@ -76,14 +91,20 @@ def test_every_surface_follows_it(study: StudyResult) -> None:
     summary = summary_of(study)
     assert "protocol.smallest_speedup" in summary.candidates[0].because
     reconfigure(study, "protocol", smallest_speedup=0.01)
-    study.comparisons[0].shapes[0].speedup = Interval(0.9, 0.88, 0.92, 0.95, 3, "process")
+    study.comparisons[0].shapes[0].speedup = Interval(
+        0.9, 0.88, 0.92, 0.95, 3, "process"
+    )
     assert said(study) == {"slower"}
 
 
 def test_a_gate_tolerates_what_is_too_small_to_count(study: StudyResult) -> None:
     """A rule against any loss, and a variant that takes twice as long: it fails unless even that is too small."""
     gate = Gate(
-        "g", {contract: [Rule("speedup", "at_least", limit=1.0)] for contract in ("exact", "equivalent", "lossy")}
+        "g",
+        {
+            contract: [Rule("speedup", "at_least", limit=1.0)]
+            for contract in ("exact", "equivalent", "lossy")
+        },
     )
     for measurement in study.variant(NAME).measurements:
         for call in measurement.shapes[0].calls:
@@ -92,15 +113,27 @@ def test_a_gate_tolerates_what_is_too_small_to_count(study: StudyResult) -> None
     for smallest in (0.01, 3.0):
         reconfigure(study, "protocol", smallest_speedup=smallest, interference=None)
         judge(study, replace(gate, must_pay=False), FIT)
-        verdicts += [ruling.verdict for ruling in study.judgements[0].rulings if ruling.metric == "speedup"]
+        verdicts += [
+            ruling.verdict
+            for ruling in study.judgements[0].rulings
+            if ruling.metric == "speedup"
+        ]
     assert verdicts == [Verdict.FAIL, Verdict.PASS]
 
 
-def test_a_gate_sets_another_one_for_a_finished_result(study: StudyResult, tmp_path: Path) -> None:
+def test_a_gate_sets_another_one_for_a_finished_result(
+    study: StudyResult, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     write_result(study, folder)
-    done = sdopt(tmp_path, "gate", str(folder), "protocol.smallest_speedup=0.2", "gate=report_only")
+    done = sdopt(
+        tmp_path,
+        "gate",
+        str(folder),
+        "protocol.smallest_speedup=0.2",
+        "gate=report_only",
+    )
     assert done.code == 0, done.shown
     kept = read_result(folder)
     assert kept.config.protocol.smallest_speedup == 0.2
@@ -110,7 +143,9 @@ def test_a_gate_sets_another_one_for_a_finished_result(study: StudyResult, tmp_p
         assert "too close to call" in (folder / name).read_text(), name
     again = sdopt(tmp_path, "gate", str(folder), "gate=report_only")
     assert again.code == 0, again.shown
-    assert read_result(folder).config.protocol.smallest_speedup == 0.2, "what was recorded holds until it is set again"
+    assert read_result(folder).config.protocol.smallest_speedup == 0.2, (
+        "what was recorded holds until it is set again"
+    )
     refused = sdopt(tmp_path, "gate", str(folder), "protocol.rounds=9")
     assert refused.code == 2
     assert "protocol.rounds=9: has no effect on a finished result" in refused.shown

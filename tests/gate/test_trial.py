@@ -42,7 +42,9 @@ def test_what_should_catch_a_mistake_exists() -> None:
     named = {name: str(keys.get("caught_by", "")) for name, keys in timed.items()}
     named |= {harm.name: harm.caught_by for harm in HARMS}
     known = {*RULED, *(family.name for family in FAMILIES), *_own_rules()}
-    words = {name: {*filter(None, rules.split("|"))} - known for name, rules in named.items()}
+    words = {
+        name: {*filter(None, rules.split("|"))} - known for name, rules in named.items()
+    }
     assert {name: unknown for name, unknown in words.items() if unknown} == {}
 
 
@@ -53,8 +55,13 @@ def test_the_page_names_the_rules_of_every_gate_and_what_catches_them() -> None:
     assert {*rules} <= _own_rules()
     table = page.partition("| what goes wrong |")[2].partition("\n\n")[0]
     words = [words.partition(":")[0] for words in re.findall(r"`(.+?)`", table)]
-    caught_by = [str(yaml_of(file).get("caught_by", "")) for file in (CONF / "trial").glob("*.yaml")]
-    assert {*re.split(r", | or ", " or ".join(words))} == {*filter(None, "|".join(caught_by).split("|"))}
+    caught_by = [
+        str(yaml_of(file).get("caught_by", ""))
+        for file in (CONF / "trial").glob("*.yaml")
+    ]
+    assert {*re.split(r", | or ", " or ".join(words))} == {
+        *filter(None, "|".join(caught_by).split("|"))
+    }
 
 
 def transformer() -> Any:
@@ -70,12 +77,20 @@ def drawn_by(pipe: Any, seed: int = 0) -> np.ndarray:
     noise = [torch.Generator().manual_seed(seed + number) for number in range(2)]
     sizes = {"height": 64, "width": 64, "max_sequence_length": 24}
     guidance = {"true_cfg_scale": 3.0, "negative_prompt": [""] * 2}
-    call = {**sizes, **guidance, "generator": noise, "num_inference_steps": 4, "output_type": "np"}
+    call = {
+        **sizes,
+        **guidance,
+        "generator": noise,
+        "num_inference_steps": 4,
+        "output_type": "np",
+    }
     images: np.ndarray = pipe(prompts, **call).images
     return images
 
 
-@pytest.mark.parametrize("harm", [harm for harm in HARMS if harm.change], ids=lambda harm: harm.name)
+@pytest.mark.parametrize(
+    "harm", [harm for harm in HARMS if harm.change], ids=lambda harm: harm.name
+)
 def test_harm_reaches_a_transformer(harm: Harm) -> None:
     pipe = transformer()
     plain = drawn_by(pipe, seed=5)
@@ -83,7 +98,10 @@ def test_harm_reaches_a_transformer(harm: Harm) -> None:
     harm.change(pipe)
     changed = drawn_by(pipe, seed=5)
     assert not np.array_equal(changed, plain)
-    every_image = harm.name not in ("NaN in one latent of 32", "text dropped late for one image of 6")
+    every_image = harm.name not in (
+        "NaN in one latent of 32",
+        "text dropped late for one image of 6",
+    )
     assert np.array_equal(changed[1], plain[1]) != every_image
 
 
@@ -98,14 +116,22 @@ def test_options_of_the_trial_reach_a_transformer() -> None:
     assert np.abs(drawn_by(pipe, seed=9) - drawn_by(transformer(), seed=9)).max() > 1e-2
 
 
-def test_mistakes_of_ones_own_join_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_of_ones_own_join_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert trial(["--config-dir", str(tmp_path)]) == 2
     assert "has no trial/*.yaml" in capsys.readouterr().err
     (tmp_path / "trial").mkdir()
-    (tmp_path / "trial" / "of_mine.yaml").write_text("_target_: tests.trial.options.Slow\nseconds: 0.1\n")
+    (tmp_path / "trial" / "of_mine.yaml").write_text(
+        "_target_: tests.trial.options.Slow\nseconds: 0.1\n"
+    )
     assert "of_mine" in mistakes_in(CONF, tmp_path, ("",))
     assert [*mistakes_in(CONF, tmp_path, ("of", "slower"))] == ["slower", "of_mine"]
-    [variants] = [word for word in study_of(mistakes_in(CONF, tmp_path, ("of mine",))) if "study.variants" in word]
+    [variants] = [
+        word
+        for word in study_of(mistakes_in(CONF, tmp_path, ("of mine",)))
+        if "study.variants" in word
+    ]
     assert "trial=of_mine" in variants
     assert "trial=slower" not in variants
 
@@ -117,7 +143,10 @@ def yaml_of(file: Path) -> dict[str, Any]:
 
 def _own_rules() -> set[str]:
     """Returns the names that the gate's code can give a ruling of its own, and its other strings."""
-    trees = [ast.parse(Path(module.__file__ or "").read_text()) for module in (comparability, trust, paying)]
+    trees = [
+        ast.parse(Path(module.__file__ or "").read_text())
+        for module in (comparability, trust, paying)
+    ]
     return {
         node.value
         for tree in trees
@@ -135,10 +164,19 @@ def test_what_counts_as_caught() -> None:
     ):
         found = caught("it", "time", "lossy", rulings, shared)
         assert found.fits is bool(found.by) is fits
-    assert not caught("it", "time", "lossy", [FAIL], [PASS], "perceptual|clip_score").fits
+    assert not caught(
+        "it", "time", "lossy", [FAIL], [PASS], "perceptual|clip_score"
+    ).fits
     assert caught("it", "time", "lossy", [FAIL], [PASS], "perceptual|mse").effect == 2.0
-    no_benefit = Ruling("must pay", "", Verdict.FAIL, "no benefit: 0.995×", payoff=Payoff.NO_BENEFIT)
-    for rulings, fits in (([OPEN], True), ([FAIL], False), ([no_benefit], True), ([no_benefit, FAIL], False)):
+    no_benefit = Ruling(
+        "must pay", "", Verdict.FAIL, "no benefit: 0.995×", payoff=Payoff.NO_BENEFIT
+    )
+    for rulings, fits in (
+        ([OPEN], True),
+        ([FAIL], False),
+        ([no_benefit], True),
+        ([no_benefit, FAIL], False),
+    ):
         assert caught("it", HONEST, "lossy", rulings, []).fits is fits
 
 
@@ -146,4 +184,16 @@ def test_what_counts_as_caught() -> None:
 def test_mistakes_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     chosen = "slower,grows by prompt,collects garbage,only attached"
-    assert trial(["--only", chosen, "--timed", "hardware=cpu", "hardware.threads=1", "workload.steps=4"]) == 0
+    assert (
+        trial(
+            [
+                "--only",
+                chosen,
+                "--timed",
+                "hardware=cpu",
+                "hardware.threads=1",
+                "workload.steps=4",
+            ]
+        )
+        == 0
+    )

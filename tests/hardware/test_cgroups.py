@@ -23,19 +23,34 @@ def listing(tmp_path: Path) -> Path:
 def test_the_lowest_of_all_groups_above_holds(tmp_path: Path, listing: Path) -> None:
     listing.write_text("0::/user.slice/job.scope\n")
     write(tmp_path, max="max")
-    write(tmp_path / "user.slice", max=f"{4 * GIB}", current=f"{3 * GIB}", stat=f"anon 7\ninactive_file {GIB}")
+    write(
+        tmp_path / "user.slice",
+        max=f"{4 * GIB}",
+        current=f"{3 * GIB}",
+        stat=f"anon 7\ninactive_file {GIB}",
+    )
     write(tmp_path / "user.slice/job.scope", max=f"{8 * GIB}", current=f"{GIB}")
     assert memory_limits(tmp_path, listing) == (4 * GIB, 2 * GIB)
 
 
 def test_the_first_version_has_a_tree_for_memory(tmp_path: Path, listing: Path) -> None:
     listing.write_text("5:cpu:/\n4:memory:/slurm/job_7\n0::/\n")
-    write(tmp_path / "memory", limit_in_bytes="9223372036854771712", usage_in_bytes=f"{9 * GIB}")
-    write(tmp_path / "memory/slurm/job_7", limit_in_bytes=f"{2 * GIB}", usage_in_bytes=f"{GIB}")
+    write(
+        tmp_path / "memory",
+        limit_in_bytes="9223372036854771712",
+        usage_in_bytes=f"{9 * GIB}",
+    )
+    write(
+        tmp_path / "memory/slurm/job_7",
+        limit_in_bytes=f"{2 * GIB}",
+        usage_in_bytes=f"{GIB}",
+    )
     assert memory_limits(tmp_path, listing) == (2 * GIB, GIB)
 
 
-def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path, listing: Path) -> None:
+def test_a_container_sees_its_own_group_as_the_root(
+    tmp_path: Path, listing: Path
+) -> None:
     listing.write_text("0::/docker/0a1b\n")
     write(tmp_path, max=f"{GIB}", current="0")
     assert memory_limits(tmp_path, listing) == (GIB, GIB)

@@ -50,12 +50,32 @@ from tests.fixtures import CPU, Compose
 from tests.records import reconfigure
 
 SHEETS = data_sheets()
-H200 = Device("cuda", name="NVIDIA H200", capability=(9, 0), memory_total_gib=139.8, memory_free_gib=139.0)
+H200 = Device(
+    "cuda",
+    name="NVIDIA H200",
+    capability=(9, 0),
+    memory_total_gib=139.8,
+    memory_free_gib=139.0,
+)
 
 
-def test_a_card_that_people_have_composes_and_asks_for_a_cuda_device(composer: type[HydraComposer]) -> None:
+def test_a_card_that_people_have_composes_and_asks_for_a_cuda_device(
+    composer: type[HydraComposer],
+) -> None:
     assert len(SHEETS) >= 60
-    usual = {"p100", "t4", "rtx2060", "rtx3060", "rtx4090", "rtx5090", "a10", "h100", "b200", "rx6600", "mi300x"}
+    usual = {
+        "p100",
+        "t4",
+        "rtx2060",
+        "rtx3060",
+        "rtx4090",
+        "rtx5090",
+        "a10",
+        "h100",
+        "b200",
+        "rx6600",
+        "mi300x",
+    }
     assert usual <= SHEETS.keys()
     for card in ("t4", "mi300x"):
         hardware = composer([f"hardware={card}"]).current.hardware
@@ -65,7 +85,9 @@ def test_a_card_that_people_have_composes_and_asks_for_a_cuda_device(composer: t
 
 def test_sheets_hold_nothing_that_a_sheet_of_ones_own_could_not() -> None:
     problems: list[str] = []
-    made = {card: typed(card, sheet, Sheet, problems) for card, sheet in cards().items()}
+    made = {
+        card: typed(card, sheet, Sheet, problems) for card, sheet in cards().items()
+    }
     assert not problems
     assert made == SHEETS
 
@@ -75,16 +97,24 @@ def test_sheets_have_sources_and_what_a_plan_needs() -> None:
         text = " ".join(sheet.sources)
         assert "NVIDIA" in text or "AMD" in text, card
         assert "memory_gib" in text, card
-        assert all((sheet.architecture, sheet.chip, sheet.pcie_gb_s, sheet.power_w)), card
+        assert all((sheet.architecture, sheet.chip, sheet.pcie_gb_s, sheet.power_w)), (
+            card
+        )
         # GeForce cards with tensor cores accumulate in float16 at twice the rate; other cards at one rate.
         halves = sheet.name.startswith("NVIDIA GeForce RTX")
         assert (sheet.half_accumulation is not None) == halves, card
-        assert not halves or sheet.half_accumulation == pytest.approx(2 * (sheet.tensor.fp16 or 0), rel=0.02), card
+        assert not halves or sheet.half_accumulation == pytest.approx(
+            2 * (sheet.tensor.fp16 or 0), rel=0.02
+        ), card
         for name in sheet.device_names:
-            assert sheet_of(f"NVIDIA {name}", SHEETS.values(), sheet.memory_gib) is sheet, "and no other card's"
+            assert (
+                sheet_of(f"NVIDIA {name}", SHEETS.values(), sheet.memory_gib) is sheet
+            ), "and no other card's"
 
 
-def test_rates_double_with_each_half_of_the_type_and_types_are_those_of_the_generation() -> None:
+def test_rates_double_with_each_half_of_the_type_and_types_are_those_of_the_generation() -> (
+    None
+):
     """Dense tensor rates follow the width of the type; a rate with sparsity among dense ones would not."""
     for card, sheet in SHEETS.items():
         for wide, narrow in (("tf32", "fp16"), ("fp16", "fp8"), ("bf16", "fp8")):
@@ -92,12 +122,22 @@ def test_rates_double_with_each_half_of_the_type_and_types_are_those_of_the_gene
             if low is not None and high is not None and sheet.capability:
                 assert high == pytest.approx(2 * low, rel=0.05), card
         # The first matrix cores of AMD multiply bfloat16 at half of the rate.
-        assert sheet.tensor.bf16 in (None, sheet.tensor.fp16) or sheet.architecture == "cdna", card
+        assert (
+            sheet.tensor.bf16 in (None, sheet.tensor.fp16)
+            or sheet.architecture == "cdna"
+        ), card
         assert sheet.vector.fp32 is not None, card
-        if sheet.capability is None or sheet.chip in ("TU116", "TU117"):  # of Turing, GTX cards have no tensor cores
+        if sheet.capability is None or sheet.chip in (
+            "TU116",
+            "TU117",
+        ):  # of Turing, GTX cards have no tensor cores
             continue
         device = planned_device(sheet)
-        assert (sheet.tensor.tf32 is not None) == (sheet.tensor.bf16 is not None) == has(device, BFLOAT16), card
+        assert (
+            (sheet.tensor.tf32 is not None)
+            == (sheet.tensor.bf16 is not None)
+            == has(device, BFLOAT16)
+        ), card
         assert (sheet.tensor.fp8 is not None) == has(device, FP8), card
         assert (sheet.tensor.fp16 is not None) == has(device, TRITON), card
 
@@ -117,20 +157,30 @@ def test_rates_double_with_each_half_of_the_type_and_types_are_those_of_the_gene
         ("AMD EPYC", None),
     ],
 )
-def test_a_name_that_is_nearly_the_same_is_another_card(name: str, card: str | None) -> None:
+def test_a_name_that_is_nearly_the_same_is_another_card(
+    name: str, card: str | None
+) -> None:
     assert sheet_of(name, SHEETS.values()) is (None if card is None else SHEETS[card])
 
 
 class TestChoice:
-    def test_of_another_card_is_refused_before_its_times_are_taken_for_this_ones(self) -> None:
-        with pytest.raises(ConflictError, match=r"sheet is for NVIDIA A10, but this runs on NVIDIA H200"):
+    def test_of_another_card_is_refused_before_its_times_are_taken_for_this_ones(
+        self,
+    ) -> None:
+        with pytest.raises(
+            ConflictError,
+            match=r"sheet is for NVIDIA A10, but this runs on NVIDIA H200",
+        ):
             require_card(Hardware(sheet=SHEETS["a10"]), H200)
         require_card(Hardware(sheet=SHEETS["h200"]), H200)
         require_card(Hardware(), H200)
 
     def test_of_a_smaller_cards_memory_is_possible_on_a_larger_one_only(self) -> None:
         require_card(Hardware(sheet=SHEETS["a10"], emulate_memory=True), H200)
-        with pytest.raises(ConflictError, match=r"NVIDIA B200 has 178\.35 GiB, and NVIDIA H200 only 139\.8"):
+        with pytest.raises(
+            ConflictError,
+            match=r"NVIDIA B200 has 178\.35 GiB, and NVIDIA H200 only 139\.8",
+        ):
             require_card(Hardware(sheet=SHEETS["b200"], emulate_memory=True), H200)
         with pytest.raises(ConflictError, match="needs a CUDA device, whose allocator"):
             require_card(Hardware(sheet=SHEETS["a10"], emulate_memory=True), CPU)
@@ -140,23 +190,52 @@ class TestChoice:
         ("overrides", "said"),
         [
             ("hardware=a10", "dry_run=true shows what would run on an NVIDIA A10"),
-            ("hardware=cpu hardware.emulate_memory=true", "hardware.emulate_memory=true: choose the card whose memory"),
+            (
+                "hardware=cpu hardware.emulate_memory=true",
+                "hardware.emulate_memory=true: choose the card whose memory",
+            ),
         ],
     )
-    def test_that_cannot_be_ends_before_anything_starts(self, tmp_path: Path, overrides: str, said: str) -> None:
-        finished = refused(tmp_path, "run", "tracking=none", "precision=bf16", *overrides.split(), says=said)
+    def test_that_cannot_be_ends_before_anything_starts(
+        self, tmp_path: Path, overrides: str, said: str
+    ) -> None:
+        finished = refused(
+            tmp_path,
+            "run",
+            "tracking=none",
+            "precision=bf16",
+            *overrides.split(),
+            says=said,
+        )
         assert len(finished.err.splitlines()) == 1
 
     def test_belongs_to_the_whole_study(self, composer: type[HydraComposer]) -> None:
-        with pytest.raises(UsageError, match=r"hardware\.sheet applies to the whole study"):
+        with pytest.raises(
+            UsageError, match=r"hardware\.sheet applies to the whole study"
+        ):
             composer(["hardware=cpu"]).variant("other", ["hardware=a10"])
 
-    def test_mistakes_in_a_sheet_name_their_key(self, composer: type[HydraComposer]) -> None:
-        wrong = ["memory_gib=much", "bandwidth_gb_s=???", "vector.fp12=1", "tensor.fp16=-1"]
+    def test_mistakes_in_a_sheet_name_their_key(
+        self, composer: type[HydraComposer]
+    ) -> None:
+        wrong = [
+            "memory_gib=much",
+            "bandwidth_gb_s=???",
+            "vector.fp12=1",
+            "tensor.fp16=-1",
+        ]
         with pytest.raises(UsageError) as caught:
             composer(["hardware=a10", *(f"++hardware.sheet.{each}" for each in wrong)])
-        starts = [problem.partition(":")[0].removeprefix("hardware.sheet.") for problem in caught.value.problems]
-        assert sorted(starts) == ["bandwidth_gb_s", "memory_gib=much", "tensor.fp16=-1", "vector.fp12"]
+        starts = [
+            problem.partition(":")[0].removeprefix("hardware.sheet.")
+            for problem in caught.value.problems
+        ]
+        assert sorted(starts) == [
+            "bandwidth_gb_s",
+            "memory_gib=much",
+            "tensor.fp16=-1",
+            "vector.fp12",
+        ]
 
 
 class TestPlanning:
@@ -164,31 +243,55 @@ class TestPlanning:
     def test_a_dry_run_plans_for_a_card_that_is_not_there(self, tmp_path: Path) -> None:
         options = "[precision:bf16,precision:fp16,compiler:inductor]"
         study = ("study=one_at_a_time", f"study.options={options}")
-        finished = sdopt(tmp_path, "run", "hardware=t4", "tracking=none", *study, "dry_run=true")
+        finished = sdopt(
+            tmp_path, "run", "hardware=t4", "tracking=none", *study, "dry_run=true"
+        )
         assert finished.code == 0, finished.err
-        assert "what would be measured on NVIDIA T4, by its data sheet" in finished.shown
-        assert "bfloat16 arithmetic needs compute capability 8.0; NVIDIA T4 has 7.5" in finished.shown
+        assert (
+            "what would be measured on NVIDIA T4, by its data sheet" in finished.shown
+        )
+        assert (
+            "bfloat16 arithmetic needs compute capability 8.0; NVIDIA T4 has 7.5"
+            in finished.shown
+        )
         assert "precision=fp16: no" not in finished.shown
         assert "compiler=inductor: no" not in finished.shown
 
-    def test_an_emulated_card_can_do_no_more_than_the_real_one_and_the_sheet(self, variant: Compose) -> None:
+    def test_an_emulated_card_can_do_no_more_than_the_real_one_and_the_sheet(
+        self, variant: Compose
+    ) -> None:
         assert not variant("precision=bf16").conflicts(H200)
-        small = replace(variant("precision=bf16"), hardware=Hardware(sheet=SHEETS["t4"], emulate_memory=True))
+        small = replace(
+            variant("precision=bf16"),
+            hardware=Hardware(sheet=SHEETS["t4"], emulate_memory=True),
+        )
         found = small.conflicts(H200)
-        assert found == ["precision=bf16: bfloat16 arithmetic needs compute capability 8.0; NVIDIA T4 has 7.5"]
+        assert found == [
+            "precision=bf16: bfloat16 arithmetic needs compute capability 8.0; NVIDIA T4 has 7.5"
+        ]
         old = Device("cuda", name="an old one", capability=(7, 0), memory_total_gib=200)
         hardware = Hardware(sheet=SHEETS["a10"], emulate_memory=True)
         assert emulated(old, hardware).capability == (7, 0)
         assert emulated(H200, Hardware(sheet=SHEETS["h200"])) is H200
 
-    def test_cudnn_on_an_emulated_card_takes_no_wider_heads_than_there(self, variant: Compose) -> None:
+    def test_cudnn_on_an_emulated_card_takes_no_wider_heads_than_there(
+        self, variant: Compose
+    ) -> None:
         hardware = Hardware(sheet=SHEETS["a10"], emulate_memory=True)
-        options = ("model=sd15", "model.weights=random", "precision=fp16", "attention=cudnn")
+        options = (
+            "model=sd15",
+            "model.weights=random",
+            "precision=fp16",
+            "attention=cudnn",
+        )
         probed = replace(H200, attributes={"cudnn_head_dimension": 256})
         assert variant(*options).conflicts(probed) == []
         [found] = replace(variant(*options), hardware=hardware).conflicts(probed)
         assert "the cudnn kernel supports heads of up to 128 channels, in " in found
-        assert emulated(replace(probed, capability=(8, 6)), hardware).attributes == probed.attributes
+        assert (
+            emulated(replace(probed, capability=(8, 6)), hardware).attributes
+            == probed.attributes
+        )
 
 
 CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
@@ -215,10 +318,14 @@ def test_builds_run_on_later_minor_versions_and_compile_for_later_ones(
 
 
 class TestMemory:
-    def test_the_allocator_is_left_what_the_card_would_leave_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_allocator_is_left_what_the_card_would_leave_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         asked: list[tuple[float, int]] = []
         monkeypatch.setattr(
-            torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: asked.append((fraction, device))
+            torch.cuda,
+            "set_per_process_memory_fraction",
+            lambda fraction, device: asked.append((fraction, device)),
         )
         cap_memory(Device("cuda", index=1, memory_total_gib=100.0), 22.0)
         [(fraction, index)] = asked
@@ -237,8 +344,15 @@ class TestMemory:
     def test_out_of_memory_on_a_smaller_card_is_a_result(
         self, tmp_path: Path, card: str, code: int, status: Status
     ) -> None:
-        others = [override for override in SMALL if not override.startswith("hardware=")]
-        work = ("protocol=smoke", "workload.size=64", "hardware.emulate_memory=true", "precision=fp16")
+        others = [
+            override for override in SMALL if not override.startswith("hardware=")
+        ]
+        work = (
+            "protocol=smoke",
+            "workload.size=64",
+            "hardware.emulate_memory=true",
+            "precision=fp16",
+        )
         finished = sdopt(tmp_path, "run", *others, *work, *card.split())
         assert finished.code == code, finished.err
         assert {row.status for row in finished.result.variants} == {status}
@@ -247,7 +361,14 @@ class TestMemory:
 
 
 class TestPeak:
-    SHEET = Sheet("a card", ["a card"], 1.0, 1.0, vector=Rates(fp32=1.0, fp16=2.0), tensor=Rates(tf32=4.0, fp16=8.0))
+    SHEET = Sheet(
+        "a card",
+        ["a card"],
+        1.0,
+        1.0,
+        vector=Rates(fp32=1.0, fp16=2.0),
+        tensor=Rates(tf32=4.0, fp16=8.0),
+    )
 
     @pytest.mark.parametrize(
         ("types", "peak"),
@@ -267,7 +388,10 @@ class TestPeak:
         assert peak_of(self.SHEET, types) == peak
 
     def test_of_what_ran(self) -> None:
-        assert arithmetic({"float16": 3, "float32": 1}, "float16", tf32=False) == ["float16", "float32"]
+        assert arithmetic({"float16": 3, "float32": 1}, "float16", tf32=False) == [
+            "float16",
+            "float32",
+        ]
         assert arithmetic({"float32": 3}, "float32", tf32=True) == ["float32", "tf32"]
         assert arithmetic({"float16": 3}, "float16", tf32=True) == ["float16"]
         assert arithmetic({}, "bfloat16", tf32=True) == ["bfloat16"]
@@ -275,22 +399,39 @@ class TestPeak:
     def test_is_compared_with_what_was_achieved(self, result: StudyResult) -> None:
         baseline, half = result.variant("baseline"), result.variant("bfloat16")
         assert "compute/of_peak" not in flat_figures(result, baseline)
-        result.environment.sheet = Sheet("this CPU", [], 1.0, 1.0, vector=Rates(fp32=2.0, bf16=4.0))
+        result.environment.sheet = Sheet(
+            "this CPU", [], 1.0, 1.0, vector=Rates(fp32=2.0, bf16=4.0)
+        )
         assert peak_rate(result, baseline) == ("fp32", 2.0)
         assert peak_rate(result, half) == ("bf16", 4.0)
         found = flat_figures(result, half)
-        assert found["compute/of_peak"] == pytest.approx(found["compute/achieved_tflops"] / 4.0)
+        assert found["compute/of_peak"] == pytest.approx(
+            found["compute/achieved_tflops"] / 4.0
+        )
         [note] = [note for note in notes_of(summary_of(result)) if "dense peak" in note]
         assert "of fp32's 2 TFLOP/s baseline " in note
         assert "of bf16's 4 TFLOP/s bfloat16 " in note
 
-    def test_an_emulated_card_is_named_beside_the_table(self, result: StudyResult) -> None:
-        reconfigure(result, "hardware", emulate_memory=True, sheet=Sheet("NVIDIA A10", [], 22.06, 600.0))
+    def test_an_emulated_card_is_named_beside_the_table(
+        self, result: StudyResult
+    ) -> None:
+        reconfigure(
+            result,
+            "hardware",
+            emulate_memory=True,
+            sheet=Sheet("NVIDIA A10", [], 22.06, 600.0),
+        )
         notes = notes_of(summary_of(result))
-        assert any(note.startswith("Memory of an NVIDIA A10 (22.06 GiB) emulated") for note in notes)
+        assert any(
+            note.startswith("Memory of an NVIDIA A10 (22.06 GiB) emulated")
+            for note in notes
+        )
 
 
-@pytest.mark.parametrize(("said", "cores"), [("max 100000", 64), ("200000 100000", 2), ("50000 100000", 1), (None, 64)])
+@pytest.mark.parametrize(
+    ("said", "cores"),
+    [("max 100000", 64), ("200000 100000", 2), ("50000 100000", 1), (None, 64)],
+)
 def test_cores_are_those_of_the_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, cores: int
 ) -> None:
@@ -304,27 +445,47 @@ LITTLE = replace(CPU, memory_free_gib=0.001)
 """So little memory that every matrix stays small."""
 
 
-def test_a_product_that_fails_is_reported_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_that_fails_is_reported_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object) -> None:
-        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED\nwhen calling cublasLtMatmul")
+        raise RuntimeError(
+            "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED\nwhen calling cublasLtMatmul"
+        )
 
     monkeypatch.setattr(torch, "_int_mm", refuse)
     monkeypatch.setattr(ceilings, "SAMPLES", 1)
     found = {ceiling.kind: ceiling for ceiling in measure_ceilings(LITTLE)}
     assert list(found) == ["fp32", "fp16", "bf16", "int8", COPY]
-    assert found["int8"].failure == "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul"
-    assert [kind for kind, ceiling in found.items() if ceiling.samples_s] == ["fp32", "fp16", "bf16", COPY]
+    assert (
+        found["int8"].failure
+        == "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul"
+    )
+    assert [kind for kind, ceiling in found.items() if ceiling.samples_s] == [
+        "fp32",
+        "fp16",
+        "bf16",
+        COPY,
+    ]
 
 
-def test_the_second_matrix_of_eight_bits_is_read_column_by_column(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_matrix_of_eight_bits_is_read_column_by_column(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """CuBLAS multiplies no two row-major matrices of int8."""
     seen = []
-    monkeypatch.setattr(torch, "_int_mm", lambda left, right: seen.append((left.stride(), right.stride())))
+    monkeypatch.setattr(
+        torch,
+        "_int_mm",
+        lambda left, right: seen.append((left.stride(), right.stride())),
+    )
     ceilings._multiply(CPU, "int8", 64)()
     assert seen == [((64, 1), (1, 64))]
 
 
-def test_a_gpu_works_for_a_second_before_samples_of_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_works_for_a_second_before_samples_of_a_tenth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its clock: the first products take ten times as long as the later ones."""
     now, calls = 0.0, 0
 
@@ -335,19 +496,28 @@ def test_a_gpu_works_for_a_second_before_samples_of_a_tenth(monkeypatch: pytest.
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr("sdopt.hardware.ceilings.time.perf_counter", lambda: now)
-    found = ceilings._sample(replace(CPU, type="cuda"), Ceiling("fp16", 1, 1.0), multiply)
+    found = ceilings._sample(
+        replace(CPU, type="cuda"), Ceiling("fp16", 1, 1.0), multiply
+    )
     assert found.samples_s == pytest.approx([0.0002] * ceilings.SAMPLES)
     assert now >= 1.0 + ceilings.SAMPLES * 0.1
 
 
-def test_what_failed_stands_below_the_table_and_in_no_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_failed_stands_below_the_table_and_in_no_data_sheet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from rich.console import Console
 
     from sdopt.apps.doctor.diagnosis import Diagnosis
 
-    measured = [Ceiling("fp32", 64, 1e9, [0.001]), Ceiling(COPY, 2**20, 2.0**21, [0.001])]
+    measured = [
+        Ceiling("fp32", 64, 1e9, [0.001]),
+        Ceiling(COPY, 2**20, 2.0**21, [0.001]),
+    ]
     failed = Ceiling("int8", 0, 0.0, failure="RuntimeError: no such product")
-    diagnosis = Diagnosis(CPU, CPU, [], False, "spawn", {}, {}, {}, {}, None, [], [*measured, failed])
+    diagnosis = Diagnosis(
+        CPU, CPU, [], False, "spawn", {}, {}, {}, {}, None, [], [*measured, failed]
+    )
     console = Console(width=100, record=True)
     console.print(tables._ceilings_table(diagnosis))
     assert "int8: not measured: RuntimeError: no such product" in console.export_text()
@@ -359,7 +529,9 @@ def to_tf32(value: torch.Tensor) -> torch.Tensor:
     return (value.view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
-def test_convolutions_that_are_rounded_where_the_settings_allow_it_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_that_are_rounded_where_the_settings_allow_it_are_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As an A100's are; this CPU's are not."""
     conv2d: Callable[..., Any] = torch.conv2d
     cpu = torch.device("cpu")
@@ -368,7 +540,11 @@ def test_convolutions_that_are_rounded_where_the_settings_allow_it_are_seen(monk
         assert not products_are_rounded(cpu)
 
     def rounded(images: torch.Tensor, weights: torch.Tensor, *more: Any) -> Any:
-        return conv2d(to_tf32(images) if torch.backends.cudnn.allow_tf32 else images, weights, *more)
+        return conv2d(
+            to_tf32(images) if torch.backends.cudnn.allow_tf32 else images,
+            weights,
+            *more,
+        )
 
     monkeypatch.setattr(torch, "conv2d", rounded)
     for allowed in (True, False):
@@ -381,10 +557,20 @@ def test_convolutions_that_are_rounded_where_the_settings_allow_it_are_seen(monk
     [
         ("avx2 fma f16c", {}, False),
         ("avx2 avx512f avx512bw avx512dq avx512vl", {}, True),
-        ("avx2 avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_bf16", {"ONEDNN_MAX_CPU_ISA": "avx2"}, False),
-        ("avx2 avx512f avx512bw avx512dq avx512vl", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, True),
+        (
+            "avx2 avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_bf16",
+            {"ONEDNN_MAX_CPU_ISA": "avx2"},
+            False,
+        ),
+        (
+            "avx2 avx512f avx512bw avx512dq avx512vl",
+            {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+            True,
+        ),
         ("avx2 avx_vnni avx_ne_convert", {}, True),
     ],
 )
-def test_which_processors_compute_bfloat16(flags: str, variables: dict[str, str], expected: bool) -> None:
+def test_which_processors_compute_bfloat16(
+    flags: str, variables: dict[str, str], expected: bool
+) -> None:
     assert computes_bfloat16(flags.split(), variables) is expected

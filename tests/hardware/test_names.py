@@ -5,7 +5,13 @@ import pytest
 from sdopt.apps.foresight.cards import asked_for
 from sdopt.config.groups import data_sheets
 from sdopt.hardware.faults import FAULTS, builds_of, faults_of, without_kernels
-from sdopt.hardware.names import cards_named, nearest_cards, other_forms, sold_memory, why_out_of_scope
+from sdopt.hardware.names import (
+    cards_named,
+    nearest_cards,
+    other_forms,
+    sold_memory,
+    why_out_of_scope,
+)
 
 SHEETS = data_sheets()
 
@@ -108,14 +114,22 @@ def test_the_nearest_card_is_of_the_same_kind(written: str, nearest: str) -> Non
     assert nearest_cards(written, SHEETS)[0] == nearest
 
 
-@pytest.mark.parametrize(("name", "told"), [("RTX 4000", True), ("RTX 4000 Ada", False), ("rtx3090", False)])
+@pytest.mark.parametrize(
+    ("name", "told"), [("RTX 4000", True), ("RTX 4000 Ada", False), ("rtx3090", False)]
+)
 def test_a_number_of_several_generations_is_said(name: str, told: bool) -> None:
     notes = asked_for([name]).notes
-    assert any("cards of other generations have this number" in note for note in notes) == told
+    assert (
+        any("cards of other generations have this number" in note for note in notes)
+        == told
+    )
 
 
 def test_no_card_of_another_memory_is_near() -> None:
-    assert all(sold_memory(SHEETS[card]) == 12 for card in nearest_cards("rtx4060_ti_12gb", SHEETS))
+    assert all(
+        sold_memory(SHEETS[card]) == 12
+        for card in nearest_cards("rtx4060_ti_12gb", SHEETS)
+    )
     assert nearest_cards("banana", SHEETS) == []
 
 
@@ -131,7 +145,10 @@ def test_other_forms_are_of_one_model() -> None:
     assert other_forms("rtx3060", SHEETS) == ["rtx3060_8gb"]
 
 
-@pytest.mark.parametrize("name", ["A100-SXM4-80GB MIG 1g.10gb", "H100 MIG 3g.40gb", "GRID T4-8Q", "NV12ads A10 v5"])
+@pytest.mark.parametrize(
+    "name",
+    ["A100-SXM4-80GB MIG 1g.10gb", "H100 MIG 3g.40gb", "GRID T4-8Q", "NV12ads A10 v5"],
+)
 def test_a_part_of_a_card_is_not_the_card(name: str) -> None:
     assert "part of a card" in why_out_of_scope(name)
 

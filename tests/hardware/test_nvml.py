@@ -68,7 +68,9 @@ class Nvml(ModuleType):
     def __getattr__(self, name: str) -> Any:
         def answer(_handle: str = "", *arguments: Any) -> Any:
             short = name.removeprefix("nvmlDeviceGet").removeprefix("nvml")
-            found = self.answers.get(":".join([short, *map(str, arguments)]), self.answers.get(short))
+            found = self.answers.get(
+                ":".join([short, *map(str, arguments)]), self.answers.get(short)
+            )
             if found is None:
                 raise NVMLError(name)
             if isinstance(found, Exception):
@@ -83,7 +85,9 @@ class Nvml(ModuleType):
 def install(monkeypatch: pytest.MonkeyPatch, nvml: Nvml, uuid: str = UUID) -> None:
     """Puts NVML in place, and a card with a UUID as PyTorch gives it."""
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuid))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuid)
+    )
 
 
 CARD = Device("cuda", name="a card")
@@ -96,19 +100,32 @@ def process(pid: int, used: int | None) -> SimpleNamespace:
 
 class TestHandle:
     @pytest.mark.parametrize("prefix", ["", "GPU-", "MIG-"])
-    def test_of_a_card_whatever_prefix_pytorch_gives(self, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    def test_of_a_card_whatever_prefix_pytorch_gives(
+        self, monkeypatch: pytest.MonkeyPatch, prefix: str
+    ) -> None:
         own = process(os.getpid(), 3 * GIB)
-        install(monkeypatch, Nvml(ComputeRunningProcesses=[process(1, GIB), own]), prefix + UUID)
+        install(
+            monkeypatch,
+            Nvml(ComputeRunningProcesses=[process(1, GIB), own]),
+            prefix + UUID,
+        )
         assert process_gib(CARD, [os.getpid()]) == 3.0
 
-    def test_of_a_slice_has_a_prefix_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        nvml = Nvml(ComputeRunningProcesses=[process(os.getpid(), 2 * GIB)], TotalEnergyConsumption=5000)
+    def test_of_a_slice_has_a_prefix_of_its_own(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        nvml = Nvml(
+            ComputeRunningProcesses=[process(os.getpid(), 2 * GIB)],
+            TotalEnergyConsumption=5000,
+        )
         nvml.known = {f"MIG-{UUID}": "slice"}
         install(monkeypatch, nvml)
         assert process_gib(CARD, [os.getpid()]) == 2.0
         assert describe_gpu(CARD)["mig_slice"] is True
 
-    def test_that_nvml_does_not_know_answers_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_that_nvml_does_not_know_answers_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         nvml = Nvml(ComputeRunningProcesses=[process(os.getpid(), None)])
         install(monkeypatch, nvml)
         assert process_gib(CARD, [os.getpid()]) is None
@@ -118,9 +135,19 @@ class TestHandle:
         assert GpuMonitor(CARD).state({}, 1.0) is None
 
 
-def test_settings_are_told_with_the_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_told_with_the_other_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     others = [process(os.getpid(), GIB), process(7, 4 * GIB), process(8, None)]
-    install(monkeypatch, Nvml(ComputeMode=3, EnforcedPowerLimit=450000, ComputeRunningProcesses=others, EccMode=(1, 1)))
+    install(
+        monkeypatch,
+        Nvml(
+            ComputeMode=3,
+            EnforcedPowerLimit=450000,
+            ComputeRunningProcesses=others,
+            EccMode=(1, 1),
+        ),
+    )
     assert describe_gpu(CARD) == {
         "mig_slice": False,
         "compute_mode": "exclusive process",
@@ -131,14 +158,22 @@ def test_settings_are_told_with_the_other_processes(monkeypatch: pytest.MonkeyPa
 
 
 class TestMonitor:
-    def state(self, nvml: Nvml, before: dict[str, int], seconds: float = 1.0) -> GpuState:
+    def state(
+        self, nvml: Nvml, before: dict[str, int], seconds: float = 1.0
+    ) -> GpuState:
         found = GpuMonitor(CARD).state(before, seconds)
         assert found is not None
         return found
 
-    def test_reads_clocks_temperature_and_power(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_reads_clocks_temperature_and_power(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         clocks = {"ClockInfo:1": 1980, "ClockInfo:2": 3201, "Temperature:0": 61}
-        nvml = Nvml(PowerUsage=612345, EnforcedPowerLimit=700000, CurrentClocksThrottleReasons=0x1)
+        nvml = Nvml(
+            PowerUsage=612345,
+            EnforcedPowerLimit=700000,
+            CurrentClocksThrottleReasons=0x1,
+        )
         nvml.answers |= clocks
         install(monkeypatch, nvml)
         assert self.state(nvml, {}) == GpuState(1980, 3201, 61, 612.345, 700.0, [])
@@ -160,7 +195,9 @@ class TestMonitor:
         install(monkeypatch, nvml)
         assert self.state(nvml, {}).throttled == reasons
 
-    @pytest.mark.parametrize(("ns", "throttled"), [(0, []), (5_000_000, []), (20_000_000, ["temperature"])])
+    @pytest.mark.parametrize(
+        ("ns", "throttled"), [(0, []), (5_000_000, []), (20_000_000, ["temperature"])]
+    )
     def test_counters_show_what_was_over_before_the_call_ended(
         self, monkeypatch: pytest.MonkeyPatch, ns: int, throttled: list[str]
     ) -> None:
@@ -187,26 +224,40 @@ class TestMonitor:
     ) -> None:
         now = time.time() * 1e6
         used = [(os.getpid(), 99, now), (1, 30, now), (1, 50, now), (1, 80, now - 60e6)]
-        samples = [SimpleNamespace(pid=pid, smUtil=share, timeStamp=at) for pid, share, at in used]
-        nvml = Nvml(ComputeRunningProcesses=[process(pid, GIB) for pid in running], ProcessUtilization=samples)
+        samples = [
+            SimpleNamespace(pid=pid, smUtil=share, timeStamp=at)
+            for pid, share, at in used
+        ]
+        nvml = Nvml(
+            ComputeRunningProcesses=[process(pid, GIB) for pid in running],
+            ProcessUtilization=samples,
+        )
         install(monkeypatch, nvml)
         assert self.state(nvml, {}).others == others
 
-    def test_counts_energy_of_a_whole_card_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_counts_energy_of_a_whole_card_alone(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         nvml = Nvml(TotalEnergyConsumption=5250)
         install(monkeypatch, nvml)
         assert GpuMonitor(CARD).energy_j() == 5.25
         nvml.known = {f"MIG-{UUID}": "slice"}
         assert GpuMonitor(CARD).energy_j() is None
 
-    def test_of_a_driver_that_lacks_a_function_reads_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        nvml = Nvml(PowerUsage=100_000, ComputeRunningProcesses=NVMLLibraryMismatchError())
+    def test_of_a_driver_that_lacks_a_function_reads_the_others(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        nvml = Nvml(
+            PowerUsage=100_000, ComputeRunningProcesses=NVMLLibraryMismatchError()
+        )
         install(monkeypatch, nvml)
         found = self.state(nvml, {})
         assert (found.power_w, found.others) == (100.0, None)
         assert process_gib(CARD, [os.getpid()]) is None
 
-    def test_of_a_card_that_is_lost_fails_when_it_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_a_card_that_is_lost_fails_when_it_is_read(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A worker is built before it can answer that it failed."""
         install(monkeypatch, Nvml())
 
@@ -220,7 +271,11 @@ class TestMonitor:
 
     def test_of_a_cpu_reads_nothing(self) -> None:
         monitor = GpuMonitor(CPU)
-        assert (monitor.throttled_ns(), monitor.state({}, 1.0), monitor.energy_j()) == ({}, None, None)
+        assert (monitor.throttled_ns(), monitor.state({}, 1.0), monitor.energy_j()) == (
+            {},
+            None,
+            None,
+        )
 
 
 TOO_OLD = (
@@ -242,7 +297,9 @@ def one_card(monkeypatch: pytest.MonkeyPatch, properties: object) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", asked)
 
 
-@pytest.mark.parametrize("error", [RuntimeError(TOO_OLD), AssertionError("libcudart functions unavailable")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError(TOO_OLD), AssertionError("libcudart functions unavailable")]
+)
 def test_cuda_that_does_not_start_has_a_way_out_and_leaves_auto_the_cpu(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -250,7 +307,9 @@ def test_cuda_that_does_not_start_has_a_way_out_and_leaves_auto_the_cpu(
     with pytest.raises(UsageError) as caught:
         probe_device("cuda:0")
     [problem] = caught.value.problems
-    assert problem.startswith(f"hardware.device=cuda:0: CUDA does not start: {str(error)[:40]}")
+    assert problem.startswith(
+        f"hardware.device=cuda:0: CUDA does not start: {str(error)[:40]}"
+    )
     assert "update the driver, or install PyTorch for an older CUDA" in problem
     found = probe_device("auto")
     assert (found.type, found.name) == ("cpu", CPU.name)
@@ -261,26 +320,43 @@ def test_cuda_that_does_not_start_has_a_way_out_and_leaves_auto_the_cpu(
     assert card.capability is None
 
 
-def test_cuda_that_lacks_addresses_is_no_matter_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_that_lacks_addresses_is_no_matter_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It says "out of memory" then, with a card that is empty."""
     one_card(monkeypatch, RuntimeError("CUDA driver error: out of memory"))
     monkeypatch.setattr(resource, "getrlimit", lambda limit: (2**34, 2**34))
     warning = probe_device("auto").warning
-    assert "out of memory; address space is limited to 16384 MiB, but CUDA reserves more" in warning
-    assert "raise the limit (ulimit -v unlimited); this runs on the CPU instead" in warning
+    assert (
+        "out of memory; address space is limited to 16384 MiB, but CUDA reserves more"
+        in warning
+    )
+    assert (
+        "raise the limit (ulimit -v unlimited); this runs on the CPU instead" in warning
+    )
     assert "update the driver" not in warning
 
 
-def test_a_card_without_kernels_leaves_auto_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_without_kernels_leaves_auto_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one_card(monkeypatch, SimpleNamespace(name="Tesla P100", major=6, minor=0))
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
-    assert "has kernels for sm_75, sm_90, and Tesla P100 has compute capability 6.0" in probe_device("auto").warning
-    with pytest.raises(UsageError, match=r"hardware\.device=cuda: this PyTorch .* a newer CUDA"):
+    assert (
+        "has kernels for sm_75, sm_90, and Tesla P100 has compute capability 6.0"
+        in probe_device("auto").warning
+    )
+    with pytest.raises(
+        UsageError, match=r"hardware\.device=cuda: this PyTorch .* a newer CUDA"
+    ):
         probe_device("cuda")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize(("hidden", "cards", "warned"), [(False, 1, True), (True, 1, False), (False, 0, False)])
+@pytest.mark.parametrize(
+    ("hidden", "cards", "warned"),
+    [(False, 1, True), (True, 1, False), (False, 0, False)],
+)
 def test_a_card_that_pytorch_has_no_cuda_for_is_named(
     monkeypatch: pytest.MonkeyPatch, hidden: bool, cards: int, warned: bool
 ) -> None:
@@ -295,7 +371,9 @@ def test_what_cudnn_takes_is_asked_of_pytorch(monkeypatch: pytest.MonkeyPatch) -
     """The largest head differs by card, cuDNN and PyTorch."""
     zeros = torch.zeros
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
-    monkeypatch.setattr(torch, "zeros", lambda *size, dtype, device: zeros(*size, dtype=dtype))
+    monkeypatch.setattr(
+        torch, "zeros", lambda *size, dtype, device: zeros(*size, dtype=dtype)
+    )
     for largest, found in ((256, 256), (192, 160), (128, 128), (64, 0)):
         monkeypatch.setattr(
             torch.backends.cuda,
@@ -305,7 +383,10 @@ def test_what_cudnn_takes_is_asked_of_pytorch(monkeypatch: pytest.MonkeyPatch) -
         assert probe._largest_cudnn_head(0) == found
 
 
-@pytest.mark.parametrize(("source", "found"), [("_built_with_cuda = False", False), ("_built_with_cuda = True", True)])
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [("_built_with_cuda = False", False), ("_built_with_cuda = True", True)],
+)
 def test_an_xformers_for_another_cuda_has_no_kernels(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, found: bool
 ) -> None:

@@ -40,7 +40,15 @@ HUB_ID = "somebody/small-emoji"
 """The reference model in `cache`, laid out as the hub does."""
 
 LOSSY = {
-    "precision": {"bf16", "fp16", "fp16_autocast", "fp16_vae_fp32", "int8_sdnq", "int8_torchao", "uint4_sdnq"},
+    "precision": {
+        "bf16",
+        "fp16",
+        "fp16_autocast",
+        "fp16_vae_fp32",
+        "int8_sdnq",
+        "int8_torchao",
+        "uint4_sdnq",
+    },
     "lora": {"fused"},
     "memory": {"layerwise_casting", "group_offload", "quantized_text_encoders"},
 }
@@ -61,22 +69,43 @@ def pipe() -> StableDiffusionPipeline:
     return packaged_pipe()
 
 
-def drawn(pipe: StableDiffusionPipeline, prompt: str | list[str] = "a red apple", **call: Any) -> np.ndarray:
+def drawn(
+    pipe: StableDiffusionPipeline, prompt: str | list[str] = "a red apple", **call: Any
+) -> np.ndarray:
     generator = torch.Generator().manual_seed(0)
-    call = {"num_inference_steps": 2, "height": 32, "width": 32, "output_type": "np", **call}
+    call = {
+        "num_inference_steps": 2,
+        "height": 32,
+        "width": 32,
+        "output_type": "np",
+        **call,
+    }
     images: np.ndarray = pipe(prompt, generator=generator, **call).images
     return images
 
 
 class TestOptimize:
-    def test_applies_options_proves_them_and_takes_them_back(self, pipe: StableDiffusionPipeline) -> None:
-        before, processors = drawn(pipe), {type(p) for p in pipe.unet.attn_processors.values()}
-        options: dict[str, Any] = {"attention": "vanilla", "layout": "channels_last", "memory": ["vae_slicing"]}
+    def test_applies_options_proves_them_and_takes_them_back(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
+        before, processors = (
+            drawn(pipe),
+            {type(p) for p in pipe.unet.attn_processors.values()},
+        )
+        options: dict[str, Any] = {
+            "attention": "vanilla",
+            "layout": "channels_last",
+            "memory": ["vae_slicing"],
+        }
         assert sdopt.optimize(pipe, **options) is pipe
         assert np.abs(drawn(pipe) - before).max() < 1e-3
         report = sdopt.prove(pipe)
         assert report.engaged, str(report)
-        assert list(report.table()["axis"]) == ["memory.vae_slicing", "attention", "layout"]
+        assert list(report.table()["axis"]) == [
+            "memory.vae_slicing",
+            "attention",
+            "layout",
+        ]
         assert report.table()["engaged"].all()
         with pytest.raises(UsageError, match="undo"):
             sdopt.optimize(pipe, attention="math")
@@ -89,7 +118,9 @@ class TestOptimize:
         with pytest.raises(UsageError, match="no options were applied"):
             sdopt.undo(pipe)
 
-    def test_what_is_undone_by_hand_is_seen(self, pipe: StableDiffusionPipeline) -> None:
+    def test_what_is_undone_by_hand_is_seen(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         sdopt.optimize(pipe, layout="channels_last", memory=["vae_slicing"])
         pipe.vae.disable_slicing()
         report = sdopt.prove(pipe, ["a red apple", "a green tree"])
@@ -98,12 +129,17 @@ class TestOptimize:
 
     @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
     @pytest.mark.slow
-    def test_broken_images_are_said_though_options_took_effect(self, pipe: StableDiffusionPipeline) -> None:
+    def test_broken_images_are_said_though_options_took_effect(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         small: dict[str, Any] = {"height": 32, "width": 32}
         sdopt.optimize(pipe, layout="channels_last")
         for kind in ("pil", "np", "latent"):
             assert not sdopt.prove(pipe, output_type=kind, **small).broken
-        for alone in (Image.new("RGB", (8, 8), "red"), [Image.new("RGB", (8, 8), "red")]):
+        for alone in (
+            Image.new("RGB", (8, 8), "red"),
+            [Image.new("RGB", (8, 8), "red")],
+        ):
             assert not _broken(alone)
         for network, kind, said in (
             (pipe.vae.decoder, "pil", "they are black"),
@@ -115,9 +151,15 @@ class TestOptimize:
             assert report.engaged
             assert str(report).startswith(f"IMAGES BROKEN: {said}")
 
-    def test_prompts_are_encoded_beforehand(self, pipe: StableDiffusionPipeline) -> None:
+    def test_prompts_are_encoded_beforehand(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         before = drawn(pipe)
-        sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=["a red apple", "a green tree"])
+        sdopt.optimize(
+            pipe,
+            memory=["precomputed_embeddings"],
+            prompts=["a red apple", "a green tree"],
+        )
         assert pipe.text_encoder is None
         assert np.abs(drawn(pipe) - before).max() < 1e-3
         assert sdopt.prove(pipe).engaged
@@ -126,32 +168,51 @@ class TestOptimize:
         with pytest.raises(UsageError, match="the prompt 'grey' was not encoded"):
             pipe("a green tree", negative_prompt="grey")
 
-    @pytest.mark.parametrize("prompts", ["a red apple", np.array(["a red apple"]), iter(["a red apple"])])
-    def test_prompts_are_one_text_or_any_collection(self, pipe: StableDiffusionPipeline, prompts: Any) -> None:
-        wrong: list[Any] = [Path("prompts.txt"), ["a red apple", None], [["a red apple"]]]
+    @pytest.mark.parametrize(
+        "prompts", ["a red apple", np.array(["a red apple"]), iter(["a red apple"])]
+    )
+    def test_prompts_are_one_text_or_any_collection(
+        self, pipe: StableDiffusionPipeline, prompts: Any
+    ) -> None:
+        wrong: list[Any] = [
+            Path("prompts.txt"),
+            ["a red apple", None],
+            [["a red apple"]],
+        ]
         for each in wrong:
-            with pytest.raises(UsageError, match="is no text; give a text, or a list of texts"):
+            with pytest.raises(
+                UsageError, match="is no text; give a text, or a list of texts"
+            ):
                 sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=each)
         sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=prompts)
         assert drawn(pipe, "a red apple").any()
         assert sdopt.prove(pipe).engaged
 
-    def test_calls_of_several_threads_wait_for_each_other(self, pipe: StableDiffusionPipeline) -> None:
+    def test_calls_of_several_threads_wait_for_each_other(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         sdopt.optimize(pipe, caching="deepcache")
         others: list[Thread] = []
         alone = drawn(pipe, num_inference_steps=3)
 
-        def meanwhile(_pipe: Any, _step: int, _time: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        def meanwhile(
+            _pipe: Any, _step: int, _time: Any, kwargs: dict[str, Any]
+        ) -> dict[str, Any]:
             if not others:
                 others.append(Thread(target=drawn, args=(pipe, "a green tree")))
                 others[0].start()
                 others[0].join(0.5)
             return kwargs
 
-        assert np.array_equal(drawn(pipe, num_inference_steps=3, callback_on_step_end=meanwhile), alone)
+        assert np.array_equal(
+            drawn(pipe, num_inference_steps=3, callback_on_step_end=meanwhile), alone
+        )
         others[0].join()
 
-    @pytest.mark.parametrize("caching", ["deepcache", "first_block", "guidance_interval", "spectrum", "taylorseer"])
+    @pytest.mark.parametrize(
+        "caching",
+        ["deepcache", "first_block", "guidance_interval", "spectrum", "taylorseer"],
+    )
     @pytest.mark.walk(2)
     def test_a_plain_pipeline_may_have_the_same_unet_in_another_thread(
         self, pipe: StableDiffusionPipeline, caching: str
@@ -163,17 +224,23 @@ class TestOptimize:
         alone = drawn(pipe, num_inference_steps=8)
         beside: list[np.ndarray] = []
 
-        def draw_beside(_pipe: Any, step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        def draw_beside(
+            _pipe: Any, step: int, _timestep: Any, tensors: dict[str, Any]
+        ) -> dict[str, Any]:
             if step == 4:
                 thread = Thread(target=lambda: beside.append(drawn(plain)))
                 thread.start()
                 thread.join()
             return tensors
 
-        assert np.array_equal(drawn(pipe, num_inference_steps=8, callback_on_step_end=draw_beside), alone)
+        assert np.array_equal(
+            drawn(pipe, num_inference_steps=8, callback_on_step_end=draw_beside), alone
+        )
         assert np.array_equal(beside[0], before)
 
-    def test_a_pipeline_that_was_loaded_in_inference_mode(self, pipe: StableDiffusionPipeline) -> None:
+    def test_a_pipeline_that_was_loaded_in_inference_mode(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         with torch.inference_mode():
             copied = deepcopy(pipe)
         before = drawn(copied)
@@ -181,19 +248,27 @@ class TestOptimize:
         assert sdopt.prove(copied).engaged
         assert np.array_equal(drawn(sdopt.undo(copied)), before)
 
-    def test_a_file_and_a_part_are_no_pipeline(self, pipe: StableDiffusionPipeline) -> None:
+    def test_a_file_and_a_part_are_no_pipeline(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         given: list[Any] = ["dreamshaper.safetensors", pipe.unet]
         for each in given:
-            with pytest.raises(UsageError, match="not a pipeline; load one with diffusers"):
+            with pytest.raises(
+                UsageError, match="not a pipeline; load one with diffusers"
+            ):
                 sdopt.optimize(each, precision="bf16")
         pipe.register_modules(mine=torch.nn.Linear(1, 1))
-        with pytest.raises(UsageError, match=r"cannot tell its components: expected .* but .*'mine'"):
+        with pytest.raises(
+            UsageError, match=r"cannot tell its components: expected .* but .*'mine'"
+        ):
             sdopt.optimize(pipe, precision="bf16")
 
     def test_calls_take_a_negative_prompt(self, pipe: StableDiffusionPipeline) -> None:
         prompts: list[Any] = ["a red apple", ["a red apple", "a green tree"]]
         calls = list(zip(prompts, ["grey", ["grey", "dark"]], strict=True))
-        before = [drawn(pipe, prompt, negative_prompt=negative) for prompt, negative in calls]
+        before = [
+            drawn(pipe, prompt, negative_prompt=negative) for prompt, negative in calls
+        ]
         assert not np.array_equal(drawn(pipe, prompts[0]), before[0])
         sdopt.optimize(pipe, grad_mode="no_grad")
         for (prompt, negative), images in zip(calls, before, strict=True):
@@ -201,13 +276,19 @@ class TestOptimize:
         for prompt in (None, "a red apple", [], ["a red apple", "a green tree"]):
             assert sdopt.prove(pipe, prompt, negative_prompt="grey").engaged
 
-    def test_a_call_without_guidance_has_no_half_to_leave_out(self, pipe: StableDiffusionPipeline) -> None:
+    def test_a_call_without_guidance_has_no_half_to_leave_out(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         prompts = ["a red apple", "a green tree"]
         before = drawn(pipe, prompts, guidance_scale=1, num_inference_steps=4)
         sdopt.optimize(pipe, caching="guidance_interval")
-        assert np.array_equal(drawn(pipe, prompts, guidance_scale=1, num_inference_steps=4), before)
+        assert np.array_equal(
+            drawn(pipe, prompts, guidance_scale=1, num_inference_steps=4), before
+        )
 
-    def test_the_default_attention_takes_the_place_of_another(self, pipe: StableDiffusionPipeline) -> None:
+    def test_the_default_attention_takes_the_place_of_another(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         before = drawn(pipe)
         pipe.enable_attention_slicing(1)
         sdopt.optimize(pipe, attention="default")
@@ -216,39 +297,115 @@ class TestOptimize:
         pipe.unet.set_default_attn_processor()  # AttnProcessor, whose name says otherwise
         assert not sdopt.prove(pipe).engaged
 
-    def test_what_compiles_in_its_first_calls_is_proved_by_a_later_one(self, pipe: StableDiffusionPipeline) -> None:
+    def test_what_compiles_in_its_first_calls_is_proved_by_a_later_one(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         """Inductor compiles when a module runs first, records a CUDA graph when it runs next, and then replays it."""
         runs: list[None] = []
-        sdopt.optimize(pipe, compiler="trace").unet.register_forward_hook(lambda *_: runs.append(None))
+        sdopt.optimize(pipe, compiler="trace").unet.register_forward_hook(
+            lambda *_: runs.append(None)
+        )
         [found] = sdopt.prove(pipe, height=32, width=32).evidence
         assert found.facts["graphs"] == 1
         assert found.facts["graphs_run"] == found.facts["calls"]
         assert len(runs) == 3 * found.facts["calls"]
 
-    def test_a_pipeline_is_saved_as_what_it_is(self, pipe: StableDiffusionPipeline, tmp_path: Path) -> None:
+    def test_a_pipeline_is_saved_as_what_it_is(
+        self, pipe: StableDiffusionPipeline, tmp_path: Path
+    ) -> None:
         sdopt.optimize(pipe, grad_mode="inference_mode").save_pretrained(tmp_path)
-        assert type(StableDiffusionPipeline.from_pretrained(tmp_path)) is StableDiffusionPipeline
+        assert (
+            type(StableDiffusionPipeline.from_pretrained(tmp_path))
+            is StableDiffusionPipeline
+        )
 
-    def test_what_cannot_be_is_said_before_anything_changes(self, pipe: StableDiffusionPipeline) -> None:
+    def test_what_cannot_be_is_said_before_anything_changes(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         cases: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
             ((), {}, UsageError, "name an option"),
             ((), {"attention": "nothing"}, UsageError, "nothing"),
-            ((), {"precision": torch.bfloat16}, UsageError, "torch.bfloat16: give the name of an option"),
+            (
+                (),
+                {"precision": torch.bfloat16},
+                UsageError,
+                "torch.bfloat16: give the name of an option",
+            ),
             ((), {"precision": None}, UsageError, "None: give the name of an option"),
-            (("attention.wrong=1",), {"attention": "sliced"}, UsageError, "attention.wrong"),
+            (
+                ("attention.wrong=1",),
+                {"attention": "sliced"},
+                UsageError,
+                "attention.wrong",
+            ),
             ((), {"attention": "cudnn"}, ConflictError, "attention=cudnn: "),
-            ((), {"memory": ["precomputed_embeddings"]}, ConflictError, r"prompts=\[…\]"),
-            ((), {"task": "img2img"}, UsageError, "task=img2img: a pipeline takes only options and a scheduler; give"),
-            (("workload.steps=3",), MATH, UsageError, "workload.steps=3: a pipeline takes only options"),
-            (("precision=bf16",), MATH, UsageError, 'no option of precision is named: add precision="b'),
-            (("lora.scale=2",), MATH, UsageError, 'lora.scale=2: no option of lora is named: add lora="…'),
+            (
+                (),
+                {"memory": ["precomputed_embeddings"]},
+                ConflictError,
+                r"prompts=\[…\]",
+            ),
+            (
+                (),
+                {"task": "img2img"},
+                UsageError,
+                "task=img2img: a pipeline takes only options and a scheduler; give",
+            ),
+            (
+                ("workload.steps=3",),
+                MATH,
+                UsageError,
+                "workload.steps=3: a pipeline takes only options",
+            ),
+            (
+                ("precision=bf16",),
+                MATH,
+                UsageError,
+                'no option of precision is named: add precision="b',
+            ),
+            (
+                ("lora.scale=2",),
+                MATH,
+                UsageError,
+                'lora.scale=2: no option of lora is named: add lora="…',
+            ),
             (("resume=x",), MATH, UsageError, "resume=x: no key of an option"),
-            (({"lora.scale": 2},), MATH, UsageError, r"{'lora.scale': 2}: each override is an argument of its own"),
-            ((), {**MATH, "lora.scale": "2"}, UsageError, 'lora.scale: a key, not a group: write .*"lora.scale=…"'),
-            ((), {**MATH, "config_dir": "/nowhere"}, UsageError, "config_dir=/nowhere: there is no such folder"),
-            ((), {"memory": ["slicing"]}, UsageError, "memory=slicing: .*; the options are .*vae_slicing"),
-            ((), {"scheduler": "lcm"}, ConflictError, "scheduler=lcm: needs a model distilled to a few steps"),
-            ((), {"scheduler": "plms", "compiler": "whole_step"}, ConflictError, "PNDMScheduler uses earlier"),
+            (
+                ({"lora.scale": 2},),
+                MATH,
+                UsageError,
+                r"{'lora.scale': 2}: each override is an argument of its own",
+            ),
+            (
+                (),
+                {**MATH, "lora.scale": "2"},
+                UsageError,
+                'lora.scale: a key, not a group: write .*"lora.scale=…"',
+            ),
+            (
+                (),
+                {**MATH, "config_dir": "/nowhere"},
+                UsageError,
+                "config_dir=/nowhere: there is no such folder",
+            ),
+            (
+                (),
+                {"memory": ["slicing"]},
+                UsageError,
+                "memory=slicing: .*; the options are .*vae_slicing",
+            ),
+            (
+                (),
+                {"scheduler": "lcm"},
+                ConflictError,
+                "scheduler=lcm: needs a model distilled to a few steps",
+            ),
+            (
+                (),
+                {"scheduler": "plms", "compiler": "whole_step"},
+                ConflictError,
+                "PNDMScheduler uses earlier",
+            ),
         ]
         for overrides, groups, error, words in cases:
             with pytest.raises(error, match=words):
@@ -257,22 +414,40 @@ class TestOptimize:
                 sdopt.prove(pipe)
             assert type(pipe.scheduler) is DDIMScheduler
 
-    def test_a_scheduler_is_that_of_a_measured_variant(self, pipe: StableDiffusionPipeline) -> None:
-        sdopt.optimize(pipe, "+scheduler.options.timestep_spacing=trailing", scheduler="euler")
+    def test_a_scheduler_is_that_of_a_measured_variant(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
+        sdopt.optimize(
+            pipe, "+scheduler.options.timestep_spacing=trailing", scheduler="euler"
+        )
         assert type(pipe.scheduler) is EulerDiscreteScheduler
         assert pipe.scheduler.config.timestep_spacing == "trailing"
-        assert pipe.scheduler.config.beta_schedule == DDIMScheduler.load_config(MODEL / "scheduler")["beta_schedule"]
+        assert (
+            pipe.scheduler.config.beta_schedule
+            == DDIMScheduler.load_config(MODEL / "scheduler")["beta_schedule"]
+        )
         assert type(sdopt.undo(pipe).scheduler) is DDIMScheduler
 
-    def test_conflicts_are_those_of_its_scheduler_and_its_task(self, pipe: StableDiffusionPipeline) -> None:
-        pipe.scheduler = PNDMScheduler.from_config(pipe.scheduler.config, skip_prk_steps=True)
-        with pytest.raises(ConflictError, match="PNDMScheduler uses earlier predictions"):
+    def test_conflicts_are_those_of_its_scheduler_and_its_task(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
+        pipe.scheduler = PNDMScheduler.from_config(
+            pipe.scheduler.config, skip_prk_steps=True
+        )
+        with pytest.raises(
+            ConflictError, match="PNDMScheduler uses earlier predictions"
+        ):
             sdopt.optimize(pipe, compiler="whole_step")
         tiled = "with memory.tiny_vae, diffusers encodes tiles of a start image to 4 channels"
         with pytest.raises(ConflictError, match=tiled):
-            sdopt.optimize(StableDiffusionImg2ImgPipeline.from_pretrained(MODEL), memory=["vae_tiling", "tiny_vae"])
+            sdopt.optimize(
+                StableDiffusionImg2ImgPipeline.from_pretrained(MODEL),
+                memory=["vae_tiling", "tiny_vae"],
+            )
 
-    def test_a_scheduler_is_asked_for_what_it_uses_itself(self, pipe: StableDiffusionPipeline) -> None:
+    def test_a_scheduler_is_asked_for_what_it_uses_itself(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         """Schedulers keep the keys of the one that they were made from; only DDIM clips."""
         clipping = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=True)
         pipe.scheduler = EulerDiscreteScheduler.from_config(clipping.config)
@@ -282,42 +457,72 @@ class TestOptimize:
         out = "scheduler=ddim with +scheduler.options.clip_sample=false"
         with pytest.raises(ConflictError, match=re.escape(out)):
             sdopt.optimize(pipe, compiler="whole_step")
-        sdopt.optimize(pipe, "+scheduler.options.clip_sample=false", scheduler="ddim", compiler="whole_step")
+        sdopt.optimize(
+            pipe,
+            "+scheduler.options.clip_sample=false",
+            scheduler="ddim",
+            compiler="whole_step",
+        )
         assert not pipe.scheduler.config.clip_sample
 
-    def test_conflicts_are_those_with_what_its_program_did(self, pipe: StableDiffusionPipeline) -> None:
+    def test_conflicts_are_those_with_what_its_program_did(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         """An option that is not named is no option that the pipeline lacks."""
         pipe.load_lora_weights(str(LORAS), weight_name="fxemoji.safetensors")
-        with pytest.raises(ConflictError, match=r"attention=fused_qkv: .* would ignore the LoRA: choose lora=fused"):
+        with pytest.raises(
+            ConflictError,
+            match=r"attention=fused_qkv: .* would ignore the LoRA: choose lora=fused",
+        ):
             sdopt.optimize(pipe, attention="fused_qkv")
         pipe.unload_lora_weights()
         pipe.unet.to(memory_format=torch.channels_last)
-        with pytest.raises(ConflictError, match=r"memory=group_offload: .* choose layout=contiguous"):
+        with pytest.raises(
+            ConflictError, match=r"memory=group_offload: .* choose layout=contiguous"
+        ):
             sdopt.optimize(pipe, memory=["group_offload"])
         pipe.to(torch.bfloat16)
-        with pytest.raises(ConflictError, match="which has no bfloat16: choose precision=fp32"):
+        with pytest.raises(
+            ConflictError, match="which has no bfloat16: choose precision=fp32"
+        ):
             sdopt.optimize(pipe, compiler="onnxruntime")
 
-    def test_the_own_vae_is_kept_in_float32(self, pipe: StableDiffusionPipeline) -> None:
+    def test_the_own_vae_is_kept_in_float32(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         with torch.no_grad():
             pipe.vae.decoder.conv_out.bias += 0.1
         own = deepcopy(pipe.vae.state_dict())
         for each in (by_hand(deepcopy(pipe)), pipe):
-            sdopt.optimize(each, "precision.weights=bfloat16", precision="fp16_vae_fp32")
-            assert all(torch.equal(tensor, own[name]) for name, tensor in each.vae.state_dict().items())
-            assert {tensor.dtype for tensor in each.unet.state_dict().values()} == {torch.bfloat16}
+            sdopt.optimize(
+                each, "precision.weights=bfloat16", precision="fp16_vae_fp32"
+            )
+            assert all(
+                torch.equal(tensor, own[name])
+                for name, tensor in each.vae.state_dict().items()
+            )
+            assert {tensor.dtype for tensor in each.unet.state_dict().values()} == {
+                torch.bfloat16
+            }
             assert np.isfinite(drawn(each)).all()
 
-    def test_a_vae_is_named_for_a_model_that_nobody_knows(self, pipe: StableDiffusionPipeline) -> None:
+    def test_a_vae_is_named_for_a_model_that_nobody_knows(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         own = by_hand(pipe)
         words = r'memory=tiny_vae: this pipeline does not say .* "memory\.tiny_vae\.hub_id=owner/name"'
         with pytest.raises(ConflictError, match=words):
             sdopt.optimize(own, memory=["tiny_vae"])
-        sdopt.optimize(own, f"memory.tiny_vae.path={TINY_AUTOENCODER}", memory=["tiny_vae"])
+        sdopt.optimize(
+            own, f"memory.tiny_vae.path={TINY_AUTOENCODER}", memory=["tiny_vae"]
+        )
         assert sdopt.prove(own).engaged
 
     def test_a_file_is_fetched_before_anything_changes(
-        self, pipe: StableDiffusionPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        pipe: StableDiffusionPipeline,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         offline(monkeypatch, tmp_path)
         asked: list[bool] = []
@@ -329,24 +534,35 @@ class TestOptimize:
 
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
         pipe.register_to_config(_name_or_path="somebody/small")
-        with pytest.raises(UsageError, match=r"memory\.tiny_vae\.hub_id=madebyollin/taesd: not complete in the local"):
+        with pytest.raises(
+            UsageError,
+            match=r"memory\.tiny_vae\.hub_id=madebyollin/taesd: not complete in the local",
+        ):
             sdopt.optimize(pipe, precision="bf16", memory=["tiny_vae"])
         assert asked[-1], "the hub is asked last"
         assert pipe.unet.dtype is torch.float32
 
     def test_a_pipeline_from_the_hub(self, cache: Path) -> None:  # noqa: F811
         """Its configurations are its own: nothing is looked up in the usual cache, where it is not."""
-        pipe = StableDiffusionPipeline.from_pretrained(HUB_ID, cache_dir=cache, local_files_only=True)
+        pipe = StableDiffusionPipeline.from_pretrained(
+            HUB_ID, cache_dir=cache, local_files_only=True
+        )
         assert pipe.name_or_path == HUB_ID
         before = drawn(pipe)
         heads = pipe.unet.config.attention_head_dim
-        with pytest.raises(ConflictError, match=f"a layer of this model has only {heads} heads"):
-            sdopt.optimize(pipe, f"attention.slice_size={heads + 1}", attention="sliced")
+        with pytest.raises(
+            ConflictError, match=f"a layer of this model has only {heads} heads"
+        ):
+            sdopt.optimize(
+                pipe, f"attention.slice_size={heads + 1}", attention="sliced"
+            )
         sdopt.optimize(pipe, attention="sliced", caching="deepcache")
         assert sdopt.prove(pipe).engaged
         assert np.array_equal(drawn(sdopt.undo(pipe)), before)
 
-    def test_nothing_keeps_a_pipeline_that_its_program_drops(self, pipe: StableDiffusionPipeline) -> None:
+    def test_nothing_keeps_a_pipeline_that_its_program_drops(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         own = by_hand(pipe)
         left = weakref.ref(sdopt.optimize(own, attention="vanilla"))
         del own
@@ -354,7 +570,10 @@ class TestOptimize:
         assert left() is None
 
     def test_what_fails_leaves_the_pipeline_as_it_was(
-        self, pipe: StableDiffusionPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        pipe: StableDiffusionPipeline,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """The folder of compiled packages must be its owner's alone."""
         (tmp_path / "sdopt" / "aot").mkdir(parents=True)
@@ -369,7 +588,9 @@ class TestOptimize:
             sdopt.optimize(pipe, precision="bf16", compiler="aot")
         assert "load it again" in refused.value.__notes__[0]
 
-    def test_what_has_to_come_before_an_option_is_refused_after_it(self, pipe: StableDiffusionPipeline) -> None:
+    def test_what_has_to_come_before_an_option_is_refused_after_it(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=["a red apple"])
         for method in (pipe.load_lora_weights, pipe.load_textual_inversion):
             with pytest.raises(UsageError, match="before"):
@@ -388,12 +609,19 @@ class TestUndo:
         assert not np.array_equal(drawn(pipe, num_inference_steps=5), before)
         assert any("_diffusers_hook" in vars(layer) for layer in pipe.unet.modules())
         sdopt.undo(pipe)
-        assert not any("_diffusers_hook" in vars(layer) for layer in pipe.unet.modules())
+        assert not any(
+            "_diffusers_hook" in vars(layer) for layer in pipe.unet.modules()
+        )
         assert np.array_equal(drawn(pipe, num_inference_steps=5), before)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("group", sorted({group for group, _ in optimization_options()} - {"environment"}))
-    def test_restores_each_bit_or_says_what_is_lost(self, pipe: StableDiffusionPipeline, group: str) -> None:
+    @pytest.mark.parametrize(
+        "group",
+        sorted({group for group, _ in optimization_options()} - {"environment"}),
+    )
+    def test_restores_each_bit_or_says_what_is_lost(
+        self, pipe: StableDiffusionPipeline, group: str
+    ) -> None:
         small: dict[str, Any] = {"height": 32, "width": 32}
         before, undone, lost = drawn(pipe, **small), list[str](), set[str]()
         for option in options_of(group):
@@ -417,21 +645,31 @@ class TestUndo:
         assert undone
         assert lost <= LOSSY.get(group, set())
 
-    def test_takes_a_compiled_decoder_out_of_the_vae(self, pipe: StableDiffusionPipeline) -> None:
+    def test_takes_a_compiled_decoder_out_of_the_vae(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         decoder = pipe.vae.decoder
-        sdopt.optimize(pipe, "compiler.targets=[text_encoder,denoiser,decoder]", compiler="inductor")
+        sdopt.optimize(
+            pipe,
+            "compiler.targets=[text_encoder,denoiser,decoder]",
+            compiler="inductor",
+        )
         assert pipe.vae.decoder is not decoder
         sdopt.undo(pipe)
         assert pipe.vae.decoder is decoder
 
-    def test_keeps_the_layout_that_was_there(self, pipe: StableDiffusionPipeline) -> None:
+    def test_keeps_the_layout_that_was_there(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         pipe.unet.to(memory_format=torch.channels_last)
         strides = [weight.stride() for weight in pipe.unet.parameters()]
         sdopt.undo(sdopt.optimize(pipe, layout="channels_last", attention="vanilla"))
         assert [weight.stride() for weight in pipe.unet.parameters()] == strides
         assert pipe.vae.decoder.conv_in.weight.is_contiguous()
 
-    def test_a_hook_of_the_program_stays_and_can_be_removed(self, pipe: StableDiffusionPipeline) -> None:
+    def test_a_hook_of_the_program_stays_and_can_be_removed(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         calls: list[int] = []
         handle = pipe.unet.register_forward_hook(lambda *_: calls.append(1))
         sdopt.undo(sdopt.optimize(pipe, caching="tome"))
@@ -444,17 +682,29 @@ class TestUndo:
     @pytest.mark.parametrize(
         ("words", "groups", "lost"),
         [
-            ((), {"precision": "bf16", "attention": "vanilla"}, "the weights of unet were changed"),
+            (
+                (),
+                {"precision": "bf16", "attention": "vanilla"},
+                "the weights of unet were changed",
+            ),
             (
                 (f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors"),
                 {"lora": "fused"},
                 "the weights of unet were changed",
             ),
-            ((), {"memory": ["group_offload"]}, "memory=group_offload has moved the weights of the pipeline"),
+            (
+                (),
+                {"memory": ["group_offload"]},
+                "memory=group_offload has moved the weights of the pipeline",
+            ),
         ],
     )
     def test_takes_nothing_back_where_not_all_can_be_and_says_what_is_lost(
-        self, pipe: StableDiffusionPipeline, words: tuple[str, ...], groups: dict[str, Any], lost: str
+        self,
+        pipe: StableDiffusionPipeline,
+        words: tuple[str, ...],
+        groups: dict[str, Any],
+        lost: str,
     ) -> None:
         sdopt.optimize(pipe, *words, **groups)
         with pytest.raises(UsageError, match=f"{lost}; load the pipeline again"):
@@ -465,10 +715,18 @@ class TestUndo:
     def test_options_of_two_pipelines_of_the_same_parts_are_taken_back_in_turn(
         self, pipe: StableDiffusionPipeline
     ) -> None:
-        before, other = drawn(pipe), StableDiffusionImg2ImgPipeline(**pipe.components, requires_safety_checker=False)
+        before, other = (
+            drawn(pipe),
+            StableDiffusionImg2ImgPipeline(
+                **pipe.components, requires_safety_checker=False
+            ),
+        )
         sdopt.optimize(pipe, caching="deepcache")
         sdopt.optimize(other, attention="vanilla")
-        with pytest.raises(UsageError, match="another pipeline of the same parts has options applied since"):
+        with pytest.raises(
+            UsageError,
+            match="another pipeline of the same parts has options applied since",
+        ):
             sdopt.undo(pipe)
         sdopt.undo(other)
         sdopt.optimize(other, attention="vanilla")
@@ -476,7 +734,9 @@ class TestUndo:
         assert np.array_equal(drawn(sdopt.undo(pipe)), before)
         assert "forward" not in vars(pipe.unet)
 
-    def test_a_copy_of_the_pipeline_is_refused(self, pipe: StableDiffusionPipeline) -> None:
+    def test_a_copy_of_the_pipeline_is_refused(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
         """Its hooks read the original's steps: from its second image on, it would draw others."""
         own, before = pipe.unet, drawn(pipe)
         copied = deepcopy(sdopt.optimize(pipe, caching="pyramid_attention"))
@@ -487,7 +747,9 @@ class TestUndo:
             lambda: sdopt.optimize(copied, layout="channels_last"),
         ]
         for use in uses:
-            with pytest.raises(UsageError, match="copy of one that options were applied to"):
+            with pytest.raises(
+                UsageError, match="copy of one that options were applied to"
+            ):
                 use()
         assert np.array_equal(drawn(sdopt.undo(pipe)), before)
         assert pipe.unet is own
@@ -497,8 +759,14 @@ class TestUndo:
         """Its options would ask the original whether the copy's call is guided, and draw one image for two prompts."""
         before = drawn(pipe)
         drawn(sdopt.optimize(pipe, caching="guidance_interval"))
-        for use in (sdopt.undo, sdopt.prove, lambda copied: drawn(copied, ["an apple", "a fish"], guidance_scale=1.0)):
-            with pytest.raises(UsageError, match="copy of one that options were applied to"):
+        for use in (
+            sdopt.undo,
+            sdopt.prove,
+            lambda copied: drawn(copied, ["an apple", "a fish"], guidance_scale=1.0),
+        ):
+            with pytest.raises(
+                UsageError, match="copy of one that options were applied to"
+            ):
                 use(copy(pipe))
         assert np.array_equal(drawn(sdopt.undo(pipe)), before)
 
@@ -513,7 +781,11 @@ def differences(before: dict[str, Any]) -> set[str]:
 
 def states() -> list[str]:
     """Of the global generators."""
-    return [str(torch.get_rng_state().tolist()), str(np.random.get_state()), str(random.getstate())]
+    return [
+        str(torch.get_rng_state().tolist()),
+        str(np.random.get_state()),
+        str(random.getstate()),
+    ]
 
 
 @dataclass(frozen=True)
@@ -538,11 +810,15 @@ class Careless(Optimization):
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "attention").mkdir()
-    (tmp_path / "attention" / "careless.yaml").write_text(f"_target_: {__name__}.Careless\n")
+    (tmp_path / "attention" / "careless.yaml").write_text(
+        f"_target_: {__name__}.Careless\n"
+    )
     return tmp_path
 
 
-def test_what_an_option_sets_is_named_and_put_back(pipe: StableDiffusionPipeline, folder: Path) -> None:
+def test_what_an_option_sets_is_named_and_put_back(
+    pipe: StableDiffusionPipeline, folder: Path
+) -> None:
     before, drawn_so_far = settings(), states()
     sdopt.optimize(pipe, attention="careless", config_dir=folder)
     assert states() == drawn_so_far, "it seeds them"
@@ -567,21 +843,34 @@ def test_what_fails_leaves_nothing_behind(
     monkeypatch.setattr("sdopt.options.layout.Layout.apply", fail)
     before = settings()
     with pytest.raises(RuntimeError, match="no such layout"):
-        sdopt.optimize(pipe, attention="careless", layout="channels_last", config_dir=folder)
+        sdopt.optimize(
+            pipe, attention="careless", layout="channels_last", config_dir=folder
+        )
     assert differences(before) == set()
 
 
-def test_options_of_sdopt_leave_the_process_as_it_was(pipe: StableDiffusionPipeline) -> None:
+def test_options_of_sdopt_leave_the_process_as_it_was(
+    pipe: StableDiffusionPipeline,
+) -> None:
     before, drawn_so_far, images = settings(), states(), drawn(pipe)
-    chosen: dict[str, Any] = {"lora": "loaded", "attention": "math", "layout": "channels_last", "caching": "tome"}
-    sdopt.optimize(pipe, f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors", **chosen)
+    chosen: dict[str, Any] = {
+        "lora": "loaded",
+        "attention": "math",
+        "layout": "channels_last",
+        "caching": "tome",
+    }
+    sdopt.optimize(
+        pipe, f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors", **chosen
+    )
     assert differences(before) == set()
     assert states() == drawn_so_far, "peft draws numbers, and then replaces them"
     assert sdopt.prove(pipe, height=16, width=16).process == ()
     assert np.array_equal(drawn(sdopt.undo(pipe)), images)
 
 
-def test_a_traced_call_that_draws_leaves_the_generators_as_they_were(pipe: StableDiffusionPipeline) -> None:
+def test_a_traced_call_that_draws_leaves_the_generators_as_they_were(
+    pipe: StableDiffusionPipeline,
+) -> None:
     pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
     noise, drawn_so_far = torch.zeros(1, pipe.unet.config.in_channels, 2, 2), states()
     sdopt.optimize(pipe, **MATH)

@@ -17,7 +17,9 @@ from tests.tracking.test_tracking import Store, logged, needs_mlflow, store  # n
 
 
 def test_a_measured_variant(finished: Finished) -> None:
-    pipe = sdopt.load(sdopt.load_result(finished.folder), "bfloat16", device=torch.device("cpu"))
+    pipe = sdopt.load(
+        sdopt.load_result(finished.folder), "bfloat16", device=torch.device("cpu")
+    )
     assert pipe.unet.dtype is torch.bfloat16
     calls = []
     pipe.unet.register_forward_hook(lambda *_: calls.append(1))
@@ -25,48 +27,80 @@ def test_a_measured_variant(finished: Finished) -> None:
     assert len(calls) == finished.result.config.workload.steps
     with pytest.raises(UsageError, match="variant: name one of baseline, bfloat16"):
         sdopt.load(finished.folder)
-    with pytest.raises(UsageError, match=r"sdopt\.load applied the options at loading; load the baseline instead"):
+    with pytest.raises(
+        UsageError,
+        match=r"sdopt\.load applied the options at loading; load the baseline instead",
+    ):
         sdopt.undo(pipe)
     assert sdopt.prove(pipe).engaged
 
 
-def test_calls_are_those_that_were_measured(result: StudyResult, tmp_path: Path) -> None:
+def test_calls_are_those_that_were_measured(
+    result: StudyResult, tmp_path: Path
+) -> None:
     row = result.variant("baseline")
     work = ("task.strength=0.5", "workload.images_per_prompt=2", "workload.steps=4")
-    row.overrides += ["task=inpaint", "task.image=packaged", "task.mask=packaged", *work]
+    row.overrides += [
+        "task=inpaint",
+        "task.image=packaged",
+        "task.mask=packaged",
+        *work,
+    ]
     write_result(result, tmp_path)
     pipe = sdopt.load(tmp_path, "baseline")
     steps: list[int] = []
     pipe.unet.register_forward_hook(lambda *_: steps.append(1))
     picture, white = Image.new("RGB", (64, 64), "red"), Image.new("L", (64, 64), 255)
-    assert pipe("a red apple", image=picture, mask_image=white, output_type="np").images.shape == (2, 32, 32, 3)
+    assert pipe(
+        "a red apple", image=picture, mask_image=white, output_type="np"
+    ).images.shape == (2, 32, 32, 3)
     assert len(steps) == 2
-    pipe("a red apple", image=picture, mask_image=white, strength=1.0, num_images_per_prompt=1)
+    pipe(
+        "a red apple",
+        image=picture,
+        mask_image=white,
+        strength=1.0,
+        num_images_per_prompt=1,
+    )
     assert len(steps) == 6
     assert sdopt.prove(pipe, image=picture, mask_image=white).engaged
 
 
-def test_a_transformer_is_guided_as_it_was_measured(result: StudyResult, tmp_path: Path) -> None:
+def test_a_transformer_is_guided_as_it_was_measured(
+    result: StudyResult, tmp_path: Path
+) -> None:
     """Its pipeline has another argument for the scale, and is guided only beside a negative prompt."""
     row = result.variant("baseline")
     row.inputs.clear()
-    row.overrides += ["model=emoji_dit", "workload.guidance_scale=3", "workload.steps=2"]
+    row.overrides += [
+        "model=emoji_dit",
+        "workload.guidance_scale=3",
+        "workload.steps=2",
+    ]
     write_result(result, tmp_path)
     pipe = sdopt.load(tmp_path, "baseline")
     seen: list[Any] = []
-    pipe.transformer.register_forward_pre_hook(lambda *call: seen.append(call[2]), with_kwargs=True)
+    pipe.transformer.register_forward_pre_hook(
+        lambda *call: seen.append(call[2]), with_kwargs=True
+    )
     pipe("a red apple")
     assert len(seen) == 4, "both branches of two steps"
-    assert {len(call["encoder_hidden_states"][0]) for call in seen} == {24}, "the tokens that its encoder reads"
+    assert {len(call["encoder_hidden_states"][0]) for call in seen} == {24}, (
+        "the tokens that its encoder reads"
+    )
     pipe("a red apple", true_cfg_scale=1.0)
     assert len(seen) == 6
 
 
-def test_other_files_than_those_measured_are_said(result: StudyResult, tmp_path: Path) -> None:
+def test_other_files_than_those_measured_are_said(
+    result: StudyResult, tmp_path: Path
+) -> None:
     """A model may have been trained again under its old name."""
     result.variant("bfloat16").inputs["model"] = "0123456789abcdef"
     write_result(result, tmp_path)
-    with pytest.warns(UserWarning, match="variant=bfloat16: not the model's files that were measured"):
+    with pytest.warns(
+        UserWarning, match="variant=bfloat16: not the model's files that were measured"
+    ):
         sdopt.load(tmp_path, "bfloat16")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -81,7 +115,9 @@ def test_by_the_id_of_a_run(logged: Store, finished: Finished) -> None:  # noqa:
         logged.client.update_run(runs[named].info.run_id, name=f"my {named}")
         pipe = sdopt.load(runs[named].info.run_id, tracking_uri=logged.tracking.uri)
         assert pipe.unet.dtype is dtype
-    pipe = sdopt.load(runs["baseline"].info.run_id, "bfloat16", tracking_uri=logged.tracking.uri)
+    pipe = sdopt.load(
+        runs["baseline"].info.run_id, "bfloat16", tracking_uri=logged.tracking.uri
+    )
     assert pipe.unet.dtype is torch.bfloat16
     with pytest.raises(UsageError, match="variant: name one of baseline, bfloat16"):
         sdopt.load(parent.info.run_id, tracking_uri=logged.tracking.uri)

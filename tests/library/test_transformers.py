@@ -19,7 +19,14 @@ CALL: dict[str, Any] = {"height": 64, "width": 64, "max_sequence_length": 64}
 def images(pipe: Any, **call: Any) -> np.ndarray:
     """Draws two images of one seed, in six steps."""
     prompts, noise = ["a red circle", "a blue house"], torch.Generator().manual_seed(0)
-    drawn: np.ndarray = pipe(prompts, num_inference_steps=6, generator=noise, output_type="np", **CALL, **call).images
+    drawn: np.ndarray = pipe(
+        prompts,
+        num_inference_steps=6,
+        generator=noise,
+        output_type="np",
+        **CALL,
+        **call,
+    ).images
     return drawn
 
 
@@ -30,7 +37,9 @@ def pipe() -> Any:
 
 def test_options_are_proved_and_taken_back(pipe: Any) -> None:
     before = images(pipe)
-    sdopt.optimize(pipe, "caching.threshold=10", caching="first_block", attention="math")
+    sdopt.optimize(
+        pipe, "caching.threshold=10", caching="first_block", attention="math"
+    )
     changed = images(pipe)
     assert np.abs(changed - before).max() > 1e-3
     report = sdopt.prove(pipe, **CALL)
@@ -40,7 +49,9 @@ def test_options_are_proved_and_taken_back(pipe: Any) -> None:
     assert np.array_equal(images(pipe), before)
 
 
-def test_what_is_not_for_transformers_is_refused_before_anything_changes(pipe: Any) -> None:
+def test_what_is_not_for_transformers_is_refused_before_anything_changes(
+    pipe: Any,
+) -> None:
     with pytest.raises(ConflictError, match=r"caching=deepcache: not for FLUX\.1"):
         sdopt.optimize(pipe, caching="deepcache")
     with pytest.raises(ConflictError, match="choose scheduler=flow_euler"):
@@ -54,9 +65,13 @@ def test_half_precision_keeps_what_a_text_encoder_keeps(pipe: Any) -> None:
     assert {weight.dtype for weight in pipe.transformer.parameters()} == {torch.float16}
 
 
-@pytest.mark.parametrize("caching", ["first_block", "pyramid_attention", "spectrum", "taylorseer"])
+@pytest.mark.parametrize(
+    "caching", ["first_block", "pyramid_attention", "spectrum", "taylorseer"]
+)
 @pytest.mark.walk(2)
-def test_a_plain_pipeline_may_have_the_same_transformer_in_another_thread(pipe: Any, caching: str) -> None:
+def test_a_plain_pipeline_may_have_the_same_transformer_in_another_thread(
+    pipe: Any, caching: str
+) -> None:
     plain = type(pipe)(**pipe.components | {"scheduler": deepcopy(pipe.scheduler)})
     plain.set_progress_bar_config(disable=True)
     before = images(plain)
@@ -64,7 +79,9 @@ def test_a_plain_pipeline_may_have_the_same_transformer_in_another_thread(pipe: 
     sdopt.optimize(pipe, *keys, caching=caching)
     alone, beside = images(pipe), []
 
-    def draw_beside(_pipe: Any, step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    def draw_beside(
+        _pipe: Any, step: int, _timestep: Any, tensors: dict[str, Any]
+    ) -> dict[str, Any]:
         if step == 3:
             thread = Thread(target=lambda: beside.append(images(plain)))
             thread.start()
@@ -77,10 +94,15 @@ def test_a_plain_pipeline_may_have_the_same_transformer_in_another_thread(pipe: 
 
 
 @pytest.mark.parametrize("name", ["lumina2", "sana"])
-def test_negative_prompts_that_are_encoded_before_are_not_encoded_as_prompts(name: str) -> None:
+def test_negative_prompts_that_are_encoded_before_are_not_encoded_as_prompts(
+    name: str,
+) -> None:
     """Both families write an instruction before a prompt, and none before a negative one."""
     pipe = tiny(name)
-    call = {"negative_prompt": ["ugly", "a red circle"], **family_named(type(pipe).__name__).call}
+    call = {
+        "negative_prompt": ["ugly", "a red circle"],
+        **family_named(type(pipe).__name__).call,
+    }
     before = images(pipe, **call)
     keys = ["memory.precomputed_embeddings.max_sequence_length=64"]
     prompts = ["a red circle", "a blue house", "ugly"]

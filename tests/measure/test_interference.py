@@ -21,7 +21,11 @@ def test_a_burning_neighbour_raises_the_wait_for_a_core() -> None:
     os.sched_setaffinity(0, {min(cores)})
     # A shell starts the neighbour and ends, so that it is nobody's child.
     command = f"{sys.executable} -S -c 'while True: pass' >/dev/null 2>&1 & echo $!"
-    pid = int(subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True).stdout)
+    pid = int(
+        subprocess.run(
+            ["sh", "-c", command], check=True, capture_output=True, text=True
+        ).stdout
+    )
     try:
         meter, end = InterferenceMeter(os.getpid()), time.perf_counter() + 0.3
         assert meter.off == ""
@@ -58,12 +62,20 @@ class Kernel:
         )
 
     def thread(
-        self, tid: int, ran_ns: int = 0, waited_ns: int = 0, faults: int = 0, switches: int = 0, pid: int = 7
+        self,
+        tid: int,
+        ran_ns: int = 0,
+        waited_ns: int = 0,
+        faults: int = 0,
+        switches: int = 0,
+        pid: int = 7,
     ) -> None:
         task = self.root / str(pid) / "task" / str(tid)
         task.mkdir(parents=True, exist_ok=True)
         (task / "schedstat").write_text(f"{ran_ns} {waited_ns} 9\n")
-        (task / "stat").write_bytes(b"%d (a (nam\xc3) ) R 1 1 1 0 -1 0 55 0 %d 0 1 1\n" % (tid, faults))
+        (task / "stat").write_bytes(
+            b"%d (a (nam\xc3) ) R 1 1 1 0 -1 0 55 0 %d 0 1 1\n" % (tid, faults)
+        )
         said = b"Name:\ta (nam\xc3) \nvoluntary_ctxt_switches:\t80\nnonvoluntary_ctxt_switches:\t%d\n"
         (task / "status").write_bytes(said % switches)
 
@@ -84,7 +96,9 @@ def test_counts_are_those_of_the_stretch_over_all_threads(kernel: Kernel) -> Non
     kernel.thread(2, ran_ns=SECOND // 2, waited_ns=SECOND // 4, faults=1, switches=1)
     found = known(meter.stop(seconds=1.0))
     # They ran for 1.5 s and waited for 0.75 s, of the 2.5 s for which others ran on the core.
-    assert replace(found, cores=None) == Interference(round(0.75 / 2.25, 5), 0.2, 3, 7, 2400.5)
+    assert replace(found, cores=None) == Interference(
+        round(0.75 / 2.25, 5), 0.2, 3, 7, 2400.5
+    )
     assert found.cores is not None
     assert found.cores > 0
 
@@ -98,7 +112,9 @@ def test_what_a_process_started_counts_too(kernel: Kernel) -> None:
     assert known(meter.stop(seconds=2.0)).waited == 0.5
 
 
-def test_of_a_call_that_mostly_sleeps_it_is_a_share_of_the_calls_time(kernel: Kernel) -> None:
+def test_of_a_call_that_mostly_sleeps_it_is_a_share_of_the_calls_time(
+    kernel: Kernel,
+) -> None:
     meter = kernel.meter()
     kernel.ticks(busy=100, stolen=0, idle=900)
     kernel.thread(1, ran_ns=SECOND // 10, waited_ns=SECOND // 10)
@@ -106,8 +122,12 @@ def test_of_a_call_that_mostly_sleeps_it_is_a_share_of_the_calls_time(kernel: Ke
     assert found.waited == 0.01
 
 
-@pytest.mark.parametrize(("others_ticks", "waited"), [(0, 0.0), (20, 0.2 / 2.2), (500, 0.5)])
-def test_waiting_counts_as_far_as_others_ran(kernel: Kernel, others_ticks: int, waited: float) -> None:
+@pytest.mark.parametrize(
+    ("others_ticks", "waited"), [(0, 0.0), (20, 0.2 / 2.2), (500, 0.5)]
+)
+def test_waiting_counts_as_far_as_others_ran(
+    kernel: Kernel, others_ticks: int, waited: float
+) -> None:
     meter = kernel.meter()
     kernel.ticks(busy=200 + others_ticks, stolen=0)
     kernel.thread(1, ran_ns=2 * SECOND, waited_ns=2 * SECOND)
@@ -124,7 +144,9 @@ def test_own_helpers_are_no_others(kernel: Kernel) -> None:
     kernel.ticks(busy=700, stolen=0)
     kernel.thread(1, ran_ns=2 * SECOND, waited_ns=2 * SECOND)
     found = known(meter.stop(1.0, own_s=4.0))
-    assert found.waited == pytest.approx(1 / 3, abs=1e-5), "of the 5 s in which others ran, 4 were its own"
+    assert found.waited == pytest.approx(1 / 3, abs=1e-5), (
+        "of the 5 s in which others ran, 4 were its own"
+    )
 
 
 def test_the_frequency_is_the_governors_where_there_is_one(kernel: Kernel) -> None:

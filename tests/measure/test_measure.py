@@ -24,28 +24,41 @@ from tests.records import known, reconfigure, retime
 
 def stages_of(session: PipelineHost, **changes: Any) -> list[str]:
     seen: list[str] = []
-    with observed(session._pipe, seen.append, lambda stage, output: seen.append(f"end of {stage}")):
+    with observed(
+        session._pipe, seen.append, lambda stage, output: seen.append(f"end of {stage}")
+    ):
         session._call(**changes)
     return seen
 
 
 class TestStages:
-    def test_are_entered_one_after_the_other_and_nothing_is_left_of_observing_them(self, session: Load) -> None:
+    def test_are_entered_one_after_the_other_and_nothing_is_left_of_observing_them(
+        self, session: Load
+    ) -> None:
         def fail(_stage: str) -> None:
             raise ZeroDivisionError
 
         loaded = session()
         seen = stages_of(loaded, num_inference_steps=3)
         assert seen[1::2] == [f"end of {stage}" for stage in seen[::2]]
-        assert {stage: seen.count(stage) for stage in seen[::2]} == {"text_encoder": 2, "denoiser": 3, "vae_decoder": 1}
-        with pytest.raises(ZeroDivisionError), observed(loaded._pipe, fail, lambda stage, output: None):
+        assert {stage: seen.count(stage) for stage in seen[::2]} == {
+            "text_encoder": 2,
+            "denoiser": 3,
+            "vae_decoder": 1,
+        }
+        with (
+            pytest.raises(ZeroDivisionError),
+            observed(loaded._pipe, fail, lambda stage, output: None),
+        ):
             loaded._call()
         pipe = loaded._pipe
         for module in (pipe.unet, pipe.text_encoder, pipe.vae):
             assert not module._forward_hooks
             assert not module._forward_pre_hooks
         assert "decode" not in pipe.vae.__dict__
-        assert stages_of(session("workload.guidance_scale=1")).count("text_encoder") == 1
+        assert (
+            stages_of(session("workload.guidance_scale=1")).count("text_encoder") == 1
+        )
 
     def test_an_optimizations_own_decode_is_put_back(self, session: Load) -> None:
         loaded = session("grad_mode=enabled")
@@ -57,7 +70,9 @@ class TestStages:
 class TestTrace:
     def test_operators_are_sorted_by_stage(self, session: Load) -> None:
         loaded = session()
-        trace = trace_call(loaded._pipe, lambda: loaded._call(num_inference_steps=2), cuda=False)
+        trace = trace_call(
+            loaded._pipe, lambda: loaded._call(num_inference_steps=2), cuda=False
+        )
         assert {stage: seen.calls for stage, seen in trace.stages.items()} == {
             "text_encoder": 2,
             "vae_encoder": 0,
@@ -66,10 +81,16 @@ class TestTrace:
         }
         operators = {stage: seen.operators for stage, seen in trace.stages.items()}
         assert operators["text_encoder"]["aten::embedding"] > 0
-        assert operators["denoiser"]["aten::embedding"] == operators["vae_decoder"]["aten::embedding"] == 0
+        assert (
+            operators["denoiser"]["aten::embedding"]
+            == operators["vae_decoder"]["aten::embedding"]
+            == 0
+        )
         layers = len(loaded._pipe.unet.attn_processors)
         assert operators["denoiser"]["aten::scaled_dot_product_attention"] == 2 * layers
-        convolutions = sum(isinstance(m, torch.nn.Conv2d) for m in loaded._pipe.unet.modules())
+        convolutions = sum(
+            isinstance(m, torch.nn.Conv2d) for m in loaded._pipe.unet.modules()
+        )
         assert operators["denoiser"]["aten::conv2d"] == 2 * convolutions
         assert operators["text_encoder"]["aten::conv2d"] == 0
         assert operators["vae_decoder"]["aten::conv2d"] > 0
@@ -80,7 +101,12 @@ class TestTrace:
         with torch.inference_mode():
             seen = trace_call(loaded._pipe, loaded._call, cuda=False).denoiser
         assert set(seen.product_dtypes) == {"bfloat16"}
-        modes = (seen.inference_mode, seen.grad_enabled, seen.output_requires_grad, seen.autocast_dtype)
+        modes = (
+            seen.inference_mode,
+            seen.grad_enabled,
+            seen.output_requires_grad,
+            seen.autocast_dtype,
+        )
         assert modes == (True, False, False, None)
         loaded = session()
         with torch.autocast("cpu", torch.float16):
@@ -91,10 +117,14 @@ class TestTrace:
 
 class TestOperations:
     @pytest.mark.slow
-    def test_scale_with_steps_guidance_and_size(self, session: Load, variant: Compose) -> None:
+    def test_scale_with_steps_guidance_and_size(
+        self, session: Load, variant: Compose
+    ) -> None:
         pipe = session()._pipe
         one = operations_of(pipe, variant("workload.steps=1"))
-        ten = operations_of(pipe, variant("workload.steps=10", "workload.guidance_scale=1"))
+        ten = operations_of(
+            pipe, variant("workload.steps=10", "workload.guidance_scale=1")
+        )
         large = operations_of(pipe, variant("workload.steps=1", "workload.size=128"))
         assert one.pop("vae_encoder") == 0
         assert min(one.values()) > 0
@@ -105,13 +135,26 @@ class TestOperations:
         assert large["vae_decoder"] > 4 * one["vae_decoder"]
         assert large["denoiser"] > 4 * one["denoiser"] * 0.9
 
-    def test_do_not_depend_on_type_batch_or_optimizations_and_leave_the_pipeline_alone(self, session: Load) -> None:
+    def test_do_not_depend_on_type_batch_or_optimizations_and_leave_the_pipeline_alone(
+        self, session: Load
+    ) -> None:
         loaded = session()
         modules = [loaded._pipe.unet, loaded._pipe.vae, loaded._pipe.text_encoder]
         expected = loaded.count_operations()
-        assert [loaded._pipe.unet, loaded._pipe.vae, loaded._pipe.text_encoder] == modules
-        assert all(p.device.type == "cpu" for module in modules for p in module.parameters())
-        others = session("precision=bf16", "workload.batch_size=4", "attention=sliced", "layout=channels_last")
+        assert [
+            loaded._pipe.unet,
+            loaded._pipe.vae,
+            loaded._pipe.text_encoder,
+        ] == modules
+        assert all(
+            p.device.type == "cpu" for module in modules for p in module.parameters()
+        )
+        others = session(
+            "precision=bf16",
+            "workload.batch_size=4",
+            "attention=sliced",
+            "layout=channels_last",
+        )
         assert others.count_operations() == expected
 
     def test_are_those_of_the_calls_that_really_run(self, session: Load) -> None:
@@ -120,10 +163,14 @@ class TestOperations:
         calls = stages_of(loaded).count("denoiser")
         loaded._pipe.unet.set_attn_processor(AttnProcessor())
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            loaded._pipe.unet(torch.randn(2, 8, 4, 4), torch.tensor(1), torch.randn(2, 24, 144))
+            loaded._pipe.unet(
+                torch.randn(2, 8, 4, 4), torch.tensor(1), torch.randn(2, 24, 144)
+            )
         counted = operations_of(loaded._pipe, loaded._variant)
         assert calls == 4 + 1
-        assert counted["denoiser"] == pytest.approx(calls * counter.get_total_flops() / 1e12)
+        assert counted["denoiser"] == pytest.approx(
+            calls * counter.get_total_flops() / 1e12
+        )
         assert loaded.count_operations() == counted["total"]
 
 
@@ -156,7 +203,10 @@ class TestMemory:
         found = memory.read()
         assert 0.09 < found.process_loaded_gib < 0.2
         assert found.process_peak_gib is not None
-        assert found.headline == ("peak_process_gib", found.process_peak_gib + found.children_peak_gib)
+        assert found.headline == (
+            "peak_process_gib",
+            found.process_peak_gib + found.children_peak_gib,
+        )
         assert (found.cuda_peak_allocated_gib, found.nvml_process_gib) == (None, None)
         assert resident_gib() > block.nbytes / 2**30
 
@@ -164,7 +214,9 @@ class TestMemory:
 class TestDevice:
     @pytest.mark.parametrize("name", ["gpu", "cpu:0", "cuda:x", "cuda:-1", "", "CPU"])
     def test_a_name_that_is_none(self, name: str) -> None:
-        with pytest.raises(UsageError, match=r"hardware\.device=.*choose auto, cpu, cuda or cuda:N"):
+        with pytest.raises(
+            UsageError, match=r"hardware\.device=.*choose auto, cpu, cuda or cuda:N"
+        ):
             probe_device(name)
 
     def test_the_cpu(self) -> None:
@@ -187,7 +239,9 @@ class TestAroundACall:
 
         def state(self, before: dict[str, int], seconds: float) -> GpuState:
             assert before == {"temperature": 5}
-            return GpuState(sm_clock_mhz=round(1000 * seconds), throttled=["temperature"])
+            return GpuState(
+                sm_clock_mhz=round(1000 * seconds), throttled=["temperature"]
+            )
 
         def energy_j(self) -> float:
             return self.joules
@@ -197,7 +251,9 @@ class TestAroundACall:
         assert loaded.time_once().gpu is None
         loaded._monitor = self.Card(2.0)  # type: ignore[assignment]
         call = loaded.time_once()
-        assert call.gpu == GpuState(sm_clock_mhz=round(1000 * call.seconds), throttled=["temperature"])
+        assert call.gpu == GpuState(
+            sm_clock_mhz=round(1000 * call.seconds), throttled=["temperature"]
+        )
 
     def test_energy_is_the_mean_of_calls_over_some_seconds(
         self, session: Load, monkeypatch: pytest.MonkeyPatch
@@ -218,7 +274,9 @@ class TestAroundACall:
         assert now >= 5.0
 
 
-def test_cost_where_there_is_a_price_and_nothing_of_half_a_measurement(result: StudyResult) -> None:
+def test_cost_where_there_is_a_price_and_nothing_of_half_a_measurement(
+    result: StudyResult,
+) -> None:
     row = result.variant("baseline")
     reconfigure(row, "hardware", price_per_hour=3.6)
     for measurement in row.measurements:

@@ -44,17 +44,25 @@ class TestStages:
             peaks.leave(stage, None)
         if not peaks.gib:
             pytest.skip("the kernel keeps no high-water mark that can be reset here")
-        above = peaks.gib["denoiser"] - max(peaks.gib["text_encoder"], peaks.gib["vae_decoder"])
+        above = peaks.gib["denoiser"] - max(
+            peaks.gib["text_encoder"], peaks.gib["vae_decoder"]
+        )
         assert 80 / 1024 < above < 200 / 1024
 
     def test_a_page_has_them(self, result: StudyResult) -> None:
         for variant in result.variants:
             for measurement in variant.measurements:
-                measurement.stages_gib = {"text_encoder": 2.5, "denoiser": 0.5 + measurement.replicate}
+                measurement.stages_gib = {
+                    "text_encoder": 2.5,
+                    "denoiser": 0.5 + measurement.replicate,
+                }
         table = stage_memory_table(summary_of(parse_result(to_json(result))))
         assert table is not None
         assert table.headings == ("variant", "peak in text encoder", "peak in denoiser")
-        most = max(measurement.replicate for measurement in result.variant(result.baseline).measurements)
+        most = max(
+            measurement.replicate
+            for measurement in result.variant(result.baseline).measurements
+        )
         assert ("baseline", "2.50 GiB", f"{most + 0.5:.2f} GiB") in table.rows
 
     def test_without_any_there_is_no_table(self, result: StudyResult) -> None:
@@ -66,9 +74,16 @@ class TestStages:
 
 class TestSandbox:
     @pytest.fixture(params=["no clear_refs", "no VmHWM"])
-    def sandboxed(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PeakMemory:
+    def sandboxed(
+        self,
+        request: pytest.FixtureRequest,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> PeakMemory:
         if request.param == "no clear_refs":
-            monkeypatch.setattr(memory_module, "_CLEAR", tmp_path / "none" / "clear_refs")
+            monkeypatch.setattr(
+                memory_module, "_CLEAR", tmp_path / "none" / "clear_refs"
+            )
         else:
             status = tmp_path / "status"
             status.write_text("VmSize:\t 9000 kB\nVmRSS:\t 4000 kB\n")
@@ -82,18 +97,27 @@ class TestSandbox:
         assert found.process_peak_gib is None
         assert found.headline is None
 
-    def test_a_study_without_peaks_has_no_ratios_and_a_table(self, result: StudyResult) -> None:
+    def test_a_study_without_peaks_has_no_ratios_and_a_table(
+        self, result: StudyResult
+    ) -> None:
         for row in result.variants:
             for measured in row.measurements:
                 measured.shapes[0].memory = measured.memory_after = Memory(0.1, None)
         compare(result)
         result = parse_result(to_json(result))
-        assert MEMORY_RATIO.log_ratio(result.variant("bfloat16"), result.variant("baseline")) is None
+        assert (
+            MEMORY_RATIO.log_ratio(
+                result.variant("bfloat16"), result.variant("baseline")
+            )
+            is None
+        )
         assert all(row.memory is None for row in summary_of(result).rows)
         assert "memory" not in ranking(summary_of(result)).headings
 
 
-def test_a_peak_of_a_card_that_the_program_resets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peak_of_a_card_that_the_program_resets_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On the worker's own card: in another thread CUDA's current device is the first one."""
     peaks, looked = {0: 0, 1: 300 * MIB}, threading.Semaphore(0)
 
@@ -121,15 +145,24 @@ def test_what_children_hold_on_a_card_counts_from_call_to_call(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 17 * MIB)
     monkeypatch.setattr(memory_module, "started_by", lambda pid: [7])
-    monkeypatch.setattr(memory_module, "process_gib", lambda device, pids: counted if pids == [7] else None)
+    monkeypatch.setattr(
+        memory_module,
+        "process_gib",
+        lambda device, pids: counted if pids == [7] else None,
+    )
     assert PeakMemory(Device("cuda")).held_gib() == pytest.approx(held * MIB / 2**30)
 
 
 class TestGraphs:
     def test_pools_count_beside_what_is_allocated(self) -> None:
-        assert graph_pools_gib(SNAPSHOT, 0) == pytest.approx((256 + 1.5 + 128) * MIB / 2**30)
+        assert graph_pools_gib(SNAPSHOT, 0) == pytest.approx(
+            (256 + 1.5 + 128) * MIB / 2**30
+        )
         assert graph_pools_gib(SNAPSHOT, 1) == pytest.approx(64 * MIB / 2**30)
-        assert graph_pools_gib([s for s in SNAPSHOT if s["segment_pool_id"] == [0, 0]], 0) == 0
+        assert (
+            graph_pools_gib([s for s in SNAPSHOT if s["segment_pool_id"] == [0, 0]], 0)
+            == 0
+        )
 
     @pytest.mark.parametrize(
         ("before", "peak", "pools"),
@@ -138,14 +171,25 @@ class TestGraphs:
             # The activations of the capture were allocated in its pool, and are counted.
             pytest.param(SNAPSHOT[:1], 450, 0, id="captured meanwhile"),
             pytest.param(SNAPSHOT[:2], 200, 256, id="one more captured meanwhile"),
-            pytest.param(SNAPSHOT[:1], 350, 52.5, id="several captured meanwhile, one after the other"),
+            pytest.param(
+                SNAPSHOT[:1],
+                350,
+                52.5,
+                id="several captured meanwhile, one after the other",
+            ),
         ],
     )
     def test_are_part_of_the_figure_that_ratios_are_made_of(
         self, monkeypatch: pytest.MonkeyPatch, before: Any, peak: int, pools: float
     ) -> None:
-        for name, amount in (("memory_allocated", 17), ("max_memory_allocated", peak), ("max_memory_reserved", 420)):
-            monkeypatch.setattr(torch.cuda, name, lambda _index=0, amount=amount: amount * MIB)
+        for name, amount in (
+            ("memory_allocated", 17),
+            ("max_memory_allocated", peak),
+            ("max_memory_reserved", 420),
+        ):
+            monkeypatch.setattr(
+                torch.cuda, name, lambda _index=0, amount=amount: amount * MIB
+            )
         monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: before)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
         monkeypatch.setattr(memory_module, "process_gib", lambda device, pids: None)
@@ -175,7 +219,9 @@ time.sleep(60)
 def running(program: str) -> Iterator[int]:
     """A child in a session of its own, once it has printed a line."""
     command = [sys.executable, "-S", "-c", program]
-    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.PIPE
+    ) as child:
         try:
             assert child.stdout
             child.stdout.readline()
@@ -200,9 +246,13 @@ def test_files_below_a_folder_in_memory_count() -> None:
         assert files_in_memory(Path(folder)) == 0
 
 
-def test_a_name_that_the_kernel_cut_in_the_middle_of_a_character_stops_nothing(tmp_path: Path) -> None:
+def test_a_name_that_the_kernel_cut_in_the_middle_of_a_character_stops_nothing(
+    tmp_path: Path,
+) -> None:
     for pid, name in ((7, b"\xc3\xbcberwachungsd\xc3"), (8, b"plain")):
         (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_bytes(b"%d (%s) S %d 7 7" % (pid, name, pid - 1))
+        (tmp_path / str(pid) / "stat").write_bytes(
+            b"%d (%s) S %d 7 7" % (pid, name, pid - 1)
+        )
     assert started_by(7, tmp_path) == [8]
     assert started_by(7, tmp_path / "none") == []

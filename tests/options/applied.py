@@ -27,19 +27,38 @@ STEPS = 6
 class Applied:
     """A tiny pipeline with options, which draws images of 64×64 pixels in six steps."""
 
-    def __init__(self, name: str, options: Mapping[str, Optimization], scale: float = 4.0, **settings: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Optimization],
+        scale: float = 4.0,
+        **settings: Any,
+    ) -> None:
         self.pipe = tiny(name, **settings)
         self.assembly = Assembly.of(self.pipe, options)
         self.assembly.prepare_inputs(PROMPTS)
         family = family_named(type(self.pipe).__name__)
         guidance = guidance_of(model_of(self.pipe))
-        self._arguments = {guidance.argument: scale, **family.call, "height": 64, "width": 64, "output_type": "np"}
+        self._arguments = {
+            guidance.argument: scale,
+            **family.call,
+            "height": 64,
+            "width": 64,
+            "output_type": "np",
+        }
         self._negative = guidance.needs_negative
 
     def images(self, prompts: tuple[str, ...] = PROMPTS, **changes: Any) -> np.ndarray:
         """Draws an image of each prompt, each from noise of its own."""
-        given = {**self._arguments, "num_inference_steps": STEPS, **changes, "prompt": list(prompts)}
-        given["generator"] = [torch.Generator().manual_seed(seed) for seed in range(len(prompts))]
+        given = {
+            **self._arguments,
+            "num_inference_steps": STEPS,
+            **changes,
+            "prompt": list(prompts),
+        }
+        given["generator"] = [
+            torch.Generator().manual_seed(seed) for seed in range(len(prompts))
+        ]
         if self._negative:
             given["negative_prompt"] = [""] * len(prompts)
         with self.assembly.entered(), contextlib.redirect_stderr(io.StringIO()):
@@ -61,12 +80,27 @@ class Applied:
 
 def model_of(pipe: Any) -> LoadedModel:
     name = type(pipe).__name__
-    return LoadedModel("pipeline", "path", size=64, class_name=name, configs=configs_of(pipe), guidance_scale=4.0)
+    return LoadedModel(
+        "pipeline",
+        "path",
+        size=64,
+        class_name=name,
+        configs=configs_of(pipe),
+        guidance_scale=4.0,
+    )
 
 
 def context_of(pipe: Any, device: Device = CPU, **chosen: Any) -> Context:
-    workload = Workload(size=64, batch_size=1, guidance_scale=chosen.pop("guidance_scale", None))
-    return Context(device, model_of(pipe), workload, chosen, Scheduler("FlowMatchEulerDiscreteScheduler"))
+    workload = Workload(
+        size=64, batch_size=1, guidance_scale=chosen.pop("guidance_scale", None)
+    )
+    return Context(
+        device,
+        model_of(pipe),
+        workload,
+        chosen,
+        Scheduler("FlowMatchEulerDiscreteScheduler"),
+    )
 
 
 def far(first: np.ndarray, second: np.ndarray) -> float:

@@ -30,7 +30,11 @@ def card(major: int = 9, minor: int = 0, **attributes: Any) -> Device:
 
 def evidence(host: PipelineHost, axis: str) -> Evidence:
     """The evidence of the one option whose axis begins or ends so, as `memory.group_offload` does."""
-    [found] = [item for item in host.prove().evidence if item.axis.startswith(axis) or item.axis.endswith(axis)]
+    [found] = [
+        item
+        for item in host.prove().evidence
+        if item.axis.startswith(axis) or item.axis.endswith(axis)
+    ]
     return found
 
 
@@ -66,7 +70,10 @@ def row_of(variant: Variant) -> VariantResult:
         list(variant.overrides),
         variant.config,
         variant.contract,
-        promises={axis: Promise(option.promised(), sorted(option.claimed())) for axis, option in variant.applied},
+        promises={
+            axis: Promise(option.promised(), sorted(option.claimed()))
+            for axis, option in variant.applied
+        },
     )
 
 

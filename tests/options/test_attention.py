@@ -31,25 +31,41 @@ class TestXformers:
     def test_is_told_from_pytorchs_own_by_its_operators(self, session: Load) -> None:
         loaded = session()
         proof = attention.Xformers().apply(loaded._pipe)
-        both = {"aten::_efficient_attention_forward": 14, "aten::_scaled_dot_product_efficient_attention": 14}
+        both = {
+            "aten::_efficient_attention_forward": 14,
+            "aten::_scaled_dot_product_efficient_attention": 14,
+        }
         for operators, engaged in (
             ({"xformers_flash::flash_fwd": 14}, True),
             ({"xformers_flash3::flash_fwd": 14}, True),
             ({"aten::_efficient_attention_forward": 14}, True),
             (both, False),
-            ({"aten::_flash_attention_forward": 14, "aten::_scaled_dot_product_flash_attention": 14}, False),
+            (
+                {
+                    "aten::_flash_attention_forward": 14,
+                    "aten::_scaled_dot_product_flash_attention": 14,
+                },
+                False,
+            ),
             ({"aten::baddbmm": 14}, False),
         ):
             assert proof(saw(operators)).engaged == engaged, operators
-        layer = next(m for m in loaded._pipe.unet.modules() if hasattr(m, "set_processor"))
+        layer = next(
+            m for m in loaded._pipe.unet.modules() if hasattr(m, "set_processor")
+        )
         layer.set_processor(AttnProcessor2_0())
         assert not proof(saw({"xformers_flash::flash_fwd": 14})).engaged
 
     def test_is_told_by_its_kernels_within_a_graph(self, session: Load) -> None:
         proof = attention.Xformers().apply(session()._pipe)
-        kernel = {"fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel::Params)": 14}
+        kernel = {
+            "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel::Params)": 14
+        }
         assert not proof(saw({}, kernel)).engaged
-        for kernels, engaged in ((kernel, True), ({"triton_poi_fused_add_0": 14}, False)):
+        for kernels, engaged in (
+            (kernel, True),
+            ({"triton_poi_fused_add_0": 14}, False),
+        ):
             trace = saw({}, kernels)
             trace.denoiser.graph_launches = 2
             assert proof(trace).engaged == engaged
@@ -60,7 +76,12 @@ def test_sliced_is_told_by_its_softmaxes_within_a_graph(session: Load) -> None:
     proof = attention.Sliced().apply(pipe)
     for each, engaged in ((1, False), (2, True)):
         softmaxes = each * 2 * len(pipe.unet.attn_processors)
-        trace = saw({}, {"void (anonymous namespace)::softmax_warp_forward<float, float, float, 6>": softmaxes})
+        trace = saw(
+            {},
+            {
+                "void (anonymous namespace)::softmax_warp_forward<float, float, float, 6>": softmaxes
+            },
+        )
         assert proof(trace).engaged == engaged
 
 
@@ -81,14 +102,27 @@ class Reference(torch.nn.Module):
     def allocate_workspace(self, size: torch.Size) -> None:
         pass
 
-    def forward(self, states: torch.Tensor, context: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, states: torch.Tensor, context: torch.Tensor | None = None
+    ) -> torch.Tensor:
         own: Any = self
         if context is None:
             query, key, value = (states @ own.attn_qkvw).chunk(3, dim=-1)
         else:
-            query, key, value = states @ own.attn_qw, context @ own.attn_kw, context @ own.attn_vw
-        heads = [x.unflatten(-1, (self.config.heads, -1)).transpose(1, 2) for x in (query, key, value)]
-        output = torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+            query, key, value = (
+                states @ own.attn_qw,
+                context @ own.attn_kw,
+                context @ own.attn_vw,
+            )
+        heads = [
+            x.unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
+            for x in (query, key, value)
+        ]
+        output = (
+            torch.nn.functional.scaled_dot_product_attention(*heads)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         projected: torch.Tensor = output @ own.attn_ow + own.attn_ob
         return projected
 
@@ -110,12 +144,18 @@ class TestDeepSpeed:
         monkeypatch.setattr(declarations, "find_spec", lambda name: None)
         # A toolkit that only runs what was compiled.
         monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-        packages, toolkit = variant(*self.FP16, *self.SD15).conflicts(card(8, 0, known=True))
-        assert "needs deepspeed, triton, ninja: pip install 'sdopt[deepspeed]'" in packages
+        packages, toolkit = variant(*self.FP16, *self.SD15).conflicts(
+            card(8, 0, known=True)
+        )
+        assert (
+            "needs deepspeed, triton, ninja: pip install 'sdopt[deepspeed]'" in packages
+        )
         assert "install the CUDA toolkit, and set CUDA_HOME" in toolkit
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "nvcc").touch()
-        assert variant(*self.FP16, *self.SD15).conflicts(card(8, 0, known=True)) == [packages]
+        assert variant(*self.FP16, *self.SD15).conflicts(card(8, 0, known=True)) == [
+            packages
+        ]
 
     def test_compiles_though_a_process_was_killed_while_it_compiled(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -147,17 +187,25 @@ class TestDeepSpeed:
     def test_every_layer_computes_what_it_did(self, session: Load) -> None:
         loaded = session("workload.size=64")
         unet = loaded._pipe.unet
-        name, own = next((name, layer) for name, layer in unet.named_modules() if name.endswith("attn2"))
+        name, own = next(
+            (name, layer)
+            for name, layer in unet.named_modules()
+            if name.endswith("attn2")
+        )
         [expected] = loaded._call(output_type="np").images
         proof = deepspeed.Attention().apply(loaded._pipe)
         [found] = loaded._call(output_type="np").images
         assert np.abs(found - expected).max() < 1e-3
         layers = [m for m in loaded._pipe.unet.modules() if isinstance(m, Layer)]
         assert [layer.attention.number for layer in layers] == list(range(len(layers)))
-        assert all(isinstance(layer.attention.pad_transform_func, ByHead) for layer in layers)
+        assert all(
+            isinstance(layer.attention.pad_transform_func, ByHead) for layer in layers
+        )
         config = layers[0].attention.config
         assert config.max_out_tokens == config.min_out_tokens == 64
-        assert proof(saw({}, {"_fwd_kernel": 4, "void transform_0213<__half>(...)": 4})).engaged
+        assert proof(
+            saw({}, {"_fwd_kernel": 4, "void transform_0213<__half>(...)": 4})
+        ).engaged
         assert not proof(saw({}, {"flash_fwd_kernel": 4})).engaged
         unet.set_submodule(name, own)
         assert not proof(saw({}, {"_fwd_kernel": 4})).engaged
@@ -165,37 +213,62 @@ class TestDeepSpeed:
     def test_takes_the_last_of_an_odd_number_of_tokens(self) -> None:
         query, key, value = (torch.randn(2, tokens, 24) for tokens in (64, 77, 77))
         found = ByHead()(query, key, value, 3, False)
-        assert [tuple(each.shape) for each in found] == [(2, 3, 64, 8), (2, 3, 77, 8), (2, 3, 77, 8)]
+        assert [tuple(each.shape) for each in found] == [
+            (2, 3, 64, 8),
+            (2, 3, 77, 8),
+            (2, 3, 77, 8),
+        ]
         assert torch.equal(found[1][:, 2, 76], key[:, 76, 16:])
 
     def test_a_layer_that_it_cannot_stand_in_for(self, session: Load) -> None:
         loaded = session()
-        layer = next(m for name, m in loaded._pipe.unet.named_modules() if name.endswith("attn1"))
+        layer = next(
+            m for name, m in loaded._pipe.unet.named_modules() if name.endswith("attn1")
+        )
         layer.residual_connection = True
-        with pytest.raises(ValueError, match=r"needs nothing but projections, which the layer .*attn1 lacks"):
+        with pytest.raises(
+            ValueError,
+            match=r"needs nothing but projections, which the layer .*attn1 lacks",
+        ):
             deepspeed.Attention().apply(loaded._pipe)
 
 
 def test_a_block_fits_or_says_what_it_lacks(session: Load) -> None:
     blocks: Any = session("precision=fp16")._pipe.unet.down_blocks
-    block = next(each for each in blocks if hasattr(each, "attentions")).attentions[0].transformer_blocks[0]
+    block = (
+        next(each for each in blocks if hasattr(each, "attentions"))
+        .attentions[0]
+        .transformer_blocks[0]
+    )
     require_fitting("0", block)
     block.float()
     block.attn1.to_out[0].bias = None
     block.ff.net[0] = torch.nn.Identity()
-    with pytest.raises(ValueError, match="a GEGLU, an output with bias, float16 weights, which the block 0 lacks"):
+    with pytest.raises(
+        ValueError,
+        match="a GEGLU, an output with bias, float16 weights, which the block 0 lacks",
+    ):
         require_fitting("0", block)
 
 
 @pytest.mark.gpu
 @pytest.mark.slow  # DeepSpeed compiles its kernels first, which takes minutes
 @pytest.mark.parametrize("option", ["attention=deepspeed", "compiler=deepspeed"])
-def test_on_a_card_they_are_proved_and_give_the_latents_of_eager(on_cuda: Load, tmp_path: Path, option: str) -> None:
-    work = ["precision=fp16", "workload.steps=4", "workload.size=128"]  # its kernels take no layer at 64
+def test_on_a_card_they_are_proved_and_give_the_latents_of_eager(
+    on_cuda: Load, tmp_path: Path, option: str
+) -> None:
+    work = [
+        "precision=fp16",
+        "workload.steps=4",
+        "workload.size=128",
+    ]  # its kernels take no layer at 64
     replaced = on_cuda(*work, option)
     for _ in range(2):
         replaced.time_once()
     found = {item.axis: item for item in replaced.prove().evidence}
     assert found[option.partition("=")[0]].engaged, found
-    ours, plain = latents(replaced, tmp_path / "replaced"), latents(on_cuda(*work), tmp_path / "eager")
+    ours, plain = (
+        latents(replaced, tmp_path / "replaced"),
+        latents(on_cuda(*work), tmp_path / "eager"),
+    )
     assert float((ours - plain).abs().mean()) < 0.05 * float(plain.std())

@@ -29,9 +29,15 @@ from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import evidence, forward_is_its_own, image, proved
 
 OF_TRANSFORMERS = {"magcache", "dbcache"}
-OPTIONS = sorted({path.stem for path in (CONF / "caching").glob("*.yaml")} - {"none"} - OF_TRANSFORMERS)
+OPTIONS = sorted(
+    {path.stem for path in (CONF / "caching").glob("*.yaml")}
+    - {"none"}
+    - OF_TRANSFORMERS
+)
 STEPS = "workload.steps=10"
-needs_published = pytest.mark.skipif(find_spec("DeepCache") is None, reason="DeepCache is not installed")
+needs_published = pytest.mark.skipif(
+    find_spec("DeepCache") is None, reason="DeepCache is not installed"
+)
 
 
 def no_broadcast(host: Any) -> None:
@@ -58,18 +64,37 @@ def guided_always(host: Any) -> None:
 WALKED: dict[str, tuple[list[Callable[[Any], None]], dict[str, Any]]] = {
     "deepcache": (
         [forward_is_its_own],
-        {"whole": 4, "outer": 6, "runs_of_the_first_layer": 10, "runs_of_the_middle": 4},
+        {
+            "whole": 4,
+            "outer": 6,
+            "runs_of_the_first_layer": 10,
+            "runs_of_the_middle": 4,
+        },
     ),
     "first_block": ([forward_is_its_own], {}),
-    "guidance_interval": ([guided_always, forward_is_its_own], {"guided": 7, "unguided": 3, "batches": [1, 2]}),
+    "guidance_interval": (
+        [guided_always, forward_is_its_own],
+        {"guided": 7, "unguided": 3, "batches": [1, 2]},
+    ),
     # Steps 0 to 2 and 9 lie outside; of those between, the even ones are computed, or 4 and 8. There are 7 layers.
-    "pyramid_attention": ([no_broadcast], {"self_attention": 7 * 7, "cross_attention": 6 * 7}),
+    "pyramid_attention": (
+        [no_broadcast],
+        {"self_attention": 7 * 7, "cross_attention": 6 * 7},
+    ),
     "spectrum": (
         [forward_is_its_own],
-        {"whole": 7, "forecast": 3, "runs_of_the_first_layer": 7, "runs_of_the_middle": 7},
+        {
+            "whole": 7,
+            "forecast": 3,
+            "runs_of_the_first_layer": 7,
+            "runs_of_the_middle": 7,
+        },
     ),
     # After three steps, one in three runs: step 4 and step 7.
-    "taylorseer": ([no_expansion, forward_is_its_own], {"whole": 5, "expanded": 5, "runs_of_a_layer": 5}),
+    "taylorseer": (
+        [no_expansion, forward_is_its_own],
+        {"whole": 5, "expanded": 5, "runs_of_a_layer": 5},
+    ),
     "tome": ([no_merging], {}),
 }
 """What undoes each option, and what it counts in ten steps."""
@@ -115,8 +140,13 @@ class TestEveryOption:
             undo(loaded)
             assert not evidence(loaded, "caching").engaged
 
-    def test_a_scheduler_that_calls_the_denoiser_once_more_is_counted(self, session: Load) -> None:
-        found = proved(session("caching=deepcache", "scheduler=plms", "workload.steps=4"), "caching")
+    def test_a_scheduler_that_calls_the_denoiser_once_more_is_counted(
+        self, session: Load
+    ) -> None:
+        found = proved(
+            session("caching=deepcache", "scheduler=plms", "workload.steps=4"),
+            "caching",
+        )
         assert found.engaged, found
         assert {"whole": 2, "outer": 3}.items() <= found.facts.items()
 
@@ -136,7 +166,9 @@ class TestEveryOption:
         fewest = variant(f"caching={option}").optimizations["caching"].traced_calls
         found = []
         for chosen in ("none", option):
-            loaded = session(f"caching={chosen}", f"workload.steps={fewest}", "attention=vanilla")
+            loaded = session(
+                f"caching={chosen}", f"workload.steps={fewest}", "attention=vanilla"
+            )
             with FlopCounterMode(display=False) as counter:
                 loaded._call(output_type="latent")
             found.append((counter.get_total_flops() / 1e12, loaded.count_operations()))
@@ -162,10 +194,21 @@ def small_unet(name: str) -> UNet2DConditionModel:
     channels = [8 * (i + 1) for i in range(len(config["block_out_channels"]))]
     heads = {"attention_head_dim": 2, "num_attention_heads": None}
     depth = config.get("transformer_layers_per_block", 1)
-    smaller = {**config, "block_out_channels": channels, "norm_num_groups": 4, "cross_attention_dim": 16, **heads}
-    smaller["transformer_layers_per_block"] = [min(n, 2) for n in depth] if isinstance(depth, list) else depth
+    smaller = {
+        **config,
+        "block_out_channels": channels,
+        "norm_num_groups": 4,
+        "cross_attention_dim": 16,
+        **heads,
+    }
+    smaller["transformer_layers_per_block"] = (
+        [min(n, 2) for n in depth] if isinstance(depth, list) else depth
+    )
     if config.get("addition_embed_type"):
-        smaller |= {"addition_time_embed_dim": 4, "projection_class_embeddings_input_dim": 16 + 6 * 4}
+        smaller |= {
+            "addition_time_embed_dim": 4,
+            "projection_class_embeddings_input_dim": 16 + 6 * 4,
+        }
     torch.manual_seed(0)
     return UNet2DConditionModel.from_config(smaller).eval()
 
@@ -174,17 +217,32 @@ def given(unet: UNet2DConditionModel, side: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
     added = None
     if unet.config.addition_embed_type:
-        added = {"text_embeds": torch.randn(2, 16, generator=generator), "time_ids": torch.ones(2, 6)}
+        added = {
+            "text_embeds": torch.randn(2, 16, generator=generator),
+            "time_ids": torch.ones(2, 6),
+        }
     states = torch.randn(2, 7, unet.config.cross_attention_dim, generator=generator)
-    return {"encoder_hidden_states": states, "added_cond_kwargs": added, "return_dict": False}
+    return {
+        "encoder_hidden_states": states,
+        "added_cond_kwargs": added,
+        "return_dict": False,
+    }
 
 
-def predictions(unet: UNet2DConditionModel, steps: int, side: int) -> list[torch.Tensor]:
+def predictions(
+    unet: UNet2DConditionModel, steps: int, side: int
+) -> list[torch.Tensor]:
     """What a denoiser predicts in a DDIM loop without guidance, from fixed noise."""
     scheduler = DDIMScheduler()
     scheduler.set_timesteps(steps)
     inputs, found = given(unet, side), []
-    latents = torch.randn(2, unet.config.in_channels, side, side, generator=torch.Generator().manual_seed(0))
+    latents = torch.randn(
+        2,
+        unet.config.in_channels,
+        side,
+        side,
+        generator=torch.Generator().manual_seed(0),
+    )
     with torch.no_grad():
         for timestep in scheduler.timesteps:
             found.append(unet(latents, timestep, **inputs)[0])
@@ -192,10 +250,14 @@ def predictions(unet: UNet2DConditionModel, steps: int, side: int) -> list[torch
     return found
 
 
-GUIDED, UNGUIDED = (SimpleNamespace(do_classifier_free_guidance=guided) for guided in (True, False))
+GUIDED, UNGUIDED = (
+    SimpleNamespace(do_classifier_free_guidance=guided) for guided in (True, False)
+)
 
 
-@pytest.mark.parametrize(("name", "side"), [("emoji", 16), ("sd15", 18), ("sd21", 16), ("sdxl", 18)])
+@pytest.mark.parametrize(
+    ("name", "side"), [("emoji", 16), ("sd15", 18), ("sd21", 16), ("sdxl", 18)]
+)
 def test_a_whole_step_is_the_models_own(name: str, side: int) -> None:
     unet = small_unet(name)
     [expected] = predictions(unet, 1, side)
@@ -211,13 +273,17 @@ def test_a_whole_step_is_the_models_own(name: str, side: int) -> None:
 class TestDeepCache:
     @needs_published
     @pytest.mark.parametrize("name", ["emoji", "sd15", "sdxl"])
-    def test_every_step_is_that_of_the_published_implementation(self, name: str) -> None:
+    def test_every_step_is_that_of_the_published_implementation(
+        self, name: str
+    ) -> None:
         from DeepCache import DeepCacheSDHelper
 
         unet = small_unet(name)
         scheduler = DDIMScheduler()
         scheduler.set_timesteps(4)
-        numbers = [0, 1] if name == "emoji" else [0, 1, 2, 3, 5]  # it takes each block to have two layers
+        numbers = (
+            [0, 1] if name == "emoji" else [0, 1, 2, 3, 5]
+        )  # it takes each block to have two layers
         for number in numbers:
             helper = DeepCacheSDHelper(SimpleNamespace(unet=unet, scheduler=scheduler))
             helper.set_params(cache_interval=3, cache_branch_id=number)
@@ -234,12 +300,24 @@ class TestDeepCache:
     def test_what_controls_the_denoiser_from_outside_is_refused(self) -> None:
         unet = small_unet("emoji")
         unet.forward = DeepCache(unet, 3, 0, 0)
-        with pytest.raises(UsageError, match="cannot pass mid_block_additional_residual on"):
-            unet(torch.randn(1, 8, 8, 8), 1, torch.randn(1, 4, 144), mid_block_additional_residual=torch.zeros(1))
+        with pytest.raises(
+            UsageError, match="cannot pass mid_block_additional_residual on"
+        ):
+            unet(
+                torch.randn(1, 8, 8, 8),
+                1,
+                torch.randn(1, 4, 144),
+                mid_block_additional_residual=torch.zeros(1),
+            )
 
     def test_compiled_packages_of_its_steps_are_not_taken_for_each_other(self) -> None:
-        unet, inputs = small_unet("emoji"), (torch.randn(2, 8, 8, 8), torch.tensor(1), torch.randn(2, 4, 144))
-        steps = [DeepCache(unet, 3, *branch).whole for branch in _branches(unet.config)[:2]]
+        unet, inputs = (
+            small_unet("emoji"),
+            (torch.randn(2, 8, 8, 8), torch.tensor(1), torch.randn(2, 4, 144)),
+        )
+        steps = [
+            DeepCache(unet, 3, *branch).whole for branch in _branches(unet.config)[:2]
+        ]
         steps += [DeepCache(unet, 3, *_branches(unet.config)[0]).outer]
         found = [digest(Tensors(step, (inputs,), {})) for step in [*steps, unet]]
         unet.set_attn_processor(AttnProcessor())
@@ -266,14 +344,22 @@ class TestFirstBlock:
     def test_no_image_depends_on_its_neighbours(self) -> None:
         """The second one changes so much in each step that its inner layers run, and those of the first do not."""
         unet, generator = small_unet("emoji"), torch.Generator().manual_seed(0)
-        steady, states = torch.randn(1, 8, 8, 8, generator=generator), torch.randn(1, 24, 144, generator=generator)
+        steady, states = (
+            torch.randn(1, 8, 8, 8, generator=generator),
+            torch.randn(1, 24, 144, generator=generator),
+        )
         wild = torch.randn(4, 1, 8, 8, 8, generator=generator)
         unet.forward = cached = FirstBlock(UNGUIDED, unet, 0.3)
 
         def run(samples: list[torch.Tensor]) -> torch.Tensor:
             cached.begin()
             with torch.no_grad():
-                found = [unet(each, 500, states.expand(len(each), -1, -1), return_dict=False)[0] for each in samples]
+                found = [
+                    unet(
+                        each, 500, states.expand(len(each), -1, -1), return_dict=False
+                    )[0]
+                    for each in samples
+                ]
             return torch.stack([each[0] for each in found])
 
         still = [steady * (1 + 0.01 * step) for step in range(4)]
@@ -300,7 +386,10 @@ class TestSpectrum:
         assert all(published.runs(4))
 
     def test_forecasts_polynomials_of_its_degree(self) -> None:
-        known, values = [0, 1, 2, 3, 5], [1 + 2 * step - 0.3 * step**3 for step in (0, 1, 2, 3, 5, 7)]
+        known, values = (
+            [0, 1, 2, 3, 5],
+            [1 + 2 * step - 0.3 * step**3 for step in (0, 1, 2, 3, 5, 7)],
+        )
         weights = SpectralForecast(degree=3, ridge=1e-12, blend=1).weights(known, 7, 20)
         assert float(np.dot(weights, values[:5])) == pytest.approx(values[5], rel=1e-4)
         assert SpectralForecast(blend=0).weights(known, 7, 20) == [0, 0, 0, -1, 2]
@@ -310,15 +399,23 @@ class TestSpectrum:
 def test_an_image_of_a_batch_is_that_drawn_alone(session: Load, option: str) -> None:
     work = [f"caching={option}", "workload.guidance_scale=4.5", STEPS]
     [alone] = image(session(*work))
-    assert np.abs(image(session(*work, "workload.batch_size=3"))[0] - alone).max() < 1e-3
+    assert (
+        np.abs(image(session(*work, "workload.batch_size=3"))[0] - alone).max() < 1e-3
+    )
 
 
 @pytest.mark.parametrize(
     ("option", "graphs", "steps"),
-    [("deepcache", 2, 4), pytest.param("first_block", 3, 10, marks=pytest.mark.slow), ("spectrum", 1, 6)],
+    [
+        ("deepcache", 2, 4),
+        pytest.param("first_block", 3, 10, marks=pytest.mark.slow),
+        ("spectrum", 1, 6),
+    ],
 )
 @pytest.mark.walk(1)
-def test_is_traced_to_fixed_graphs(session: Load, option: str, graphs: int, steps: int) -> None:
+def test_is_traced_to_fixed_graphs(
+    session: Load, option: str, graphs: int, steps: int
+) -> None:
     """What decides which of them a step runs lies outside of them: the images are those of eager code."""
     work = f"workload.steps={steps}"
     eager = image(session(f"caching={option}", work))
@@ -340,7 +437,9 @@ def test_is_traced_to_fixed_graphs(session: Load, option: str, graphs: int, step
         ("caching=spectrum", 1),
     ],
 )
-def test_inductor_makes_a_graph_of_each_kind_of_step_without_a_break(session: Load, chosen: str, graphs: int) -> None:
+def test_inductor_makes_a_graph_of_each_kind_of_step_without_a_break(
+    session: Load, chosen: str, graphs: int
+) -> None:
     eager = image(session(chosen.split(maxsplit=1)[0], STEPS))
     torch._dynamo.reset()
     loaded = session("compiler=inductor", *chosen.split(), STEPS)
@@ -362,7 +461,9 @@ class _Positional:
         return self._unet(*args, **kwargs)
 
 
-def test_guidance_interval_without_any_is_a_call_without_guidance(session: Load) -> None:
+def test_guidance_interval_without_any_is_a_call_without_guidance(
+    session: Load,
+) -> None:
     """From the second step on: the first one is always within."""
     loaded = session("caching=guidance_interval", STEPS)
     loaded._pipe.unet.forward._chosen = SimpleNamespace(guides=lambda *_: False)
@@ -371,10 +472,14 @@ def test_guidance_interval_without_any_is_a_call_without_guidance(session: Load)
 
 
 @pytest.mark.skipif(find_spec("tomesd") is None, reason="tomesd is not installed")
-def test_token_merging_depends_on_its_seed_and_not_on_the_process(session: Load) -> None:
+def test_token_merging_depends_on_its_seed_and_not_on_the_process(
+    session: Load,
+) -> None:
     drawn = []
     for number, seed in enumerate((0, 0, 1)):
         torch.manual_seed(number)
-        drawn.append(image(session("caching=tome", f"caching.seed={seed}", "workload.steps=2")))
+        drawn.append(
+            image(session("caching=tome", f"caching.seed={seed}", "workload.steps=2"))
+        )
     assert np.array_equal(drawn[0], drawn[1])
     assert not np.array_equal(drawn[0], drawn[2])

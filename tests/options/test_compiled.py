@@ -19,16 +19,31 @@ from tests.options.hosts import TWO_STEPS, evidence, latents
 pytestmark = pytest.mark.slow
 
 CASES = {
-    "every target": ["compiler=inductor", "compiler.targets=[text_encoder,denoiser,decoder]"],
+    "every target": [
+        "compiler=inductor",
+        "compiler.targets=[text_encoder,denoiser,decoder]",
+    ],
     "regional": ["compiler=regional"],
-    "regional, two of five steps whole": ["compiler=regional", "caching=deepcache", "workload.steps=5"],
+    "regional, two of five steps whole": [
+        "compiler=regional",
+        "caching=deepcache",
+        "workload.steps=5",
+    ],
     "any shape": ["compiler=inductor_dynamic"],
     "whole step": ["compiler=whole_step"],
     "whole step of Euler": ["compiler=whole_step", "scheduler=euler"],
-    "whole step of an image": ["compiler=whole_step", "scheduler=euler", "task=inpaint", "task.strength=1"],
+    "whole step of an image": [
+        "compiler=whole_step",
+        "scheduler=euler",
+        "task=inpaint",
+        "task.strength=1",
+    ],
     "package": ["compiler=aot"],
     "openvino": ["compiler=openvino"],
-    "openvino of the decoder too": ["compiler=openvino", "compiler.targets=[denoiser,decoder]"],
+    "openvino of the decoder too": [
+        "compiler=openvino",
+        "compiler.targets=[denoiser,decoder]",
+    ],
     "onnxruntime": ["compiler=onnxruntime"],
 }
 
@@ -52,18 +67,25 @@ def dynamo_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     compile_with = torch.compile
     monkeypatch.setattr(
-        torch, "compile", lambda module, dynamic, **_: compile_with(module, backend="eager", dynamic=dynamic)
+        torch,
+        "compile",
+        lambda module, dynamic, **_: compile_with(
+            module, backend="eager", dynamic=dynamic
+        ),
     )
 
 
 @pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize("overrides", CASES.values(), ids=CASES)
-def test_is_proved_and_gives_the_latents_of_eager(session: Load, tmp_path: Path, overrides: list[str]) -> None:
+def test_is_proved_and_gives_the_latents_of_eager(
+    session: Load, tmp_path: Path, overrides: list[str]
+) -> None:
     for package in {"compiler=openvino", "compiler=onnxruntime"} & set(overrides):
         pytest.importorskip(package.partition("=")[2])
     compiled = session(TWO_STEPS, *overrides)
     ours, plain = (
-        latents(host, tmp_path / str(i)) for i, host in enumerate((compiled, session(TWO_STEPS, *work(overrides))))
+        latents(host, tmp_path / str(i))
+        for i, host in enumerate((compiled, session(TWO_STEPS, *work(overrides))))
     )
     found = evidence(compiled, "compiler")
     assert found.engaged, found
@@ -84,7 +106,9 @@ def restore(host: PipelineHost) -> None:
         vars(host._pipe.scheduler).pop(name, None)
 
 
-def test_a_package_is_compiled_once(session: Load, packages: Path, tmp_path: Path) -> None:
+def test_a_package_is_compiled_once(
+    session: Load, packages: Path, tmp_path: Path
+) -> None:
     cold = session("compiler=aot", TWO_STEPS)
     first = latents(cold, tmp_path / "first")
     cold_s, _ = compiled_so_far()
@@ -92,7 +116,9 @@ def test_a_package_is_compiled_once(session: Load, packages: Path, tmp_path: Pat
     assert packages.stat().st_mode & 0o777 == 0o700
     warm = session("compiler=aot", TWO_STEPS)
     assert torch.equal(latents(warm, tmp_path / "second"), first)
-    assert [said.split()[0] for said in evidence(warm, "compiler").facts["packages"]] == ["loaded"]
+    assert [
+        said.split()[0] for said in evidence(warm, "compiler").facts["packages"]
+    ] == ["loaded"]
     assert compiled_so_far()[0] < cold_s
     # A package has no weights: with those of another model it draws other images.
     other = session("compiler=aot", TWO_STEPS)
@@ -104,10 +130,19 @@ def test_a_package_is_compiled_once(session: Load, packages: Path, tmp_path: Pat
 @pytest.mark.usefixtures("dynamo_alone")
 @pytest.mark.parametrize(
     ("attention", "square", "anew"),
-    [("default", False, 0), ("default", True, 1), ("sliced", False, 1), ("sliced_max", False, 1)],
+    [
+        ("default", False, 0),
+        ("default", True, 1),
+        ("sliced", False, 1),
+        ("sliced_max", False, 1),
+    ],
 )
 def test_any_shape_is_refuted_where_sizes_are_constants(
-    session: Load, monkeypatch: pytest.MonkeyPatch, attention: str, square: bool, anew: int
+    session: Load,
+    monkeypatch: pytest.MonkeyPatch,
+    attention: str,
+    square: bool,
+    anew: int,
 ) -> None:
     if square:
         monkeypatch.setattr(InductorDynamic, "context", lambda *_: nullcontext())
@@ -131,18 +166,31 @@ GUIDED_IN_PART = "caching=guidance_interval workload.steps=3 workload.batch_size
         (f"compiler=inductor compiler.dynamic=false {GUIDED_IN_PART}", [2, 1]),
     ],
 )
-def test_what_a_new_shape_compiles_is_counted(composer: type[HydraComposer], chosen: str, graphs: list[int]) -> None:
+def test_what_a_new_shape_compiles_is_counted(
+    composer: type[HydraComposer], chosen: str, graphs: list[int]
+) -> None:
     host = PipelineHost(composer([*SMOKE, *chosen.split()]).variant(None), CPU)
     host.prepare()
     for expected in (graphs, [0] * len(graphs)):
-        assert [host.time_once(place).compiled.graphs for place in range(len(graphs))] == expected
-    assert all(evidence.engaged for place in range(len(graphs)) for evidence in host.prove(place).evidence)
+        assert [
+            host.time_once(place).compiled.graphs for place in range(len(graphs))
+        ] == expected
+    assert all(
+        evidence.engaged
+        for place in range(len(graphs))
+        for evidence in host.prove(place).evidence
+    )
 
 
 @pytest.mark.usefixtures("dynamo_alone")
 def test_calls_after_dynamos_limit_are_seen(session: Load) -> None:
     """A limit of one graph leaves out the other batch size."""
-    chosen = ("compiler=inductor", "compiler.dynamic=false", "caching=guidance_interval", "workload.steps=3")
+    chosen = (
+        "compiler=inductor",
+        "compiler.dynamic=false",
+        "caching=guidance_interval",
+        "workload.steps=3",
+    )
     host = session(*chosen)
     with torch._dynamo.config.patch(recompile_limit=1):
         host.time_once()

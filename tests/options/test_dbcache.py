@@ -42,7 +42,9 @@ def test_each_branch_has_a_state_of_its_own_as_cache_dit_has_where_it_is_told_so
     guided: bool, plain_call: None
 ) -> None:
     call = GUIDED if guided else {}
-    applied = Applied("flux", {"caching": DualBlockCache(threshold=0.99, warmup=1, most=1)})
+    applied = Applied(
+        "flux", {"caching": DualBlockCache(threshold=0.99, warmup=1, most=1)}
+    )
     ours = applied.images(ONE, **call)
     counts = applied.pipe.transformer.forward.calls
     assert counts["outer"] > 0
@@ -60,14 +62,20 @@ def test_each_branch_has_a_state_of_its_own_as_cache_dit_has_where_it_is_told_so
     assert far(ours, by_hand.images(ONE, **call)) < 1e-5
 
 
-@pytest.mark.parametrize("option", [ALWAYS, replace(ALWAYS, last_blocks=2, order=1), replace(ALWAYS, most=1)])
-def test_runs_of_blocks_are_skipped_and_another_image_begins_anew(option: DualBlockCache) -> None:
+@pytest.mark.parametrize(
+    "option", [ALWAYS, replace(ALWAYS, last_blocks=2, order=1), replace(ALWAYS, most=1)]
+)
+def test_runs_of_blocks_are_skipped_and_another_image_begins_anew(
+    option: DualBlockCache,
+) -> None:
     applied = Applied("flux", {"caching": option})
     images, finding, trace = _traced(applied)
     assert finding.engaged, finding.summary
     blocks = len(applied.pipe.transformer.forward.names)
     skipped = 2 if option.most == 1 else STEPS - option.warmup
-    assert finding.facts["skipped"] == skipped * (blocks - option.first_blocks - option.last_blocks)
+    assert finding.facts["skipped"] == skipped * (
+        blocks - option.first_blocks - option.last_blocks
+    )
     assert trace.denoiser.calls == STEPS
     assert far(images, Applied("flux", {"caching": WholeSteps()}).images(ONE)) > 1e-4
     assert np.array_equal(applied.images(ONE), images)
@@ -82,14 +90,20 @@ def test_without_a_skipped_step_the_image_is_the_same() -> None:
 
 def test_blocks_that_run_all_the_same_are_told() -> None:
     applied = Applied("flux", {"caching": ALWAYS})
-    applied.pipe.transformer.forward._groups = dict.fromkeys(applied.pipe.transformer.forward._groups, 1)
+    applied.pipe.transformer.forward._groups = dict.fromkeys(
+        applied.pipe.transformer.forward._groups, 1
+    )
     assert not _traced(applied)[1].engaged
 
 
-def test_is_refused_where_images_would_depend_on_each_other_or_nothing_is_skipped() -> None:
+def test_is_refused_where_images_would_depend_on_each_other_or_nothing_is_skipped() -> (
+    None
+):
     ctx = context_of(tiny("flux"))
     assert DualBlockCache().obstacles(ctx) == []
-    [reason] = DualBlockCache().obstacles(replace(ctx, workload=replace(ctx.workload, batch_size=2)))
+    [reason] = DualBlockCache().obstacles(
+        replace(ctx, workload=replace(ctx.workload, batch_size=2))
+    )
     assert "workload.batch_size=1" in reason
     with pytest.raises(UsageError, match="leave no block to skip"):
         Applied("flux", {"caching": DualBlockCache(first_blocks=6)})

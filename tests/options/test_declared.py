@@ -22,10 +22,16 @@ def composed() -> dict[str, Variant]:
     """Every option of the packaged groups, on the reference model."""
     with composer_of(SMOKE) as composer:
         variants = compose_options(composer, optimization_options())
-    return {f"{group}={name}": made for (group, name), made in variants.items() if isinstance(made, Variant)}
+    return {
+        f"{group}={name}": made
+        for (group, name), made in variants.items()
+        if isinstance(made, Variant)
+    }
 
 
-def declaring(composed: dict[str, Variant]) -> Iterator[tuple[str, str, Optimization, Variant]]:
+def declaring(
+    composed: dict[str, Variant],
+) -> Iterator[tuple[str, str, Optimization, Variant]]:
     """Yields name, axis, option and variant of the options that a variant chooses beyond its neighbours'."""
     for name, variant in composed.items():
         group, _, option = name.partition("=")
@@ -34,26 +40,40 @@ def declaring(composed: dict[str, Variant]) -> Iterator[tuple[str, str, Optimiza
             yield name, axis, variant.optimizations[axis], variant
 
 
-def test_each_excluded_option_is_refused_in_the_words_of_its_rule(composed: dict[str, Variant]) -> None:
+def test_each_excluded_option_is_refused_in_the_words_of_its_rule(
+    composed: dict[str, Variant],
+) -> None:
     tried = 0
     for name, axis, option, variant in declaring(composed):
         for rule in option.all_excludes():
             group, _, member = rule.axis.partition(".")
-            forbidden, possible = ([member], list[str]()) if member else options_excluded(rule)
-            assert forbidden, f"{name}: no option of {rule.axis} is excluded by its rule"
+            forbidden, possible = (
+                ([member], list[str]()) if member else options_excluded(rule)
+            )
+            assert forbidden, (
+                f"{name}: no option of {rule.axis} is excluded by its rule"
+            )
             for other in (*forbidden, *possible):
                 partner = composed.get(f"{group}={other}")
                 if partner is None or rule.axis not in partner.optimizations:
                     continue
-                chosen = {**variant.optimizations, rule.axis: partner.optimizations[rule.axis], axis: option}
+                chosen = {
+                    **variant.optimizations,
+                    rule.axis: partner.optimizations[rule.axis],
+                    axis: option,
+                }
                 reasons = replace(variant, optimizations=chosen).conflicts(CPU)
                 is_refused = any(rule.reason in reason for reason in reasons)
-                assert is_refused == (other in forbidden), f"{name} with {group}={other}: {reasons}"
+                assert is_refused == (other in forbidden), (
+                    f"{name} with {group}={other}: {reasons}"
+                )
                 tried += is_refused
     assert tried >= 40
 
 
-def test_each_need_is_refused_where_it_is_absent(composed: dict[str, Variant], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_need_is_refused_where_it_is_absent(
+    composed: dict[str, Variant], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sdopt.options.declarations.find_spec", lambda module: None)
     tried = 0
     for name, _, option, variant in declaring(composed):

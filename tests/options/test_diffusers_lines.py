@@ -20,7 +20,12 @@ from sdopt.reference import LORAS, MODEL
 from tests.fixtures import CPU, Compose
 
 TOGETHER = (
-    ("precision=bf16", "attention=vanilla", "layout=channels_last", "grad_mode=inference_mode")
+    (
+        "precision=bf16",
+        "attention=vanilla",
+        "layout=channels_last",
+        "grad_mode=inference_mode",
+    )
     + ("memory=[vae_slicing,vae_tiling]", "memory.vae_tiling.tile_size=64"),
     ("attention=sliced", "memory=[layerwise_casting]")
     + ("lora=loaded", f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors"),
@@ -71,14 +76,25 @@ def test_code_and_options_do_the_same(
     chosen = variant(*overrides)
     setup = written(chosen, CPU).setup
     assert "import sdopt" not in setup.imports, setup
-    call = {"prompt": ["a red apple", "a green tree"], "num_inference_steps": 1, "height": 72, "width": 72}
+    call = {
+        "prompt": ["a red apple", "a green tree"],
+        "num_inference_steps": 1,
+        "height": 72,
+        "width": 72,
+    }
 
     by_hand = deepcopy(untouched)
-    called_by = [f"with {', '.join(setup.around)}:", "    pipe(**call)"] if setup.around else ["pipe(**call)"]
+    called_by = (
+        [f"with {', '.join(setup.around)}:", "    pipe(**call)"]
+        if setup.around
+        else ["pipe(**call)"]
+    )
     program = "\n".join([*setup.imports, *setup.lines, *called_by])
     shown = seen(by_hand, lambda: exec(program, {"pipe": by_hand, "call": call}))
 
-    by_option = deepcopy(untouched).to(dtype=chosen.optimizations["precision"].load_kwargs()["dtype"])
+    by_option = deepcopy(untouched).to(
+        dtype=chosen.optimizations["precision"].load_kwargs()["dtype"]
+    )
     assembly = Assembly.of(by_option, dict(chosen.applied))
 
     def called() -> None:
@@ -91,4 +107,8 @@ def test_code_and_options_do_the_same(
 @pytest.mark.parametrize("option", OTHERS, ids=repr)
 def test_all_other_code_is_python(option: Optimization) -> None:
     *before, last = option.diffusers_lines
-    compile("\n".join([*before, f"{last} pass" if last.startswith("with ") else last]), repr(option), "exec")
+    compile(
+        "\n".join([*before, f"{last} pass" if last.startswith("with ") else last]),
+        repr(option),
+        "exec",
+    )

@@ -30,12 +30,17 @@ PIPE: Any = None
 
 def traced(*operators: str, benchmark: bool = True) -> Trace:
     trace = Trace()
-    trace.denoiser.operators, trace.denoiser.cudnn_benchmark = Counter(operators), benchmark
+    trace.denoiser.operators, trace.denoiser.cudnn_benchmark = (
+        Counter(operators),
+        benchmark,
+    )
     return trace
 
 
 class TestAtTheStart:
-    def test_options_start_before_anything_is_loaded(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_options_start_before_anything_is_loaded(
+        self, variant: Compose, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         seen: list[str | None] = []
 
         def load(*_args: Any) -> Any:
@@ -49,17 +54,27 @@ class TestAtTheStart:
         assert seen == ["FAST"]
 
     @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-    def test_segments_keep_the_users_other_settings(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def test_segments_keep_the_users_other_settings(
+        self, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
         told: list[str] = []
         monkeypatch.setenv(name, "max_split_size_mb:128,expandable_segments:False")
         monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
         ExpandableSegments().begin_process()
-        assert told == ["max_split_size_mb:128,expandable_segments:True"] == [os.environ[name]]
+        assert (
+            told
+            == ["max_split_size_mb:128,expandable_segments:True"]
+            == [os.environ[name]]
+        )
 
-    def test_a_program_that_runs_is_told_how_to_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_program_that_runs_is_told_how_to_start(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
         [found] = ExpandableSegments().broken(PIPE)
-        assert found.endswith("start Python with PYTORCH_ALLOC_CONF=expandable_segments:True")
+        assert found.endswith(
+            "start Python with PYTORCH_ALLOC_CONF=expandable_segments:True"
+        )
 
 
 class TestEvidence:
@@ -80,24 +95,38 @@ class TestEvidence:
                 proof = CudnnBenchmark().apply(PIPE)
                 loaded._assembly.proofs["environment"] = proof
                 loaded._variant.choices["environment"] = "cudnn_benchmark"  # type: ignore[index]
-                [found] = [each for each in loaded.prove().evidence if each.axis == "environment"]
+                [found] = [
+                    each
+                    for each in loaded.prove().evidence
+                    if each.axis == "environment"
+                ]
                 assert not found.engaged  # a CPU has no cuDNN
                 seen.append(found.summary.partition(" in the denoiser")[0])
         assert seen == ["benchmarking was off", "benchmarking was on"]
 
     def test_segments_must_grow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         proof = ExpandableSegments().apply(PIPE)
-        for segments, engaged in (([], False), ([False, False], False), ([True, False], True)):
+        for segments, engaged in (
+            ([], False),
+            ([False, False], False),
+            ([True, False], True),
+        ):
             snapshot = [{"is_expandable": grows} for grows in segments]
             monkeypatch.setattr(torch.cuda, "memory_snapshot", partial(list, snapshot))
             assert proof(Trace()).engaged == engaged
 
-    def test_miopen_must_compute_in_the_mode(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_miopen_must_compute_in_the_mode(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("MIOPEN_FIND_MODE", "HYBRID")
         proof = MiopenFind("HYBRID").apply(PIPE)
         assert proof(traced("aten::miopen_convolution")).engaged
         assert not proof(traced("aten::cudnn_convolution")).engaged
-        assert not MiopenFind("FAST").apply(PIPE)(traced("aten::miopen_convolution")).engaged
+        assert (
+            not MiopenFind("FAST")
+            .apply(PIPE)(traced("aten::miopen_convolution"))
+            .engaged
+        )
 
     def test_products_must_be_tuned(self, monkeypatch: pytest.MonkeyPatch) -> None:
         state, results = [False], ["a product"]
@@ -123,7 +152,9 @@ class TestEvidence:
         monkeypatch.setitem(counters, "inductor", Counter(coordesc_tuning_bench=3))
         assert proof(Trace()).engaged
 
-    def test_weights_must_be_constants_of_what_was_compiled_since(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_weights_must_be_constants_of_what_was_compiled_since(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         made = [ModuleType("before")]
         made[0].__dict__["_frozen_param0"] = None
         monkeypatch.setattr(PyCodeCache, "modules", made)
@@ -138,11 +169,21 @@ class TestEvidence:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("undone", [False, True])
-    def test_inductor_makes_constants(self, session: Load, monkeypatch: pytest.MonkeyPatch, undone: bool) -> None:
+    def test_inductor_makes_constants(
+        self, session: Load, monkeypatch: pytest.MonkeyPatch, undone: bool
+    ) -> None:
         if undone:
-            monkeypatch.setattr(InductorFreezing, "context", lambda self, pipe: nullcontext())
+            monkeypatch.setattr(
+                InductorFreezing, "context", lambda self, pipe: nullcontext()
+            )
         torch._dynamo.reset()  # code that another test compiled without constants would be taken
-        loaded = session("environment=inductor_freezing", "compiler=inductor", "workload.steps=2")
+        loaded = session(
+            "environment=inductor_freezing", "compiler=inductor", "workload.steps=2"
+        )
         loaded.time_once()
-        [found] = [each for each in loaded.prove().evidence if each.axis == "environment.inductor_freezing"]
+        [found] = [
+            each
+            for each in loaded.prove().evidence
+            if each.axis == "environment.inductor_freezing"
+        ]
         assert found.engaged != undone, found.summary

@@ -30,31 +30,62 @@ from tests.options.hosts import card
         ("_scaled_dot_product_cudnn_attention", "cudnn"),
         ("_scaled_dot_product_efficient_attention", "mem_efficient"),
         ("_scaled_dot_product_attention_math", "math"),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0", "cudnn"),
-        ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4>>", "flash"),
-        ("void pytorch_flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64>>", "flash"),
-        ("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<...>>>", "flash"),
-        ("fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel::Params)", "mem_efficient"),
+        (
+            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0",
+            "cudnn",
+        ),
+        (
+            "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4>>",
+            "flash",
+        ),
+        (
+            "void pytorch_flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64>>",
+            "flash",
+        ),
+        (
+            "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<...>>>",
+            "flash",
+        ),
+        (
+            "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel::Params)",
+            "mem_efficient",
+        ),
         ("_scaled_dot_product_fused_attention_overrideable", None),
         ("triton_poi_fused_add_0", None),
     ],
 )
-def test_back_ends_are_told_apart_by_exact_names(name: str, backend: str | None) -> None:
+def test_back_ends_are_told_apart_by_exact_names(
+    name: str, backend: str | None
+) -> None:
     assert backend_of(name) == backend
 
 
-def test_a_package_serves_every_card_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_serves_every_card_of_its_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """PyTorch's properties of a card include its UUID."""
 
     def digest(**others: Any) -> str:
-        known = {"name": "a GPU", "major": 9, "minor": 0, "multi_processor_count": 132, "uuid": "one"} | others
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**known))
+        known = {
+            "name": "a GPU",
+            "major": 9,
+            "minor": 0,
+            "multi_processor_count": 132,
+            "uuid": "one",
+        } | others
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**known)
+        )
         with FakeTensorMode():
             given = torch.empty(1, 3, device="cuda:0")
         return aot.digest(Tensors(torch.nn.Linear(3, 3), (given,), {}))
 
     assert digest() == digest(uuid="another")
-    others: list[dict[str, Any]] = [{"name": "another GPU"}, {"minor": 1}, {"multi_processor_count": 66}]
+    others: list[dict[str, Any]] = [
+        {"name": "another GPU"},
+        {"minor": 1},
+        {"multi_processor_count": 66},
+    ]
     assert len({digest(), *(digest(**other) for other in others)}) == 4
 
 
@@ -68,7 +99,9 @@ class TestToolchain:
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
         monkeypatch.setattr(base, "find_spec", lambda name: object())
-        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
+        monkeypatch.setattr(
+            shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None
+        )
         monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
 
     def test_each_part_that_is_missing_is_named(
@@ -80,7 +113,10 @@ class TestToolchain:
         triton, compiler, headers = variant("compiler=inductor").conflicts(self.HERE)
         assert triton.endswith("needs the package triton: pip install triton")
         assert "CC=no-such-cc is not one" in compiler
-        assert f"needs {tmp_path / 'Python.h'}: install it (Debian: apt-get install python3-dev)" in headers
+        assert (
+            f"needs {tmp_path / 'Python.h'}: install it (Debian: apt-get install python3-dev)"
+            in headers
+        )
         monkeypatch.delenv("CXX", raising=False)
         [compiler] = variant("compiler=inductor").conflicts(CPU)
         assert "needs a C++ compiler" in compiler
@@ -89,29 +125,49 @@ class TestToolchain:
         self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         """As Docker's `--tmpfs` mounts it."""
-        monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID))
+        monkeypatch.setattr(
+            os,
+            "statvfs",
+            lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID),
+        )
         for here in (self.HERE, CPU):
             found = variant("compiler=inductor").conflicts(here)
-            assert "which is mounted noexec: choose another folder with TMPDIR=…" in found[-1]
+            assert (
+                "which is mounted noexec: choose another folder with TMPDIR=…"
+                in found[-1]
+            )
         assert variant("compiler=inductor").conflicts(card(8, 0)) == []
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
         assert variant("compiler=inductor").conflicts(self.HERE) == []
         found = variant("compiler=aot").conflicts(CPU)
         assert "unpacks compiled code to /tmp, independent of TMPDIR" in found[-1]
 
-    def test_of_products_by_sdnq(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_products_by_sdnq(
+        self, variant: Compose, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """They are Triton's, where it is installed."""
-        monkeypatch.setattr("sdopt.options.declarations.find_spec", lambda name: object())
-        monkeypatch.setattr("sdopt.options.quantization.find_spec", lambda name: object())
+        monkeypatch.setattr(
+            "sdopt.options.declarations.find_spec", lambda name: object()
+        )
+        monkeypatch.setattr(
+            "sdopt.options.quantization.find_spec", lambda name: object()
+        )
         assert variant("precision=int8_sdnq").conflicts(self.HERE) == []
         monkeypatch.setattr(shutil, "which", lambda name: None)
         [found] = variant("precision=int8_sdnq").conflicts(self.HERE)
         assert found.startswith("precision=int8_sdnq: SDNQ on CUDA needs a C compiler")
-        assert variant("precision=int8_sdnq", "precision.activations=false").conflicts(self.HERE) == []
+        assert (
+            variant("precision=int8_sdnq", "precision.activations=false").conflicts(
+                self.HERE
+            )
+            == []
+        )
         monkeypatch.setattr("sdopt.options.quantization.find_spec", lambda name: None)
         assert variant("precision=int8_sdnq").conflicts(self.HERE) == []
 
-    def test_of_packages(self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_of_packages(
+        self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         """They are C++, compiled against CUDA's own headers."""
         monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
         compiler, headers = variant("compiler=aot").conflicts(self.HERE)
@@ -144,7 +200,11 @@ class TestGraphs:
         counters["stats"]["unique_graphs"] = 1
         counters["inductor"]["cudagraph_skips"] = skips
         trace = Trace()
-        trace.denoiser.calls, trace.denoiser.graph_launches, trace.denoiser.graph_captures = 2, launches, captures
+        (
+            trace.denoiser.calls,
+            trace.denoiser.graph_launches,
+            trace.denoiser.graph_captures,
+        ) = 2, launches, captures
         trace.denoiser.operators["Torch-Compiled Region: 0/0"] = 2
         found = proof(trace)
         counters.clear()
@@ -153,23 +213,46 @@ class TestGraphs:
     @pytest.mark.parametrize(
         ("launches", "skips", "captures", "engaged"),
         [
-            *[(2, 0, 0, True), (5, 0, 0, True), (0, 0, 0, False), (1, 0, 0, False), (2, 1, 0, False)],
-            (2, 0, 2, False),  # as Inductor does, and counts it as no skip, where weights have moved since
+            *[
+                (2, 0, 0, True),
+                (5, 0, 0, True),
+                (0, 0, 0, False),
+                (1, 0, 0, False),
+                (2, 1, 0, False),
+            ],
+            (
+                2,
+                0,
+                2,
+                False,
+            ),  # as Inductor does, and counts it as no skip, where weights have moved since
         ],
     )
     def test_must_be_replayed_in_each_call_and_none_skipped_or_recorded_again(
-        self, monkeypatch: pytest.MonkeyPatch, launches: int, skips: int, captures: int, engaged: bool
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        launches: int,
+        skips: int,
+        captures: int,
+        engaged: bool,
     ) -> None:
         found = self.finding(monkeypatch, launches, skips, captures=captures)
         assert found.engaged == engaged
         assert f"{launches} CUDA graphs replayed, {skips} skipped" in found.summary
         assert (f"{captures} recorded again" in found.summary) == bool(captures)
 
-    @pytest.mark.parametrize(("device", "mode"), [("cpu", "reduce-overhead"), ("cuda", "default")])
-    def test_are_not_asked_for_elsewhere(self, monkeypatch: pytest.MonkeyPatch, device: str, mode: str) -> None:
+    @pytest.mark.parametrize(
+        ("device", "mode"), [("cpu", "reduce-overhead"), ("cuda", "default")]
+    )
+    def test_are_not_asked_for_elsewhere(
+        self, monkeypatch: pytest.MonkeyPatch, device: str, mode: str
+    ) -> None:
         assert self.finding(monkeypatch, 0, 1, device, mode).engaged
 
-    @pytest.mark.parametrize(("mode", "big", "said"), [("max-autotune", False, True), ("max-autotune", True, False)])
+    @pytest.mark.parametrize(
+        ("mode", "big", "said"),
+        [("max-autotune", False, True), ("max-autotune", True, False)],
+    )
     def test_what_inductor_leaves_out_on_a_small_card_is_said(
         self, monkeypatch: pytest.MonkeyPatch, mode: str, big: bool, said: bool
     ) -> None:

@@ -25,26 +25,60 @@ OPTIONS = [
 ]
 CUDA = "needs a CUDA device; this runs on "
 ELSEWHERE = {
-    **dict.fromkeys((("attention", option) for option in ("mem_efficient", "cudnn", "xformers")), CUDA),
-    **dict.fromkeys((("precision", option) for option in ("tf32", "fp32_ieee", "fp8_torchao", "fp8_sdnq")), CUDA),
-    **dict.fromkeys((("compiler", option) for option in ("blade", "cuda_graphs", "deepspeed", "tensorrt")), CUDA),
+    **dict.fromkeys(
+        (("attention", option) for option in ("mem_efficient", "cudnn", "xformers")),
+        CUDA,
+    ),
+    **dict.fromkeys(
+        (
+            ("precision", option)
+            for option in ("tf32", "fp32_ieee", "fp8_torchao", "fp8_sdnq")
+        ),
+        CUDA,
+    ),
+    **dict.fromkeys(
+        (
+            ("compiler", option)
+            for option in ("blade", "cuda_graphs", "deepspeed", "tensorrt")
+        ),
+        CUDA,
+    ),
     ("precision", "fp16_vae_fix"): "this VAE is for SDXL",
-    **dict.fromkeys((("attention", option) for option in ("dispatched", "sage")), "runs no attention of UNets"),
+    **dict.fromkeys(
+        (("attention", option) for option in ("dispatched", "sage")),
+        "runs no attention of UNets",
+    ),
 }
 """What conflicts with a CPU or the packaged model, with the reason; tests of their own look at these options."""
-PACKAGES = {name for name in ("torchao", "sdnq", "bitsandbytes", "onnxruntime", "openvino") if find_spec(name) is None}
+PACKAGES = {
+    name
+    for name in ("torchao", "sdnq", "bitsandbytes", "onnxruntime", "openvino")
+    if find_spec(name) is None
+}
 """Packages of extras that are not installed; without them, their options conflict and say so."""
-COMPILED = [option for option in OPTIONS if option[0] == "compiler" and option[1] != "eager"]  # see test_compilers.py
-OPTIONS = [option for option in OPTIONS if not any(option[1].endswith(name) for name in PACKAGES)]
+COMPILED = [
+    option for option in OPTIONS if option[0] == "compiler" and option[1] != "eager"
+]  # see test_compilers.py
+OPTIONS = [
+    option
+    for option in OPTIONS
+    if not any(option[1].endswith(name) for name in PACKAGES)
+]
 
 
 def test_each_runs_on_a_cpu_or_says_what_it_needs(variant: Compose) -> None:
     plain = variant().optimizations
     for axis, option in OPTIONS:
         made = variant(f"{axis}={option}")
-        found, chosen, reason = made.conflicts(CPU), made.optimizations[axis], ELSEWHERE.get((axis, option))
+        found, chosen, reason = (
+            made.conflicts(CPU),
+            made.optimizations[axis],
+            ELSEWHERE.get((axis, option)),
+        )
         assert bool(found) == (reason is not None), found
-        assert reason is None or any(f"{axis}={option}: " in each and reason in each for each in found)
+        assert reason is None or any(
+            f"{axis}={option}: " in each and reason in each for each in found
+        )
         assert chosen.claims <= {"latency", "memory"}
         if chosen == plain[axis]:
             assert (chosen.contract, chosen.claims) == (Contract.EXACT, frozenset())
@@ -57,7 +91,9 @@ def test_the_weakest_promise_is_the_variants(variant: Compose) -> None:
 
 
 class TestContexts:
-    def test_autocast_is_that_of_the_device_of_the_run(self, session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_autocast_is_that_of_the_device_of_the_run(
+        self, session: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """With hardware=cpu on a machine that has a GPU."""
         loaded = session("precision=autocast_fp16")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -66,11 +102,17 @@ class TestContexts:
     def test_tf32_settings_are_restored(self, session: Load, variant: Compose) -> None:
         def settings() -> tuple[bool, bool, str]:
             backends = torch.backends
-            return backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+            return (
+                backends.cuda.matmul.allow_tf32,
+                backends.cudnn.allow_tf32,
+                torch.get_float32_matmul_precision(),
+            )
 
         before, pipe = settings(), session()._pipe
         for option, inside in (("tf32", True), ("fp32_ieee", False)):
-            with variant(f"precision={option}").optimizations["precision"].context(pipe):
+            with (
+                variant(f"precision={option}").optimizations["precision"].context(pipe)
+            ):
                 assert settings()[:2] == (inside, inside)
             assert settings() == before
         with variant("precision=fp32").optimizations["precision"].context(pipe):
@@ -82,7 +124,9 @@ class TestContexts:
         def enter(stage: str) -> None:
             seen[stage] = torch.backends.cuda.flash_sdp_enabled()
 
-        loaded._pipe.unet.conv_in.register_forward_pre_hook(lambda *_: enter("inside the denoiser"))
+        loaded._pipe.unet.conv_in.register_forward_pre_hook(
+            lambda *_: enter("inside the denoiser")
+        )
         with observed(loaded._pipe, enter, lambda stage, output: None):
             loaded._call()
         assert seen["inside the denoiser"] is False
@@ -97,7 +141,9 @@ class TestContexts:
         trace = Trace()
         trace.denoiser.operators["Torch-Compiled Region: 0/0"] = 7
         assert proof(trace).engaged
-        trace.denoiser.operators["aten::_scaled_dot_product_flash_attention_for_cpu"] = 1
+        trace.denoiser.operators[
+            "aten::_scaled_dot_product_flash_attention_for_cpu"
+        ] = 1
         assert not proof(trace).engaged
 
 
@@ -105,7 +151,9 @@ class TestContexts:
 class TestOnCuda:
     """Kernels seen on a GPU; what this one cannot run is skipped."""
 
-    @pytest.mark.parametrize("option", [option for axis, option in OPTIONS if axis == "attention"])
+    @pytest.mark.parametrize(
+        "option", [option for axis, option in OPTIONS if axis == "attention"]
+    )
     def test_attention(self, on_cuda: Load, option: str) -> None:
         found = evidence(on_cuda("precision=fp16", f"attention={option}"), "attention")
         assert found.engaged, found
@@ -113,9 +161,15 @@ class TestOnCuda:
     @pytest.mark.parametrize(
         ("axis", "option"),
         [
-            pytest.param(axis, option, marks=[pytest.mark.slow] if option.endswith("sdnq") else [])
+            pytest.param(
+                axis,
+                option,
+                marks=[pytest.mark.slow] if option.endswith("sdnq") else [],
+            )
             for axis, option in OPTIONS
-            if axis != "attention" and (axis, option) not in COMPILED and option != "fp16_vae_fix"
+            if axis != "attention"
+            and (axis, option) not in COMPILED
+            and option != "fp16_vae_fix"
         ],
     )
     def test_everything_else(self, on_cuda: Load, axis: str, option: str) -> None:
@@ -123,9 +177,15 @@ class TestOnCuda:
         assert found.engaged, found
 
     @pytest.mark.parametrize("option", ["tf32", "fp32_ieee"])
-    def test_tf32_that_was_set_otherwise(self, on_cuda: Load, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_tf32_that_was_set_otherwise(
+        self, on_cuda: Load, option: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         loaded = on_cuda(f"precision={option}")
-        monkeypatch.setattr(type(loaded._variant.optimizations["precision"]), "context", lambda *_: nullcontext())
+        monkeypatch.setattr(
+            type(loaded._variant.optimizations["precision"]),
+            "context",
+            lambda *_: nullcontext(),
+        )
         with tf32(option == "fp32_ieee"):
             assert not evidence(loaded, "precision").engaged
 
@@ -134,6 +194,10 @@ class TestOnCuda:
         assert memory is not None
         assert memory.headline is not None
         assert memory.headline[0] == "peak_allocated_gib"
-        figures = (memory.cuda_loaded_gib, memory.cuda_peak_allocated_gib, memory.cuda_peak_reserved_gib)
+        figures = (
+            memory.cuda_loaded_gib,
+            memory.cuda_peak_allocated_gib,
+            memory.cuda_peak_reserved_gib,
+        )
         loaded, allocated, reserved = (figure or 0.0 for figure in figures)
         assert 0 < loaded < allocated <= reserved

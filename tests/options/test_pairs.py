@@ -57,7 +57,11 @@ class Choice:
 
     def is_named(self, reason: str) -> bool:
         """Whether a reason says its name, that of its group or that of its class."""
-        words = {self.group, self.option, *(type(option).__name__ for option in self.optimizations.values())}
+        words = {
+            self.group,
+            self.option,
+            *(type(option).__name__ for option in self.optimizations.values()),
+        }
         return any(word.lower() in reason.lower() for word in words)
 
 
@@ -73,8 +77,18 @@ class Walk:
             for number, workload in enumerate(WORKLOADS)
         }
         self.choices = [
-            Choice(group, option, {axis: chosen for axis, chosen in variant.optimizations.items() if _in(group, axis)})
-            for (group, option), variant in compose_options(composer, optimization_options()).items()
+            Choice(
+                group,
+                option,
+                {
+                    axis: chosen
+                    for axis, chosen in variant.optimizations.items()
+                    if _in(group, axis)
+                },
+            )
+            for (group, option), variant in compose_options(
+                composer, optimization_options()
+            ).items()
             if isinstance(variant, Variant)
         ]
         self.pairs = [(a, b) for a, b in combinations(self.choices, 2) if a.combines(b)]
@@ -83,23 +97,31 @@ class Walk:
         gc.collect()
         gc.freeze()
 
-    def variant(self, chosen: Iterable[Choice], task: str = "txt2img", workload: int = 0) -> Variant:
+    def variant(
+        self, chosen: Iterable[Choice], task: str = "txt2img", workload: int = 0
+    ) -> Variant:
         """Returns the variant with some options on the reference model."""
         base = self._bases[task, workload]
         options, names = dict(base.optimizations), dict(base.choices)
         for choice in chosen:
             # Few steps of small images differ too much for the test of a first-block cache as it is set for users.
             options |= {
-                axis: replace(option, threshold=10.0) if isinstance(option, FirstBlockCaching) else option
+                axis: replace(option, threshold=10.0)
+                if isinstance(option, FirstBlockCaching)
+                else option
                 for axis, option in choice.optimizations.items()
             }
             names |= dict.fromkeys(choice.optimizations, choice.option)
         return replace(base, optimizations=options, choices=names)
 
-    def runnable(self, chosen: Sequence[Choice], task: str = "txt2img") -> Variant | None:
+    def runnable(
+        self, chosen: Sequence[Choice], task: str = "txt2img"
+    ) -> Variant | None:
         """Returns the variant on the smallest workload on which it has no conflict; None if it has one on all."""
         made = (self.variant(chosen, task, number) for number in range(len(WORKLOADS)))
-        return next((variant for variant in made if not variant.conflicts(self.device)), None)
+        return next(
+            (variant for variant in made if not variant.conflicts(self.device)), None
+        )
 
     def able(self) -> list[Choice]:
         """Returns the options that run here, without those of the baseline: a pair with one of these is the other."""
@@ -107,7 +129,8 @@ class Walk:
         return [
             choice
             for choice in self.choices
-            if not choice.optimizations.items() <= plain.items() and self.runnable([choice])
+            if not choice.optimizations.items() <= plain.items()
+            and self.runnable([choice])
         ]
 
     def undeclared(self, device: Device, **sections: object) -> list[str]:
@@ -119,9 +142,16 @@ class Walk:
         """
 
         def reasons(*chosen: Choice) -> set[str]:
-            variant = replace(self.variant(chosen, "txt2img", len(WORKLOADS) - 1), **sections)  # type: ignore[arg-type]
+            variant = replace(
+                self.variant(chosen, "txt2img", len(WORKLOADS) - 1),
+                **sections,  # type: ignore[arg-type]
+            )
             ctx = variant.context(device)
-            return {reason for option in variant.optimizations.values() for reason in option.incompatible(ctx)}
+            return {
+                reason
+                for option in variant.optimizations.values()
+                for reason in option.incompatible(ctx)
+            }
 
         alone = {choice: reasons(choice) for choice in self.choices}
         return [
@@ -146,7 +176,10 @@ class Walk:
         try:
             host = PipelineHost(variant, self.device)
             host.prepare()
-            if any(option.fixed_batch and option.compiles for option in variant.optimizations.values()):
+            if any(
+                option.fixed_batch and option.compiles
+                for option in variant.optimizations.values()
+            ):
                 host.time_once()  # what is compiled in the first call would be in the trace
             idle = [
                 f"{item.axis}={item.option} left no evidence: {item.summary}"
@@ -160,13 +193,19 @@ class Walk:
     def failures(self, runs: Iterable[tuple[Sequence[Choice], str]]) -> list[str]:
         """Runs what can run; returns a line for each failure."""
         faults = ((chosen, task, self.fault(chosen, task)) for chosen, task in runs)
-        return [f"{task}: {' with '.join(map(str, chosen))}: {fault}" for chosen, task, fault in faults if fault]
+        return [
+            f"{task}: {' with '.join(map(str, chosen))}: {fault}"
+            for chosen, task, fault in faults
+            if fault
+        ]
 
 
 Missing = set[frozenset[Choice | str]]
 
 
-def covering_runs(walk: Walk, choices: Sequence[Choice], missing: Missing) -> list[tuple[list[Choice], str]]:
+def covering_runs(
+    walk: Walk, choices: Sequence[Choice], missing: Missing
+) -> list[tuple[list[Choice], str]]:
     """Returns combinations of options, with a task, in which each of the missing sets occurs: always the same ones.
 
     Greedy: a run begins with a set that is missing, and takes on whatever adds most of the others. A set is of one
@@ -179,7 +218,10 @@ def covering_runs(walk: Walk, choices: Sequence[Choice], missing: Missing) -> li
         chosen = [item for item in first if isinstance(item, Choice)]
         able = [task for task in TASKS if walk.runnable(chosen, task)]
         # The set's own task, or each in its turn.
-        task = next((item for item in first if isinstance(item, str)), able[len(runs) % len(able)])
+        task = next(
+            (item for item in first if isinstance(item, str)),
+            able[len(runs) % len(able)],
+        )
         shuffled = order.sample(list(choices), len(choices))
         while True:
             gains = {
@@ -187,13 +229,23 @@ def covering_runs(walk: Walk, choices: Sequence[Choice], missing: Missing) -> li
                 for choice in shuffled
                 if all(choice.combines(other) for other in chosen)
             }
-            best = sorted((choice for choice in gains if gains[choice]), key=lambda choice: -gains[choice])
-            added = next((choice for choice in best if walk.runnable([*chosen, choice], task)), None)
+            best = sorted(
+                (choice for choice in gains if gains[choice]),
+                key=lambda choice: -gains[choice],
+            )
+            added = next(
+                (choice for choice in best if walk.runnable([*chosen, choice], task)),
+                None,
+            )
             if added is None:
                 break
             chosen.append(added)
         runs.append((chosen, task))
-        missing -= {frozenset(found) for size in (1, 2) for found in combinations([*chosen, task], size)}
+        missing -= {
+            frozenset(found)
+            for size in (1, 2)
+            for found in combinations([*chosen, task], size)
+        }
     return runs
 
 
@@ -203,20 +255,38 @@ def each_once(choices: Iterable[Choice]) -> Missing:
 
 def each_pair(walk: Walk, choices: Sequence[Choice]) -> Missing:
     """Returns each pair of options that can run, and each option with each task."""
-    found: Missing = {frozenset((a, b)) for a, b in combinations(choices, 2) if a.combines(b) and walk.runnable([a, b])}
-    return found | {frozenset((each, task)) for each in choices for task in TASKS if walk.runnable([each], task)}
+    found: Missing = {
+        frozenset((a, b))
+        for a, b in combinations(choices, 2)
+        if a.combines(b) and walk.runnable([a, b])
+    }
+    return found | {
+        frozenset((each, task))
+        for each in choices
+        for task in TASKS
+        if walk.runnable([each], task)
+    }
 
 
 def _gain(choice: Choice, chosen: Sequence[Choice | str], missing: Missing) -> int:
     """Returns how many of the missing sets an option would add to what is chosen."""
-    return sum(found in missing for found in (frozenset((choice,)), *(frozenset((choice, each)) for each in chosen)))
+    return sum(
+        found in missing
+        for found in (
+            frozenset((choice,)),
+            *(frozenset((choice, each)) for each in chosen),
+        )
+    )
 
 
 def _in(group: str, axis: str) -> bool:
     return axis.partition(".")[0] == group
 
 
-DEVICES = {"cpu": CPU, **{card: planned_device(data_sheets()[card]) for card in ("h200", "rtx4090", "t4")}}
+DEVICES = {
+    "cpu": CPU,
+    **{card: planned_device(data_sheets()[card]) for card in ("h200", "rtx4090", "t4")},
+}
 
 USUAL = (("emoji", "cpu"), ("sd15", "rtx4090"), ("sd21", "t4"), ("sdxl", "h200"))
 """Models and devices whose pairs are looked at on each commit: each device once, and a model of each kind."""
@@ -232,14 +302,22 @@ def walk() -> Walk:
 def quick(walk: Walk) -> list[Choice]:
     """The options that run here, without those that compile for more than ten seconds."""
     long = ByInductor | WholeStep | Aot
-    return [each for each in walk.able() if not any(isinstance(one, long) for one in each.optimizations.values())]
+    return [
+        each
+        for each in walk.able()
+        if not any(isinstance(one, long) for one in each.optimizations.values())
+    ]
 
 
 class TestDeclared:
     @pytest.mark.parametrize(
         ("model", "device"),
         [
-            pytest.param(model, device, marks=[] if (model, device) in USUAL else pytest.mark.slow)
+            pytest.param(
+                model,
+                device,
+                marks=[] if (model, device) in USUAL else pytest.mark.slow,
+            )
             for model in ("emoji", "sd15", "sd21", "sd21_base", "sdxl")
             for device in DEVICES
         ],
@@ -247,31 +325,46 @@ class TestDeclared:
     def test_what_a_pair_adds_to_the_conflicts_of_both_names_one_of_them(
         self, walk: Walk, model: str, device: str
     ) -> None:
-        section = Model(name=model, weights="packaged" if model == "emoji" else "random")
+        section = Model(
+            name=model, weights="packaged" if model == "emoji" else "random"
+        )
         found = walk.undeclared(DEVICES[device], model=section)
         assert not found, "\n".join(found)
 
     @pytest.mark.parametrize("task", ["img2img", "inpaint"])
-    def test_and_so_with_the_tasks_that_start_from_an_image(self, walk: Walk, task: str) -> None:
+    def test_and_so_with_the_tasks_that_start_from_an_image(
+        self, walk: Walk, task: str
+    ) -> None:
         found = walk.undeclared(CPU, task=walk.variant([], task).task)
         assert not found, "\n".join(found)
 
     def test_every_option_is_in_a_pair(self, walk: Walk) -> None:
         paired = {str(choice) for pair in walk.pairs for choice in pair}
         assert paired == {str(choice) for choice in walk.choices}
-        assert {choice.group for choice in walk.choices} >= {"attention", "compiler", "memory", "precision"}
+        assert {choice.group for choice in walk.choices} >= {
+            "attention",
+            "compiler",
+            "memory",
+            "precision",
+        }
 
 
 class TestRun:
     @pytest.mark.slow
-    def test_every_option_takes_effect_beside_others(self, walk: Walk, quick: Sequence[Choice]) -> None:
+    def test_every_option_takes_effect_beside_others(
+        self, walk: Walk, quick: Sequence[Choice]
+    ) -> None:
         found = walk.failures(covering_runs(walk, quick, each_once(quick)))
         assert not found, "\n".join(found)
 
     @pytest.mark.slow
-    @pytest.mark.filterwarnings("ignore::UserWarning")  # TorchDynamo warns of what it traces in diffusers
+    @pytest.mark.filterwarnings(
+        "ignore::UserWarning"
+    )  # TorchDynamo warns of what it traces in diffusers
     @pytest.mark.parametrize("which", ["quick", "all"])
-    def test_runs_that_cover_every_pair_take_effect(self, walk: Walk, quick: Sequence[Choice], which: str) -> None:
+    def test_runs_that_cover_every_pair_take_effect(
+        self, walk: Walk, quick: Sequence[Choice], which: str
+    ) -> None:
         """Minutes on one core, and an hour or more with those that compile for long."""
         choices = quick if which == "quick" else walk.able()
         found = walk.failures(covering_runs(walk, choices, each_pair(walk, choices)))

@@ -90,7 +90,9 @@ def code(tmp_path: Path) -> Path:
         ("channels_last", "nchw", {"layout"}, "unet"),
     ],
 )
-def test_says_what_it_changed(session: Load, code: Path, layout: str, function: str, idle: set[str], said: str) -> None:
+def test_says_what_it_changed(
+    session: Load, code: Path, layout: str, function: str, idle: set[str], said: str
+) -> None:
     traced = session(f"layout={layout}", f"patch={code}/mine.py:{function}").prove()
     evidence = {item.axis: item for item in traced.evidence}
     assert {axis for axis, item in evidence.items() if not item.engaged} == idle
@@ -105,7 +107,10 @@ def test_what_a_default_names_is_not_held_against_it_but_what_was_chosen_is(
 
     def prove(worker: FakeWorker, _shape_index: int = 0) -> TracedCall:
         choices = worker.variant.choices.items()
-        found = [Evidence(axis, name, (worker.variant.name, axis) not in idle, "0 of 3") for axis, name in choices]
+        found = [
+            Evidence(axis, name, (worker.variant.name, axis) not in idle, "0 of 3")
+            for axis, name in choices
+        ]
         return TracedCall(found, None, {"operators": 1.0}, [])
 
     monkeypatch.setattr(FakeWorker, "_prove", prove)
@@ -114,13 +119,19 @@ def test_what_a_default_names_is_not_held_against_it_but_what_was_chosen_is(
         "last:[patch:mine.py:nhwc],undone:[layout:channels_last,patch:mine.py:nchw]}"
     )
     with fake_workers():
-        done = sdopt(code, "run", "study=explicit", f"study.variants={variants}", *SMOKE)
+        done = sdopt(
+            code, "run", "study=explicit", f"study.variants={variants}", *SMOKE
+        )
     found = {row.name: row for row in done.result.candidates}
     assert found["none"].status is Status.NOT_ENGAGED
     assert "not_engaged: the option ran, and nothing shows" in done.shown
     assert found["last"].status is Status.OK
     assert "changed what layout=contiguous" in found["last"].reason
-    plain = [outcome.standing for outcome in outcomes_of(done.result) if outcome.option == "contiguous"]
+    plain = [
+        outcome.standing
+        for outcome in outcomes_of(done.result)
+        if outcome.option == "contiguous"
+    ]
     assert plain == [Standing.PROVEN]
     assert found["undone"].status is Status.NOT_ENGAGED
     assert "layout=channels_last: 0 of 3" in found["undone"].reason
@@ -142,12 +153,17 @@ def test_a_model_that_cannot_be_built_is_an_error(code: Path) -> None:
     ("override", "said"),
     [
         ("model=mine.py:breaks", "RuntimeError: my mistake"),
-        ("model=mine.py:make workload.size=null", "64×64 pixels, and model.size=512: add model.size=64"),
+        (
+            "model=mine.py:make workload.size=null",
+            "64×64 pixels, and model.size=512: add model.size=64",
+        ),
         ("model=factory", "model.factory: must be given"),
         ("patch=mine.py:nothing", "defines no function nothing"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_it_starts(code: Path, override: str, said: str) -> None:
+def test_what_cannot_be_measured_is_refused_before_it_starts(
+    code: Path, override: str, said: str
+) -> None:
     refused(code, "run", *SMOKE, "layout=channels_last", *override.split(), says=said)
 
 
@@ -178,10 +194,19 @@ def make():
         ("pipe.unet.register_to_config(in_channels=17)", "a model for inpainting only"),
         ("pipe.unet.encoder_hid_proj = pipe.vae", "with an IP-Adapter, whose pictures"),
         ("pipe.enable_sequential_cpu_offload(device='cpu')", "is moved while it runs"),
-        ("pipe.unet.to(torch.float8_e4m3fn)", "whose unet is quantized .such as conv_in"),
-        ("pipe.unet.enable_layerwise_casting(torch.float8_e4m3fn, torch.float32)", "whose unet is quantized"),
+        (
+            "pipe.unet.to(torch.float8_e4m3fn)",
+            "whose unet is quantized .such as conv_in",
+        ),
+        (
+            "pipe.unet.enable_layerwise_casting(torch.float8_e4m3fn, torch.float32)",
+            "whose unet is quantized",
+        ),
         ("raise SystemExit('no card')", "SystemExit: no card"),
-        ("return pipe\n\nimport not_there\n\ndef other(pipe):\n    pass", "ModuleNotFoundError: No module named"),
+        (
+            "return pipe\n\nimport not_there\n\ndef other(pipe):\n    pass",
+            "ModuleNotFoundError: No module named",
+        ),
     ],
 )
 def test_a_file_may_import_what_lies_beside_it_and_must_return_a_whole_pipeline(
@@ -209,10 +234,16 @@ def test_several_are_called_in_order(tmp_path: Path) -> None:
     assert found(trace).engaged
 
 
-def test_keeps_what_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeps_what_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     patch = Patch(["mine.py:steps"], "equivalent", "both")
-    assert (patch.functions, patch.contract, patch.claims) == (["mine.py:steps"], "equivalent", "both")
+    assert (patch.functions, patch.contract, patch.claims) == (
+        ["mine.py:steps"],
+        "equivalent",
+        "both",
+    )
     assert patch.promised() is Contract.EQUIVALENT
     assert patch.claimed() == {"latency", "memory"}
     assert patch.located().functions == [f"{tmp_path / 'mine.py'}:steps"]
@@ -243,22 +274,42 @@ def test_draws_what_the_same_model_draws_and_no_result_runs_it(code: Path) -> No
     with pytest.raises(UsageError, match="runs code"):
         load(done.folder, row.name)
     more = ("run", f"resume={done.folder}", "protocol.replicates=2")
-    for named, lacking in ((functions[1:], f"model={row.config.model.factory}"), (functions[:1], "patch=")):
+    for named, lacking in (
+        (functions[1:], f"model={row.config.model.factory}"),
+        (functions[:1], "patch="),
+    ):
         refused = sdopt(own, *more, *named)
-        assert (refused.code, "runs code" in refused.err, lacking in refused.err) == (2, True, True), refused.err
+        assert (refused.code, "runs code" in refused.err, lacking in refused.err) == (
+            2,
+            True,
+            True,
+        ), refused.err
     elsewhere = sdopt(own, *more, functions[0], "patch=elsewhere/mine.py:steps")
     assert (elsewhere.code, "runs code" in elsewhere.err) == (2, True)
     with fake_workers():
         assert sdopt(own, *more, *functions).code == 0
     (code / "mine.py").write_text(CODE + "\nchanged = True\n")
-    changed = sdopt(own, "run", f"resume={done.folder}", "protocol.replicates=3", *functions)
-    assert (changed.code, "contents of its options" in changed.err) == (2, True), changed.err
+    changed = sdopt(
+        own, "run", f"resume={done.folder}", "protocol.replicates=3", *functions
+    )
+    assert (changed.code, "contents of its options" in changed.err) == (2, True), (
+        changed.err
+    )
 
 
 @pytest.mark.slow
 def test_other_commands_take_it_or_say_why_not(code: Path) -> None:
     planned = sdopt(code, "plan", "model=mine.py:make", "hardware=t4")
-    assert (planned.code, "a function builds it" in planned.shown) == (2, True), planned.shown
+    assert (planned.code, "a function builds it" in planned.shown) == (2, True), (
+        planned.shown
+    )
     with fake_workers():
-        found = sdopt(code, "search", "model=mine.py:make", "search.groups=[layout]", "gate=none", *SMALL)
+        found = sdopt(
+            code,
+            "search",
+            "model=mine.py:make",
+            "search.groups=[layout]",
+            "gate=none",
+            *SMALL,
+        )
     assert found.code in (0, 3), found.err

@@ -30,7 +30,9 @@ def processors(kind: type) -> Undo:
 
 
 def one_processor(host: Any) -> None:
-    next(m for m in host._pipe.unet.modules() if hasattr(m, "set_processor")).set_processor(AttnProcessor2_0())
+    next(
+        m for m in host._pipe.unet.modules() if hasattr(m, "set_processor")
+    ).set_processor(AttnProcessor2_0())
 
 
 def no_layerwise_hook(host: Any) -> None:
@@ -44,7 +46,9 @@ def no_group_hooks(host: Any) -> None:
     for layer in vae.modules():
         if (hook := hook_of(layer, "group_offloading")) is not None:
             hook.group.onload_()
-    HookRegistry.check_if_exists_or_initialize(vae).remove_hook("group_offloading", recurse=True)
+    HookRegistry.check_if_exists_or_initialize(vae).remove_hook(
+        "group_offloading", recurse=True
+    )
 
 
 def last_layer_in_float32(host: Any) -> None:
@@ -82,12 +86,16 @@ def no_parameter_asks_for_a_gradient(host: Any) -> None:
 
 def one_weight(host: Any) -> None:
     name = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
-    own = UNet2DConditionModel.from_pretrained(MODEL, subfolder="unet").get_submodule(name)
+    own = UNet2DConditionModel.from_pretrained(MODEL, subfolder="unet").get_submodule(
+        name
+    )
     host._pipe.unet.get_submodule(name).load_state_dict(own.state_dict())
 
 
 def component(name: str, cls: Any) -> Undo:
-    return lambda host: setattr(host._pipe, name, cls.from_pretrained(MODEL, subfolder=name))
+    return lambda host: setattr(
+        host._pipe, name, cls.from_pretrained(MODEL, subfolder=name)
+    )
 
 
 def layout(memory_format: torch.memory_format) -> Undo:
@@ -114,7 +122,12 @@ def no_compiler(host: Any) -> None:
     host._pipe.unet = unwrapped(host._pipe.unet)
 
 
-def proof(overrides: str, most: float, undone: dict[str, list[Undo]] | None = None, **facts: Any) -> Any:
+def proof(
+    overrides: str,
+    most: float,
+    undone: dict[str, list[Undo]] | None = None,
+    **facts: Any,
+) -> Any:
     """Options, the largest difference that they make to a value of an image (0 to 255), what undoes them, and facts."""
     return pytest.param(overrides.split(), most, undone or {}, facts, id=overrides)
 
@@ -123,7 +136,11 @@ PAIR = "workload.batch_size=2 workload.prompt_count=2"
 LARGE = "workload.size=72"
 """The VAE of the packaged model has tiles of 64 pixels: 72 take two each way."""
 BLOCKS = "memory.group_offload.offload_type=block_level"
-FULL_VAE: dict[str, Any] = {"vae_weights": ["float32"], "vae_products": ["float32"], "diffusers_would_upcast": False}
+FULL_VAE: dict[str, Any] = {
+    "vae_weights": ["float32"],
+    "vae_products": ["float32"],
+    "diffusers_would_upcast": False,
+}
 CAST: dict[str, Any] = {
     "stored": {"Conv2d": 39, "Linear": 80},
     "left_alone": {"GroupNorm": 24, "LayerNorm": 21},
@@ -160,8 +177,19 @@ PROOFS = [
     proof("attention=flash", 2, {"attention": [processors(AttnProcessor)]}),
     proof("attention=sliced", 2, {"attention": [processors(AttnProcessor2_0)]}),
     proof("attention=sliced_max", 2),
-    proof("attention=fused_qkv", 0.3, {"attention": [one_processor, apart]}, products_apart=0),
-    proof("compiler=trace workload.steps=2", 0.03, {"compiler": [no_compiler]}, calls=2, graphs=1),
+    proof(
+        "attention=fused_qkv",
+        0.3,
+        {"attention": [one_processor, apart]},
+        products_apart=0,
+    ),
+    proof(
+        "compiler=trace workload.steps=2",
+        0.03,
+        {"compiler": [no_compiler]},
+        calls=2,
+        graphs=1,
+    ),
     proof("precision=bf16", 255, {"precision": [last_layer_in_float32]}),
     proof("precision=autocast_fp16", 255, {"precision": [own_arithmetic]}),
     proof(
@@ -172,7 +200,13 @@ PROOFS = [
         **FULL_VAE,
     ),
     proof("lora=loaded workload.steps=2", 255, {"lora": [switched_off, unloaded]}),
-    proof("lora=hotswap workload.steps=2", 255, {"lora": [switched_off]}, recompiles=0, other_images=True),
+    proof(
+        "lora=hotswap workload.steps=2",
+        255,
+        {"lora": [switched_off]},
+        recompiles=0,
+        other_images=True,
+    ),
     # peft freezes the weights into which it fuses, and autograd would record nothing.
     proof(
         "lora=fused grad_mode=enabled memory=[precomputed_embeddings] workload.steps=2",
@@ -189,7 +223,9 @@ PROOFS = [
         samples=1,
         images=1,
     ),
-    proof(f"memory=sequential_guidance scheduler=euler {PAIR}", 0.03, samples=2, images=2),
+    proof(
+        f"memory=sequential_guidance scheduler=euler {PAIR}", 0.03, samples=2, images=2
+    ),
     proof(
         f"memory=vae_slicing {PAIR} {LARGE}",
         2,
@@ -215,7 +251,10 @@ PROOFS = [
         calls=1,
         group_norms=0,
     ),
-    proof(f"memory=[vae_slicing,vae_tiling,tiny_vae] memory.vae_tiling.tile_size=64 {PAIR} {LARGE}", 255),
+    proof(
+        f"memory=[vae_slicing,vae_tiling,tiny_vae] memory.vae_tiling.tile_size=64 {PAIR} {LARGE}",
+        255,
+    ),
     proof(
         "memory=layerwise_casting precision=autocast_fp16",
         255,
@@ -254,7 +293,9 @@ def test_is_proved_keeps_its_promise_and_undone_is_not_proved(
         if overrides and item.axis.partition(".")[0] == overrides[0].partition("=")[0]:
             found |= item.facts
     assert facts.items() <= found.items(), found
-    work = tuple(word for word in overrides if word.startswith(("workload", "task", "scheduler")))
+    work = tuple(
+        word for word in overrides if word.startswith(("workload", "task", "scheduler"))
+    )
     if work not in plain:
         plain[work] = image(session(*work))
     difference = 255 * np.abs(image(host) - plain[work])
@@ -268,7 +309,9 @@ def test_is_proved_keeps_its_promise_and_undone_is_not_proved(
         refuted.add(axis)
         for undo in changes:
             undo(host)
-            assert {item.axis for item in host.prove().evidence if not item.engaged} == refuted
+            assert {
+                item.axis for item in host.prove().evidence if not item.engaged
+            } == refuted
 
 
 def test_a_single_slice_or_tile_is_not_proved(session: Load) -> None:

@@ -21,22 +21,77 @@ FREEZING = "environment=inductor_freezing compiler=inductor"
 OTHER_IMAGES = [
     ("compiler", CPU, "compiler=trace lora=hotswap", "compiler=trace lora=loaded"),
     ("compiler", CPU, "compiler=aot lora=hotswap", "compiler=aot lora=loaded"),
-    ("compiler", CPU, "compiler=onnxruntime lora=hotswap", "compiler=onnxruntime lora=loaded"),
-    ("environment.inductor_freezing", CARD, f"{FREEZING} lora=hotswap", f"{FREEZING} lora=loaded"),
-    ("memory.group_offload", CARD, "memory=group_offload lora=hotswap", "memory=group_offload lora=loaded"),
-    ("attention", CPU, "attention=fused_qkv lora=loaded", "attention=fused_qkv lora=fused"),
-    ("precision", CARD, "precision=int8_torchao memory=layerwise_casting", "precision=int8_torchao"),
-    ("precision", CARD, "precision=int8_sdnq lora=loaded", "precision=int8_sdnq lora=fused"),
+    (
+        "compiler",
+        CPU,
+        "compiler=onnxruntime lora=hotswap",
+        "compiler=onnxruntime lora=loaded",
+    ),
+    (
+        "environment.inductor_freezing",
+        CARD,
+        f"{FREEZING} lora=hotswap",
+        f"{FREEZING} lora=loaded",
+    ),
+    (
+        "memory.group_offload",
+        CARD,
+        "memory=group_offload lora=hotswap",
+        "memory=group_offload lora=loaded",
+    ),
+    (
+        "attention",
+        CPU,
+        "attention=fused_qkv lora=loaded",
+        "attention=fused_qkv lora=fused",
+    ),
+    (
+        "precision",
+        CARD,
+        "precision=int8_torchao memory=layerwise_casting",
+        "precision=int8_torchao",
+    ),
+    (
+        "precision",
+        CARD,
+        "precision=int8_sdnq lora=loaded",
+        "precision=int8_sdnq lora=fused",
+    ),
 ]
 """Another image than the one that was asked for, such as one without the LoRA."""
 
 HIDDEN = [
-    ("compiler", CPU, "compiler=trace precision=autocast_fp16", "compiler=trace precision=fp16"),
+    (
+        "compiler",
+        CPU,
+        "compiler=trace precision=autocast_fp16",
+        "compiler=trace precision=fp16",
+    ),
     ("compiler", CPU, "compiler=trace attention=math", "compiler=trace"),
-    ("compiler", CPU, "compiler=aot attention=sliced", "compiler=inductor attention=sliced"),
-    ("memory.layerwise_casting", CARD, "memory=layerwise_casting compiler=inductor", "memory=layerwise_casting"),
-    ("caching", CPU, f"caching=first_block compiler=trace {PAIR} {TEN}", f"caching=first_block {PAIR} {TEN}"),
-    ("caching", CPU, f"caching=pyramid_attention compiler=inductor {TEN}", f"caching=pyramid_attention {TEN}"),
+    (
+        "compiler",
+        CPU,
+        "compiler=aot attention=sliced",
+        "compiler=inductor attention=sliced",
+    ),
+    (
+        "memory.layerwise_casting",
+        CARD,
+        "memory=layerwise_casting compiler=inductor",
+        "memory=layerwise_casting",
+    ),
+    (
+        "caching",
+        CPU,
+        f"caching=first_block compiler=trace {PAIR} {TEN}",
+        f"caching=first_block {PAIR} {TEN}",
+    ),
+    (
+        "caching",
+        CPU,
+        f"caching=pyramid_attention compiler=inductor {TEN}",
+        f"caching=pyramid_attention {TEN}",
+    ),
     (
         "memory.sequential_guidance",
         CPU,
@@ -48,17 +103,42 @@ HIDDEN = [
 
 WITHOUT_EFFECT = [
     ("caching", CPU, "caching=deepcache workload.steps=1", f"caching=deepcache {TEN}"),
-    ("caching", CPU, "caching=first_block workload.steps=1", f"caching=first_block {TEN}"),
-    ("caching", CPU, "caching=pyramid_attention workload.steps=1", f"caching=pyramid_attention {TEN}"),
-    ("caching", CPU, "caching=spectrum workload.steps=4", "caching=spectrum workload.steps=20"),
-    ("caching", CPU, f"caching=guidance_interval caching.start=0 caching.stop=1 {TEN}", f"caching=deepcache {TEN}"),
+    (
+        "caching",
+        CPU,
+        "caching=first_block workload.steps=1",
+        f"caching=first_block {TEN}",
+    ),
+    (
+        "caching",
+        CPU,
+        "caching=pyramid_attention workload.steps=1",
+        f"caching=pyramid_attention {TEN}",
+    ),
+    (
+        "caching",
+        CPU,
+        "caching=spectrum workload.steps=4",
+        "caching=spectrum workload.steps=20",
+    ),
+    (
+        "caching",
+        CPU,
+        f"caching=guidance_interval caching.start=0 caching.stop=1 {TEN}",
+        f"caching=deepcache {TEN}",
+    ),
     (
         "caching",
         CPU,
         f"caching=guidance_interval workload.guidance_scale=1 {TEN}",
         f"caching=guidance_interval workload.guidance_scale=4 {TEN}",
     ),
-    ("caching", CPU, f"{SDXL} caching=tome", f"{SDXL} caching=tome caching.max_downsample=2"),
+    (
+        "caching",
+        CPU,
+        f"{SDXL} caching=tome",
+        f"{SDXL} caching=tome caching.max_downsample=2",
+    ),
     (
         "memory.sequential_guidance",
         CPU,
@@ -77,12 +157,17 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdopt.options.declarations.find_spec", lambda name: object())
 
 
-@pytest.mark.parametrize(("axis", "device", "wrong", "right"), [*OTHER_IMAGES, *HIDDEN, *WITHOUT_EFFECT])
+@pytest.mark.parametrize(
+    ("axis", "device", "wrong", "right"), [*OTHER_IMAGES, *HIDDEN, *WITHOUT_EFFECT]
+)
 def test_what_would_be_silently_wrong_is_refused(
     variant: Compose, axis: str, device: Device, wrong: str, right: str
 ) -> None:
     group, _, option = axis.partition(".")
     reasons = variant(*wrong.split()).conflicts(device)
     assert reasons
-    assert all(reason.startswith((f"{axis}=", f"{group}={option or group}")) for reason in reasons), reasons
+    assert all(
+        reason.startswith((f"{axis}=", f"{group}={option or group}"))
+        for reason in reasons
+    ), reasons
     assert not variant(*right.split()).conflicts(device)

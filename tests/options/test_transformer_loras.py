@@ -24,14 +24,42 @@ RANK, ALPHA = 4, 2.0
 
 LAYERS = {
     "flux": [
-        *("double_blocks.1.img_attn.qkv", "double_blocks.0.txt_mlp.2", "double_blocks.0.img_mod.lin"),
-        *("single_blocks.3.linear1", "single_blocks.2.linear2", "final_layer.adaLN_modulation.1", "txt_in"),
+        *(
+            "double_blocks.1.img_attn.qkv",
+            "double_blocks.0.txt_mlp.2",
+            "double_blocks.0.img_mod.lin",
+        ),
+        *(
+            "single_blocks.3.linear1",
+            "single_blocks.2.linear2",
+            "final_layer.adaLN_modulation.1",
+            "txt_in",
+        ),
     ],
-    "flux2": ["double_blocks.1.txt_attn.qkv", "single_blocks.3.linear1", "double_stream_modulation_img.lin"],
-    "chroma": ["double_blocks.1.txt_attn.qkv", "single_blocks.3.linear1", "distilled_guidance_layer.layers.0.in_layer"],
-    "sd3": ["joint_blocks.1.context_block.attn.qkv", "joint_blocks.2.context_block.adaLN_modulation.1"],
-    "z_image": ["layers.3.attention.qkv", "context_refiner.0.attention.out", "final_layer.linear"],
-    "qwen_image": ["transformer_blocks.1.attn.add_q_proj", "transformer_blocks.0.img_mod.1", "txt_in"],
+    "flux2": [
+        "double_blocks.1.txt_attn.qkv",
+        "single_blocks.3.linear1",
+        "double_stream_modulation_img.lin",
+    ],
+    "chroma": [
+        "double_blocks.1.txt_attn.qkv",
+        "single_blocks.3.linear1",
+        "distilled_guidance_layer.layers.0.in_layer",
+    ],
+    "sd3": [
+        "joint_blocks.1.context_block.attn.qkv",
+        "joint_blocks.2.context_block.adaLN_modulation.1",
+    ],
+    "z_image": [
+        "layers.3.attention.qkv",
+        "context_refiner.0.attention.out",
+        "final_layer.linear",
+    ],
+    "qwen_image": [
+        "transformer_blocks.1.attn.add_q_proj",
+        "transformer_blocks.0.img_mod.1",
+        "txt_in",
+    ],
 }
 """Layers that a LoRA updates, as the original program names them: joined ones, and those with exchanged halves."""
 
@@ -74,7 +102,9 @@ def transformer(name: str) -> Any:
     return tiny(name).transformer
 
 
-def lora(name: str, written: Names, alpha: float | None, layers: list[str]) -> tuple[Tensors, Tensors]:
+def lora(
+    name: str, written: Names, alpha: float | None, layers: list[str]
+) -> tuple[Tensors, Tensors]:
     """Returns the tensors of a LoRA, and the updates that they mean, by the names of the original program."""
     weights = original(transformer(name))
     generator = torch.Generator().manual_seed(0)
@@ -87,7 +117,9 @@ def lora(name: str, written: Names, alpha: float | None, layers: list[str]) -> t
         tensors |= {written(layer, "down"): down, written(layer, "up"): up}
         scale = 1.0
         if alpha is not None:
-            tensors[written(layer, "up").rpartition(".lora_")[0] + ".alpha"] = torch.tensor(alpha)
+            tensors[written(layer, "up").rpartition(".lora_")[0] + ".alpha"] = (
+                torch.tensor(alpha)
+            )
             scale = alpha / RANK
         updates[f"{layer}.weight"] = scale * up @ down
     return tensors, updates
@@ -97,34 +129,60 @@ def assert_means(found: Tensors, updates: Tensors, network: Any) -> None:
     """Checks a LoRA in diffusers' names against updates under the original names, which the table of files parts."""
     wanted, left = renamed(updates, network)
     assert not left
-    modules = {name.removeprefix("transformer.").removesuffix(".lora_A.weight") for name in found if "lora_A" in name}
+    modules = {
+        name.removeprefix("transformer.").removesuffix(".lora_A.weight")
+        for name in found
+        if "lora_A" in name
+    }
     assert {f"{module}.weight" for module in modules} == wanted.keys()
     for module in modules:
-        down, up = (found[f"transformer.{module}.lora_{which}.weight"] for which in "AB")
+        down, up = (
+            found[f"transformer.{module}.lora_{which}.weight"] for which in "AB"
+        )
         assert torch.allclose(up @ down, wanted[f"{module}.weight"], atol=1e-5), module
 
 
 class TestNames:
     @pytest.mark.parametrize("written", TRAINERS, ids=lambda each: each.__name__)
     @pytest.mark.parametrize("name", LAYERS)
-    def test_of_every_trainer_arrive_at_the_same_layers(self, name: str, written: Names) -> None:
+    def test_of_every_trainer_arrive_at_the_same_layers(
+        self, name: str, written: Names
+    ) -> None:
         alpha = ALPHA if written in (kohya, plain) else None
         tensors, updates = lora(name, written, alpha, LAYERS[name])
         found = converted(tensors, {"transformer": transformer(name)})
         assert found.problems() == []
         assert_means(found.tensors, updates, transformer(name))
 
-    @pytest.mark.parametrize("written", [of_diffusers, peft, toolkit, kohya], ids=lambda each: each.__name__)
+    @pytest.mark.parametrize(
+        "written", [of_diffusers, peft, toolkit, kohya], ids=lambda each: each.__name__
+    )
     @pytest.mark.parametrize("name", LAYERS)
-    def test_of_diffusers_layers_arrive_at_them(self, name: str, written: Names) -> None:
-        layers = [key for key, each in transformer(name).named_modules() if isinstance(each, torch.nn.Linear)]
-        shapes = {key: transformer(name).get_submodule(key).weight.shape for key in layers}
+    def test_of_diffusers_layers_arrive_at_them(
+        self, name: str, written: Names
+    ) -> None:
+        layers = [
+            key
+            for key, each in transformer(name).named_modules()
+            if isinstance(each, torch.nn.Linear)
+        ]
+        shapes = {
+            key: transformer(name).get_submodule(key).weight.shape for key in layers
+        }
         tensors: Tensors = {}
         wanted: Tensors = {}
         for key, (rows, columns) in shapes.items():
             pair = torch.randn(RANK, columns), torch.randn(rows, RANK)
-            tensors |= dict(zip((written(key, "down"), written(key, "up")), pair, strict=True))
-            wanted |= dict(zip((of_diffusers(key, "down"), of_diffusers(key, "up")), pair, strict=True))
+            tensors |= dict(
+                zip((written(key, "down"), written(key, "up")), pair, strict=True)
+            )
+            wanted |= dict(
+                zip(
+                    (of_diffusers(key, "down"), of_diffusers(key, "up")),
+                    pair,
+                    strict=True,
+                )
+            )
         found = converted(tensors, {"transformer": transformer(name)})
         assert found.problems() == []
         assert found.tensors.keys() == wanted.keys()
@@ -141,10 +199,15 @@ class TestNames:
         }
         tensors: Tensors = {}
         for name, (columns, rows) in shapes.items():
-            tensors |= {f"{name}.down.weight": torch.randn(RANK, columns), f"{name}.up.weight": torch.randn(rows, RANK)}
+            tensors |= {
+                f"{name}.down.weight": torch.randn(RANK, columns),
+                f"{name}.up.weight": torch.randn(rows, RANK),
+            }
         found = converted(tensors, {"transformer": transformer("flux")})
         assert found.problems() == []
-        by_diffusers = diffusers.loaders.lora_conversion_utils._convert_xlabs_flux_lora_to_diffusers(dict(tensors))
+        by_diffusers = diffusers.loaders.lora_conversion_utils._convert_xlabs_flux_lora_to_diffusers(
+            dict(tensors)
+        )
         assert found.tensors.keys() == by_diffusers.keys()
         assert all(found.tensors[key].equal(by_diffusers[key]) for key in by_diffusers)
 
@@ -152,27 +215,73 @@ class TestNames:
         pipe = tiny("flux")
         networks = {"transformer": pipe.transformer, "text_encoder": pipe.text_encoder}
         name = "lora_te1_text_model_encoder_layers_1_self_attn_q_proj"
-        pair = {"lora_down.weight": torch.randn(RANK, 32), "lora_up.weight": torch.randn(32, RANK)}
-        found = converted({f"{name}.{end}": tensor for end, tensor in pair.items()}, networks)
+        pair = {
+            "lora_down.weight": torch.randn(RANK, 32),
+            "lora_up.weight": torch.randn(32, RANK),
+        }
+        found = converted(
+            {f"{name}.{end}": tensor for end, tensor in pair.items()}, networks
+        )
         assert found.problems() == []
         pipe.load_lora_weights(dict(found.tensors))
-        assert [key for key, _ in pipe.text_encoder.named_modules() if key.endswith("layers.1.self_attn.q_proj.lora_A")]
-        t5 = converted({f"{name.replace('te1', 'te2')}.{end}": tensor for end, tensor in pair.items()}, networks)
+        assert [
+            key
+            for key, _ in pipe.text_encoder.named_modules()
+            if key.endswith("layers.1.self_attn.q_proj.lora_A")
+        ]
+        t5 = converted(
+            {
+                f"{name.replace('te1', 'te2')}.{end}": tensor
+                for end, tensor in pair.items()
+            },
+            networks,
+        )
         assert "for which this model has no layer" in t5.problems()[0]
 
     @pytest.mark.parametrize(
         ("change", "reason"),
         [
-            (lambda t: t.update({kohya("double_blocks_9_img_attn_qkv", "up"): torch.ones(1, 1)}), "double_blocks_9"),
-            (lambda t: t.update({"lora_unet_txt_in.oft_blocks": torch.ones(1, 1)}), "oft_blocks"),
-            (lambda t: t.pop(kohya("txt_in", "up")), "lora_unet_txt_in.lora_down.weight"),
-            (lambda t: t.update({kohya("txt_in", "up"): torch.ones(63, RANK)}), "from 64 to 63 channels"),
-            (lambda t: t.update({"lora_unet_nothing.alpha": torch.ones(())}), "lora_unet_nothing.alpha"),
-            (lambda t: t.update({name: t[name] * 0 for name in t if "lora_up" in name}), "changes nothing"),
+            (
+                lambda t: t.update(
+                    {kohya("double_blocks_9_img_attn_qkv", "up"): torch.ones(1, 1)}
+                ),
+                "double_blocks_9",
+            ),
+            (
+                lambda t: t.update({"lora_unet_txt_in.oft_blocks": torch.ones(1, 1)}),
+                "oft_blocks",
+            ),
+            (
+                lambda t: t.pop(kohya("txt_in", "up")),
+                "lora_unet_txt_in.lora_down.weight",
+            ),
+            (
+                lambda t: t.update({kohya("txt_in", "up"): torch.ones(63, RANK)}),
+                "from 64 to 63 channels",
+            ),
+            (
+                lambda t: t.update({"lora_unet_nothing.alpha": torch.ones(())}),
+                "lora_unet_nothing.alpha",
+            ),
+            (
+                lambda t: t.update(
+                    {name: t[name] * 0 for name in t if "lora_up" in name}
+                ),
+                "changes nothing",
+            ),
         ],
-        ids=["unknown layer", "unknown kind", "half", "other width", "alpha alone", "zero"],
+        ids=[
+            "unknown layer",
+            "unknown kind",
+            "half",
+            "other width",
+            "alpha alone",
+            "zero",
+        ],
     )
-    def test_that_would_be_left_out_are_named(self, change: Callable[[Tensors], Any], reason: str) -> None:
+    def test_that_would_be_left_out_are_named(
+        self, change: Callable[[Tensors], Any], reason: str
+    ) -> None:
         tensors, _ = lora("flux", kohya, ALPHA, LAYERS["flux"])
         change(tensors)
         [problem] = converted(tensors, {"transformer": transformer("flux")}).problems()
@@ -187,13 +296,22 @@ class TestScales:
         (tmp_path / "adapter_config.json").write_text(json.dumps(said))
         scales = scales_beside(file, {})
         found = converted(tensors, {"transformer": transformer("flux")}, scales)
-        meant = {name: update * (0.5 if name == "txt_in.weight" else 2) for name, update in updates.items()}
+        meant = {
+            name: update * (0.5 if name == "txt_in.weight" else 2)
+            for name, update in updates.items()
+        }
         assert_means(found.tensors, meant, transformer("flux"))
         assert scales_beside(tmp_path / "other.safetensors", {}) == Scales()
 
     def test_are_those_in_the_header_as_diffusers_saves_them(self) -> None:
-        said = {"transformer.lora_alpha": 8, "transformer.r": RANK, "transformer.use_rslora": True}
-        scales = scales_beside(Path("x.safetensors"), {"lora_adapter_metadata": json.dumps(said)})
+        said = {
+            "transformer.lora_alpha": 8,
+            "transformer.r": RANK,
+            "transformer.use_rslora": True,
+        }
+        scales = scales_beside(
+            Path("x.safetensors"), {"lora_adapter_metadata": json.dumps(said)}
+        )
         assert scales.of("x_embedder", RANK) == 4.0
 
 
@@ -235,31 +353,56 @@ class TestOptions:
         assert proved(host, "lora").engaged
 
     @pytest.mark.slow
-    def test_one_takes_the_place_of_another(self, variant_of: Tiny, tmp_path: Path) -> None:
+    def test_one_takes_the_place_of_another(
+        self, variant_of: Tiny, tmp_path: Path
+    ) -> None:
         for number, name in enumerate(("one", "two")):
             tensors, _ = lora("flux", toolkit, None, LAYERS["flux"])
-            save_file({key: each * (1 + number) for key, each in tensors.items()}, tmp_path / f"{name}.safetensors")
-        chosen = ("lora=hotswap", f"lora.path={tmp_path}", "lora.weight_name=one.safetensors")
+            save_file(
+                {key: each * (1 + number) for key, each in tensors.items()},
+                tmp_path / f"{name}.safetensors",
+            )
+        chosen = (
+            "lora=hotswap",
+            f"lora.path={tmp_path}",
+            "lora.weight_name=one.safetensors",
+        )
         host = host_of(variant_of("flux", *chosen, "lora.other=two.safetensors"))
         finding = proved(host, "lora")
         assert finding.engaged
         assert finding.facts["other_images"]
 
-    def test_a_file_for_another_model_is_refused(self, variant_of: Tiny, style: tuple[Path, Tensors]) -> None:
-        [reason] = variant_of("z_image", "lora=loaded", f"lora.path={style[0]}").conflicts(CPU)
+    def test_a_file_for_another_model_is_refused(
+        self, variant_of: Tiny, style: tuple[Path, Tensors]
+    ) -> None:
+        [reason] = variant_of(
+            "z_image", "lora=loaded", f"lora.path={style[0]}"
+        ).conflicts(CPU)
         assert "for which this model has no layer" in reason
 
     def test_a_lora_for_few_steps_is_for_one_family(self, variant_of: Tiny) -> None:
-        [reason] = variant_of("flux", "lora=lcm_sdxl", "scheduler=flow_euler").conflicts(CPU)
+        [reason] = variant_of(
+            "flux", "lora=lcm_sdxl", "scheduler=flow_euler"
+        ).conflicts(CPU)
         assert "FLUX.1" in reason
 
     def test_a_lora_for_few_steps_names_its_steps(self, variant: Compose) -> None:
         chosen = ("model=flux_dev", "model.weights=random", "lora=hyper_flux")
         assert variant(*chosen, "workload.steps=8").conflicts(CPU) == []
-        assert any("set workload.steps=8" in reason for reason in variant(*chosen).conflicts(CPU))
-        qwen = ("model=qwen_image", "model.weights=random", "lora=lightning_qwen", "workload.steps=8")
+        assert any(
+            "set workload.steps=8" in reason
+            for reason in variant(*chosen).conflicts(CPU)
+        )
+        qwen = (
+            "model=qwen_image",
+            "model.weights=random",
+            "lora=lightning_qwen",
+            "workload.steps=8",
+        )
         assert len(variant(*qwen).conflicts(CPU)) == 2, "another shift, and no guidance"
         fitting = ("scheduler=flow_lightning", "workload.guidance_scale=1")
         assert variant(*qwen, *fitting).conflicts(CPU) == []
-        [reason] = variant("model=sd35_large", "model.weights=random", *chosen[2:]).conflicts(CPU)
+        [reason] = variant(
+            "model=sd35_large", "model.weights=random", *chosen[2:]
+        ).conflicts(CPU)
         assert "it is for FLUX.1" in reason

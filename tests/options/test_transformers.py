@@ -18,7 +18,10 @@ from diffusers import (
     TaylorSeerCacheConfig,
     apply_pyramid_attention_broadcast,
 )
-from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+from diffusers.models.attention_dispatch import (
+    AttentionBackendName,
+    _AttentionBackendRegistry,
+)
 
 from sdopt.assembly import Assembly
 from sdopt.errors import UsageError
@@ -39,7 +42,12 @@ from sdopt.options.caching import (
 from sdopt.options.compiler import Inductor
 from sdopt.options.grad_mode import GradMode
 from sdopt.options.layout import Layout
-from sdopt.options.memory import PrecomputedEmbeddings, SequentialGuidance, TinyVae, WithoutT5
+from sdopt.options.memory import (
+    PrecomputedEmbeddings,
+    SequentialGuidance,
+    TinyVae,
+    WithoutT5,
+)
 from sdopt.options.offload import GroupOffload
 from sdopt.options.precision import Precision
 from sdopt.options.quantization import QuantizedTextEncoders
@@ -50,7 +58,9 @@ from tests.pipelines.tiny import TINY, tiny
 
 FAST = ("flux", "z_image")
 
-EVERY = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in TINY]
+EVERY = [
+    pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in TINY
+]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +90,14 @@ class TestCalls:
         for _ in range(2):  # also of a second image
             calls.begin()
             seen.clear()
-            pipe(["a cat"], height=64, width=64, num_inference_steps=3, guidance_scale=4.0, output_type="np")
+            pipe(
+                ["a cat"],
+                height=64,
+                width=64,
+                num_inference_steps=3,
+                guidance_scale=4.0,
+                output_type="np",
+            )
             assert seen == [(step, branch) for step in range(3) for branch in range(2)]
 
     def test_blocks_are_those_after_the_inputs_are_refined(self) -> None:
@@ -99,20 +116,29 @@ class TestFirstBlock:
         always = Applied(name, {"caching": FirstBlockCaching(threshold=10.0)})
         images, finding, _ = always.traced()
         assert finding.engaged, finding.summary
-        assert finding.facts["whole"] < sum(finding.facts[kind] for kind in ("whole", "outer"))
+        assert finding.facts["whole"] < sum(
+            finding.facts[kind] for kind in ("whole", "outer")
+        )
         assert np.isfinite(images).all()
         assert far(images, plain(name)) > 1e-3
         assert far(always.images(PROMPTS[:1]), images[:1]) < 1e-3, "as alone"
 
-    def test_changes_nothing_where_every_step_needs_the_blocks(self, plain: Callable[[str], np.ndarray]) -> None:
-        images, finding, _ = Applied("flux", {"caching": FirstBlockCaching(threshold=1e-9)}).traced()
+    def test_changes_nothing_where_every_step_needs_the_blocks(
+        self, plain: Callable[[str], np.ndarray]
+    ) -> None:
+        images, finding, _ = Applied(
+            "flux", {"caching": FirstBlockCaching(threshold=1e-9)}
+        ).traced()
         assert far(images, plain("flux")) == 0
         assert not finding.engaged, "nothing was skipped"
 
     def test_images_of_a_batch_decide_for_themselves(self) -> None:
         applied = Applied("flux", {"caching": FirstBlockCaching(threshold=1.0)})
         watching: Any = applied.pipe.transformer.forward
-        decisions = iter([[True, False], [False, False], [True, True], [False, True], [True, False]] * 2)
+        decisions = iter(
+            [[True, False], [False, False], [True, True], [False, True], [True, False]]
+            * 2
+        )
         decide = watching._decide
 
         def decided(added: torch.Tensor) -> None:
@@ -125,7 +151,16 @@ class TestFirstBlock:
         assert watching.calls == {"whole": 2, "part": 3, "outer": 1}
         for number in range(2):
             decisions = iter(
-                [[row[number]] for row in [[True, False], [False, False], [True, True], [False, True], [True, False]]]
+                [
+                    [row[number]]
+                    for row in [
+                        [True, False],
+                        [False, False],
+                        [True, True],
+                        [False, True],
+                        [True, False],
+                    ]
+                ]
             )
             noise = torch.Generator().manual_seed(number)
             given = {
@@ -135,7 +170,9 @@ class TestFirstBlock:
                 "num_inference_steps": STEPS,
             }
             with applied.assembly.entered():
-                alone = applied.pipe(**given, height=64, width=64, output_type="np").images
+                alone = applied.pipe(
+                    **given, height=64, width=64, output_type="np"
+                ).images
             assert far(alone, together[number : number + 1]) < 1e-4
 
     def test_without_its_functions_is_told(self) -> None:
@@ -147,10 +184,19 @@ class TestFirstBlock:
 
 class TestForecasts:
     @pytest.mark.parametrize(
-        "name", [pytest.param(n, marks=() if n == "flux" else pytest.mark.slow) for n in TINY if n != "pixart"]
+        "name",
+        [
+            pytest.param(n, marks=() if n == "flux" else pytest.mark.slow)
+            for n in TINY
+            if n != "pixart"
+        ],
     )
-    def test_run_no_layer_in_some_steps_of_each_branch(self, name: str, plain: Callable[[str], np.ndarray]) -> None:
-        images, finding, trace = Applied(name, {"caching": SpectralForecast(warmup=2)}).traced()
+    def test_run_no_layer_in_some_steps_of_each_branch(
+        self, name: str, plain: Callable[[str], np.ndarray]
+    ) -> None:
+        images, finding, trace = Applied(
+            name, {"caching": SpectralForecast(warmup=2)}
+        ).traced()
         assert finding.engaged, finding.summary
         runs = SpectralForecast(warmup=2).runs(STEPS)
         branches = trace.denoiser.calls // STEPS
@@ -165,30 +211,48 @@ class TestForecasts:
         alone = {"caching": SpectralForecast(warmup=2)}
         pipe = tiny("chroma")
         for axis, option in options.items():
-            assert option.obstacles(replace(context_of(pipe), chosen={axis: option, **options})) == []
+            assert (
+                option.obstacles(
+                    replace(context_of(pipe), chosen={axis: option, **options})
+                )
+                == []
+            )
         compiled = Applied("chroma", options)
         images = compiled.images()
         assert far(images, Applied("chroma", alone).images()) < 1e-3
         trace = trace_call(compiled.pipe, compiled.images, cuda=False)
         for axis, finding in compiled.assembly.findings(trace).items():
             assert finding.engaged, f"{axis}: {finding.summary}"
-        assert TaylorSeer().obstacles(replace(context_of(pipe), chosen=options | {"caching": TaylorSeer()}))
+        assert TaylorSeer().obstacles(
+            replace(context_of(pipe), chosen=options | {"caching": TaylorSeer()})
+        )
 
     def test_that_cannot_be_counted_are_refused(self) -> None:
-        assert not hasattr(PixArtSigmaPipeline, "num_timesteps"), "diffusers says it now: run it in these tests"
+        assert not hasattr(PixArtSigmaPipeline, "num_timesteps"), (
+            "diffusers says it now: run it in these tests"
+        )
         [reason] = SpectralForecast().obstacles(context_of(tiny("pixart")))
         assert "num_timesteps" in reason
 
 
 class TestTaylorSeer:
     @pytest.mark.parametrize(
-        "name", [pytest.param(n, marks=() if n == "z_image" else pytest.mark.slow) for n in TINY if n != "pixart"]
+        "name",
+        [
+            pytest.param(n, marks=() if n == "z_image" else pytest.mark.slow)
+            for n in TINY
+            if n != "pixart"
+        ],
     )
-    def test_runs_attention_in_some_steps_of_each_branch(self, name: str, plain: Callable[[str], np.ndarray]) -> None:
+    def test_runs_attention_in_some_steps_of_each_branch(
+        self, name: str, plain: Callable[[str], np.ndarray]
+    ) -> None:
         images, finding, trace = Applied(name, {"caching": TaylorSeer()}).traced()
         assert finding.engaged, finding.summary
         branches = trace.denoiser.calls // STEPS
-        assert finding.facts["expanded"] == branches * TaylorSeer().runs(STEPS).count(False)
+        assert finding.facts["expanded"] == branches * TaylorSeer().runs(STEPS).count(
+            False
+        )
         assert far(images, plain(name)) > 1e-5
         assert np.isfinite(images).all()
 
@@ -208,21 +272,36 @@ class TestTaylorSeer:
 
 class TestPyramidAttention:
     @pytest.mark.parametrize(
-        "name", [pytest.param(n, marks=() if n == "chroma" else pytest.mark.slow) for n in TINY if n != "pixart"]
+        "name",
+        [
+            pytest.param(n, marks=() if n == "chroma" else pytest.mark.slow)
+            for n in TINY
+            if n != "pixart"
+        ],
     )
-    def test_reuses_outputs_of_each_branch(self, name: str, plain: Callable[[str], np.ndarray]) -> None:
+    def test_reuses_outputs_of_each_branch(
+        self, name: str, plain: Callable[[str], np.ndarray]
+    ) -> None:
         applied = Applied(name, {"caching": PyramidAttention(spatial=2, cross=4)})
         images, finding, trace = applied.traced()
         assert finding.engaged, finding.summary
         watching: Any = applied.pipe.transformer.forward
         assert watching.calls.total() == trace.denoiser.calls
-        assert watching.computed[False] == 2 * watching.reused[False], "in two steps of six"
+        assert watching.computed[False] == 2 * watching.reused[False], (
+            "in two steps of six"
+        )
         assert far(images, plain(name)) > 1e-4
         assert far(applied.images(PROMPTS[:1]), images[:1]) < 1e-3, "as alone"
 
-    @pytest.mark.parametrize("name", ["flux", pytest.param("sd3", marks=pytest.mark.slow)])
-    def test_reuses_them_as_diffusers_does_where_a_step_is_one_call(self, name: str) -> None:
-        ours = Applied(name, {"caching": PyramidAttention(spatial=2, cross=None)}).images()
+    @pytest.mark.parametrize(
+        "name", ["flux", pytest.param("sd3", marks=pytest.mark.slow)]
+    )
+    def test_reuses_them_as_diffusers_does_where_a_step_is_one_call(
+        self, name: str
+    ) -> None:
+        ours = Applied(
+            name, {"caching": PyramidAttention(spatial=2, cross=None)}
+        ).images()
         by_hand = Applied(name, {"caching": WholeSteps()})
         steps = itertools.count()
         share = 0.0
@@ -246,30 +325,44 @@ class TestPyramidAttention:
         for module in applied.pipe.transformer.modules():
             vars(module).pop("forward", None)
         assert not applied.traced()[1].engaged
-        no_layers = Applied("flux", {"caching": PyramidAttention(spatial=None, cross=4)})
-        assert not no_layers.traced()[1].engaged, "all of its layers attend to image and text at once"
+        no_layers = Applied(
+            "flux", {"caching": PyramidAttention(spatial=None, cross=4)}
+        )
+        assert not no_layers.traced()[1].engaged, (
+            "all of its layers attend to image and text at once"
+        )
 
 
 class TestGuidanceInterval:
     @pytest.mark.slow
-    def test_with_a_call_for_each_branch_leaves_the_second_out_as_a_pipeline_does(self) -> None:
+    def test_with_a_call_for_each_branch_leaves_the_second_out_as_a_pipeline_does(
+        self,
+    ) -> None:
         interval = Applied("lumina2", {"caching": GuidanceInterval(start=0, stop=0.5)})
         images, finding, trace = interval.traced()
         assert finding.engaged, finding.summary
         assert finding.facts["left out"] == STEPS // 2
         assert trace.denoiser.runs == STEPS + STEPS // 2
-        by_hand = Applied("lumina2", {"caching": WholeSteps()}).images(cfg_trunc_ratio=0.5)
+        by_hand = Applied("lumina2", {"caching": WholeSteps()}).images(
+            cfg_trunc_ratio=0.5
+        )
         assert far(images, by_hand) == 0
 
-    def test_with_both_branches_in_a_list_runs_the_prompt_alone(self, plain: Callable[[str], np.ndarray]) -> None:
+    def test_with_both_branches_in_a_list_runs_the_prompt_alone(
+        self, plain: Callable[[str], np.ndarray]
+    ) -> None:
         interval = Applied("z_image", {"caching": GuidanceInterval(start=0, stop=0.4)})
         images, finding, trace = interval.traced()
         assert finding.engaged, finding.summary
         assert trace.denoiser.samples == [2, 4]
         assert far(images, plain("z_image")) > 1e-3
         # Its own truncation is at a timestep: between those of the third step and of the fourth one.
-        third, fourth = ((1000 - interval.pipe.scheduler.timesteps[2:4]) / 1000).tolist()
-        by_hand = Applied("z_image", {"caching": WholeSteps()}).images(cfg_truncation=(third + fourth) / 2)
+        third, fourth = (
+            (1000 - interval.pipe.scheduler.timesteps[2:4]) / 1000
+        ).tolist()
+        by_hand = Applied("z_image", {"caching": WholeSteps()}).images(
+            cfg_truncation=(third + fourth) / 2
+        )
         assert far(images, by_hand) < 1e-4
 
     @pytest.mark.slow
@@ -282,10 +375,19 @@ class TestGuidanceInterval:
 
 class TestSequentialGuidance:
     @pytest.mark.parametrize(
-        "name", ["z_image", pytest.param("sd3", marks=pytest.mark.slow), pytest.param("sana", marks=pytest.mark.slow)]
+        "name",
+        [
+            "z_image",
+            pytest.param("sd3", marks=pytest.mark.slow),
+            pytest.param("sana", marks=pytest.mark.slow),
+        ],
     )
-    def test_runs_each_branch_alone(self, name: str, plain: Callable[[str], np.ndarray]) -> None:
-        images, finding, trace = Applied(name, {"memory.sequential_guidance": SequentialGuidance()}).traced()
+    def test_runs_each_branch_alone(
+        self, name: str, plain: Callable[[str], np.ndarray]
+    ) -> None:
+        images, finding, trace = Applied(
+            name, {"memory.sequential_guidance": SequentialGuidance()}
+        ).traced()
         assert finding.engaged, finding.summary
         assert max(trace.denoiser.samples) == len(PROMPTS)
         assert far(images, plain(name)) < 1e-3
@@ -298,37 +400,60 @@ class TestSequentialGuidance:
 class TestEmbeddings:
     @pytest.mark.parametrize("name", EVERY)
     @pytest.mark.walk(1)
-    def test_are_what_the_pipeline_would_encode(self, name: str, plain: Callable[[str], np.ndarray]) -> None:
-        images, finding, _ = Applied(name, {"memory.precomputed_embeddings": PrecomputedEmbeddings()}).traced()
+    def test_are_what_the_pipeline_would_encode(
+        self, name: str, plain: Callable[[str], np.ndarray]
+    ) -> None:
+        images, finding, _ = Applied(
+            name, {"memory.precomputed_embeddings": PrecomputedEmbeddings()}
+        ).traced()
         assert finding.engaged, finding.summary
         assert far(images, plain(name)) < 2e-3
 
-    def test_of_several_lengths_are_refused_where_nothing_masks_what_fills_them_up(self) -> None:
+    def test_of_several_lengths_are_refused_where_nothing_masks_what_fills_them_up(
+        self,
+    ) -> None:
         long = "a blue house at dawn " * 5
         applied = Applied("cogview4", {})
-        applied.assembly = Assembly.of(applied.pipe, {"memory.precomputed_embeddings": PrecomputedEmbeddings()})
+        applied.assembly = Assembly.of(
+            applied.pipe, {"memory.precomputed_embeddings": PrecomputedEmbeddings()}
+        )
         applied.assembly.prepare_inputs((PROMPTS[0], long, ""))
         assert np.isfinite(applied.images((long,), negative_prompt=[long])).all()
         with pytest.raises(UsageError, match="prompts of several lengths"):
             applied.images((PROMPTS[0], long))
 
     def test_are_of_the_length_that_the_calls_ask_for(self) -> None:
-        shorter = Applied("flux", {"memory.precomputed_embeddings": PrecomputedEmbeddings(max_sequence_length=64)})
+        shorter = Applied(
+            "flux",
+            {
+                "memory.precomputed_embeddings": PrecomputedEmbeddings(
+                    max_sequence_length=64
+                )
+            },
+        )
         asked: dict[str, Any] = {"max_sequence_length": 64}
         by_hand = Applied("flux", {"caching": WholeSteps()}).images(**asked)
         assert far(shorter.images(**asked), by_hand) < 2e-3
-        with pytest.raises(UsageError, match=r"max_sequence_length was not encoded: set memory"):
+        with pytest.raises(
+            UsageError, match=r"max_sequence_length was not encoded: set memory"
+        ):
             shorter.images(max_sequence_length=128)
 
 
 class TestAttention:
-    def test_projections_are_fused_without_a_change(self, plain: Callable[[str], np.ndarray]) -> None:
+    def test_projections_are_fused_without_a_change(
+        self, plain: Callable[[str], np.ndarray]
+    ) -> None:
         images, finding, _ = Applied("flux", {"attention": FusedProjections()}).traced()
         assert finding.engaged, finding.summary
         assert far(images, plain("flux")) < 1e-4
 
     def test_projections_whose_fusion_drops_a_norm_are_refused(self) -> None:
-        normed, plain_layers, dual = tiny("sd3"), tiny("sd3", qk_norm=None), tiny("sd3", dual=(0,))
+        normed, plain_layers, dual = (
+            tiny("sd3"),
+            tiny("sd3", qk_norm=None),
+            tiny("sd3", dual=(0,)),
+        )
         [reason] = FusedProjections().obstacles(context_of(normed))
         assert "leaves out the norm" in reason
         assert FusedProjections().obstacles(context_of(plain_layers)) == []
@@ -337,7 +462,9 @@ class TestAttention:
         before = Applied("sd3", {"caching": WholeSteps()}).images()
         changed = Applied("sd3", {"caching": WholeSteps()})
         changed.pipe.transformer.fuse_qkv_projections()
-        assert far(changed.images(), before) > 1e-3, "diffusers keeps the norm now: allow it"
+        assert far(changed.images(), before) > 1e-3, (
+            "diffusers keeps the norm now: allow it"
+        )
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", ["qwen_image", "sana"])
@@ -351,12 +478,16 @@ class TestAttention:
         assert not applied.traced()[1].engaged
         _AttentionBackendRegistry.set_active_backend(AttentionBackendName.NATIVE)
 
-    def test_by_one_kernel_is_seen_in_the_operators(self, plain: Callable[[str], np.ndarray]) -> None:
+    def test_by_one_kernel_is_seen_in_the_operators(
+        self, plain: Callable[[str], np.ndarray]
+    ) -> None:
         images, finding, _ = Applied("flux", {"attention": Sdpa("math")}).traced()
         assert finding.engaged, finding.summary
         assert far(images, plain("flux")) < 1e-3
 
-    @pytest.mark.parametrize("name", ["flux", pytest.param("chroma", marks=pytest.mark.slow)])
+    @pytest.mark.parametrize(
+        "name", ["flux", pytest.param("chroma", marks=pytest.mark.slow)]
+    )
     def test_by_a_backend_of_diffusers_is_that_of_this_pipeline_alone(
         self, name: str, plain: Callable[[str], np.ndarray]
     ) -> None:
@@ -372,7 +503,9 @@ class TestAttention:
         _AttentionBackendRegistry.set_active_backend(before)
         assert not applied.traced()[1].engaged, "another backend ran"
 
-    def test_by_a_backend_of_diffusers_is_refused_where_it_would_do_nothing_or_fail(self) -> None:
+    def test_by_a_backend_of_diffusers_is_refused_where_it_would_do_nothing_or_fail(
+        self,
+    ) -> None:
         [reason] = Dispatched("native").obstacles(context_of(tiny("sd3")))
         assert "do not ask diffusers' dispatcher" in reason
         one = context_of(tiny("z_image"))
@@ -390,7 +523,9 @@ class TestOffload:
     def test_statistics_that_a_pipeline_reads_without_running_a_layer_stay(
         self, plain: Callable[[str], np.ndarray]
     ) -> None:
-        images, finding, _ = Applied("flux2", {"memory.group_offload": GroupOffload()}).traced()
+        images, finding, _ = Applied(
+            "flux2", {"memory.group_offload": GroupOffload()}
+        ).traced()
         assert finding.engaged, finding.summary
         assert far(images, plain("flux2")) < 1e-4
 
@@ -398,8 +533,14 @@ class TestOffload:
 class TestGradients:
     @pytest.mark.slow
     def test_are_seen_in_a_list_of_predictions(self) -> None:
-        assert Applied("z_image", {"grad_mode": GradMode("enabled")}).traced()[1].engaged
-        assert not Applied("z_image", {"grad_mode": GradMode("inference_mode")}).traced()[2].denoiser.grad_enabled
+        assert (
+            Applied("z_image", {"grad_mode": GradMode("enabled")}).traced()[1].engaged
+        )
+        assert (
+            not Applied("z_image", {"grad_mode": GradMode("inference_mode")})
+            .traced()[2]
+            .denoiser.grad_enabled
+        )
 
 
 class TestRefusals:
@@ -415,11 +556,15 @@ class TestRefusals:
     )
     def test_of_what_needs_a_unet_are_declared(self, option: Optimization) -> None:
         [reason] = option.obstacles(context_of(tiny("flux")))
-        assert reason == f"not for FLUX.1, whose denoiser is a transformer: {option.unet_only}"
+        assert (
+            reason
+            == f"not for FLUX.1, whose denoiser is a transformer: {option.unet_only}"
+        )
 
     def test_of_a_type_that_overflows(self) -> None:
         assert any(
-            "choose precision=bf16" in reason for reason in Precision("float16").obstacles(context_of(tiny("z_image")))
+            "choose precision=bf16" in reason
+            for reason in Precision("float16").obstacles(context_of(tiny("z_image")))
         )
         assert Precision("float16").obstacles(context_of(tiny("flux"))) == []
         assert Precision("bfloat16").obstacles(context_of(tiny("z_image"))) == []
@@ -438,7 +583,9 @@ class TestWalk:
             reasons = option.obstacles(replace(ctx, chosen={axis: option}))
             assert all(isinstance(reason, str) for reason in reasons), chosen
             if option.unet_only is not None:
-                assert [reason.startswith("not for") for reason in reasons] == [True], chosen
+                assert [reason.startswith("not for") for reason in reasons] == [True], (
+                    chosen
+                )
 
 
 class TestTextEncoders:
@@ -450,10 +597,17 @@ class TestTextEncoders:
         pipe = tiny("sd3")
         pipe.register_modules(**option.parts(model_of(pipe), torch.float32))
         assembly = Assembly.of(pipe, {"memory.without_t5": option})
-        given: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "np"}
+        given: dict[str, Any] = {
+            "height": 64,
+            "width": 64,
+            "num_inference_steps": 2,
+            "output_type": "np",
+        }
 
         def images(of: Any) -> np.ndarray:
-            drawn: np.ndarray = of(list(PROMPTS), generator=torch.Generator().manual_seed(0), **given).images
+            drawn: np.ndarray = of(
+                list(PROMPTS), generator=torch.Generator().manual_seed(0), **given
+            ).images
             return drawn
 
         without.text_encoder_3 = without.tokenizer_3 = None
@@ -462,7 +616,9 @@ class TestTextEncoders:
         [finding] = assembly.findings(trace).values()
         assert finding.engaged, finding
         assert np.array_equal(drawn[0], images(without))
-        assert far(with_t5, Applied("sd3", {"memory.without_t5": option}).images()) == 0, "`parts` leaves it out"
+        assert (
+            far(with_t5, Applied("sd3", {"memory.without_t5": option}).images()) == 0
+        ), "`parts` leaves it out"
 
     def test_without_t5_is_for_models_that_run_without_one(self) -> None:
         assert WithoutT5().obstacles(context_of(tiny("flux")))
@@ -478,13 +634,22 @@ class TestTextEncoders:
 
     def test_each_is_quantized_by_itself(self) -> None:
         pipe = tiny("sd3")
-        config = type(pipe.text_encoder_3.config)(**pipe.text_encoder_3.config.to_dict() | {"d_ff": 512})
-        wide = type(pipe.text_encoder_3)(config).eval()  # SDNQ passes smaller layers over
+        config = type(pipe.text_encoder_3.config)(
+            **pipe.text_encoder_3.config.to_dict() | {"d_ff": 512}
+        )
+        wide = type(pipe.text_encoder_3)(
+            config
+        ).eval()  # SDNQ passes smaller layers over
         pipe.register_modules(text_encoder_3=wide)
-        assembly = Assembly.of(pipe, {"memory.quantized_text_encoders": QuantizedTextEncoders(encoders=[3])})
+        assembly = Assembly.of(
+            pipe,
+            {"memory.quantized_text_encoders": QuantizedTextEncoders(encoders=[3])},
+        )
 
         def call() -> Any:
-            return pipe("a cat", height=64, width=64, num_inference_steps=2, output_type="np")
+            return pipe(
+                "a cat", height=64, width=64, num_inference_steps=2, output_type="np"
+            )
 
         [finding] = assembly.findings(trace_call(pipe, call, cuda=False)).values()
         assert finding.engaged, finding
@@ -494,10 +659,15 @@ class TestTextEncoders:
         assert not counts["text_encoder_2"]
 
     def test_one_without_quantized_layers_is_no_evidence(self) -> None:
-        _, finding, _ = Applied("sd3", {"memory.quantized_text_encoders": QuantizedTextEncoders()}).traced()
+        _, finding, _ = Applied(
+            "sd3", {"memory.quantized_text_encoders": QuantizedTextEncoders()}
+        ).traced()
         assert not finding.engaged
 
     def test_a_number_that_no_encoder_has_is_refused(self) -> None:
         option = QuantizedTextEncoders(encoders=[3])
-        assert any("encoders=[3]" in reason for reason in option.incompatible(context_of(tiny("flux"))))
+        assert any(
+            "encoders=[3]" in reason
+            for reason in option.incompatible(context_of(tiny("flux")))
+        )
         assert not option.incompatible(context_of(tiny("sd3")))

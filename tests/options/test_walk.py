@@ -11,7 +11,9 @@ from tests.pipelines.tiny import TINY, tiny
 
 FAST = ("flux", "z_image")
 
-EVERY = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in TINY]
+EVERY = [
+    pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in TINY
+]
 
 
 def test_page_is_what_the_data_gives() -> None:
@@ -33,7 +35,9 @@ BROKEN = {("precision=autocast_fp16", "sana"), ("precision=fp16_autocast", "sana
 def test_nothing_else_fails() -> None:
     failed = set()
     for option, row in walk.read().items():
-        failed |= {(option, name) for name, cell in row.items() if cell.outcome == "failed"}
+        failed |= {
+            (option, name) for name, cell in row.items() if cell.outcome == "failed"
+        }
     assert failed == BROKEN
 
 

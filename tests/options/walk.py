@@ -83,13 +83,18 @@ SIGNS = {
 ALONE = {"caching=dbcache"}
 """Options that take one prompt a call, so that they are not tried with two in a batch."""
 
-PACKAGES_OF = {"caching=dbcache": "cache_dit", "precision=nf4_bitsandbytes": "bitsandbytes"}
+PACKAGES_OF = {
+    "caching=dbcache": "cache_dit",
+    "precision=nf4_bitsandbytes": "bitsandbytes",
+}
 """Packages that options need, and that may not be installed where the table is checked."""
 
 
 def chosen_options() -> list[tuple[str, str]]:
     """Returns the options to try, by group and name."""
-    return sorted(option for option in optimization_options() if option[0] not in ELSEWHERE)
+    return sorted(
+        option for option in optimization_options() if option[0] not in ELSEWHERE
+    )
 
 
 def every_option() -> dict[str, tuple[str, Optimization]]:
@@ -113,15 +118,28 @@ def tried(pipeline: str, chosen: str, axis: str, option: Optimization) -> Cell:
     on_card = context_on_card(pipe, {axis: option}, len(prompts))
     reasons = option.obstacles(replace(on_card, device=CPU)) or option.broken(pipe)
     if reasons:
-        return Cell("refused" if option.obstacles(on_card) or option.broken(pipe) else "needs a card", reasons[0])
+        return Cell(
+            "refused"
+            if option.obstacles(on_card) or option.broken(pipe)
+            else "needs a card",
+            reasons[0],
+        )
     guidance = family_named(type(pipe).__name__).guidance
-    call = {**family_named(type(pipe).__name__).call, "height": 64, "width": 64, guidance.argument: 4.0}
+    call = {
+        **family_named(type(pipe).__name__).call,
+        "height": 64,
+        "width": 64,
+        guidance.argument: 4.0,
+    }
     if guidance.needs_negative:
         call["negative_prompt"] = [""] * len(prompts)
     group, _, name = chosen.partition("=")
     groups: Any = {group: [name] if group == "memory" else name}
     try:
-        with contextlib.redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory() as folder:
+        with (
+            contextlib.redirect_stderr(io.StringIO()),
+            tempfile.TemporaryDirectory() as folder,
+        ):
             settings = [*SETTINGS.get(chosen, ())]
             if chosen == "caching=magcache":
                 file = measured_ratios(tiny(pipeline), call, Path(folder))
@@ -130,7 +148,9 @@ def tried(pipeline: str, chosen: str, axis: str, option: Optimization) -> Cell:
             report = sdopt.prove(pipe, prompts, **call, output_type="np")
     except (ConflictError, UsageError) as error:
         why = error.problems[0].removeprefix(f"{chosen}: ")
-        return Cell("needs a file", why.partition(" (")[0])  # without the path of a cache
+        return Cell(
+            "needs a file", why.partition(" (")[0]
+        )  # without the path of a cache
     except UnavailableError as error:
         return Cell("failed", str(error).splitlines()[0])
     except Exception as error:  # whatever a library raises is what the table has to say
@@ -146,7 +166,9 @@ def measured_ratios(pipe: Any, call: Mapping[str, Any], folder: Path) -> Path:
     sdopt.optimize(pipe, "caching.measure=true", caching="magcache")
     report = sdopt.prove(pipe, PROMPTS, **call, num_inference_steps=6, output_type="np")
     file = folder / "ratios.json"
-    file.write_bytes(magnitudes_as_json(Magnitudes("tiny", 6, **report.evidence[0].facts)))
+    file.write_bytes(
+        magnitudes_as_json(Magnitudes("tiny", 6, **report.evidence[0].facts))
+    )
     return file
 
 
@@ -165,15 +187,21 @@ def context_on_card(pipe: Any, options: Mapping[str, Any], batch: int = 2) -> Co
     from sdopt.pipelines.factory import configs_of
 
     name = type(pipe).__name__
-    model = LoadedModel("pipeline", "path", size=64, class_name=name, configs=configs_of(pipe))
+    model = LoadedModel(
+        "pipeline", "path", size=64, class_name=name, configs=configs_of(pipe)
+    )
     scale = guidance_of(model).above + 3
     workload = Workload(size=64, batch_size=batch, guidance_scale=scale)
     scheduler = Scheduler(type(pipe.scheduler).__name__)
-    return Context(planned_device(data_sheets()[CARD]), model, workload, options, scheduler)
+    return Context(
+        planned_device(data_sheets()[CARD]), model, workload, options, scheduler
+    )
 
 
 def walked(
-    pipelines: Sequence[str], only: Sequence[str] = (), kept: Mapping[str, Mapping[str, Cell]] | None = None
+    pipelines: Sequence[str],
+    only: Sequence[str] = (),
+    kept: Mapping[str, Mapping[str, Cell]] | None = None,
 ) -> Iterator[tuple[str, str, Cell]]:
     """Yields pipeline, option and what came of it, of those options that begin as one of `only`.
 
@@ -192,7 +220,10 @@ def walked(
 def read() -> dict[str, dict[str, Cell]]:
     """Returns what was kept: the cells by option and pipeline."""
     kept = json.loads((FOLDER / "options.json").read_text(encoding="utf-8"))["options"]
-    return {option: {name: Cell(**cell) for name, cell in row.items()} for option, row in kept.items()}
+    return {
+        option: {name: Cell(**cell) for name, cell in row.items()}
+        for option, row in kept.items()
+    }
 
 
 def page(cells: Mapping[str, Mapping[str, Cell]], versions: Mapping[str, str]) -> str:
@@ -206,7 +237,16 @@ def page(cells: Mapping[str, Mapping[str, Cell]], versions: Mapping[str, str]) -
     said = ", ".join(f"{name} {number}" for name, number in versions.items())
     reasons = "\n".join(f"{number}. {why}" for why, number in notes.items())
     return (
-        "\n\n".join([_ABOUT, markdown(("option", *TINY), rows, []).rstrip(), reasons, f"With {said}.", _WRITTEN]) + "\n"
+        "\n\n".join(
+            [
+                _ABOUT,
+                markdown(("option", *TINY), rows, []).rstrip(),
+                reasons,
+                f"With {said}.",
+                _WRITTEN,
+            ]
+        )
+        + "\n"
     )
 
 
@@ -245,10 +285,17 @@ def write(cells: Mapping[str, Mapping[str, Cell]], folder: Path = FOLDER) -> Non
     """Writes data and page."""
     versions = {name: version(name) for name in PACKAGES}
     folder.mkdir(parents=True, exist_ok=True)
-    plain = {option: {name: asdict(cell) for name, cell in row.items()} for option, row in sorted(cells.items())}
-    text = json.dumps({"versions": versions, "options": plain}, indent=1, ensure_ascii=False)
+    plain = {
+        option: {name: asdict(cell) for name, cell in row.items()}
+        for option, row in sorted(cells.items())
+    }
+    text = json.dumps(
+        {"versions": versions, "options": plain}, indent=1, ensure_ascii=False
+    )
     (folder / "options.json").write_text(f"{text}\n", encoding="utf-8")
-    (folder / "README.md").write_text(page(dict(sorted(cells.items())), versions), encoding="utf-8")
+    (folder / "README.md").write_text(
+        page(dict(sorted(cells.items())), versions), encoding="utf-8"
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -256,15 +303,26 @@ def main(argv: Sequence[str]) -> int:
     from tests.pipelines.tiny import TINY
 
     parser = argparse.ArgumentParser(prog="python -m tests.options.walk")
-    parser.add_argument("names", nargs="*", help="pipelines, and how options begin; all without any")
-    parser.add_argument("--missing", action="store_true", help="only what was not tried yet")
+    parser.add_argument(
+        "names", nargs="*", help="pipelines, and how options begin; all without any"
+    )
+    parser.add_argument(
+        "--missing", action="store_true", help="only what was not tried yet"
+    )
     arguments = parser.parse_args(argv)
     pipelines = [name for name in arguments.names if name in TINY] or list(TINY)
     only = [name for name in arguments.names if name not in TINY]
     kept = read() if (FOLDER / "options.json").is_file() else {}
-    before = {option: dict(row) for option, row in kept.items()} if arguments.missing else None
+    before = (
+        {option: dict(row) for option, row in kept.items()}
+        if arguments.missing
+        else None
+    )
     for pipeline, option, cell in walked(pipelines, only, before):
-        print(f"{time.strftime('%X')} {pipeline:10} {option:32} {cell.outcome}: {cell.why[:150]}", flush=True)
+        print(
+            f"{time.strftime('%X')} {pipeline:10} {option:32} {cell.outcome}: {cell.why[:150]}",
+            flush=True,
+        )
         kept.setdefault(option, {})[pipeline] = cell
         write(kept)
     return 0

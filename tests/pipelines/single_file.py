@@ -27,7 +27,9 @@ def edit(file: Path, **values: Any) -> None:
 
 def original_layout(pipe: Any, path: Path) -> None:
     """Writes a `StableDiffusionPipeline` with a text encoder of CLIP's, as SD 1.x has it, of any depth and width."""
-    tensors = _without_text(pipe.unet, pipe.vae) | _clip(pipe.text_encoder, "cond_stage_model")
+    tensors = _without_text(pipe.unet, pipe.vae) | _clip(
+        pipe.text_encoder, "cond_stage_model"
+    )
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
@@ -41,7 +43,9 @@ def _without_text(unet: Any, vae: Any) -> dict[str, torch.Tensor]:
         renamed = autoencoder_name(name, levels)
         # Attention of the VAE was written as convolutions of one pixel.
         tensors["first_stage_model." + renamed] = (
-            tensor[:, :, None, None] if ".attn_1." in renamed and tensor.ndim == 2 else tensor
+            tensor[:, :, None, None]
+            if ".attn_1." in renamed and tensor.ndim == 2
+            else tensor
         )
     return tensors
 
@@ -49,7 +53,10 @@ def _without_text(unet: Any, vae: Any) -> dict[str, torch.Tensor]:
 def _clip(text_encoder: Any, prefix: str) -> dict[str, torch.Tensor]:
     """Returns the tensors of a text encoder of CLIP's."""
     tensors = text_encoder.state_dict().items()
-    return {f"{prefix}.transformer.text_model.{name.removeprefix('text_model.')}": each for name, each in tensors}
+    return {
+        f"{prefix}.transformer.text_model.{name.removeprefix('text_model.')}": each
+        for name, each in tensors
+    }
 
 
 def _denoiser_name(name: str, config: Any) -> str:
@@ -66,7 +73,9 @@ def _denoiser_name(name: str, config: Any) -> str:
         if name.startswith(theirs + "."):
             return ours + name.removeprefix(theirs)
     layers = config.layers_per_block
-    if match := re.match(r"down_blocks\.(\d+)\.(resnets|attentions)\.(\d+)\.(.*)", name):
+    if match := re.match(
+        r"down_blocks\.(\d+)\.(resnets|attentions)\.(\d+)\.(.*)", name
+    ):
         block = 1 + int(match[1]) * (layers + 1) + int(match[3])
         return f"input_blocks.{block}.{_part(match[2], match[4])}"
     if match := re.match(r"down_blocks\.(\d+)\.downsamplers\.0\.conv\.(.*)", name):
@@ -80,7 +89,9 @@ def _denoiser_name(name: str, config: Any) -> str:
     match = re.match(r"up_blocks\.(\d+)\.upsamplers\.0\.conv\.(.*)", name)
     assert match, name
     place = 2 if config.up_block_types[int(match[1])].startswith("CrossAttn") else 1
-    return f"output_blocks.{int(match[1]) * (layers + 1) + layers}.{place}.conv.{match[2]}"
+    return (
+        f"output_blocks.{int(match[1]) * (layers + 1) + layers}.{place}.conv.{match[2]}"
+    )
 
 
 def _part(kind: str, rest: str) -> str:
@@ -91,11 +102,23 @@ def _part(kind: str, rest: str) -> str:
 
 
 def autoencoder_name(name: str, levels: int) -> str:
-    name = re.sub(r"mid_block\.resnets\.(\d)", lambda match: f"mid.block_{int(match[1]) + 1}", name)
+    name = re.sub(
+        r"mid_block\.resnets\.(\d)",
+        lambda match: f"mid.block_{int(match[1]) + 1}",
+        name,
+    )
     name = re.sub(r"down_blocks\.(\d)\.resnets", r"down.\1.block", name)
     name = re.sub(r"down_blocks\.(\d)\.downsamplers\.0", r"down.\1.downsample", name)
-    name = re.sub(r"up_blocks\.(\d)\.resnets", lambda match: f"up.{levels - 1 - int(match[1])}.block", name)
-    name = re.sub(r"up_blocks\.(\d)\.upsamplers\.0", lambda match: f"up.{levels - 1 - int(match[1])}.upsample", name)
+    name = re.sub(
+        r"up_blocks\.(\d)\.resnets",
+        lambda match: f"up.{levels - 1 - int(match[1])}.block",
+        name,
+    )
+    name = re.sub(
+        r"up_blocks\.(\d)\.upsamplers\.0",
+        lambda match: f"up.{levels - 1 - int(match[1])}.upsample",
+        name,
+    )
     for theirs, ours in {
         "mid_block.attentions.0": "mid.attn_1",
         "conv_norm_out": "norm_out",
@@ -114,7 +137,10 @@ def original_names(folder: Path) -> dict[str, list[int]]:
     """Returns the names and shapes of the tensors of a published model's single file, by its architecture's folder."""
     parts = json.loads((folder / "model_index.json").read_text())
     xl = "text_encoder_2" in parts
-    networks: list[Any] = [empty_network(folder / name, *parts[name]) for name in ("unet", "vae", "text_encoder")]
+    networks: list[Any] = [
+        empty_network(folder / name, *parts[name])
+        for name in ("unet", "vae", "text_encoder")
+    ]
     unet, vae, text = networks
     tensors, open_clip = _without_text(unet, vae), dict[str, list[int]]()
     if text.config.hidden_size == 1024:

@@ -25,7 +25,10 @@ from tests.pipelines.test_tasks import calls_of
 Composers = type[HydraComposer]
 EMOJI = PACKAGED / "emoji"
 ENCODER = "RobertaSeriesModelWithTransformation"
-PUBLISHED = {"_class_name": "AltDiffusionPipeline", "text_encoder": ["alt_diffusion", ENCODER]}
+PUBLISHED = {
+    "_class_name": "AltDiffusionPipeline",
+    "text_encoder": ["alt_diffusion", ENCODER],
+}
 LENGTH = 16
 
 
@@ -39,10 +42,14 @@ def alt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import XLMRobertaTokenizer
 
     folder = tmp_path_factory.mktemp("alt") / "model"
-    shutil.copytree(EMOJI, folder, ignore=shutil.ignore_patterns("tokenizer", "text_encoder"))
+    shutil.copytree(
+        EMOJI, folder, ignore=shutil.ignore_patterns("tokenizer", "text_encoder")
+    )
     special = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
     words = [(piece, -1.0) for piece in ("▁", *"abcdefghijklmnopqrstuvwxyz", "狐")]
-    tokenizer: Any = XLMRobertaTokenizer(vocab=[*special, *words, ("<mask>", 0.0)], model_max_length=LENGTH)
+    tokenizer: Any = XLMRobertaTokenizer(
+        vocab=[*special, *words, ("<mask>", 0.0)], model_max_length=LENGTH
+    )
     tokenizer.save_pretrained(folder / "tokenizer")
     torch.manual_seed(0)
     config = RobertaSeriesConfig(
@@ -55,16 +62,32 @@ def alt(tmp_path_factory: pytest.TempPathFactory) -> Path:
         type_vocab_size=1,
         project_dim=144,
     )
-    RobertaSeriesModelWithTransformation(config).save_pretrained(folder / "text_encoder")
+    RobertaSeriesModelWithTransformation(config).save_pretrained(
+        folder / "text_encoder"
+    )
     # Keys of the published configuration that transformers no longer has.
-    edit(folder / "text_encoder" / "config.json", model_type="roberta", output_past=True, torch_dtype="float32")
-    edit(folder / "model_index.json", tokenizer=["transformers", "XLMRobertaTokenizer"], **PUBLISHED)
+    edit(
+        folder / "text_encoder" / "config.json",
+        model_type="roberta",
+        output_past=True,
+        torch_dtype="float32",
+    )
+    edit(
+        folder / "model_index.json",
+        tokenizer=["transformers", "XLMRobertaTokenizer"],
+        **PUBLISHED,
+    )
     return folder
 
 
 @pytest.fixture
 def chosen(alt: Path) -> list[str]:
-    return ["model=altdiffusion", "model.weights=path", f"model.path={alt}", "model.size=64"]
+    return [
+        "model=altdiffusion",
+        "model.weights=path",
+        f"model.path={alt}",
+        "model.size=64",
+    ]
 
 
 @pytest.fixture
@@ -76,7 +99,11 @@ def copied(alt: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed diffusers without AltDiffusion."""
-    monkeypatch.setitem(sys.modules, "diffusers.pipelines.deprecated.alt_diffusion.modeling_roberta_series", None)
+    monkeypatch.setitem(
+        sys.modules,
+        "diffusers.pipelines.deprecated.alt_diffusion.modeling_roberta_series",
+        None,
+    )
 
 
 def model_in(folder: Path) -> Model:
@@ -94,49 +121,84 @@ class TestFolder:
         encoder = pipe.text_encoder
         saved = load_file(alt / "text_encoder" / "model.safetensors")
         assert saved.keys() == encoder.state_dict().keys()
-        assert all(torch.equal(tensor, saved[name]) for name, tensor in encoder.state_dict().items())
+        assert all(
+            torch.equal(tensor, saved[name])
+            for name, tensor in encoder.state_dict().items()
+        )
         assert not encoder.training
         # Buffers are not saved: what is computed wrongly for them spoils the states without a message.
         assert encoder.roberta.embeddings.token_type_ids.eq(0).all()
-        assert load(model_in(alt), dtype=torch.bfloat16).text_encoder.dtype == torch.bfloat16
+        assert (
+            load(model_in(alt), dtype=torch.bfloat16).text_encoder.dtype
+            == torch.bfloat16
+        )
 
     def test_draws_what_the_prompt_says(self, pipe: Any) -> None:
-        fox, boat, chinese = (latents(pipe, prompt) for prompt in ("a fox", "a boat", "狐"))
+        fox, boat, chinese = (
+            latents(pipe, prompt) for prompt in ("a fox", "a boat", "狐")
+        )
         assert torch.equal(fox, latents(pipe, "a fox"))
         assert fox.isfinite().all()
         assert not torch.equal(fox, boat)
         assert not torch.equal(fox, chinese)
 
-    def test_that_diffusers_has_saved_anew_is_the_same(self, pipe: Any, tmp_path: Path) -> None:
+    def test_that_diffusers_has_saved_anew_is_the_same(
+        self, pipe: Any, tmp_path: Path
+    ) -> None:
         """The index then names another library, in which diffusers does not find the text encoder either."""
         pipe.save_pretrained(tmp_path)
         saved = json.loads((tmp_path / "model_index.json").read_text())
         assert saved["text_encoder"] == ["diffusers", ENCODER]
-        assert torch.equal(latents(load(model_in(tmp_path)), "a fox"), latents(pipe, "a fox"))
+        assert torch.equal(
+            latents(load(model_in(tmp_path)), "a fox"), latents(pipe, "a fox")
+        )
 
-    def test_is_checked_before_anything_is_loaded(self, composer: Composers, alt: Path, pipe: Any) -> None:
+    def test_is_checked_before_anything_is_loaded(
+        self, composer: Composers, alt: Path, pipe: Any
+    ) -> None:
         networks = networks_of(pipe).values()
-        weights = sum(weight.numel() for network in networks for weight in network.parameters())
+        weights = sum(
+            weight.numel() for network in networks for weight in network.parameters()
+        )
         for name in ("altdiffusion", "folder"):
-            model = composer([f"model={name}", "model.weights=path", f"model.path={alt}"]).current.model
+            model = composer(
+                [f"model={name}", "model.weights=path", f"model.path={alt}"]
+            ).current.model
             require_parts(model)
             assert count_weights(model) == weights
 
     def test_of_another_kind(self, composer: Composers) -> None:
-        found = problem(composer, "model=altdiffusion", "model.weights=path", f"model.path={EMOJI}")
-        assert found.endswith("architecture model=altdiffusion: a StableDiffusionPipeline, not an AltDiffusionPipeline")
+        found = problem(
+            composer, "model=altdiffusion", "model.weights=path", f"model.path={EMOJI}"
+        )
+        assert found.endswith(
+            "architecture model=altdiffusion: a StableDiffusionPipeline, not an AltDiffusionPipeline"
+        )
 
-    def test_with_code_of_its_own_or_pickled_weights(self, composer: Composers, copied: Path) -> None:
+    def test_with_code_of_its_own_or_pickled_weights(
+        self, composer: Composers, copied: Path
+    ) -> None:
         file = copied / "text_encoder" / "model.safetensors"
         file.rename(file.with_name("pytorch_model.bin"))
-        said = problem(composer, "model=altdiffusion", "model.weights=path", f"model.path={copied}")
-        assert "text_encoder/ holds no .safetensors file; sdopt loads no pickled weights: convert them" in said
-        for value in (["my_code", ENCODER], ["alt_diffusion", "Mine"], ["os", "system"]):
+        said = problem(
+            composer, "model=altdiffusion", "model.weights=path", f"model.path={copied}"
+        )
+        assert (
+            "text_encoder/ holds no .safetensors file; sdopt loads no pickled weights: convert them"
+            in said
+        )
+        for value in (
+            ["my_code", ENCODER],
+            ["alt_diffusion", "Mine"],
+            ["os", "system"],
+        ):
             edit(copied / "model_index.json", text_encoder=value)
             said = problem(composer, "model=folder", f"model.path={copied}")
             assert f"names {json.dumps(value)} as its text_encoder" in said
 
-    def test_with_a_vocabulary_of_sentencepiece(self, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_with_a_vocabulary_of_sentencepiece(
+        self, copied: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         folder = copied / "tokenizer"
         (folder / "tokenizer.json").rename(folder / SENTENCEPIECE)
         monkeypatch.setattr("sdopt.pipelines.weights.find_spec", lambda _: None)
@@ -146,30 +208,54 @@ class TestFolder:
 
 
 class TestCalls:
-    def test_count_their_operations(self, session: Load, chosen: list[str], variant: Compose) -> None:
+    def test_count_their_operations(
+        self, session: Load, chosen: list[str], variant: Compose
+    ) -> None:
         counted = operations_of(session(*chosen)._pipe, variant(*chosen))
         # Per token a layer has 4·32² products of attention and 2·32·64 others.
-        assert counted["text_encoder"] > 2 * LENGTH * 2 * 2 * (4 * 32**2 + 2 * 32 * 64) / 1e12
+        assert (
+            counted["text_encoder"]
+            > 2 * LENGTH * 2 * 2 * (4 * 32**2 + 2 * 32 * 64) / 1e12
+        )
         assert min(counted["denoiser"], counted["vae_decoder"]) > 0
 
-    def test_run_their_stages(self, session: Load, chosen: list[str], inputs: dict[str, list[str]]) -> None:
+    def test_run_their_stages(
+        self, session: Load, chosen: list[str], inputs: dict[str, list[str]]
+    ) -> None:
         calls = {"text_encoder": 2, "denoiser": 2, "vae_decoder": 1}
         assert calls_of(session(*chosen, "workload.steps=2")) == calls
-        half = session(*chosen, *inputs["img2img"], "workload.steps=4", "task.strength=0.5")
+        half = session(
+            *chosen, *inputs["img2img"], "workload.steps=4", "task.strength=0.5"
+        )
         assert calls_of(half) == calls | {"vae_encoder": 1}
 
-    def test_cannot_inpaint(self, variant: Compose, chosen: list[str], inputs: dict[str, list[str]]) -> None:
+    def test_cannot_inpaint(
+        self, variant: Compose, chosen: list[str], inputs: dict[str, list[str]]
+    ) -> None:
         [found] = variant(*chosen, *inputs["inpaint"]).conflicts(CPU)
-        assert found.startswith("task=inpaint: diffusers has no such pipeline of AltDiffusion")
+        assert found.startswith(
+            "task=inpaint: diffusers has no such pipeline of AltDiffusion"
+        )
 
     def test_prove_their_options(self, session: Load, chosen: list[str]) -> None:
-        options = ["precision=bf16", "attention=vanilla", "caching=deepcache", "memory=precomputed_embeddings"]
+        options = [
+            "precision=bf16",
+            "attention=vanilla",
+            "caching=deepcache",
+            "memory=precomputed_embeddings",
+        ]
         found = session(*chosen, *options, "workload.steps=4").prove().evidence
-        assert len([evidence for evidence in found if evidence.engaged]) == len(found) >= len(options), found
+        assert (
+            len([evidence for evidence in found if evidence.engaged])
+            == len(found)
+            >= len(options)
+        ), found
 
     def test_of_a_programs_own_pipeline(self, pipe: Any) -> None:
         before = latents(pipe, "a fox")
-        assert prove(optimize(pipe, attention="vanilla"), "a fox", height=32, width=32).engaged
+        assert prove(
+            optimize(pipe, attention="vanilla"), "a fox", height=32, width=32
+        ).engaged
         assert torch.equal(latents(undo(pipe), "a fox"), before)
 
 
@@ -179,7 +265,9 @@ class TestRefusal:
         assert variant("model=altdiffusion").conflicts(CPU) == []
 
     @pytest.mark.usefixtures("gone")
-    def test_is_a_conflict_before_anything_is_fetched(self, variant: Compose, composer: Composers, alt: Path) -> None:
+    def test_is_a_conflict_before_anything_is_fetched(
+        self, variant: Compose, composer: Composers, alt: Path
+    ) -> None:
         said = "is an AltDiffusionPipeline, which the installed diffusers no "
         [found] = variant("model=altdiffusion").conflicts(CPU)
         assert found.startswith(f"model=altdiffusion: {said}")
@@ -190,4 +278,6 @@ class TestRefusal:
 
     def test_of_random_weights(self, composer: Composers) -> None:
         found = problem(composer, "model=altdiffusion", "model.weights=random")
-        assert found.startswith("model.weights=random: the architecture of 'altdiffusion' does not come with sdopt")
+        assert found.startswith(
+            "model.weights=random: the architecture of 'altdiffusion' does not come with sdopt"
+        )

@@ -16,7 +16,13 @@ from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import parts_of, read_json, text_to_image
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.components import require_parts
-from sdopt.pipelines.family import FAMILIES, Family, Latents, family_named, family_of_class
+from sdopt.pipelines.family import (
+    FAMILIES,
+    Family,
+    Latents,
+    family_named,
+    family_of_class,
+)
 from sdopt.pipelines.latents import laid_out, spatial
 from sdopt.pipelines.loading import load_part
 from sdopt.pipelines.parts import cast, kept_in_float32
@@ -28,12 +34,16 @@ from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Tiny
 from tests.pipelines.tiny import TINY, saved, tiny
 
-TWO_PROMPTS = "workload.prompts=[a red circle,a far longer prompt about a blue house at dawn]"
+TWO_PROMPTS = (
+    "workload.prompts=[a red circle,a far longer prompt about a blue house at dawn]"
+)
 
 FAST = ("flux", "z_image")
 """Those that the tests of every run take; the others are marked slow."""
 
-EVERY = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in TINY]
+EVERY = [
+    pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in TINY
+]
 
 
 def images_of(host: PipelineHost) -> np.ndarray:
@@ -41,16 +51,26 @@ def images_of(host: PipelineHost) -> np.ndarray:
 
 
 class TestRows:
-    @pytest.mark.parametrize("family", FAMILIES[:2] + FAMILIES[3:], ids=lambda family: family.pipeline)
+    @pytest.mark.parametrize(
+        "family", FAMILIES[:2] + FAMILIES[3:], ids=lambda family: family.pipeline
+    )
     def test_name_what_diffusers_has(self, family: Family) -> None:
         cls = getattr(diffusers, family.pipeline)
         call = inspect.signature(cls.__call__).parameters
         parts = inspect.signature(cls.__init__).parameters
         assert {*family.parts} <= parts.keys()
-        assert {family.guidance.argument, family.latents.last, "latents", "generator", *family.call} <= call.keys()
+        assert {
+            family.guidance.argument,
+            family.latents.last,
+            "latents",
+            "generator",
+            *family.call,
+        } <= call.keys()
         named = {name for name in family.encoding.returns if name}
         if family.guidance.form != "embedded":
-            named |= {f"negative_{name}" for name in named if not name.startswith("negative_")}
+            named |= {
+                f"negative_{name}" for name in named if not name.startswith("negative_")
+            }
         assert named <= call.keys()
         if family.guidance.takes_negative:
             assert "negative_prompt" in call
@@ -61,16 +81,36 @@ class TestRows:
 
     def test_pipelines_with_further_networks_are_of_their_family(self) -> None:
         assert family_named("FluxControlNetPipeline").pipeline == "FluxPipeline"
-        assert family_named("StableDiffusionXLControlNetPipeline").pipeline == "StableDiffusionXLPipeline"
-        assert family_named("StableDiffusion3PAGPipeline").pipeline == "StableDiffusion3Pipeline"
+        assert (
+            family_named("StableDiffusionXLControlNetPipeline").pipeline
+            == "StableDiffusionXLPipeline"
+        )
+        assert (
+            family_named("StableDiffusion3PAGPipeline").pipeline
+            == "StableDiffusion3Pipeline"
+        )
         assert family_named("StableDiffusionGLIGENPipeline").is_unet
 
     def test_say_when_a_scale_runs_both_branches(self) -> None:
-        batched, above_zero = family_named("StableDiffusion3Pipeline").guidance, family_named("ZImagePipeline").guidance
-        assert (batched.samples_a_call(1.0), batched.samples_a_call(1.1), batched.calls_a_step(7.0)) == (1, 2, 1)
-        assert (above_zero.samples_a_call(0.0), above_zero.samples_a_call(0.5)) == (1, 2)
+        batched, above_zero = (
+            family_named("StableDiffusion3Pipeline").guidance,
+            family_named("ZImagePipeline").guidance,
+        )
+        assert (
+            batched.samples_a_call(1.0),
+            batched.samples_a_call(1.1),
+            batched.calls_a_step(7.0),
+        ) == (1, 2, 1)
+        assert (above_zero.samples_a_call(0.0), above_zero.samples_a_call(0.5)) == (
+            1,
+            2,
+        )
         sequential = family_named("QwenImagePipeline").guidance
-        assert (sequential.samples_a_call(4.0), sequential.calls_a_step(4.0), sequential.calls_a_step(1.0)) == (1, 2, 1)
+        assert (
+            sequential.samples_a_call(4.0),
+            sequential.calls_a_step(4.0),
+            sequential.calls_a_step(1.0),
+        ) == (1, 2, 1)
         embedded = family_named("FluxPipeline").distilled
         assert not embedded.guides(3.5)
         assert embedded.counts(3.5)
@@ -87,24 +127,43 @@ class TestLatents:
 
     def test_are_found_again_in_what_a_callback_gets(self) -> None:
         noise = torch.randn(2, 16, 8, 8)
-        assert spatial(laid_out(noise, Latents("packed")), Latents("packed")).equal(noise)
-        packed = diffusers.Flux2KleinPipeline._pack_latents(laid_out(noise, Latents("patchified")))
+        assert spatial(laid_out(noise, Latents("packed")), Latents("packed")).equal(
+            noise
+        )
+        packed = diffusers.Flux2KleinPipeline._pack_latents(
+            laid_out(noise, Latents("patchified"))
+        )
         assert spatial(packed, Latents("patchified")).equal(noise)
 
 
 class TestWeights:
-    def test_of_one_embedding_by_two_names_are_counted_and_drawn_once(self, tmp_path: Path) -> None:
+    def test_of_one_embedding_by_two_names_are_counted_and_drawn_once(
+        self, tmp_path: Path
+    ) -> None:
         sizes = {"d_model": 64, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-        config = transformers.T5Config(vocab_size=32128, feed_forward_proj="gated-gelu", **sizes)
+        config = transformers.T5Config(
+            vocab_size=32128, feed_forward_proj="gated-gelu", **sizes
+        )
         config.save_pretrained(tmp_path)
-        published = sum(weight.numel() for weight in transformers.T5EncoderModel(config).parameters())
+        published = sum(
+            weight.numel()
+            for weight in transformers.T5EncoderModel(config).parameters()
+        )
         named = ("transformers", "T5EncoderModel")
-        assert sum(weight.numel() for weight in empty_network(tmp_path, *named).parameters()) == published
+        assert (
+            sum(
+                weight.numel()
+                for weight in empty_network(tmp_path, *named).parameters()
+            )
+            == published
+        )
         drawn: Any = random_network(tmp_path, *named, "text_encoder_2", torch.bfloat16)
         assert drawn.shared.weight is drawn.encoder.embed_tokens.weight
         assert sum(weight.numel() for weight in drawn.parameters()) == published
 
-    def test_that_overflow_in_float16_stay_in_float32(self, tiny_folder: Callable[[str], Path]) -> None:
+    def test_that_overflow_in_float16_stay_in_float32(
+        self, tiny_folder: Callable[[str], Path]
+    ) -> None:
         folder = tiny_folder("flux")
         model = Model("folder", "path", path=str(folder))
         loaded = load_part(model, "text_encoder_2", torch.float16)
@@ -112,23 +171,30 @@ class TestWeights:
         assert kept_in_float32(pipe.text_encoder_2)
         cast(pipe, torch.float16)
         types = [
-            {name: str(weight.dtype) for name, weight in t5.named_parameters()} for t5 in (loaded, pipe.text_encoder_2)
+            {name: str(weight.dtype) for name, weight in t5.named_parameters()}
+            for t5 in (loaded, pipe.text_encoder_2)
         ]
         assert types[0] == types[1]
         assert {*types[0].values()} == {"torch.float16", "torch.float32"}
         assert pipe.transformer.dtype == torch.float16
         cast(pipe, torch.bfloat16)
-        assert {weight.dtype for weight in pipe.text_encoder_2.parameters()} == {torch.bfloat16}
+        assert {weight.dtype for weight in pipe.text_encoder_2.parameters()} == {
+            torch.bfloat16
+        }
 
 
 class TestFolders:
     @pytest.mark.parametrize("name", EVERY)
-    def test_are_found_complete(self, tiny_folder: Callable[[str], Path], name: str) -> None:
+    def test_are_found_complete(
+        self, tiny_folder: Callable[[str], Path], name: str
+    ) -> None:
         model = Model("folder", "path", path=str(tiny_folder(name)))
         require_model(model)
         require_parts(model)
 
-    def test_are_refused_where_a_part_is_missing(self, tiny_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    def test_are_refused_where_a_part_is_missing(
+        self, tiny_folder: Callable[[str], Path], tmp_path: Path
+    ) -> None:
         folder = shutil.copytree(tiny_folder("flux"), tmp_path / "flux")
         (folder / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
         with pytest.raises(UsageError, match="transformer"):
@@ -144,7 +210,9 @@ class TestFolders:
 
 class TestCalls:
     @pytest.mark.parametrize("name", EVERY)
-    def test_draw_what_diffusers_draws_from_the_same_noise(self, variant_of: Tiny, name: str) -> None:
+    def test_draw_what_diffusers_draws_from_the_same_noise(
+        self, variant_of: Tiny, name: str
+    ) -> None:
         variant = variant_of(name, TWO_PROMPTS, "workload.batch_size=2")
         assert variant.conflicts(CPU) == []
         host = PipelineHost(variant, CPU)
@@ -153,13 +221,21 @@ class TestCalls:
         prompts = list(given["prompt"])
         images = images_of(host)
         assert given["prompt"] == prompts, "the list of prompts is the caller's"
-        assert images_of(host).tobytes() == images.tobytes(), "a second call with the same inputs draws the same"
+        assert images_of(host).tobytes() == images.tobytes(), (
+            "a second call with the same inputs draws the same"
+        )
         plain = diffusers.DiffusionPipeline.from_pretrained(variant.model.path)
-        plain.scheduler = type(host._pipe.scheduler).from_config(host._pipe.scheduler.config)
+        plain.scheduler = type(host._pipe.scheduler).from_config(
+            host._pipe.scheduler.config
+        )
         plain.set_progress_bar_config(disable=True)
         family = family_named(type(plain).__name__)
         seeds = [generator.initial_seed() for generator in given["generator"]]
-        arguments = {key: value for key, value in given.items() if key not in ("latents", "generator")}
+        arguments = {
+            key: value
+            for key, value in given.items()
+            if key not in ("latents", "generator")
+        }
         arguments |= {family.guidance.argument: variant.guidance_scale, **family.call}
         if name == "flux":  # its scale is an input of the denoiser
             arguments["guidance_scale"] = arguments.pop("true_cfg_scale")
@@ -169,22 +245,40 @@ class TestCalls:
             output_type="np",
             **arguments,
         ).images
-        assert np.abs(images - drawn).max() < 1e-5, "also where the pipeline draws the noise itself"
+        assert np.abs(images - drawn).max() < 1e-5, (
+            "also where the pipeline draws the noise itself"
+        )
         assert host._last is not None
-        stored, side = spatial(host._last, family.latents), 64 // host._pipe.vae_scale_factor
+        stored, side = (
+            spatial(host._last, family.latents),
+            64 // host._pipe.vae_scale_factor,
+        )
         assert stored.shape[2:] == (side, side)
 
-    def test_a_prompt_is_drawn_the_same_beside_a_longer_one(self, variant_of: Tiny) -> None:
+    def test_a_prompt_is_drawn_the_same_beside_a_longer_one(
+        self, variant_of: Tiny
+    ) -> None:
         alone, beside = (
-            images_of(_prepared(variant_of("z_image", TWO_PROMPTS, f"workload.batch_size={size}"))) for size in (1, 2)
+            images_of(
+                _prepared(
+                    variant_of("z_image", TWO_PROMPTS, f"workload.batch_size={size}")
+                )
+            )
+            for size in (1, 2)
         )
         assert np.abs(alone[0] - beside[0]).max() < 1e-3
 
-    def test_say_how_much_of_a_prompt_each_encoder_reads(self, variant_of: Tiny) -> None:
+    def test_say_how_much_of_a_prompt_each_encoder_reads(
+        self, variant_of: Tiny
+    ) -> None:
         variant = variant_of("flux", f"workload.prompts=[{'a red circle and ' * 40}]")
         remarks = remarks_on_length(variant.workload, variant.model)
-        assert [remark for remark in remarks if "reads 77 tokens and cuts 1 of 1" in remark]
-        assert [remark for remark in remarks if "reads 512 tokens and cuts 1 of 1" in remark]
+        assert [
+            remark for remark in remarks if "reads 77 tokens and cuts 1 of 1" in remark
+        ]
+        assert [
+            remark for remark in remarks if "reads 512 tokens and cuts 1 of 1" in remark
+        ]
         short = variant_of("flux", "workload.prompts=[a red circle]")
         assert remarks_on_length(short.workload, short.model) == []
 
@@ -194,15 +288,26 @@ class TestCalls:
             ("z_image", (512,)),
             *(
                 pytest.param(name, lengths, marks=pytest.mark.slow)
-                for name, lengths in (("sd3", (77, 256)), ("lumina2", (256,)), ("pixart", (300,)), ("chroma", (512,)))
+                for name, lengths in (
+                    ("sd3", (77, 256)),
+                    ("lumina2", (256,)),
+                    ("pixart", (300,)),
+                    ("chroma", (512,)),
+                )
             ),
         ],
     )
-    def test_cut_what_no_encoder_reads(self, variant_of: Tiny, name: str, lengths: tuple[int, ...]) -> None:
+    def test_cut_what_no_encoder_reads(
+        self, variant_of: Tiny, name: str, lengths: tuple[int, ...]
+    ) -> None:
         variant = variant_of(name, f"workload.prompts=[{'a red circle and ' * 160}]")
         remarks = remarks_on_length(variant.workload, variant.model)
         for length in lengths:
-            assert [remark for remark in remarks if f"reads {length} tokens and cuts 1 of 1" in remark], remarks
+            assert [
+                remark
+                for remark in remarks
+                if f"reads {length} tokens and cuts 1 of 1" in remark
+            ], remarks
 
 
 def _prepared(variant: Variant) -> PipelineHost:
@@ -212,9 +317,16 @@ def _prepared(variant: Variant) -> PipelineHost:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("scheduler", ["ddim", "euler", "ays", "dpmpp_2m_karras", "unipc"])
     @pytest.mark.parametrize(
-        "name", ["flux", pytest.param("sd3", marks=pytest.mark.slow), pytest.param("sana", marks=pytest.mark.slow)]
+        "scheduler", ["ddim", "euler", "ays", "dpmpp_2m_karras", "unipc"]
+    )
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "flux",
+            pytest.param("sd3", marks=pytest.mark.slow),
+            pytest.param("sana", marks=pytest.mark.slow),
+        ],
     )
     def test_of_schedulers_with_levels_that_would_draw_nonsense(
         self, variant_of: Tiny, name: str, scheduler: str
@@ -222,25 +334,40 @@ class TestRefusals:
         [reason] = variant_of(name, f"scheduler={scheduler}").conflicts(CPU)
         assert "choose scheduler=flow_euler" in reason
 
-    def test_of_a_flow_scheduler_that_the_pipeline_does_not_call(self, variant_of: Tiny) -> None:
+    def test_of_a_flow_scheduler_that_the_pipeline_does_not_call(
+        self, variant_of: Tiny
+    ) -> None:
         [reason] = variant_of("z_image", "scheduler=flow_unipc").conflicts(CPU)
         assert "FlowMatchEulerDiscreteScheduler" in reason
         assert variant_of("flux", "scheduler=flow_unipc").conflicts(CPU) == []
 
     def test_of_a_negative_prompt_that_nothing_reads(self, variant_of: Tiny) -> None:
-        with pytest.raises(UsageError, match=r"workload\.negative_prompt: has no effect"):
+        with pytest.raises(
+            UsageError, match=r"workload\.negative_prompt: has no effect"
+        ):
             variant_of("flux", "workload.negative_prompt=blurry")
         with pytest.raises(UsageError, match=r"workload\.guidance_scale above 0"):
-            variant_of("z_image", "workload.negative_prompt=blurry", "workload.guidance_scale=0")
+            variant_of(
+                "z_image",
+                "workload.negative_prompt=blurry",
+                "workload.guidance_scale=0",
+            )
         assert variant_of("z_image", "workload.negative_prompt=blurry").negatives
 
     @pytest.mark.slow
-    def test_of_a_guidance_scale_that_was_distilled_into_the_weights(self, variant_of: Tiny) -> None:
-        with pytest.raises(UsageError, match=r"workload\.guidance_scale=4: has no effect"):
+    def test_of_a_guidance_scale_that_was_distilled_into_the_weights(
+        self, variant_of: Tiny
+    ) -> None:
+        with pytest.raises(
+            UsageError, match=r"workload\.guidance_scale=4: has no effect"
+        ):
             variant_of("flux2", "workload.guidance_scale=4")
 
     def test_of_a_size_that_leaves_half_a_token(self, variant_of: Tiny) -> None:
-        assert any("multiple of 16" in reason for reason in variant_of("flux", "workload.size=72").conflicts(CPU))
+        assert any(
+            "multiple of 16" in reason
+            for reason in variant_of("flux", "workload.size=72").conflicts(CPU)
+        )
 
     def test_of_a_task_that_diffusers_does_not_have(self, variant_of: Tiny) -> None:
         variant = variant_of("flux")

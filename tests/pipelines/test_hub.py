@@ -75,21 +75,40 @@ class TestCache:
     def test_is_all_that_a_study_needs(self, tmp_path: Path, cache: Path) -> None:
         """With the published CLIP, which nobody names."""
         add_clip(cache)
-        work = ("model.weights=hub", MINE, "model.name=small", "quality=default", "quality.prompt_count=3")
+        work = (
+            "model.weights=hub",
+            MINE,
+            "model.name=small",
+            "quality=default",
+            "quality.prompt_count=3",
+        )
         # In a process of its own: huggingface_hub reads its environment when it is imported.
         environment = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
-        finished = start(tmp_path, "run", *SMOKE, *work, **environment).finish(timeout_s=600)
+        finished = start(tmp_path, "run", *SMOKE, *work, **environment).finish(
+            timeout_s=600
+        )
         assert finished.code == 0, finished.err
         assert [row.status for row in finished.result.variants] == [Status.OK] * 2
         assert finished.result.config.model.hub_id == "somebody/small-emoji"
         assert finished.result.variants[0].images
-        assert "clip_score_clip_vit_large_patch14" in finished.result.variants[0].quality
+        assert (
+            "clip_score_clip_vit_large_patch14" in finished.result.variants[0].quality
+        )
 
     def test_a_published_clip_scores_without_being_named(
-        self, cache: Path, composer: type[HydraComposer], monkeypatch: pytest.MonkeyPatch
+        self,
+        cache: Path,
+        composer: type[HydraComposer],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         offline(monkeypatch, cache)
-        work = ("model.weights=hub", MINE, "model.name=small", "quality=default", "quality.prompt_count=3")
+        work = (
+            "model.weights=hub",
+            MINE,
+            "model.name=small",
+            "quality=default",
+            "quality.prompt_count=3",
+        )
         composed = composer([*SMOKE, *work])
         assert awaits_clip(composed)
         fetched, said = [], StringIO()
@@ -97,27 +116,45 @@ class TestCache:
         with redirect_stderr(said):
             fetch_clip(composed)
         assert not fetched
-        assert f"no CLIP score: features {PUBLISHED}: not complete in the local cache" in said.getvalue()
-        with pytest.raises(UsageError, match="features clip:somebody/clip: not complete in the local cache"):
+        assert (
+            f"no CLIP score: features {PUBLISHED}: not complete in the local cache"
+            in said.getvalue()
+        )
+        with pytest.raises(
+            UsageError,
+            match="features clip:somebody/clip: not complete in the local cache",
+        ):
             fetch_features("clip:somebody/clip")
         add_clip(cache)
         composed = composer([*SMOKE, *work])
         assert not awaits_clip(composed)
         assert composed.current.recorded.quality.features == [PUBLISHED]
         assert not awaits_clip(composer([*SMOKE, *work[:-2], "quality=none"]))
-        assert composer([*SMOKE, "quality=default"]).current.quality.features is None  # emoji has its own
+        assert (
+            composer([*SMOKE, "quality=default"]).current.quality.features is None
+        )  # emoji has its own
 
-    def test_without_the_model_is_a_usage_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_the_model_is_a_usage_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         offline(monkeypatch, tmp_path / "empty")
         said = "model.hub_id=somebody/small-emoji: not complete in the local cache"
         refused(tmp_path, "run", *SMOKE, "model.weights=hub", MINE, says=said)
-        planned = sdopt(tmp_path, "run", *SMOKE, "model.weights=hub", MINE, "dry_run=true")
+        planned = sdopt(
+            tmp_path, "run", *SMOKE, "model.weights=hub", MINE, "dry_run=true"
+        )
         assert planned.code == 0, planned.err
         assert not list(tmp_path.rglob("*.log")), "no worker was started"
-        assert "download of somebody/small-emoji: unknown, the hub cannot be asked" in planned.shown
+        assert (
+            "download of somebody/small-emoji: unknown, the hub cannot be asked"
+            in planned.shown
+        )
 
     def test_a_transformer_in_a_file_needs_the_other_parts(
-        self, tmp_path: Path, tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+        self,
+        tmp_path: Path,
+        tiny_folder: Callable[[str], Path],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         hub, weights = tmp_path / "hub", "diffusion_pytorch_model.safetensors"
         file = tmp_path / "flux.safetensors"
@@ -128,7 +165,9 @@ class TestCache:
         model = Model("folder", "path", path=str(file), base="somebody/flux")
         fetch_models([model])
         network = load_part(model, "transformer", torch.float32)
-        assert network.state_dict()["x_embedder.weight"].equal(load_file(file)["x_embedder.weight"])
+        assert network.state_dict()["x_embedder.weight"].equal(
+            load_file(file)["x_embedder.weight"]
+        )
         (there / "vae" / weights).unlink()
         with pytest.raises(UsageError, match="not complete in the local cache"):
             fetch_models([model])
@@ -155,7 +194,9 @@ class TestCache:
         assert download_bytes(model) == 1 + 20 + 500 + 3000
         assert download_bytes(replace(model, variant="fp16")) == 1 + 20 + 500 + 1500
 
-    def test_with_a_file_missing(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_with_a_file_missing(
+        self, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         offline(monkeypatch, cache)
         model = Model(weights="hub", hub_id="somebody/small-emoji")
         assert hub_folder(model, fetch=False) == hub_folder(model, fetch=True)
@@ -165,14 +206,23 @@ class TestCache:
         [file] = cache.glob("*/snapshots/*/vae/*.safetensors")
         file.unlink()
         assert download_bytes(model) is None
-        with pytest.raises(UsageError, match=r"model\.hub_id=somebody/small-emoji: .*(vae/ holds no|not complete in)"):
+        with pytest.raises(
+            UsageError,
+            match=r"model\.hub_id=somebody/small-emoji: .*(vae/ holds no|not complete in)",
+        ):
             fetch_models([model])
 
     @pytest.mark.parametrize(
         ("names", "said"),
         [
-            ("unet/diffusion_pytorch_model.bin", "no safetensors files of unet, and sdopt loads no pickled weights"),
-            ("unet/diffusion_pytorch_model.fp16.safetensors", "unet/ holds only files of a variant (fp16)"),
+            (
+                "unet/diffusion_pytorch_model.bin",
+                "no safetensors files of unet, and sdopt loads no pickled weights",
+            ),
+            (
+                "unet/diffusion_pytorch_model.fp16.safetensors",
+                "unet/ holds only files of a variant (fp16)",
+            ),
         ],
     )
     def test_with_weights_that_are_not_read(
@@ -180,18 +230,26 @@ class TestCache:
     ) -> None:
         """What the repository has is asked: of what is not read, nothing is fetched."""
         offline(monkeypatch, cache)
-        there = [names, "vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"]
+        there = [
+            names,
+            "vae/diffusion_pytorch_model.safetensors",
+            "text_encoder/model.safetensors",
+        ]
         monkeypatch.setattr("sdopt.pipelines.hub._names", lambda *_: there)
         with pytest.raises(UsageError) as caught:
             fetch_models([Model(weights="hub", hub_id="somebody/small-emoji")])
         assert said in caught.value.problems[0]
 
-    def test_of_another_family(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_another_family(
+        self, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """It has no folder unet/, and is told before any of it is fetched."""
         offline(monkeypatch, cache)
         [index] = cache.glob("*/snapshots/*/model_index.json")
         index.write_text('{"_class_name": "KolorsPipeline"}')
-        with pytest.raises(UsageError, match="is a KolorsPipeline; sdopt runs StableDiffusionPipeline"):
+        with pytest.raises(
+            UsageError, match="is a KolorsPipeline; sdopt runs StableDiffusionPipeline"
+        ):
             hub_configs("somebody/small-emoji")
 
 
@@ -199,7 +257,9 @@ class _Hub(BaseHTTPRequestHandler):
     """Answers as the hub does where it gives nothing away: by the header that names the reason."""
 
     def do_GET(self) -> None:
-        code, reason = (403, "GatedRepo") if "gated" in self.path else (404, "RepoNotFound")
+        code, reason = (
+            (403, "GatedRepo") if "gated" in self.path else (404, "RepoNotFound")
+        )
         self.send_response(code)
         self.send_header("X-Error-Code", reason)
         self.send_header("Content-Length", "0")
@@ -218,7 +278,8 @@ def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
     monkeypatch.setattr(
-        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+        address + "/{repo_id}/resolve/{revision}/{filename}",
     )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     yield
@@ -229,9 +290,17 @@ def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("refusing")
 def test_refusal_says_what_to_do_for_all_at_once() -> None:
     with pytest.raises(UsageError) as caught:
-        fetch_models([Model(weights="hub", hub_id=name) for name in ("a/gated", "b/nothing", "not a name")])
+        fetch_models(
+            [
+                Model(weights="hub", hub_id=name)
+                for name in ("a/gated", "b/nothing", "not a name")
+            ]
+        )
     gated, unknown, misnamed = caught.value.problems
     assert gated.startswith("model.hub_id=a/gated: ")
     assert "gated; accept its terms at https://huggingface.co/a/gated" in gated
-    assert "unknown repository; to see private ones, log in with `hf auth login`" in unknown
+    assert (
+        "unknown repository; to see private ones, log in with `hf auth login`"
+        in unknown
+    )
     assert "written owner/name" in misnamed

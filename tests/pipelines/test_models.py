@@ -30,7 +30,9 @@ FULL = ("sd15", "sd21", "sd21_base", "sdxl")
 
 
 def parameters(name: str, component: str) -> int:
-    library, class_name = json.loads((ARCHITECTURES / name / "model_index.json").read_text())[component]
+    library, class_name = json.loads(
+        (ARCHITECTURES / name / "model_index.json").read_text()
+    )[component]
     network = empty_network(ARCHITECTURES / name / component, library, class_name)
     assert all(parameter.is_meta for parameter in network.parameters())
     return sum(parameter.numel() for parameter in network.parameters())
@@ -69,13 +71,22 @@ class TestArchitectures:
             ("sdxl", "text_encoder_2", 694_659_840),
         ],
     )
-    def test_have_the_published_number_of_parameters(self, name: str, component: str, count: int) -> None:
+    def test_have_the_published_number_of_parameters(
+        self, name: str, component: str, count: int
+    ) -> None:
         assert parameters(name, component) == count
 
-    @pytest.mark.parametrize(("name", "size"), [("sd15", 512), ("sd21", 768), ("sd21_base", 512), ("sdxl", 1024)])
-    def test_are_run_at_the_size_that_they_were_trained_at(self, composer: Composers, name: str, size: int) -> None:
+    @pytest.mark.parametrize(
+        ("name", "size"),
+        [("sd15", 512), ("sd21", 768), ("sd21_base", 512), ("sdxl", 1024)],
+    )
+    def test_are_run_at_the_size_that_they_were_trained_at(
+        self, composer: Composers, name: str, size: int
+    ) -> None:
         variant = composer([f"model={name}", "model.weights=random"]).variant(None)
-        sample = json.loads((ARCHITECTURES / name / "unet" / "config.json").read_text())["sample_size"]
+        sample = json.loads(
+            (ARCHITECTURES / name / "unet" / "config.json").read_text()
+        )["sample_size"]
         assert variant.size == size == 8 * sample
         assert variant.guidance_scale == (5.0 if name == "sdxl" else 7.5)
         assert variant.prompts[0].startswith("a lighthouse")
@@ -83,27 +94,53 @@ class TestArchitectures:
     def test_each_has_an_option_and_each_option_its_architecture(self) -> None:
         options = {path.stem for path in (CONF / "model").glob("*.yaml")}
         options -= {"emoji", "emoji_dit", "folder", "factory", "altdiffusion"}
-        options -= {"sd_turbo", "sdxl_turbo"}  # distilled from others, whose architecture they have
-        assert options == {path.parent.name for path in ARCHITECTURES.glob("*/model_index.json")} > set(FULL)
+        options -= {
+            "sd_turbo",
+            "sdxl_turbo",
+        }  # distilled from others, whose architecture they have
+        assert (
+            options
+            == {path.parent.name for path in ARCHITECTURES.glob("*/model_index.json")}
+            > set(FULL)
+        )
 
 
 class TestTokenizer:
     def test_starts_and_ends_prompts_as_clip_does(self) -> None:
         tokenizer = load_tokenizer(ARCHITECTURES / "sd15" / "tokenizer")
-        cat, dog = (tokenizer(text).input_ids for text in ("a photo of a cat", "a photo of a dog"))
+        cat, dog = (
+            tokenizer(text).input_ids
+            for text in ("a photo of a cat", "a photo of a dog")
+        )
         assert cat[0] == dog[0] == 49406
         assert cat[-1] == dog[-1] == 49407
         assert cat != dog
-        assert cat[1:-1] == [320, 1125, 539, 320, 2368]  # as CLIP's authors publish them
+        assert cat[1:-1] == [
+            320,
+            1125,
+            539,
+            320,
+            2368,
+        ]  # as CLIP's authors publish them
 
     @pytest.mark.parametrize(
         ("folder", "pad"),
-        [("sd15/tokenizer", 49407), ("sd21/tokenizer", 0), ("sdxl/tokenizer", 49407), ("sdxl/tokenizer_2", 0)],
+        [
+            ("sd15/tokenizer", 49407),
+            ("sd21/tokenizer", 0),
+            ("sdxl/tokenizer", 49407),
+            ("sdxl/tokenizer_2", 0),
+        ],
     )
     def test_pads_as_each_model_learnt_it(self, folder: str, pad: int) -> None:
         tokenizer = load_tokenizer(ARCHITECTURES / folder)
         assert tokenizer.model_max_length == 77
-        ids = tokenizer(["a cat", "日本 " * 90], padding="max_length", max_length=77, truncation=True).input_ids
+        ids = tokenizer(
+            ["a cat", "日本 " * 90],
+            padding="max_length",
+            max_length=77,
+            truncation=True,
+        ).input_ids
         assert [len(row) for row in ids] == [77, 77]
         end = ids[0].index(49407)
         assert ids[0][0] == 49406
@@ -134,7 +171,10 @@ class TestRandomWeights:
         assert layer(states).std().item() == pytest.approx(1, rel=0.1)
         assert pipe.unet.conv_norm_out.weight.eq(1).all()
         assert pipe.unet.conv_norm_out.bias.eq(0).all()
-        two = [pipe.unet.conv_in.weight.flatten()[:500], pipe.unet.conv_out.weight.flatten()[:500]]
+        two = [
+            pipe.unet.conv_in.weight.flatten()[:500],
+            pipe.unet.conv_out.weight.flatten()[:500],
+        ]
         assert not torch.equal(*two)
 
     def test_see_the_prompt(self, random_pipe: Any) -> None:
@@ -157,9 +197,26 @@ def small_xl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("xl") / "small"
     shutil.copytree(ARCHITECTURES / "sdxl", folder)
     few: dict[str, Any] = {"num_attention_heads": 2, "num_hidden_layers": 2}
-    edit(folder / "text_encoder" / "config.json", hidden_size=32, intermediate_size=64, projection_dim=32, **few)
-    edit(folder / "text_encoder_2" / "config.json", hidden_size=48, intermediate_size=96, projection_dim=48, **few)
-    vae = {"block_out_channels": [16, 16, 32, 32], "norm_num_groups": 8, "layers_per_block": 1, "sample_size": 64}
+    edit(
+        folder / "text_encoder" / "config.json",
+        hidden_size=32,
+        intermediate_size=64,
+        projection_dim=32,
+        **few,
+    )
+    edit(
+        folder / "text_encoder_2" / "config.json",
+        hidden_size=48,
+        intermediate_size=96,
+        projection_dim=48,
+        **few,
+    )
+    vae = {
+        "block_out_channels": [16, 16, 32, 32],
+        "norm_num_groups": 8,
+        "layers_per_block": 1,
+        "sample_size": 64,
+    }
     edit(folder / "vae" / "config.json", **vae)
     edit(
         folder / "unet" / "config.json",
@@ -173,17 +230,26 @@ def small_xl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     from diffusers import StableDiffusionXLPipeline
 
-    build_pipeline(folder, StableDiffusionXLPipeline, "cpu", torch.float32).save_pretrained(folder)
+    build_pipeline(
+        folder, StableDiffusionXLPipeline, "cpu", torch.float32
+    ).save_pretrained(folder)
     return folder
 
 
 def test_two_text_encoders_pool_at_the_end_of_the_text(small_xl: Path) -> None:
     pipe = load(Model("folder", "path", str(small_xl)))
-    ids = pipe.tokenizer_2(["fox", "a fox asleep"], padding="max_length", max_length=77, return_tensors="pt").input_ids
+    ids = pipe.tokenizer_2(
+        ["fox", "a fox asleep"],
+        padding="max_length",
+        max_length=77,
+        return_tensors="pt",
+    ).input_ids
     ends = (ids == 49407).int().argmax(dim=1)
     assert 0 < ends[0] < ends[1] < 76
     output = pipe.text_encoder_2(ids)
-    expected = pipe.text_encoder_2.text_projection(output.last_hidden_state[torch.arange(2), ends])
+    expected = pipe.text_encoder_2.text_projection(
+        output.last_hidden_state[torch.arange(2), ends]
+    )
     assert torch.allclose(output.text_embeds, expected, atol=1e-5)
 
 
@@ -201,8 +267,13 @@ class TestFolders:
         assert "try model.variant=null" in problem(composer, *wrong)
 
     def test_of_another_architecture_than_is_named(self, composer: Composers) -> None:
-        found = problem(composer, "model=sdxl", "model.weights=path", f"model.path={EMOJI}")
-        assert "not of the architecture model=sdxl: a StableDiffusionPipeline with cross_attention_dim=144" in found
+        found = problem(
+            composer, "model=sdxl", "model.weights=path", f"model.path={EMOJI}"
+        )
+        assert (
+            "not of the architecture model=sdxl: a StableDiffusionPipeline with cross_attention_dim=144"
+            in found
+        )
 
 
 @pytest.mark.parametrize(
@@ -213,14 +284,35 @@ class TestFolders:
             "model.name=sd15: packaged models are emoji, emoji_dit; choose model.weights=hub",
         ),
         ("model.weights=hub", "model.hub_id: model.weights=hub needs a repository"),
-        ("model=folder model.path=null model.weights=random", "model.weights=random: the architecture of 'folder'"),
-        ("model=sdxl model.weights=path", "model.path: model.weights=path needs the folder"),
+        (
+            "model=folder model.path=null model.weights=random",
+            "model.weights=random: the architecture of 'folder'",
+        ),
+        (
+            "model=sdxl model.weights=path",
+            "model.path: model.weights=path needs the folder",
+        ),
         ("model.path=x", "model.path=x: there is no such file or folder"),
-        ("model=x.safetensors", "model=x.safetensors: there is no such file or folder; the named models are"),
-        ("model=https://civitai.com/models/1", "model=https://civitai.com/models/1: an address, of which"),
-        ("model.path=x model.weights=hub", "model.path=x: only applies to model.weights=path"),
-        ("model=sd15 model.weights=random model.revision=v", "model.revision=v: only applies to model.weights=hub"),
-        ("model.weights=random model.variant=fp16", "model.variant=fp16: only applies to a repository or a folder"),
+        (
+            "model=x.safetensors",
+            "model=x.safetensors: there is no such file or folder; the named models are",
+        ),
+        (
+            "model=https://civitai.com/models/1",
+            "model=https://civitai.com/models/1: an address, of which",
+        ),
+        (
+            "model.path=x model.weights=hub",
+            "model.path=x: only applies to model.weights=path",
+        ),
+        (
+            "model=sd15 model.weights=random model.revision=v",
+            "model.revision=v: only applies to model.weights=hub",
+        ),
+        (
+            "model.weights=random model.variant=fp16",
+            "model.variant=fp16: only applies to a repository or a folder",
+        ),
         ("model.size=100", "model.size=100: Input should be a multiple of 8"),
         (
             "model=sdxl model.weights=download",
@@ -228,13 +320,21 @@ class TestFolders:
         ),
     ],
 )
-def test_weights_that_a_model_does_not_offer(composer: Composers, overrides: str, said: str) -> None:
+def test_weights_that_a_model_does_not_offer(
+    composer: Composers, overrides: str, said: str
+) -> None:
     assert problem(composer, *overrides.split()).startswith(said)
 
 
-def test_a_file_of_an_architecture_that_sdopt_does_not_have(composer: Composers, tmp_path: Path) -> None:
+def test_a_file_of_an_architecture_that_sdopt_does_not_have(
+    composer: Composers, tmp_path: Path
+) -> None:
     path = tmp_path / "other.safetensors"
-    names = ["model.diffusion_model.attn2.to_k.weight", "first_stage_model.a", "cond_stage_model.a"]
+    names = [
+        "model.diffusion_model.attn2.to_k.weight",
+        "first_stage_model.a",
+        "cond_stage_model.a",
+    ]
     save_file({name: torch.zeros(4, 7) for name in names}, path)
     assert "its denoiser reads 7 channels of text" in problem(composer, f"model={path}")
     (link := tmp_path / "link.safetensors").symlink_to(path)
@@ -252,14 +352,21 @@ def test_every_scheduler_finds_what_a_perfect_denoiser_predicts(
 ) -> None:
     """Whatever the model was trained to predict, noise or velocity (Salimans and Ho 2022), and however it is spaced."""
     chosen = composer([f"scheduler={option}"]).current.scheduler
-    folder = (PACKAGED if architecture == "emoji" else ARCHITECTURES) / architecture / "scheduler"
+    folder = (
+        (PACKAGED if architecture == "emoji" else ARCHITECTURES)
+        / architecture
+        / "scheduler"
+    )
     config = json.loads((folder / "scheduler_config.json").read_text())
     scheduler = scheduler_class(chosen).from_config(config, **chosen.options)
     assert scheduler.config.prediction_type == config["prediction_type"]
     assert (scheduler.config.beta_start, scheduler.config.beta_end) == (0.00085, 0.012)
     scheduler.set_timesteps(30)
     clean = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(1))
-    sample = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(0)) * scheduler.init_noise_sigma
+    sample = (
+        torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(0))
+        * scheduler.init_noise_sigma
+    )
     for step in scheduler.timesteps:
         scaled = scheduler.scale_model_input(sample, step)
         kept = scheduler.alphas_cumprod[int(step)]
@@ -276,7 +383,9 @@ def test_activations_are_far_from_the_limit_of_half_precision(name: str) -> None
     """Every module's output, in the first steps and for latents as large as fifty of them can make: see `_draw`."""
     pipe = load(Model(name, "random"), dtype=torch.bfloat16)
     largest = largest_outputs(pipe)
-    noise = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(0)).bfloat16()
+    noise = torch.randn(
+        (1, 4, 8, 8), generator=torch.Generator().manual_seed(0)
+    ).bfloat16()
     size = {"height": 64, "width": 64, "output_type": "latent", "guidance_scale": 7.5}
     pipe("a red fox", num_inference_steps=2, latents=noise, **size)
     # Deterministic sampling adds, over all steps, at most the noise's range times what is predicted: below 15 times 10.
@@ -284,13 +393,20 @@ def test_activations_are_far_from_the_limit_of_half_precision(name: str) -> None
     pipe.vae.decode(found / pipe.vae.config.scaling_factor)
     assert len(largest) > 500
     assert not any(math.isnan(value) for value in largest.values())
-    assert max(value for path, value in largest.items() if not path.startswith("vae")) < HALF_LARGEST / 20
+    assert (
+        max(value for path, value in largest.items() if not path.startswith("vae"))
+        < HALF_LARGEST / 20
+    )
     assert max(largest.values()) < HALF_LARGEST / 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "tflop"), [("sd15", 0.803), ("sd21", 2.149), ("sdxl", 6.761)])
-def test_operations_are_the_published_ones(variant: Compose, name: str, tflop: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "tflop"), [("sd15", 0.803), ("sd21", 2.149), ("sdxl", 6.761)]
+)
+def test_operations_are_the_published_ones(
+    variant: Compose, name: str, tflop: float
+) -> None:
     """Of one forward pass per sample; two samples a step with guidance."""
     chosen = variant(f"model={name}", "model.weights=random")
     index = json.loads((ARCHITECTURES / name / "model_index.json").read_text())
@@ -298,11 +414,19 @@ def test_operations_are_the_published_ones(variant: Compose, name: str, tflop: f
     class Pipe:
         config = index
         tokenizer = type("Tokenizer", (), {"model_max_length": 77})
-        scheduler = type("Steps", (), {"set_timesteps": lambda self, steps: None, "timesteps": range(1)})()
+        scheduler = type(
+            "Steps",
+            (),
+            {"set_timesteps": lambda self, steps: None, "timesteps": range(1)},
+        )()
 
     for component in ("unet", "vae", "text_encoder", "text_encoder_2"):
         if component in index:
-            setattr(Pipe, component, empty_network(ARCHITECTURES / name / component, *index[component]))
+            setattr(
+                Pipe,
+                component,
+                empty_network(ARCHITECTURES / name / component, *index[component]),
+            )
     pipe: Any = Pipe()
     counted = operations_of(pipe, chosen)
     assert counted["denoiser"] == pytest.approx(2 * tflop, rel=1e-3)
@@ -316,7 +440,14 @@ def test_a_full_size_model_finishes_on_a_cpu(tmp_path: Path, name: str) -> None:
     """Up to 16 GiB of weights."""
     finished = sdopt(
         tmp_path,
-        *("run", f"model={name}", "model.weights=random", "workload.steps=1", "workload.size=256", "protocol=smoke"),
+        *(
+            "run",
+            f"model={name}",
+            "model.weights=random",
+            "workload.steps=1",
+            "workload.size=256",
+            "protocol=smoke",
+        ),
         *("quality=none", "tracking=none", "hardware=cpu", "workload.prompt_count=1"),
     )
     assert finished.code == 0, finished.err

@@ -65,7 +65,9 @@ AUTOENCODERS = [
 
 
 def index_of(name: str) -> dict[str, list[str]]:
-    index: dict[str, list[str]] = json.loads((ARCHITECTURES / name / "model_index.json").read_text())
+    index: dict[str, list[str]] = json.loads(
+        (ARCHITECTURES / name / "model_index.json").read_text()
+    )
     return index
 
 
@@ -83,18 +85,24 @@ class TestArchitectures:
         assert parameters(name, "transformer") == TRANSFORMERS[name]
 
     @pytest.mark.parametrize(("name", "part", "gib"), ENCODERS)
-    def test_have_encoders_as_large_as_published(self, name: str, part: str, gib: float) -> None:
+    def test_have_encoders_as_large_as_published(
+        self, name: str, part: str, gib: float
+    ) -> None:
         assert 2 * parameters(name, part) / GIB == pytest.approx(gib, abs=0.001)
 
     @pytest.mark.parametrize(("name", "gib"), AUTOENCODERS)
-    def test_have_autoencoders_as_large_as_published(self, name: str, gib: float) -> None:
+    def test_have_autoencoders_as_large_as_published(
+        self, name: str, gib: float
+    ) -> None:
         assert 2 * parameters(name, "vae") / GIB == pytest.approx(gib, abs=0.001)
 
     @pytest.mark.parametrize("name", TRANSFORMERS)
     def test_have_the_parts_of_their_family_and_no_other_key(self, name: str) -> None:
         index = index_of(name)
         family = family_named(str(index["_class_name"]))
-        assert {part for part, value in index.items() if isinstance(value, list)} == {*family.parts}
+        assert {part for part, value in index.items() if isinstance(value, list)} == {
+            *family.parts
+        }
         for part in family.parts:
             file = {"scheduler": "scheduler_config.json"}.get(part, "config.json")
             file = "tokenizer_config.json" if part in family.tokenizers else file
@@ -103,17 +111,26 @@ class TestArchitectures:
 
 class TestOptions:
     @pytest.mark.parametrize("name", TRANSFORMERS)
-    def test_choose_what_the_model_is_published_for(self, composer: Composers, name: str) -> None:
+    def test_choose_what_the_model_is_published_for(
+        self, composer: Composers, name: str
+    ) -> None:
         variant = composer([f"model={name}", "model.weights=random"]).variant(None)
         flow = family_of(variant.model).sampling == "flow"
         assert variant.model.name == name
         assert variant.size == 1024
         assert variant.choices["precision"] == "bf16"
-        assert variant.scheduler.class_name == ("FlowMatchEulerDiscreteScheduler" if flow else "DDIMScheduler")
+        assert variant.scheduler.class_name == (
+            "FlowMatchEulerDiscreteScheduler" if flow else "DDIMScheduler"
+        )
         assert call_arguments(variant.model)["max_sequence_length"] in (256, 300, 512)
 
     def test_are_overruled_by_the_command(self, composer: Composers) -> None:
-        words = ["model=sd35_medium", "model.weights=random", "precision=fp32", "scheduler=flow_heun"]
+        words = [
+            "model=sd35_medium",
+            "model.weights=random",
+            "precision=fp32",
+            "scheduler=flow_heun",
+        ]
         variant = composer(words).variant(None)
         assert variant.choices["precision"] == "fp32"
         assert variant.scheduler.class_name == "FlowMatchHeunDiscreteScheduler"
@@ -132,20 +149,36 @@ class TestOptions:
         ],
     )
     def test_guide_as_published(
-        self, composer: Composers, name: str, form: str, scale: float, samples: int, calls: int
+        self,
+        composer: Composers,
+        name: str,
+        form: str,
+        scale: float,
+        samples: int,
+        calls: int,
     ) -> None:
         variant = composer([f"model={name}", "model.weights=random"]).variant(None)
         guidance = guidance_of(variant.model)
         assert (guidance.form, variant.guidance_scale) == (form, scale)
-        assert (guidance.samples_a_call(scale), guidance.calls_a_step(scale)) == (samples, calls)
+        assert (guidance.samples_a_call(scale), guidance.calls_a_step(scale)) == (
+            samples,
+            calls,
+        )
 
     def test_a_unet_has_no_other_number_of_tokens(self, composer: Composers) -> None:
-        variant = composer(["model=emoji", "model.max_sequence_length=12"]).variant(None)
-        assert any("model.max_sequence_length=12" in problem for problem in variant.conflicts(CPU))
+        variant = composer(["model=emoji", "model.max_sequence_length=12"]).variant(
+            None
+        )
+        assert any(
+            "model.max_sequence_length=12" in problem
+            for problem in variant.conflicts(CPU)
+        )
 
 
 def test_a_modular_pipeline_is_named_and_refused(tmp_path: Path) -> None:
-    (tmp_path / "modular_model_index.json").write_text('{"_class_name": "Flux3DistilledModularPipeline"}')
+    (tmp_path / "modular_model_index.json").write_text(
+        '{"_class_name": "Flux3DistilledModularPipeline"}'
+    )
     model = Model("folder", "path", path=str(tmp_path))
     with pytest.raises(UsageError, match="modular pipeline"):
         require_model(model)

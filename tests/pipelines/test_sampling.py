@@ -18,7 +18,12 @@ from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
 from sdopt.library.planning import plan_for
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.pipelines.loading import clip_skip_of, name_of, sampling_problems, sampling_remarks
+from sdopt.pipelines.loading import (
+    clip_skip_of,
+    name_of,
+    sampling_problems,
+    sampling_remarks,
+)
 from sdopt.pipelines.loras import misfits
 from sdopt.pipelines.sampling import few_steps, marks_in, scheduler_like, unsuited
 from sdopt.schema import Model, Scheduler
@@ -37,27 +42,74 @@ EDM = "EDMDPMSolverMultistepScheduler"
 
 def own(**values: Any) -> dict[str, Any]:
     """The configuration of a model's own scheduler, as Stable Diffusion has it but for the given values."""
-    levels = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
-    return {"_class_name": "PNDMScheduler", **levels, "prediction_type": "epsilon", **values}
+    levels = {
+        "beta_start": 0.00085,
+        "beta_end": 0.012,
+        "beta_schedule": "scaled_linear",
+    }
+    return {
+        "_class_name": "PNDMScheduler",
+        **levels,
+        "prediction_type": "epsilon",
+        **values,
+    }
 
 
 @pytest.mark.parametrize(
     ("values", "scheduler", "said"),
     [
-        ({"_class_name": EDM}, DDIM, f"has other noise levels than the model's own {EDM}"),
-        ({"_class_name": "FlowMatchEulerDiscreteScheduler"}, DDIM, "choose scheduler=flow_euler"),
-        ({"_class_name": "SomebodysScheduler"}, DDIM, "SomebodysScheduler, which diffusers does not have"),
-        ({}, Scheduler(EDM), "cannot have the noise levels of the model's own PNDMScheduler"),
+        (
+            {"_class_name": EDM},
+            DDIM,
+            f"has other noise levels than the model's own {EDM}",
+        ),
+        (
+            {"_class_name": "FlowMatchEulerDiscreteScheduler"},
+            DDIM,
+            "choose scheduler=flow_euler",
+        ),
+        (
+            {"_class_name": "SomebodysScheduler"},
+            DDIM,
+            "SomebodysScheduler, which diffusers does not have",
+        ),
+        (
+            {},
+            Scheduler(EDM),
+            "cannot have the noise levels of the model's own PNDMScheduler",
+        ),
         ({"rescale_betas_zero_snr": True}, PLMS, "has no rescale_betas_zero_snr"),
-        ({"use_flow_sigmas": True, "prediction_type": "flow_prediction"}, DDIM, "choose scheduler=unipc"),
-        ({"prediction_type": "flow_prediction"}, EULER, "cannot sample prediction_type=flow_prediction"),
-        ({"timestep_type": "continuous", "prediction_type": "v_prediction"}, DDIM, "has no timestep_type"),
-        ({"prediction_type": "sample"}, PLMS, "prediction_type=sample in workload.steps=20 (ValueError: "),
+        (
+            {"use_flow_sigmas": True, "prediction_type": "flow_prediction"},
+            DDIM,
+            "choose scheduler=unipc",
+        ),
+        (
+            {"prediction_type": "flow_prediction"},
+            EULER,
+            "cannot sample prediction_type=flow_prediction",
+        ),
+        (
+            {"timestep_type": "continuous", "prediction_type": "v_prediction"},
+            DDIM,
+            "has no timestep_type",
+        ),
+        (
+            {"prediction_type": "sample"},
+            PLMS,
+            "prediction_type=sample in workload.steps=20 (ValueError: ",
+        ),
         ({}, Scheduler("DDIMInverseScheduler"), "its timesteps rise"),
-        ({}, Scheduler("CogVideoXDPMScheduler"), "cannot sample prediction_type=epsilon"),
+        (
+            {},
+            Scheduler("CogVideoXDPMScheduler"),
+            "cannot sample prediction_type=epsilon",
+        ),
     ],
 )
-def test_what_would_draw_other_images_is_refused(values: dict[str, Any], scheduler: Scheduler, said: str) -> None:
+def test_what_would_draw_other_images_is_refused(
+    values: dict[str, Any], scheduler: Scheduler, said: str
+) -> None:
     [found] = unsuited(own(**values), scheduler)
     assert found.startswith(f"scheduler.class_name={scheduler.class_name}: ")
     assert said in found
@@ -66,7 +118,14 @@ def test_what_would_draw_other_images_is_refused(values: dict[str, Any], schedul
 @pytest.mark.parametrize(
     ("values", "scheduler"),
     [
-        ({"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}, DDIM),
+        (
+            {
+                "prediction_type": "v_prediction",
+                "rescale_betas_zero_snr": True,
+                "timestep_spacing": "trailing",
+            },
+            DDIM,
+        ),
         ({"_class_name": "DDIMScheduler", "rescale_betas_zero_snr": True}, EULER),
         ({}, LCM),
         ({"_class_name": "LCMScheduler"}, DDIM),
@@ -75,11 +134,15 @@ def test_what_would_draw_other_images_is_refused(values: dict[str, Any], schedul
         ({"prediction_type": "sample"}, DDIM),
         (
             {"prediction_type": "sample"},
-            Scheduler("PNDMScheduler", {"prediction_type": "epsilon", "skip_prk_steps": True}),
+            Scheduler(
+                "PNDMScheduler", {"prediction_type": "epsilon", "skip_prk_steps": True}
+            ),
         ),
     ],
 )
-def test_what_is_kept_or_chosen_passes(values: dict[str, Any], scheduler: Scheduler) -> None:
+def test_what_is_kept_or_chosen_passes(
+    values: dict[str, Any], scheduler: Scheduler
+) -> None:
     assert not unsuited(own(**values), scheduler)
 
 
@@ -89,15 +152,23 @@ def test_a_number_of_steps_that_a_scheduler_cannot_take_is_refused() -> None:
     [found] = unsuited(own(), runge_kutta, steps=3)
     assert "in workload.steps=3 (ValueError" in found
     [found] = unsuited(own(), Scheduler(), steps=1001)
-    assert found.startswith("workload.steps=1001: DDIMScheduler cannot sample in so many (ValueError")
-    [found] = unsuited(own(), Scheduler("EulerDiscreteScheduler", {"timestep_spacing": "even"}))
+    assert found.startswith(
+        "workload.steps=1001: DDIMScheduler cannot sample in so many (ValueError"
+    )
+    [found] = unsuited(
+        own(), Scheduler("EulerDiscreteScheduler", {"timestep_spacing": "even"})
+    )
     assert found.startswith(
         "scheduler.options.timestep_spacing=even: EulerDiscreteScheduler cannot sample with it (Val"
     )
 
 
-def test_a_scheduler_whose_noise_has_no_seed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def step(self: Any, output: Any, timestep: Any, latents: torch.Tensor) -> tuple[torch.Tensor]:
+def test_a_scheduler_whose_noise_has_no_seed_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def step(
+        self: Any, output: Any, timestep: Any, latents: torch.Tensor
+    ) -> tuple[torch.Tensor]:
         return (latents + torch.randn(latents.shape),)
 
     monkeypatch.setattr(EulerDiscreteScheduler, "step", step)
@@ -110,20 +181,38 @@ def test_a_scheduler_whose_noise_has_no_seed_is_refused(monkeypatch: pytest.Monk
     [
         ([], {}, {}),
         (["v_pred"], {}, {"prediction_type": "v_prediction"}),
-        (["v_pred", "ztsnr"], {}, {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True}),
+        (
+            ["v_pred", "ztsnr"],
+            {},
+            {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True},
+        ),
         ([], {"modelspec.prediction_type": "v"}, {"prediction_type": "v_prediction"}),
         ([], {"modelspec.prediction_type": "epsilon"}, {"prediction_type": "epsilon"}),
-        ([], {"modelspec.architecture": "stable-diffusion-v2-768-v"}, {"prediction_type": "v_prediction"}),
+        (
+            [],
+            {"modelspec.architecture": "stable-diffusion-v2-768-v"},
+            {"prediction_type": "v_prediction"},
+        ),
         ([], {"ss_v_parameterization": "True"}, {"prediction_type": "v_prediction"}),
         ([], {"ss_zero_terminal_snr": "True"}, {"rescale_betas_zero_snr": True}),
         ([], {"ss_zero_terminal_snr": "False"}, {}),
-        (["v_pred"], {"modelspec.prediction_type": "epsilon"}, {"prediction_type": "epsilon and v_prediction"}),
+        (
+            ["v_pred"],
+            {"modelspec.prediction_type": "epsilon"},
+            {"prediction_type": "epsilon and v_prediction"},
+        ),
         (["edm_mean"], {}, {"_class_name": "EDM (edm_mean)"}),
     ],
 )
-def test_marks_of_a_file(tmp_path: Path, names: list[str], metadata: dict[str, str], marks: dict[str, Any]) -> None:
+def test_marks_of_a_file(
+    tmp_path: Path, names: list[str], metadata: dict[str, str], marks: dict[str, Any]
+) -> None:
     file = tmp_path / "marked.safetensors"
-    save_file({"a": torch.zeros(1), **{name: torch.zeros(0) for name in names}}, file, metadata)
+    save_file(
+        {"a": torch.zeros(1), **{name: torch.zeros(0) for name in names}},
+        file,
+        metadata,
+    )
     assert marks_in(file) == marks
 
 
@@ -131,29 +220,47 @@ def test_marks_of_a_file(tmp_path: Path, names: list[str], metadata: dict[str, s
 def marked(single: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:  # noqa: F811
     """The reference model in one file that asks for noise prediction with zero terminal signal-to-noise ratio."""
     path = tmp_path_factory.mktemp("marked") / "emoji.safetensors"
-    save_file(load_file(single) | {"ztsnr": torch.zeros(0)}, path, {"modelspec.prediction_type": "epsilon"})
+    save_file(
+        load_file(single) | {"ztsnr": torch.zeros(0)},
+        path,
+        {"modelspec.prediction_type": "epsilon"},
+    )
     return Model(weights="path", path=str(path))
 
 
 def test_marks_are_taken_over_and_said(marked: Model) -> None:
     pipe = load(marked)
     wanted = DDIMScheduler.from_pretrained(
-        EMOJI, subfolder="scheduler", prediction_type="epsilon", rescale_betas_zero_snr=True
+        EMOJI,
+        subfolder="scheduler",
+        prediction_type="epsilon",
+        rescale_betas_zero_snr=True,
     )
     assert torch.equal(pipe.scheduler.alphas_cumprod, wanted.alphas_cumprod)
     assert pipe.scheduler.config.prediction_type == "epsilon"
     [remark] = sampling_remarks(marked, DDIM)
-    assert "is marked to be sampled with prediction_type=epsilon, rescale_betas_zero_snr=true" in remark
+    assert (
+        "is marked to be sampled with prediction_type=epsilon, rescale_betas_zero_snr=true"
+        in remark
+    )
     assert "has no rescale_betas_zero_snr" in sampling_problems(marked, PLMS)[0]
 
 
 @pytest.mark.parametrize(
-    "line", ['parameterization: "v"', "  parameterization: v  # or v", "parameterization: eps", ""]
+    "line",
+    [
+        'parameterization: "v"',
+        "  parameterization: v  # or v",
+        "parameterization: eps",
+        "",
+    ],
 )
 def test_a_configuration_beside_a_file_is_a_mark(tmp_path: Path, line: str) -> None:
     file = tmp_path / "model.safetensors"
     save_file({"a": torch.zeros(1)}, file)
-    file.with_suffix(".yaml").write_text(f"model:\n  params:\n    linear_start: 0.00085\n{line}\n")
+    file.with_suffix(".yaml").write_text(
+        f"model:\n  params:\n    linear_start: 0.00085\n{line}\n"
+    )
     assert ("prediction_type" in marks_in(file)) == line.endswith(("v", '"v"'))
 
 
@@ -164,27 +271,42 @@ def test_a_file_that_is_named_as_of_another_family_is_refused(tmp_path: Path) ->
     [problem] = sampling_problems(Model("sd21", "path", str(file)), DDIM)
     assert "is of model=sd21_base" in problem
     assert not sampling_problems(Model("sd21_base", "path", str(file)), DDIM)
-    assert not sampling_problems(Model("sd21", "path", str(file)), Scheduler(options={"prediction_type": "epsilon"}))
+    assert not sampling_problems(
+        Model("sd21", "path", str(file)),
+        Scheduler(options={"prediction_type": "epsilon"}),
+    )
     save_file({"a": torch.zeros(1)}, file)
     assert not sampling_problems(Model("sd21", "path", str(file)), DDIM)
 
 
 @pytest.mark.parametrize(
-    "name", ["mix_vPred10.safetensors", "noobVpredMix.safetensors", "a-vpredv1.safetensors", "v_prediction.safetensors"]
+    "name",
+    [
+        "mix_vPred10.safetensors",
+        "noobVpredMix.safetensors",
+        "a-vpredv1.safetensors",
+        "v_prediction.safetensors",
+    ],
 )
-def test_a_name_that_says_velocity_is_not_passed_over(tmp_path: Path, name: str) -> None:
+def test_a_name_that_says_velocity_is_not_passed_over(
+    tmp_path: Path, name: str
+) -> None:
     model = Model("sd15", "path", str(tmp_path / name))
     save_file({"a": torch.zeros(1)}, tmp_path / name)
     [problem] = sampling_problems(model, DDIM)
     assert "+scheduler.options.prediction_type=v_prediction or epsilon" in problem
     for kind in ("epsilon", "v_prediction"):
-        assert not sampling_problems(model, Scheduler(options={"prediction_type": kind}))
+        assert not sampling_problems(
+            model, Scheduler(options={"prediction_type": kind})
+        )
     other = tmp_path / f"other-{name}"
     save_file({"a": torch.zeros(1), "v_pred": torch.zeros(0)}, other)
     assert not sampling_problems(Model("sd15", "path", str(other)), DDIM)
 
 
-def test_the_working_folder_names_no_packaged_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_folder_names_no_packaged_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder := tmp_path / "v-pred").mkdir()
     monkeypatch.chdir(folder)
     assert not sampling_problems(Model(), DDIM)
@@ -197,11 +319,15 @@ FEW = """sdxlTurbo_v1 dreamshaperXL_lightningDPMSDE dreamshaper_8LCM lcm-lora-sd
 
 
 @pytest.mark.parametrize(
-    ("names", "told"), [(FEW, True), ("sd_v1-5 hyperrealism lcmania juggernautXL_v9 calcm", False)]
+    ("names", "told"),
+    [(FEW, True), ("sd_v1-5 hyperrealism lcmania juggernautXL_v9 calcm", False)],
 )
 def test_a_name_that_says_few_steps_is_told(names: str, told: bool) -> None:
     for name in names.split():
-        assert ("here is workload.steps=25 and workload.guidance_scale=7.5" in str(few_steps(name, 25, 7.5))) == told
+        assert (
+            "here is workload.steps=25 and workload.guidance_scale=7.5"
+            in str(few_steps(name, 25, 7.5))
+        ) == told
         assert few_steps(name, 4, 1) is None
 
 
@@ -213,32 +339,53 @@ def test_clip_skip_is_taken_over_and_said(marked: Model, tmp_path: Path) -> None
 
     skipping = saying("2", load_file(str(marked.path)))
     pipes = [load(model) for model in (marked, skipping)]
-    ids = pipes[0].tokenizer(["a red apple"], padding="max_length", return_tensors="pt").input_ids
+    ids = (
+        pipes[0]
+        .tokenizer(["a red apple"], padding="max_length", return_tensors="pt")
+        .input_ids
+    )
     whole = pipes[0].text_encoder(ids, output_hidden_states=True).hidden_states[-2]
-    norm = getattr(pipes[0].text_encoder, "text_model", pipes[0].text_encoder).final_layer_norm
+    norm = getattr(
+        pipes[0].text_encoder, "text_model", pipes[0].text_encoder
+    ).final_layer_norm
     assert torch.equal(pipes[1].text_encoder(ids)[0], norm(whole))
     assert "(clip skip)" in sampling_remarks(skipping, DDIM)[-1]
     assert not sampling_problems(skipping, DDIM)
     for layer in ("0", "4", "last"):
-        assert "modelspec.encoder_layer" in sampling_problems(saying(layer, {"a": torch.zeros(1)}), DDIM)[0]
+        assert (
+            "modelspec.encoder_layer"
+            in sampling_problems(saying(layer, {"a": torch.zeros(1)}), DDIM)[0]
+        )
     for layer, said in (("1", 0), ("2", 0), ("3", 1)):
-        count, problems = clip_skip_of(replace(saying(layer, {"a": torch.zeros(1)}), name="sdxl"))
+        count, problems = clip_skip_of(
+            replace(saying(layer, {"a": torch.zeros(1)}), name="sdxl")
+        )
         assert (count, len(problems)) == (0, said)
 
 
-def test_a_lora_of_all_layers_goes_with_clip_skip(marked: Model, tmp_path: Path) -> None:
+def test_a_lora_of_all_layers_goes_with_clip_skip(
+    marked: Model, tmp_path: Path
+) -> None:
     """Trainers write one of all layers; that of a layer that is left out has no effect."""
     file, lora = tmp_path / "skips.safetensors", tmp_path / "lora.safetensors"
     save_file(load_file(str(marked.path)), file, {"modelspec.encoder_layer": "2"})
     matrices = {"lora_down": torch.ones(2, 144), "lora_up": torch.ones(144, 2)}
     pairs = product(range(3), ("q", "k", "v", "out"), matrices)
-    names = [f"lora_te_text_model_encoder_layers_{n}_self_attn_{part}_proj.{name}" for n, part, name in pairs]
-    save_file({f"{name}.weight": matrices[name.rpartition(".")[2]].clone() for name in names}, lora)
+    names = [
+        f"lora_te_text_model_encoder_layers_{n}_self_attn_{part}_proj.{name}"
+        for n, part, name in pairs
+    ]
+    save_file(
+        {f"{name}.weight": matrices[name.rpartition(".")[2]].clone() for name in names},
+        lora,
+    )
     assert misfits(lora, Model(weights="path", path=str(file))) == []
 
 
 def test_an_option_overrides_a_mark(marked: Model) -> None:
-    chosen = Scheduler(options={"prediction_type": "v_prediction", "rescale_betas_zero_snr": False})
+    chosen = Scheduler(
+        options={"prediction_type": "v_prediction", "rescale_betas_zero_snr": False}
+    )
     pipe = load(marked, chosen)
     assert pipe.scheduler.config.prediction_type == "v_prediction"
     assert not pipe.scheduler.config.rescale_betas_zero_snr
@@ -253,11 +400,18 @@ def test_a_distilled_model_with_another_scheduler_is_said(tmp_path: Path) -> Non
     assert not sampling_remarks(model, LCM)
 
 
-@pytest.mark.parametrize(("name", "kept", "other"), [("sd15", "ays", "ays_xl"), ("sdxl", "ays_xl", "ays")])
-def test_timesteps_for_another_family_are_said(variant: Compose, name: str, kept: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kept", "other"), [("sd15", "ays", "ays_xl"), ("sdxl", "ays_xl", "ays")]
+)
+def test_timesteps_for_another_family_are_said(
+    variant: Compose, name: str, kept: str, other: str
+) -> None:
     model = Model(name=name, weights="random")
     assert not sampling_remarks(model, variant(f"scheduler={kept}").scheduler)
-    assert f"scheduler={kept} has its own" in sampling_remarks(model, variant(f"scheduler={other}").scheduler)[0]
+    assert (
+        f"scheduler={kept} has its own"
+        in sampling_remarks(model, variant(f"scheduler={other}").scheduler)[0]
+    )
 
 
 def test_a_program_s_own_pipeline_keeps_its_family() -> None:
@@ -265,12 +419,19 @@ def test_a_program_s_own_pipeline_keeps_its_family() -> None:
 
     pipe = load(Model())
     pipe.scheduler = EDMEulerScheduler()
-    with pytest.raises(ConflictError, match="has other noise levels than the model's own EDMEulerScheduler"):
+    with pytest.raises(
+        ConflictError,
+        match="has other noise levels than the model's own EDMEulerScheduler",
+    ):
         plan_for(pipe, {"scheduler": "ddim"}, (), (), None)
 
 
-@pytest.mark.parametrize(("options", "clips"), [({}, False), ({"clip_sample": True}, True)])
-def test_a_model_that_says_nothing_of_clipping_is_not_clipped(options: dict[str, Any], clips: bool) -> None:
+@pytest.mark.parametrize(
+    ("options", "clips"), [({}, False), ({"clip_sample": True}, True)]
+)
+def test_a_model_that_says_nothing_of_clipping_is_not_clipped(
+    options: dict[str, Any], clips: bool
+) -> None:
     made = scheduler_like(EulerDiscreteScheduler(), Scheduler(options=options))
     assert made.config.clip_sample is clips
 
@@ -283,7 +444,9 @@ def test_align_your_steps_is_diffusers_own(composer: type[HydraComposer]) -> Non
 
 def test_given_timesteps_are_those_that_run(composer: type[HydraComposer]) -> None:
     chosen = composer(["scheduler=ays"]).current.scheduler
-    made = scheduler_like(DDIMScheduler.from_pretrained(EMOJI, subfolder="scheduler"), chosen)
+    made = scheduler_like(
+        DDIMScheduler.from_pretrained(EMOJI, subfolder="scheduler"), chosen
+    )
     assert type(made).__name__ == "DPMSolverMultistepScheduler"
     for scheduler in (made, copy.deepcopy(made)):
         scheduler.set_timesteps(10, device="cpu")
@@ -300,26 +463,47 @@ def test_given_timesteps_are_those_that_run(composer: type[HydraComposer]) -> No
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["scheduler.timesteps=[999,500]"], "scheduler.timesteps: DDIMScheduler takes none; choose scheduler=ays"),
-        (["scheduler=ays", "scheduler.timesteps=[500,999]"], "must be two or more, falling, from 999 to 0"),
-        (["scheduler=ays", "scheduler.timesteps=[1000,2]"], "must be two or more, falling, from 999 to 0"),
-        (["+scheduler.options.clip_sample=no"], "scheduler.options.clip_sample=no: must be true or false"),
-        (["+scheduler.options.steps_offset=one"], "scheduler.options.steps_offset=one: must be a number"),
+        (
+            ["scheduler.timesteps=[999,500]"],
+            "scheduler.timesteps: DDIMScheduler takes none; choose scheduler=ays",
+        ),
+        (
+            ["scheduler=ays", "scheduler.timesteps=[500,999]"],
+            "must be two or more, falling, from 999 to 0",
+        ),
+        (
+            ["scheduler=ays", "scheduler.timesteps=[1000,2]"],
+            "must be two or more, falling, from 999 to 0",
+        ),
+        (
+            ["+scheduler.options.clip_sample=no"],
+            "scheduler.options.clip_sample=no: must be true or false",
+        ),
+        (
+            ["+scheduler.options.steps_offset=one"],
+            "scheduler.options.steps_offset=one: must be a number",
+        ),
         (["scheduler=euler_a"], "scheduler=euler_a: "),
         pytest.param(
             ["scheduler.class_name=DPMSolverSDEScheduler"],
             "scheduler.class_name=DPMSolverSDEScheduler: needs torchsde: pip install torchsde",
-            marks=pytest.mark.skipif(find_spec("torchsde") is not None, reason="torchsde is there"),
+            marks=pytest.mark.skipif(
+                find_spec("torchsde") is not None, reason="torchsde is there"
+            ),
         ),
     ],
 )
-def test_what_cannot_be_is_refused(composer: type[HydraComposer], overrides: list[str], said: str) -> None:
+def test_what_cannot_be_is_refused(
+    composer: type[HydraComposer], overrides: list[str], said: str
+) -> None:
     with pytest.raises(UsageError) as raised:
         composer(overrides)
     assert said in " ".join(raised.value.problems)
 
 
-def test_more_steps_than_fit_between_the_given_ones_are_a_conflict(variant: Compose) -> None:
+def test_more_steps_than_fit_between_the_given_ones_are_a_conflict(
+    variant: Compose,
+) -> None:
     assert variant("scheduler=ays", "workload.steps=100").conflicts(CPU) == []
     [found] = variant("scheduler=ays", "workload.steps=101").conflicts(CPU)
     assert found == "workload.steps=101: at most 100 fit between scheduler.timesteps"

@@ -72,7 +72,11 @@ class TestNames:
     def test_are_those_of_diffusers_own_converters(self, name: str) -> None:
         convert = getattr(
             single_file_utils,
-            {"sd3": "convert_sd3", "flux2": "convert_flux2", "z_image": "convert_z_image"}[name]
+            {
+                "sd3": "convert_sd3",
+                "flux2": "convert_flux2",
+                "z_image": "convert_z_image",
+            }[name]
             + "_transformer_checkpoint_to_diffusers",
         )
         network = tiny(name).transformer
@@ -87,12 +91,22 @@ class TestNames:
         # Both are made for 3072 channels, and part rows alone: one column of each matrix is enough.
         folder = Path(single_file_utils.__file__).parent
         assert folder.is_dir()
-        convert = getattr(single_file_utils, f"convert_{name}_transformer_checkpoint_to_diffusers")
+        convert = getattr(
+            single_file_utils, f"convert_{name}_transformer_checkpoint_to_diffusers"
+        )
         network = type(tiny(name).transformer)
-        config = dict(tiny(name).transformer.config) | {"num_layers": 1, "num_single_layers": 1}
+        config = dict(tiny(name).transformer.config) | {
+            "num_layers": 1,
+            "num_single_layers": 1,
+        }
         with torch.device("meta"):
-            wide = network.from_config(config | {"attention_head_dim": 128, "num_attention_heads": 24})
-        narrow = {key: torch.randn(value.shape[:1]) for key, value in wide.state_dict().items()}
+            wide = network.from_config(
+                config | {"attention_head_dim": 128, "num_attention_heads": 24}
+            )
+        narrow = {
+            key: torch.randn(value.shape[:1])
+            for key, value in wide.state_dict().items()
+        }
         written = original_of(narrow, wide)
         found, left = renamed(written, wide)
         assert not left
@@ -100,7 +114,10 @@ class TestNames:
         assert_equal(convert(dict(written)), narrow)
 
     def test_tell_the_families_apart(self) -> None:
-        kinds = {name: pipeline_in(original(tiny(name).transformer)) for name in ("flux", "flux2", "chroma", "sd3")}
+        kinds = {
+            name: pipeline_in(original(tiny(name).transformer))
+            for name in ("flux", "flux2", "chroma", "sd3")
+        }
         assert kinds == {
             "flux": "FluxPipeline",
             "flux2": "Flux2KleinPipeline",
@@ -134,16 +151,27 @@ class TestFiles:
     @pytest.mark.parametrize("prefix", ["", PREFIX])
     @pytest.mark.walk(2)
     def test_generate_what_the_folder_does(
-        self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path, name: str, prefix: str
+        self,
+        variant_of: Tiny,
+        tiny_folder: Folder,
+        tmp_path: Path,
+        name: str,
+        prefix: str,
     ) -> None:
         folder = tiny_folder(name)
-        file = save(original(tiny(name).transformer), tmp_path / "transformer.safetensors", prefix)
+        file = save(
+            original(tiny(name).transformer),
+            tmp_path / "transformer.safetensors",
+            prefix,
+        )
         base = with_weights(folder, zeros(folder), tmp_path / "base")
         assert problems_of(file, base) == []
         from_file = images_of(variant_of(file, f"model.base={base}"))
         assert np.array_equal(from_file, images_of(variant_of(name)))
 
-    def test_need_no_transformer_in_their_base(self, tiny_folder: Folder, tmp_path: Path) -> None:
+    def test_need_no_transformer_in_their_base(
+        self, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
         base = shutil.copytree(tiny_folder("flux"), tmp_path / "base")
         file = save(original(tiny("flux").transformer), tmp_path / "flux.safetensors")
         (base / "transformer" / WEIGHTS).unlink()
@@ -151,7 +179,9 @@ class TestFiles:
         (base / "vae" / WEIGHTS).unlink()
         assert any("vae/ holds no" in problem for problem in problems_of(file, base))
 
-    def test_of_published_models_are_known_by_their_shapes(self, tmp_path: Path) -> None:
+    def test_of_published_models_are_known_by_their_shapes(
+        self, tmp_path: Path
+    ) -> None:
         names = {
             "double_blocks.18.img_attn.norm.key_norm.scale": [128],
             "double_blocks.0.img_attn.norm.key_norm.scale": [128],
@@ -163,22 +193,43 @@ class TestFiles:
         file = tmp_path / "flux.safetensors"
         save_file({name: torch.zeros(shape) for name, shape in names.items()}, file)
         assert family_of(file) == "flux_schnell"
-        save_file({name: torch.zeros(shape) for name, shape in (names | {"guidance_in.x": [1]}).items()}, file)
+        save_file(
+            {
+                name: torch.zeros(shape)
+                for name, shape in (names | {"guidance_in.x": [1]}).items()
+            },
+            file,
+        )
         assert family_of(file) == "flux_dev"
-        save_file({name: torch.zeros(shape) for name, shape in (names | {"img_in.weight": [1, 384]}).items()}, file)
+        save_file(
+            {
+                name: torch.zeros(shape)
+                for name, shape in (names | {"img_in.weight": [1, 384]}).items()
+            },
+            file,
+        )
         assert family_of(file) is None, "FLUX.1 Fill takes a picture and a mask, too"
 
     def test_that_may_be_of_two_models_are_not_guessed(self, tmp_path: Path) -> None:
-        names = {"cap_pad_token": [1, 3840], "cap_embedder.0.weight": [2560], "noise_refiner.0.x": [1]}
+        names = {
+            "cap_pad_token": [1, 3840],
+            "cap_embedder.0.weight": [2560],
+            "noise_refiner.0.x": [1],
+        }
         names |= {f"layers.{number}.x": [1] for number in range(30)}
         file = tmp_path / "z.safetensors"
         save_file({name: torch.zeros(shape) for name, shape in names.items()}, file)
-        with pytest.raises(UsageError, match="choose model=z_image or model=z_image_turbo beside"):
+        with pytest.raises(
+            UsageError, match="choose model=z_image or model=z_image_turbo beside"
+        ):
             family_of(file)
 
     def test_without_a_base_ask_for_one(self, tmp_path: Path) -> None:
         file = save(original(tiny("flux").transformer), tmp_path / "flux.safetensors")
-        with pytest.raises(UsageError, match=r"holds FLUX\.1 without all of its encoders.*model\.base=FOLDER"):
+        with pytest.raises(
+            UsageError,
+            match=r"holds FLUX\.1 without all of its encoders.*model\.base=FOLDER",
+        ):
             require_model(Model("folder", "path", path=str(file)))
 
     def test_beside_the_name_of_another_family(self, tmp_path: Path) -> None:
@@ -189,15 +240,33 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("change", "reason"),
         [
-            (lambda t: t.pop("single_blocks.3.linear2.bias"), "lacks single_transformer_blocks.3.proj_out.bias"),
-            (lambda t: t.update({"img_in.lokr": torch.ones(2, 2)}), "holds img_in.lokr, which FluxTransformer2DModel"),
-            (lambda t: t.update({"img_in.weight": torch.ones(64, 32)}), "x_embedder.weight of shape"),
-            (lambda t: t.update({"double_blocks.0.img_attn.qkv.weight": torch.ones(96, 64)}), "img_attn.qkv.weight"),
+            (
+                lambda t: t.pop("single_blocks.3.linear2.bias"),
+                "lacks single_transformer_blocks.3.proj_out.bias",
+            ),
+            (
+                lambda t: t.update({"img_in.lokr": torch.ones(2, 2)}),
+                "holds img_in.lokr, which FluxTransformer2DModel",
+            ),
+            (
+                lambda t: t.update({"img_in.weight": torch.ones(64, 32)}),
+                "x_embedder.weight of shape",
+            ),
+            (
+                lambda t: t.update(
+                    {"double_blocks.0.img_attn.qkv.weight": torch.ones(96, 64)}
+                ),
+                "img_attn.qkv.weight",
+            ),
         ],
         ids=["missing", "unknown", "other shape", "other rows"],
     )
     def test_that_do_not_fit_are_refused(
-        self, tiny_folder: Folder, tmp_path: Path, change: Callable[[Tensors], Any], reason: str
+        self,
+        tiny_folder: Folder,
+        tmp_path: Path,
+        change: Callable[[Tensors], Any],
+        reason: str,
     ) -> None:
         tensors = original(tiny("flux").transformer)
         change(tensors)
@@ -208,17 +277,31 @@ class TestFiles:
 
 def zeros(folder: Path) -> Tensors:
     """Returns weights that generate nothing, so that those of a file must have been read."""
-    return {name: torch.zeros_like(tensor) for name, tensor in load_file(folder / "transformer" / WEIGHTS).items()}
+    return {
+        name: torch.zeros_like(tensor)
+        for name, tensor in load_file(folder / "transformer" / WEIGHTS).items()
+    }
 
 
 class TestEightBits:
-    @pytest.mark.parametrize(("end", "rows"), [(".scale_weight", False), (".weight_scale", True)])
+    @pytest.mark.parametrize(
+        ("end", "rows"), [(".scale_weight", False), (".weight_scale", True)]
+    )
     @pytest.mark.walk(1)
     def test_are_multiplied_by_their_scales(
-        self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path, end: str, rows: bool
+        self,
+        variant_of: Tiny,
+        tiny_folder: Folder,
+        tmp_path: Path,
+        end: str,
+        rows: bool,
     ) -> None:
         written, _ = scaled(original(tiny("flux").transformer), end, rows)
-        marks = {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)} if not rows else {}
+        marks = (
+            {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}
+            if not rows
+            else {}
+        )
         marks |= {f"img_in{end.replace('weight', 'input')}": torch.ones(())}
         file = save(written | marks, tmp_path / "scaled.safetensors")
         _, meant = scaled(original(tiny("flux").transformer), end, rows)
@@ -227,35 +310,75 @@ class TestEightBits:
         assert problems_of(file, tiny_folder("flux")) == []
         images = images_of(variant_of(file, f"model.base={tiny_folder('flux')}"))
         assert np.array_equal(images, images_of(variant_of(folder)))
-        assert not np.array_equal(images, images_of(variant_of("flux"))), "8 bits are not the weights themselves"
+        assert not np.array_equal(images, images_of(variant_of("flux"))), (
+            "8 bits are not the weights themselves"
+        )
 
-    def test_without_scales_are_the_weights(self, tiny_folder: Folder, tmp_path: Path) -> None:
-        tensors = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in original(tiny("flux").transformer).items()}
+    def test_without_scales_are_the_weights(
+        self, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
+        tensors = {
+            name: tensor.to(torch.float8_e4m3fn)
+            for name, tensor in original(tiny("flux").transformer).items()
+        }
         file = save(tensors, tmp_path / "fp8.safetensors")
         model = Model("folder", "path", path=str(file), base=str(tiny_folder("flux")))
         network = load_part(model, "transformer", torch.float32)
         wanted = tensors["single_blocks.0.linear2.weight"].float()
-        assert network.state_dict()["single_transformer_blocks.0.proj_out.weight"].equal(wanted)
+        assert network.state_dict()[
+            "single_transformer_blocks.0.proj_out.weight"
+        ].equal(wanted)
 
     @pytest.mark.parametrize(
         ("change", "reason"),
         [
             (lambda t: t.pop("img_in.scale_weight"), "none for img_in.weight"),
-            (lambda t: t.pop("img_in.weight"), "holds img_in.scale_weight, and no img_in.weight"),
-            (lambda t: t.update({"img_in.scale_weight": torch.ones(64, 4)}), "scales of blocks"),
-            (lambda t: t.update({"img_in.scale_weight": torch.ones(1, 64)}), "scales of blocks or columns"),
+            (
+                lambda t: t.pop("img_in.weight"),
+                "holds img_in.scale_weight, and no img_in.weight",
+            ),
+            (
+                lambda t: t.update({"img_in.scale_weight": torch.ones(64, 4)}),
+                "scales of blocks",
+            ),
+            (
+                lambda t: t.update({"img_in.scale_weight": torch.ones(1, 64)}),
+                "scales of blocks or columns",
+            ),
             (lambda t: t.update({"img_in.weight_scale_2": torch.ones(())}), "nvfp4"),
-            (lambda t: t.update({"img_in.weight": torch.ones(64, 32, dtype=torch.uint8)}), "in U8"),
-            (lambda t: t.update({"img_in.weight.absmax": torch.ones(8)}), "bitsandbytes"),
+            (
+                lambda t: t.update(
+                    {"img_in.weight": torch.ones(64, 32, dtype=torch.uint8)}
+                ),
+                "in U8",
+            ),
+            (
+                lambda t: t.update({"img_in.weight.absmax": torch.ones(8)}),
+                "bitsandbytes",
+            ),
         ],
-        ids=["no scale", "no weight", "blocks", "columns", "nvfp4", "packed", "bitsandbytes"],
+        ids=[
+            "no scale",
+            "no weight",
+            "blocks",
+            "columns",
+            "nvfp4",
+            "packed",
+            "bitsandbytes",
+        ],
     )
     def test_that_are_not_read_are_refused(
-        self, tiny_folder: Folder, tmp_path: Path, change: Callable[[Tensors], Any], reason: str
+        self,
+        tiny_folder: Folder,
+        tmp_path: Path,
+        change: Callable[[Tensors], Any],
+        reason: str,
     ) -> None:
         tensors, _ = scaled(original(tiny("flux").transformer))
         change(tensors)
-        [problem] = problems_of(save(tensors, tmp_path / "a.safetensors"), tiny_folder("flux"))
+        [problem] = problems_of(
+            save(tensors, tmp_path / "a.safetensors"), tiny_folder("flux")
+        )
         assert reason in problem
 
 
@@ -279,11 +402,17 @@ class TestBlocksOfFewBits:
             assert weight.quant_type.name == kind
             wanted = by_hand[name]
             # diffusers multiplies scales in float16.
-            assert (dequantize_gguf_tensor(weight).float() - wanted).abs().max() < 5e-3 * wanted.abs().max(), name
+            assert (
+                dequantize_gguf_tensor(weight).float() - wanted
+            ).abs().max() < 5e-3 * wanted.abs().max(), name
             assert wanted.std() > 0.01
-        assert in_blocks == 6, "feed-forwards of both blocks, and what embeds timestep and guidance"
+        assert in_blocks == 6, (
+            "feed-forwards of both blocks, and what embeds timestep and guidance"
+        )
 
-    @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", pytest.param("Q2_K", marks=pytest.mark.slow), "Q4_K"])
+    @pytest.mark.parametrize(
+        "kind", ["Q8_0", "Q4_0", pytest.param("Q2_K", marks=pytest.mark.slow), "Q4_K"]
+    )
     @pytest.mark.walk(1)
     def test_generate_what_their_weights_do(
         self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path, kind: str
@@ -299,20 +428,28 @@ class TestBlocksOfFewBits:
         assert np.abs(images - images_of(variant_of(folder))).max() < 1e-3
         assert np.abs(images - images_of(variant_of("flux"))).max() > 1e-3
 
-    def test_stay_in_memory_as_blocks(self, tiny_folder: Folder, tmp_path: Path) -> None:
+    def test_stay_in_memory_as_blocks(
+        self, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
         pytest.importorskip("gguf")
         file = tmp_path / "flux.gguf"
         gguf_file(original(tiny("flux").transformer), file, "Q8_0")
         model = Model("folder", "path", path=str(file), base=str(tiny_folder("flux")))
         network = load_part(model, "transformer", torch.bfloat16)
         assert network.single_transformer_blocks[0].proj_out.weight.dtype == torch.uint8
-        plain = load_part(Model("folder", "path", path=str(tiny_folder("flux"))), "transformer", torch.bfloat16)
+        plain = load_part(
+            Model("folder", "path", path=str(tiny_folder("flux"))),
+            "transformer",
+            torch.bfloat16,
+        )
         assert network.get_memory_footprint() < 0.7 * plain.get_memory_footprint()
 
 
 class TestSeveralNetworks:
     @pytest.mark.slow
-    def test_in_one_file_are_all_read(self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path) -> None:
+    def test_in_one_file_are_all_read(
+        self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
         pipe = tiny("sd3")
         tensors: Tensors = {}
         networks = {
@@ -323,7 +460,11 @@ class TestSeveralNetworks:
             "text_encoders.t5xxl.transformer.": pipe.text_encoder_3.state_dict(),
         }
         for prefix, own in networks.items():
-            tensors |= {f"{prefix}{name}": tensor for name, tensor in own.items() if "embed_tokens" not in name}
+            tensors |= {
+                f"{prefix}{name}": tensor
+                for name, tensor in own.items()
+                if "embed_tokens" not in name
+            }
         file = save(tensors, tmp_path / "sd3.safetensors")
         base = shutil.copytree(tiny_folder("sd3"), tmp_path / "base")
         for weights in base.glob("*/*.safetensors"):
@@ -332,12 +473,20 @@ class TestSeveralNetworks:
         images = images_of(variant_of(file, f"model.base={base}"))
         assert np.array_equal(images, images_of(variant_of("sd3")))
 
-    def test_beside_one_another(self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path) -> None:
+    def test_beside_one_another(
+        self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
         pipe = tiny("flux")
         files = {
-            "transformer": save(original(pipe.transformer), tmp_path / "flux.safetensors"),
-            "text_encoder": save(clip_names(pipe.text_encoder), tmp_path / "clip_l.safetensors"),
-            "text_encoder_2": save(t5_names(pipe.text_encoder_2), tmp_path / "t5xxl.safetensors"),
+            "transformer": save(
+                original(pipe.transformer), tmp_path / "flux.safetensors"
+            ),
+            "text_encoder": save(
+                clip_names(pipe.text_encoder), tmp_path / "clip_l.safetensors"
+            ),
+            "text_encoder_2": save(
+                t5_names(pipe.text_encoder_2), tmp_path / "t5xxl.safetensors"
+            ),
             "vae": save(vae_names(pipe.vae), tmp_path / "ae.safetensors"),
         }
         base = shutil.copytree(tiny_folder("flux"), tmp_path / "base")
@@ -345,16 +494,24 @@ class TestSeveralNetworks:
             weights.unlink()
         file = files.pop("transformer")
         parts = ",".join(f"{part}: {path}" for part, path in files.items())
-        images = images_of(variant_of(file, f"model.base={base}", f"model.parts={{{parts}}}"))
+        images = images_of(
+            variant_of(file, f"model.base={base}", f"model.parts={{{parts}}}")
+        )
         assert np.array_equal(images, images_of(variant_of("flux")))
 
-    def test_a_text_encoder_for_another_part_is_refused(self, tiny_folder: Folder, tmp_path: Path) -> None:
+    def test_a_text_encoder_for_another_part_is_refused(
+        self, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
         file = save(original(tiny("flux").transformer), tmp_path / "flux.safetensors")
-        clip = save(clip_names(tiny("flux").text_encoder), tmp_path / "clip_l.safetensors")
+        clip = save(
+            clip_names(tiny("flux").text_encoder), tmp_path / "clip_l.safetensors"
+        )
         [problem] = problems_of(file, tiny_folder("flux"), text_encoder_2=str(clip))
         assert "clip_l.safetensors: lacks" in problem
 
-    def test_a_text_encoder_of_other_shapes_is_refused(self, tiny_folder: Folder, tmp_path: Path) -> None:
+    def test_a_text_encoder_of_other_shapes_is_refused(
+        self, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
         """As LongCLIP's, whose places for tokens transformers would fill with random numbers."""
         file = save(original(tiny("flux").transformer), tmp_path / "flux.safetensors")
         tensors = clip_names(tiny("flux").text_encoder)
@@ -362,13 +519,24 @@ class TestSeveralNetworks:
         tensors[places] = torch.ones(248, 32)
         clip = save(tensors, tmp_path / "long_clip.safetensors")
         [problem] = problems_of(file, tiny_folder("flux"), text_encoder=str(clip))
-        assert "position_embedding.weight of shape [248, 32], and the text_encoder of the base has [77, 32]" in problem
+        assert (
+            "position_embedding.weight of shape [248, 32], and the text_encoder of the base has [77, 32]"
+            in problem
+        )
 
     def test_sd3_runs_without_t5(self, variant_of: Tiny, tmp_path: Path) -> None:
-        whole, without = (saved("sd3", tmp_path / f"t5_{t5}", t5=t5) for t5 in (True, False))
-        shutil.copytree(whole / "transformer", without / "transformer", dirs_exist_ok=True)
+        whole, without = (
+            saved("sd3", tmp_path / f"t5_{t5}", t5=t5) for t5 in (True, False)
+        )
+        shutil.copytree(
+            whole / "transformer", without / "transformer", dirs_exist_ok=True
+        )
         file = save(original(tiny("sd3").transformer), tmp_path / "sd3.safetensors")
-        images = images_of(variant_of(file, f"model.base={whole}", "model.parts={text_encoder_3: null}"))
+        images = images_of(
+            variant_of(
+                file, f"model.base={whole}", "model.parts={text_encoder_3: null}"
+            )
+        )
         for part in ("vae", "text_encoder", "text_encoder_2"):
             shutil.copytree(whole / part, without / part, dirs_exist_ok=True)
         assert np.array_equal(images, images_of(variant_of(without)))
@@ -378,7 +546,10 @@ class TestSeveralNetworks:
 
 def clip_names(encoder: Any) -> Tensors:
     """Returns the tensors of a text encoder of CLIP's as its makers name them."""
-    return {f"text_model.{name.removeprefix('text_model.')}": each for name, each in encoder.state_dict().items()}
+    return {
+        f"text_model.{name.removeprefix('text_model.')}": each
+        for name, each in encoder.state_dict().items()
+    }
 
 
 def vae_names(vae: Any) -> Tensors:
@@ -392,11 +563,20 @@ def vae_names(vae: Any) -> Tensors:
 
 
 def t5_names(encoder: Any) -> Tensors:
-    return {name: tensor for name, tensor in encoder.state_dict().items() if "embed_tokens" not in name}
+    return {
+        name: tensor
+        for name, tensor in encoder.state_dict().items()
+        if "embed_tokens" not in name
+    }
 
 
 def test_an_empty_network_has_the_names_of_a_whole_one(tiny_folder: Folder) -> None:
     """What is checked before a worker starts is what the worker fills."""
     folder = tiny_folder("flux")
-    network = empty_network(folder / "transformer", "diffusers", "FluxTransformer2DModel")
-    assert network.state_dict().keys() == load_file(folder / "transformer" / WEIGHTS).keys()
+    network = empty_network(
+        folder / "transformer", "diffusers", "FluxTransformer2DModel"
+    )
+    assert (
+        network.state_dict().keys()
+        == load_file(folder / "transformer" / WEIGHTS).keys()
+    )

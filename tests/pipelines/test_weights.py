@@ -56,7 +56,12 @@ def original(single: Path) -> Tensors:
 
 
 def check(path: Path, variant: str | None = None) -> None:
-    model = Model(weights="path", path=str(path), variant=variant, name="folder" if path.is_dir() else "emoji")
+    model = Model(
+        weights="path",
+        path=str(path),
+        variant=variant,
+        name="folder" if path.is_dir() else "emoji",
+    )
     require_model(model)
     require_parts(model)
 
@@ -64,7 +69,9 @@ def check(path: Path, variant: str | None = None) -> None:
 def refusal(path: Path, variant: str | None = None) -> str:
     with pytest.raises(UsageError) as caught:
         check(path, variant)
-    assert all(problem.startswith(f"model.path={path}: ") for problem in caught.value.problems)
+    assert all(
+        problem.startswith(f"model.path={path}: ") for problem in caught.value.problems
+    )
     return "\n".join(caught.value.problems)
 
 
@@ -80,25 +87,38 @@ def shard(file: Path, form: str, index: str | None) -> None:
     places: dict[str, str] = {}
     names = sorted(tensors)
     file.unlink()
-    for number, half in enumerate((names[: len(names) // 2], names[len(names) // 2 :]), 1):
+    for number, half in enumerate(
+        (names[: len(names) // 2], names[len(names) // 2 :]), 1
+    ):
         name = form.format(f"0000{number}-of-00002")
-        save_file({key: tensors[key] for key in half}, file.with_name(name), {"format": "pt"})
+        save_file(
+            {key: tensors[key] for key in half}, file.with_name(name), {"format": "pt"}
+        )
         places |= dict.fromkeys(half, name)
     if index is not None:
-        file.with_name(index).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+        file.with_name(index).write_text(
+            json.dumps({"metadata": {}, "weight_map": places})
+        )
 
 
 class TestFolder:
     def test_with_what_its_network_does_not_have(self, folder: Path) -> None:
         """As of a latent consistency model whose configuration was exchanged: it would be left out."""
         name = "time_embedding.cond_proj.weight"
-        rewrite(folder / UNET, lambda tensors: tensors.update({name: torch.zeros(96, 16)}))
+        rewrite(
+            folder / UNET, lambda tensors: tensors.update({name: torch.zeros(96, 16)})
+        )
         assert f"{UNET}: holds the tensor {name}" in refusal(folder)
         edit(folder / "unet" / "config.json", time_cond_proj_dim=16)
         check(folder)
 
-    @pytest.mark.parametrize("name", ["model_index.json", "unet/config.json", "scheduler/scheduler_config.json"])
-    def test_whose_configuration_an_editor_has_marked(self, folder: Path, name: str) -> None:
+    @pytest.mark.parametrize(
+        "name",
+        ["model_index.json", "unet/config.json", "scheduler/scheduler_config.json"],
+    )
+    def test_whose_configuration_an_editor_has_marked(
+        self, folder: Path, name: str
+    ) -> None:
         """As Windows' does; diffusers cannot read it, which it would say after a baseline of another model."""
         file = folder / name
         file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
@@ -107,25 +127,38 @@ class TestFolder:
     def test_with_what_is_ignored_rightly(self, folder: Path) -> None:
         def older(tensors: Tensors) -> None:
             for name in list(tensors):
-                tensors[f"text_model.{name.removeprefix('text_model.')}"] = tensors.pop(name)
+                tensors[f"text_model.{name.removeprefix('text_model.')}"] = tensors.pop(
+                    name
+                )
             tensors["text_model.embeddings.position_ids"] = torch.arange(24)[None]
 
         rewrite(folder / TEXT, older)
-        edit(folder / "text_encoder" / "config.json", num_hidden_layers=2)  # skips the last layer, as some do
+        edit(
+            folder / "text_encoder" / "config.json", num_hidden_layers=2
+        )  # skips the last layer, as some do
         check(folder)
 
     def test_of_parts_of_two_models(self, folder: Path) -> None:
-        edit(folder / "unet" / "config.json", cross_attention_dim=[144, 144])  # block by block
+        edit(
+            folder / "unet" / "config.json", cross_attention_dim=[144, 144]
+        )  # block by block
         check(folder)
         file = folder / "text_encoder" / "config.json"
         edit(file, hidden_size=96, num_attention_heads=2)
-        narrow = empty_network(folder / "text_encoder", "transformers", "CLIPTextModel").to_empty(device="cpu")
+        narrow = empty_network(
+            folder / "text_encoder", "transformers", "CLIPTextModel"
+        ).to_empty(device="cpu")
         save_file(
-            {name: torch.ones_like(tensor) for name, tensor in narrow.state_dict().items()},
+            {
+                name: torch.ones_like(tensor)
+                for name, tensor in narrow.state_dict().items()
+            },
             folder / TEXT,
             {"format": "pt"},
         )
-        assert "text_encoder/ gives 96 channels, and unet/ takes [144, 144]" in refusal(folder)
+        assert "text_encoder/ gives 96 channels, and unet/ takes [144, 144]" in refusal(
+            folder
+        )
 
     def test_whose_text_encoder_is_not_clip_s(self, folder: Path) -> None:
         """As of Chinese models, whose tokenizer has all of its words in one text file."""
@@ -133,10 +166,22 @@ class TestFolder:
         shutil.rmtree(folder / "tokenizer")
         (folder / "tokenizer").mkdir()
         (folder / "tokenizer" / "vocab.txt").write_text("\n".join(words))
-        (folder / "tokenizer" / "tokenizer_config.json").write_text('{"model_max_length": 24}')
-        sizes = {"hidden_size": 144, "intermediate_size": 8, "num_hidden_layers": 1, "max_position_embeddings": 24}
-        BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder / "text_encoder")
-        named = {"text_encoder": ["transformers", "BertModel"], "tokenizer": ["transformers", "BertTokenizer"]}
+        (folder / "tokenizer" / "tokenizer_config.json").write_text(
+            '{"model_max_length": 24}'
+        )
+        sizes = {
+            "hidden_size": 144,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "max_position_embeddings": 24,
+        }
+        BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(
+            folder / "text_encoder"
+        )
+        named = {
+            "text_encoder": ["transformers", "BertModel"],
+            "tokenizer": ["transformers", "BertTokenizer"],
+        }
         edit(folder / "model_index.json", **named)
         check(folder)
 
@@ -147,21 +192,39 @@ class TestFolder:
         rewrite(folder / UNET, widen)
         edit(folder / "unet" / "config.json", in_channels=17)
         edit(folder / "model_index.json", _class_name="StableDiffusionInpaintPipeline")
-        assert "takes 17 channels, but latents have 8: a model for inpainting only" in refusal(folder)
+        assert (
+            "takes 17 channels, but latents have 8: a model for inpainting only"
+            in refusal(folder)
+        )
 
     def test_saved_for_another_task(self, folder: Path) -> None:
-        for kind in ("StableDiffusionImg2ImgPipeline", "LatentConsistencyModelPipeline"):
+        for kind in (
+            "StableDiffusionImg2ImgPipeline",
+            "LatentConsistencyModelPipeline",
+        ):
             edit(folder / "model_index.json", _class_name=kind)
             check(folder)
-        refiner = {"text_encoder": [None, None], "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"]}
-        edit(folder / "model_index.json", _class_name="StableDiffusionXLImg2ImgPipeline", **refiner)
+        refiner = {
+            "text_encoder": [None, None],
+            "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],
+        }
+        edit(
+            folder / "model_index.json",
+            _class_name="StableDiffusionXLImg2ImgPipeline",
+            **refiner,
+        )
         assert "as an SDXL refiner" in refusal(folder)
 
     def test_with_parts_that_are_not_run(self, folder: Path) -> None:
         """Neither the safety checker nor the image encoder of an IP-Adapter needs to be there."""
         vision = ["transformers", "CLIPVisionModelWithProjection"]
         checker = ["stable_diffusion", "StableDiffusionSafetyChecker"]
-        edit(folder / "model_index.json", image_encoder=vision, safety_checker=checker, requires_safety_checker=True)
+        edit(
+            folder / "model_index.json",
+            image_encoder=vision,
+            safety_checker=checker,
+            requires_safety_checker=True,
+        )
         check(folder)
         pipe = load(Model("folder", "path", str(folder)))
         assert pipe.image_encoder is pipe.safety_checker is None
@@ -193,7 +256,11 @@ def quantize(tensors: Tensors) -> None:
     tensors["decoder.conv_out.weight"] = tensors["decoder.conv_out.weight"].char()
 
 
-LAST, FIRST, BIAS = "decoder.conv_out.bias", "encoder.conv_in.weight", "encoder.layers.1.mlp.fc1.bias"
+LAST, FIRST, BIAS = (
+    "decoder.conv_out.bias",
+    "encoder.conv_in.weight",
+    "encoder.layers.1.mlp.fc1.bias",
+)
 
 
 class TestParts:
@@ -202,37 +269,108 @@ class TestParts:
         [
             (UNET, lose(LAYER), f"{UNET}: lacks the tensor {LAYER}"),
             (TEXT, lose(BIAS), f"{TEXT}: lacks the tensor {BIAS}"),
-            (VAE, spoil(FIRST, float("-inf")), f"{VAE}: holds numbers in {FIRST} that are not finite"),
-            (TEXT, spoil(BIAS, float("nan")), f"{TEXT}: holds numbers in {BIAS} that are not finite"),
+            (
+                VAE,
+                spoil(FIRST, float("-inf")),
+                f"{VAE}: holds numbers in {FIRST} that are not finite",
+            ),
+            (
+                TEXT,
+                spoil(BIAS, float("nan")),
+                f"{TEXT}: holds numbers in {BIAS} that are not finite",
+            ),
             (
                 UNET,
-                lambda tensors: tensors.update({f"{LAYER}.base_layer.bias": torch.ones(1)}),
+                lambda tensors: tensors.update(
+                    {f"{LAYER}.base_layer.bias": torch.ones(1)}
+                ),
                 "saved with a LoRA in it",
             ),
             (UNET, end_early, "holds nothing but zeros in"),
             (UNET, rename, f"{UNET}: holds weights of another network"),
             (VAE, b"\x08", f"{VAE} is not a complete safetensors file"),
-            (VAE, b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", f"{VAE} is a pointer of Git LFS"),
-            (VAE, b"<!DOCTYPE html>\n<title>Log in</title>", f"{VAE} is a page or an answer of the web"),
-            (VAE, quantize, f"{VAE} holds quantized weights, such as decoder.conv_out.weight (I8)"),
-            ("unet/config.json", {"quantization_config": {"quant_method": "bitsandbytes"}}, "unet/ is quantized"),
-            ("tokenizer/tokenizer_config.json", {"model_max_length": 77}, "24 tokens, and tokenizer/ gives it 77"),
-            *(("model_index.json", {"unet": value}, f"names {json.dumps(value)} as its unet") for value in UNKNOWN),
-            ("model_index.json", {"unet": ["diffusers", "NoSuchModel"]}, "unet/: no NoSuchModel can be made"),
-            ("model_index.json", {"_class_name": "KolorsPipeline"}, "is a KolorsPipeline; sdopt runs StableDiff"),
+            (
+                VAE,
+                b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+                f"{VAE} is a pointer of Git LFS",
+            ),
+            (
+                VAE,
+                b"<!DOCTYPE html>\n<title>Log in</title>",
+                f"{VAE} is a page or an answer of the web",
+            ),
+            (
+                VAE,
+                quantize,
+                f"{VAE} holds quantized weights, such as decoder.conv_out.weight (I8)",
+            ),
+            (
+                "unet/config.json",
+                {"quantization_config": {"quant_method": "bitsandbytes"}},
+                "unet/ is quantized",
+            ),
+            (
+                "tokenizer/tokenizer_config.json",
+                {"model_max_length": 77},
+                "24 tokens, and tokenizer/ gives it 77",
+            ),
+            *(
+                (
+                    "model_index.json",
+                    {"unet": value},
+                    f"names {json.dumps(value)} as its unet",
+                )
+                for value in UNKNOWN
+            ),
+            (
+                "model_index.json",
+                {"unet": ["diffusers", "NoSuchModel"]},
+                "unet/: no NoSuchModel can be made",
+            ),
+            (
+                "model_index.json",
+                {"_class_name": "KolorsPipeline"},
+                "is a KolorsPipeline; sdopt runs StableDiff",
+            ),
             ("model_index.json", b"{", "model_index.json cannot be read"),
             ("model_index.json", b"[]", "is a None"),
-            ("unet/config.json", {"down_block_types": ["NoBlock"]}, "unet/: no UNet2DConditionModel can be made"),
-            ("unet/config.json", {"in_channels": 5}, "1 tensors are of other shapes than its config.json says"),
+            (
+                "unet/config.json",
+                {"down_block_types": ["NoBlock"]},
+                "unet/: no UNet2DConditionModel can be made",
+            ),
+            (
+                "unet/config.json",
+                {"in_channels": 5},
+                "1 tensors are of other shapes than its config.json says",
+            ),
             ("unet/config.json", None, "config.json cannot be read"),
             ("vae/config.json", b"{", "vae/config.json cannot be read"),
-            ("text_encoder/config.json", {"hidden_size": "x"}, "text_encoder/: no CLIPTextModel can be made"),
-            ("scheduler/scheduler_config.json", None, "scheduler/ holds no scheduler_config.json; fetch it"),
-            ("tokenizer/tokenizer.json", b"{}", "tokenizer/: no CLIPTokenizer can be made"),
-            ("tokenizer/tokenizer.json", None, "tokenizer/ holds neither tokenizer.json nor vocab.json"),
+            (
+                "text_encoder/config.json",
+                {"hidden_size": "x"},
+                "text_encoder/: no CLIPTextModel can be made",
+            ),
+            (
+                "scheduler/scheduler_config.json",
+                None,
+                "scheduler/ holds no scheduler_config.json; fetch it",
+            ),
+            (
+                "tokenizer/tokenizer.json",
+                b"{}",
+                "tokenizer/: no CLIPTokenizer can be made",
+            ),
+            (
+                "tokenizer/tokenizer.json",
+                None,
+                "tokenizer/ holds neither tokenizer.json nor vocab.json",
+            ),
         ],
     )
-    def test_that_are_damaged_or_missing(self, folder: Path, file: str, damage: Any, said: str) -> None:
+    def test_that_are_damaged_or_missing(
+        self, folder: Path, file: str, damage: Any, said: str
+    ) -> None:
         if callable(damage):
             rewrite(folder / file, damage)
         elif isinstance(damage, dict):
@@ -243,11 +381,15 @@ class TestParts:
             (folder / file).write_bytes(damage)
         assert said in refusal(folder)
 
-    def test_the_command_says_so_before_a_worker_starts(self, folder: Path, tmp_path: Path) -> None:
+    def test_the_command_says_so_before_a_worker_starts(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         check(folder)
         edit(folder / "unet" / "config.json", down_block_types=["NoBlock"])
         said = "unet/: no UNet2DConditionModel can be made of its configuration"
-        refused(tmp_path, "run", *SMOKE, "model=folder", f"model.path={folder}", says=said)
+        refused(
+            tmp_path, "run", *SMOKE, "model=folder", f"model.path={folder}", says=said
+        )
 
 
 class TestShards:
@@ -255,19 +397,34 @@ class TestShards:
         ("variant", "form", "index"),
         [
             (None, f"{NAME}-{{}}.safetensors", f"{NAME}.safetensors.index.json"),
-            ("fp16", f"{NAME}.fp16-{{}}.safetensors", f"{NAME}.safetensors.index.fp16.json"),
-            ("fp16", f"{NAME}-{{}}.fp16.safetensors", f"{NAME}.safetensors.fp16.index.json"),
+            (
+                "fp16",
+                f"{NAME}.fp16-{{}}.safetensors",
+                f"{NAME}.safetensors.index.fp16.json",
+            ),
+            (
+                "fp16",
+                f"{NAME}-{{}}.fp16.safetensors",
+                f"{NAME}.safetensors.fp16.index.json",
+            ),
         ],
     )
-    def test_by_all_names_that_diffusers_reads(self, folder: Path, variant: str | None, form: str, index: str) -> None:
+    def test_by_all_names_that_diffusers_reads(
+        self, folder: Path, variant: str | None, form: str, index: str
+    ) -> None:
         """Only the denoiser has the variant: of the other parts, the files without one are read."""
         shard(folder / UNET, form, index)
         check(folder, variant)
         last = folder / "unet" / form.format("00002-of-00002")
         rewrite(last, lambda tensors: tensors.pop(LAYER))
-        assert f"lacks 1 tensors that {index} names, such as {LAYER} in {last.name}" in refusal(folder, variant)
+        assert (
+            f"lacks 1 tensors that {index} names, such as {LAYER} in {last.name}"
+            in refusal(folder, variant)
+        )
         last.unlink()
-        assert f"lacks 1 of the 2 files in its {index}, such as {last.name}" in refusal(folder, variant)
+        assert f"lacks 1 of the 2 files in its {index}, such as {last.name}" in refusal(
+            folder, variant
+        )
 
     def test_of_two_savings_or_without_their_index(self, folder: Path) -> None:
         """Diffusers takes the tensor of the file that it reads last, whatever the index says."""
@@ -275,7 +432,9 @@ class TestShards:
         check(folder)
         index = f"{NETWORK_WEIGHTS}.index.json"
         shard(folder / UNET, f"{NAME}-{{}}.safetensors", index)
-        first, last = (folder / "unet" / f"{NAME}-0000{n}-of-00002.safetensors" for n in (1, 2))
+        first, last = (
+            folder / "unet" / f"{NAME}-0000{n}-of-00002.safetensors" for n in (1, 2)
+        )
         name = min(load_file(first))
         rewrite(last, lambda tensors: tensors.update({name: load_file(first)[name]}))
         assert f"{last.name} holds {name} too, which" in refusal(folder)
@@ -287,9 +446,13 @@ class TestVariants:
     def test_that_no_single_value_finds(self, folder: Path) -> None:
         """The hint of one would be the error of the other."""
         for file, variant in ((UNET, "fp16"), (VAE, "ema")):
-            (folder / file).rename((folder / file).with_suffix(f".{variant}.safetensors"))
+            (folder / file).rename(
+                (folder / file).with_suffix(f".{variant}.safetensors")
+            )
         for chosen in (None, "fp16", "ema"):
-            assert "no value of model.variant finds all of them" in refusal(folder, chosen)
+            assert "no value of model.variant finds all of them" in refusal(
+                folder, chosen
+            )
 
     def test_are_fetched_part_by_part(self) -> None:
         parts: dict[str, object] = {"unet": ["diffusers", ""], "vae": ["diffusers", ""]}
@@ -298,11 +461,17 @@ class TestVariants:
         assert [name in wanted for name in names] == [False, True, True]
 
 
-def test_a_vae_given_apart_lost_a_tensor(variant: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vae_given_apart_lost_a_tensor(
+    variant: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(shutil.copytree(TINY_AUTOENCODER, tmp_path / "tiny"))
     monkeypatch.setattr("sdopt.options.memory.hub_network", lambda *_, **__: folder)
-    assert not variant("memory=tiny_vae", f"memory.tiny_vae.path={folder}").conflicts(CPU)
-    rewrite(folder / NETWORK_WEIGHTS, lambda tensors: tensors.pop("decoder.layers.0.weight"))
+    assert not variant("memory=tiny_vae", f"memory.tiny_vae.path={folder}").conflicts(
+        CPU
+    )
+    rewrite(
+        folder / NETWORK_WEIGHTS, lambda tensors: tensors.pop("decoder.layers.0.weight")
+    )
     for given in (f"path={folder}", "hub_id=somebody/tiny"):
         [found] = variant("memory=tiny_vae", f"memory.tiny_vae.{given}").conflicts(CPU)
         assert "lacks the tensor decoder.layers.0.weight" in found
@@ -327,11 +496,15 @@ class TestPaths:
         assert f"give model={folder}" in said
         assert "it has no denoiser and no VAE and no text encoder" in said
 
-    @pytest.mark.parametrize("name", ["double_blocks.0", "model.diffusion_model.joint_blocks.0", "layers.0"])
+    @pytest.mark.parametrize(
+        "name", ["double_blocks.0", "model.diffusion_model.joint_blocks.0", "layers.0"]
+    )
     def test_of_a_transformer_alone(self, tmp_path: Path, name: str) -> None:
         file = tmp_path / "flux1-dev.safetensors"
         save_file({f"{name}.attention.weight": torch.zeros(4, 4)}, file)
-        assert "it is a transformer: name the folder of a whole pipeline" in refusal(file)
+        assert "it is a transformer: name the folder of a whole pipeline" in refusal(
+            file
+        )
 
     def test_of_a_lora(self, tmp_path: Path) -> None:
         file = tmp_path / "style.safetensors"
@@ -348,7 +521,11 @@ def as_in_2022(tensors: Tensors) -> None:
         tensors[name.replace(".text_model.", ".")] = tensors.pop(name)
 
 
-OF_UNET, OF_VAE, OF_TEXT = "model.diffusion_model.", "first_stage_model.", "cond_stage_model.transformer.text_model."
+OF_UNET, OF_VAE, OF_TEXT = (
+    "model.diffusion_model.",
+    "first_stage_model.",
+    "cond_stage_model.transformer.text_model.",
+)
 
 
 class TestSingleFile:
@@ -363,7 +540,9 @@ class TestSingleFile:
         short = tmp_path / "short.safetensors"
         for kept in (0, 100, -1):
             short.write_bytes(single.read_bytes()[:kept])
-            assert "short.safetensors is not a complete safetensors file" in refusal(short)
+            assert "short.safetensors is not a complete safetensors file" in refusal(
+                short
+            )
 
     def test_that_is_something_else(self, tmp_path: Path) -> None:
         """Pickled, it is refused by its name, and under another name by its content; nothing runs it."""
@@ -385,36 +564,70 @@ class TestSingleFile:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            (lose(f"{OF_UNET}output_blocks.2.1.norm.weight"), "lacks the tensor up_blocks.1.attentions.0.norm.weight"),
-            (lose(f"{OF_VAE}decoder.mid.attn_1.q.weight"), "lacks the tensor decoder.mid_block.attentions.0.to_q"),
-            (lose(f"{OF_TEXT}final_layer_norm.bias"), "one that was made with fewer layers"),
+            (
+                lose(f"{OF_UNET}output_blocks.2.1.norm.weight"),
+                "lacks the tensor up_blocks.1.attentions.0.norm.weight",
+            ),
+            (
+                lose(f"{OF_VAE}decoder.mid.attn_1.q.weight"),
+                "lacks the tensor decoder.mid_block.attentions.0.to_q",
+            ),
+            (
+                lose(f"{OF_TEXT}final_layer_norm.bias"),
+                "one that was made with fewer layers",
+            ),
             (as_in_2022, "names its text encoder as merges of 2022 do"),
             (add(f"{OF_UNET}time_embed.cond_proj.weight"), "does not have"),
-            (add(f"{OF_UNET}middle_block.1.transformer_blocks.0.attn1.to_q.scale_weight"), "holds quantized"),
+            (
+                add(
+                    f"{OF_UNET}middle_block.1.transformer_blocks.0.attn1.to_q.scale_weight"
+                ),
+                "holds quantized",
+            ),
             (add("control_model.input_blocks.0.0.weight"), "of a further network"),
-            (add(f"{OF_UNET}input_blocks.0.0.weight", 96, 17, 3, 3), "for inpainting only"),
+            (
+                add(f"{OF_UNET}input_blocks.0.0.weight", 96, 17, 3, 3),
+                "for inpainting only",
+            ),
             (add(f"{OF_UNET}input_blocks.0.0.weight", 96, 16, 3, 3), "edits an image"),
-            (spoil(f"{OF_VAE}{LAST}", float("nan")), f"holds numbers in {OF_VAE}{LAST} that are not finite"),
+            (
+                spoil(f"{OF_VAE}{LAST}", float("nan")),
+                f"holds numbers in {OF_VAE}{LAST} that are not finite",
+            ),
         ],
     )
-    def test_that_does_not_fit(self, original: Tensors, tmp_path: Path, change: Change, said: str) -> None:
-        changed = {name: tensor.clone() if name.endswith(LAST) else tensor for name, tensor in original.items()}
+    def test_that_does_not_fit(
+        self, original: Tensors, tmp_path: Path, change: Change, said: str
+    ) -> None:
+        changed = {
+            name: tensor.clone() if name.endswith(LAST) else tensor
+            for name, tensor in original.items()
+        }
         change(changed)
         save_file(changed, tmp_path / "other.safetensors")
         assert said in refusal(tmp_path / "other.safetensors")
 
-    def test_with_what_is_ignored_rightly(self, original: Tensors, tmp_path: Path) -> None:
+    def test_with_what_is_ignored_rightly(
+        self, original: Tensors, tmp_path: Path
+    ) -> None:
         beside = ("alphas_cumprod", "model_ema.diffusion_modelinput_blocks00weight")
         trained = ("first_stage_model.loss.logvar", "cond_stage_model.logit_scale")
-        more = {name: torch.zeros(1) for name in (*beside, *trained)} | {"embedding_manager.a": torch.zeros(1, 144)}
+        more = {name: torch.zeros(1) for name in (*beside, *trained)} | {
+            "embedding_manager.a": torch.zeros(1, 144)
+        }
         # Averages and levels of noise are left out, whatever they are: only training uses them.
-        odd = dict.fromkeys(("model_ema.decay", "sqrt_recip_alphas_cumprod", "denoiser.sigmas"), float("inf"))
+        odd = dict.fromkeys(
+            ("model_ema.decay", "sqrt_recip_alphas_cumprod", "denoiser.sigmas"),
+            float("inf"),
+        )
         more |= {name: torch.tensor([value]) for name, value in odd.items()}
         save_file(original | more, tmp_path / "ema.safetensors")
         check(tmp_path / "ema.safetensors")
 
     @pytest.mark.parametrize("name", ["sd15", "sd21", "sdxl"])
-    def test_of_a_published_size_passes(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_a_published_size_passes(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Its family is found, and every tensor after diffusers' renaming; a sparse file has the header alone."""
         monkeypatch.setattr("sdopt.pipelines.components.wrong_numbers", lambda *_: [])
         file = tmp_path / f"{name}.safetensors"
@@ -422,7 +635,11 @@ class TestSingleFile:
         start = 0
         for key, shape in original_names(ARCHITECTURES / name).items():
             stop = start + 2 * torch.Size(shape).numel()
-            header[key] = {"dtype": "F16", "shape": shape, "data_offsets": [start, stop]}
+            header[key] = {
+                "dtype": "F16",
+                "shape": shape,
+                "data_offsets": [start, stop],
+            }
             start = stop
         content = json.dumps(header).encode()
         with file.open("wb") as out:

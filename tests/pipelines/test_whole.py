@@ -19,9 +19,12 @@ WORK = (f"workload.size={SIDE}", "workload.steps=2", "workload.prompts=[a red ci
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "gib"), [("pixart_sigma", 610_856_096, 12), ("sd35_medium", 2_243_171_520, 17)]
+    ("name", "parameters", "gib"),
+    [("pixart_sigma", 610_856_096, 12), ("sd35_medium", 2_243_171_520, 17)],
 )
-def test_draw_an_image(composer: type[HydraComposer], name: str, parameters: int, gib: int) -> None:
+def test_draw_an_image(
+    composer: type[HydraComposer], name: str, parameters: int, gib: int
+) -> None:
     available = psutil.virtual_memory().available / 2**30
     if available < gib:
         pytest.skip(f"{available:.0f} GiB of memory are free, and it takes {gib}")
@@ -32,7 +35,9 @@ def test_draw_an_image(composer: type[HydraComposer], name: str, parameters: int
     host.prepare()
     transformer = host._pipe.transformer
     assert sum(weight.numel() for weight in transformer.parameters()) == parameters
-    assert str(transformer.dtype) == "torch.bfloat16", "the type that it is published for"
+    assert str(transformer.dtype) == "torch.bfloat16", (
+        "the type that it is published for"
+    )
     images = host._read_inputs(host._inputs[0], SIDE)[0]
     assert images.shape == (1, SIDE, SIDE, 3)
     assert np.isfinite(images).all()

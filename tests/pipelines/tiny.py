@@ -43,7 +43,9 @@ CHAT = "{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_e
 
 
 def _clip_tokenizer() -> Any:
-    return transformers.CLIPTokenizer.from_pretrained(VOCABULARY, local_files_only=True, model_max_length=77)
+    return transformers.CLIPTokenizer.from_pretrained(
+        VOCABULARY, local_files_only=True, model_max_length=77
+    )
 
 
 def _t5_tokenizer() -> Any:
@@ -55,37 +57,69 @@ def _t5_tokenizer() -> Any:
 def _word_tokenizer() -> Any:
     vocabulary = json.loads((VOCABULARY / "vocab.json").read_text(encoding="utf-8"))
     lines = (VOCABULARY / "merges.txt").read_text(encoding="utf-8").splitlines()
-    merges = [tuple(line.split()) for line in lines if not line.startswith("#version") and len(line.split()) == 2]
-    tokenizer = transformers.Qwen2Tokenizer(vocab=vocabulary, merges=merges, model_max_length=4096)
+    merges = [
+        tuple(line.split())
+        for line in lines
+        if not line.startswith("#version") and len(line.split()) == 2
+    ]
+    tokenizer = transformers.Qwen2Tokenizer(
+        vocab=vocabulary, merges=merges, model_max_length=4096
+    )
     tokenizer.chat_template = CHAT
     return tokenizer
 
 
 def _clip(projected: bool) -> Any:
     config = transformers.CLIPTextConfig(**_CLIP)
-    return (transformers.CLIPTextModelWithProjection if projected else transformers.CLIPTextModel)(config)
+    return (
+        transformers.CLIPTextModelWithProjection
+        if projected
+        else transformers.CLIPTextModel
+    )(config)
 
 
 def _t5() -> Any:
     sizes = {"d_model": 64, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    return transformers.T5EncoderModel(transformers.T5Config(vocab_size=32128, feed_forward_proj="gated-gelu", **sizes))
+    return transformers.T5EncoderModel(
+        transformers.T5Config(vocab_size=32128, feed_forward_proj="gated-gelu", **sizes)
+    )
 
 
 def _qwen3(cls: Any, layers: int = 4) -> Any:
     return cls(
-        transformers.Qwen3Config(num_hidden_layers=layers, head_dim=8, max_position_embeddings=4096, **_DECODER_ONLY)
+        transformers.Qwen3Config(
+            num_hidden_layers=layers,
+            head_dim=8,
+            max_position_embeddings=4096,
+            **_DECODER_ONLY,
+        )
     )
 
 
 def _gemma() -> Any:
-    return transformers.Gemma2Model(transformers.Gemma2Config(num_hidden_layers=3, head_dim=8, **_DECODER_ONLY))
+    return transformers.Gemma2Model(
+        transformers.Gemma2Config(num_hidden_layers=3, head_dim=8, **_DECODER_ONLY)
+    )
 
 
 def _qwen25() -> Any:
     rope = {"mrope_section": [1, 1, 2], "rope_type": "default", "type": "default"}
-    text = {**_DECODER_ONLY, "num_hidden_layers": 2, "rope_scaling": rope, "rope_theta": 1e6}
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
-    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, hidden_size=32, vocab_size=50000)
+    text = {
+        **_DECODER_ONLY,
+        "num_hidden_layers": 2,
+        "rope_scaling": rope,
+        "rope_theta": 1e6,
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+    }
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=text, vision_config=vision, hidden_size=32, vocab_size=50000
+    )
     return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
@@ -101,7 +135,12 @@ _VAE = {
 
 
 def _vae(**changes: Any) -> Any:
-    usual = {"use_quant_conv": False, "use_post_quant_conv": False, "shift_factor": 0.1159, "scaling_factor": 0.3611}
+    usual = {
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+        "shift_factor": 0.1159,
+        "scaling_factor": 0.3611,
+    }
     return diffusers.AutoencoderKL(**_VAE | usual | changes)
 
 
@@ -109,10 +148,19 @@ def _flow(**options: Any) -> Any:
     return diffusers.FlowMatchEulerDiscreteScheduler(**options)
 
 
-def sd3(qk_norm: str | None = "rms_norm", dual: tuple[int, ...] = (), t5: bool = True) -> Any:
+def sd3(
+    qk_norm: str | None = "rms_norm", dual: tuple[int, ...] = (), t5: bool = True
+) -> Any:
     """SD 3.5: batched guidance, three text encoders."""
     transformer = diffusers.SD3Transformer2DModel(
-        **{"sample_size": 8, "patch_size": 2, "in_channels": 16, "out_channels": 16, "num_layers": 3, **_HEADS},
+        **{
+            "sample_size": 8,
+            "patch_size": 2,
+            "in_channels": 16,
+            "out_channels": 16,
+            "num_layers": 3,
+            **_HEADS,
+        },
         joint_attention_dim=64,
         caption_projection_dim=64,
         pooled_projection_dim=64,
@@ -136,7 +184,13 @@ def sd3(qk_norm: str | None = "rms_norm", dual: tuple[int, ...] = (), t5: bool =
 def flux(guidance: bool = True, layers: int = 2, single: int = 4) -> Any:
     """FLUX.1: packed latents; an embedded scale, or none."""
     transformer = diffusers.FluxTransformer2DModel(
-        **{"patch_size": 1, "in_channels": 64, "num_layers": layers, "num_single_layers": single, **_HEADS},
+        **{
+            "patch_size": 1,
+            "in_channels": 64,
+            "num_layers": layers,
+            "num_single_layers": single,
+            **_HEADS,
+        },
         joint_attention_dim=64,
         pooled_projection_dim=32,
         guidance_embeds=guidance,
@@ -156,7 +210,13 @@ def flux(guidance: bool = True, layers: int = 2, single: int = 4) -> Any:
 def flux2(distilled: bool = True) -> Any:
     """FLUX.2 klein: patchified latents; three hidden layers of its encoder side by side."""
     transformer = diffusers.Flux2Transformer2DModel(
-        **{"patch_size": 1, "in_channels": 64, "num_layers": 2, "num_single_layers": 4, **_HEADS},
+        **{
+            "patch_size": 1,
+            "in_channels": 64,
+            "num_layers": 2,
+            "num_single_layers": 4,
+            **_HEADS,
+        },
         joint_attention_dim=96,
         timestep_guidance_channels=64,
         axes_dims_rope=(4, 4, 4, 4),
@@ -202,7 +262,13 @@ def z_image() -> Any:
 def qwen_image() -> Any:
     """Qwen-Image: two calls a step, a mask for prompts, a VAE for video."""
     transformer = diffusers.QwenImageTransformer2DModel(
-        **{"patch_size": 2, "in_channels": 64, "out_channels": 16, "num_layers": 3, **_HEADS},
+        **{
+            "patch_size": 2,
+            "in_channels": 64,
+            "out_channels": 16,
+            "num_layers": 3,
+            **_HEADS,
+        },
         joint_attention_dim=32,
         axes_dims_rope=(4, 6, 6),
     )
@@ -227,7 +293,13 @@ def qwen_image() -> Any:
 def chroma() -> Any:
     """Chroma: two calls a step with masks, and no context of diffusers' caches."""
     transformer = diffusers.ChromaTransformer2DModel(
-        **{"patch_size": 1, "in_channels": 64, "num_layers": 2, "num_single_layers": 4, **_HEADS},
+        **{
+            "patch_size": 1,
+            "in_channels": 64,
+            "num_layers": 2,
+            "num_single_layers": 4,
+            **_HEADS,
+        },
         joint_attention_dim=64,
         axes_dims_rope=[4, 6, 6],
         approximator_hidden_dim=32,
@@ -235,14 +307,25 @@ def chroma() -> Any:
         approximator_num_channels=16,
     )
     return diffusers.ChromaPipeline(
-        transformer=transformer, scheduler=_flow(), vae=_vae(), text_encoder=_t5(), tokenizer=_t5_tokenizer()
+        transformer=transformer,
+        scheduler=_flow(),
+        vae=_vae(),
+        text_encoder=_t5(),
+        tokenizer=_t5_tokenizer(),
     )
 
 
 def pixart() -> Any:
     """PixArt-Sigma: predicts noise and its variance, by a scheduler with noise levels."""
     transformer = diffusers.PixArtTransformer2DModel(
-        **{"sample_size": 8, "patch_size": 2, "in_channels": 4, "out_channels": 8, "num_layers": 3, **_HEADS},
+        **{
+            "sample_size": 8,
+            "patch_size": 2,
+            "in_channels": 4,
+            "out_channels": 8,
+            "num_layers": 3,
+            **_HEADS,
+        },
         caption_channels=64,
         cross_attention_dim=64,
         norm_type="ada_norm_single",
@@ -260,7 +343,14 @@ def pixart() -> Any:
 def sana() -> Any:
     """Sana: linear attention, an autoencoder of another kind."""
     transformer = diffusers.SanaTransformer2DModel(
-        **{"sample_size": 8, "patch_size": 1, "in_channels": 8, "out_channels": 8, "num_layers": 2, **_HEADS},
+        **{
+            "sample_size": 8,
+            "patch_size": 1,
+            "in_channels": 8,
+            "out_channels": 8,
+            "num_layers": 2,
+            **_HEADS,
+        },
         num_cross_attention_heads=4,
         cross_attention_head_dim=16,
         cross_attention_dim=64,
@@ -321,7 +411,13 @@ def lumina2() -> Any:
 def aura_flow() -> Any:
     """AuraFlow: joint blocks before single ones, and batched guidance."""
     transformer = diffusers.AuraFlowTransformer2DModel(
-        **{"sample_size": 8, "patch_size": 2, "in_channels": 4, "out_channels": 4, **_HEADS},
+        **{
+            "sample_size": 8,
+            "patch_size": 2,
+            "in_channels": 4,
+            "out_channels": 4,
+            **_HEADS,
+        },
         num_mmdit_layers=2,
         num_single_dit_layers=2,
         joint_attention_dim=64,
@@ -329,7 +425,9 @@ def aura_flow() -> Any:
         pos_embed_max_size=64,
     )
     sizes = {"d_model": 64, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    config = transformers.UMT5Config(vocab_size=32128, feed_forward_proj="gated-gelu", **sizes)
+    config = transformers.UMT5Config(
+        vocab_size=32128, feed_forward_proj="gated-gelu", **sizes
+    )
     return diffusers.AuraFlowPipeline(
         transformer=transformer,
         scheduler=_flow(shift=1.73),
@@ -342,13 +440,21 @@ def aura_flow() -> Any:
 def cogview4() -> Any:
     """CogView4: two calls a step, and prompts that are filled up in front."""
     transformer = diffusers.CogView4Transformer2DModel(
-        **{"patch_size": 2, "in_channels": 16, "out_channels": 16, "num_layers": 3, **_HEADS},
+        **{
+            "patch_size": 2,
+            "in_channels": 16,
+            "out_channels": 16,
+            "num_layers": 3,
+            **_HEADS,
+        },
         text_embed_dim=32,
         time_embed_dim=64,
         condition_dim=16,
         sample_size=8,
     )
-    config = transformers.GlmConfig(num_hidden_layers=3, head_dim=8, pad_token_id=49407, **_DECODER_ONLY)
+    config = transformers.GlmConfig(
+        num_hidden_layers=3, head_dim=8, pad_token_id=49407, **_DECODER_ONLY
+    )
     tokenizer = _clip_tokenizer()
     tokenizer.padding_side = "left"
     return diffusers.CogView4Pipeline(

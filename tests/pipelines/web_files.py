@@ -31,7 +31,9 @@ def original(network: Any) -> Tensors:
             continue
         whole, suffix = (name, "") if name in by_modules else (module, f".{leaf}")
         if whole not in by_modules:
-            found[name.replace(".weight", ".scale") if ".norms." in name else name] = tensor
+            found[name.replace(".weight", ".scale") if ".norms." in name else name] = (
+                tensor
+            )
             continue
         named, place = by_modules[whole]
         keys = [f"{each}{suffix}" for each in place.modules]
@@ -46,11 +48,19 @@ def original(network: Any) -> Tensors:
 
 def save(tensors: Tensors, path: Path, prefix: str = "") -> Path:
     """Writes tensors as a safetensors file."""
-    save_file({f"{prefix}{name}": tensor.contiguous().clone() for name, tensor in tensors.items()}, path)
+    save_file(
+        {
+            f"{prefix}{name}": tensor.contiguous().clone()
+            for name, tensor in tensors.items()
+        },
+        path,
+    )
     return path
 
 
-def scaled(tensors: Tensors, end: str = ".scale_weight", rows: bool = False) -> tuple[Tensors, Tensors]:
+def scaled(
+    tensors: Tensors, end: str = ".scale_weight", rows: bool = False
+) -> tuple[Tensors, Tensors]:
     """Returns tensors whose matrices are in 8 bits with scales, and the weights that they mean."""
     found, meant = {}, dict(tensors)
     for name, tensor in tensors.items():
@@ -65,7 +75,13 @@ def scaled(tensors: Tensors, end: str = ".scale_weight", rows: bool = False) -> 
     return found, meant
 
 
-SCALES_AT = {"Q2_K": (80, 1.5), "Q3_K": (108, None), "Q4_K": (0, 7.5), "Q5_K": (0, 15.5), "Q6_K": (208, None)}
+SCALES_AT = {
+    "Q2_K": (80, 1.5),
+    "Q3_K": (108, None),
+    "Q4_K": (0, 7.5),
+    "Q5_K": (0, 15.5),
+    "Q6_K": (208, None),
+}
 """Where a K-quant block has its float16 scale; and, of those with a second one for its minimum, their mean ratio."""
 
 
@@ -89,7 +105,9 @@ def k_blocks(shape: tuple[int, ...], kind: str) -> np.ndarray:
     return blocks.reshape(shape[0], -1)
 
 
-def gguf_file(tensors: Tensors, path: Path, kind: str, plain: Iterable[str] = ()) -> Tensors:
+def gguf_file(
+    tensors: Tensors, path: Path, kind: str, plain: Iterable[str] = ()
+) -> Tensors:
     """Writes a GGUF file, and returns the weights that it means; those that have no whole blocks stay in float32."""
     import gguf
 
@@ -99,9 +117,15 @@ def gguf_file(tensors: Tensors, path: Path, kind: str, plain: Iterable[str] = ()
     for name, tensor in tensors.items():
         values = tensor.float().numpy()
         if tensor.ndim == 2 and tensor.shape[1] % block == 0 and name not in plain:
-            blocks = k_blocks(values.shape, kind) if kind in SCALES_AT else gguf.quants.quantize(values, quantized)
+            blocks = (
+                k_blocks(values.shape, kind)
+                if kind in SCALES_AT
+                else gguf.quants.quantize(values, quantized)
+            )
             writer.add_tensor(name, blocks, raw_dtype=quantized)
-            meant[name] = torch.from_numpy(gguf.quants.dequantize(blocks, quantized).copy())
+            meant[name] = torch.from_numpy(
+                gguf.quants.dequantize(blocks, quantized).copy()
+            )
         else:
             writer.add_tensor(name, values)
             meant[name] = tensor.float()

@@ -30,8 +30,14 @@ from tests.fixtures import CPU, Composers
 
 RECORD = ROOT / "outputs" / "records" / "amd-epyc" / "quickstart"
 
-DRAWN = Program("whole\n", ["one", "two"], draws=True, error=2e-7, limit=1e-6, levels=1, seconds=2.0)
-OTHER = Program("whole\n", ["one", "two"], reason="its image is 88 of 255 levels off (mean squared error 0.1)")
+DRAWN = Program(
+    "whole\n", ["one", "two"], draws=True, error=2e-7, limit=1e-6, levels=1, seconds=2.0
+)
+OTHER = Program(
+    "whole\n",
+    ["one", "two"],
+    reason="its image is 88 of 255 levels off (mean squared error 0.1)",
+)
 
 
 @pytest.fixture
@@ -46,17 +52,32 @@ def summary_with(result: StudyResult, program: Program | None) -> Summary:
     return summary_of(result)
 
 
-@pytest.mark.parametrize("program", [None, OTHER, DRAWN], ids=["none", "another image", "the image"])
-def test_no_code_that_did_not_draw_the_image(result: StudyResult, tmp_path: Path, program: Program | None) -> None:
+@pytest.mark.parametrize(
+    "program", [None, OTHER, DRAWN], ids=["none", "another image", "the image"]
+)
+def test_no_code_that_did_not_draw_the_image(
+    result: StudyResult, tmp_path: Path, program: Program | None
+) -> None:
     summary = summary_with(result, program)
     assert summary.best is not None
     blocks = use_of(summary)
-    code = [block for block in blocks if isinstance(block, Code) and "To use" in block.title]
+    code = [
+        block for block in blocks if isinstance(block, Code) and "To use" in block.title
+    ]
     [said] = [block.lines for block in blocks if isinstance(block, Notes)]
     handed_out = program is DRAWN
-    assert bool(code) == handed_out == bool(summary.best.lines) == bool(program_of(result, summary.best.variant))
+    assert (
+        bool(code)
+        == handed_out
+        == bool(summary.best.lines)
+        == bool(program_of(result, summary.best.variant))
+    )
     assert ("draws the measured image" in said[0]) == handed_out
-    candidate = next(one for one in answer_of(summary, tmp_path).candidates if one.name == summary.best.name)
+    candidate = next(
+        one
+        for one in answer_of(summary, tmp_path).candidates
+        if one.name == summary.best.name
+    )
     assert candidate.program == ("whole\n" if handed_out else None)
     assert candidate.program_run == said_of(program)
     write_result(result, tmp_path)
@@ -75,13 +96,18 @@ def test_an_image_is_held_against_the_measured_one(tmp_path: Path) -> None:
     assert off.levels == 30
     assert "30 of 255" in off.reason
     assert compared(Program(), other, tmp_path / "a.png", 1e-2).draws
-    assert "another size" in compared(Program(), pixels[:4], tmp_path / "a.png", 1e-6).reason
+    assert (
+        "another size"
+        in compared(Program(), pixels[:4], tmp_path / "a.png", 1e-6).reason
+    )
 
 
 def test_a_program_may_take_as_long_as_its_worker_took(result: StudyResult) -> None:
     row = result.candidates[0]
     for start_s, limit_s in ((1.0, 120.0), (40.0, 200.0), (9000.0, 900.0)):
-        row.measurements = [Measurement(0, shapes=[ShapeSamples(cold_start_s=start_s)], load_s=0.0)]
+        row.measurements = [
+            Measurement(0, shapes=[ShapeSamples(cold_start_s=start_s)], load_s=0.0)
+        ]
         assert time_limit(row) == limit_s
 
 
@@ -90,18 +116,33 @@ class TestOfAStudy:
 
     @pytest.fixture
     def run(
-        self, result: StudyResult, composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        result: StudyResult,
+        composer: Composers,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> Callable[..., list[str]]:
         variant = composer([*SMOKE]).variant("it")
         named = {row.name: replace(variant, name=row.name) for row in result.candidates}
-        result.config = replace(result.config, protocol=replace(result.config.protocol, programs_s=100.0))
+        result.config = replace(
+            result.config, protocol=replace(result.config.protocol, programs_s=100.0)
+        )
         for row in result.candidates:
-            row.status, row.images = Status.OK, [ImageRecord("a", 0, 0, 0, "images/a.png")]
+            row.status, row.images = (
+                Status.OK,
+                [ImageRecord("a", 0, 0, 0, "images/a.png")],
+            )
 
         def run(answer: Callable[[Variant], Program]) -> list[str]:
             asked: list[str] = []
 
-            def call(_context: object, _run: object, variant: Variant, *_of: object, timeout_s: float) -> Program:
+            def call(
+                _context: object,
+                _run: object,
+                variant: Variant,
+                *_of: object,
+                timeout_s: float,
+            ) -> Program:
                 asked.append(variant.name)
                 assert timeout_s > 0
                 return answer(variant)
@@ -113,7 +154,9 @@ class TestOfAStudy:
 
         return run
 
-    def test_each_is_run_once_the_best_first(self, result: StudyResult, run: Callable[..., list[str]]) -> None:
+    def test_each_is_run_once_the_best_first(
+        self, result: StudyResult, run: Callable[..., list[str]]
+    ) -> None:
         best = summary_of(result).best
         assert best is not None
         asked = run(lambda _: DRAWN)
@@ -121,7 +164,9 @@ class TestOfAStudy:
         assert sorted(asked) == sorted(row.name for row in result.candidates)
         assert run(lambda _: DRAWN) == [], "what was run is not run again"
 
-    @pytest.mark.parametrize("error", [ChildTimeoutError(), ChildDiedError(-11), OSError("no process")])
+    @pytest.mark.parametrize(
+        "error", [ChildTimeoutError(), ChildDiedError(-11), OSError("no process")]
+    )
     def test_what_goes_wrong_is_a_reason(
         self, result: StudyResult, run: Callable[..., list[str]], error: Exception
     ) -> None:
@@ -129,7 +174,10 @@ class TestOfAStudy:
             raise error
 
         run(fail)
-        assert all(row.program and row.program.reason and not row.program.draws for row in result.candidates)
+        assert all(
+            row.program and row.program.reason and not row.program.draws
+            for row in result.candidates
+        )
 
     def test_an_interrupt_keeps_what_was_found(
         self, result: StudyResult, run: Callable[..., list[str]], tmp_path: Path
@@ -147,10 +195,15 @@ class TestOfAStudy:
         kept = read_result(tmp_path)
         assert [row.name for row in kept.candidates if row.program] == done
         assert kept.status == result.status
-        assert run(lambda _: DRAWN) == [row.name for row in _ranked(result) if row.name not in done]
+        assert run(lambda _: DRAWN) == [
+            row.name for row in _ranked(result) if row.name not in done
+        ]
 
     def test_the_others_share_a_time(
-        self, result: StudyResult, run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+        self,
+        result: StudyResult,
+        run: Callable[..., list[str]],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         now = [0.0]
         monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -164,7 +217,9 @@ class TestOfAStudy:
         left = [row for row in result.candidates if row.name not in asked]
         assert all(row.program is None for row in left), "a resumed study runs theirs"
 
-    def test_none_is_asked_for(self, result: StudyResult, run: Callable[..., list[str]]) -> None:
+    def test_none_is_asked_for(
+        self, result: StudyResult, run: Callable[..., list[str]]
+    ) -> None:
         protocol = replace(result.config.protocol, programs_s=0)
         result.config = replace(result.config, protocol=protocol)
         assert run(lambda _: DRAWN) == []
@@ -175,13 +230,25 @@ def _ranked(result: StudyResult) -> list[Any]:
     return [row.variant for row in summary_of(result).candidates]
 
 
-def test_a_program_that_fails_says_why(composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_fails_says_why(
+    composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(running, "_print_to", lambda _: None)
     monkeypatch.setattr(running, "_forget_the_working_folder", lambda: None)
     monkeypatch.setattr(running, "variables", lambda *_: {})
     monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
-    monkeypatch.setattr(running, "image_of", lambda _: exec("raise SystemExit('no card')"))
-    found = program_drawn(composer([*SMOKE]).variant("it"), None, CPU, tmp_path, 1e-6, tmp_path / "log", tmp_path)
+    monkeypatch.setattr(
+        running, "image_of", lambda _: exec("raise SystemExit('no card')")
+    )
+    found = program_drawn(
+        composer([*SMOKE]).variant("it"),
+        None,
+        CPU,
+        tmp_path,
+        1e-6,
+        tmp_path / "log",
+        tmp_path,
+    )
     assert not found.draws
     assert "SystemExit: no card" in found.reason
     assert "pipe = StableDiffusionPipeline" in found.text
@@ -191,11 +258,20 @@ def test_a_program_that_fails_says_why(composer: Composers, tmp_path: Path, monk
 def test_a_study_hands_out_what_it_ran(tmp_path: Path) -> None:
     changed = ("workload.size", "workload.steps", "protocol.programs_s")
     given = [word for word in SMOKE if not word.startswith(changed)]
-    found = sdopt(tmp_path, "run", *given, "workload.steps=6", "caching=deepcache", "caching.interval=2")
+    found = sdopt(
+        tmp_path,
+        "run",
+        *given,
+        "workload.steps=6",
+        "caching=deepcache",
+        "caching.interval=2",
+    )
     assert found.code == 0, found.shown
     [row] = found.result.candidates
     assert row.program is not None
     assert row.program.draws, row.program.reason
     assert "caching.interval=2" in row.command
     assert '"caching.interval=2"' in row.program.text
-    assert "caching.interval=2" in (found.folder / "logs" / "program-01.log").read_text()
+    assert (
+        "caching.interval=2" in (found.folder / "logs" / "program-01.log").read_text()
+    )

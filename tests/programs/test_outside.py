@@ -18,20 +18,39 @@ from tests.programs.test_programs import SAME
 
 pytestmark = pytest.mark.slow
 
-WORK = [word for word in SMOKE if not word.startswith(("workload", "protocol.programs_s", "quality"))]
-WORK += ["workload.prompt_count=2", "workload.steps=6", "quality=none", "quality.prompt_count=2"]
+WORK = [
+    word
+    for word in SMOKE
+    if not word.startswith(("workload", "protocol.programs_s", "quality"))
+]
+WORK += [
+    "workload.prompt_count=2",
+    "workload.steps=6",
+    "quality=none",
+    "quality.prompt_count=2",
+]
 
 LORA = ["lora=fused", f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors"]
 
-WITHOUT_SDOPT = "import runpy, sys; sys.modules['sdopt'] = None; runpy.run_path('program.py')"
+WITHOUT_SDOPT = (
+    "import runpy, sys; sys.modules['sdopt'] = None; runpy.run_path('program.py')"
+)
 """Runs a program where sdopt cannot be imported."""
 
 
-def image_of(program: str, folder: Path, command: Sequence[str] = ("program.py",)) -> np.ndarray:
+def image_of(
+    program: str, folder: Path, command: Sequence[str] = ("program.py",)
+) -> np.ndarray:
     """The image that a program saves, which Python alone runs in an empty folder: (height, width, 3)."""
     folder.mkdir()
     (folder / "program.py").write_text(program)
-    ran = subprocess.run([sys.executable, "-I", *command], cwd=folder, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-I", *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     return np.asarray(Image.open(folder / "image.png").convert("RGB"))
 
@@ -50,7 +69,10 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("options", "command"),
     [
-        (["caching=deepcache", "caching.interval=2", "layout=channels_last"], ["program.py"]),
+        (
+            ["caching=deepcache", "caching.interval=2", "layout=channels_last"],
+            ["program.py"],
+        ),
         ([*LORA, "attention=fused_qkv", "layout=channels_last"], ["-c", WITHOUT_SDOPT]),
     ],
     ids=["deep cache and a layout", "options that diffusers has, without sdopt"],
@@ -62,15 +84,28 @@ def test_of_a_study(tmp_path: Path, options: list[str], command: list[str]) -> N
     assert shown.code == 0, shown.shown
     [candidate] = json.loads(shown.out)["studies"][0]["candidates"]
     saved = image_of(candidate["program"], tmp_path / "elsewhere", command)
-    assert distance(saved, measured_image(found.result, found.folder, candidate["name"])) <= SAME
+    assert (
+        distance(saved, measured_image(found.result, found.folder, candidate["name"]))
+        <= SAME
+    )
     # The red path: what was measured is not what the baseline draws.
     if "caching=deepcache" in options:
-        assert distance(saved, measured_image(found.result, found.folder, "baseline")) > SAME
+        assert (
+            distance(saved, measured_image(found.result, found.folder, "baseline"))
+            > SAME
+        )
 
 
 def test_of_optimize(tmp_path: Path) -> None:
-    tried = ["search.groups=[caching,layout]", "search.races=0", "gate=none", "protocol.replicates=3"]
-    tried += ["search.options={caching: [none, deepcache], layout: [contiguous, channels_last]}"]
+    tried = [
+        "search.groups=[caching,layout]",
+        "search.races=0",
+        "gate=none",
+        "protocol.replicates=3",
+    ]
+    tried += [
+        "search.options={caching: [none, deepcache], layout: [contiguous, channels_last]}"
+    ]
     found = sdopt(tmp_path, "optimize", "emoji", *WORK, *tried)
     assert found.code in (0, 3), found.shown
     [folder] = (tmp_path / "outputs" / "searches").iterdir()

@@ -40,7 +40,12 @@ from tests.pipelines.single_file import edit, original_layout
 
 EMOJI = PACKAGED / "emoji"
 
-SMALL = [*SMOKE, "workload.size=64", "workload.steps=3", "workload.prompts=[a red apple,a blue fish]"]
+SMALL = [
+    *SMOKE,
+    "workload.size=64",
+    "workload.steps=3",
+    "workload.prompts=[a red apple,a blue fish]",
+]
 SMALL += ["quality.prompt_count=2"]
 
 SAME, SAME_IN_HALF = 1e-6, 3.05e-5
@@ -72,7 +77,9 @@ def made(variant: Variant, folder: Path) -> tuple[Written, Program]:
         GlobalHydra.set_state(hydra)
         changes.put_back()
     limit = SAME if "torch.float32" in found.text else SAME_IN_HALF
-    return found, compared(Program(found.text, found.lines), pixels, folder / "0000_00.png", limit)
+    return found, compared(
+        Program(found.text, found.lines), pixels, folder / "0000_00.png", limit
+    )
 
 
 @pytest.fixture(scope="module")
@@ -80,22 +87,42 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packaged model in files of other kinds, a LoRA by kohya's names, pictures and prompts."""
     folder = tmp_path_factory.mktemp("aus dem Netz größer")
     original_layout(
-        load_pipeline(Model(), Scheduler(), Task(), "cpu", {"dtype": torch.float32}), folder / "dream.safetensors"
+        load_pipeline(Model(), Scheduler(), Task(), "cpu", {"dtype": torch.float32}),
+        folder / "dream.safetensors",
     )
     save_file(kohya(), folder / "style.safetensors")
-    save_file(load_file(folder / "dream.safetensors"), folder / "skips.safetensors", {"modelspec.encoder_layer": "2"})
-    code = "from diffusers import DiffusionPipeline\nfrom sdopt.reference import MODEL\n"
-    (folder / "mine.py").write_text(code + "def make():\n    return DiffusionPipeline.from_pretrained(MODEL)\n")
+    save_file(
+        load_file(folder / "dream.safetensors"),
+        folder / "skips.safetensors",
+        {"modelspec.encoder_layer": "2"},
+    )
+    code = (
+        "from diffusers import DiffusionPipeline\nfrom sdopt.reference import MODEL\n"
+    )
+    (folder / "mine.py").write_text(
+        code + "def make():\n    return DiffusionPipeline.from_pretrained(MODEL)\n"
+    )
     # A name that a package has already, and what lies beside it.
     (folder / "helper_of_mine.py").write_text("SCALE = 0.9\n")
     patch = "from helper_of_mine import SCALE\ndef weaker(pipe):\n    pipe.unet.conv_out.weight.data *= SCALE\n"
     patch += "def freer(pipe):\n    pipe.enable_freeu(s1=0.9, s2=0.2, b1=1.2, b2=1.4)\n"
     (folder / "diffusers.py").write_text(patch)
     # As a program leaves it that has put in a scheduler of its own, which clips nothing and does not say so.
-    own = Path(shutil.copytree(EMOJI, folder / "own")) / "scheduler" / "scheduler_config.json"
-    config = {key: value for key, value in json.loads(own.read_text()).items() if key != "clip_sample"}
+    own = (
+        Path(shutil.copytree(EMOJI, folder / "own"))
+        / "scheduler"
+        / "scheduler_config.json"
+    )
+    config = {
+        key: value
+        for key, value in json.loads(own.read_text()).items()
+        if key != "clip_sample"
+    }
     own.write_text(json.dumps(config | {"_class_name": "DPMSolverMultistepScheduler"}))
-    edit(folder / "own" / "model_index.json", scheduler=["diffusers", "DPMSolverMultistepScheduler"])
+    edit(
+        folder / "own" / "model_index.json",
+        scheduler=["diffusers", "DPMSolverMultistepScheduler"],
+    )
     # Saved in half precision, which transformers keeps where nothing is said.
     half = load_pipeline(Model(), Scheduler(), Task(), "cpu", {"dtype": torch.float16})
     half.save_pretrained(folder / "half", safe_serialization=True)
@@ -105,7 +132,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         'prompt,negative_prompt\n"it\'s ""big"", a \\ cat","blurry, grey"\na blue fish,red\n'
     )
     y, x = np.mgrid[0:48, 0:96]
-    picture = Image.fromarray(np.stack([x * 2, y * 4, 255 - x * 2], axis=-1).astype(np.uint8))
+    picture = Image.fromarray(
+        np.stack([x * 2, y * 4, 255 - x * 2], axis=-1).astype(np.uint8)
+    )
     picture.save(folder / "plain.png")
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -149,7 +178,9 @@ SITUATIONS = {
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.walk(8)
-def test_draws_what_was_measured(composer: Composers, files: Path, tmp_path: Path, situation: str) -> None:
+def test_draws_what_was_measured(
+    composer: Composers, files: Path, tmp_path: Path, situation: str
+) -> None:
     words = [_word(word, files) for word in SITUATIONS[situation].split(" ")]
     for word in words:
         if ":make" in word:
@@ -164,12 +195,16 @@ def test_draws_what_was_measured(composer: Composers, files: Path, tmp_path: Pat
 def _word(word: str, files: Path) -> str:
     """A word of a situation as an override; what names a file, or has a quote, is a text in Hydra's quotes."""
     key, _, value = word.partition("=")
-    value = value.replace("{files}", str(files)).replace("{quoted}", 'it\'s "grey", \\ or so')
+    value = value.replace("{files}", str(files)).replace(
+        "{quoted}", 'it\'s "grey", \\ or so'
+    )
     return f"{key}={quoted(value)}" if "{" in word else word
 
 
 @pytest.mark.slow
-def test_an_option_and_a_key_of_ones_own(composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_and_a_key_of_ones_own(
+    composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The class is imported from the working folder, where a program does not look by itself."""
     code = (
         "from dataclasses import dataclass\nfrom typing import ClassVar\n"
@@ -182,7 +217,9 @@ def test_an_option_and_a_key_of_ones_own(composer: Composers, tmp_path: Path, mo
     (tmp_path / "options_of_mine.py").write_text(code)
     groups = tmp_path / "my groups"
     (groups / "attention").mkdir(parents=True)
-    (groups / "attention" / "scaled.yaml").write_text("_target_: options_of_mine.Scaled\nfactor: 0.5\n")
+    (groups / "attention" / "scaled.yaml").write_text(
+        "_target_: options_of_mine.Scaled\nfactor: 0.5\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     own = [f"hydra.searchpath=['file://{groups}']"]
     variant = of(composer, "attention=scaled", "attention.factor=0.7", config=own)
@@ -195,7 +232,11 @@ def test_an_option_and_a_key_of_ones_own(composer: Composers, tmp_path: Path, mo
 def test_an_option_left_out_is_seen(composer: Composers, tmp_path: Path) -> None:
     """The red path: each of these was lost once, and nothing but the image says so."""
     variant = of(
-        composer, "caching=deepcache", "caching.interval=5", "workload.steps=6", "workload.negative_prompt=red"
+        composer,
+        "caching=deepcache",
+        "caching.interval=5",
+        "workload.steps=6",
+        "workload.negative_prompt=red",
     )
     found, program = made(variant, tmp_path)
     assert program.draws, program.reason
@@ -217,10 +258,16 @@ def _options() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["txt2img", "img2img", "inpaint"])
 @pytest.mark.parametrize("option", _options())
-def test_every_option_with_every_task(composer: Composers, tmp_path: Path, option: str, task: str) -> None:
+def test_every_option_with_every_task(
+    composer: Composers, tmp_path: Path, option: str, task: str
+) -> None:
     torch._dynamo.reset()
     strength = [] if task == "txt2img" else ["task.strength=0.75"]
-    for more in ([], ["workload.steps=10"], ["workload.batch_size=2", "workload.size=96"]):
+    for more in (
+        [],
+        ["workload.steps=10"],
+        ["workload.batch_size=2", "workload.size=96"],
+    ):
         variant = of(composer, option, f"task={task}", *strength, *more)
         if not variant.conflicts(CPU):
             break
@@ -241,32 +288,57 @@ SCHEDULERS = [path.stem for path in sorted((CONF / "scheduler").glob("*.yaml"))]
 @pytest.mark.parametrize("own", ["emoji", "own"])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_every_scheduler_with_models_that_say_more_or_less(
-    composer: Composers, files: Path, tmp_path: Path, scheduler: str, own: str, precision: str
+    composer: Composers,
+    files: Path,
+    tmp_path: Path,
+    scheduler: str,
+    own: str,
+    precision: str,
 ) -> None:
     model = "emoji" if own == "emoji" else quoted(str(files / own))
-    variant = of(composer, f"scheduler={scheduler}", f"model={model}", f"precision={precision}", "workload.steps=4")
+    variant = of(
+        composer,
+        f"scheduler={scheduler}",
+        f"model={model}",
+        f"precision={precision}",
+        "workload.steps=4",
+    )
     if conflicts := variant.conflicts(CPU):
         pytest.skip("; ".join(conflicts))
     found, program = made(variant, tmp_path)
     assert program.draws, f"{program.reason}\n{found.text}"
 
 
-ORDERED = ("lora=fused", "caching=deepcache", "attention=fused_qkv", "layout=channels_last", "grad_mode=inference_mode")
+ORDERED = (
+    "lora=fused",
+    "caching=deepcache",
+    "attention=fused_qkv",
+    "layout=channels_last",
+    "grad_mode=inference_mode",
+)
 """One option of each stage, in the order in which a worker applies them."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ORDERED)
 @pytest.mark.parametrize("second", ORDERED)
-def test_pairs_of_other_stages(composer: Composers, tmp_path: Path, first: str, second: str) -> None:
+def test_pairs_of_other_stages(
+    composer: Composers, tmp_path: Path, first: str, second: str
+) -> None:
     if ORDERED.index(first) <= ORDERED.index(second):
         pytest.skip("the other pair is the same")
     found, program = made(of(composer, first, second), tmp_path)
     assert program.draws, f"{program.reason}\n{found.text}"
 
 
-def test_a_function_between_options_that_only_sdopt_has(composer: Composers, files: Path) -> None:
-    chosen = ("caching=deepcache", _word("patch={files}/diffusers.py:weaker", files), "compiler=trace")
+def test_a_function_between_options_that_only_sdopt_has(
+    composer: Composers, files: Path
+) -> None:
+    chosen = (
+        "caching=deepcache",
+        _word("patch={files}/diffusers.py:weaker", files),
+        "compiler=trace",
+    )
     variant = of(composer, *chosen)
     with pytest.raises(Unwritable, match="between options"):
         written(variant, CPU)
@@ -278,41 +350,75 @@ def test_no_image_no_program(composer: Composers) -> None:
 
 
 def test_all_of_diffusers_or_one_call_of_sdopt(composer: Composers) -> None:
-    plain = written(of(composer, "precision=bf16", "attention=vanilla", "grad_mode=inference_mode"), CPU)
+    plain = written(
+        of(composer, "precision=bf16", "attention=vanilla", "grad_mode=inference_mode"),
+        CPU,
+    )
     assert "sdopt" not in plain.text.replace(str(EMOJI), "")
     assert plain.lines[-2:][0] == "with torch.inference_mode():"
-    both = written(of(composer, "precision=bf16", "attention=vanilla", "caching=deepcache"), CPU)
-    assert 'sdopt.optimize(pipe, caching="deepcache", attention="vanilla")' in both.lines
+    both = written(
+        of(composer, "precision=bf16", "attention=vanilla", "caching=deepcache"), CPU
+    )
+    assert (
+        'sdopt.optimize(pipe, caching="deepcache", attention="vanilla")' in both.lines
+    )
 
 
-def test_a_pipeline_of_ones_own_leaves_out_the_layers_that_a_file_says(composer: Composers, files: Path) -> None:
+def test_a_pipeline_of_ones_own_leaves_out_the_layers_that_a_file_says(
+    composer: Composers, files: Path
+) -> None:
     """Diffusers loads all of them, so that the lines for a pipeline would draw other images without this."""
     found = written(of(composer, _word("model={files}/skips.safetensors", files)), CPU)
-    assert any(line.startswith("encoder.layers = encoder.layers[:-1]") for line in found.lines)
+    assert any(
+        line.startswith("encoder.layers = encoder.layers[:-1]") for line in found.lines
+    )
 
 
-def test_names_the_revision_and_the_variant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_names_the_revision_and_the_variant(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     snapshot = Path(shutil.copytree(EMOJI, tmp_path / "snapshots" / "0a1b2c"))
     monkeypatch.setattr("sdopt.programs.loading.folder_of", lambda _: snapshot)
     model = Model(weights="hub", hub_id="a/b", revision="v2", variant="fp16")
     lines = from_files(model, Task(), "float16").lines
-    assert {'    revision="0a1b2c",', '    variant="fp16",', "    dtype=torch.float16,"} <= set(lines)
+    assert {
+        '    revision="0a1b2c",',
+        '    variant="fp16",',
+        "    dtype=torch.float16,",
+    } <= set(lines)
 
 
 def test_a_published_file_is_given_a_vocabulary(tmp_path: Path) -> None:
     """As its architecture pads prompts; the packaged model's has its own, unless another is named."""
     for name, count in (("sd15", 1), ("sdxl", 2)):
-        model = Model(name, "path", str(ARCHITECTURES / name / "model_index.json"))  # any file
+        model = Model(
+            name, "path", str(ARCHITECTURES / name / "model_index.json")
+        )  # any file
         found = dict(tokenizers_of(model))
         assert len(found) == count
         for loaded in found.values():
-            tokenizer: Any = eval(loaded, {"CLIPTokenizer": __import__("transformers").CLIPTokenizer})
+            tokenizer: Any = eval(
+                loaded, {"CLIPTokenizer": __import__("transformers").CLIPTokenizer}
+            )
             assert tokenizer("a cat").input_ids == [49406, 320, 2368, 49407]
-    own = Model("emoji", "path", str(EMOJI / "model_index.json"), tokenizer=str(tmp_path))
+    own = Model(
+        "emoji", "path", str(EMOJI / "model_index.json"), tokenizer=str(tmp_path)
+    )
     assert str(tmp_path) in dict(tokenizers_of(own))["tokenizer"]
 
 
-@pytest.mark.parametrize("text", ["plain", 'with "quotes"', "it's", "both ' and \"", "a \\ b", "two\nlines", "größer"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain",
+        'with "quotes"',
+        "it's",
+        "both ' and \"",
+        "a \\ b",
+        "two\nlines",
+        "größer",
+    ],
+)
 def test_any_text_is_python(text: str) -> None:
     assert eval(literal(text)) == text
     assert eval(literal([text, 1, None])) == [text, 1, None]

@@ -29,7 +29,9 @@ SITUATIONS = {
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("größer als sonst")
-    (folder / "prompts.csv").write_text('prompt,negative_prompt\n"it\'s ""big""","blurry, grey"\na blue fish,red\n')
+    (folder / "prompts.csv").write_text(
+        'prompt,negative_prompt\n"it\'s ""big""","blurry, grey"\na blue fish,red\n'
+    )
     return folder
 
 
@@ -43,8 +45,14 @@ def draws(composer: Composers, folder: Path, *words: str) -> None:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_draws_what_was_measured(composer: Composers, files: Path, tmp_path: Path, situation: str) -> None:
-    draws(composer, tmp_path, *(_word(word, files) for word in SITUATIONS[situation].split()))
+def test_draws_what_was_measured(
+    composer: Composers, files: Path, tmp_path: Path, situation: str
+) -> None:
+    draws(
+        composer,
+        tmp_path,
+        *(_word(word, files) for word in SITUATIONS[situation].split()),
+    )
 
 
 @pytest.mark.slow
@@ -55,6 +63,16 @@ def test_every_option(composer: Composers, tmp_path: Path, option: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("scheduler", [path.stem for path in sorted((CONF / "scheduler").glob("*.yaml"))])
-def test_every_scheduler(composer: Composers, tmp_path: Path, scheduler: str, precision: str) -> None:
-    draws(composer, tmp_path, f"scheduler={scheduler}", f"precision={precision}", "workload.steps=4")
+@pytest.mark.parametrize(
+    "scheduler", [path.stem for path in sorted((CONF / "scheduler").glob("*.yaml"))]
+)
+def test_every_scheduler(
+    composer: Composers, tmp_path: Path, scheduler: str, precision: str
+) -> None:
+    draws(
+        composer,
+        tmp_path,
+        f"scheduler={scheduler}",
+        f"precision={precision}",
+        "workload.steps=4",
+    )

@@ -18,16 +18,30 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
     folder = tmp_path_factory.mktemp("clips") / "tiny-CLIP"
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = {"vocab_size": 2048, "max_position_embeddings": 24, "eos_token_id": 2047, "bos_token_id": 2046}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    text = {
+        "vocab_size": 2048,
+        "max_position_embeddings": 24,
+        "eos_token_id": 2047,
+        "bos_token_id": 2046,
+    }
     config = CLIPConfig(
-        text_config=sizes | text, vision_config=sizes | {"image_size": 64, "patch_size": 8}, projection_dim=16
+        text_config=sizes | text,
+        vision_config=sizes | {"image_size": 64, "patch_size": 8},
+        projection_dim=16,
     )
     torch.manual_seed(0)
     CLIPModel(config).save_pretrained(folder)
     size = {"height": 64, "width": 64}
     half = [0.5, 0.5, 0.5]
-    CLIPImageProcessorPil(size=size, do_center_crop=False, image_mean=half, image_std=half).save_pretrained(folder)
+    CLIPImageProcessorPil(
+        size=size, do_center_crop=False, image_mean=half, image_std=half
+    ).save_pretrained(folder)
     shutil.copytree(MODEL / "tokenizer", folder, dirs_exist_ok=True)
     return folder
 
@@ -66,4 +80,9 @@ def noisy(images: np.ndarray, sigma: float, seed: int = 0) -> np.ndarray:
 
 def blurred(images: np.ndarray, radius: float) -> np.ndarray:
     """Gaussian blur with a standard deviation of `radius` pixels."""
-    return np.stack([np.asarray(Image.fromarray(i).filter(ImageFilter.GaussianBlur(radius))) for i in images])
+    return np.stack(
+        [
+            np.asarray(Image.fromarray(i).filter(ImageFilter.GaussianBlur(radius)))
+            for i in images
+        ]
+    )

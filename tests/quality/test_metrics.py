@@ -14,7 +14,13 @@ from sdopt.quality import metrics
 from sdopt.quality.evaluation import Settings, evaluate
 from sdopt.quality.features import ClipFeatures
 from sdopt.quality.inputs import Inputs, Networks, Pictures
-from sdopt.quality.metrics import FAMILIES, MetricFamily, family_of, measured_metrics, slug
+from sdopt.quality.metrics import (
+    FAMILIES,
+    MetricFamily,
+    family_of,
+    measured_metrics,
+    slug,
+)
 from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult
 from sdopt.record.scores import ImageRecord, Score
@@ -40,45 +46,80 @@ def test_every_measured_metric_is_found_by_its_name_and_by_its_family() -> None:
 
 def test_the_needs_and_limits_of_each_metric_fit() -> None:
     for family in FAMILIES:
-        assert family.decides_from == 1 or family.least <= family.decides_from, family.name
+        assert family.decides_from == 1 or family.least <= family.decides_from, (
+            family.name
+        )
         # Parity with the reference is all that random weights can show.
-        assert not family.on_random_weights or (family.needs_pair and not family.over), family.name
+        assert not family.on_random_weights or (
+            family.needs_pair and not family.over
+        ), family.name
 
 
 class TestMeasured:
     @pytest.mark.parametrize(
         ("quality", "model", "these", "not_those"),
         [
-            (Quality(), PACKAGED, "mse clip_score_emojiclip cmmd_emojiclip perceptual_emojiclip", "lpips_alex"),
+            (
+                Quality(),
+                PACKAGED,
+                "mse clip_score_emojiclip cmmd_emojiclip perceptual_emojiclip",
+                "lpips_alex",
+            ),
             (Quality(lpips=True), PACKAGED, "lpips_alex", ""),
             (Quality(metrics=False), PACKAGED, "", "mse clip_score_emojiclip"),
             (
-                Quality(features=["inception", "effnet", "clip:openai/clip-vit-base-patch32"]),
+                Quality(
+                    features=[
+                        "inception",
+                        "effnet",
+                        "clip:openai/clip-vit-base-patch32",
+                    ]
+                ),
                 FULL_SIZE,
                 "fid_inception fid_effnet clip_score_clip_vit_base_patch32 perceptual_effnet",
                 "perceptual_inception clip_score_effnet perceptual_clip_vit_base_patch32",
             ),
         ],
     )
-    def test_are_those_that_suit(self, quality: Quality, model: Model, these: str, not_those: str) -> None:
+    def test_are_those_that_suit(
+        self, quality: Quality, model: Model, these: str, not_those: str
+    ) -> None:
         found = names(quality, model)
         assert {*these.split()} <= found
         assert not {*not_those.split()} & found
 
     def test_over_features_that_are_named_alone(self) -> None:
-        assert not [name for name in names(Quality(features=[]), FULL_SIZE) if family_of(name).over]
-        assert names(Quality(lpips=True), UNTRAINED) == {"mse", "psnr_db", "ssim", "latents_error"}
+        assert not [
+            name
+            for name in names(Quality(features=[]), FULL_SIZE)
+            if family_of(name).over
+        ]
+        assert names(Quality(lpips=True), UNTRAINED) == {
+            "mse",
+            "psnr_db",
+            "ssim",
+            "latents_error",
+        }
         with pytest.raises(UsageError, match="have the same name in the metrics"):
-            measured_metrics(Quality(features=["clip:/a/clip", "clip:/b/clip"]), FULL_SIZE)
+            measured_metrics(
+                Quality(features=["clip:/a/clip", "clip:/b/clip"]), FULL_SIZE
+            )
 
 
 def test_the_worst_image_of_a_prompt_is_kept_beside_the_mean() -> None:
-    records = [ImageRecord("a", prompt, image, 0, "x.png") for prompt in range(2) for image in range(8)]
+    records = [
+        ImageRecord("a", prompt, image, 0, "x.png")
+        for prompt in range(2)
+        for image in range(8)
+    ]
     several, single = Pictures(Path(), records), Pictures(Path(), records[::8])
     networks = Networks("cpu", None)
     found = Inputs(several, several, networks).by_prompt([*[0.0] * 15, 0.8])
     assert (found.per_prompt, found.worst) == ([0.0, 0.1], [0.0, 0.8])
-    assert Inputs(several, several, networks).by_prompt([*[0.0] * 15, None]).worst == [0.0, None]
+    assert Inputs(several, several, networks).by_prompt([*[0.0] * 15, None]).worst == [
+        0.0,
+        None,
+    ]
     assert Inputs(single, single, networks).by_prompt([0.0, 0.8]).worst == []
 
 
@@ -95,7 +136,10 @@ def test_features_in_names(features: str, expected: str) -> None:
 
 
 def pictures_of(images: np.ndarray) -> Pictures:
-    pictures = Pictures(Path(), [ImageRecord("a", number, 0, 0, "x.png") for number in range(len(images))])
+    pictures = Pictures(
+        Path(),
+        [ImageRecord("a", number, 0, 0, "x.png") for number in range(len(images))],
+    )
     vars(pictures)["images"] = images
     return pictures
 
@@ -103,12 +147,25 @@ def pictures_of(images: np.ndarray) -> Pictures:
 @pytest.mark.parametrize("family", ["brightness", "contrast", "fine_detail"])
 def test_changes_of_both_signs_do_not_cancel(drawings: np.ndarray, family: str) -> None:
     """Half of the images become paler, and the other half as much stronger."""
-    some, pale = drawings[:8], np.round(128 + (drawings[:8] - 128.0) / 2).astype(np.uint8)
-    mine, other = pictures_of(np.concatenate([some, pale])), pictures_of(np.concatenate([pale, some]))
-    own = [known(family_of(family).compute(Inputs(each, each, Networks("cpu", None)), "")) for each in (mine, other)]
+    some, pale = (
+        drawings[:8],
+        np.round(128 + (drawings[:8] - 128.0) / 2).astype(np.uint8),
+    )
+    mine, other = (
+        pictures_of(np.concatenate([some, pale])),
+        pictures_of(np.concatenate([pale, some])),
+    )
+    own = [
+        known(family_of(family).compute(Inputs(each, each, Networks("cpu", None)), ""))
+        for each in (mine, other)
+    ]
     assert own[0].estimate == pytest.approx(own[1].estimate)
-    changed = family_of(f"{family.removeprefix('fine_')}_error").compute(Inputs(mine, other, Networks("cpu", None)), "")
-    differences = np.abs(np.diff(np.array([each.per_prompt for each in own], dtype=float), axis=0)[0])
+    changed = family_of(f"{family.removeprefix('fine_')}_error").compute(
+        Inputs(mine, other, Networks("cpu", None)), ""
+    )
+    differences = np.abs(
+        np.diff(np.array([each.per_prompt for each in own], dtype=float), axis=0)[0]
+    )
     assert known(changed).per_prompt == pytest.approx(differences)
     assert min(differences) > 0
 
@@ -120,16 +177,29 @@ def test_the_clip_score_is_the_cosine_of_transformers_that_is_not_negative(
     from transformers import AutoTokenizer, CLIPImageProcessorPil
 
     prompts = ["red apple", "police officer", "red " * 100, "🍎 é"]
-    tokenizer, processor = (kind.from_pretrained(clip_folder) for kind in (AutoTokenizer, CLIPImageProcessorPil))
-    words = tokenizer(prompts, return_tensors="pt", padding=True, truncation=True, max_length=24)
+    tokenizer, processor = (
+        kind.from_pretrained(clip_folder)
+        for kind in (AutoTokenizer, CLIPImageProcessorPil)
+    )
+    words = tokenizer(
+        prompts, return_tensors="pt", padding=True, truncation=True, max_length=24
+    )
     with torch.inference_mode():
         seen = clip.model(**words, **processor(list(drawings[:4]), return_tensors="pt"))
         expected = 100 * seen.logits_per_image.diagonal() / clip.model.logit_scale.exp()
-    pictures = Pictures(Path(), [ImageRecord(prompt, number, 0, 0, "x.png") for number, prompt in enumerate(prompts)])
+    pictures = Pictures(
+        Path(),
+        [
+            ImageRecord(prompt, number, 0, 0, "x.png")
+            for number, prompt in enumerate(prompts)
+        ],
+    )
     vars(pictures)["images"] = drawings[:4]
     given = Inputs(pictures, pictures, Networks("cpu", None))
     found = known(family_of("clip_score").compute(given, f"clip:{clip_folder}"))
-    np.testing.assert_allclose(np.array(found.per_prompt, dtype=float), expected.clamp(min=0), atol=1e-3)
+    np.testing.assert_allclose(
+        np.array(found.per_prompt, dtype=float), expected.clamp(min=0), atol=1e-3
+    )
 
 
 def redness(given: Inputs, _features: str) -> Score:
@@ -138,19 +208,35 @@ def redness(given: Inputs, _features: str) -> Score:
 
 
 def test_a_row_is_all_that_a_metric_takes(
-    finished: Finished, result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Finished,
+    result: StudyResult,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    row = MetricFamily("redness", "mean of the red channel", False, redness, unit="dB", headline=True)
+    row = MetricFamily(
+        "redness", "mean of the red channel", False, redness, unit="dB", headline=True
+    )
     monkeypatch.setattr(metrics, "FAMILIES", (*FAMILIES, row))
     gate = Gate("g", {"lossy": [Rule("redness", margin=1, confidence=None)]})
     require_rules(gate)
-    evaluate(result, finished.folder, Settings(measured_metrics(Quality(features=[]), PACKAGED)), lambda _: None)
-    scores = [result.variant(name).quality["redness"] for name in ("baseline", "bfloat16")]
-    assert all(score.estimate is not None and len(score.per_prompt) == 4 for score in scores)
+    evaluate(
+        result,
+        finished.folder,
+        Settings(measured_metrics(Quality(features=[]), PACKAGED)),
+        lambda _: None,
+    )
+    scores = [
+        result.variant(name).quality["redness"] for name in ("baseline", "bfloat16")
+    ]
+    assert all(
+        score.estimate is not None and len(score.per_prompt) == 4 for score in scores
+    )
     judge(result, gate, Fit())
     [ruling] = [each for each in result.judgements[0].rulings if each.metric]
     assert (ruling.metric, ruling.verdict) == ("redness", "pass"), ruling.reason
     assert "redness (dB) ↓" in markdown_table(summary_of(result))
     write_result(result, tmp_path)
-    assert "redness" in sdopt(tmp_path, "show", "--all", ".").out, "the terminal shows it too"
+    assert "redness" in sdopt(tmp_path, "show", "--all", ".").out, (
+        "the terminal shows it too"
+    )
     assert first_rows(result)["bfloat16"].flat["quality/redness"] == scores[1].estimate

@@ -20,8 +20,12 @@ def flat(colour: tuple[int, int, int]) -> np.ndarray:
 @pytest.fixture(scope="module")
 def photographs() -> np.ndarray:
     """Two halves of a photograph."""
-    whole = Image.open(get_sample_data("grace_hopper.jpg", asfileobj=False)).convert("RGB")
-    return np.stack([np.asarray(whole.crop((left, 0, left + 256, 512))) for left in (0, 256)])
+    whole = Image.open(get_sample_data("grace_hopper.jpg", asfileobj=False)).convert(
+        "RGB"
+    )
+    return np.stack(
+        [np.asarray(whole.crop((left, 0, left + 256, 512))) for left in (0, 256)]
+    )
 
 
 def with_one(images: np.ndarray, index: int, image: np.ndarray) -> np.ndarray:
@@ -42,17 +46,37 @@ def night_sky() -> np.ndarray:
     return np.asarray(image)
 
 
-def test_honest_images_trip_nothing(drawings: np.ndarray, photographs: np.ndarray) -> None:
-    for images in (drawings, photographs, with_one(drawings, 3, white_on_white()), with_one(drawings, 5, night_sky())):
+def test_honest_images_trip_nothing(
+    drawings: np.ndarray, photographs: np.ndarray
+) -> None:
+    for images in (
+        drawings,
+        photographs,
+        with_one(drawings, 3, white_on_white()),
+        with_one(drawings, 5, night_sky()),
+    ):
         assert not tripped(images)
-    assert not tripped(drawings, latents=np.zeros((16, 4, 8, 8)), finite=[True] * 16, reference=drawings)
+    assert not tripped(
+        drawings,
+        latents=np.zeros((16, 4, 8, 8)),
+        finite=[True] * 16,
+        reference=drawings,
+    )
 
 
-def test_images_that_are_worse_or_other_ones_are_for_the_metrics_to_judge(drawings: np.ndarray) -> None:
+def test_images_that_are_worse_or_other_ones_are_for_the_metrics_to_judge(
+    drawings: np.ndarray,
+) -> None:
     """Noise, blur, a little contrast, another drawing, one that moves, or stands on what is nearly white."""
     lighter = np.clip((drawings - 128.0) * 1.15 + 128, 0, 255).astype(np.uint8)
     greyer = [np.minimum(drawings, background) for background in (250, 252, 253, 254)]
-    others = [noisy(drawings, 0.02), noisy(drawings, 0.05), blurred(drawings, 2), lighter, np.roll(drawings, 1, 0)]
+    others = [
+        noisy(drawings, 0.02),
+        noisy(drawings, 0.05),
+        blurred(drawings, 2),
+        lighter,
+        np.roll(drawings, 1, 0),
+    ]
     for images in (*others, np.roll(drawings, 9, axis=(1, 2)), *greyer):
         assert not tripped(images, reference=drawings)
     for reference in greyer:
@@ -60,18 +84,29 @@ def test_images_that_are_worse_or_other_ones_are_for_the_metrics_to_judge(drawin
 
 
 @pytest.mark.parametrize("size", [32, 256])
-def test_a_photograph_of_any_size_is_no_noise(photographs: np.ndarray, size: int) -> None:
-    small = np.stack([np.asarray(Image.fromarray(image).resize((size, size))) for image in photographs])
+def test_a_photograph_of_any_size_is_no_noise(
+    photographs: np.ndarray, size: int
+) -> None:
+    small = np.stack(
+        [
+            np.asarray(Image.fromarray(image).resize((size, size)))
+            for image in photographs
+        ]
+    )
     assert not tripped(small)
 
 
 @pytest.mark.parametrize("colour", [(0, 0, 0), (12, 10, 14)])
-def test_one_black_frame_among_many(drawings: np.ndarray, colour: tuple[int, int, int]) -> None:
+def test_one_black_frame_among_many(
+    drawings: np.ndarray, colour: tuple[int, int, int]
+) -> None:
     assert wires(with_one(drawings, 5, flat(colour))) == {("black", 5)}
 
 
 @pytest.mark.parametrize("colour", [(255, 255, 255), (200, 30, 90)])
-def test_a_frame_of_one_colour(drawings: np.ndarray, colour: tuple[int, int, int]) -> None:
+def test_a_frame_of_one_colour(
+    drawings: np.ndarray, colour: tuple[int, int, int]
+) -> None:
     assert wires(with_one(drawings, 0, flat(colour))) == {("constant", 0)}
     rounded = flat(colour)
     rounded[::3, ::2] -= 1
@@ -79,29 +114,45 @@ def test_a_frame_of_one_colour(drawings: np.ndarray, colour: tuple[int, int, int
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.5])
-def test_noise_on_one_colour_is_caught_all_the_same(drawings: np.ndarray, sigma: float) -> None:
-    [(wire, index)] = wires(with_one(drawings, 7, noisy(flat((128, 100, 90))[None], sigma)[0]))
+def test_noise_on_one_colour_is_caught_all_the_same(
+    drawings: np.ndarray, sigma: float
+) -> None:
+    [(wire, index)] = wires(
+        with_one(drawings, 7, noisy(flat((128, 100, 90))[None], sigma)[0])
+    )
     assert wire in ("noise", "constant")
     assert index == 7
 
 
 def blotches(size: int) -> np.ndarray:
     """As a decoder makes of latents that were never denoised: noise that is smooth over eight pixels."""
-    noise = np.random.default_rng(0).integers(0, 256, (size // 8, size // 8, 3)).astype(np.uint8)
-    return np.asarray(Image.fromarray(noise).resize((size, size), Image.Resampling.BICUBIC))
+    noise = (
+        np.random.default_rng(0)
+        .integers(0, 256, (size // 8, size // 8, 3))
+        .astype(np.uint8)
+    )
+    return np.asarray(
+        Image.fromarray(noise).resize((size, size), Image.Resampling.BICUBIC)
+    )
 
 
 def test_decoded_noise_shows_in_a_large_image(photographs: np.ndarray) -> None:
-    large = np.stack([np.asarray(Image.fromarray(image).resize((512, 512))) for image in photographs])
+    large = np.stack(
+        [np.asarray(Image.fromarray(image).resize((512, 512))) for image in photographs]
+    )
     assert not tripped(large)
     assert wires(with_one(large, 1, blotches(512))) == {("noise", 1)}
 
 
-def test_decoded_noise_shows_in_a_small_image_beside_the_reference(drawings: np.ndarray) -> None:
+def test_decoded_noise_shows_in_a_small_image_beside_the_reference(
+    drawings: np.ndarray,
+) -> None:
     shape = Image.new("RGB", (64, 64), "white")
     ImageDraw.Draw(shape).ellipse((8, 8, 56, 56), fill=(240, 180, 40))
     reference = with_one(drawings, 4, np.asarray(shape))
-    assert ("noise", 4) in wires(with_one(drawings, 4, blotches(64)), reference=reference)
+    assert ("noise", 4) in wires(
+        with_one(drawings, 4, blotches(64)), reference=reference
+    )
 
 
 def test_all_images_alike(drawings: np.ndarray) -> None:
@@ -123,8 +174,12 @@ def test_latents_and_pixels_that_are_not_finite(drawings: np.ndarray) -> None:
     latents = np.zeros((16, 4, 8, 8), dtype=np.float32)
     latents[3, 0, 0, 0] = np.nan
     latents[4, 1] = np.inf
-    found = tripped(drawings, latents=latents, finite=[index != 11 for index in range(16)])
-    assert [(trip.wire, trip.image_index) for trip in found] == [("non_finite", index) for index in (3, 4, 11)]
+    found = tripped(
+        drawings, latents=latents, finite=[index != 11 for index in range(16)]
+    )
+    assert [(trip.wire, trip.image_index) for trip in found] == [
+        ("non_finite", index) for index in (3, 4, 11)
+    ]
     assert "25.0% of the final latents" in found[1].detail
 
 

@@ -13,7 +13,13 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.record import files
-from sdopt.record.files import parse_result, read_result, to_json, write_atomically, write_result
+from sdopt.record.files import (
+    parse_result,
+    read_result,
+    to_json,
+    write_atomically,
+    write_result,
+)
 from sdopt.record.records import SCHEMA_VERSION, StudyResult
 from sdopt.study.designs import Plan
 from sdopt.study.resume import merge_resumed
@@ -25,14 +31,23 @@ def test_round_trip(result: StudyResult, tmp_path: Path) -> None:
     assert read_result(tmp_path / "result.json") == result
 
 
-def test_figures_that_are_no_numbers_do_not_make_it_unreadable(result: StudyResult, tmp_path: Path) -> None:
+def test_figures_that_are_no_numbers_do_not_make_it_unreadable(
+    result: StudyResult, tmp_path: Path
+) -> None:
     result.comparisons[0].shapes[0].speedup.low = float("nan")  # type: ignore[union-attr]
-    result.variants[0].measurements[0].shapes[0].evidence[0].facts["ratio"] = float("inf")
+    result.variants[0].measurements[0].shapes[0].evidence[0].facts["ratio"] = float(
+        "inf"
+    )
     write_result(result, tmp_path)
-    assert read_result(tmp_path).comparisons[0].candidate == result.comparisons[0].candidate
+    assert (
+        read_result(tmp_path).comparisons[0].candidate
+        == result.comparisons[0].candidate
+    )
 
 
-def test_a_reader_never_sees_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_never_sees_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "result.json"
     write_atomically(path, b"old")
 
@@ -65,27 +80,41 @@ def test_something_else_is_refused_by_name(tmp_path: Path, content: str | None) 
         read_result(path)
     [problem] = caught.value.problems
     assert str(path) in problem
-    assert ("cannot be read (No such file" if content is None else "not a result") in problem
+    assert (
+        "cannot be read (No such file" if content is None else "not a result"
+    ) in problem
 
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, "x"])
-def test_a_result_of_another_schema_is_refused_in_one_line(result: StudyResult, version: Any) -> None:
+def test_a_result_of_another_schema_is_refused_in_one_line(
+    result: StudyResult, version: Any
+) -> None:
     content = json.loads(to_json(result)) | {"schema_version": version}
     with pytest.raises(UsageError) as caught:
         parse_result(json.dumps(content).encode())
     [problem] = caught.value.problems
-    assert f"has schema version {version}, and this sdopt reads {SCHEMA_VERSION}" in problem
+    assert (
+        f"has schema version {version}, and this sdopt reads {SCHEMA_VERSION}"
+        in problem
+    )
     assert f"the sdopt that wrote it ({result.environment.sdopt_version})" in problem
     assert "\n" not in problem
 
 
-def test_sessions_and_shapes_that_are_not_there_are_refused(result: StudyResult) -> None:
+def test_sessions_and_shapes_that_are_not_there_are_refused(
+    result: StudyResult,
+) -> None:
     first, *_ = result.variants[0].measurements
     first.session = len(result.sessions)
-    with pytest.raises(UsageError, match=f"processes are of session {first.session}, which is not there"):
+    with pytest.raises(
+        UsageError,
+        match=f"processes are of session {first.session}, which is not there",
+    ):
         parse_result(to_json(result))
     first.session, first.shapes = 0, []
-    with pytest.raises(UsageError, match="the study has 1, and a process or a comparison only 0"):
+    with pytest.raises(
+        UsageError, match="the study has 1, and a process or a comparison only 0"
+    ):
         parse_result(to_json(result))
 
 
@@ -93,12 +122,22 @@ OTHER = Path(__file__).parents[1] / "robustness" / "result.json"
 """The result of another study, measured by another sdopt."""
 
 
-def test_samples_of_another_sdopt_are_not_continued(result: StudyResult, tmp_path: Path) -> None:
+def test_samples_of_another_sdopt_are_not_continued(
+    result: StudyResult, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError) as caught:
-        merge_resumed(read_result(OTHER), result, Plan((), ()), tmp_path, retry_failed=False)
-    [said] = [problem for problem in caught.value.problems if "another sdopt" in problem]
+        merge_resumed(
+            read_result(OTHER), result, Plan((), ()), tmp_path, retry_failed=False
+        )
+    [said] = [
+        problem for problem in caught.value.problems if "another sdopt" in problem
+    ]
     assert "start a new study" in said
-    assert not [problem for problem in caught.value.problems if "workload" in problem or "sdopt_commit" in problem]
+    assert not [
+        problem
+        for problem in caught.value.problems
+        if "workload" in problem or "sdopt_commit" in problem
+    ]
 
 
 @pytest.fixture
@@ -111,7 +150,9 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_signal_waits_until_a_result_is_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_waits_until_a_result_is_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Pydantic takes what a handler raises within it for an error of its own, and the command would not end by it."""
     ended = []
 
@@ -128,7 +169,9 @@ def test_a_signal_waits_until_a_result_is_in_words(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_signal_leaves_no_half_of_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_signal_leaves_no_half_of_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     make = tempfile.mkstemp
 
     def interrupted(**where: Any) -> tuple[int, str]:

@@ -20,33 +20,55 @@ RECORDS = Path(__file__).parents[2] / "outputs" / "records"
 
 SNAPSHOT = Path(__file__).with_name("snapshot.json")
 
-_FOUND = sorted(path.parent.relative_to(RECORDS).as_posix() for path in RECORDS.glob("*/*/result.json"))
+_FOUND = sorted(
+    path.parent.relative_to(RECORDS).as_posix()
+    for path in RECORDS.glob("*/*/result.json")
+)
 
 
 def summary(result: StudyResult) -> dict[str, Any]:
     """Returns the answer, the figures and, judged anew by the study's own gate, the verdicts of a result."""
     if result.config.gate.judges:
-        judge(result, result.config.gate, calibration_for(result, result.config.gate.calibration))
+        judge(
+            result,
+            result.config.gate,
+            calibration_for(result, result.config.gate.calibration),
+        )
     found = summary_of(result)
     options = {
         row.name: [
-            *(str(row.speed or row.status), str(row.images or ""), str(row.decision or ""), row.because),
+            *(
+                str(row.speed or row.status),
+                str(row.images or ""),
+                str(row.decision or ""),
+                row.because,
+            ),
             *(step.step_text for step in row.steps),
         ]
         for row in found.rows
     }
     figures = {
-        f"{row.variant.name} against {row.reference}": {name: float(f"{value:.5g}") for name, value in row.flat.items()}
+        f"{row.variant.name} against {row.reference}": {
+            name: float(f"{value:.5g}") for name, value in row.flat.items()
+        }
         for row in found.figures
     }
     rulings = {
         f"{judged.candidate} against {judged.reference}": [
             str(judged.verdict),
-            *(f"{ruling.rule} {ruling.metric}: {ruling.verdict}".replace(" :", ":") for ruling in judged.rulings),
+            *(
+                f"{ruling.rule} {ruling.metric}: {ruling.verdict}".replace(" :", ":")
+                for ruling in judged.rulings
+            ),
         ]
         for judged in result.judgements
     }
-    return {"answer": found.sentence, "options": options, "verdicts": rulings, "figures": figures}
+    return {
+        "answer": found.sentence,
+        "options": options,
+        "verdicts": rulings,
+        "figures": figures,
+    }
 
 
 @pytest.mark.parametrize("name", _FOUND)
@@ -62,7 +84,10 @@ def test_has_every_record() -> None:
 
 def _close_to(snapshot: dict[str, Any]) -> dict[str, Any]:
     """Returns a snapshot whose figures equal those that differ in their last digit: libraries of numbers do."""
-    figures = {row: pytest.approx(values, rel=1e-4) for row, values in snapshot["figures"].items()}
+    figures = {
+        row: pytest.approx(values, rel=1e-4)
+        for row, values in snapshot["figures"].items()
+    }
     return {**snapshot, "figures": figures}
 
 
@@ -72,8 +97,12 @@ def _lines(snapshot: dict[str, Any]) -> str:
     for name, study in snapshot.items():
         parts = [f'  "answer": {_json(study["answer"])}']
         for part in ("options", "verdicts", "figures"):
-            rows = ",\n".join(f"   {_json(row)}: {_json(value)}" for row, value in study[part].items())
-            parts.append(f'  "{part}": {{\n{rows}\n  }}' if rows else f'  "{part}": {{}}')
+            rows = ",\n".join(
+                f"   {_json(row)}: {_json(value)}" for row, value in study[part].items()
+            )
+            parts.append(
+                f'  "{part}": {{\n{rows}\n  }}' if rows else f'  "{part}": {{}}'
+            )
         studies.append(f" {_json(name)}: {{\n" + ",\n".join(parts) + "\n }")
     return "{\n" + ",\n".join(studies) + "\n}\n"
 
@@ -83,4 +112,6 @@ def _json(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    SNAPSHOT.write_text(_lines({name: summary(read_result(RECORDS / name)) for name in _FOUND}))
+    SNAPSHOT.write_text(
+        _lines({name: summary(read_result(RECORDS / name)) for name in _FOUND})
+    )

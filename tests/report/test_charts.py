@@ -43,8 +43,15 @@ def thinned(spec: Spec) -> Spec:
 @pytest.mark.parametrize("name", ["quickstart", "hf_sdxl"])
 @pytest.mark.walk(1)
 def test_charts_are_as_the_schema_of_vega_lite_says(name: str) -> None:
-    sections = text_sections(summary_of(read_result(ROOT / "outputs" / "records" / "amd-epyc" / name)))
-    charts = [block for section in sections for block in section.blocks if isinstance(block, Chart)]
+    sections = text_sections(
+        summary_of(read_result(ROOT / "outputs" / "records" / "amd-epyc" / name))
+    )
+    charts = [
+        block
+        for section in sections
+        for block in section.blocks
+        if isinstance(block, Chart)
+    ]
     assert len(charts) > 2
     for chart in charts:
         for _, spec in chart.views:
@@ -53,7 +60,9 @@ def test_charts_are_as_the_schema_of_vega_lite_says(name: str) -> None:
         alt.Chart.from_dict(charts[0].views[0][1] | {"layer": "none"})
 
 
-def test_in_a_forest_the_fastest_comes_first_and_the_control_last(result: StudyResult) -> None:
+def test_in_a_forest_the_fastest_comes_first_and_the_control_last(
+    result: StudyResult,
+) -> None:
     speeds = {"bfloat16": 1.2, "batches of four": 1.5}
     for edge in result.comparisons:
         if edge.shapes[0].speedup:
@@ -62,15 +71,28 @@ def test_in_a_forest_the_fastest_comes_first_and_the_control_last(result: StudyR
     assert names == ["batches of four", "bfloat16", "repeated baseline"]
 
 
-def test_a_waterfall_goes_on_from_step_to_step_by_the_paired_speedups(result: StudyResult) -> None:
+def test_a_waterfall_goes_on_from_step_to_step_by_the_paired_speedups(
+    result: StudyResult,
+) -> None:
     for row in result.variants:
-        reconfigure(row, "workload", batch_size=1)  # ratios between calls of other numbers of images are derived anew
+        reconfigure(
+            row, "workload", batch_size=1
+        )  # ratios between calls of other numbers of images are derived anew
     half, four = result.comparisons[:2]
     half.shapes[0].speedup, half.shapes[0].floor = Interval(2.0, 1.8, 2.2), 1.0
-    four.shapes[0].speedup, four.shapes[0].floor, four.reference = Interval(0.5, 0.4, 0.6), 1.0, half.candidate
+    four.shapes[0].speedup, four.shapes[0].floor, four.reference = (
+        Interval(0.5, 0.4, 0.6),
+        1.0,
+        half.candidate,
+    )
     first, second = rows(waterfall(summary_of(result)))
     assert (first["start"], first["end"], first["joined"]) == (1.0, 2.0, True)
-    assert (second["start"], second["end"], second["low"], second["high"]) == (2.0, 1.0, 0.8, 1.2)
+    assert (second["start"], second["end"], second["low"], second["high"]) == (
+        2.0,
+        1.0,
+        0.8,
+        1.2,
+    )
     four.reference = "TensorFloat-32"
     assert [row["start"] for row in rows(waterfall(summary_of(result)))] == [1.0, 1.0]
 
@@ -88,31 +110,57 @@ def test_interactions_lie_below_the_diagonal(result: StudyResult) -> None:
     assert cells["b=1 × c=1"]["figure"] == "aliased with a=1"
 
 
-def test_each_metric_is_a_view_and_same_images_lie_beyond_all_others(result: StudyResult) -> None:
+def test_each_metric_is_a_view_and_same_images_lie_beyond_all_others(
+    result: StudyResult,
+) -> None:
     assert tradeoffs(summary_of(result)) is None
     half, four = result.comparisons[:2]
     half.quality = {"psnr_db": Score(30.0), "mse": Score(0.001, [0.001])}
-    four.quality = {"psnr_db": Score(None, note="the images are identical"), "mse": Score(0.0, [0.0])}
+    four.quality = {
+        "psnr_db": Score(None, note="the images are identical"),
+        "mse": Score(0.0, [0.0]),
+    }
     chart = tradeoffs(summary_of(result))
     assert chart is not None
     [(metric, spec)] = chart.views
     points = {row["name"]: row for row in rows(spec)}
     assert metric == "psnr (dB) ↑"
-    assert points["baseline"]["loss"] == points["batches of four"]["loss"] == pytest.approx(1.15 * 30)
+    assert (
+        points["baseline"]["loss"]
+        == points["batches of four"]["loss"]
+        == pytest.approx(1.15 * 30)
+    )
     assert points["batches of four"]["loss_text"] == "equal"
     assert [number for number, *_ in chart.legend] == [1, 2, 3]
-    assert {name for _, name, _ in chart.legend} == {"baseline", "bfloat16", "batches of four"}  # the fastest first
+    assert {name for _, name, _ in chart.legend} == {
+        "baseline",
+        "bfloat16",
+        "batches of four",
+    }  # the fastest first
 
 
 class TestTimes:
-    def test_every_call_is_there_and_says_whether_it_decides(self, result: StudyResult) -> None:
+    def test_every_call_is_there_and_says_whether_it_decides(
+        self, result: StudyResult
+    ) -> None:
         reconfigure(result, "protocol", interference=0.02)
         first = result.variant("baseline").measurements[0]
-        retime(first.shapes[0], interference=[Interference(share, 0.0) for share in (0.0, 0.5, 0.3, 0, 0, 0)])
+        retime(
+            first.shapes[0],
+            interference=[
+                Interference(share, 0.0) for share in (0.0, 0.5, 0.3, 0, 0, 0)
+            ],
+        )
         retime(first.shapes[0], left_out=[1])
         calls = rows(rounds_plot(summary_of(result)))
-        assert len(calls) == sum(len(m.shapes[0].latency_s) for v in result.variants for m in v.measurements)
-        mine = [call for call in calls if call["variant"] == "baseline" and call["process"] == 1]
+        assert len(calls) == sum(
+            len(m.shapes[0].latency_s) for v in result.variants for m in v.measurements
+        )
+        mine = [
+            call
+            for call in calls
+            if call["variant"] == "baseline" and call["process"] == 1
+        ]
         kinds = ["decides", "disturbed, left out", "disturbed, but decides", "decides"]
         assert [call["kind"] for call in mine][:4] == kinds
         assert [call["round"] for call in mine] == [1, 2, 3, 4, 5, 6]
@@ -121,24 +169,45 @@ class TestTimes:
         for variant in result.variants:
             for measurement in variant.measurements[2:]:
                 measurement.session = 1
-        assert max(int(str(call["round"])) for call in rows(rounds_plot(summary_of(result)))) == 12
+        assert (
+            max(
+                int(str(call["round"]))
+                for call in rows(rounds_plot(summary_of(result)))
+            )
+            == 12
+        )
 
     def test_a_name_cannot_leave_the_expression(self, result: StudyResult) -> None:
         result.comparisons = []
         result.baseline = result.variants[0].name = 'it\'s \\ a "trap" +\n'
         spec = rounds_plot(summary_of(result))
         assert spec is not None
-        assert r"""datum.variant === "it's \\ a \"trap\" +\n" ?""" in spec["transform"][0]["calculate"]
+        assert (
+            r"""datum.variant === "it's \\ a \"trap\" +\n" ?"""
+            in spec["transform"][0]["calculate"]
+        )
 
-    def test_a_step_of_the_denoiser_counts_as_often_as_a_call_runs_it(self, result: StudyResult) -> None:
+    def test_a_step_of_the_denoiser_counts_as_often_as_a_call_runs_it(
+        self, result: StudyResult
+    ) -> None:
         for variant in result.variants:
             variant.denoiser_calls = 5
             for measurement in variant.measurements:
-                measurement.stages_s = {"text_encoder": [0.01], "denoiser_step": [0.1, 0.1], "mine": [0.02]}
+                measurement.stages_s = {
+                    "text_encoder": [0.01],
+                    "denoiser_step": [0.1, 0.1],
+                    "mine": [0.02],
+                }
         spec = stages_plot(summary_of(result))
         assert spec is not None
-        parts = [part for part in spec["layer"][0]["data"]["values"] if part["name"] == "baseline"]
-        assert [(part["stage"], round(part["from"]), round(part["to"])) for part in parts] == [
+        parts = [
+            part
+            for part in spec["layer"][0]["data"]["values"]
+            if part["name"] == "baseline"
+        ]
+        assert [
+            (part["stage"], round(part["from"]), round(part["to"])) for part in parts
+        ] == [
             ("text encoder", 0, 10),
             ("denoiser", 10, 510),
             ("mine", 510, 530),
@@ -156,5 +225,7 @@ class TestTimes:
         (0.01, 20.0, [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]),
     ],
 )
-def test_a_ratio_is_ticked_at_round_figures(low: float, high: float, ticks: list[float]) -> None:
+def test_a_ratio_is_ticked_at_round_figures(
+    low: float, high: float, ticks: list[float]
+) -> None:
     assert ratio_ticks(low, high) == ticks

@@ -39,13 +39,19 @@ CASE = {"name": TOKEN, "classname": TOKEN, "time": DECIMAL}
 def require(element: ElementTree.Element, wanted: dict[str, str]) -> None:
     assert set(element.attrib) == set(wanted)
     for name, pattern in wanted.items():
-        assert re.fullmatch(pattern, element.attrib[name], re.DOTALL), (name, element.attrib[name])
+        assert re.fullmatch(pattern, element.attrib[name], re.DOTALL), (
+            name,
+            element.attrib[name],
+        )
 
 
 def valid(content: bytes) -> ElementTree.Element:
     """Returns the root of what both schemas take."""
     root = ElementTree.fromstring(content)
-    assert (root.tag, root.attrib) == ("testsuites", {})  # Ant's schema has no attributes here
+    assert (root.tag, root.attrib) == (
+        "testsuites",
+        {},
+    )  # Ant's schema has no attributes here
     for number, suite in enumerate(root):
         require(suite, SUITE)
         assert suite.attrib["id"] == str(number)
@@ -53,7 +59,12 @@ def valid(content: bytes) -> ElementTree.Element:
             require(verdict, {"name": TOKEN, "value": TOKEN})
         tags = [child.tag for child in suite]
         cases = suite.findall("testcase")
-        assert tags == ["properties", *["testcase"] * len(cases), "system-out", "system-err"]
+        assert tags == [
+            "properties",
+            *["testcase"] * len(cases),
+            "system-out",
+            "system-err",
+        ]
         for case in cases:
             require(case, CASE)
             assert len(case) <= 1
@@ -61,10 +72,17 @@ def valid(content: bytes) -> ElementTree.Element:
                 assert found.tag in {"failure", "error", "skipped"}
                 require(found, {"message": ".*", "type": TOKEN})
         for kind in ("failure", "error"):
-            assert int(suite.attrib[f"{kind}s"]) == len(suite.findall(f"testcase/{kind}"))
+            assert int(suite.attrib[f"{kind}s"]) == len(
+                suite.findall(f"testcase/{kind}")
+            )
         assert int(suite.attrib["tests"]) == len(cases)
-        assert sum(float(case.attrib["time"]) for case in cases) <= float(suite.attrib["time"])
-    names = [(case.attrib["classname"], case.attrib["name"]) for case in root.iter("testcase")]
+        assert sum(float(case.attrib["time"]) for case in cases) <= float(
+            suite.attrib["time"]
+        )
+    names = [
+        (case.attrib["classname"], case.attrib["name"])
+        for case in root.iter("testcase")
+    ]
     assert len(set(names)) == len(names)
     return root
 
@@ -76,7 +94,11 @@ def result() -> StudyResult:
 
 def test_a_recorded_study_and_odd_names_and_reasons(result: StudyResult) -> None:
     root = valid(junit(summary_of(result)))
-    assert [float(suite.attrib["time"]) > 0 for suite in root] == [True] * len(result.judgements) != []
+    assert (
+        [float(suite.attrib["time"]) > 0 for suite in root]
+        == [True] * len(result.judgements)
+        != []
+    )
     odd = 'a <b> & "c"\x00\x1b[31m\ud800\ufffe\x85 \U0001f34e\n'
     rulings = [
         Ruling("at_most", "fid", Verdict.PASS, odd),
@@ -84,21 +106,31 @@ def test_a_recorded_study_and_odd_names_and_reasons(result: StudyResult) -> None
         Ruling("at_most", "fid", Verdict.NOT_COMPARABLE, ""),
     ]
     judgements = [
-        Judgement(odd, reference, "", Contract.LOSSY, Verdict.FAIL, rulings) for reference in ("baseline", "other")
+        Judgement(odd, reference, "", Contract.LOSSY, Verdict.FAIL, rulings)
+        for reference in ("baseline", "other")
     ]
     judgements.append(Judgement("empty", "b", "", Contract.LOSSY, Verdict.PASS, []))
     root = valid(junit(summary_of(replace(result, judgements=judgements))))
     assert [suite.attrib["tests"] for suite in root] == ["1", "1", "1"]
-    assert root[0].attrib["name"] == 'a <b> & "c"��[31m��� \U0001f34e\n against baseline'
+    assert (
+        root[0].attrib["name"] == 'a <b> & "c"��[31m��� \U0001f34e\n against baseline'
+    )
 
 
-def summarise(result: StudyResult, target: Path, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
+def summarise(
+    result: StudyResult, target: Path, monkeypatch: pytest.MonkeyPatch, times: int = 1
+) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(target))
-    append_step_summary(summary_of(replace(result, judgements=result.judgements * times)))
+    append_step_summary(
+        summary_of(replace(result, judgements=result.judgements * times))
+    )
 
 
 def test_a_summary_stays_below_githubs_limit(
-    result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    result: StudyResult,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     target = tmp_path / "summary.md"
     summarise(result, target, monkeypatch)
@@ -117,7 +149,9 @@ def test_a_summary_stays_below_githubs_limit(
     assert "it is full" in capsys.readouterr().err
 
 
-def test_a_summary_may_be_shown_instead(result: StudyResult, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summary_may_be_shown_instead(
+    result: StudyResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 2**20)
     summarise(result, Path(f"/dev/fd/{writer}"), monkeypatch)
@@ -128,12 +162,18 @@ def test_a_summary_may_be_shown_instead(result: StudyResult, monkeypatch: pytest
 
 @pytest.mark.parametrize("place", ["absent/summary.md", ".", "pipe"])
 def test_a_summary_that_cannot_be_written_is_said(
-    result: StudyResult, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    result: StudyResult,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     os.mkfifo(tmp_path / "pipe")  # which nobody reads
     summarise(result, tmp_path / place, monkeypatch)
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"sdopt: GITHUB_STEP_SUMMARY={tmp_path / place}: the summary cannot be written (")
+    assert line.startswith(
+        f"sdopt: GITHUB_STEP_SUMMARY={tmp_path / place}: the summary cannot be written ("
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +189,8 @@ def test_a_variant_has_one_entry_and_says_a_shared_reason_once(
     result: StudyResult, verdict: Verdict, lenient: bool, tag: str
 ) -> None:
     rulings = [
-        Ruling("at_most", metric, verdict, "other", doubt="the disk was full") for metric in ("mse", "perceptual")
+        Ruling("at_most", metric, verdict, "other", doubt="the disk was full")
+        for metric in ("mse", "perceptual")
     ]
     judgement = Judgement("a", "baseline", "", Contract.LOSSY, verdict, rulings)
     [suite] = valid(junit(summary_of(replace(result, judgements=[judgement])), lenient))

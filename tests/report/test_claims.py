@@ -14,7 +14,14 @@ from rich.console import Console
 from sdopt.contract import Contract
 from sdopt.record.comparisons import ShapeRatios
 from sdopt.record.files import read_result
-from sdopt.record.records import IMPORTED, Budget, MeasurementSession, Status, StudyResult, VariantResult
+from sdopt.record.records import (
+    IMPORTED,
+    Budget,
+    MeasurementSession,
+    Status,
+    StudyResult,
+    VariantResult,
+)
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.answer import answer_shown
 from sdopt.report.answer_json import answer_of, to_json
@@ -38,9 +45,15 @@ OPTIONS = ("channels last", "deep cache")
 def measured() -> StudyResult:
     """Two options, the baseline and its repetition, without a gate; each option was shown active."""
     result = deepcopy(read_result(RECORD))
-    result.variants = [row for row in result.variants if row.is_control or row.name in (result.baseline, *OPTIONS)]
+    result.variants = [
+        row
+        for row in result.variants
+        if row.is_control or row.name in (result.baseline, *OPTIONS)
+    ]
     names = {row.name for row in result.variants}
-    result.comparisons = [edge for edge in result.comparisons if edge.candidate in names]
+    result.comparisons = [
+        edge for edge in result.comparisons if edge.candidate in names
+    ]
     result.judgements, result.gate = [], ""
     compare(result)
     return result
@@ -50,7 +63,9 @@ def judged() -> StudyResult:
     """The same with the verdicts of its gate."""
     whole, result = read_result(RECORD), measured()
     names = {edge.candidate for edge in result.comparisons}
-    result.judgements = [deepcopy(one) for one in whole.judgements if one.candidate in names]
+    result.judgements = [
+        deepcopy(one) for one in whole.judgements if one.candidate in names
+    ]
     result.gate = whole.gate or "default"
     return result
 
@@ -84,7 +99,12 @@ def imported(times: bool = True) -> StudyResult:
     result = measured()
     result.design, result.sessions = IMPORTED, []
     for row in result.variants:
-        row.overrides, row.command, row.denoiser_calls, row.tflop_per_image = [], "", None, None
+        row.overrides, row.command, row.denoiser_calls, row.tflop_per_image = (
+            [],
+            "",
+            None,
+            None,
+        )
         row.measurements = row.measurements if times else []
         for measurement in row.measurements:
             measurement.stages_s, measurement.load_s = {}, None
@@ -100,7 +120,9 @@ def imported_once() -> StudyResult:
     """Nobody made the baseline's images again, and there is one replicate."""
     result = imported()
     result.variants = [row for row in result.variants if not row.is_control]
-    result.comparisons = [edge for edge in result.comparisons if edge.candidate in OPTIONS]
+    result.comparisons = [
+        edge for edge in result.comparisons if edge.candidate in OPTIONS
+    ]
     for row in result.variants:
         row.measurements = row.measurements[:1]
     compare(result)
@@ -129,7 +151,12 @@ def with_a_failure(name: str | None = None) -> StudyResult:
     result = measured()
     for row in result.variants:
         if row.name == name or (name is None and row.is_control):
-            row.status, row.reason, row.measurements, row.images = Status.FAILED, "it broke", [], []
+            row.status, row.reason, row.measurements, row.images = (
+                Status.FAILED,
+                "it broke",
+                [],
+                [],
+            )
     compare(result)
     return result
 
@@ -166,9 +193,17 @@ def given_up() -> StudyResult:
     """The first warm calls of an option showed that it is clearly slower."""
     result = measured()
     row = result.variant(OPTIONS[1])
-    row.status, row.given_up, row.measurements = Status.SLOWER, True, row.measurements[:1]
+    row.status, row.given_up, row.measurements = (
+        Status.SLOWER,
+        True,
+        row.measurements[:1],
+    )
     for samples in row.measurements[0].shapes:
-        samples.trial_s, samples.trial_beside_s, samples.calls = [9.0, 9.0], [1.0, 1.0, 1.0], []
+        samples.trial_s, samples.trial_beside_s, samples.calls = (
+            [9.0, 9.0],
+            [1.0, 1.0, 1.0],
+            [],
+        )
     compare(result)
     return result
 
@@ -186,7 +221,9 @@ def within_a_budget() -> StudyResult:
 
 def in_blocks() -> StudyResult:
     result = measured()
-    result.schedule = replace(result.schedule, kind="blocks", reason="one process has room")
+    result.schedule = replace(
+        result.schedule, kind="blocks", reason="one process has room"
+    )
     return result
 
 
@@ -198,7 +235,9 @@ def two_shapes() -> StudyResult:
         reconfigure(owner, "workload", size=[64, 128])
     for row in result.variants:
         for measurement in row.measurements:
-            measurement.shapes.append(deepcopy(result.variant(result.baseline).measurements[0].shapes[0]))
+            measurement.shapes.append(
+                deepcopy(result.variant(result.baseline).measurements[0].shapes[0])
+            )
     for edge in result.comparisons:
         edge.shapes.append(ShapeRatios())
     compare(result)
@@ -236,14 +275,20 @@ def shown(summary: Summary) -> str:
 
 def tracked(summary: Summary) -> str:
     """What MLflow holds: tags and metrics of the study's run, and of those of its variants."""
-    runs = [variant_run(summary, row, RECORD, images=False) for row in summary.result.variants]
+    runs = [
+        variant_run(summary, row, RECORD, images=False)
+        for row in summary.result.variants
+    ]
     held: list[Mapping[str, object]] = [
         study_tags(summary),
         study_metrics(summary),
         *(run.tags for run in runs),
         *(run.metrics for run in runs),
     ]
-    return json.dumps([{key: str(value) for key, value in one.items()} for one in held], ensure_ascii=False)
+    return json.dumps(
+        [{key: str(value) for key, value in one.items()} for one in held],
+        ensure_ascii=False,
+    )
 
 
 SURFACES: dict[str, Callable[[Summary], str]] = {
@@ -251,9 +296,13 @@ SURFACES: dict[str, Callable[[Summary], str]] = {
     "table.md": markdown_table,
     "report.md": lambda summary: markdown_page(study_page(summary, RECORD, 0)).decode(),
     "table.csv": to_csv,
-    "--json": lambda summary: json.dumps(to_json(answer_of(summary, RECORD)), ensure_ascii=False),
+    "--json": lambda summary: json.dumps(
+        to_json(answer_of(summary, RECORD)), ensure_ascii=False
+    ),
     "MLflow": tracked,
-    "step summary": lambda summary: summary_markdown(summary) if summary.result.judgements else "",
+    "step summary": lambda summary: (
+        summary_markdown(summary) if summary.result.judgements else ""
+    ),
     "in a program": repr,
 }
 
@@ -262,8 +311,17 @@ def active(result: StudyResult) -> int:
     """How many candidates have evidence of a trace for all that they add."""
     count = 0
     for row in result.candidates:
-        added = {axis for axis in row.promises if row.choices.get(axis) != result.variant("baseline").choices.get(axis)}
-        evidence = [item for m in row.measurements for samples in m.shapes for item in samples.evidence]
+        added = {
+            axis
+            for axis in row.promises
+            if row.choices.get(axis) != result.variant("baseline").choices.get(axis)
+        }
+        evidence = [
+            item
+            for m in row.measurements
+            for samples in m.shapes
+            for item in samples.evidence
+        ]
         proven = {item.axis for item in evidence if item.engaged}
         count += bool(added) and added <= proven and row.status is Status.OK
     return count
@@ -275,7 +333,10 @@ def processes(result: StudyResult) -> int:
 
 def fewest_rounds(result: StudyResult) -> int:
     """In how many rounds the variant was timed that was timed in the fewest; 0 without any."""
-    return min((max(map(len, row.samples.values())) for row in result.variants if row.samples), default=0)
+    return min(
+        (max(map(len, row.samples.values())) for row in result.variants if row.samples),
+        default=0,
+    )
 
 
 def has_times(result: StudyResult) -> bool:
@@ -288,26 +349,38 @@ def compared(result: StudyResult) -> bool:
 
 CLAIMS: dict[str, Callable[[StudyResult], bool]] = {
     r"verified active in a trace": lambda result: active(result) > 0,
-    r"All \d+ were verified active": lambda result: active(result) == len(result.candidates),
+    r"All \d+ were verified active": lambda result: (
+        active(result) == len(result.candidates)
+    ),
     r"two-sided 95 % intervals": lambda result: processes(result) >= MINIMUM_PROCESSES,
-    r"interleaved rounds|Measured in blocks": lambda result: has_times(result) and not result.is_imported,
+    r"interleaved rounds|Measured in blocks": lambda result: (
+        has_times(result) and not result.is_imported
+    ),
     r"\b3 processes per variant": lambda result: processes(result) >= 3,
     r"ratio of geometric means": compared,
     r"dentical baselines differed by|difference between two identical baselines": lambda result: (
         floor_range(result) is not None
     ),
-    r"peak resident set|peak that PyTorch allocated": lambda result: not result.is_imported and has_times(result),
+    r"peak resident set|peak that PyTorch allocated": lambda result: (
+        not result.is_imported and has_times(result)
+    ),
     r"[Rr]andom weights": lambda result: result.config.random_weights,
     r"Disturbed by other work|Calls that other work disturbed|\"sdopt.disturbed\"": lambda result: (
         count_rounds(result) is not None
     ),
-    r"images (nearly )?identical|images similar|images visibly different": lambda result: any(
-        "psnr_db" in edge.quality for edge in result.comparisons
+    r"images (nearly )?identical|images similar|images visibly different": lambda result: (
+        any("psnr_db" in edge.quality for edge in result.comparisons)
     ),
-    r"The images were not judged": lambda result: any(row.images for row in result.variants) and not result.judgements,
+    r"The images were not judged": lambda result: (
+        any(row.images for row in result.variants) and not result.judgements
+    ),
     r"Images and pass or fail follow": lambda result: bool(result.judgements),
-    r"speed follows the two-sided intervals": lambda result: processes(result) >= MINIMUM_PROCESSES,
-    r"No times of a repeated baseline": lambda result: result.control is None or not result.control.samples,
+    r"speed follows the two-sided intervals": lambda result: (
+        processes(result) >= MINIMUM_PROCESSES
+    ),
+    r"No times of a repeated baseline": lambda result: (
+        result.control is None or not result.control.samples
+    ),
     r"\d× (faster|slower)": compared,
     r"per image\b(?! is)": lambda result: result.per_image,
     r"protocol\.replicates": lambda result: not result.is_imported,
@@ -316,14 +389,19 @@ CLAIMS: dict[str, Callable[[StudyResult], bool]] = {
     r"interleaved rounds": lambda result: result.schedule.kind == "interleaved",
     r"[Mm]easured in blocks": lambda result: result.schedule.kind == "blocks",
     r"at least \d+\.\d×": lambda result: any(row.given_up for row in result.variants),
-    r"gate's bounds|sdopt gate: |Interim analyses": lambda result: bool(result.judgements),
-    r"\"options/tried\": \"2": lambda result: not any(row.status is Status.SKIPPED for row in result.candidates),
+    r"gate's bounds|sdopt gate: |Interim analyses": lambda result: bool(
+        result.judgements
+    ),
+    r"\"options/tried\": \"2": lambda result: (
+        not any(row.status is Status.SKIPPED for row in result.candidates)
+    ),
     r"Measured in \d sessions": lambda result: len(result.sessions) > 1,
     r"images [a-z ]*(\([^)]*\))?(, not judged)? at 64×64|memory, 64×64|\"speedups\": \{\"": lambda result: (
         len(result.shapes) > 1
     ),
     r"does other work by choice": lambda result: any(
-        row.config.workload.steps != result.config.workload.steps for row in result.candidates
+        row.config.workload.steps != result.config.workload.steps
+        for row in result.candidates
     ),
 }
 """What must be recorded, by the sentence that says it."""
@@ -340,33 +418,45 @@ def said() -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_sentence_is_of_something_recorded(said: dict[str, dict[str, str]], kind: str) -> None:
+def test_every_sentence_is_of_something_recorded(
+    said: dict[str, dict[str, str]], kind: str
+) -> None:
     result, wrong = KINDS[kind](), []
     for surface, text in said[kind].items():
         for claim, recorded in CLAIMS.items():
             if (place := re.search(claim, text)) and not recorded(result):
-                wrong.append(f"{surface}: …{text[max(0, place.start() - 60) : place.end() + 60]}…")
+                wrong.append(
+                    f"{surface}: …{text[max(0, place.start() - 60) : place.end() + 60]}…"
+                )
     assert not wrong, "\n".join(wrong)
 
 
 def test_every_claim_is_made_by_some_kind(said: dict[str, dict[str, str]]) -> None:
-    everything = "\n".join(text for surfaces in said.values() for text in surfaces.values())
+    everything = "\n".join(
+        text for surfaces in said.values() for text in surfaces.values()
+    )
     assert [claim for claim in CLAIMS if not re.search(claim, everything)] == []
 
 
-def test_settings_of_the_work_are_not_counted_among_what_a_trace_shows(said: dict[str, dict[str, str]]) -> None:
+def test_settings_of_the_work_are_not_counted_among_what_a_trace_shows(
+    said: dict[str, dict[str, str]],
+) -> None:
     assert "1 of 2 were verified active" in said["not traced"]["terminal"]
     assert "All 2 were verified active" in said["measured"]["terminal"]
     assert "verified active" not in said["imported"]["terminal"]
 
 
-def test_what_is_of_the_first_shape_alone_names_it(said: dict[str, dict[str, str]]) -> None:
+def test_what_is_of_the_first_shape_alone_names_it(
+    said: dict[str, dict[str, str]],
+) -> None:
     text = said["two shapes"]
     assert "at 64×64, batch 1" in text["terminal"].splitlines()[0]
     assert "images (not judged), 64×64, batch 1" in text["table.md"]
     assert "time, 64×64, batch 1" in text["report.md"]
     data = json.loads(text["--json"])
-    speedups = next(row["speedups"] for row in data["candidates"] if row["name"] == OPTIONS[1])
+    speedups = next(
+        row["speedups"] for row in data["candidates"] if row["name"] == OPTIONS[1]
+    )
     assert [*speedups] == ["64x64b1", "128x128b1"]
     assert speedups["64x64b1"]["estimate"] > 1.5 > speedups["128x128b1"]["estimate"]
 
@@ -377,7 +467,14 @@ def test_no_command_is_handed_out_where_none_is_known() -> None:
     for edge in result.comparisons:
         rulings = [Ruling("non_inferior", "mse", Verdict.INCONCLUSIVE, "few prompts")]
         result.judgements.append(
-            Judgement(edge.candidate, edge.reference, "", Contract.LOSSY, Verdict.INCONCLUSIVE, rulings)
+            Judgement(
+                edge.candidate,
+                edge.reference,
+                "",
+                Contract.LOSSY,
+                Verdict.INCONCLUSIVE,
+                rulings,
+            )
         )
     sentence = summary_of(result).sentence
     assert "Not confirmed yet" in sentence
@@ -388,9 +485,14 @@ def test_no_command_is_handed_out_where_none_is_known() -> None:
 def test_an_option_that_one_process_does_not_show_is_not_counted() -> None:
     result = measured()
     row = result.variant(OPTIONS[0])
-    [item, *_] = [item for item in row.measurements[-1].shapes[0].evidence if item.axis in row.promises]
+    [item, *_] = [
+        item
+        for item in row.measurements[-1].shapes[0].evidence
+        if item.axis in row.promises
+    ]
     row.measurements[-1].shapes[0].evidence = [
-        replace(each, engaged=False) if each is item else each for each in row.measurements[-1].shapes[0].evidence
+        replace(each, engaged=False) if each is item else each
+        for each in row.measurements[-1].shapes[0].evidence
     ]
     if row.choices[item.axis] != result.variant("baseline").choices[item.axis]:
         assert "1 of 2 were verified active" in shown(summary_of(result))

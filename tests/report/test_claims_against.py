@@ -9,7 +9,13 @@ import pytest
 
 from sdopt.gate.drift import judge_drift
 from sdopt.record.records import StudyResult
-from sdopt.report.verdicts import against_sentence, junit, summary_markdown, verdict_json, verdict_markdown
+from sdopt.report.verdicts import (
+    against_sentence,
+    junit,
+    summary_markdown,
+    verdict_json,
+    verdict_markdown,
+)
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.summary import summary_of
@@ -21,10 +27,14 @@ OF_SPEED = [Rule("speedup", "at_least", limit=0.9)]
 OF_IMAGES = [rule for rule in GATE.rules["equivalent"] if rule.metric == "clip_score"]
 
 
-def compared(later: StudyResult, earlier: StudyResult, rules: list[Rule]) -> StudyResult:
+def compared(
+    later: StudyResult, earlier: StudyResult, rules: list[Rule]
+) -> StudyResult:
     """The later result with the verdicts of a comparison with an earlier one."""
     compare(later)
-    later.judgements = judge_drift(later, earlier, Gate("g", {"equivalent": rules}), FIT)
+    later.judgements = judge_drift(
+        later, earlier, Gate("g", {"equivalent": rules}), FIT
+    )
     later.gate = "g"
     return later
 
@@ -37,13 +47,27 @@ def slower_by(result: StudyResult, name: str, factor: float) -> None:
 @pytest.mark.parametrize(
     ("rules", "said", "unsaid"),
     [
-        ([*OF_IMAGES, *OF_SPEED], "No speed-up is smaller and no image is worse than in", "no rule compared"),
-        (OF_SPEED, "No speed-up is smaller than in the earlier result; no rule compared images", "image is worse"),
-        (OF_IMAGES, "No image is worse than in the earlier result; no rule compared speed", "speed-up is smaller"),
+        (
+            [*OF_IMAGES, *OF_SPEED],
+            "No speed-up is smaller and no image is worse than in",
+            "no rule compared",
+        ),
+        (
+            OF_SPEED,
+            "No speed-up is smaller than in the earlier result; no rule compared images",
+            "image is worse",
+        ),
+        (
+            OF_IMAGES,
+            "No image is worse than in the earlier result; no rule compared speed",
+            "speed-up is smaller",
+        ),
     ],
     ids=["both", "speed alone", "images alone"],
 )
-def test_says_what_was_compared_alone(rules: list[Rule], said: str, unsaid: str) -> None:
+def test_says_what_was_compared_alone(
+    rules: list[Rule], said: str, unsaid: str
+) -> None:
     later = clip(0.0)
     sentence = against_sentence(compared(later, deepcopy(later), rules))
     assert sentence.startswith(said)
@@ -70,7 +94,11 @@ def test_a_gain_that_shrank_is_no_time_that_grew() -> None:
             slower_by(later, row.name, 0.5)
     result = compared(later, earlier, OF_SPEED)
     summary = summary_of(result)
-    texts = [against_sentence(result), verdict_markdown(summary), junit(summary).decode()]
+    texts = [
+        against_sentence(result),
+        verdict_markdown(summary),
+        junit(summary).decode(),
+    ]
     for text in texts:
         assert "less over its own baseline" in text
         assert "% slower" not in text
@@ -87,10 +115,15 @@ def test_data_holds_the_comparison_and_not_the_study() -> None:
     data = json.loads(verdict_json(summary, sentence))
     assert data["answer"] == sentence
     assert "faster" in summary.sentence
-    assert data["variants"] == [{"variant": "baseline", "gate": "pass"}, {"variant": "it", "gate": "fail"}]
+    assert data["variants"] == [
+        {"variant": "baseline", "gate": "pass"},
+        {"variant": "it", "gate": "fail"},
+    ]
     for suite in ElementTree.fromstring(junit(summary)):
         assert [found.get("name") for found in suite.iter("property")] == ["gate"]
-    assert summary_markdown(summary, sentence).startswith(f"**{sentence}**".replace("+", r"\+")[:20])
+    assert summary_markdown(summary, sentence).startswith(
+        f"**{sentence}**".replace("+", r"\+")[:20]
+    )
 
 
 def test_images_are_held_against_the_earlier_ones(tmp_path: Path) -> None:

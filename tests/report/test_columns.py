@@ -75,7 +75,10 @@ def value(summary: Summary) -> float:
 
 def has(text: str, summary: Summary) -> bool:
     """Whether a table has both columns, with the figure of one variant."""
-    return all(part in text for part in ("calls a second", "pace", "brisk pace", f"{value(summary):.3g}"))
+    return all(
+        part in text
+        for part in ("calls a second", "pace", "brisk pace", f"{value(summary):.3g}")
+    )
 
 
 class TestStudy:
@@ -107,7 +110,9 @@ class TestStudy:
 
     def test_mlflow(self, summary: Summary) -> None:
         variant = summary.result.variant(NAME)
-        assert logged_metrics(summary, variant)["calls_per_s"] == pytest.approx(value(summary))
+        assert logged_metrics(summary, variant)["calls_per_s"] == pytest.approx(
+            value(summary)
+        )
         assert verdict_tags(summary, variant)["pace"] == "brisk pace"
         assert {"metrics.`calls_per_s`", "tags.`pace`"} <= {*TrackedRun().leaderboard}
 
@@ -120,15 +125,21 @@ def test_a_sweep(summary: Summary) -> None:
 def test_a_search(summary: Summary) -> None:
     config = search_config(["search.groups=[caching]"])
     finding = findings_of(summary.result, config, Gate())[NAME]
-    entry = entry_of(Combination(NAME, ("caching=deepcache",)), Fate.OPEN, "", [finding])
-    record = SearchRecord("mine", "", "", [], ["latency"], "mse", "", [entry], {}, [], [])
+    entry = entry_of(
+        Combination(NAME, ("caching=deepcache",)), Fate.OPEN, "", [finding]
+    )
+    record = SearchRecord(
+        "mine", "", "", [], ["latency"], "mse", "", [entry], {}, [], []
+    )
     assert has(markdown_of(record), summary)
     run = trial_run(entry, record, {}, 0)
     assert run.metrics["calls_per_s"] == pytest.approx(value(summary))
     assert run.tags["pace"] == "brisk pace"
 
 
-def test_a_load_test(result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_test(
+    result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = load_record([2.0], [4.0])
     load, _, _ = load_config(["load.rates=[1,2]"])
     with composer_of([*SMOKE]) as composer:
@@ -140,10 +151,17 @@ def test_a_load_test(result: StudyResult, tmp_path: Path, monkeypatch: pytest.Mo
     assert "| 5 | brisk pace |" in text, "of calls of 0.2 s"
 
     logged: list[TrackedRun] = []
-    monkeypatch.setattr(load_command, "ask", lambda _put, _tracking, _name, run, *_more: logged.append(run))
+    monkeypatch.setattr(
+        load_command,
+        "ask",
+        lambda _put, _tracking, _name, run, *_more: logged.append(run),
+    )
     record.write(tmp_path)
     load_command._log(record, tmp_path, Tracking(), load, text)
     [run] = logged
     assert {row.metrics["calls_per_s"] for row in run.below} == {5.0}
     assert {row.tags["pace"] for row in run.below} == {"brisk pace"}
-    assert json.loads((tmp_path / "load.json").read_text())["rows"][0]["columns"]["pace"] == "brisk pace"
+    assert (
+        json.loads((tmp_path / "load.json").read_text())["rows"][0]["columns"]["pace"]
+        == "brisk pace"
+    )

@@ -12,19 +12,33 @@ from sdopt.search.plot import search_chart, search_plot
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
 
 
-def overlaps(points: Sequence[tuple[float, float]], texts: Sequence[str], found: Sequence[LabelPlace]) -> int:
+def overlaps(
+    points: Sequence[tuple[float, float]],
+    texts: Sequence[str],
+    found: Sequence[LabelPlace],
+) -> int:
     """Counts pairs of labels that cover each other."""
-    boxes = [place.box(x, y, text) for (x, y), text, place in zip(points, texts, found, strict=True)]
+    boxes = [
+        place.box(x, y, text)
+        for (x, y), text, place in zip(points, texts, found, strict=True)
+    ]
     return sum(one.overlap(other) > 0 for one, other in combinations(boxes, 2))
 
 
-@pytest.mark.parametrize(("count", "long"), [(3, True), (MOST_NAMES, True), (30, False)])
+@pytest.mark.parametrize(
+    ("count", "long"), [(3, True), (MOST_NAMES, True), (30, False)]
+)
 @pytest.mark.parametrize("spread", [1.0, 0.3])
-def test_labels_do_not_overlap_even_where_points_lie_together(count: int, long: bool, spread: float) -> None:
+def test_labels_do_not_overlap_even_where_points_lie_together(
+    count: int, long: bool, spread: float
+) -> None:
     random = np.random.default_rng(count)
     shares = 0.5 + spread * (random.random((count, 2)) - 0.5)
     points = [(float(800 * x), float(380 * y)) for x, y in shares]
-    texts = [f"caching=deepcache {number}" if long else str(number) for number in range(count)]
+    texts = [
+        f"caching=deepcache {number}" if long else str(number)
+        for number in range(count)
+    ]
     naive = [LabelPlace(13.0, -13.0, "left")] * count
     found = places(points, texts, 800, 380)
     assert overlaps(points, texts, found) == 0
@@ -34,10 +48,23 @@ def test_labels_do_not_overlap_even_where_points_lie_together(count: int, long: 
 
 def record(count: int) -> SearchRecord:
     entries = [
-        SearchEntry(f"option {n}", [], Fate.LEFT_OUT, "", math.exp(n / count), 1.0, 1.0, 1.0, 1e-4 * n, 1)
+        SearchEntry(
+            f"option {n}",
+            [],
+            Fate.LEFT_OUT,
+            "",
+            math.exp(n / count),
+            1.0,
+            1.0,
+            1.0,
+            1e-4 * n,
+            1,
+        )
         for n in range(count)
     ]
-    return SearchRecord("s", "folder", "", [], ["latency"], "mse", "Nothing.", entries, {}, [], [])
+    return SearchRecord(
+        "s", "folder", "", [], ["latency"], "mse", "Nothing.", entries, {}, [], []
+    )
 
 
 @pytest.mark.parametrize("count", [3, 30])
@@ -46,7 +73,10 @@ def test_every_point_of_a_search_has_a_name(count: int) -> None:
     text = str(search_plot(searched))
     chart = search_chart(searched)
     assert chart is not None
-    assert {name for _, name, _ in chart.legend} == {"baseline", *(entry.name for entry in searched.entries)}
+    assert {name for _, name, _ in chart.legend} == {
+        "baseline",
+        *(entry.name for entry in searched.entries),
+    }
     for entry in searched.entries:
         assert f"{entry.name}'" in text or f"  {entry.name}'" in text
     data = search_plot(searched)

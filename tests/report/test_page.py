@@ -57,23 +57,35 @@ def titles(root: Element) -> list[str]:
 
 
 def plots(root: Element) -> list[dict[str, object]]:
-    data = [script.text or "" for script in every(root, "script") if script.get("type") == "application/json"]
+    data = [
+        script.text or ""
+        for script in every(root, "script")
+        if script.get("type") == "application/json"
+    ]
     return [spec for specs in data for spec in json.loads(specs)]
 
 
 @pytest.fixture(autouse=True)
 def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """A parser in Python takes seconds for a megabyte of script."""
-    monkeypatch.setattr(html, "_library", lambda: "window.vegaEmbed = () => Promise.resolve();")
+    monkeypatch.setattr(
+        html, "_library", lambda: "window.vegaEmbed = () => Promise.resolve();"
+    )
 
 
 @pytest.fixture
 def full(result: StudyResult) -> StudyResult:
     """A study that has something to show in every section."""
     half, four = result.comparisons[:2]
-    half.shapes[0].speedup, half.shapes[0].floor = Interval(1.5, 1.4, 1.6, 0.95, 3, "process"), 1.01
+    half.shapes[0].speedup, half.shapes[0].floor = (
+        Interval(1.5, 1.4, 1.6, 0.95, 3, "process"),
+        1.01,
+    )
     for edge, worse in ((half, 0.1), (four, 0.2)):
-        edge.quality = {"psnr_db": Score(40.0 - 100 * worse), "mse": Score(worse, [worse, 0.0, 2 * worse, worse / 2])}
+        edge.quality = {
+            "psnr_db": Score(40.0 - 100 * worse),
+            "mse": Score(worse, [worse, 0.0, 2 * worse, worse / 2]),
+        }
     half.break_even = BreakEven(9.0, 5.0, 1.0, 30.0, 20.0, 60.0, 0.95)
     result.effects = [
         Effect(("precision=bf16",), Interval(1.5)),
@@ -82,7 +94,17 @@ def full(result: StudyResult) -> StudyResult:
     ]
     result.design = "cumulative"
     result.gate = "default"
-    result.judgements = [Judgement("bfloat16", "baseline", "it", Contract.LOSSY, Verdict.PASS, [], gains=["speedup"])]
+    result.judgements = [
+        Judgement(
+            "bfloat16",
+            "baseline",
+            "it",
+            Contract.LOSSY,
+            Verdict.PASS,
+            [],
+            gains=["speedup"],
+        )
+    ]
     return result
 
 
@@ -106,7 +128,11 @@ def test_the_answer_comes_first_the_environment_last_and_nothing_is_fetched(
     ]
     links = [link.get("href") for link in every(root, "a")]
     assert links == [f"#{section.get('id')}" for section in every(root, "section")]
-    [environment] = [section for section in every(root, "section") if section.get("id") == "environment"]
+    [environment] = [
+        section
+        for section in every(root, "section")
+        if section.get("id") == "environment"
+    ]
     assert [child.tag for child in environment] == [f"{_XHTML}h2", f"{_XHTML}details"]
     # Markdown has the same sections.
     written = markdown_page(page).decode()
@@ -117,7 +143,11 @@ def test_the_answer_comes_first_the_environment_last_and_nothing_is_fetched(
         for name in ("src", "href", "srcset", "action"):
             value = element.get(name)
             assert value is None or value.startswith(("data:image/webp;base64,", "#"))
-    [policy] = [meta.get("content") or "" for meta in every(root, "meta") if meta.get("http-equiv")]
+    [policy] = [
+        meta.get("content") or ""
+        for meta in every(root, "meta")
+        if meta.get("http-equiv")
+    ]
     assert policy.startswith("default-src 'none'; img-src data:;")
     assert len(re.findall("'sha256-", policy)) == 2
     assert "'unsafe-inline'" not in policy.partition("script-src")[2]
@@ -130,7 +160,11 @@ def test_the_answer_comes_first_the_environment_last_and_nothing_is_fetched(
         ("cumulative", [], waterfall),
         # Rivals of one axis exclude each other, so they have effects and no interaction.
         ("factorial", [("attention=math",), ("attention=flash",)], forest),
-        ("factorial", [("precision=bf16",), ("precision=bf16", "attention=math")], interactions),
+        (
+            "factorial",
+            [("precision=bf16",), ("precision=bf16", "attention=math")],
+            interactions,
+        ),
     ],
 )
 def test_the_picture_stands_where_the_page_has_the_same_plot(
@@ -140,41 +174,73 @@ def test_the_picture_stands_where_the_page_has_the_same_plot(
     options: list[tuple[str, ...]],
     plot: Callable[[Summary], Spec | None],
 ) -> None:
-    result.design, result.effects = design, [Effect(of, Interval(1.2)) for of in options]
+    result.design, result.effects = (
+        design,
+        [Effect(of, Interval(1.2)) for of in options],
+    )
     summary = summary_of(result)
     assert main_plot(summary) is plot
     page = study_page(summary, finished.folder)
-    assert dict(page.summary)["measured"] == f"{result.started[:10]} {result.started[11:16]} UTC (finished)"
-    charts = [block for section in page.sections for block in section.blocks if isinstance(block, Chart)]
-    assert [chart.views[0][1] for chart in charts if chart.file == "plot.png"] == [plot(summary)]
+    assert (
+        dict(page.summary)["measured"]
+        == f"{result.started[:10]} {result.started[11:16]} UTC (finished)"
+    )
+    charts = [
+        block
+        for section in page.sections
+        for block in section.blocks
+        if isinstance(block, Chart)
+    ]
+    assert [chart.views[0][1] for chart in charts if chart.file == "plot.png"] == [
+        plot(summary)
+    ]
     assert markdown_page(page).count(b"](plot.png)") == 1
 
 
 def test_what_is_quoted_is_text(full: StudyResult, finished: Finished) -> None:
-    plain = parsed(html_page(study_page(summary_of(copy.deepcopy(full)), finished.folder)))
+    plain = parsed(
+        html_page(study_page(summary_of(copy.deepcopy(full)), finished.folder))
+    )
     full.name = ATTACK
     for variant in full.variants:
         for record in variant.images:
             record.prompt = ATTACK
-    full.variant("bfloat16").trips = [BrokenImage(ATTACK, full.variant("bfloat16").images[0].path, ATTACK)]
+    full.variant("bfloat16").trips = [
+        BrokenImage(ATTACK, full.variant("bfloat16").images[0].path, ATTACK)
+    ]
     full.variant("TensorFloat-32").reason = ATTACK
     full.environment.command = ["sdopt", "run", ATTACK]
     full.environment.device["name"] = ATTACK
     full.comparisons[0].credit = ATTACK
     full.effects[0].options = (ATTACK,)
-    attacked = html_page(study_page(summary_of(renamed(full, "batches of four", ATTACK)), finished.folder))
+    attacked = html_page(
+        study_page(
+            summary_of(renamed(full, "batches of four", ATTACK)), finished.folder
+        )
+    )
     root = parsed(attacked)
     for tag in ("script", "style", "b", "img"):
-        assert len(list(every(root, tag))) <= len(list(every(plain, tag))) + (tag == "b"), tag
-    assert not [name for element in root.iter() for name in element.keys() if name.startswith("on")]  # noqa: SIM118
-    assert [text(heading) for heading in every(root, "h1")] == [" ".join(ATTACK.split())]
+        assert len(list(every(root, tag))) <= len(list(every(plain, tag))) + (
+            tag == "b"
+        ), tag
+    assert not [
+        name
+        for element in root.iter()
+        for name in element.keys()  # noqa: SIM118
+        if name.startswith("on")
+    ]
+    assert [text(heading) for heading in every(root, "h1")] == [
+        " ".join(ATTACK.split())
+    ]
     assert ATTACK in json.dumps(plots(root)).encode().decode("unicode_escape")
     assert "49" not in text(next(every(root, "h1")))
 
 
 def nothing_compared(result: StudyResult) -> None:
     for edge in result.comparisons:
-        edge.shapes[0].speedup = edge.shapes[0].memory_ratio = edge.break_even = edge.shapes[0].floor = None
+        edge.shapes[0].speedup = edge.shapes[0].memory_ratio = (
+            edge.break_even
+        ) = edge.shapes[0].floor = None
     result.floor = None
 
 
@@ -185,28 +251,55 @@ def one_variant(result: StudyResult) -> None:
 def all_failed(result: StudyResult) -> None:
     nothing_compared(result)
     for variant in result.variants:
-        variant.status, variant.reason, variant.measurements, variant.images = Status.FAILED, "it broke", [], []
+        variant.status, variant.reason, variant.measurements, variant.images = (
+            Status.FAILED,
+            "it broke",
+            [],
+            [],
+        )
 
 
 def scores_without_figures(result: StudyResult) -> None:
     for edge in result.comparisons:
-        edge.quality = {"psnr_db": Score(None), "mse": Score(None, [None] * 4), "ssim": Score(None)}
+        edge.quality = {
+            "psnr_db": Score(None),
+            "mse": Score(None, [None] * 4),
+            "ssim": Score(None),
+        }
     for variant in result.variants:
-        variant.quality = {"clip_score_emojiclip": Score(None), "another_versions_metric": Score(1.0)}
+        variant.quality = {
+            "clip_score_emojiclip": Score(None),
+            "another_versions_metric": Score(1.0),
+        }
 
 
 @pytest.mark.parametrize(
     ("change", "absent"),
     [
-        (lambda _: None, ["Speed against quality", "Step by step", "Effects and interactions"]),
+        (
+            lambda _: None,
+            ["Speed against quality", "Step by step", "Effects and interactions"],
+        ),
         (nothing_compared, ["Speed against quality", "Break-even"]),
         (one_variant, ["Speed against quality", "Break-even"]),
-        (all_failed, ["Speed against quality", "Time of each call", "Time by stage", "Images", "Break-even"]),
+        (
+            all_failed,
+            [
+                "Speed against quality",
+                "Time of each call",
+                "Time by stage",
+                "Images",
+                "Break-even",
+            ],
+        ),
         (scores_without_figures, []),
     ],
 )
 def test_a_section_without_content_is_left_out(
-    result: StudyResult, finished: Finished, change: Callable[[StudyResult], None], absent: list[str]
+    result: StudyResult,
+    finished: Finished,
+    change: Callable[[StudyResult], None],
+    absent: list[str],
 ) -> None:
     change(result)
     page = study_page(summary_of(result), finished.folder)
@@ -218,14 +311,23 @@ def test_a_section_without_content_is_left_out(
 
 
 class TestGallery:
-    def test_the_worst_prompt_comes_first(self, full: StudyResult, finished: Finished) -> None:
+    def test_the_worst_prompt_comes_first(
+        self, full: StudyResult, finished: Finished
+    ) -> None:
         gallery = gallery_of(full, finished.folder, 10**9)
         assert gallery is not None
         prompts = [record.prompt for record in full.variant("baseline").images]
-        assert [row.prompt for row in gallery.prompts] == [prompts[n] for n in (2, 0, 3, 1)]
-        captions = {picture.variant: picture.caption for picture in gallery.prompts[0].variants}
+        assert [row.prompt for row in gallery.prompts] == [
+            prompts[n] for n in (2, 0, 3, 1)
+        ]
+        captions = {
+            picture.variant: picture.caption for picture in gallery.prompts[0].variants
+        }
         assert captions == {"bfloat16": "0.2", "batches of four": "0.4"}
-        assert [picture.caption for picture in gallery.prompts[-1].variants] == ["equal", "equal"]
+        assert [picture.caption for picture in gallery.prompts[-1].variants] == [
+            "equal",
+            "equal",
+        ]
         assert [picture.uri for picture in gallery.prompts[-1].variants] == ["", ""]
 
     def test_an_image_that_equals_its_reference_is_not_shown_as_the_baselines(
@@ -236,13 +338,26 @@ class TestGallery:
         gallery = gallery_of(full, finished.folder, 10**9)
         assert gallery is not None
         for row in gallery.prompts:
-            picture = next(picture for picture in row.variants if picture.variant == four.candidate)
+            picture = next(
+                picture for picture in row.variants if picture.variant == four.candidate
+            )
             assert picture.caption == "equal against bfloat16"
-            place = next(n for n, record in enumerate(full.variant("baseline").images) if record.prompt == row.prompt)
-            paths = [finished.folder / full.variant(name).images[place].path for name in ("baseline", four.candidate)]
-            assert (picture.uri == "") is (paths[0].read_bytes() == paths[1].read_bytes())
+            place = next(
+                n
+                for n, record in enumerate(full.variant("baseline").images)
+                if record.prompt == row.prompt
+            )
+            paths = [
+                finished.folder / full.variant(name).images[place].path
+                for name in ("baseline", four.candidate)
+            ]
+            assert (picture.uri == "") is (
+                paths[0].read_bytes() == paths[1].read_bytes()
+            )
 
-    def test_fits_its_budget_and_shows_one_prompt_at_least(self, full: StudyResult, tmp_path: Path) -> None:
+    def test_fits_its_budget_and_shows_one_prompt_at_least(
+        self, full: StudyResult, tmp_path: Path
+    ) -> None:
         noise = np.random.default_rng(0)
         for edge in full.comparisons:
             edge.quality = {}
@@ -250,11 +365,17 @@ class TestGallery:
             variant.images = []
             for number in range(3) if variant.name in ("baseline", "bfloat16") else ():
                 path = f"{variant.name} {number}.png"
-                Image.fromarray(noise.integers(0, 255, (512, 512, 3), np.uint8)).save(tmp_path / path)
-                variant.images.append(ImageRecord(f"prompt {number}", number, 0, 0, path))
+                Image.fromarray(noise.integers(0, 255, (512, 512, 3), np.uint8)).save(
+                    tmp_path / path
+                )
+                variant.images.append(
+                    ImageRecord(f"prompt {number}", number, 0, 0, path)
+                )
         whole = gallery_of(full, tmp_path, 10**9)
         assert whole is not None
-        one = sum(len(p.uri) for p in (whole.prompts[0].baseline, *whole.prompts[0].variants))
+        one = sum(
+            len(p.uri) for p in (whole.prompts[0].baseline, *whole.prompts[0].variants)
+        )
         assert one < 300_000
         assert len(whole.prompts) == 3
         assert not whole.pixelated
@@ -273,16 +394,30 @@ def test_every_shape_is_shown(result: StudyResult, finished: Finished) -> None:
     for variant in result.variants:
         reconfigure(variant, "workload", batch_size=[1, 4])
         for measurement in variant.measurements:
-            measurement.shapes.append(ShapeSamples(calls=timed([3 * each for each in measurement.shapes[0].latency_s])))
+            measurement.shapes.append(
+                ShapeSamples(
+                    calls=timed([3 * each for each in measurement.shapes[0].latency_s])
+                )
+            )
     for edge in result.comparisons:
         edge.shapes.append(ShapeRatios(speedup=Interval(1.4, 1.3, 1.5)))
     root = parsed(html_page(study_page(summary_of(result), finished.folder)))
-    [latency] = [section for section in every(root, "section") if section.get("id") == "latency"]
-    assert [text(option) for option in every(latency, "option")] == ["32×32, batch 1", "32×32, batch 4"]
-    assert "bfloat16, 32×32, batch 4" in {row["name"] for row in plots(root)[0]["data"]["values"]}  # type: ignore[index]
+    [latency] = [
+        section for section in every(root, "section") if section.get("id") == "latency"
+    ]
+    assert [text(option) for option in every(latency, "option")] == [
+        "32×32, batch 1",
+        "32×32, batch 4",
+    ]
+    assert "bfloat16, 32×32, batch 4" in {
+        row["name"]
+        for row in plots(root)[0]["data"]["values"]  # type: ignore[index]
+    }
 
 
-def test_a_sweep_has_a_table_of_all_and_then_each_study(full: StudyResult, finished: Finished) -> None:
+def test_a_sweep_has_a_table_of_all_and_then_each_study(
+    full: StudyResult, finished: Finished
+) -> None:
     studies = [(str(number), summary_of(full), finished.folder) for number in range(2)]
     page = sweep_page("mine", [Prose("the answer")], studies)
     root = parsed(html_page(page))
@@ -290,19 +425,29 @@ def test_a_sweep_has_a_table_of_all_and_then_each_study(full: StudyResult, finis
     assert len(list(every(root, "article"))) == 2
     ids = [element.get("id") for element in root.iter() if element.get("id")]
     assert len(ids) == len(set(ids))
-    charts = [figure for figure in every(root, "figure") if figure.get("class") == "chart"]
-    assert len(plots(root)) == sum(max(1, len(list(every(chart, "option")))) for chart in charts)
+    charts = [
+        figure for figure in every(root, "figure") if figure.get("class") == "chart"
+    ]
+    assert len(plots(root)) == sum(
+        max(1, len(list(every(chart, "option")))) for chart in charts
+    )
     assert markdown_page(page).decode().count("\n## job") == 2
 
 
-def test_the_library_is_kept(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_is_kept(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     bundled = iter(["'<div></script>'"])
-    monkeypatch.setattr(html, "engine", lambda: Mock(javascript_bundle=lambda vl_version: next(bundled)))
+    monkeypatch.setattr(
+        html, "engine", lambda: Mock(javascript_bundle=lambda vl_version: next(bundled))
+    )
     for _ in range(2):
         html._library.cache_clear()
-        assert html._library() == "'<div><\\/script>'", "an HTML parser ends a script at this word"
+        assert html._library() == "'<div><\\/script>'", (
+            "an HTML parser ends a script at this word"
+        )
     html._library.cache_clear()
     page = (finished.folder / "report.html").read_bytes()
     assert b"vegaEmbed" in page

@@ -34,7 +34,9 @@ class TestSheets:
             whole = picture.size
         result.variants = [row for row in result.variants if row.name != "bfloat16"]
         result.variant("baseline").images = result.variant("baseline").images[:2]
-        result.comparisons = [edge for edge in result.comparisons if edge.candidate != "bfloat16"]
+        result.comparisons = [
+            edge for edge in result.comparisons if edge.candidate != "bfloat16"
+        ]
         sheet = opened(comparison_sheet(summary_of(result), finished.folder))
         assert whole[0] - sheet.size[0] == _CELL
         assert whole[1] - sheet.size[1] == 2 * 2 * _CELL
@@ -42,7 +44,11 @@ class TestSheets:
     def test_the_second_row_is_the_amplified_difference_to_the_reference(
         self, finished: Finished, result: StudyResult, tmp_path: Path
     ) -> None:
-        for name, level in (("baseline", 100), ("bfloat16", 103), ("batches of four", 140)):
+        for name, level in (
+            ("baseline", 100),
+            ("bfloat16", 103),
+            ("batches of four", 140),
+        ):
             result.variant(name).images = result.variant(name).images[:1]
             record = result.variant(name).images[0]
             record.path = f"{name}.png"
@@ -57,7 +63,9 @@ class TestSheets:
 
 
 @pytest.mark.parametrize("design", ["explicit", "cumulative"])
-def test_a_plot_of_the_comparisons_where_there_are_figures(result: StudyResult, design: str) -> None:
+def test_a_plot_of_the_comparisons_where_there_are_figures(
+    result: StudyResult, design: str
+) -> None:
     result.design = design
     named = renamed(result, "bfloat16", "$cost$ [of] |it| <b> %d 'quoted' \"twice\"")
     assert len(set(opened(study_plot(summary_of(named))).getdata())) > 10
@@ -65,12 +73,19 @@ def test_a_plot_of_the_comparisons_where_there_are_figures(result: StudyResult, 
         edge.shapes[0].speedup = None
     for row in result.variants:
         row.measurements = []
-    assert {plot(summary_of(result)) for plot in (study_plot, tradeoff_picture, stages_picture)} == {None}
+    assert {
+        plot(summary_of(result))
+        for plot in (study_plot, tradeoff_picture, stages_picture)
+    } == {None}
 
 
 class TestCatalog:
     def test_a_run_has_those_that_show_something(self, finished: Finished) -> None:
-        there = {report.file for report in REPORTS if (finished.folder / report.file).is_file()}
+        there = {
+            report.file
+            for report in REPORTS
+            if (finished.folder / report.file).is_file()
+        }
         assert there == {
             *("table.md", "table.csv", "report.html", "report.md"),
             *("plot.png", "stages.png", "comparison.png"),
@@ -83,9 +98,18 @@ class TestCatalog:
         def broken(_summary: Summary, _folder: Path) -> bytes:
             raise ValueError("no ink")
 
-        mine = ReportFile("mine", "mine.txt", lambda summary, _: summary.result.name.encode())
+        mine = ReportFile(
+            "mine", "mine.txt", lambda summary, _: summary.result.name.encode()
+        )
         nothing = ReportFile("nothing", "nothing.txt", lambda *_: None)
-        monkeypatch.setattr(catalog, "REPORTS", (ReportFile("broken", "broken.txt", broken), nothing, mine))
-        found = [(report.name, str(error or "")) for report, _, error in write_reports(summary_of(result), tmp_path)]
+        monkeypatch.setattr(
+            catalog,
+            "REPORTS",
+            (ReportFile("broken", "broken.txt", broken), nothing, mine),
+        )
+        found = [
+            (report.name, str(error or ""))
+            for report, _, error in write_reports(summary_of(result), tmp_path)
+        ]
         assert found == [("broken", "no ink"), ("mine", "")]
         assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -65,8 +65,13 @@ def of_rows(headings: list[str], rows: list[list[str]]) -> list[Said]:
 
 
 def of_markdown(text: str) -> list[Said]:
-    block = next(block for block in text.split("\n\n") if block.startswith("| variant |"))
-    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+    block = next(
+        block for block in text.split("\n\n") if block.startswith("| variant |")
+    )
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in block.splitlines()
+    ]
     return of_rows(head, rows)
 
 
@@ -75,11 +80,15 @@ def of_terminal(summary: Summary, width: int) -> list[Said]:
     Console(file=stream, width=width).print(answer_shown(summary, width))
     lines = stream.getvalue().splitlines()
     head = next(line for line in lines if line.startswith("variant "))
-    starts = {name: head.index(name) for name in ("speed ", "images", "gate") if name in head}
+    starts = {
+        name: head.index(name) for name in ("speed ", "images", "gate") if name in head
+    }
     below = lines[lines.index(head) + 1 :][: len(summary.rows)]
     return [
         Said(
-            summary.rows[n].name if line.startswith(summary.rows[n].name[:12]) else line,
+            summary.rows[n].name
+            if line.startswith(summary.rows[n].name[:12])
+            else line,
             word(line[starts["speed "] :], Speed),
             word(line[starts["images"] :], Images) if "images" in starts else "",
             word(line[starts["gate"] :], Decision) if "gate" in starts else "",
@@ -89,20 +98,36 @@ def of_terminal(summary: Summary, width: int) -> list[Said]:
 
 
 def of_page(summary: Summary, folder: Path) -> list[Said]:
-    root = html5lib.parse(html_page(study_page(summary, folder)).decode(), namespaceHTMLElements=False)
+    root = html5lib.parse(
+        html_page(study_page(summary, folder)).decode(), namespaceHTMLElements=False
+    )
     table = next(root.iter("table"))
-    headings = ["".join(cell.itertext()).strip() for cell in table.iter("th") if cell.get("scope") == "col"]
+    headings = [
+        "".join(cell.itertext()).strip()
+        for cell in table.iter("th")
+        if cell.get("scope") == "col"
+    ]
     body = next(table.iter("tbody"))
-    return of_rows(headings, [[" ".join("".join(cell.itertext()).split()) for cell in row] for row in body])
+    return of_rows(
+        headings,
+        [[" ".join("".join(cell.itertext()).split()) for cell in row] for row in body],
+    )
 
 
 @pytest.mark.parametrize("name", ["quickstart", "hf_sdxl"])
-def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_surface_has_the_same_verdicts_in_the_same_order(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(html, "_library", lambda: "")
     summary = summary_of(read_result(RECORDS / name))
     judged = bool(summary.result.judgements)
     expected = [
-        Said(row.name, str(row.speed or ""), str(row.images or "") if judged else "", str(row.decision or ""))
+        Said(
+            row.name,
+            str(row.speed or ""),
+            str(row.images or "") if judged else "",
+            str(row.decision or ""),
+        )
         for row in summary.rows
     ]
     tables = {
@@ -110,7 +135,10 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkey
         "README": of_markdown(table(RECORDS / name)),
         "step summary": of_markdown(summary_markdown(summary)),
         "page": of_page(summary, RECORDS / name),
-        **{f"terminal of {width}": of_terminal(summary, width) for width in (80, 100, 120, 160)},
+        **{
+            f"terminal of {width}": of_terminal(summary, width)
+            for width in (80, 100, 120, 160)
+        },
     }
     for surface, said in tables.items():
         assert said == expected, surface
@@ -119,12 +147,23 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkey
     assert to_csv(summary) == frame.to_csv(index=False)
     frame = frame[frame["role"] != "control"].drop_duplicates("variant")
     rows = frame[["variant", "speed", "images", "gate"]].itertuples(index=False)
-    whole = [Said(row.name, *map(str, (row.speed or "", row.images or "", row.decision or ""))) for row in summary.rows]
+    whole = [
+        Said(
+            row.name, *map(str, (row.speed or "", row.images or "", row.decision or ""))
+        )
+        for row in summary.rows
+    ]
     if not any(row.steps for row in summary.rows):
         assert [Said(*row) for row in rows] == whole, "table.csv"
     for row, one in zip(summary.rows, whole, strict=True):
         tags = verdict_tags(summary, row.variant)
-        assert row.is_baseline or Said(row.name, *(tags.get(key, "") for key in ("speed", "images", "gate"))) == one
+        assert (
+            row.is_baseline
+            or Said(
+                row.name, *(tags.get(key, "") for key in ("speed", "images", "gate"))
+            )
+            == one
+        )
 
     plot = forest(summary)
     assert plot is not None
@@ -142,18 +181,32 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkey
         data = json.loads(verdict_json(summary))
         keys = ("variant", "speed", "images", "gate")
         said = [Said(*(one.get(key, "") for key in keys)) for one in data["variants"]]
-        assert said == [one for one, row in zip(whole, summary.rows, strict=True) if not row.is_baseline]
+        assert said == [
+            one
+            for one, row in zip(whole, summary.rows, strict=True)
+            if not row.is_baseline
+        ]
         for suite in ElementTree.fromstring(junit(summary)):
-            words = {each.get("name"): each.get("value") for each in suite.iter("property")}
+            words = {
+                each.get("name"): each.get("value") for each in suite.iter("property")
+            }
             found = summary.row(str(suite.get("name")).partition(" against ")[0])
             assert found is not None
-            assert words == {"speed": found.speed, "images": found.images, "gate": found.decision}
+            assert words == {
+                "speed": found.speed,
+                "images": found.images,
+                "gate": found.decision,
+            }
 
 
 def test_every_verdict_has_a_tone_and_every_tone_a_look() -> None:
     scales: tuple[type[StrEnum], ...] = (Status, Speed, Images, Decision, Reproduction)
-    assert not [verdict for scale in scales for verdict in scale if verdict not in TONES]
-    style = (files("sdopt.report.page") / "templates" / "page.css").read_text(encoding="utf-8")
+    assert not [
+        verdict for scale in scales for verdict in scale if verdict not in TONES
+    ]
+    style = (files("sdopt.report.page") / "templates" / "page.css").read_text(
+        encoding="utf-8"
+    )
     for tone in Tone:
         assert tone in RICH
         assert tone in COLOUR

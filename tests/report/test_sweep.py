@@ -24,15 +24,23 @@ def jobs() -> dict[str, StudyResult]:
     found = {}
     for number, name in enumerate(("", "deep cache", "math attention")):
         study = read_result(RECORD)
-        study.variants = [row for row in study.variants if row.name in (study.baseline, name) or row.is_control]
+        study.variants = [
+            row
+            for row in study.variants
+            if row.name in (study.baseline, name) or row.is_control
+        ]
         names = {row.name for row in study.variants}
-        study.comparisons = [edge for edge in study.comparisons if edge.candidate in names]
+        study.comparisons = [
+            edge for edge in study.comparisons if edge.candidate in names
+        ]
         found[str(number)] = study
     return found
 
 
 def test_names_the_winner_and_knows_the_baseline(jobs: dict[str, StudyResult]) -> None:
-    sweep = Sweep(Path(), jobs, {"3": JobError(2, ["attention=cudnn: needs a CUDA device"])})
+    sweep = Sweep(
+        Path(), jobs, {"3": JobError(2, ["attention=cudnn: needs a CUDA device"])}
+    )
     assert sweep.sentence.startswith("deep cache is 1.92× faster (501 → 260 ms)")
     assert sweep.sentence.endswith("(job 1 of 4).")
     assert [(job.name, job.number) for job in sweep.jobs] == [
@@ -48,14 +56,25 @@ def test_names_the_winner_and_knows_the_baseline(jobs: dict[str, StudyResult]) -
         assert ("260 ms from 501 ms" in text.getvalue()) is (width == 160)
         assert max(map(len, text.getvalue().splitlines())) <= width
     assert Sweep(Path(), {"2": jobs["2"]}, {}).sentence.startswith("Keep the baseline")
-    assert Sweep(Path(), {"0": jobs["0"]}, {}).sentence == "Nothing was compared with a baseline."
+    assert (
+        Sweep(Path(), {"0": jobs["0"]}, {}).sentence
+        == "Nothing was compared with a baseline."
+    )
 
 
-def test_nothing_is_advised_where_nothing_was_measured(jobs: dict[str, StudyResult]) -> None:
+def test_nothing_is_advised_where_nothing_was_measured(
+    jobs: dict[str, StudyResult],
+) -> None:
     """Each job's option failed: that the baseline is as good was not seen."""
     for job, name in (("1", "deep cache"), ("2", "math attention")):
         row = jobs[job].variant(name)
-        row.status, row.reason, row.measurements, row.images, row.quality = Status.FAILED, "it broke", [], [], {}
+        row.status, row.reason, row.measurements, row.images, row.quality = (
+            Status.FAILED,
+            "it broke",
+            [],
+            [],
+            {},
+        )
         jobs[job].judgements = []
         for edge in jobs[job].comparisons:
             edge.quality = {}
@@ -65,7 +84,9 @@ def test_nothing_is_advised_where_nothing_was_measured(jobs: dict[str, StudyResu
     assert "it broke" in sentence
 
 
-def test_a_sweep_of_one_job_is_shown(jobs: dict[str, StudyResult], tmp_path: Path) -> None:
+def test_a_sweep_of_one_job_is_shown(
+    jobs: dict[str, StudyResult], tmp_path: Path
+) -> None:
     (tmp_path / "mine" / "0").mkdir(parents=True)
     write_result(jobs["1"], tmp_path / "mine" / "0")
     assert sdopt(tmp_path, "show", "mine").out.startswith("deep cache is 1.92× faster")

@@ -28,7 +28,8 @@ NO_VERDICT = {"cannot run", "impossible"}
 """What nothing was measured of."""
 
 OTHERS = re.compile(
-    r"\b(unproven|proven|refuted|inconclusive|ruled out|left out|dropped|not passed|passed over|straddles)\b", re.I
+    r"\b(unproven|proven|refuted|inconclusive|ruled out|left out|dropped|not passed|passed over|straddles)\b",
+    re.I,
 )
 """Words for a verdict that an earlier version had beside the scale."""
 
@@ -43,15 +44,22 @@ def test_a_search_adds_its_winner_and_no_other_word() -> None:
 
 
 @pytest.mark.parametrize("verdicts", [State, Standing])
-def test_what_records_show_of_options_has_the_same_words(verdicts: type[StrEnum]) -> None:
+def test_what_records_show_of_options_has_the_same_words(
+    verdicts: type[StrEnum],
+) -> None:
     assert {str(verdict) for verdict in verdicts} <= SCALE | NO_VERDICT
 
 
 def test_each_word_of_the_scale_is_one_of_a_verdict() -> None:
-    assert {str(verdict) for verdicts in (Speed, Images, Decision) for verdict in verdicts} == SCALE
+    assert {
+        str(verdict) for verdicts in (Speed, Images, Decision) for verdict in verdicts
+    } == SCALE
 
 
-@pytest.fixture(scope="module", params=["nvidia-h200/gate", "intel-xeon/fastest", "amd-epyc/quickstart"])
+@pytest.fixture(
+    scope="module",
+    params=["nvidia-h200/gate", "intel-xeon/fastest", "amd-epyc/quickstart"],
+)
 def summary(request: pytest.FixtureRequest) -> Summary:
     """The summary of a record, with and without a gate."""
     return summary_of(read_result(ROOT / "outputs" / "records" / request.param))
@@ -60,7 +68,9 @@ def summary(request: pytest.FixtureRequest) -> Summary:
 def test_in_the_tags_of_mlflow(summary: Summary) -> None:
     for variant in summary.result.variants:
         tags = variant_run(summary, variant, Path(), images=False).tags
-        assert {tags[name] for name in ("speed", "images", "gate") if name in tags} <= SCALE
+        assert {
+            tags[name] for name in ("speed", "images", "gate") if name in tags
+        } <= SCALE
         assert not OTHERS.search(tags["mlflow.note.content"])
     assert not OTHERS.search(study_tags(summary)["answer"])
 
@@ -70,7 +80,11 @@ def test_in_junit_and_in_the_summary_of_a_step(summary: Summary) -> None:
     kinds = {element.get("type") for case in root.iter("testcase") for element in case}
     values = {found.get("value") for found in root.iter("property")}
     assert kinds | values <= SCALE
-    messages = [str(element.get("message")) for case in root.iter("testcase") for element in case]
+    messages = [
+        str(element.get("message"))
+        for case in root.iter("testcase")
+        for element in case
+    ]
     for text in (*messages, summary_markdown(summary).partition("<details>")[0]):
         assert not OTHERS.search(text), text
 
@@ -78,13 +92,27 @@ def test_in_junit_and_in_the_summary_of_a_step(summary: Summary) -> None:
 def test_in_tables(summary: Summary) -> None:
     for row in summary.candidates:
         verdicts = verdicts_of(row)
-        assert {verdicts[name] for name in ("speed", "images", "gate") if name in verdicts} <= SCALE
-    cells = {cell.strip() for line in verdict_markdown(summary).splitlines() for cell in line.split("|")}
+        assert {
+            verdicts[name] for name in ("speed", "images", "gate") if name in verdicts
+        } <= SCALE
+    cells = {
+        cell.strip()
+        for line in verdict_markdown(summary).splitlines()
+        for cell in line.split("|")
+    }
     assert not {cell for cell in cells if OTHERS.fullmatch(cell)}
 
 
 def test_on_the_page_of_options_and_models() -> None:
-    lines = [line for line in (CONF / "MATRIX.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    states = {re.sub(r" \(\d+\)$", "", cell.strip()) for line in lines for cell in line.split("|")[4:-1]}
+    lines = [
+        line
+        for line in (CONF / "MATRIX.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+    states = {
+        re.sub(r" \(\d+\)$", "", cell.strip())
+        for line in lines
+        for cell in line.split("|")[4:-1]
+    }
     assert len(lines) > 100
     assert states <= SCALE | NO_VERDICT

@@ -19,5 +19,7 @@ def document() -> dict[str, Any]:
 def replaced(whole: Any, path: Path_, value: Any) -> Any:
     """Returns a copy of a document with another value at a path."""
     found = copy.copy(whole)
-    found[path[0]] = replaced(whole[path[0]], path[1:], value) if len(path) > 1 else value
+    found[path[0]] = (
+        replaced(whole[path[0]], path[1:], value) if len(path) > 1 else value
+    )
     return found

@@ -41,7 +41,9 @@ def test_images_that_cannot_be_read(tmp_path: Path, png: bytes) -> None:
             open_image(missing)
 
 
-RAMP = (np.linspace(0, 1, 48)[None] * np.linspace(0.2, 1, 32)[:, None] * 65535).astype(np.uint16)
+RAMP = (np.linspace(0, 1, 48)[None] * np.linspace(0.2, 1, 32)[:, None] * 65535).astype(
+    np.uint16
+)
 
 
 def ramp() -> Image.Image:
@@ -68,18 +70,31 @@ def test_a_photo_is_upright(orientation: int, tmp_path: Path) -> None:
 def test_colours_are_those_of_the_profile(tmp_path: Path) -> None:
     """Telephones save in Display P3; here is a profile in which red and green have changed places."""
     own = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    names = {b"rXYZ": b"tmp_", b"gXYZ": b"rXYZ", b"tmp_": b"gXYZ", "sRGB".encode("utf-16-be"): b"\0m\0i\0n\0e"}
+    names = {
+        b"rXYZ": b"tmp_",
+        b"gXYZ": b"rXYZ",
+        b"tmp_": b"gXYZ",
+        "sRGB".encode("utf-16-be"): b"\0m\0i\0n\0e",
+    }
     other = reduce(lambda profile, pair: profile.replace(*pair), names.items(), own)
     red = Image.new("RGB", (8, 8), (200, 30, 10))
-    for profile, wanted in ((other, (30, 200, 10)), (own, (200, 30, 10)), (b"damaged", (200, 30, 10))):
-        found = np.asarray(seen(red, tmp_path / "a.png", icc_profile=profile))[0, 0].astype(int)
+    for profile, wanted in (
+        (other, (30, 200, 10)),
+        (own, (200, 30, 10)),
+        (b"damaged", (200, 30, 10)),
+    ):
+        found = np.asarray(seen(red, tmp_path / "a.png", icc_profile=profile))[
+            0, 0
+        ].astype(int)
         assert np.abs(found - wanted).max() <= 2
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.jp2", "a.pgm"])
 def test_16_bits_become_8(name: str, tmp_path: Path) -> None:
     if name.endswith("pgm"):
-        (tmp_path / name).write_bytes(b"P5 48 32 65535\n" + RAMP.astype(">u2").tobytes())
+        (tmp_path / name).write_bytes(
+            b"P5 48 32 65535\n" + RAMP.astype(">u2").tobytes()
+        )
         found = open_picture(tmp_path / name)
     else:
         found = seen(Image.fromarray(RAMP), tmp_path / name)
@@ -87,15 +102,30 @@ def test_16_bits_become_8(name: str, tmp_path: Path) -> None:
 
 
 def test_pictures_of_other_modes_are_as_a_viewer_shows_them(tmp_path: Path) -> None:
-    colours = Image.effect_mandelbrot((48, 32), (-2, -1, 1, 1), 50).convert("RGB").quantize(8).convert("RGB")
+    colours = (
+        Image.effect_mandelbrot((48, 32), (-2, -1, 1, 1), 50)
+        .convert("RGB")
+        .quantize(8)
+        .convert("RGB")
+    )
     opaque = colours.convert("RGBA")
-    for number, image in enumerate((colours, opaque, colours.quantize(8), colours.convert("L"), colours.convert("LA"))):
+    for number, image in enumerate(
+        (
+            colours,
+            opaque,
+            colours.quantize(8),
+            colours.convert("L"),
+            colours.convert("LA"),
+        )
+    ):
         found = seen(image, tmp_path / f"{number}.png")
         assert found.mode == "RGB"
         assert np.array_equal(np.asarray(found), np.asarray(image.convert("RGB")))
     found = seen(colours.convert("CMYK"), tmp_path / "a.tif")
     assert np.array_equal(np.asarray(found), np.asarray(colours))
-    colours.save(tmp_path / "a.mpo", save_all=True, append_images=[colours.rotate(90)])  # a camera's preview
+    colours.save(
+        tmp_path / "a.mpo", save_all=True, append_images=[colours.rotate(90)]
+    )  # a camera's preview
     assert open_picture(tmp_path / "a.mpo").size == colours.size
 
 
@@ -108,9 +138,21 @@ def test_pictures_that_could_mean_several_things(tmp_path: Path) -> None:
         "alpha.png": (clear, {}, "transparent"),
         "alpha.webp": (clear, {}, "transparent"),
         "palette.png": (image.quantize(4), {"transparency": 0}, "transparent"),
-        "key.png": (image.convert("RGB"), {"transparency": (255, 255, 255)}, "transparent"),
-        "float.tif": (Image.fromarray((RAMP / 65535).astype(np.float32)), {}, "does not say which is white"),
-        "integers.tif": (Image.fromarray(RAMP.astype(np.int32)), {}, "does not say which is white"),
+        "key.png": (
+            image.convert("RGB"),
+            {"transparency": (255, 255, 255)},
+            "transparent",
+        ),
+        "float.tif": (
+            Image.fromarray((RAMP / 65535).astype(np.float32)),
+            {},
+            "does not say which is white",
+        ),
+        "integers.tif": (
+            Image.fromarray(RAMP.astype(np.int32)),
+            {},
+            "does not say which is white",
+        ),
         "frames.gif": (image, two, "holds 2 frames"),
         "frames.png": (image, two, "holds 2 frames"),
         "frames.webp": (image, two, "holds 2 frames"),

@@ -32,13 +32,27 @@ def classes() -> Iterator[type]:
     """The dataclasses that a configuration is made of: sections, data sheets, rules, designs, options, training."""
     for module in walk_packages(options.__path__, "sdopt.options."):
         import_module(module.name)
-    found: list[type] = [*SECTIONS.values(), Sheet, Rates, Rule, ExplicitEdge, Design, Optimization]
+    found: list[type] = [
+        *SECTIONS.values(),
+        Sheet,
+        Rates,
+        Rule,
+        ExplicitEdge,
+        Design,
+        Optimization,
+    ]
     found.append(TrainReferenceConfig)
     for cls in found:
-        kinds: list[type] = [kind for kind in get_type_hints(cls).values() if isinstance(kind, type)]
+        kinds: list[type] = [
+            kind for kind in get_type_hints(cls).values() if isinstance(kind, type)
+        ]
         subclasses: list[type] = type.__subclasses__(cls)
         derived = [k for k in subclasses if k.__module__.startswith("sdopt.")]
-        found += [kind for kind in (*kinds, *derived) if is_dataclass(kind) and kind not in found]
+        found += [
+            kind
+            for kind in (*kinds, *derived)
+            if is_dataclass(kind) and kind not in found
+        ]
     yield from found
 
 
@@ -57,7 +71,9 @@ def test_a_range_is_declared_beside_each_number() -> None:
             numbers += 1
             limits = limits_of(annotated[field.name])
             name = f"{cls.__name__}.{field.name}"
-            assert "choices" in limits or ({"ge", "gt"} & limits.keys() and {"le", "lt"} & limits.keys()), name
+            assert "choices" in limits or (
+                {"ge", "gt"} & limits.keys() and {"le", "lt"} & limits.keys()
+            ), name
             for value in BEYOND:
                 with pytest.raises(ValidationError):
                     TypeAdapter(annotated[field.name]).validate_python(value)
@@ -66,7 +82,15 @@ def test_a_range_is_declared_beside_each_number() -> None:
 
 def test_numbers_within_lists_and_mappings_are_looked_at() -> None:
     problems: list[str] = []
-    assert typed("scheduler", {"options": {"betas": [1, {"a": math.inf}]}}, Scheduler, problems) is None
+    assert (
+        typed(
+            "scheduler",
+            {"options": {"betas": [1, {"a": math.inf}]}},
+            Scheduler,
+            problems,
+        )
+        is None
+    )
     assert problems == ["scheduler.options.betas[1].a=inf: must be a finite number"]
 
 
@@ -82,7 +106,9 @@ def test_is_refused_with_its_key(override: str, composer: Composers) -> None:
     with pytest.raises(UsageError) as caught:
         composer([override])
     [problem] = caught.value.problems
-    assert problem.startswith(override.lstrip("+").partition("=")[0].removesuffix(".beta_start"))
+    assert problem.startswith(
+        override.lstrip("+").partition("=")[0].removesuffix(".beta_start")
+    )
     assert "must be" in problem or "Input should be" in problem
 
 
@@ -94,9 +120,15 @@ def test_more_threads_than_the_machine_can_run(composer: Composers) -> None:
 @pytest.mark.parametrize(
     ("design", "said"),
     [
-        (Explicit(variants={"": [], "b": []}), "study.variants: '': a variant's name must be one line of text"),
+        (
+            Explicit(variants={"": [], "b": []}),
+            "study.variants: '': a variant's name must be one line of text",
+        ),
         (Explicit(variants={"a\nb": []}), "must be one line of text"),
-        (Explicit(variants={"a": [], "b": []}, edges=[ExplicitEdge("b", "b")]), "study.edges: 'b' is compared with"),
+        (
+            Explicit(variants={"a": [], "b": []}, edges=[ExplicitEdge("b", "b")]),
+            "study.edges: 'b' is compared with",
+        ),
     ],
 )
 def test_names_of_variants(design: Explicit, said: str, composer: Composers) -> None:

@@ -43,11 +43,31 @@ FIRST_CALL = ("variants", 0, "measurements", 0, "shapes", 0, "calls", 0)
         (("baseline",), "nobody", "nobody: no variant has this name"),
         (("comparisons", 0, "reference"), "nobody", "nobody: no variant has this name"),
         (("environment",), {}, "environment"),
-        (("comparisons", 0, "shapes", 0, "speedup", "estimate"), -1, "estimate: Input should be greater than 0"),
-        (("config", "protocol", "confidence"), 7, "config.protocol.confidence: Input should be less than 1"),
-        (("variants", 0, "contract"), "x", "variants.0.contract: Input should be 'exact', 'equivalent' or 'lossy'"),
-        ((*FIRST_CALL, "seconds"), 0.0, "calls.0.seconds: Input should be greater than 0"),
-        ((*FIRST_CALL, "held_gib"), math.inf, "calls.0.held_gib: Input should be a finite number"),
+        (
+            ("comparisons", 0, "shapes", 0, "speedup", "estimate"),
+            -1,
+            "estimate: Input should be greater than 0",
+        ),
+        (
+            ("config", "protocol", "confidence"),
+            7,
+            "config.protocol.confidence: Input should be less than 1",
+        ),
+        (
+            ("variants", 0, "contract"),
+            "x",
+            "variants.0.contract: Input should be 'exact', 'equivalent' or 'lossy'",
+        ),
+        (
+            (*FIRST_CALL, "seconds"),
+            0.0,
+            "calls.0.seconds: Input should be greater than 0",
+        ),
+        (
+            (*FIRST_CALL, "held_gib"),
+            math.inf,
+            "calls.0.held_gib: Input should be a finite number",
+        ),
         (("schema_version",), 99, "has schema version 99, and this sdopt reads"),
     ],
 )
@@ -55,8 +75,12 @@ def test_what_cannot_be_true_is_named(path: Path_, value: Any, said: str) -> Non
     assert said in answer_to(replaced(DOCUMENT, path, value))
 
 
-def test_a_later_schema_with_fields_of_its_own_is_read_where_its_version_is_ours() -> None:
-    assert parse_result(json.dumps(DOCUMENT | {"of_the_future": {"a": 1}}).encode()).variants
+def test_a_later_schema_with_fields_of_its_own_is_read_where_its_version_is_ours() -> (
+    None
+):
+    assert parse_result(
+        json.dumps(DOCUMENT | {"of_the_future": {"a": 1}}).encode()
+    ).variants
 
 
 TRUNCATED = RESULT.read_bytes()[:5000]
@@ -96,14 +120,20 @@ def test_a_sweep_goes_on_with_its_other_jobs(tmp_path: Path) -> None:
     assert damaged == ["1/result.json", "2/error.json"]
     assert sweep.exit_code == 1  # the regression of the jobs that can be read
     assert {job.number for job in sweep.jobs} == {"0", "1", "2", "3", "4"}
-    assert "the job has begun and has written no result" in next(job.because for job in sweep.jobs if job.number == "4")
+    assert "the job has begun and has written no result" in next(
+        job.because for job in sweep.jobs if job.number == "4"
+    )
     finished = sdopt(tmp_path, "gate", "sweep")
     assert finished.code  # the worst of all that there is to say
-    assert all(line.removeprefix(f"{tmp_path}/") in finished.err for line in sweep.damaged)
+    assert all(
+        line.removeprefix(f"{tmp_path}/") in finished.err for line in sweep.damaged
+    )
     assert finished.out.count("verdicts: ") == 2
 
 
-def test_sync_goes_on_after_an_error_of_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_goes_on_after_an_error_of_one_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for job in "ab":
         (tmp_path / job).mkdir()
         shutil.copy(RESULT, tmp_path / job)
@@ -114,9 +144,14 @@ def test_sync_goes_on_after_an_error_of_one_result(tmp_path: Path, monkeypatch: 
         return Logged("run", "1", new=True)
 
     monkeypatch.setattr("sdopt.tracking.runs.log_study", log)
-    finished = sdopt(tmp_path, "sync", ".", f"tracking.uri=sqlite:///{tmp_path}/never.db")
+    finished = sdopt(
+        tmp_path, "sync", ".", f"tracking.uri=sqlite:///{tmp_path}/never.db"
+    )
     assert finished.code == 3
-    assert finished.err == "sdopt: a: could not be logged (KeyError: 'what nobody foresaw')\n"
+    assert (
+        finished.err
+        == "sdopt: a: could not be logged (KeyError: 'what nobody foresaw')\n"
+    )
     assert finished.out == "b: logged as run\n"
 
 
@@ -128,12 +163,16 @@ def test_an_error_that_is_damaged(content: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "\x00", "hydra: {overrides: {task: [], hydra: [3]}}", "{" * 1000], ids=range(5)
+    "content",
+    ["", "[]", "\x00", "hydra: {overrides: {task: [], hydra: [3]}}", "{" * 1000],
+    ids=range(5),
 )
 def test_a_command_line_that_is_damaged(content: str, tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "hydra.yaml").write_text(content)
-    with pytest.raises(UsageError, match=r"hydra\.yaml, which records what was run there, is damaged") as caught:
+    with pytest.raises(
+        UsageError, match=r"hydra\.yaml, which records what was run there, is damaged"
+    ) as caught:
         with_resumed([f"resume={tmp_path}"])
     assert len(caught.value.problems) == 1
 
@@ -147,15 +186,27 @@ OUTSIDE = (
 
 
 def with_images(path: str) -> Any:
-    image = {"prompt": "a", "prompt_index": 0, "image_index": 0, "seed": 0, "path": path}
+    image = {
+        "prompt": "a",
+        "prompt_index": 0,
+        "image_index": 0,
+        "seed": 0,
+        "path": path,
+    }
     return replaced(document(), ("variants", 0, "images"), [image])
 
 
 @pytest.mark.parametrize("path", OUTSIDE)
-def test_a_path_that_leads_out_is_refused_where_it_is_read(path: str, tmp_path: Path) -> None:
+def test_a_path_that_leads_out_is_refused_where_it_is_read(
+    path: str, tmp_path: Path
+) -> None:
     for damaged in (
         with_images(path),
-        replaced(document(), ("redrawn",), {"numerical": with_images(path)["variants"][0]["images"]}),
+        replaced(
+            document(),
+            ("redrawn",),
+            {"numerical": with_images(path)["variants"][0]["images"]},
+        ),
     ):
         with pytest.raises(UsageError, match="not a file of the run's folder"):
             parse_result(json.dumps(damaged).encode())
@@ -171,8 +222,12 @@ def test_a_link_that_leads_out_is_refused_where_it_is_opened(tmp_path: Path) -> 
     (folder / "outside").symlink_to(tmp_path)
     (folder / "result.json").write_text(json.dumps(with_images("images/0.png")))
     with pytest.raises(UsageError, match="not a file of that folder"):
-        log_study(read_result(folder), folder, Tracking(uri=f"sqlite:///{tmp_path}/never.db"))
-    with pytest.raises(UsageError, match="not a file of that folder; of a link, as DVC makes"):
+        log_study(
+            read_result(folder), folder, Tracking(uri=f"sqlite:///{tmp_path}/never.db")
+        )
+    with pytest.raises(
+        UsageError, match="not a file of that folder; of a link, as DVC makes"
+    ):
         inside(folder, "outside/secret.png")
     assert not (tmp_path / "never.db").exists()
     (folder / "images" / "1.png").write_bytes(b"own")
@@ -186,7 +241,9 @@ def test_the_name_of_a_study_is_no_path(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("-m",)])
-def test_a_study_is_not_written_elsewhere(flags: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_study_is_not_written_elsewhere(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
     """Hydra makes the folder before sdopt sees the configuration."""
     here = tmp_path / "a" / "b" / "c"
     here.mkdir(parents=True)

@@ -20,14 +20,21 @@ from sdopt.tracking.runs import download_run, log_study
 from sdopt.tracking.store import end_process
 from tests.robustness.damage import RESULT
 
-pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("mlflow") is None, reason="mlflow is not installed"
+)
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
-def respond(handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: Mapping[str, str] = NONE) -> None:
+def respond(
+    handler: BaseHTTPRequestHandler,
+    status: int,
+    body: bytes,
+    headers: Mapping[str, str] = NONE,
+) -> None:
     handler.send_response(status)
     for name, value in headers.items():
         handler.send_header(name, value)
@@ -38,7 +45,12 @@ def respond(handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: 
 
 def says(status: int, body: bytes, **headers: str) -> Answer:
     """Answers each request alike."""
-    return lambda handler: respond(handler, status, body, {name.replace("_", "-"): it for name, it in headers.items()})
+    return lambda handler: respond(
+        handler,
+        status,
+        body,
+        {name.replace("_", "-"): it for name, it in headers.items()},
+    )
 
 
 def hangs(handler: BaseHTTPRequestHandler) -> None:
@@ -58,7 +70,9 @@ def drips(handler: BaseHTTPRequestHandler) -> None:
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def server(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """The address of a server that answers every request as the parameter does; MLflow is patient for a second."""
     answer: Answer = request.param
 
@@ -92,8 +106,14 @@ ANSWERS: dict[str, tuple[Answer, str]] = {
     "is another": (says(200, b"<html>a page to log in</html>"), "web page"),
     "is empty": (says(200, b"{}"), ""),
     "drops": (drops, "does not answer"),
-    "forbids": (says(403, b'{"error_code": "PERMISSION_DENIED", "message": "not you"}'), "403, .* permission"),
-    "knows nobody": (says(401, b"<html>401</html>"), "401, .* MLFLOW_TRACKING_USERNAME"),
+    "forbids": (
+        says(403, b'{"error_code": "PERMISSION_DENIED", "message": "not you"}'),
+        "403, .* permission",
+    ),
+    "knows nobody": (
+        says(401, b"<html>401</html>"),
+        "401, .* MLFLOW_TRACKING_USERNAME",
+    ),
     "asks to wait": (says(429, b"slow down", Retry_After="3600"), "429, .* wait"),
     "is elsewhere": (says(301, b"", Location="https://elsewhere.example"), "redirects"),
     "drips": (drips, r"no complete answer within 0.3 s; .*tracking\.deadline_s"),
@@ -104,15 +124,23 @@ ANSWERS: dict[str, tuple[Answer, str]] = {
     ("server", "said"),
     [
         # Each waits for MLflow's own process, which takes seconds to start.
-        pytest.param(*case, id=name, marks=[] if name in ("forbids", "drips") else pytest.mark.slow)
+        pytest.param(
+            *case,
+            id=name,
+            marks=[] if name in ("forbids", "drips") else pytest.mark.slow,
+        )
         for name, case in ANSWERS.items()
     ],
     indirect=["server"],
 )
 @pytest.mark.walk(1)
-def test_what_it_does_is_one_line(server: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_does_is_one_line(
+    server: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store, "_GRACE_S", 0.5)
-    tracking = Tracking(uri=server, images=False, deadline_s=0.3 if "within 0.3 s" in said else 3)
+    tracking = Tracking(
+        uri=server, images=False, deadline_s=0.3 if "within 0.3 s" in said else 3
+    )
     began = time.monotonic()
     for work in (
         lambda: log_study(read_result(RESULT), tmp_path, tracking),

@@ -29,7 +29,10 @@ QUICK = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0")
 
 
 def run_apart(
-    folder: Path, *arguments: str, limits: Mapping[int, int] = MappingProxyType({}), **environment: str
+    folder: Path,
+    *arguments: str,
+    limits: Mapping[int, int] = MappingProxyType({}),
+    **environment: str,
 ) -> "Ended":
     """Runs the command in a process of its own, as `python -m`, with limits as `ulimit` sets them."""
 
@@ -38,7 +41,9 @@ def run_apart(
             resource.setrlimit(number, (allowed, allowed))
 
     # Without PYTHONSAFEPATH, which a command in this process has set: as a shell starts it.
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    inherited = {
+        name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"
+    }
     return subprocess.run(
         [sys.executable, "-m", "sdopt.cli", *arguments],
         cwd=folder,
@@ -77,14 +82,20 @@ def test_the_working_folder_comes_last(tmp_path: Path) -> None:
 def test_variables_that_lead_nowhere_and_few_handles(tmp_path: Path) -> None:
     (file := tmp_path / "file").touch()
     # Below a file not even root can make a folder.
-    nowhere = dict.fromkeys(("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"), str(file / "nowhere"))
-    ended = run_apart(tmp_path, "run", *QUICK, limits={resource.RLIMIT_NOFILE: 64}, **nowhere)
+    nowhere = dict.fromkeys(
+        ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"), str(file / "nowhere")
+    )
+    ended = run_apart(
+        tmp_path, "run", *QUICK, limits={resource.RLIMIT_NOFILE: 64}, **nowhere
+    )
     assert ended.returncode == 0, ended.stderr
     [path] = tmp_path.rglob("result.json")
     assert read_result(path).status == "finished"
 
 
-def test_too_little_for_any_study_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_for_any_study_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda limit: (2**20,) * 2)
     ended = sdopt(tmp_path, "run", *QUICK)
     assert ended.code == 3
@@ -108,7 +119,11 @@ def test_the_least_of_each_limit_is_enough(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_while_a_result_is_logged(tmp_path: Path) -> None:
     result = read_result(RESULT)
     with small_disk(tmp_path / "disk", "8m") as disk:
-        tracking = Tracking(uri=f"sqlite:///{disk}/mlflow.db", artifacts=f"{disk}/artifacts", images=False)
+        tracking = Tracking(
+            uri=f"sqlite:///{disk}/mlflow.db",
+            artifacts=f"{disk}/artifacts",
+            images=False,
+        )
         log_study(replace(result, id="1"), tmp_path, tracking)
         filler = full(disk)
         with pytest.raises(TrackingError) as caught:
@@ -126,23 +141,55 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     store = f"tracking.uri=sqlite:///{tmp_path}/there.db"
     with socket.create_server(("127.0.0.1", 0)) as used:
         taken = str(used.getsockname()[1])
-        refused(tmp_path, "ui", "--port", taken, store, says="already in use; choose another port")
-    refused(tmp_path, "ui", "--port", "99999", store, says="--port 99999: must be between 1 and 65535")
+        refused(
+            tmp_path,
+            "ui",
+            "--port",
+            taken,
+            store,
+            says="already in use; choose another port",
+        )
+    refused(
+        tmp_path,
+        "ui",
+        "--port",
+        "99999",
+        store,
+        says="--port 99999: must be between 1 and 65535",
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (PermissionError(errno.EACCES, "Permission denied", "there"), "there: Permission denied; run as a user with"),
-        (OSError(errno.EMFILE, "Too many open files", "it"), "it: Too many open files; raise the limit of open files"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory; raise the memory limit (ulimit -v)"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "there"),
+            "there: Permission denied; run as a user with",
+        ),
+        (
+            OSError(errno.EMFILE, "Too many open files", "it"),
+            "it: Too many open files; raise the limit of open files",
+        ),
+        (
+            OSError(errno.ENOMEM, "Cannot allocate memory"),
+            "Cannot allocate memory; raise the memory limit (ulimit -v)",
+        ),
         (MemoryError(), "out of memory; raise the memory limit (ulimit -v)"),
-        (ImportError("it.so: failed to map segment"), "it.so: failed to map segment; raise the memory limit"),
-        (RuntimeError("can't start new thread"), "can't start new thread; raise the limit of processes (ulimit -u)"),
+        (
+            ImportError("it.so: failed to map segment"),
+            "it.so: failed to map segment; raise the memory limit",
+        ),
+        (
+            RuntimeError("can't start new thread"),
+            "can't start new thread; raise the limit of processes (ulimit -u)",
+        ),
     ],
 )
 def test_what_the_machine_refuses_is_one_line(
-    error: Exception, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
@@ -157,7 +204,14 @@ def test_what_the_machine_refuses_is_one_line(
 def test_a_gate_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     shutil.copy(RESULT, tmp_path / "result.json")  # in which its look is kept
-    finished = sdopt(tmp_path, "gate", str(tmp_path), "gate=default", "--output", str(tmp_path / "file" / "below"))
+    finished = sdopt(
+        tmp_path,
+        "gate",
+        str(tmp_path),
+        "gate=default",
+        "--output",
+        str(tmp_path / "file" / "below"),
+    )
     assert finished.code == 3
     assert "below: Not a directory; choose another folder with --output" in finished.err
     assert "Traceback" not in finished.err

@@ -65,17 +65,38 @@ CALIBRATION = FOLDER / "emoji-25.json"
 FILES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "preset.yaml": (PRESET, a_preset),
     "sheet.yaml": (SHEET, a_data_sheet),
-    "prompts.txt": ("a red apple\nblue fish\n", lambda file: [each.text for each in read_prompts(file, None).prompts]),
-    "prompts.csv": (TABLE, lambda file: [each.text for each in read_prompts(file, None).prompts]),
-    "prompts.tsv": (TABLE.replace(",", "\t"), lambda file: [each.text for each in read_prompts(file, None).prompts]),
-    "prompts.json": ('["a red apple",\n"blue fish"]\n', lambda file: read_prompts(file, None).prompts[1].text),
-    "prompts.jsonl": (LINES, lambda file: [each.text for each in read_prompts(file, None).prompts]),
-    "times.csv": ("file,seconds\na.png,1.5\n", lambda file: [row.values for row in read_table(file)]),
+    "prompts.txt": (
+        "a red apple\nblue fish\n",
+        lambda file: [each.text for each in read_prompts(file, None).prompts],
+    ),
+    "prompts.csv": (
+        TABLE,
+        lambda file: [each.text for each in read_prompts(file, None).prompts],
+    ),
+    "prompts.tsv": (
+        TABLE.replace(",", "\t"),
+        lambda file: [each.text for each in read_prompts(file, None).prompts],
+    ),
+    "prompts.json": (
+        '["a red apple",\n"blue fish"]\n',
+        lambda file: read_prompts(file, None).prompts[1].text,
+    ),
+    "prompts.jsonl": (
+        LINES,
+        lambda file: [each.text for each in read_prompts(file, None).prompts],
+    ),
+    "times.csv": (
+        "file,seconds\na.png,1.5\n",
+        lambda file: [row.values for row in read_table(file)],
+    ),
     "rows.jsonl": (LINES, lambda file: [row.values for row in read_table(file)]),
     "arrivals.txt": ("0\n0.5\n2\n", lambda file: unit_trace(str(file), 3, 0).tolist()),
     "figures.csv": (",".join(COLUMNS) + "\n", read_figures),
     "calibration.json": (CALIBRATION.read_text(encoding="utf-8"), read_calibration),
-    "mine.py": ("def make():\n    return 1\n", lambda file: defined(f"{file}:make", "model")[1]),
+    "mine.py": (
+        "def make():\n    return 1\n",
+        lambda file: defined(f"{file}:make", "model")[1],
+    ),
 }
 
 
@@ -91,13 +112,17 @@ def test_what_windows_writes_is_read_as_what_it_says(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_another_encoding_is_refused_by_the_name_of_the_file(name: str, tmp_path: Path) -> None:
+def test_another_encoding_is_refused_by_the_name_of_the_file(
+    name: str, tmp_path: Path
+) -> None:
     text, read = FILES[name]
     for way in REFUSED.values():
         (tmp_path / name).write_bytes(way(text))
         with pytest.raises((UsageError, Unreadable)) as refused:
             read(tmp_path / name)
-        if isinstance(refused.value, UsageError):  # where prompts are asked for, their key and their file are before it
+        if isinstance(
+            refused.value, UsageError
+        ):  # where prompts are asked for, their key and their file are before it
             [line] = refused.value.problems
             assert name in line
 
@@ -110,6 +135,8 @@ def test_an_offset_is_a_line() -> None:
 def test_arguments_are_read_as_utf8_also_where_the_locale_has_none() -> None:
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, "-m", "sdopt", "plän"]
-    ended = subprocess.run(command, env=os.environ | ascii_only, capture_output=True, check=False)
+    ended = subprocess.run(
+        command, env=os.environ | ascii_only, capture_output=True, check=False
+    )
     assert "unknown command 'plän'".encode() in ended.stderr
     assert ended.returncode == 2

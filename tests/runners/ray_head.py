@@ -42,7 +42,14 @@ class Head:
         output = self.folder / "start.log"
         with output.open("w") as stream:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ray.scripts.scripts", "start", *options, *ports],
+                [
+                    sys.executable,
+                    "-m",
+                    "ray.scripts.scripts",
+                    "start",
+                    *options,
+                    *ports,
+                ],
                 # Its workers begin here, and not in the folder of the command.
                 cwd=self.folder,
                 env={**os.environ, **self.environment},
@@ -52,7 +59,11 @@ class Head:
                 start_new_session=True,
             )
         ended = self._process.poll
-        eventually(lambda: "Ray runtime started" in output.read_text() or ended() is not None, 120, pause_s=0.5)
+        eventually(
+            lambda: "Ray runtime started" in output.read_text() or ended() is not None,
+            120,
+            pause_s=0.5,
+        )
         assert ended() is None, output.read_text()
 
     def stop(self) -> None:
@@ -76,7 +87,9 @@ def worker_in(folder: Path) -> int | None:
 def running(extra: str, module: str) -> Iterator[Head]:
     """A head node for the block; skips the test where the module of an extra is not installed."""
     if find_spec("ray") is None or find_spec(module) is None:
-        pytest.skip(f"needs the extra {extra}, in an environment of its own: see sdopt/README.md")
+        pytest.skip(
+            f"needs the extra {extra}, in an environment of its own: see sdopt/README.md"
+        )
     head = Head()
     try:
         head.start()

@@ -72,7 +72,9 @@ for job in jobs:
 def is_installed() -> bool:
     """Whether the daemons are there, and this user may start them."""
     programs = ("slurmctld", "slurmd", "munged", "setpriv")
-    return os.geteuid() == 0 and all(shutil.which(name, path=_path()) for name in programs)
+    return os.geteuid() == 0 and all(
+        shutil.which(name, path=_path()) for name in programs
+    )
 
 
 def _path() -> str:
@@ -97,16 +99,22 @@ class Cluster:
         self.folder = folder
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         programs = folder / "bin"
-        self.environment = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{programs}:{_path()}"}
+        self.environment = {
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "PATH": f"{programs}:{_path()}",
+        }
         for name in ("state", "bin", *(f"spool-{node}" for node in NODES)):
             (folder / name).mkdir(parents=True)
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(stat.S_IRUSR | stat.S_IWUSR)
         host = socket.gethostname().partition(".")[0]
         nodes = "\n".join(
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=1" for node in NODES
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=1"
+            for node in NODES
         )
-        text = _CONFIGURATION.format(folder=folder, host=host, port=free_port(), nodes=nodes)
+        text = _CONFIGURATION.format(
+            folder=folder, host=host, port=free_port(), nodes=nodes
+        )
         (folder / "slurm.conf").write_text(text)
         sacct = programs / "sacct"
         sacct.write_text(_SACCT.format(python=sys.executable))
@@ -114,11 +122,23 @@ class Cluster:
 
     def start(self) -> None:
         """Starts all daemons, and waits until both nodes take jobs."""
-        munge = {name: self.folder / f"munge.{name}" for name in ("socket", "pid", "log", "seed")}
+        munge = {
+            name: self.folder / f"munge.{name}"
+            for name in ("socket", "pid", "log", "seed")
+        }
         self._launch(
             "munged",
-            *("--foreground", "--force", f"--key-file={self.folder / 'munge.key'}", f"--socket={munge['socket']}"),
-            *(f"--pid-file={munge['pid']}", f"--log-file={munge['log']}", f"--seed-file={munge['seed']}"),
+            *(
+                "--foreground",
+                "--force",
+                f"--key-file={self.folder / 'munge.key'}",
+                f"--socket={munge['socket']}",
+            ),
+            *(
+                f"--pid-file={munge['pid']}",
+                f"--log-file={munge['log']}",
+                f"--seed-file={munge['seed']}",
+            ),
         )
         self.wait_for(munge["socket"].is_socket, "munged has its socket")
         self._launch("slurmctld", "-D")
@@ -127,7 +147,9 @@ class Cluster:
         self.wait_for(self._is_idle, "nodes are idle")
 
     def _is_idle(self) -> bool:
-        with suppress(subprocess.CalledProcessError):  # the controller does not answer yet
+        with suppress(
+            subprocess.CalledProcessError
+        ):  # the controller does not answer yet
             return self._run("sinfo", "-h", "-o", "%D %t").split() == ["2", "idle"]
         return False
 
@@ -170,9 +192,13 @@ class Cluster:
         """Spares a job that comes back the minutes for which Slurm holds it."""
         self._run("scontrol", "update", f"JobId={task}", "StartTime=now")
 
-    def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
+    def wait_for(
+        self, condition: Callable[[], bool], what: str, timeout_s: float = 120
+    ) -> None:
         if not eventually(condition, timeout_s, pause_s=0.5):
-            logs = "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
+            logs = "\n".join(
+                path.read_text()[-2000:] for path in self.folder.glob("*.log")
+            )
             raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{logs}")
 
     def _launch(self, program: str, *arguments: str, name: str = "") -> None:
@@ -192,7 +218,12 @@ class Cluster:
         environment = {**os.environ, **self.environment}
         program = shutil.which(command[0], path=environment["PATH"]) or command[0]
         finished = subprocess.run(
-            [program, *command[1:]], env=environment, capture_output=True, text=True, check=True, timeout=timeout
+            [program, *command[1:]],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=timeout,
         )
         return finished.stdout
 
@@ -202,7 +233,9 @@ def _processes_with(entry: str) -> list[int]:
     found = []
     for pid in psutil.pids():
         with suppress(OSError):
-            if pid != os.getpid() and entry.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if pid != os.getpid() and entry.encode() in Path(
+                f"/proc/{pid}/environ"
+            ).read_bytes().split(b"\0"):
                 found.append(pid)
     return found
 

@@ -27,8 +27,13 @@ def signals_by_default() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGXCPU, 152)])
-def test_a_signal_is_a_line_and_a_code(number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGXCPU, 152)],
+)
+def test_a_signal_is_a_line_and_a_code(
+    number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     def main(_argv: list[str]) -> int:
         os.kill(os.getpid(), number)
         time.sleep(5)
@@ -83,7 +88,12 @@ def wait_for_rounds(process: Process) -> Path:
     def timed() -> bool:
         assert process.popen.poll() is None, process.finish()
         found = [read_result(path) for path in process.cwd.rglob("result.json")]
-        calls = [len(m.shapes[0].calls) for result in found for row in result.variants for m in row.measurements]
+        calls = [
+            len(m.shapes[0].calls)
+            for result in found
+            for row in result.variants
+            for m in row.measurements
+        ]
         return min(calls, default=0) > 1
 
     assert eventually(timed, 120)
@@ -101,7 +111,9 @@ def wait_for_rounds(process: Process) -> Path:
 def test_a_signal_keeps_and_compares_what_was_measured_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    process = fork(tmp_path, "run", *SMOKE, "layout=channels_last", "protocol.rounds=5000")
+    process = fork(
+        tmp_path, "run", *SMOKE, "layout=channels_last", "protocol.rounds=5000"
+    )
     try:
         folder = wait_for_rounds(process)
         if number == signal.SIGINT:

@@ -16,7 +16,11 @@ from tests.fakes import fake_workers
 from tests.runners import slurm
 
 SWEEP = ("run", "-m", *SMOKE, "hydra.sweep.dir=outputs/sweep")
-SLURM = ("hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=30", "hydra.launcher.partition=all")
+SLURM = (
+    "hydra/launcher=submitit_slurm",
+    "hydra.launcher.timeout_min=30",
+    "hydra.launcher.partition=all",
+)
 
 
 def test_a_sweep_that_is_submitted_again_measures_what_is_missing(
@@ -50,7 +54,9 @@ def test_a_sweep_that_is_submitted_again_measures_what_is_missing(
 @pytest.mark.slow
 class TestSlurm:
     @pytest.fixture(scope="class")
-    def cluster(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Cluster]:
+    def cluster(
+        self, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[slurm.Cluster]:
         if not slurm.is_installed() or find_spec("submitit") is None:
             reason = "needs root, Debian's slurm-wlm, and the extra slurm"
             if os.environ.get("SDOPT_REQUIRE_SLURM"):
@@ -59,41 +65,73 @@ class TestSlurm:
         with slurm.cluster(tmp_path_factory.mktemp("slurm")) as cluster:
             yield cluster
 
-    def test_a_job_that_is_killed_is_a_row_and_is_measured_later(self, cluster: slurm.Cluster, tmp_path: Path) -> None:
-        arguments = (*SWEEP, *SLURM, "attention=default,math,vanilla", "protocol.rounds=30")
+    def test_a_job_that_is_killed_is_a_row_and_is_measured_later(
+        self, cluster: slurm.Cluster, tmp_path: Path
+    ) -> None:
+        arguments = (
+            *SWEEP,
+            *SLURM,
+            "attention=default,math,vanilla",
+            "protocol.rounds=30",
+        )
         process = start(tmp_path, *arguments, **cluster.environment)
         folder = tmp_path / "outputs" / "sweep"
-        cluster.wait_for(lambda: "1" in cluster.tasks() and (folder / "1" / "result.json").is_file(), "job 1 measures")
+        cluster.wait_for(
+            lambda: "1" in cluster.tasks() and (folder / "1" / "result.json").is_file(),
+            "job 1 measures",
+        )
         cluster.cancel(cluster.tasks()["1"])
         # The launcher stops waiting at the first job that is lost; the others go on.
         ended = process.finish(600)
         assert ended.code == 3, ended.shown
         assert "ended unexpectedly" in ended.err
         # Of its processes srun may be killed before the job is, which then ends as at SIGTERM.
-        [row] = [line for line in (folder / "sweep.md").read_text().splitlines() if "| 1 |" in line]
+        [row] = [
+            line
+            for line in (folder / "sweep.md").read_text().splitlines()
+            if "| 1 |" in line
+        ]
         assert "the study has not ended" in row or "| interrupted |" in row
         cluster.wait_for(lambda: not cluster.tasks(), "the other jobs end", 600)
-        others = {number: (folder / number / "result.json").read_bytes() for number in ("0", "2")}
+        others = {
+            number: (folder / number / "result.json").read_bytes()
+            for number in ("0", "2")
+        }
 
         # Of a job's processes any may be killed first: its baseline may have failed before the job itself ended.
         again = ("run", f"resume={folder}", "retry_failed=true")
         resumed = start(tmp_path, *again, **cluster.environment).finish(600)
         assert resumed.code == 0, resumed.shown
-        assert {number: (folder / number / "result.json").read_bytes() for number in others} == others
+        assert {
+            number: (folder / number / "result.json").read_bytes() for number in others
+        } == others
         studies = [read_result(folder / str(number)) for number in range(3)]
         assert {study.status for study in studies} == {"finished"}
         assert len(studies[1].sessions) == 2
         assert {study.environment.host for study in studies} == {os.uname().nodename}
 
     @pytest.fixture
-    def measuring(self, cluster: slurm.Cluster, tmp_path: Path) -> Callable[..., tuple[Process, StudyResult, str]]:
+    def measuring(
+        self, cluster: slurm.Cluster, tmp_path: Path
+    ) -> Callable[..., tuple[Process, StudyResult, str]]:
         """Submits a sweep of one study; returns its command, what it has measured, and Slurm's number of the job."""
 
         def submit(*arguments: str) -> tuple[Process, StudyResult, str]:
-            command = (*SWEEP, *SLURM, "attention=math", "protocol.rounds=30", *arguments)
+            command = (
+                *SWEEP,
+                *SLURM,
+                "attention=math",
+                "protocol.rounds=30",
+                *arguments,
+            )
             process = start(tmp_path, *command, **cluster.environment)
             file = tmp_path / "outputs" / "sweep" / "0" / "result.json"
-            cluster.wait_for(lambda: file.is_file() and len(read_result(file).variants[0].samples) > 0, "it measures")
+            cluster.wait_for(
+                lambda: (
+                    file.is_file() and len(read_result(file).variants[0].samples) > 0
+                ),
+                "it measures",
+            )
             [task] = cluster.tasks().values()
             return process, read_result(file), task
 
@@ -104,7 +142,10 @@ class TestSlurm:
         ("end", "arguments"),
         [
             (slurm.Cluster.requeue, []),
-            (slurm.Cluster.warn, ["hydra.launcher.timeout_min=9", "hydra.launcher.max_num_timeout=1"]),
+            (
+                slurm.Cluster.warn,
+                ["hydra.launcher.timeout_min=9", "hydra.launcher.max_num_timeout=1"],
+            ),
         ],
         ids=["preempted", "time limit"],
     )
@@ -126,12 +167,17 @@ class TestSlurm:
         assert len(after.sessions) == 2
 
     def test_a_job_at_its_last_time_limit_is_a_row(
-        self, cluster: slurm.Cluster, measuring: Callable[..., tuple[Process, StudyResult, str]]
+        self,
+        cluster: slurm.Cluster,
+        measuring: Callable[..., tuple[Process, StudyResult, str]],
     ) -> None:
         process, _, task = measuring("hydra.launcher.timeout_min=9")
         cluster.warn(task)
         ended = process.finish(300)
         assert ended.code == 3, ended.shown
         table = (ended.folder.parent / "sweep.md").read_text()
-        assert "Job not requeued because: timed-out too many times: raise hydra.launcher.timeout_min" in table
+        assert (
+            "Job not requeued because: timed-out too many times: raise hydra.launcher.timeout_min"
+            in table
+        )
         assert "defect" not in table

@@ -51,13 +51,29 @@ class TestInformation:
     def test_help_shows_the_groups_and_their_options(self, tmp_path: Path) -> None:
         finished = sdopt(tmp_path, "run", "--help")
         assert finished.code == 0
-        for group in ("model", "precision", "attention", "compiler", "layout", "grad_mode", "study", "protocol"):
+        for group in (
+            "model",
+            "precision",
+            "attention",
+            "compiler",
+            "layout",
+            "grad_mode",
+            "study",
+            "protocol",
+        ):
             section = finished.out.partition(f"\n{group}:\n")[2].partition("\n\n")[0]
             told = dict(line.split(maxsplit=1) for line in section.splitlines())
-            assert told.keys() == {option.stem for option in (CONF / group).glob("*.yaml")}
+            assert told.keys() == {
+                option.stem for option in (CONF / group).glob("*.yaml")
+            }
 
-    def test_of_the_configuration_and_of_defaults_writes_no_file(self, tmp_path: Path) -> None:
-        assert "weights: bfloat16" in sdopt(tmp_path, "run", "precision=bf16", "--cfg", "job").out
+    def test_of_the_configuration_and_of_defaults_writes_no_file(
+        self, tmp_path: Path
+    ) -> None:
+        assert (
+            "weights: bfloat16"
+            in sdopt(tmp_path, "run", "precision=bf16", "--cfg", "job").out
+        )
         assert sdopt(tmp_path, "run", "--info", "defaults").code == 0
         assert sdopt(tmp_path, "--version").out == f"sdopt {__version__}\n"
         assert list(tmp_path.iterdir()) == []
@@ -70,7 +86,11 @@ MISTAKES = {
     "an unknown flag": ["--gpu"],
     "an unknown option to show": ["--cfg", "job", "precision=nope"],
     "an empty option to show": ["--cfg", "job", "precision="],
-    "flags of which one has no effect alone": ["precision=bf16", "--package", "workload"],
+    "flags of which one has no effect alone": [
+        "precision=bf16",
+        "--package",
+        "workload",
+    ],
     "a missing folder of groups": ["--config-dir", "/nowhere"],
     "a missing folder on the search path": ["hydra.searchpath=[file:///nowhere]"],
     "a pattern of options without -m": ["precision=glob(*)"],
@@ -78,7 +98,11 @@ MISTAKES = {
     "a variable for processes that have started": ["+hydra.job.env_set.X=1"],
     "the folder of a sweep": ["hydra.sweep.dir=mine"],
     "a key within null": ["+hydra.sweeper.params.override=1"],
-    "the folder of a run for a sweep": ["-m", "layout=contiguous,channels_last", "hydra.run.dir=mine"],
+    "the folder of a run for a sweep": [
+        "-m",
+        "layout=contiguous,channels_last",
+        "hydra.run.dir=mine",
+    ],
 }
 
 
@@ -95,7 +119,9 @@ class TestMistakes:
     def test_name_the_key_or_the_value(self, kind: str) -> None:
         problem = mistake(*MISTAKES[kind])
         key, _, value = MISTAKES[kind][-1].lstrip("+~-").partition("=")
-        assert key.partition(".")[0] in problem or (value and value.strip("${}") in problem)
+        assert key.partition(".")[0] in problem or (
+            value and value.strip("${}") in problem
+        )
 
     @pytest.mark.parametrize(
         ("words", "says"),
@@ -107,7 +133,9 @@ class TestMistakes:
             (["-m", f"hydra.sweep.subdir={300 * 'x'}"], "hydra.sweep.subdir"),
         ],
     )
-    def test_that_show_when_it_begins(self, tmp_path: Path, words: list[str], says: str) -> None:
+    def test_that_show_when_it_begins(
+        self, tmp_path: Path, words: list[str], says: str
+    ) -> None:
         refused(tmp_path, "run", *SMOKE, *words, says=says)
 
     @pytest.mark.parametrize(
@@ -118,7 +146,10 @@ class TestMistakes:
             (["experimnt=mine"], "experimnt: "),
             (["study.options=[precision:bf16]"], "study.options: "),
             (["lora.scale=0.5"], "lora.scale: "),
-            (["study.options=[precision=bf16]"], "study.options: in a list, write precision:bf16 instead of "),
+            (
+                ["study.options=[precision=bf16]"],
+                "study.options: in a list, write precision:bf16 instead of ",
+            ),
             (
                 ["study.variants={a: [precision=bf16]}"],
                 "study.variants: in a list, write precision:bf16 instead of ",
@@ -132,17 +163,24 @@ class TestMistakes:
 class TestFolder:
     def test_keeps_the_record_of_what_was_measured_there(self, tmp_path: Path) -> None:
         """Hydra replaces it before sdopt runs, and then another study would be resumed."""
-        assert sdopt(tmp_path, "run", *SMOKE, "precision=bf16", "hydra.run.dir=mine").code == 0
+        assert (
+            sdopt(tmp_path, "run", *SMOKE, "precision=bf16", "hydra.run.dir=mine").code
+            == 0
+        )
         record = (tmp_path / "mine" / ".hydra" / "overrides.yaml").read_text()
         done = refused(tmp_path, "run", *SMOKE, "attention=math", "hydra.run.dir=mine")
-        assert "mine: holds a result; continue it with `sdopt run resume=mine`" in done.err
+        assert (
+            "mine: holds a result; continue it with `sdopt run resume=mine`" in done.err
+        )
         assert (tmp_path / "mine" / ".hydra" / "overrides.yaml").read_text() == record
         assert sdopt(tmp_path, "run", "resume=mine", "protocol.rounds=3").code == 0
 
     def test_of_another_process_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "mine").mkdir()
         with lock_folder(tmp_path / "mine"):
-            refused = sdopt(tmp_path, "run", *SMOKE, "precision=bf16", "hydra.run.dir=mine")
+            refused = sdopt(
+                tmp_path, "run", *SMOKE, "precision=bf16", "hydra.run.dir=mine"
+            )
         assert refused.code == 2
         assert "another process is measuring there" in refused.err
         assert list((tmp_path / "mine").iterdir()) == []
@@ -153,62 +191,118 @@ class TestDryRun:
     def known_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its rates, which `sdopt plan` has kept, are those of no machine."""
         for module in ("cpu", "plan"):
-            monkeypatch.setattr(f"sdopt.apps.foresight.{module}.known_machine", lambda _threads: CpuRates(*[1e11] * 6))
+            monkeypatch.setattr(
+                f"sdopt.apps.foresight.{module}.known_machine",
+                lambda _threads: CpuRates(*[1e11] * 6),
+            )
 
-    def test_shows_what_would_be_measured_compared_and_skipped(self, tmp_path: Path) -> None:
+    def test_shows_what_would_be_measured_compared_and_skipped(
+        self, tmp_path: Path
+    ) -> None:
         finished = sdopt(
             tmp_path,
-            *("run", *SMOKE, "dry_run=true", "study=explicit", "workload.batch_size=[1,2]"),
+            *(
+                "run",
+                *SMOKE,
+                "dry_run=true",
+                "study=explicit",
+                "workload.batch_size=[1,2]",
+            ),
             "study.variants={plain: [], half: ['precision=bf16'], other: ['attention=deepspeed']}",
         )
         assert finished.code == 0
         [reason] = [line for line in finished.out.splitlines() if "other: no:" in line]
-        assert "choose precision=fp16" in reason, "a reason is one line, from which one copies"
-        for shown in ("half", "lossy", "repeated baseline", "no:", "needs a CUDA", "what would be compared"):
+        assert "choose precision=fp16" in reason, (
+            "a reason is one line, from which one copies"
+        )
+        for shown in (
+            "half",
+            "lossy",
+            "repeated baseline",
+            "no:",
+            "needs a CUDA",
+            "what would be compared",
+        ):
             assert shown in finished.out
         assert "rates of typical layers, measured here" in finished.shown
         assert "timed at 32×32, batch 1; 32×32, batch 2" in finished.shown
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.slow
-    def test_of_a_sweep_ends_as_the_sweep_would_and_leaves_a_folder_as_it_was(self, tmp_path: Path) -> None:
+    def test_of_a_sweep_ends_as_the_sweep_would_and_leaves_a_folder_as_it_was(
+        self, tmp_path: Path
+    ) -> None:
         (tmp_path / "mine" / "empty").mkdir(parents=True)
-        planned = refused(tmp_path, "run", "-m", *SMOKE, "workload.steps=0,1", "dry_run=true", "hydra.sweep.dir=mine")
+        planned = refused(
+            tmp_path,
+            "run",
+            "-m",
+            *SMOKE,
+            "workload.steps=0,1",
+            "dry_run=true",
+            "hydra.sweep.dir=mine",
+        )
         assert "workload.steps=0: Input should be greater" in planned.err
         assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "mine"]
 
     @pytest.mark.slow
-    def test_says_what_it_takes_as_far_as_that_is_known(self, tmp_path: Path, finished: Finished) -> None:
+    def test_says_what_it_takes_as_far_as_that_is_known(
+        self, tmp_path: Path, finished: Finished
+    ) -> None:
         (tmp_path / "mine").mkdir()
-        planned = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16", "hydra.run.dir=mine")
+        planned = sdopt(
+            tmp_path,
+            "run",
+            *SMOKE,
+            "dry_run=true",
+            "precision=bf16",
+            "hydra.run.dir=mine",
+        )
         assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
         # Three processes: a first call, a discarded round, evidence and its profile, two rounds, a stage and an image.
         assert "emoji 32×32, 1 steps (DDIM), batch 1" in planned.shown
         assert "calls of the pipeline: about 24, by 3 processes" in planned.shown
         assert re.search(
-            r"time: about .+; memory: about \d\d MiB per process \(predicted; no earlier run", planned.shown
+            r"time: about .+; memory: about \d\d MiB per process \(predicted; no earlier run",
+            planned.shown,
         )
-        known = sdopt(finished.cwd, "run", *SMOKE, "workload.steps=2", "dry_run=true", "precision=bf16")
+        known = sdopt(
+            finished.cwd,
+            "run",
+            *SMOKE,
+            "workload.steps=2",
+            "dry_run=true",
+            "precision=bf16",
+        )
         assert f"from {finished.folder.relative_to(finished.cwd)}" in known.shown
         assert "time: about" in known.shown
 
 
 class TestConflicts:
-    def test_of_the_one_candidate_are_all_reported_before_anything_is_loaded(self, tmp_path: Path) -> None:
+    def test_of_the_one_candidate_are_all_reported_before_anything_is_loaded(
+        self, tmp_path: Path
+    ) -> None:
         finished = refused(tmp_path, "run", *SMOKE, "attention=cudnn", "precision=tf32")
-        assert [line.partition(": ")[2].partition(":")[0] for line in finished.err.splitlines()] == [
+        assert [
+            line.partition(": ")[2].partition(":")[0]
+            for line in finished.err.splitlines()
+        ] == [
             "precision=tf32",
             "attention=cudnn",
         ]
         assert not list(tmp_path.rglob("result.json"))
 
-    def test_of_the_baseline_leave_nothing_to_compare_with(self, tmp_path: Path) -> None:
+    def test_of_the_baseline_leave_nothing_to_compare_with(
+        self, tmp_path: Path
+    ) -> None:
         finished = refused(
             tmp_path,
             *("run", *SMOKE, "study=explicit", "dry_run=true"),
             "study.variants={first: ['attention=cudnn'], second: ['precision=bf16']}",
         )
-        assert finished.err.startswith("sdopt: the baseline 'first' cannot run: attention=cudnn: ")
+        assert finished.err.startswith(
+            "sdopt: the baseline 'first' cannot run: attention=cudnn: "
+        )
 
 
 class Returned(Callback):
@@ -230,9 +324,19 @@ class TestObjective:
 
     def test_is_returned_to_a_sweeper(self, tmp_path: Path, values: list[Any]) -> None:
         finished = sdopt(
-            tmp_path, "run", self.SPY, *SMOKE, "grad_mode=inference_mode", "objective=[latency/mean_s,nonsense]"
+            tmp_path,
+            "run",
+            self.SPY,
+            *SMOKE,
+            "grad_mode=inference_mode",
+            "objective=[latency/mean_s,nonsense]",
         )
-        samples = finished.result.variant("grad_mode=inference_mode").measurements[0].shapes[0].latency_s
+        samples = (
+            finished.result.variant("grad_mode=inference_mode")
+            .measurements[0]
+            .shapes[0]
+            .latency_s
+        )
         [(latency, nonsense)] = values
         assert latency == pytest.approx(sum(samples) / 2)
         assert math.isnan(nonsense)
@@ -249,7 +353,10 @@ class TestObjective:
         assert "workload.steps=0: Input should be greater" in finished.err
         [path] = tmp_path.rglob("result.json")
         assert path.parent.name == "1"
-        assert "workload.steps=0: Input should be greater" in (path.parents[1] / "sweep.md").read_text()
+        assert (
+            "workload.steps=0: Input should be greater"
+            in (path.parents[1] / "sweep.md").read_text()
+        )
 
 
 class TestSweep:
@@ -258,13 +365,24 @@ class TestSweep:
     ) -> None:
         assert sweep.code == 0, sweep.err
         about_all = {"sweep.md", "report.md", "report.html", "multirun.yaml"}
-        assert {path.name for path in sweep_folder.iterdir()} == {"0", "1", "2"} | about_all
+        assert {path.name for path in sweep_folder.iterdir()} == {
+            "0",
+            "1",
+            "2",
+        } | about_all
         assert (sweep_folder / "1" / "images").is_dir()
-        baseline, math_, cudnn = (read_result(sweep_folder / str(number)) for number in range(3))
-        assert [row.name for row in baseline.variants] == ["baseline", "repeated baseline"]
+        baseline, math_, cudnn = (
+            read_result(sweep_folder / str(number)) for number in range(3)
+        )
+        assert [row.name for row in baseline.variants] == [
+            "baseline",
+            "repeated baseline",
+        ]
         assert math_.variant("attention=math").status is Status.OK
         assert cudnn.variant("attention=cudnn").status is Status.SKIPPED
-        assert cudnn.variant("attention=cudnn").reason.startswith("the cudnn kernel needs a CUDA device")
+        assert cudnn.variant("attention=cudnn").reason.startswith(
+            "the cudnn kernel needs a CUDA device"
+        )
         assert all(row.measurements == [] for row in cudnn.variants)
         lines = (sweep_folder / "sweep.md").read_text().splitlines()
         rows = [line.split(" | ") for line in lines if line.startswith("| ")]
@@ -279,9 +397,13 @@ class TestSweep:
     def test_with_a_typo_runs_nothing(self, tmp_path: Path) -> None:
         finished = refused(tmp_path, "run", "-m", *SMOKE, "attention=math,nope")
         said = finished.err.partition("attention=nope: ")[2]
-        assert all(option.stem in said for option in (CONF / "attention").glob("*.yaml"))
+        assert all(
+            option.stem in said for option in (CONF / "attention").glob("*.yaml")
+        )
         assert not list(tmp_path.rglob("result.json"))
 
-    def test_whose_jobs_wrote_elsewhere(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_whose_jobs_wrote_elsewhere(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert summarise_sweep(tmp_path, Console()) == 3
         assert "no job has written a result" in capsys.readouterr().err

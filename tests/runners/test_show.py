@@ -17,7 +17,9 @@ from tests.records import reconfigure
 
 
 @pytest.fixture
-def other(finished: Finished, result: StudyResult, tmp_path: Path) -> tuple[StudyResult, Path]:
+def other(
+    finished: Finished, result: StudyResult, tmp_path: Path
+) -> tuple[StudyResult, Path]:
     """The finished study once more, as another run of it."""
     result.id = uuid.uuid4().hex
     folder = tmp_path / "other"
@@ -48,13 +50,25 @@ class TestShow:
             result.environment.host = host
             write_result(result, folder / str(job))
         sweep = read_sweep(folder)
-        assert sorted(job.label for job in sweep.jobs) == ["0 on zeta", "1 on alpha", "2 on zeta"]
+        assert sorted(job.label for job in sweep.jobs) == [
+            "0 on zeta",
+            "1 on alpha",
+            "2 on zeta",
+        ]
         shown = sdopt(tmp_path, "show", "sweep")
         assert shown.code == 0
         assert " ".join(shown.out.split()).startswith(sweep.sentence)
         assert "1 on alpha" in shown.out
-        assert sdopt(tmp_path, "show", "--all", "sweep").out.count("Method and reproduction") == 3
-        assert sdopt(tmp_path, "report", "sweep", "--output", "here", "tracking=none").code == 0
+        assert (
+            sdopt(tmp_path, "show", "--all", "sweep").out.count(
+                "Method and reproduction"
+            )
+            == 3
+        )
+        assert (
+            sdopt(tmp_path, "report", "sweep", "--output", "here", "tracking=none").code
+            == 0
+        )
         written = (tmp_path / "here" / "report.md").read_text()
         assert written.count("\n## job ") == 3
         assert written.index("## Answer") < written.index("## job 0")
@@ -89,13 +103,17 @@ class TestCompare:
         reconfigure(result, "tracking", note="mine")
         assert incomparable(finished.result, result) == []
         reconfigure(result, "hardware", threads=7)
-        assert incomparable(finished.result, result) == ["hardware.threads: 7 against 1"]
+        assert incomparable(finished.result, result) == [
+            "hardware.threads: 7 against 1"
+        ]
         result.environment = replace(result.environment, sdopt_commit="f" * 40)
         found = changed_keys(finished.result, result)
         assert found.keys() == {"sdopt", "hardware.threads"}
         assert found["hardware.threads"] == ("1", "7")
 
-    def test_a_sweep_is_none(self, sweep_folder: Path, finished: Finished, tmp_path: Path) -> None:
+    def test_a_sweep_is_none(
+        self, sweep_folder: Path, finished: Finished, tmp_path: Path
+    ) -> None:
         shown = refused(tmp_path, "compare", str(sweep_folder), str(finished.folder))
         assert "name the folder of one of its jobs" in shown.err
 
@@ -112,32 +130,55 @@ class TestReport:
             (folder / name).unlink()
         return folder
 
-    def test_writes_what_the_run_wrote_itself(self, run: Path, finished: Finished) -> None:
+    def test_writes_what_the_run_wrote_itself(
+        self, run: Path, finished: Finished
+    ) -> None:
         done = sdopt(run.parent, "report", "run")
         assert (done.code, done.err) == (0, "")
-        assert done.out.splitlines() == ["report: run/report.html", "not logged: the result was not tracked"]
-        assert (run / "report.html").read_bytes() == (finished.folder / "report.html").read_bytes()
+        assert done.out.splitlines() == [
+            "report: run/report.html",
+            "not logged: the result was not tracked",
+        ]
+        assert (run / "report.html").read_bytes() == (
+            finished.folder / "report.html"
+        ).read_bytes()
         assert (run / "report.md").read_text().startswith("# shared\n")
 
     def test_takes_a_result_and_another_folder(self, run: Path) -> None:
         done = sdopt(run.parent, "report", "run/result.json", "--output", "elsewhere")
         assert done.code == 0
-        assert sorted(path.name for path in (run.parent / "elsewhere").iterdir()) == ["report.html", "report.md"]
+        assert sorted(path.name for path in (run.parent / "elsewhere").iterdir()) == [
+            "report.html",
+            "report.md",
+        ]
         assert not (run / "report.html").exists()
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["nowhere/at/all"], "nowhere/at/all: neither a run's folder, nor a result.json, nor an MLflow run id"),
+            (
+                ["nowhere/at/all"],
+                "nowhere/at/all: neither a run's folder, nor a result.json, nor an MLflow run id",
+            ),
             (["."], ".: has no result.json, nor does a folder of a sweep's job in it"),
-            (["tracking=none"], "RESULT: name a run's folder, a sweep's folder or an MLflow run id"),
-            (["a", "b", "--output", "c"], "--output c: takes one RESULT, because each has a report.html of its own"),
+            (
+                ["tracking=none"],
+                "RESULT: name a run's folder, a sweep's folder or an MLflow run id",
+            ),
+            (
+                ["a", "b", "--output", "c"],
+                "--output c: takes one RESULT, because each has a report.html of its own",
+            ),
             (["run", "tracking.kind=paper"], "tracking.kind=paper"),
         ],
     )
-    def test_a_mistake_is_a_line(self, run: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
+    def test_a_mistake_is_a_line(
+        self, run: Path, tmp_path: Path, arguments: list[str], said: str
+    ) -> None:
         (tmp_path / "empty").mkdir()
-        done = refused(tmp_path / "empty" if arguments == ["."] else tmp_path, "report", *arguments)
+        done = refused(
+            tmp_path / "empty" if arguments == ["."] else tmp_path, "report", *arguments
+        )
         assert done.err.startswith(f"sdopt: {said}")
         assert len(done.err.splitlines()) == 1
 

@@ -18,8 +18,24 @@ from tests.command import ROOT
 QUICKSTART = str(ROOT / "outputs/records/amd-epyc/quickstart")
 
 HEAVY = {
-    *("torch", "diffusers", "transformers", "accelerate", "safetensors.torch", "torchmetrics"),
-    *("mlflow", "pandas", "altair", "vl_convert", "matplotlib", "optuna", "scipy.stats", "scipy.ndimage"),
+    *(
+        "torch",
+        "diffusers",
+        "transformers",
+        "accelerate",
+        "safetensors.torch",
+        "torchmetrics",
+    ),
+    *(
+        "mlflow",
+        "pandas",
+        "altair",
+        "vl_convert",
+        "matplotlib",
+        "optuna",
+        "scipy.stats",
+        "scipy.ndimage",
+    ),
 }
 """Each takes from half a second to ten."""
 
@@ -38,7 +54,9 @@ print(json.dumps({"code": code, "modules": sorted(sys.modules)}), file=sys.stder
 """
 
 
-def imported(cwd: Path, *words: str, more: Mapping[str, str] = {}) -> tuple[int, set[str], str]:
+def imported(
+    cwd: Path, *words: str, more: Mapping[str, str] = {}
+) -> tuple[int, set[str], str]:
     """Runs a command; returns its exit code, the modules that it imported, and what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, json.dumps(words)],
@@ -71,18 +89,41 @@ def imported(cwd: Path, *words: str, more: Mapping[str, str] = {}) -> tuple[int,
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 @pytest.mark.walk(3)
-def test_a_command_that_measures_nothing(tmp_path: Path, words: list[str], code: int, forbidden: set[str]) -> None:
+def test_a_command_that_measures_nothing(
+    tmp_path: Path, words: list[str], code: int, forbidden: set[str]
+) -> None:
     ended, modules, said = imported(tmp_path, *words)
     assert ended == code, said
     assert not modules & forbidden
 
 
-def test_a_search_that_was_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_was_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     folder = Path("outputs/searches/emoji-0123456789")
     folder.mkdir(parents=True)
-    write_answered(folder, Answered(1800, None, question_of(optimize_overrides("emoji", None, None, None, []), None)))
-    record = SearchRecord("emoji", str(folder), "", [], ["latency"], "mse", "Keep the baseline.", [], {}, [], [])
+    write_answered(
+        folder,
+        Answered(
+            1800,
+            None,
+            question_of(optimize_overrides("emoji", None, None, None, []), None),
+        ),
+    )
+    record = SearchRecord(
+        "emoji",
+        str(folder),
+        "",
+        [],
+        ["latency"],
+        "mse",
+        "Keep the baseline.",
+        [],
+        {},
+        [],
+        [],
+    )
     (folder / "search.json").write_text(json.dumps(asdict(record)))
     ended, modules, said = imported(tmp_path, "optimize", "emoji")
     assert ended == 3, said

@@ -15,13 +15,22 @@ from tests.report.test_claims import measured
     ("latents", "said", "noise"),
     [
         (None, "other prompts, noise and processes", "other noise"),
-        ("noise.safetensors", "other prompts and processes", "the noise of workload.latents"),
+        (
+            "noise.safetensors",
+            "other prompts and processes",
+            "the noise of workload.latents",
+        ),
     ],
 )
-def test_noise_is_other_unless_a_file_gives_it(latents: str | None, said: str, noise: str) -> None:
+def test_noise_is_other_unless_a_file_gives_it(
+    latents: str | None, said: str, noise: str
+) -> None:
     study = measured()
     reconfigure(study, "workload", latents=latents)
-    trials, config = SimpleNamespace(ended="", spoiled=[]), SimpleNamespace(objectives=[])
+    trials, config = (
+        SimpleNamespace(ended="", spoiled=[]),
+        SimpleNamespace(objectives=[]),
+    )
     search = cast(Search, SimpleNamespace(trials=trials, config=config))
     again, judged = _notes(search, [study, study])
     assert said in again

@@ -61,7 +61,11 @@ class Options:
     def propose(self, count: int, stage: str) -> list[Combination]:
         quick = [name for name in self.untried if name not in self.compiled]
         known = {candidate.name for candidate in self.candidates}
-        left = quick or self.untried[:1] or [name for name in self.combined if name not in known]
+        left = (
+            quick
+            or self.untried[:1]
+            or [name for name in self.combined if name not in known]
+        )
         found = [Combination(name, (name,)) for name in left[:count]]
         self.candidates += found
         self.stages.add(stage)
@@ -73,15 +77,26 @@ class Simulated(Search):
 
     calibrated = 0
 
-    def begin(self, truth: dict[str, Cost], losses: dict[str, float], noise: float, pace: float = 1.0) -> "Simulated":
+    def begin(
+        self,
+        truth: dict[str, Cost],
+        losses: dict[str, float],
+        noise: float,
+        pace: float = 1.0,
+    ) -> "Simulated":
         self.truth, self.losses, self.pace = truth, losses, pace
         self.noise_of = Scatter.of_controls([(noise, 1)] * 8)
         self.now, self.log = 0.0, list[tuple[str, list[str]]]()
-        budget = SearchBudget(WORK, self.deadline, self.config.finalists, clock=lambda: self.now)
+        budget = SearchBudget(
+            WORK, self.deadline, self.config.finalists, clock=lambda: self.now
+        )
         self.__dict__["budget"] = budget
 
         def measure(
-            stage: str, candidates: Sequence[Combination], brief: bool = True, limit_s: float | None = None
+            stage: str,
+            candidates: Sequence[Combination],
+            brief: bool = True,
+            limit_s: float | None = None,
         ) -> Any:
             ends_s = math.inf if limit_s is None else self.now + limit_s
             self.measured(stage, [candidate.name for candidate in candidates])
@@ -89,10 +104,16 @@ class Simulated(Search):
             return SimpleNamespace(status="interrupted" if late else "finished")
 
         self.studies = SimpleNamespace(  # type: ignore[assignment]
-            measure=measure, require_final=lambda _: None, calibrate=lambda *_: None, calibration_images=self.calibrated
+            measure=measure,
+            require_final=lambda _: None,
+            calibrate=lambda *_: None,
+            calibration_images=self.calibrated,
         )
         self.space = SimpleNamespace(  # type: ignore[assignment]
-            left_out=(), alone=lambda: (), candidates=list, contract=lambda candidate: Contract.LOSSY
+            left_out=(),
+            alone=lambda: (),
+            candidates=list,
+            contract=lambda candidate: Contract.LOSSY,
         )
         return self
 
@@ -100,7 +121,10 @@ class Simulated(Search):
         work = WORK[stage.partition("-")[0]]
         costs = [BASELINE, BASELINE, *(self.truth[name] for name in names)]
         self.log.append((stage, list(names)))
-        self.now += self.pace * sum(work.processes * (c.start_s + BESIDE_S) + work.calls * c.call_s for c in costs)
+        self.now += self.pace * sum(
+            work.processes * (c.start_s + BESIDE_S) + work.calls * c.call_s
+            for c in costs
+        )
 
     def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:
         began, names = self.now, [candidate.name for candidate in candidates]
@@ -110,7 +134,8 @@ class Simulated(Search):
 
     def _standings(self, races: int) -> Standings:
         return {
-            c.name: [RatioStanding(self.losses[c.name], 1 + 2 * races, self.noise_of)] for c in self.trials.candidates
+            c.name: [RatioStanding(self.losses[c.name], 1 + 2 * races, self.noise_of)]
+            for c in self.trials.candidates
         }
 
     def _has_begun(self, stage: str) -> bool:
@@ -122,15 +147,30 @@ class Simulated(Search):
 
 
 def searched(
-    budget_s: float, *, options: int = 12, slow: int = 0, noise: float = 0.01, pace: float = 1.0, combined: int = 400
+    budget_s: float,
+    *,
+    options: int = 12,
+    slow: int = 0,
+    noise: float = 0.01,
+    pace: float = 1.0,
+    combined: int = 400,
 ) -> Simulated:
     """A search among options of which some take long to start, with any number of combinations of them."""
     random = np.random.default_rng(round(budget_s) + options)
-    alone, pairs = [f"option {n}" for n in range(options)], [f"pair {n}" for n in range(combined)]
-    truth = {name: Cost(0.5 + random.random(), 0.05 * (0.5 + random.random())) for name in [*alone, *pairs]}
+    alone, pairs = (
+        [f"option {n}" for n in range(options)],
+        [f"pair {n}" for n in range(combined)],
+    )
+    truth = {
+        name: Cost(0.5 + random.random(), 0.05 * (0.5 + random.random()))
+        for name in [*alone, *pairs]
+    }
     late = alone[options - slow :]
     truth |= {name: replace(truth[name], start_s=12.0) for name in late}
-    losses = {name: float(np.log(cost.call_s / BASELINE.call_s)) for name, cost in truth.items()}
+    losses = {
+        name: float(np.log(cost.call_s / BASELINE.call_s))
+        for name, cost in truth.items()
+    }
     config = replace(search_file(), budget_s=budget_s)
     trials: Any = Options(alone, pairs, set(late))
     search = Simulated(config, None, None, trials, budget_s, lambda line: None)  # type: ignore[arg-type]
@@ -178,26 +218,36 @@ def test_judges_one_where_little_time_is_left_and_names_what_was_not_tried() -> 
     assert "Not even tried on their own: option" in search.trials.ended
 
 
-def test_judges_none_where_that_would_take_longer_than_the_budget_and_says_how_long() -> None:
+def test_judges_none_where_that_would_take_longer_than_the_budget_and_says_how_long() -> (
+    None
+):
     search = searched(34, options=12, slow=2)
     assert search.log[-1][0].startswith("screen-")
     assert search.now <= 1.1 * 34
-    assert search.unjudged == pytest.approx(search.budget.seconds_of(FINAL, search._order()[0][:1]))
+    assert search.unjudged == pytest.approx(
+        search.budget.seconds_of(FINAL, search._order()[0][:1])
+    )
 
 
 def test_begins_a_judgement_that_may_fit_and_ends_it_with_the_budget() -> None:
     search = searched(42, options=12, slow=2)
     assert search.log[-1][0] == FINAL
     assert search.now <= 1.1 * 42
-    assert search.unjudged == pytest.approx(search.budget.seconds_of(FINAL, search.log[-1][1]))
+    assert search.unjudged == pytest.approx(
+        search.budget.seconds_of(FINAL, search.log[-1][1])
+    )
 
 
-def test_a_budget_in_which_no_option_can_be_tried_is_refused_before_anything_is_measured() -> None:
+def test_a_budget_in_which_no_option_can_be_tried_is_refused_before_anything_is_measured() -> (
+    None
+):
     config, trials = replace(search_file(), budget_s=2.0), Options(["one", "two"], [])
     search = Simulated(config, None, None, trials, 2.0, lambda line: None)  # type: ignore[arg-type]
     search.begin(dict.fromkeys(trials.alone, BASELINE), {}, 0.01)
     search.budget.baseline = BASELINE
-    with pytest.raises(UsageError, match=r"search\.budget_s=2: to try one option takes about 1 min"):
+    with pytest.raises(
+        UsageError, match=r"search\.budget_s=2: to try one option takes about 1 min"
+    ):
         search.run()
     assert not search.log
 
@@ -208,7 +258,9 @@ def test_the_time_to_calibrate_is_told_with_the_rest() -> None:
     search.calibrated = 4800
     search.begin(dict.fromkeys(trials.alone, BASELINE), {}, 0.01)
     search.budget.baseline = BASELINE
-    with pytest.raises(UsageError, match=r"to try one option takes about 5 min .* --budget 5m"):
+    with pytest.raises(
+        UsageError, match=r"to try one option takes about 5 min .* --budget 5m"
+    ):
         search.run()
     assert not search.log
 
@@ -224,11 +276,20 @@ def test_a_study_whose_time_was_up_is_left_to_the_next_call() -> None:
 
 
 def slow_one(tmp_path: Path, **protocol: Any) -> StudyResult:
-    study = fake_study(("quick", "slow"), rounds=3, warmup=1, replicates=1, interference=None, **protocol)
+    study = fake_study(
+        ("quick", "slow"),
+        rounds=3,
+        warmup=1,
+        replicates=1,
+        interference=None,
+        **protocol,
+    )
     return run_fake(tmp_path, study, Fakes(seconds={"quick": 0.05, "slow": 2.0}))[0]
 
 
-def test_a_study_ends_early_what_is_many_times_slower_and_times_the_rest(tmp_path: Path) -> None:
+def test_a_study_ends_early_what_is_many_times_slower_and_times_the_rest(
+    tmp_path: Path,
+) -> None:
     result = slow_one(tmp_path, give_up=4)
     slow = result.variant("slow")
     assert slow.status is Status.SLOWER
@@ -239,7 +300,9 @@ def test_a_study_ends_early_what_is_many_times_slower_and_times_the_rest(tmp_pat
     assert slow_one(tmp_path / "all", give_up=None).variant("slow").status is Status.OK
 
 
-def test_a_study_whose_time_is_up_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_whose_time_is_up_keeps_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second round takes longer than there is time; the first one is in the result."""
     given: dict[str, float] = {}
 
@@ -254,11 +317,16 @@ def test_a_study_whose_time_is_up_keeps_what_it_measured(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(of_search, "launch", launched)
     monkeypatch.setattr(Studies, "overrides", lambda *_: [])
-    studies, study = Studies([], search_file(), None, tmp_path), fake_study(rounds=3, warmup=1, replicates=1)
+    studies, study = (
+        Studies([], search_file(), None, tmp_path),
+        fake_study(rounds=3, warmup=1, replicates=1),
+    )
     result = studies.measure("screen-00", [], limit_s=40)
     assert given["s"] == pytest.approx(40, abs=5)
     assert result.status == "interrupted"
-    assert findings_of(result, search_file(), Gate())["it"].speedup == pytest.approx(1, abs=0.1)
+    assert findings_of(result, search_file(), Gate())["it"].speedup == pytest.approx(
+        1, abs=0.1
+    )
 
 
 def test_what_a_budget_expects_and_keeps() -> None:
@@ -288,7 +356,11 @@ def test_what_a_budget_lets_a_search_screen() -> None:
     late.costs["one"] = Cost(5.0, 5.0)
     assert late.to_screen(6, ["one"], **plan) == 0
     # While nothing gains, no time is kept to judge.
-    budget = SearchBudget(WORK, 26.0, 3, clock=lambda: 0.0, baseline=BASELINE, costs={"one": BASELINE})
-    assert budget.to_screen(6, ["one"], **plan, gains=False) > budget.to_screen(6, ["one"], **plan, gains=True)
+    budget = SearchBudget(
+        WORK, 26.0, 3, clock=lambda: 0.0, baseline=BASELINE, costs={"one": BASELINE}
+    )
+    assert budget.to_screen(6, ["one"], **plan, gains=False) > budget.to_screen(
+        6, ["one"], **plan, gains=True
+    )
     assert budget.to_screen_s([]) == 26
     assert budget.to_screen_s(["one"]) < 26

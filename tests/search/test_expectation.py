@@ -29,7 +29,9 @@ def order(expected: Expectation) -> list[str]:
     config = search_config([*GROUPS, f"search.options={OPTIONS}"])
     with composer_of(["tracking=none"]) as composer:
         space = Space.of(config, composer, CPU, None, expected)
-        return [override for point in space.alone() for override in space.overrides(point)]
+        return [
+            override for point in space.alone() for override in space.overrides(point)
+        ]
 
 
 def test_the_recorded_speedups_are_those_of_the_records() -> None:
@@ -45,7 +47,13 @@ def test_what_promises_most_comes_first_and_what_compiles_last() -> None:
 
 def test_without_measurements_the_order_is_that_of_the_groups() -> None:
     assert order(Expectation()) == [
-        *("precision=fp16", "precision=bf16", "layout=channels_last", "caching=tome", "caching=deepcache"),
+        *(
+            "precision=fp16",
+            "precision=bf16",
+            "layout=channels_last",
+            "caching=tome",
+            "caching=deepcache",
+        ),
         "compiler=regional",
     ]
 
@@ -56,10 +64,14 @@ def test_what_this_machine_measured_counts_before_records_of_others() -> None:
 
 
 @pytest.mark.parametrize("products", [True, False])
-def test_bfloat16_in_software_comes_last_and_with_instructions_stands_between(products: bool) -> None:
+def test_bfloat16_in_software_comes_last_and_with_instructions_stands_between(
+    products: bool,
+) -> None:
     device = Device("cpu", name="a CPU", attributes={CPU_BFLOAT16: products})
     tried = order(Expectation(recorded=recorded_for(device)))
-    assert (tried.index("precision=bf16") < tried.index("precision=fp16") - 1) is products
+    assert (
+        tried.index("precision=bf16") < tried.index("precision=fp16") - 1
+    ) is products
 
 
 def test_a_card_lends_an_option_that_no_processor_has_recorded() -> None:
@@ -69,8 +81,14 @@ def test_a_card_lends_an_option_that_no_processor_has_recorded() -> None:
     assert recorded_for(CARD)["precision=bf16"] == recorded["cuda"]["precision=bf16"]
 
 
-def test_results_of_other_devices_and_damaged_ones_are_passed_over(tmp_path: Path) -> None:
-    result, _ = run_fake(tmp_path, fake_study(rounds=3, warmup=1, replicates=1), Fakes(seconds={"it": 0.02}))
+def test_results_of_other_devices_and_damaged_ones_are_passed_over(
+    tmp_path: Path,
+) -> None:
+    result, _ = run_fake(
+        tmp_path,
+        fake_study(rounds=3, warmup=1, replicates=1),
+        Fakes(seconds={"it": 0.02}),
+    )
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "result.json").write_text("{")
     write_result(result, tmp_path)

@@ -21,7 +21,12 @@ from tests.command import SMALL, sdopt
 from tests.fakes import Fakes, fake_workers
 
 
-def asked(*given: str, lora: str | None = None, memory: float | None = None, budget: str | None = None) -> list[str]:
+def asked(
+    *given: str,
+    lora: str | None = None,
+    memory: float | None = None,
+    budget: str | None = None,
+) -> list[str]:
     return optimize_overrides("emoji", lora, memory, budget, given)
 
 
@@ -37,13 +42,16 @@ def test_every_option_that_it_tries_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [("90s", 90), ("30m", 1800), ("1.5 h", 5400), ("soon", None), ("0m", None)]
+    ("said", "seconds"),
+    [("90s", 90), ("30m", 1800), ("1.5 h", 5400), ("soon", None), ("0m", None)],
 )
 def test_budgets(said: str, seconds: float | None) -> None:
     if seconds is not None:
         assert search_config(asked(budget=said)).budget_s == seconds
     else:
-        with pytest.raises(UsageError, match=r"--budget .*: give a time, as in 90s, 30m or 2h"):
+        with pytest.raises(
+            UsageError, match=r"--budget .*: give a time, as in 90s, 30m or 2h"
+        ):
             asked(budget=said)
 
 
@@ -57,13 +65,21 @@ def test_a_lora_is_in_the_baseline(tmp_path: Path) -> None:
     file.touch()
     assert {"lora=loaded", f"lora.path='{file}'"} <= set(asked(lora=str(file)))
     (tmp_path / "below").mkdir()
-    assert f"lora.path='{file}'" in asked(lora=str(tmp_path / "below" / ".." / file.name))
+    assert f"lora.path='{file}'" in asked(
+        lora=str(tmp_path / "below" / ".." / file.name)
+    )
     with pytest.raises(UsageError, match="there is no such file"):
         asked(lora="gone.safetensors")
 
 
 def test_what_is_given_wins() -> None:
-    found = asked("search.groups=[precision,caching]", "search.budget_s=60", "lora=fused", lora="me/style", budget="1h")
+    found = asked(
+        "search.groups=[precision,caching]",
+        "search.budget_s=60",
+        "lora=fused",
+        lora="me/style",
+        budget="1h",
+    )
     keys = [key_of(override) for override in found]
     assert len(keys) == len(set(keys))
     assert "lora=fused" in found
@@ -77,7 +93,10 @@ def test_the_search_is_named_after_the_file(tmp_path: Path) -> None:
     file = tmp_path / "dream, v1 (pruned).safetensors"
     save_file({"a": np.zeros(1)}, file)
     found = optimize_overrides(str(file), None, None, None, [])
-    assert search_config(with_own_models(found, options_of("model"))).title == "dream_v1_pruned"
+    assert (
+        search_config(with_own_models(found, options_of("model"))).title
+        == "dream_v1_pruned"
+    )
 
 
 OPTIMIZE = (
@@ -87,7 +106,11 @@ OPTIMIZE = (
     "search.options={precision: [fp32, bf16, fp16]}",
     "search.races=0",
     "gate=none",
-    *(each for each in SMALL if not each.startswith(("protocol.replicates", "protocol.programs_s"))),
+    *(
+        each
+        for each in SMALL
+        if not each.startswith(("protocol.replicates", "protocol.programs_s"))
+    ),
     "protocol.replicates=3",
 )
 
@@ -99,7 +122,10 @@ def test_a_winner_is_a_sentence_a_picture_and_a_program(tmp_path: Path) -> None:
     assert "precision=bf16 is" in found.shown
     assert "2 combinations" in found.shown
     [folder] = (tmp_path / "outputs" / "searches").iterdir()
-    command = next(entry["command"] for entry in json.loads((folder / "search.json").read_text())["entries"])
+    command = next(
+        entry["command"]
+        for entry in json.loads((folder / "search.json").read_text())["entries"]
+    )
     assert "study.baseline=[layout:channels_last]" in shlex.split(command), (
         "it is measured again over the same baseline"
     )
@@ -113,9 +139,15 @@ def test_a_winner_is_a_sentence_a_picture_and_a_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_winner_of_a_model_that_a_function_builds_is_a_program_that_calls_it(tmp_path: Path) -> None:
-    code = "from diffusers import DiffusionPipeline\nfrom sdopt.reference import MODEL\n"
-    (tmp_path / "mine.py").write_text(code + "def make():\n    return DiffusionPipeline.from_pretrained(MODEL)\n")
+def test_a_winner_of_a_model_that_a_function_builds_is_a_program_that_calls_it(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "from diffusers import DiffusionPipeline\nfrom sdopt.reference import MODEL\n"
+    )
+    (tmp_path / "mine.py").write_text(
+        code + "def make():\n    return DiffusionPipeline.from_pretrained(MODEL)\n"
+    )
     with fake_workers(Fakes(seconds={"precision=bf16": 0.05})):
         found = sdopt(tmp_path, "optimize", "mine.py:make", *OPTIMIZE[2:])
     assert found.code == 0, found.shown
@@ -126,9 +158,22 @@ def test_a_winner_of_a_model_that_a_function_builds_is_a_program_that_calls_it(t
 
 
 @pytest.mark.slow
-def test_without_a_winner_it_names_the_fastest_and_what_speaks_against_it(tmp_path: Path) -> None:
-    with fake_workers(Fakes(seconds={"precision=bf16": 0.05, "precision=fp16": 0.2}, black=["precision=bf16"])):
-        found = sdopt(tmp_path, *OPTIMIZE, "gate=default", "quality=default", "quality.prompt_count=null")
+def test_without_a_winner_it_names_the_fastest_and_what_speaks_against_it(
+    tmp_path: Path,
+) -> None:
+    with fake_workers(
+        Fakes(
+            seconds={"precision=bf16": 0.05, "precision=fp16": 0.2},
+            black=["precision=bf16"],
+        )
+    ):
+        found = sdopt(
+            tmp_path,
+            *OPTIMIZE,
+            "gate=default",
+            "quality=default",
+            "quality.prompt_count=null",
+        )
     assert found.code == 3, found.shown
     assert "Keep the baseline: none of the 2 combinations" in found.shown
     assert re.search(r"precision=bf16 was about (1\.9|2\.0)\d×, but: ", found.shown)
@@ -153,7 +198,12 @@ def test_the_same_command_answers_at_once_and_again_begins_anew(
         answer = first.shown.partition("precision=bf16 is ")[2].partition("search: ")[0]
         assert answer
         assert answer in again.shown
-        for other in (["search.budget_s=7200"], ["--again"], ["workload.steps=2"], ["tracking.uri=x.db"]):
+        for other in (
+            ["search.budget_s=7200"],
+            ["--again"],
+            ["workload.steps=2"],
+            ["tracking.uri=x.db"],
+        ):
             assert "the machine was probed" in sdopt(tmp_path, *OPTIMIZE, *other).shown
     with fake_workers(Fakes(seconds={"precision=bf16": 0.05})):
         assert sdopt(tmp_path, *OPTIMIZE, "--again").code == 0
@@ -169,11 +219,15 @@ def test_a_changed_file_is_another_question(tmp_path: Path) -> None:
     assert question_of([*words, "search.budget_s=5", "search.trials=3"], None) == before
     prompts.write_text("a red fox")
     assert question_of(words, None) != before
-    assert not question_of([*words, "model.revision=${oc.env:REVISION}"], None), "the words do not tell"
+    assert not question_of([*words, "model.revision=${oc.env:REVISION}"], None), (
+        "the words do not tell"
+    )
 
 
 @pytest.mark.slow
-def test_a_larger_budget_goes_on_and_judges_what_ranks_before_the_winner(tmp_path: Path) -> None:
+def test_a_larger_budget_goes_on_and_judges_what_ranks_before_the_winner(
+    tmp_path: Path,
+) -> None:
     """The first call has time for one of two options, both of which are faster, the later one by more."""
     seconds = {"precision=bf16": 0.05, "precision=fp16": 0.02}
     with fake_workers(Fakes(seconds=seconds)):
@@ -188,8 +242,15 @@ def test_a_larger_budget_goes_on_and_judges_what_ranks_before_the_winner(tmp_pat
     assert record["winner"] == "precision=fp16"
     assert record["judged"] == ["final-1", "final"]
     entries = {entry["name"]: entry for entry in record["entries"]}
-    assert entries["precision=bf16"]["study"] == "final", "what passed is not judged again"
-    assert [row.name for row in read_result(folder / "final-1").candidates] == ["precision=fp16"]
-    seeds = {read_result(folder / name).config.workload.seed for name in ("screen-00", "final", "final-1")}
+    assert entries["precision=bf16"]["study"] == "final", (
+        "what passed is not judged again"
+    )
+    assert [row.name for row in read_result(folder / "final-1").candidates] == [
+        "precision=fp16"
+    ]
+    seeds = {
+        read_result(folder / name).config.workload.seed
+        for name in ("screen-00", "final", "final-1")
+    }
     assert len(seeds) == 3, "each judgement has noise of its own"
     assert "/final-1', variant='precision=fp16'" in (folder / "search.md").read_text()

@@ -21,7 +21,15 @@ from sdopt.report.page.html import html_page
 from sdopt.report.terminal import shown
 from sdopt.search.config import search_file
 from sdopt.search.plot import search_plot
-from sdopt.search.record import FINAL, Fate, SearchEntry, SearchRecord, blocks_of, markdown_of, page_of
+from sdopt.search.record import (
+    FINAL,
+    Fate,
+    SearchEntry,
+    SearchRecord,
+    blocks_of,
+    markdown_of,
+    page_of,
+)
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.statistics.comparing import compare
@@ -37,11 +45,19 @@ SEARCH = (
     "search.finalists=1",
     "search.races=0",
     "search.screen=[protocol.replicates:1,protocol.rounds:1,protocol.warmup:0]",
-    *(each for each in SMALL if not each.startswith(("tracking", "protocol.replicates"))),
+    *(
+        each
+        for each in SMALL
+        if not each.startswith(("tracking", "protocol.replicates"))
+    ),
     *("gate=none", "protocol.replicates=3", "protocol.rounds=1", "protocol.warmup=0"),
 )
 CANDIDATE = Combination("layout=channels_last", ("layout=channels_last",))
-COMBINATIONS = {"layout=channels_last", "precision=bf16", "layout=channels_last, precision=bf16"}
+COMBINATIONS = {
+    "layout=channels_last",
+    "precision=bf16",
+    "layout=channels_last, precision=bf16",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +76,9 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     cwd = tmp_path_factory.mktemp("search")
     measure = Studies.measure
 
-    def interrupted(self: Studies, stage: str, *rest: object, **named: object) -> object:
+    def interrupted(
+        self: Studies, stage: str, *rest: object, **named: object
+    ) -> object:
         if stage == FINAL:
             raise KeyboardInterrupt
         return measure(self, stage, *rest, **named)  # type: ignore[arg-type]
@@ -80,10 +98,15 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
 
 
 class TestSearch:
-    def test_screens_every_combination_keeps_what_was_found_and_goes_on_from_there(self, searched: Searched) -> None:
+    def test_screens_every_combination_keeps_what_was_found_and_goes_on_from_there(
+        self, searched: Searched
+    ) -> None:
         assert searched.interrupted.code == 130
         assert "The same command continues the search" in searched.interrupted.err
-        assert "The search has not ended; 3 combinations were proposed so far" in searched.said
+        assert (
+            "The search has not ended; 3 combinations were proposed so far"
+            in searched.said
+        )
         assert "| layout=channels_last |" in searched.said
         assert "screen-00" in searched.interrupted.out
         assert "screen-" not in searched.finished.out.partition("judging 1")[0]
@@ -93,57 +116,93 @@ class TestSearch:
         assert searched.finished.code == (0 if record["winner"] else 3)
         assert record["sentence"] in searched.finished.shown
 
-    def test_judges_on_prompts_noise_and_an_order_that_it_has_not_seen(self, searched: Searched) -> None:
-        screened, judged = read_result(searched.folder / "screen-00"), read_result(searched.folder / FINAL)
-        assert judged.config.workload.prompt_start == 24  # a race would have shown so many
+    def test_judges_on_prompts_noise_and_an_order_that_it_has_not_seen(
+        self, searched: Searched
+    ) -> None:
+        screened, judged = (
+            read_result(searched.folder / "screen-00"),
+            read_result(searched.folder / FINAL),
+        )
+        assert (
+            judged.config.workload.prompt_start == 24
+        )  # a race would have shown so many
         assert judged.config.workload.seed != screened.config.workload.seed
-        assert judged.config.protocol.shuffle_seed != screened.config.protocol.shuffle_seed
-        prompts = [{image.prompt for row in each.variants for image in row.images} for each in (screened, judged)]
+        assert (
+            judged.config.protocol.shuffle_seed != screened.config.protocol.shuffle_seed
+        )
+        prompts = [
+            {image.prompt for row in each.variants for image in row.images}
+            for each in (screened, judged)
+        ]
         assert prompts[0]
         assert prompts[1]
         assert not prompts[0] & prompts[1]
 
-    def test_is_a_run_with_one_for_each_trial_in_mlflow(self, searched: Searched) -> None:
+    def test_is_a_run_with_one_for_each_trial_in_mlflow(
+        self, searched: Searched
+    ) -> None:
         from mlflow import MlflowClient
 
         client = MlflowClient(f"sqlite:///{searched.finished.cwd}/outputs/mlflow.db")
-        [experiment] = [found for found in client.search_experiments() if found.name == "search"]
+        [experiment] = [
+            found for found in client.search_experiments() if found.name == "search"
+        ]
         runs = client.search_runs([experiment.experiment_id])
         [parent] = [run for run in runs if run.data.tags["sdopt.role"] == "search"]
         trials = [run for run in runs if run.data.tags["sdopt.role"] == "trial"]
         assert {run.info.run_name for run in trials} == COMBINATIONS
-        assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {parent.info.run_id}
+        assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {
+            parent.info.run_id
+        }
         assert all(run.data.metrics["speedup"] > 0 for run in trials)
         assert all(run.data.metrics["start/first_image_s"] > 0 for run in trials)
         record = json.loads((searched.folder / "search.json").read_text())
-        assert parent.data.tags["mlflow.note.content"].startswith(f"**{record['sentence']}**")
+        assert parent.data.tags["mlflow.note.content"].startswith(
+            f"**{record['sentence']}**"
+        )
         youngest_first = sorted(trials, key=lambda run: -run.info.start_time)
-        assert [run.info.run_name for run in youngest_first] == [entry["name"] for entry in record["entries"]]
+        assert [run.info.run_name for run in youngest_first] == [
+            entry["name"] for entry in record["entries"]
+        ]
         [study] = [run for run in runs if run.data.tags["sdopt.role"] == "study"]
         assert study.data.tags["mlflow.parentRunId"] == parent.info.run_id
-        assert {file.path for file in client.list_artifacts(parent.info.run_id)} >= {"search.json", "search.md"}
+        assert {file.path for file in client.list_artifacts(parent.info.run_id)} >= {
+            "search.json",
+            "search.md",
+        }
 
     def test_names_the_winner_and_how_to_take_it_over(self, searched: Searched) -> None:
         """The finalist's times are divided by ten, as if the option had been that much faster."""
         judged = read_result(searched.folder / FINAL)
         [finalist] = judged.candidates
         for measurement in finalist.measurements:
-            retime(measurement.shapes[0], [0.1 * seconds for seconds in measurement.shapes[0].latency_s])
+            retime(
+                measurement.shapes[0],
+                [0.1 * seconds for seconds in measurement.shapes[0].latency_s],
+            )
         compare(judged)
         write_result(judged, searched.folder / FINAL)
         again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none")
         assert again.code == 0
-        assert "answered before: a larger budget goes on from there, and --again begins anew" in again.shown
+        assert (
+            "answered before: a larger budget goes on from there, and --again begins anew"
+            in again.shown
+        )
         assert f"{finalist.name} is " in again.shown
         assert "× faster (" in again.shown
         record = json.loads((searched.folder / "search.json").read_text())
         assert record["winner"] == finalist.name
-        assert f"sdopt.load('outputs/searches/{searched.folder.name}/final', variant='{finalist.name}')" in again.shown
+        assert (
+            f"sdopt.load('outputs/searches/{searched.folder.name}/final', variant='{finalist.name}')"
+            in again.shown
+        )
         [entry] = [entry for entry in record["entries"] if entry["fate"] == "winner"]
         assert entry["low"] > 1
         assert entry["command"].startswith("sdopt run hardware=cpu")
 
-    def test_of_files_that_do_not_belong_to_the_trials_is_refused(self, searched: Searched) -> None:
+    def test_of_files_that_do_not_belong_to_the_trials_is_refused(
+        self, searched: Searched
+    ) -> None:
         storage = searched.finished.cwd / "outputs" / "optuna.db"
         with create_engine(f"sqlite:///{storage}").begin() as database:
             database.execute(text("update studies set study_name = 'other'"))
@@ -151,33 +210,49 @@ class TestSearch:
         assert "do not belong together" in refused(searched.finished.cwd, *longer).shown
 
 
-def test_a_study_whose_baseline_fails_says_why_and_is_measured_again_by_the_next_call(tmp_path: Path) -> None:
+def test_a_study_whose_baseline_fails_says_why_and_is_measured_again_by_the_next_call(
+    tmp_path: Path,
+) -> None:
     screen = ["protocol.replicates:1", "protocol.rounds:1", "protocol.warmup:0"]
     studies = Studies([*SMALL], replace(search_file(), screen=screen), None, tmp_path)
     with (
         fake_workers(Fakes({"baseline": failing(Status.OUT_OF_MEMORY)})),
-        pytest.raises(UnavailableError, match="screen-00: the baseline failed: out_of_memory in prepare"),
+        pytest.raises(
+            UnavailableError,
+            match="screen-00: the baseline failed: out_of_memory in prepare",
+        ),
     ):
         studies.measure("screen-00", [CANDIDATE])
-    assert [row.status for row in read_result(tmp_path / "screen-00").candidates] == [Status.INTERRUPTED]
+    assert [row.status for row in read_result(tmp_path / "screen-00").candidates] == [
+        Status.INTERRUPTED
+    ]
     with fake_workers():
         result = studies.measure("screen-00", [CANDIDATE])
     assert [row.status for row in result.candidates] == [Status.OK]
 
 
-def test_a_gate_that_wants_more_prompts_than_are_left_is_refused(tmp_path: Path) -> None:
+def test_a_gate_that_wants_more_prompts_than_are_left_is_refused(
+    tmp_path: Path,
+) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"prompt {number}" for number in range(40)))
     studies = Studies([f"workload.prompts={prompts}"], search_file(), None, tmp_path)
-    with pytest.raises(UsageError, match=r"the gate judges 96 prompts that .* name a file of at least 120"):
+    with pytest.raises(
+        UsageError,
+        match=r"the gate judges 96 prompts that .* name a file of at least 120",
+    ):
         studies.require_final([CANDIDATE])
 
 
 def test_a_dry_run_shows_the_space_and_what_it_takes_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sdopt.search.command.lines_of", lambda *_: ["seconds on this machine"])
-    dry = sdopt(tmp_path, "search", "search.groups=[layout]", "dry_run=true", "tracking=none")
+    monkeypatch.setattr(
+        "sdopt.search.command.lines_of", lambda *_: ["seconds on this machine"]
+    )
+    dry = sdopt(
+        tmp_path, "search", "search.groups=[layout]", "dry_run=true", "tracking=none"
+    )
     assert dry.code == 0
     assert "channels_last, contiguous" in dry.shown
     assert "seconds on this machine" in dry.shown
@@ -198,29 +273,73 @@ def test_a_search_calibrates_only_where_it_is_needed(
 ) -> None:
     asked: list[str] = []
 
-    def measure(_self: Studies, stage: str, overrides: list[str], _brief: bool, _limit_s: float | None) -> Any:
+    def measure(
+        _self: Studies,
+        stage: str,
+        overrides: list[str],
+        _brief: bool,
+        _limit_s: float | None,
+    ) -> Any:
         asked.extend([stage, *overrides])
         return SimpleNamespace(status="finished")
 
     monkeypatch.setattr(Studies, "_measured", measure)
-    monkeypatch.setattr("sdopt.search.studies.calibration_of", lambda _: read_calibration(FOLDER / "emoji-25.json"))
+    monkeypatch.setattr(
+        "sdopt.search.studies.calibration_of",
+        lambda _: read_calibration(FOLDER / "emoji-25.json"),
+    )
     studies = Studies(given, search_file(), None, tmp_path)
     studies.calibrate(lambda _: None)
     assert (asked[:1] == [CALIBRATE]) is measured
-    named = [word for word in studies.overrides(FINAL) if word.startswith("gate.calibration=")]
+    named = [
+        word
+        for word in studies.overrides(FINAL)
+        if word.startswith("gate.calibration=")
+    ]
     assert (f"gate.calibration='{tmp_path / 'calibration.json'}'" in named) is measured
     if measured:
-        assert {"quality.prompt_count=24", "quality.floor_prompts=24", "study.variants={baseline:[]}"} <= set(asked)
+        assert {
+            "quality.prompt_count=24",
+            "quality.floor_prompts=24",
+            "study.variants={baseline:[]}",
+        } <= set(asked)
 
 
-EAGER = SearchEntry("layout=channels_last", ["layout=channels_last"], Fate.PASSED, "", 1.1, 1.0, 0.9, 0.5, 0.0, 3)
+EAGER = SearchEntry(
+    "layout=channels_last",
+    ["layout=channels_last"],
+    Fate.PASSED,
+    "",
+    1.1,
+    1.0,
+    0.9,
+    0.5,
+    0.0,
+    3,
+)
 COMPILED = replace(
-    EAGER, name="compiler=inductor", fate=Fate.WINNER, start=BreakEven(32.0, 31.2, 1.0, 310.0), recompiles=2.0
+    EAGER,
+    name="compiler=inductor",
+    fate=Fate.WINNER,
+    start=BreakEven(32.0, 31.2, 1.0, 310.0),
+    recompiles=2.0,
 )
 
 
 def record(*entries: SearchEntry) -> SearchRecord:
-    return SearchRecord("search", "folder", "", [], ["latency"], "mse", "Nothing.", list(entries), {}, [], [])
+    return SearchRecord(
+        "search",
+        "folder",
+        "",
+        [],
+        ["latency"],
+        "mse",
+        "Nothing.",
+        list(entries),
+        {},
+        [],
+        [],
+    )
 
 
 def terminal(found: SearchRecord) -> str:
@@ -231,16 +350,28 @@ def terminal(found: SearchRecord) -> str:
 
 def test_the_start_has_a_column_where_it_says_something() -> None:
     assert "| start |" not in markdown_of(record(EAGER))
-    assert "| +31.2 s, repaid after 310 images; 2 compiled again later |" in markdown_of(record(COMPILED, EAGER))
+    assert (
+        "| +31.2 s, repaid after 310 images; 2 compiled again later |"
+        in markdown_of(record(COMPILED, EAGER))
+    )
     assert " +31.2 s\n" in terminal(record(COMPILED)), "without when it is repaid"
     assert "again later" in terminal(record(replace(COMPILED, start=None)))
     assert '"images": 310.0' in json.dumps(asdict(record(COMPILED)))
 
 
 @pytest.mark.parametrize("start", [None, BreakEven(32.0, 31.2, 1.0, 310.0)])
-def test_a_name_breaks_between_its_options_in_a_narrow_terminal(start: BreakEven | None) -> None:
+def test_a_name_breaks_between_its_options_in_a_narrow_terminal(
+    start: BreakEven | None,
+) -> None:
     options = ["precision=bf16", "layout=channels_last", "caching=guidance_interval"]
-    many = replace(EAGER, name=", ".join(options), fate=Fate.UNDECIDED, low=0.95, high=1.25, start=start)
+    many = replace(
+        EAGER,
+        name=", ".join(options),
+        fate=Fate.UNDECIDED,
+        low=0.95,
+        high=1.25,
+        start=start,
+    )
     lines = terminal(record(many)).splitlines()
     assert max(map(len, lines)) <= 80
     for option in options:
@@ -254,4 +385,9 @@ def test_the_front_is_joined_in_a_plot_of_its_objectives() -> None:
     drawn = search_plot(replace(record(fast, small), objectives=["latency", "memory"]))
     assert drawn is not None
     assert b"fast" in html_page(page_of(record(fast, small), [Chart([("", drawn)])]))
-    assert drawn != search_plot(replace(record(replace(fast, on_front=False), small), objectives=["latency", "memory"]))
+    assert drawn != search_plot(
+        replace(
+            record(replace(fast, on_front=False), small),
+            objectives=["latency", "memory"],
+        )
+    )

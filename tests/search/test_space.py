@@ -23,7 +23,16 @@ GIVEN = ("workload.steps=4", "memory=[tiny_vae]", "tracking=none")
 
 def finding(spoiled: bool) -> CandidateFinding:
     """What a study said of a candidate that is as fast as the baseline."""
-    return CandidateFinding({"latency": 0.0}, 1, 1.0, 1.0, 0.0, {}, "other images" if spoiled else "", spoiled)
+    return CandidateFinding(
+        {"latency": 0.0},
+        1,
+        1.0,
+        1.0,
+        0.0,
+        {},
+        "other images" if spoiled else "",
+        spoiled,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +46,21 @@ def space_of(composer: HydraComposer, *overrides: str, device: Device = CPU) -> 
 
 
 class TestSpace:
-    def test_of_a_group_has_the_options_that_can_run_here(self, composer: HydraComposer) -> None:
+    def test_of_a_group_has_the_options_that_can_run_here(
+        self, composer: HydraComposer
+    ) -> None:
         space = space_of(composer, "search.groups=[layout,precision]")
         layout, precision = space.variables
-        assert layout == Variable("layout", ("channels_last", "contiguous"), "contiguous")
+        assert layout == Variable(
+            "layout", ("channels_last", "contiguous"), "contiguous"
+        )
         assert "bf16" in precision.values
         assert "tf32" not in precision.values
         assert sum("precision=tf32" in reasons for reasons in space.left_out) == 1
 
-    @pytest.mark.parametrize(("objective", "tried"), [("latency", False), ("memory", True)])
+    @pytest.mark.parametrize(
+        ("objective", "tried"), [("latency", False), ("memory", True)]
+    )
     def test_leaves_out_what_is_computed_in_software_where_speed_is_sought(
         self, composer: HydraComposer, objective: str, tried: bool
     ) -> None:
@@ -53,53 +68,106 @@ class TestSpace:
         given = ("search.groups=[layout,precision]", f"search.objectives=[{objective}]")
         space = space_of(composer, *given, device=slow)
         assert ("bf16" in space.variables[1].values) is tried
-        assert any("a desktop computes bfloat16 in software" in why for why in space.left_out) is not tried
+        assert (
+            any(
+                "a desktop computes bfloat16 in software" in why
+                for why in space.left_out
+            )
+            is not tried
+        )
 
-    @pytest.mark.parametrize(("groups", "tried"), [("[precision]", False), ("[precision,compiler]", True)])
-    def test_leaves_out_what_is_slow_without_a_compiler_unless_it_tries_one(self, groups: str, tried: bool) -> None:
+    @pytest.mark.parametrize(
+        ("groups", "tried"), [("[precision]", False), ("[precision,compiler]", True)]
+    )
+    def test_leaves_out_what_is_slow_without_a_compiler_unless_it_tries_one(
+        self, groups: str, tried: bool
+    ) -> None:
         pytest.importorskip("torchao")
-        options = "search.options={precision: [int8_torchao, bf16], compiler: [inductor]}"
+        options = (
+            "search.options={precision: [int8_torchao, bf16], compiler: [inductor]}"
+        )
         if not tried:
             options = "search.options={precision: [int8_torchao, bf16]}"
-        config = search_config([f"search.groups={groups}", options, "search.objectives=[latency]"])
+        config = search_config(
+            [f"search.groups={groups}", options, "search.objectives=[latency]"]
+        )
         with composer_of(["model=emoji_dit", "tracking=none"]) as transformer:
             space = Space.of(config, transformer, card())
             variables = {variable.name: variable for variable in space.variables}
             assert ("int8_torchao" in variables["precision"].values) is tried
-            assert any("without a compiler" in why for why in space.left_out) is not tried
+            assert (
+                any("without a compiler" in why for why in space.left_out) is not tried
+            )
             dry = space._variant(["precision=int8_torchao"])
             assert isinstance(dry, Variant)
             assert dry.slow_here(card())
             assert not dry.slow_here(CPU)
 
     def test_tries_what_compiles_last(self, composer: HydraComposer) -> None:
-        given = ("search.groups=[compiler,layout]", "search.options={compiler: [eager, trace]}")
-        assert [point["compiler"] for point in space_of(composer, *given).alone()] == ["eager", "trace"]
+        given = (
+            "search.groups=[compiler,layout]",
+            "search.options={compiler: [eager, trace]}",
+        )
+        assert [point["compiler"] for point in space_of(composer, *given).alone()] == [
+            "eager",
+            "trace",
+        ]
 
     def test_eager_beside_a_compiled_baseline_is_tried_early(self) -> None:
-        config = search_config(["search.groups=[compiler,layout]", "search.options={compiler: [eager, trace]}"])
+        config = search_config(
+            [
+                "search.groups=[compiler,layout]",
+                "search.options={compiler: [eager, trace]}",
+            ]
+        )
         with composer_of([*GIVEN, "compiler=trace"]) as compiled:
             space = Space.of(config, compiled, CPU)
-            assert [space.compiles({"compiler": option}) for option in ("eager", "trace")] == [False, False]
+            assert [
+                space.compiles({"compiler": option}) for option in ("eager", "trace")
+            ] == [False, False]
 
     def test_of_a_group_has_the_users_own_options(self, tmp_path: Path) -> None:
         (tmp_path / "layout").mkdir()
-        (tmp_path / "layout" / "mine.yaml").write_text((CONF / "layout" / "channels_last.yaml").read_text())
-        config = search_config(["search.groups=[layout]", "search.options={layout: [mine]}"], tmp_path)
+        (tmp_path / "layout" / "mine.yaml").write_text(
+            (CONF / "layout" / "channels_last.yaml").read_text()
+        )
+        config = search_config(
+            ["search.groups=[layout]", "search.options={layout: [mine]}"], tmp_path
+        )
         with composer_of(GIVEN, tmp_path) as own:
             assert Space.of(config, own, CPU, tmp_path).variables[0].values == ("mine",)
 
-    def test_of_options_that_combine_turns_each_on_and_off_and_leaves_the_others(self, composer: HydraComposer) -> None:
-        space = space_of(composer, "search.groups=[memory]", "search.options={memory: [tiny_vae, layerwise_casting]}")
+    def test_of_options_that_combine_turns_each_on_and_off_and_leaves_the_others(
+        self, composer: HydraComposer
+    ) -> None:
+        space = space_of(
+            composer,
+            "search.groups=[memory]",
+            "search.options={memory: [tiny_vae, layerwise_casting]}",
+        )
         tiny, casting = space.variables
-        assert (tiny.name, tiny.plain, casting.plain) == ("memory.tiny_vae", "on", "off")
-        assert space.overrides({tiny.name: "on", casting.name: "on"}) == ["memory=[tiny_vae,layerwise_casting]"]
+        assert (tiny.name, tiny.plain, casting.plain) == (
+            "memory.tiny_vae",
+            "on",
+            "off",
+        )
+        assert space.overrides({tiny.name: "on", casting.name: "on"}) == [
+            "memory=[tiny_vae,layerwise_casting]"
+        ]
         assert space.overrides({tiny.name: "off", casting.name: "off"}) == ["memory=[]"]
         assert space.overrides({tiny.name: "on", casting.name: "off"}) == []
-        space = space_of(composer, "search.groups=[memory]", "search.options={memory: [layerwise_casting]}")
-        assert space.overrides({casting.name: "on"}) == ["memory=[tiny_vae,layerwise_casting]"]
+        space = space_of(
+            composer,
+            "search.groups=[memory]",
+            "search.options={memory: [layerwise_casting]}",
+        )
+        assert space.overrides({casting.name: "on"}) == [
+            "memory=[tiny_vae,layerwise_casting]"
+        ]
 
-    def test_a_key_applies_where_its_option_is_chosen(self, composer: HydraComposer) -> None:
+    def test_a_key_applies_where_its_option_is_chosen(
+        self, composer: HydraComposer
+    ) -> None:
         space = space_of(
             composer,
             "search.groups=[caching]",
@@ -119,18 +187,36 @@ class TestSpace:
         )
 
     def test_the_baseline_is_no_candidate(self, composer: HydraComposer) -> None:
-        space = space_of(composer, "search.groups=[layout]", "search.keys={workload.steps: [4, 2]}")
+        space = space_of(
+            composer, "search.groups=[layout]", "search.keys={workload.steps: [4, 2]}"
+        )
         assert space.candidate({"layout": "contiguous", "workload.steps": 4}) is None
 
-    def test_a_conflict_is_known_before_anything_is_loaded(self, composer: HydraComposer) -> None:
-        space = space_of(composer, "search.groups=[layout,memory]", "search.options={memory: [group_offload]}")
-        reasons = space.candidate({"layout": "channels_last", "memory.group_offload": "on"})
+    def test_a_conflict_is_known_before_anything_is_loaded(
+        self, composer: HydraComposer
+    ) -> None:
+        space = space_of(
+            composer,
+            "search.groups=[layout,memory]",
+            "search.options={memory: [group_offload]}",
+        )
+        reasons = space.candidate(
+            {"layout": "channels_last", "memory.group_offload": "on"}
+        )
         assert isinstance(reasons, list)
         assert "choose layout=contiguous" in reasons[0]
 
-    def test_of_options_of_which_none_can_run_is_refused(self, composer: HydraComposer) -> None:
-        with pytest.raises(UsageError, match=r"search\.groups: no option of them can run here"):
-            space_of(composer, "search.groups=[precision]", "search.options={precision: [tf32]}")
+    def test_of_options_of_which_none_can_run_is_refused(
+        self, composer: HydraComposer
+    ) -> None:
+        with pytest.raises(
+            UsageError, match=r"search\.groups: no option of them can run here"
+        ):
+            space_of(
+                composer,
+                "search.groups=[precision]",
+                "search.options={precision: [tf32]}",
+            )
 
     @pytest.mark.parametrize(
         ("added", "inherits"),
@@ -157,22 +243,43 @@ class TestConfig:
         [
             (["search.groups=[precison]"], "search.groups: unknown group 'precison'"),
             ([], "search.groups: name the groups to search"),
-            (["search.groups=[layout]", "search.options={layout: [diagonal]}"], "layout has no option 'diagonal'"),
-            (["search.groups=[layout]", "search.options={precision: [bf16]}"], "'precision' is not among"),
-            (["search.groups=[layout]", "search.keys={layout: [1]}"], "search.keys: 'layout' is not a key"),
-            (["search.groups=[layout]", "search.objectives=[]"], "search.objectives: name one or several"),
+            (
+                ["search.groups=[layout]", "search.options={layout: [diagonal]}"],
+                "layout has no option 'diagonal'",
+            ),
+            (
+                ["search.groups=[layout]", "search.options={precision: [bf16]}"],
+                "'precision' is not among",
+            ),
+            (
+                ["search.groups=[layout]", "search.keys={layout: [1]}"],
+                "search.keys: 'layout' is not a key",
+            ),
+            (
+                ["search.groups=[layout]", "search.objectives=[]"],
+                "search.objectives: name one or several",
+            ),
             (
                 ["search.groups=[layout]", "search.objectives=[speed]"],
                 "speed: Input should be 'latency', 'memory'",
             ),
-            (["search.groups=[layout]", "search.distance=psnr_db"], "search.distance=psnr_db: choose one of mse"),
+            (
+                ["search.groups=[layout]", "search.distance=psnr_db"],
+                "search.distance=psnr_db: choose one of mse",
+            ),
             (
                 ["search.groups=[layout]", "search.finalists=0"],
                 "search.finalists=0: Input should be greater",
             ),
-            (["search.groups=[layout]", "search.title=../x"], "search.title=../x: must be a name"),
+            (
+                ["search.groups=[layout]", "search.title=../x"],
+                "search.title=../x: must be a name",
+            ),
             (["search.groups=[layout]", "search.budget=3"], "search.budget: "),
-            (["search.groups=[layout]", "experiment=quickstart"], "not possible in a search"),
+            (
+                ["search.groups=[layout]", "experiment=quickstart"],
+                "not possible in a search",
+            ),
         ],
     )
     def test_names_what_is_wrong(self, overrides: list[str], said: str) -> None:
@@ -199,21 +306,37 @@ class TestTrials:
         assert len(names) == len(set(names)) == 5
         assert trials.propose(3, "screen-02") == []
 
-    def test_propose_the_first_compiler_by_itself_and_last(self, composer: HydraComposer, tmp_path: Path) -> None:
+    def test_propose_the_first_compiler_by_itself_and_last(
+        self, composer: HydraComposer, tmp_path: Path
+    ) -> None:
         config = search_config([
             "search.groups=[compiler,layout]",
             "search.options={compiler: [eager, inductor, regional, trace]}",
             f"search.storage=sqlite:///{tmp_path}/optuna.db",
         ])  # fmt: skip
         trials = Trials.open("some", Space.of(config, composer, CPU), config)
-        studies = [[each.name for each in trials.propose(6, f"screen-0{number}")] for number in range(3)]
-        assert studies == [["layout=channels_last"], ["compiler=inductor"], ["compiler=regional", "compiler=trace"]]
+        studies = [
+            [each.name for each in trials.propose(6, f"screen-0{number}")]
+            for number in range(3)
+        ]
+        assert studies == [
+            ["layout=channels_last"],
+            ["compiler=inductor"],
+            ["compiler=regional", "compiler=trace"],
+        ]
 
-    def test_propose_each_option_alone_first_and_nothing_that_holds_what_spoils_images(self, trials: Trials) -> None:
+    def test_propose_each_option_alone_first_and_nothing_that_holds_what_spoils_images(
+        self, trials: Trials
+    ) -> None:
         first = trials.propose(2, "screen-00")
-        assert [candidate.overrides[0] for candidate in first] == ["layout=channels_last", "caching=deepcache"]
+        assert [candidate.overrides[0] for candidate in first] == [
+            "layout=channels_last",
+            "caching=deepcache",
+        ]
         deepcache = first[1].name
-        trials.tell({each.name: finding(spoiled=each.name == deepcache) for each in first})
+        trials.tell(
+            {each.name: finding(spoiled=each.name == deepcache) for each in first}
+        )
         names = [candidate.name for candidate in trials.propose(20, "screen-01")]
         [interval] = {"2", "3"} - {deepcache[-1]}
         assert sorted(names) == [
@@ -224,7 +347,9 @@ class TestTrials:
 
     def test_propose_it_all_the_same_if_asked_to(self, trials: Trials) -> None:
         whole = replace(trials, config=replace(trials.config, skip_spoiled=False))
-        whole.tell({each.name: finding(spoiled=True) for each in whole.propose(2, "screen-00")})
+        whole.tell(
+            {each.name: finding(spoiled=True) for each in whole.propose(2, "screen-00")}
+        )
         assert len(whole.propose(20, "screen-01")) == 3
 
     def test_know_after_a_crash_what_was_not_measured_and_which_options_were_not_tried_alone(
@@ -236,10 +361,19 @@ class TestTrials:
         assert again.unfinished() == {"screen-00": proposed}
         assert again.ended == "enough"
         [left] = again.untried
-        assert (proposed[0].overrides[0], left.partition(",")[0]) == ("layout=channels_last", "caching=deepcache")
+        assert (proposed[0].overrides[0], left.partition(",")[0]) == (
+            "layout=channels_last",
+            "caching=deepcache",
+        )
 
-    def test_a_storage_that_cannot_be_opened_is_named(self, composer: HydraComposer, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("no database, but text that is long enough to be read as one" * 100)
-        config = search_config(["search.groups=[layout]", f"search.storage=sqlite:///{tmp_path}/file"])
+    def test_a_storage_that_cannot_be_opened_is_named(
+        self, composer: HydraComposer, tmp_path: Path
+    ) -> None:
+        (tmp_path / "file").write_text(
+            "no database, but text that is long enough to be read as one" * 100
+        )
+        config = search_config(
+            ["search.groups=[layout]", f"search.storage=sqlite:///{tmp_path}/file"]
+        )
         with pytest.raises(UsageError, match=r"search\.storage=sqlite"):
             Trials.open("some", Space.of(config, composer, CPU), config)

@@ -55,7 +55,10 @@ class TestBreakEven:
     def test_a_loss_is_never_repaid(self, result: StudyResult) -> None:
         started(result, "baseline", 1.0, 2.0)
         started(result, "bfloat16", 1.0, 20.0)
-        assert break_even_text(level(result, Interval(0.9, 0.8, 1.1, 0.95))) == "never repaid: it is no faster"
+        assert (
+            break_even_text(level(result, Interval(0.9, 0.8, 1.1, 0.95)))
+            == "never repaid: it is no faster"
+        )
         perhaps = level(result, Interval(1.1, 0.9, 1.3, 0.95))
         assert perhaps.images_high is None
         assert break_even_text(perhaps).endswith(", never]")
@@ -68,14 +71,35 @@ class TestBreakEven:
         assert comparison.break_even is not None
         said = "bfloat16 takes 198 s longer than baseline before the first image, "
         # Which of the two was faster is chance: both run the same kernels here.
-        comparison.shapes[0].speedup, comparison.shapes[0].floor = Interval(1.5, 1.4, 1.6, 0.95), 1.0001
+        comparison.shapes[0].speedup, comparison.shapes[0].floor = (
+            Interval(1.5, 1.4, 1.6, 0.95),
+            1.0001,
+        )
         comparison.break_even = level(result, comparison.shapes[0].speedup)
-        [note] = [note for note in notes_of(summary_of(result)) if note.startswith("Start-up: ")]
+        [note] = [
+            note
+            for note in notes_of(summary_of(result))
+            if note.startswith("Start-up: ")
+        ]
         assert f"{said}{break_even_text(comparison.break_even)}" in note
-        comparison.shapes[0].floor, comparison.break_even = 2.0, uncounted(comparison.break_even)
-        [note] = [note for note in notes_of(summary_of(result)) if note.startswith("Start-up: ")]
-        assert f"{said}and its times differ by no more than those of two identical baselines" in note
+        comparison.shapes[0].floor, comparison.break_even = (
+            2.0,
+            uncounted(comparison.break_even),
+        )
+        [note] = [
+            note
+            for note in notes_of(summary_of(result))
+            if note.startswith("Start-up: ")
+        ]
+        assert (
+            f"{said}and its times differ by no more than those of two identical baselines"
+            in note
+        )
         flat = flat_figures(result, result.variant("bfloat16"))
-        assert flat["start/extra_s"] == comparison.break_even.extra_s == pytest.approx(198.0)
+        assert (
+            flat["start/extra_s"]
+            == comparison.break_even.extra_s
+            == pytest.approx(198.0)
+        )
         assert not any(name.startswith("break_even/") for name in flat)
         assert "not known" in str(_break_even(summary_of(result)).blocks)

@@ -8,7 +8,12 @@ import pytest
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Call, GpuState, Interference, Measurement, ShapeSamples
 from sdopt.report.notes import caveats_of, notes_of
-from sdopt.statistics.disturbance import count_rounds, rounds_left_out, unsettled, worst_by_round
+from sdopt.statistics.disturbance import (
+    count_rounds,
+    rounds_left_out,
+    unsettled,
+    worst_by_round,
+)
 from sdopt.statistics.figures import first_rows
 from sdopt.statistics.pairs import paired_rounds
 from sdopt.statistics.ratios import log_speedup
@@ -19,7 +24,12 @@ from tests.records import known, reconfigure, retime, samples_of, timed
 
 def measurement(*shared: float, times: list[float] | None = None) -> Measurement:
     calls = [Interference(share, 0.0) for share in shared]
-    return Measurement(0, shapes=[ShapeSamples(calls=timed(times or [1.0] * len(shared), interference=calls))])
+    return Measurement(
+        0,
+        shapes=[
+            ShapeSamples(calls=timed(times or [1.0] * len(shared), interference=calls))
+        ],
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,18 +38,25 @@ def measurement(*shared: float, times: list[float] | None = None) -> Measurement
         ([0.0, 0.0, 0.0], []),
         ([0.5, 0.0, 0.0], []),  # too few yet: the disturbed one decides
         ([0.5, 0.0, 0.0, 0.0], [0]),
-        ([0.019, 0.02, 0.0, 0.0], [3]),  # clean ones are alike, and the first ones decide
+        (
+            [0.019, 0.02, 0.0, 0.0],
+            [3],
+        ),  # clean ones are alike, and the first ones decide
         ([0.5, 0.3, 0.4, 0.0, 0.6], [0, 4]),  # the least disturbed ones fill up
     ],
 )
-def test_the_least_disturbed_rounds_decide(worst: list[float], left_out: list[int]) -> None:
+def test_the_least_disturbed_rounds_decide(
+    worst: list[float], left_out: list[int]
+) -> None:
     assert rounds_left_out(worst, 3, 0.02) == left_out
 
 
 def test_shares_add_up_over_the_causes_and_the_worst_process_counts() -> None:
     call = Call(1.0, interference=Interference(0.01, 0.02), gpu=GpuState(others=0.3))
     assert call.disturbed == pytest.approx(0.33)
-    assert worst_by_round([measurement(0.0, 0.1, 0.0).shapes[0], measurement(0.2, 0.0).shapes[0]]) == [0.2, 0.1]
+    assert worst_by_round(
+        [measurement(0.0, 0.1, 0.0).shapes[0], measurement(0.2, 0.0).shapes[0]]
+    ) == [0.2, 0.1]
 
 
 def disturb(result: StudyResult, place: int, share: float, left_out: bool) -> None:
@@ -48,11 +65,15 @@ def disturb(result: StudyResult, place: int, share: float, left_out: bool) -> No
     for samples in samples_of(*result.variants):
         quiet = Interference(0.001, 0.0, cpu_mhz=2000.0)
         retime(samples, interference=quiet, left_out=[place] if left_out else [])
-    result.variant("baseline").measurements[0].shapes[0].calls[place].interference = Interference(share, 0.0)
+    result.variant("baseline").measurements[0].shapes[0].calls[
+        place
+    ].interference = Interference(share, 0.0)
 
 
 class TestStudy:
-    def test_rounds_that_were_left_out_decide_nothing(self, result: StudyResult) -> None:
+    def test_rounds_that_were_left_out_decide_nothing(
+        self, result: StudyResult
+    ) -> None:
         candidate, baseline = result.variant("bfloat16"), result.variant("baseline")
         before = known(log_speedup(candidate, baseline))
         disturb(result, 2, 0.5, left_out=True)
@@ -68,7 +89,12 @@ class TestStudy:
     def test_are_counted_and_noted(self, result: StudyResult) -> None:
         disturb(result, 2, 0.5, left_out=True)
         counts = known(count_rounds(result))
-        assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (6, 1, 1, 0)
+        assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (
+            6,
+            1,
+            1,
+            0,
+        )
         said = "Disturbed by other work: 1 of 6 rounds (waiting for a core up to 50 %, limit 2 %); 1 left out."
         assert said in notes_of(summary_of(result))
         flat = first_rows(result)["baseline"].flat
@@ -80,10 +106,14 @@ class TestStudy:
 
 def test_a_call_at_a_further_shape_disturbs_the_round_of_all() -> None:
     result = study(variant("it"))
-    for measurement in (measurement for row in result.variants for measurement in row.measurements):
+    for measurement in (
+        measurement for row in result.variants for measurement in row.measurements
+    ):
         retime(measurement.shapes[0], interference=Interference(0.0, 0.0))
         measurement.shapes.append(deepcopy(measurement.shapes[0]))
-    result.variant("it").measurements[0].shapes[1].calls[2].interference = Interference(0.5, 0.0)
+    result.variant("it").measurements[0].shapes[1].calls[2].interference = Interference(
+        0.5, 0.0
+    )
     counts = known(count_rounds(result))
     assert (counts.timed, counts.disturbed) == (8, 1)
 
@@ -101,7 +131,9 @@ NOISE = 1 + 0.01 * np.random.default_rng(0).standard_normal(12)
         ([2.0, *[1.0] * 11], ""),  # one slow call is no trend
     ],
 )
-def test_a_trend_of_the_calls_of_one_process_is_named(trend: np.ndarray, way: str) -> None:
+def test_a_trend_of_the_calls_of_one_process_is_named(
+    trend: np.ndarray, way: str
+) -> None:
     candidate = variant("it")
     result = study(candidate)
     for samples in samples_of(*result.variants):
@@ -109,8 +141,14 @@ def test_a_trend_of_the_calls_of_one_process_is_named(trend: np.ndarray, way: st
     retime(candidate.measurements[-1].shapes[0], np.array(trend) * NOISE)
     found = unsettled(result)
     assert bool(found) == bool(way)
-    told = [note for note in caveats_of(summary_of(result)) if note.startswith("Never settled: ")]
+    told = [
+        note
+        for note in caveats_of(summary_of(result))
+        if note.startswith("Never settled: ")
+    ]
     assert len(told) == len(found)
     if way:
-        assert found[0].startswith(f"process {len(candidate.measurements)} of it: its calls still became {way}")
+        assert found[0].startswith(
+            f"process {len(candidate.measurements)} of it: its calls still became {way}"
+        )
         assert "raise protocol.warmup" in told[0]

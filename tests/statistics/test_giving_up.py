@@ -38,11 +38,15 @@ CASES = {
     "equal": Case(1.0),
     "equal, first warm call 20 times": Case(1.0, (20.0,)),
     "equal, three slow calls (a compiler records)": Case(1.0, (8.0, 6.0, 4.0)),
-    "equal, falls by a third in each call": Case(1.0, tuple(12.0 * 0.67**n for n in range(6))),
+    "equal, falls by a third in each call": Case(
+        1.0, tuple(12.0 * 0.67**n for n in range(6))
+    ),
     "equal, noise 30 %": Case(1.0, noise=0.3, between=0.1),
     "equal, every fourth call disturbed": Case(1.0, noise=0.1, bursts=0.25),
     "equal, every second call disturbed": Case(1.0, noise=0.1, bursts=0.5),
-    "equal, every second call disturbed, and no counters": Case(1.0, noise=0.1, bursts=0.5, seen=0.0),
+    "equal, every second call disturbed, and no counters": Case(
+        1.0, noise=0.1, bursts=0.5, seen=0.0
+    ),
     "twice as slow, every fourth call disturbed": Case(2.0, noise=0.1, bursts=0.25),
     "2.5 times, noise 10 %": Case(2.5, noise=0.1, between=0.05),
     "just below the limit, noise 10 %": Case(2.99, noise=0.1, between=0.05),
@@ -59,7 +63,12 @@ def tried(case: Case, random: np.random.Generator) -> tuple[float | None, int]:
 
     def call(of: float) -> float:
         burst = random.uniform(2, 6) if random.random() < case.bursts else 1.0
-        return of * burst * (1 - case.seen * (1 - 1 / burst)) * float(random.lognormal(0, case.noise))
+        return (
+            of
+            * burst
+            * (1 - case.seen * (1 - 1 / burst))
+            * float(random.lognormal(0, case.noise))
+        )
 
     starts = iter(case.starts)
     trial_s, beside_s = list[float](), [call(beside)]
@@ -75,24 +84,40 @@ def simulated(case: Case, count: int) -> tuple[float, float, float]:
     found = [tried(case, random) for _ in range(count)]
     given_up = [bound for bound, _ in found if bound is not None and bound > LIMIT]
     wrong = sum(bound > case.slower for bound in given_up)
-    return len(given_up) / count, wrong / count, float(np.mean([calls for _, calls in found]))
+    return (
+        len(given_up) / count,
+        wrong / count,
+        float(np.mean([calls for _, calls in found])),
+    )
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.slower < LIMIT])
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if case.slower < LIMIT]
+)
 def test_gives_up_nothing_that_is_not_slower(name: str) -> None:
     given_up, _, _ = simulated(CASES[name], 3000)
-    assert given_up <= (0.01 if not CASES[name].seen or CASES[name].slower > 2.9 else 0.003)
+    assert given_up <= (
+        0.01 if not CASES[name].seen or CASES[name].slower > 2.9 else 0.003
+    )
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.slower > LIMIT])
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if case.slower > LIMIT]
+)
 def test_gives_up_what_is_slower_and_its_bound_holds(name: str) -> None:
     given_up, wrong, _ = simulated(CASES[name], 3000)
-    assert given_up > (0.9 if not CASES[name].bursts and CASES[name].slower > 4 else 0.2)
+    assert given_up > (
+        0.9 if not CASES[name].bursts and CASES[name].slower > 4 else 0.2
+    )
     assert wrong <= 0.03
 
 
 if __name__ == "__main__":
-    print("| variant | given up | bound above the truth | trial calls |\n|---|---|---|---|")
+    print(
+        "| variant | given up | bound above the truth | trial calls |\n|---|---|---|---|"
+    )
     for name, case in CASES.items():
         given_up, wrong, calls = simulated(case, 20_000)
-        print(f"| {name} | {100 * given_up:.2f} % | {100 * wrong:.2f} % | {calls:.1f} |")
+        print(
+            f"| {name} | {100 * given_up:.2f} % | {100 * wrong:.2f} % | {calls:.1f} |"
+        )

@@ -51,20 +51,37 @@ def variant(name: str, seconds: float, role: str = "variant") -> VariantResult:
     measurements = [
         Measurement(
             number,
-            shapes=[ShapeSamples(calls=timed([seconds * share, seconds * (share + 0.002)]))],
+            shapes=[
+                ShapeSamples(calls=timed([seconds * share, seconds * (share + 0.002)]))
+            ],
             stages_s={"vae_decoder": [seconds / 2]},
         )
         for number, share in enumerate((1.0, 1.001, 0.999))
     ]
-    return VariantResult(name, role, {}, [], RecordedConfig(), status=Status.OK, measurements=measurements)
+    return VariantResult(
+        name,
+        role,
+        {},
+        [],
+        RecordedConfig(),
+        status=Status.OK,
+        measurements=measurements,
+    )
 
 
 @pytest.fixture
 def study() -> StudyResult:
     """A call takes 1 s for an image, and 2 s for four: half as long for each."""
-    rows = [variant("baseline", 1.0), variant(BATCH, 2.0), variant("again", 1.0, "control")]
+    rows = [
+        variant("baseline", 1.0),
+        variant(BATCH, 2.0),
+        variant("again", 1.0, "control"),
+    ]
     reconfigure(rows[1], "workload", batch_size=4)
-    edges = [Comparison(BATCH, "baseline", BATCH), Comparison("again", "baseline", "nothing")]
+    edges = [
+        Comparison(BATCH, "baseline", BATCH),
+        Comparison("again", "baseline", "nothing"),
+    ]
     result = recorded(rows, edges)
     reconfigure(result, "protocol", replicates=3)
     compare(result)
@@ -81,7 +98,9 @@ SURFACES: dict[str, Callable[[Summary], str]] = {
     "terminal": shown,
     "table.md": markdown_table,
     "report.md": lambda summary: markdown_page(study_page(summary, Path(), 0)).decode(),
-    "--json": lambda summary: json.dumps(answer_of(summary, Path()).notes + [summary.sentence], ensure_ascii=False),
+    "--json": lambda summary: json.dumps(
+        answer_of(summary, Path()).notes + [summary.sentence], ensure_ascii=False
+    ),
     "plot": lambda summary: json.dumps(forest(summary), ensure_ascii=False),
     "MLflow": lambda summary: judged_tags(summary)["mlflow.note.content"],
     "in a program": repr,
@@ -89,12 +108,18 @@ SURFACES: dict[str, Callable[[Summary], str]] = {
 
 
 @pytest.mark.parametrize("surface", SURFACES)
-def test_every_surface_has_the_ratio_of_one_image_and_says_so(study: StudyResult, surface: str) -> None:
+def test_every_surface_has_the_ratio_of_one_image_and_says_so(
+    study: StudyResult, surface: str
+) -> None:
     text = SURFACES[surface](summary_of(study))
     assert "2.00×" in text
     assert "per image" in text
     assert (
-        "slower" not in text.replace("slower (", "").replace("neither as faster nor as slower", "") or surface == "plot"
+        "slower"
+        not in text.replace("slower (", "").replace(
+            "neither as faster nor as slower", ""
+        )
+        or surface == "plot"
     )
 
 
@@ -107,17 +132,26 @@ def test_the_answer_and_its_figures_are_per_image(study: StudyResult) -> None:
     assert known(row.latency).estimate == pytest.approx(2, rel=0.01)
     assert row.call_ms["vae_decoder"] == pytest.approx(250)
     flat = row.flat
-    assert (flat["latency/image_s"], flat["throughput/images_per_s"]) == pytest.approx((0.5, 2), rel=0.01)
+    assert (flat["latency/image_s"], flat["throughput/images_per_s"]) == pytest.approx(
+        (0.5, 2), rel=0.01
+    )
     assert "latency/image_s" in to_csv(summary).splitlines()[0]
     assert logged_metrics(summary, row.variant)["throughput/images_per_call"] == 4
     found = answer_of(summary, Path())
-    assert (found.baseline.images_per_call, found.candidates[0].images_per_call) == (1, 4)
+    assert (found.baseline.images_per_call, found.candidates[0].images_per_call) == (
+        1,
+        4,
+    )
     for plot in (rounds_plot(summary), stages_plot(summary)):
         assert "of one image" in json.dumps(plot)
 
 
-def test_a_ratio_that_an_earlier_version_recorded_of_calls_is_not_shown(study: StudyResult) -> None:
-    study.comparisons[0].shapes[0].speedup = Interval(0.5, 0.49, 0.51, 0.95, 3, "process")
+def test_a_ratio_that_an_earlier_version_recorded_of_calls_is_not_shown(
+    study: StudyResult,
+) -> None:
+    study.comparisons[0].shapes[0].speedup = Interval(
+        0.5, 0.49, 0.51, 0.95, 3, "process"
+    )
     [row] = summary_of(study).candidates
     assert known(row.speedup).interval.estimate == pytest.approx(2)
 
@@ -130,11 +164,21 @@ def test_equal_calls_are_shown_as_calls(study: StudyResult) -> None:
     assert "2.00× slower (" in summary.sentence
     assert "per image" not in shown(summary)
     assert "latency/image_s" not in summary.rows[0].flat
-    assert flat_figures(study, study.variants[0])["latency/image_s"] == pytest.approx(0.25, rel=0.01), "for sweepers"
+    assert flat_figures(study, study.variants[0])["latency/image_s"] == pytest.approx(
+        0.25, rel=0.01
+    ), "for sweepers"
 
 
 def test_a_gate_rules_on_images_not_on_calls(study: StudyResult) -> None:
-    gate = Gate("g", {"exact": [Rule("speedup", "at_least", limit=1.5), Rule("tail_ratio", "at_most", limit=0.75)]})
+    gate = Gate(
+        "g",
+        {
+            "exact": [
+                Rule("speedup", "at_least", limit=1.5),
+                Rule("tail_ratio", "at_most", limit=0.75),
+            ]
+        },
+    )
     judge(study, gate, FIT)
     [judged] = study.judgements
     rulings = {ruling.metric: ruling for ruling in judged.rulings if ruling.metric}
@@ -144,7 +188,9 @@ def test_a_gate_rules_on_images_not_on_calls(study: StudyResult) -> None:
     }
     assert "same work" not in {ruling.rule for ruling in judged.rulings}
     assert "per image" in judged.note
-    assert known(log_tail(study.variants[1], study.variants[0])).ratio == pytest.approx(0.5)
+    assert known(log_tail(study.variants[1], study.variants[0])).ratio == pytest.approx(
+        0.5
+    )
 
 
 def test_a_search_looks_for_the_fastest_image(study: StudyResult) -> None:
@@ -155,7 +201,9 @@ def test_a_search_looks_for_the_fastest_image(study: StudyResult) -> None:
 
 
 def test_effects_are_those_on_an_image(study: StudyResult) -> None:
-    study.variants[1].choices = {"precision": "bf16"}  # which came with the larger batch
+    study.variants[1].choices = {
+        "precision": "bf16"
+    }  # which came with the larger batch
     [effect] = effects_of(study, ["precision=bf16"])
     assert known(effect.speedup).estimate == pytest.approx(2)
 
@@ -164,17 +212,26 @@ def test_the_start_is_repaid_where_as_many_images_took_as_long() -> None:
     candidate, reference = variant(BATCH, 2.0), variant("baseline", 1.0)
     reconfigure(candidate, "workload", batch_size=4)
     for row, load_s, first_s in ((candidate, 10.0, 3.0), (reference, 1.0, 1.0)):
-        row.measurements[0].load_s, row.measurements[0].shapes[0].cold_start_s = load_s, first_s
-    images = known(known(break_even(candidate, reference, Interval(1.0), Interval(2.0))).images)
+        row.measurements[0].load_s, row.measurements[0].shapes[0].cold_start_s = (
+            load_s,
+            first_s,
+        )
+    images = known(
+        known(break_even(candidate, reference, Interval(1.0), Interval(2.0))).images
+    )
     assert 13 + (images - 4) * 0.5 == pytest.approx(2 + (images - 1) * 1.0)
 
 
-def test_the_jobs_of_a_sweep_are_shown_per_image(study: StudyResult, tmp_path: Path) -> None:
+def test_the_jobs_of_a_sweep_are_shown_per_image(
+    study: StudyResult, tmp_path: Path
+) -> None:
     jobs = {}
     for job, size in (("0", 1), ("1", 4)):
         jobs[job] = deepcopy(study)
         jobs[job].variants = [row for row in jobs[job].variants if row.name != BATCH]
-        jobs[job].comparisons = [edge for edge in jobs[job].comparisons if edge.candidate != BATCH]
+        jobs[job].comparisons = [
+            edge for edge in jobs[job].comparisons if edge.candidate != BATCH
+        ]
         owners: list[StudyResult | VariantResult] = [jobs[job], *jobs[job].variants]
         for owner in owners:
             reconfigure(owner, "workload", batch_size=size)
@@ -190,7 +247,10 @@ def test_two_results_are_not_compared_if_their_calls_differ(study: StudyResult) 
     owners: list[StudyResult | VariantResult] = [earlier, *earlier.variants]
     for owner in owners:
         reconfigure(owner, "workload", batch_size=2)
-    assert any("workload.batch_size" in one.what and not one.waiver for one in differences(study, earlier))
+    assert any(
+        "workload.batch_size" in one.what and not one.waiver
+        for one in differences(study, earlier)
+    )
     text = written(comparison_of(earlier, study))
     assert "latency per image" in text
     assert "500 ms" in text
@@ -203,7 +263,10 @@ def test_a_variant_of_one_name_with_other_work_is_no_drift(study: StudyResult) -
     [found] = [one for one in differences(study, earlier) if "workload" in one.what]
     assert found.waiver == "options"
     compare(earlier)
-    sides = [(result.variant(BATCH), result.variant("baseline")) for result in (study, earlier)]
+    sides = [
+        (result.variant(BATCH), result.variant("baseline"))
+        for result in (study, earlier)
+    ]
     assert known(speedup_drift(sides[0], sides[1])).ratio == pytest.approx(2)
     reconfigure(earlier.variant(BATCH), "workload", batch_size=4, size=32)
     [found] = [one for one in differences(study, earlier) if "workload" in one.what]
@@ -214,7 +277,10 @@ def test_a_variant_of_one_name_with_other_work_is_no_drift(study: StudyResult) -
     ("options", "refused"),
     [
         (["workload.size:32"], ["workload.size=[64,32]", "-m workload.size=64,32"]),
-        (["workload.seed:5"], ["workload.seed is 5, and 0 in 'baseline'", "-m workload.seed=…"]),
+        (
+            ["workload.seed:5"],
+            ["workload.seed is 5, and 0 in 'baseline'", "-m workload.seed=…"],
+        ),
         (["workload.prompt_start:5"], ["workload.prompt_start is 5"]),
         (["workload.prompt_count:1"], ["workload.prompt_count is 1"]),
         (["workload.negative_prompt:grey"], []),
@@ -226,7 +292,9 @@ def test_a_variant_of_one_name_with_other_work_is_no_drift(study: StudyResult) -
 def test_another_task_is_refused_before_anything_is_measured(
     composer: Composers, options: list[str], refused: list[str]
 ) -> None:
-    made = composer(["study=one_at_a_time", f"study.options=[{','.join(options)}]", "tracking=none"])
+    made = composer(
+        ["study=one_at_a_time", f"study.options=[{','.join(options)}]", "tracking=none"]
+    )
     plan = made.current.study.plan(made)
     if not refused:
         require_same_task(plan)
@@ -236,9 +304,18 @@ def test_another_task_is_refused_before_anything_is_measured(
     assert all(way in str(error.value) for way in refused)
 
 
-def test_what_is_chosen_otherwise_is_said_where_no_name_says_it(study: StudyResult) -> None:
+def test_what_is_chosen_otherwise_is_said_where_no_name_says_it(
+    study: StudyResult,
+) -> None:
     [row] = study.candidates
-    reconfigure(row, "workload", batch_size=1, steps=4, guidance_scale=1.0, negative_prompt="grey")
+    reconfigure(
+        row,
+        "workload",
+        batch_size=1,
+        steps=4,
+        guidance_scale=1.0,
+        negative_prompt="grey",
+    )
     row.name = study.comparisons[0].candidate = "few steps"
     compare(study)
     [note, *_] = summary_of(study).notes

@@ -36,13 +36,18 @@ def one_study(
     gain: float, between: float, rounds: int, budget: bool, random: np.random.Generator
 ) -> tuple[StudyResult, bool]:
     """Returns a study of an option that is `gain` times as fast, and whether it was settled before its last round."""
-    result = blank_study(("base", "option", CONTROL), "base", Protocol(replicates=PROCESSES))
+    result = blank_study(
+        ("base", "option", CONTROL), "base", Protocol(replicates=PROCESSES)
+    )
     result.variants[-1].role = "control"
     sides = []
     for row in result.variants:
         row.measurements = [Measurement(replicate) for replicate in range(PROCESSES)]
         level = 1 / gain if row.name == "option" else 1.0
-        processes = [level * math.exp(between * ROUND_DEVIATION * random.standard_normal()) for _ in row.measurements]
+        processes = [
+            level * math.exp(between * ROUND_DEVIATION * random.standard_normal())
+            for _ in row.measurements
+        ]
         sides.append((row, processes))
     settled = False
     for number in range(rounds):
@@ -52,12 +57,18 @@ def one_study(
             for measurement, level in zip(row.measurements, processes, strict=True):
                 seconds = level * math.exp(ROUND_DEVIATION * random.standard_normal())
                 measurement.shapes[0].calls.append(Call(seconds, number))
-        settled = settled or (budget and number + 1 < rounds and is_settled(result, result.variant("option")))
+        settled = settled or (
+            budget
+            and number + 1 < rounds
+            and is_settled(result, result.variant("option"))
+        )
     compare(result)
     return result, settled
 
 
-def simulated(gain: float, between: float, rounds: int, budget: bool, studies: int) -> Share:
+def simulated(
+    gain: float, between: float, rounds: int, budget: bool, studies: int
+) -> Share:
     random = np.random.default_rng(1)
     verdicts, settled, covered = [], 0, 0
     for _ in range(studies):
@@ -95,11 +106,18 @@ def test_what_is_clearly_faster_is_settled_and_its_interval_holds_the_truth() ->
 
 
 if __name__ == "__main__":
-    print("| true speed-up | between / round | rounds | budget | wrong | right | settled | covered |")
+    print(
+        "| true speed-up | between / round | rounds | budget | wrong | right | settled | covered |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for gain in (1.0, 1.05, 1.1, 1.5):
         for between in (0.3, 1.0, 3.0):
             for rounds, budget in ((ROUNDS, False), (ROUNDS, True), (1, True)):
                 of = simulated(gain, between, rounds, budget, 4000)
-                shares = " | ".join(f"{100 * share:.1f} %" for share in (of.wrong, of.right, of.settled, of.covered))
-                print(f"| {gain:g} | {between:g} | {rounds} | {'yes' if budget else 'no'} | {shares} |")
+                shares = " | ".join(
+                    f"{100 * share:.1f} %"
+                    for share in (of.wrong, of.right, of.settled, of.covered)
+                )
+                print(
+                    f"| {gain:g} | {between:g} | {rounds} | {'yes' if budget else 'no'} | {shares} |"
+                )

@@ -34,14 +34,28 @@ def recorded() -> StudyResult:
 def study(recorded: StudyResult) -> StudyResult:
     """One option against the baseline, without a gate."""
     found = deepcopy(recorded)
-    found.variants = [v for v in found.variants if v.name in (found.baseline, NAME) or v.role == "control"]
-    found.comparisons = [edge for edge in found.comparisons if edge.candidate != "bfloat16"]
-    found.comparisons = [edge for edge in found.comparisons if edge.candidate in {v.name for v in found.variants}]
+    found.variants = [
+        v
+        for v in found.variants
+        if v.name in (found.baseline, NAME) or v.role == "control"
+    ]
+    found.comparisons = [
+        edge for edge in found.comparisons if edge.candidate != "bfloat16"
+    ]
+    found.comparisons = [
+        edge
+        for edge in found.comparisons
+        if edge.candidate in {v.name for v in found.variants}
+    ]
     found.judgements, found.gate = [], ""
     for row in found.variants:
-        row.measurements[0].shapes[0].traced = {"operators": 2.0 if row.name == NAME else 1.0}
+        row.measurements[0].shapes[0].traced = {
+            "operators": 2.0 if row.name == NAME else 1.0
+        }
     found.comparisons[0].shapes[0].floor = 1.02
-    found.comparisons[0].shapes[0].memory_ratio = Interval(1.0, 0.99, 1.01, 0.95, 3, "process")
+    found.comparisons[0].shapes[0].memory_ratio = Interval(
+        1.0, 0.99, 1.01, 0.95, 3, "process"
+    )
     return found
 
 
@@ -50,8 +64,12 @@ def only(study: StudyResult) -> Row:
     return row
 
 
-def timed(study: StudyResult, estimate: float, low: float | None, high: float | None) -> Row:
-    study.comparisons[0].shapes[0].speedup = Interval(estimate, low, high, 0.95, 3, "process")
+def timed(
+    study: StudyResult, estimate: float, low: float | None, high: float | None
+) -> Row:
+    study.comparisons[0].shapes[0].speedup = Interval(
+        estimate, low, high, 0.95, 3, "process"
+    )
     return only(study)
 
 
@@ -60,13 +78,25 @@ class TestWithoutAGate:
         ("estimate", "low", "high", "speed", "because"),
         [
             (1.05, 0.95, 1.15, Speed.CLOSE, "too small to count"),
-            (1.03, 1.005, 1.05, Speed.CLOSE, "its interval includes changes too small to count"),
+            (
+                1.03,
+                1.005,
+                1.05,
+                Speed.CLOSE,
+                "its interval includes changes too small to count",
+            ),
             (1.025, 1.024, 1.026, Speed.FASTER, ""),
             (1.015, 1.012, 1.018, Speed.CLOSE, "baselines differed by as much"),
         ],
     )
     def test_the_interval_and_the_floor_decide(
-        self, study: StudyResult, estimate: float, low: float, high: float, speed: Speed, because: str
+        self,
+        study: StudyResult,
+        estimate: float,
+        low: float,
+        high: float,
+        speed: Speed,
+        because: str,
     ) -> None:
         row = timed(study, estimate, low, high)
         assert row.speed is speed
@@ -75,24 +105,49 @@ class TestWithoutAGate:
         assert row.images is Images.NOT_JUDGED
         assert "images were not judged" in summary_of(study).notes[0]
 
-    def test_what_was_interrupted_has_figures_and_no_verdict(self, study: StudyResult) -> None:
-        study.variant(NAME).status, study.variant(NAME).reason = Status.INTERRUPTED, "interrupted after 4 of 4 rounds"
+    def test_what_was_interrupted_has_figures_and_no_verdict(
+        self, study: StudyResult
+    ) -> None:
+        study.variant(NAME).status, study.variant(NAME).reason = (
+            Status.INTERRUPTED,
+            "interrupted after 4 of 4 rounds",
+        )
         row = timed(study, 1.21, 1.08, 1.35)
         assert (row.speed, row.recommended, row.pays) == (None, False, False)
         assert row.speedup is not None
-        assert (row.speedup.interval.estimate, row.because) == (1.21, "interrupted after 4 of 4 rounds")
-        assert summary_of(study).sentence.startswith("Not all was measured (interrupted after 4 of 4 rounds); so far")
+        assert (row.speedup.interval.estimate, row.because) == (
+            1.21,
+            "interrupted after 4 of 4 rounds",
+        )
+        assert summary_of(study).sentence.startswith(
+            "Not all was measured (interrupted after 4 of 4 rounds); so far"
+        )
 
-    def test_what_saves_memory_at_the_same_speed_is_recommended_and_slower_is_a_trade(self, study: StudyResult) -> None:
-        study.comparisons[0].shapes[0].memory_ratio = Interval(0.5, 0.48, 0.52, 0.95, 3, "process")
+    def test_what_saves_memory_at_the_same_speed_is_recommended_and_slower_is_a_trade(
+        self, study: StudyResult
+    ) -> None:
+        study.comparisons[0].shapes[0].memory_ratio = Interval(
+            0.5, 0.48, 0.52, 0.95, 3, "process"
+        )
         row = timed(study, 0.5, 0.45, 0.55)
-        assert (row.pays, row.recommended, row.gains, row.speed) == (True, False, ["memory_ratio"], Speed.SLOWER)
+        assert (row.pays, row.recommended, row.gains, row.speed) == (
+            True,
+            False,
+            ["memory_ratio"],
+            Speed.SLOWER,
+        )
         said = summary_of(study).sentence
-        assert said.startswith("Keep the baseline: channels last saves 50 % memory, 2.00× slower")
+        assert said.startswith(
+            "Keep the baseline: channels last saves 50 % memory, 2.00× slower"
+        )
         assert timed(study, 1.0, 0.95, 1.05).recommended
-        assert "saves 50 % memory, speed too close to call" in summary_of(study).sentence
+        assert (
+            "saves 50 % memory, speed too close to call" in summary_of(study).sentence
+        )
 
-    def test_times_that_differ_the_other_way_than_the_paired_ratio_are_not_said(self, study: StudyResult) -> None:
+    def test_times_that_differ_the_other_way_than_the_paired_ratio_are_not_said(
+        self, study: StudyResult
+    ) -> None:
         said = []
         for estimate in (0.5, 2.0):
             row = timed(study, estimate, 0.9 * estimate, 1.1 * estimate)
@@ -100,9 +155,15 @@ class TestWithoutAGate:
             said.append(" → " in described(row, baseline))
         assert sorted(said) == [False, True]
 
-    def test_a_change_of_memory_too_small_to_count_is_no_gain(self, study: StudyResult) -> None:
-        study.comparisons[0].shapes[0].memory_ratio = Interval(0.93, 0.92, 0.94, 0.95, 3, "process")
-        assert timed(study, 1.21, 1.08, 1.35).gains == ["speedup"], "16 MiB are 17 % here"
+    def test_a_change_of_memory_too_small_to_count_is_no_gain(
+        self, study: StudyResult
+    ) -> None:
+        study.comparisons[0].shapes[0].memory_ratio = Interval(
+            0.93, 0.92, 0.94, 0.95, 3, "process"
+        )
+        assert timed(study, 1.21, 1.08, 1.35).gains == ["speedup"], (
+            "16 MiB are 17 % here"
+        )
         reconfigure(study, "protocol", smallest_memory_mib=0)
         assert timed(study, 1.21, 1.08, 1.35).gains == ["speedup", "memory_ratio"]
 
@@ -118,13 +179,18 @@ class TestWithoutAGate:
         assert "trace shows no change" in summary_of(study).sentence
         study.variant(NAME).measurements[0].shapes[0].traced = traced
         reconfigure(study.variant(NAME), "workload", size=32)
-        assert timed(study, 2.0, 1.9, 2.1).because == "not the same work: workload.size (32 against 64)"
+        assert (
+            timed(study, 2.0, 1.9, 2.1).because
+            == "not the same work: workload.size (32 against 64)"
+        )
         baseline, variant = study.variant(study.baseline), study.variant(NAME)
         variant.choices, variant.config = baseline.choices, baseline.config
         assert timed(study, 1.3, 1.2, 1.4).because == REPEATS
         assert any(line.endswith(REPEATS) for line in evidence(summary_of(study)))
 
-    def test_of_several_shapes_one_that_is_slower_decides(self, study: StudyResult) -> None:
+    def test_of_several_shapes_one_that_is_slower_decides(
+        self, study: StudyResult
+    ) -> None:
         owners: list[StudyResult | VariantResult] = [study, *study.variants]
         for owner in owners:
             reconfigure(owner, "workload", size=[64, 96])
@@ -137,8 +203,14 @@ class TestWithoutAGate:
         edge.shapes[0].speedup = Interval(1.3, 1.2, 1.4, 0.95, 3, "process")
         edge.shapes[1].speedup = Interval(1.2, 1.1, 1.3, 0.95, 3, "process")
         row = only(study)
-        assert (row.speed, row.gains) == (Speed.FASTER, ["speedup/64x64b1", "speedup/96x96b1"])
-        assert "faster: 1.30× at 64×64, batch 1; 1.20× at 96×96, batch 1" in summary_of(study).sentence
+        assert (row.speed, row.gains) == (
+            Speed.FASTER,
+            ["speedup/64x64b1", "speedup/96x96b1"],
+        )
+        assert (
+            "faster: 1.30× at 64×64, batch 1; 1.20× at 96×96, batch 1"
+            in summary_of(study).sentence
+        )
         edge.shapes[1].speedup = Interval(0.8, 0.7, 0.9, 0.95, 3, "process")
         assert (only(study).speed, only(study).recommended) == (Speed.SLOWER, False)
 
@@ -149,7 +221,11 @@ class TestSteps:
     def chain(self, study: StudyResult, recorded: StudyResult) -> Row:
         """Deep cache, here a step on top of channels last, which is slower than the baseline."""
         study.variants.append(deepcopy(recorded.variant("deep cache")))
-        edge = deepcopy(next(edge for edge in recorded.comparisons if edge.candidate == "deep cache"))
+        edge = deepcopy(
+            next(
+                edge for edge in recorded.comparisons if edge.candidate == "deep cache"
+            )
+        )
         edge.reference = NAME
         study.comparisons.append(edge)
         return known(summary_of(study).row("deep cache"))
@@ -159,25 +235,56 @@ class TestSteps:
     ) -> None:
         timed(study, 0.5, 0.45, 0.55)
         row = self.chain(study, recorded)
-        direct = known(next(edge for edge in recorded.comparisons if edge.candidate == "deep cache").shapes[0].speedup)
+        direct = known(
+            next(
+                edge for edge in recorded.comparisons if edge.candidate == "deep cache"
+            )
+            .shapes[0]
+            .speedup
+        )
         assert row.speedup is not None
         assert row.speedup.interval.estimate == pytest.approx(direct.estimate)
-        assert [each.name for each in summary_of(study).rows] == ["deep cache", "baseline", NAME]
+        assert [each.name for each in summary_of(study).rows] == [
+            "deep cache",
+            "baseline",
+            NAME,
+        ]
         [step] = row.steps
         assert step.step_text == f"{ratio_text(direct)} on top of {NAME}"
 
-    def test_it_is_no_better_than_what_it_is_built_on(self, study: StudyResult, recorded: StudyResult) -> None:
+    def test_it_is_no_better_than_what_it_is_built_on(
+        self, study: StudyResult, recorded: StudyResult
+    ) -> None:
         timed(study, 1.2, 1.1, 1.3)
         self.chain(study, recorded)
         study.gate = "default"
         bad = Ruling("at_most", "mse", Verdict.FAIL, "large")
         good = Ruling("at_most", "mse", Verdict.PASS, "small")
         study.judgements = [
-            Judgement(NAME, study.baseline, "layout=channels_last", Contract.LOSSY, Verdict.FAIL, [bad]),
-            Judgement("deep cache", NAME, "caching=deepcache", Contract.LOSSY, Verdict.PASS, [good], gains=["speedup"]),
+            Judgement(
+                NAME,
+                study.baseline,
+                "layout=channels_last",
+                Contract.LOSSY,
+                Verdict.FAIL,
+                [bad],
+            ),
+            Judgement(
+                "deep cache",
+                NAME,
+                "caching=deepcache",
+                Contract.LOSSY,
+                Verdict.PASS,
+                [good],
+                gains=["speedup"],
+            ),
         ]
         row = known(summary_of(study).row("deep cache"))
-        assert (row.decision, row.images, row.recommended) == (Decision.PASS, Images.WORSE, False)
+        assert (row.decision, row.images, row.recommended) == (
+            Decision.PASS,
+            Images.WORSE,
+            False,
+        )
 
 
 @pytest.mark.parametrize("status", [Status.NOT_ENGAGED, Status.FAILED])
@@ -192,22 +299,40 @@ def test_what_failed_or_took_no_effect_is_not_recommended_whatever_its_times(
 
 
 def test_broken_images_are_worse_and_named(study: StudyResult) -> None:
-    study.variant(NAME).trips = [BrokenImage("black", study.variant(NAME).images[0].path, "all zero")]
+    study.variant(NAME).trips = [
+        BrokenImage("black", study.variant(NAME).images[0].path, "all zero")
+    ]
     row = timed(study, 1.5, 1.4, 1.6)
     assert (row.images, row.recommended) == (Images.WORSE, False)
     assert "black" in row.because
 
 
 class TestWithAGate:
-    def judged(self, study: StudyResult, verdict: Verdict, reason: str, gains: list[str]) -> Row:
+    def judged(
+        self, study: StudyResult, verdict: Verdict, reason: str, gains: list[str]
+    ) -> Row:
         timed(study, 1.21, 1.08, 1.35)
         rulings = [
             Ruling("at_most", "mse", Verdict.PASS, "small"),
-            Ruling("must pay", "", verdict, reason, payoff=next((p for p in Payoff if reason.startswith(p)), None)),
+            Ruling(
+                "must pay",
+                "",
+                verdict,
+                reason,
+                payoff=next((p for p in Payoff if reason.startswith(p)), None),
+            ),
         ]
         study.gate = "default"
         study.judgements = [
-            Judgement(NAME, study.baseline, "layout=channels_last", Contract.EQUIVALENT, verdict, rulings, gains=gains)
+            Judgement(
+                NAME,
+                study.baseline,
+                "layout=channels_last",
+                Contract.EQUIVALENT,
+                verdict,
+                rulings,
+                gains=gains,
+            )
         ]
         return only(study)
 
@@ -229,19 +354,37 @@ class TestWithAGate:
         ],
     )
     def test_the_gate_has_the_last_word_and_says_it_once(
-        self, study: StudyResult, verdict: Verdict, reason: str, decision: Decision, because: str
+        self,
+        study: StudyResult,
+        verdict: Verdict,
+        reason: str,
+        decision: Decision,
+        because: str,
     ) -> None:
         row = self.judged(study, verdict, reason, [])
-        assert (row.decision, row.because, row.recommended) == (decision, because, False)
+        assert (row.decision, row.because, row.recommended) == (
+            decision,
+            because,
+            False,
+        )
 
-    def test_what_disturbed_several_rulings_is_said_once(self, study: StudyResult) -> None:
+    def test_what_disturbed_several_rulings_is_said_once(
+        self, study: StudyResult
+    ) -> None:
         self.judged(study, Verdict.INCONCLUSIVE, "speedup 1.21×", [])
         [judgement] = study.judgements
         judgement.rulings += [
             Ruling("at_least", "speedup", Verdict.INCONCLUSIVE, "1.1 reaches 0.95"),
-            Ruling("at_most", "tail_ratio", Verdict.INCONCLUSIVE, "1.1 stays within 1.25"),
+            Ruling(
+                "at_most", "tail_ratio", Verdict.INCONCLUSIVE, "1.1 stays within 1.25"
+            ),
         ]
         for ruling in judgement.rulings[1:]:
             ruling.doubt = "other work disturbed it"
-        judgement.rulings.append(Ruling("undisturbed", "", Verdict.INCONCLUSIVE, "other work disturbed it"))
-        assert only(study).because == "Other programs disturbed the timing: other work disturbed it"
+        judgement.rulings.append(
+            Ruling("undisturbed", "", Verdict.INCONCLUSIVE, "other work disturbed it")
+        )
+        assert (
+            only(study).because
+            == "Other programs disturbed the timing: other work disturbed it"
+        )

@@ -50,14 +50,31 @@ def measured(
 ) -> tuple[StudyResult, float, Any]:
     """Returns a study's result, what it took, and its plan; two processes draw and prove at once."""
     timeline = SimulatedTime()
-    seconds = {name: pace * call_s for name, call_s in {"baseline": 1.0, **seconds}.items()}
-    keys: dict[str, Any] = {"rounds": 4, "warmup": 1, "replicates": 3, "interference": None, "budget_s": budget_s}
+    seconds = {
+        name: pace * call_s for name, call_s in {"baseline": 1.0, **seconds}.items()
+    }
+    keys: dict[str, Any] = {
+        "rounds": 4,
+        "warmup": 1,
+        "replicates": 3,
+        "interference": None,
+        "budget_s": budget_s,
+    }
     # By itself the schedule depends on the memory that is free on this machine.
     keys |= {"schedule": "interleaved", **protocol}
-    plan, planned, machine = fake_study([name for name in seconds if name != "baseline"], of, **keys)
+    plan, planned, machine = fake_study(
+        [name for name in seconds if name != "baseline"], of, **keys
+    )
     if of is not None:
-        pictured = tuple(f"number {number}" for number in range(of["quality"]["prompt_count"]))
-        plan = replace(plan, variants=tuple(replace(variant, pictured=pictured) for variant in plan.variants))
+        pictured = tuple(
+            f"number {number}" for number in range(of["quality"]["prompt_count"])
+        )
+        plan = replace(
+            plan,
+            variants=tuple(
+                replace(variant, pictured=pictured) for variant in plan.variants
+            ),
+        )
     study = plan, planned, machine
 
     def costs(worker: FakeWorker, request: str) -> None:
@@ -67,7 +84,10 @@ def measured(
             "time_once": call_s,
             "prove": 2 * call_s / 2,
             "time_stages": call_s,
-            "generate": 0.4 * call_s * (worker.draw.batch_size if worker.draw else 1) / 2,
+            "generate": 0.4
+            * call_s
+            * (worker.draw.batch_size if worker.draw else 1)
+            / 2,
         }
         timeline.spent_s += slowed * took_s.get(request, 0.0)
 
@@ -81,18 +101,26 @@ METRICS = {"quality": {"metrics": True, "prompt_count": 24, "floor_prompts": 12}
 
 
 def test_with_enough_time_leaves_out_nothing(tmp_path: Path) -> None:
-    result, took_s, _ = measured(tmp_path, 2000, {"same": 1.0, "also same": 1.0}, METRICS)
+    result, took_s, _ = measured(
+        tmp_path, 2000, {"same": 1.0, "also same": 1.0}, METRICS
+    )
     assert result.budget is not None
     assert not result.budget.spared
-    assert {len(m.shapes[0].calls) for row in result.variants for m in row.measurements} == {4}
+    assert {
+        len(m.shapes[0].calls) for row in result.variants for m in row.measurements
+    } == {4}
     assert {len(row.images) for row in result.variants if not row.is_control} == {24}
     assert took_s < 2000
     assert not any("budget" in note for note in summary_of(result).notes)
 
 
-@pytest.mark.parametrize(("budget_s", "pace"), [(150.0, 1.0), (200.0, 1.0), (200.0, 1.5), (260.0, 2.0)])
+@pytest.mark.parametrize(
+    ("budget_s", "pace"), [(150.0, 1.0), (200.0, 1.0), (200.0, 1.5), (260.0, 2.0)]
+)
 @pytest.mark.walk(2)
-def test_ends_within_its_budget_with_intervals_for_what_matters(tmp_path: Path, budget_s: float, pace: float) -> None:
+def test_ends_within_its_budget_with_intervals_for_what_matters(
+    tmp_path: Path, budget_s: float, pace: float
+) -> None:
     whole, needed_s, _ = measured(tmp_path, None, SIX, METRICS, pace)
     assert needed_s > budget_s
     (tmp_path / "short").mkdir()
@@ -100,7 +128,9 @@ def test_ends_within_its_budget_with_intervals_for_what_matters(tmp_path: Path, 
     assert took_s <= 1.1 * budget_s
     assert took_s >= 0.7 * budget_s
     assert all(row.status is Status.OK for row in result.variants)
-    assert len(result.variant("fast").samples) == len(whole.variant("fast").samples) == 3
+    assert (
+        len(result.variant("fast").samples) == len(whole.variant("fast").samples) == 3
+    )
     row = summary_of(result).row("fast")
     assert row is not None
     assert row.speed is Speed.FASTER
@@ -110,16 +140,21 @@ def test_ends_within_its_budget_with_intervals_for_what_matters(tmp_path: Path, 
     assert not missing_of(parse_result(to_json(result))).variants
 
 
-def test_spends_no_round_on_what_is_settled_and_pairs_the_rounds_of_both(tmp_path: Path) -> None:
+def test_spends_no_round_on_what_is_settled_and_pairs_the_rounds_of_both(
+    tmp_path: Path,
+) -> None:
     result, _, _ = measured(tmp_path, 2000, {"fast": 0.5, "same": 1.0})
     assert {len(m.shapes[0].calls) for m in result.variant("fast").measurements} == {1}
     assert {len(m.shapes[0].calls) for m in result.variant("same").measurements} == {4}
     [edge] = [edge for edge in result.comparisons if edge.candidate == "fast"]
     mine, other = (
-        np.log([m.shapes[0].latency_s[0] for m in result.variant(name).measurements]) for name in ("fast", "baseline")
+        np.log([m.shapes[0].latency_s[0] for m in result.variant(name).measurements])
+        for name in ("fast", "baseline")
     )
     assert edge.shapes[0].speedup is not None
-    assert edge.shapes[0].speedup.estimate == pytest.approx(two_samples(other, mine).ratio)
+    assert edge.shapes[0].speedup.estimate == pytest.approx(
+        two_samples(other, mine).ratio
+    )
 
 
 def test_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
@@ -128,15 +163,27 @@ def test_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
     assert result.budget.rounds
     assert not result.budget.stages
     _, fresh, _ = fake_study(
-        ("same", "fast"), rounds=4, warmup=1, replicates=3, interference=None, budget_s=5000, schedule="interleaved"
+        ("same", "fast"),
+        rounds=4,
+        warmup=1,
+        replicates=3,
+        interference=None,
+        budget_s=5000,
+        schedule="interleaved",
     )
     fresh.environment = result.environment
     again = merge_resumed(result, fresh, plan, tmp_path, retry_failed=False)
-    assert missing_of(again).rounds == 4 - (again.budget.rounds if again.budget and again.budget.rounds else 1)
+    assert missing_of(again).rounds == 4 - (
+        again.budget.rounds if again.budget and again.budget.rounds else 1
+    )
     assert {name for name, _ in missing_of(again).timed} >= {"same", "baseline"}
     assert again.budget is None
     # The evidence and the stages that were left out follow then.
-    assert not any(measurement.stages_s for row in result.variants for measurement in row.measurements)
+    assert not any(
+        measurement.stages_s
+        for row in result.variants
+        for measurement in row.measurements
+    )
     assert missing_of(again).unfinished >= {
         (name, number) for name in ("same", "fast", "baseline") for number in (0, 1)
     }
@@ -144,7 +191,9 @@ def test_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("schedule", ["blocks"])
 def test_of_a_study_in_blocks(tmp_path: Path, schedule: str) -> None:
-    result, took_s, _ = measured(tmp_path, 150, {"same": 1.0, "fast": 0.5}, schedule=schedule)
+    result, took_s, _ = measured(
+        tmp_path, 150, {"same": 1.0, "fast": 0.5}, schedule=schedule
+    )
     assert took_s <= 1.25 * 150
     assert all(row.status is Status.OK for row in result.variants)
     assert all(m.shapes[0].calls for row in result.variants for m in row.measurements)
@@ -162,7 +211,10 @@ def test_estimates_follow_the_pace_of_the_machine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("budget_s", "slowed"), [(150.0, 1.0)])
 def test_forecasts_hold_from_a_third_of_the_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_s: float | None, slowed: float
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    budget_s: float | None,
+    slowed: float,
 ) -> None:
     told: list[tuple[float, float]] = []
 

@@ -20,7 +20,9 @@ def plan(composer: Composers, *overrides: str) -> Plan:
 
 
 def explicit(composer: Composers, variants: str, *overrides: str) -> Plan:
-    return plan(composer, "study=explicit", f"study.variants={{{variants}}}", *overrides)
+    return plan(
+        composer, "study=explicit", f"study.variants={{{variants}}}", *overrides
+    )
 
 
 BOTH = ("memory=[vae_slicing,vae_tiling]", "memory.vae_tiling.tile_size=64")
@@ -28,11 +30,17 @@ BOTH = ("memory=[vae_slicing,vae_tiling]", "memory.vae_tiling.tile_size=64")
 
 def memory_of(variant: Variant) -> dict[str, str]:
     """The choices within the group whose options combine."""
-    return {axis: option for axis, option in variant.choices.items() if axis.startswith("memory")}
+    return {
+        axis: option
+        for axis, option in variant.choices.items()
+        if axis.startswith("memory")
+    }
 
 
 class TestPair:
-    def test_the_composed_configuration_against_a_plain_baseline(self, composer: Composers) -> None:
+    def test_the_composed_configuration_against_a_plain_baseline(
+        self, composer: Composers
+    ) -> None:
         found = plan(composer, "precision=bf16", "attention=math", "workload.steps=3")
         baseline, candidate = found.variants
         assert found.baseline is baseline
@@ -40,15 +48,23 @@ class TestPair:
         assert baseline.choices == composer([]).variant("default").choices
         assert baseline.optimizations == composer([]).variant("default").optimizations
         assert baseline.workload.steps == candidate.workload.steps == 3
-        assert found.edges == (Edge(candidate.name, BASELINE, "precision=bf16, attention=math"),)
+        assert found.edges == (
+            Edge(candidate.name, BASELINE, "precision=bf16, attention=math"),
+        )
 
     def test_a_baseline_can_be_written_out(self, composer: Composers) -> None:
-        found = plan(composer, "precision=bf16", "study.baseline=['precision=bf16','attention=vanilla']")
+        found = plan(
+            composer,
+            "precision=bf16",
+            "study.baseline=['precision=bf16','attention=vanilla']",
+        )
         assert found.baseline.choices["precision"] == "bf16"
         assert found.baseline.choices["attention"] == "vanilla"
         assert found.edges[0].credit == "attention=default"
 
-    @pytest.mark.parametrize("overrides", [[], ["precision=fp32", "grad_mode=no_grad"], ["workload.steps=3"]])
+    @pytest.mark.parametrize(
+        "overrides", [[], ["precision=fp32", "grad_mode=no_grad"], ["workload.steps=3"]]
+    )
     def test_the_baseline_itself_is_compared_with_its_control_alone(
         self, composer: Composers, overrides: list[str]
     ) -> None:
@@ -56,36 +72,53 @@ class TestPair:
         assert [variant.name for variant in found.variants] == [BASELINE]
         assert found.edges == ()
 
-    def test_a_written_baseline_of_another_workload_is_compared(self, composer: Composers) -> None:
+    def test_a_written_baseline_of_another_workload_is_compared(
+        self, composer: Composers
+    ) -> None:
         """The optimizations are the same, but the user asked for this comparison."""
-        found = plan(composer, "workload.steps=3", "study.baseline=['workload.steps=6']")
+        found = plan(
+            composer, "workload.steps=3", "study.baseline=['workload.steps=6']"
+        )
         assert [variant.workload.steps for variant in found.variants] == [6, 3]
         assert len(found.edges) == 1
 
 
 class TestExplicit:
-    def test_each_replaces_what_the_job_chose_and_is_compared_with_the_first(self, composer: Composers) -> None:
+    def test_each_replaces_what_the_job_chose_and_is_compared_with_the_first(
+        self, composer: Composers
+    ) -> None:
         variants = "plain: ['memory=[]'], one: ['memory=vae_tiling'], both: ['memory=vae_tiling','memory=vae_slicing']"
         found = explicit(composer, variants, *BOTH)
-        assert [(variant.name, list(memory_of(variant))) for variant in found.variants] == [
+        assert [
+            (variant.name, list(memory_of(variant))) for variant in found.variants
+        ] == [
             ("plain", []),
             ("one", ["memory.vae_tiling"]),
             ("both", ["memory.vae_tiling", "memory.vae_slicing"]),
         ]
         assert found.edges == (
             Edge("one", "plain", "memory=vae_tiling(tile_size=64)"),
-            Edge("both", "plain", "memory=vae_tiling(tile_size=64), memory=vae_slicing"),
+            Edge(
+                "both", "plain", "memory=vae_tiling(tile_size=64), memory=vae_slicing"
+            ),
         )
 
-    def test_edges_can_be_written_out_with_credits_or_without(self, composer: Composers) -> None:
+    def test_edges_can_be_written_out_with_credits_or_without(
+        self, composer: Composers
+    ) -> None:
         found = explicit(
             composer,
             "plain: [], half: ['precision=bf16'], both: ['precision=bf16','attention=math']",
             "study.edges=[{candidate: both, reference: half}, {candidate: half, reference: plain, credit: half of it}]",
         )
-        assert found.edges == (Edge("both", "half", "attention=math"), Edge("half", "plain", "half of it"))
+        assert found.edges == (
+            Edge("both", "half", "attention=math"),
+            Edge("half", "plain", "half of it"),
+        )
 
-    def test_unknown_names_are_all_reported_with_the_known_ones(self, composer: Composers) -> None:
+    def test_unknown_names_are_all_reported_with_the_known_ones(
+        self, composer: Composers
+    ) -> None:
         with pytest.raises(UsageError) as caught:
             explicit(
                 composer,
@@ -96,7 +129,9 @@ class TestExplicit:
             "study.edges: no variant 'hafl'",
             "study.edges: no variant 'plian'",
         ]
-        assert all("choose from plain, half" in problem for problem in caught.value.problems)
+        assert all(
+            "choose from plain, half" in problem for problem in caught.value.problems
+        )
 
     def test_some_of_the_variants_alone(self, composer: Composers) -> None:
         """Where the reference is left out, the first of them takes its place."""
@@ -107,15 +142,24 @@ class TestExplicit:
             "{candidate: both, reference: half}, {candidate: both, reference: math}]"
         )
         found = explicit(composer, given, edges, "study.only=[math,both,half]")
-        assert [variant.name for variant in found.variants] == ["half", "math", "both"], "in the study's own order"
+        assert [variant.name for variant in found.variants] == [
+            "half",
+            "math",
+            "both",
+        ], "in the study's own order"
         compared = [(edge.candidate, edge.reference) for edge in found.edges]
         assert compared == [("both", "half"), ("both", "math"), ("math", "half")]
         found = explicit(composer, given, edges, "study.only=[plain,both]")
-        assert [(edge.candidate, edge.reference) for edge in found.edges] == [("both", "plain")]
+        assert [(edge.candidate, edge.reference) for edge in found.edges] == [
+            ("both", "plain")
+        ]
 
 
 def test_a_choice_that_only_the_reference_has_is_none() -> None:
-    assert difference({"a": "1", "b": "2"}, {"a": "1", "c": "3"}) == {"b": "2", "c": "none"}
+    assert difference({"a": "1", "b": "2"}, {"a": "1", "c": "3"}) == {
+        "b": "2",
+        "c": "none",
+    }
 
 
 class TestOneAtATime:
@@ -124,8 +168,14 @@ class TestOneAtATime:
         options = "study.options=[precision:bf16,memory:vae_tiling]"
         job = ("memory=vae_slicing", "layout=channels_last", "workload.steps=3")
         found = plan(composer, "study=one_at_a_time", options, *job)
-        assert [variant.name for variant in found.variants] == [BASELINE, "precision=bf16", "memory=vae_tiling"]
-        assert [(edge.candidate, edge.reference, edge.credit) for edge in found.edges] == [
+        assert [variant.name for variant in found.variants] == [
+            BASELINE,
+            "precision=bf16",
+            "memory=vae_tiling",
+        ]
+        assert [
+            (edge.candidate, edge.reference, edge.credit) for edge in found.edges
+        ] == [
             ("precision=bf16", BASELINE, "precision=bf16"),
             ("memory=vae_tiling", BASELINE, "memory=vae_tiling"),
         ]
@@ -135,14 +185,24 @@ class TestOneAtATime:
         assert all(variant.workload.steps == 3 for variant in found.variants)
 
     def test_a_group_is_all_of_its_options(self, composer: Composers) -> None:
-        found = plan(composer, "study=one_at_a_time", "study.options=[memory,grad_mode,precision:bf16]")
+        found = plan(
+            composer,
+            "study=one_at_a_time",
+            "study.options=[memory,grad_mode,precision:bf16]",
+        )
         memory = [f"memory={option}" for option in options_of("memory")]
         others = ["grad_mode=enabled", "grad_mode=inference_mode", "precision=bf16"]
-        assert [variant.name for variant in found.variants] == [BASELINE, *memory, *others]
+        assert [variant.name for variant in found.variants] == [
+            BASELINE,
+            *memory,
+            *others,
+        ]
 
 
 class TestCumulative:
-    def test_each_step_adds_to_the_one_before_and_is_compared_with_it(self, composer: Composers) -> None:
+    def test_each_step_adds_to_the_one_before_and_is_compared_with_it(
+        self, composer: Composers
+    ) -> None:
         options = "[memory:vae_tiling,'memory.vae_tiling.tile_size:64',precision:bf16,memory:vae_slicing]"
         found = plan(composer, "study=cumulative", f"study.options={options}")
         tiling = {"memory.vae_tiling": "vae_tiling(tile_size=64)"}
@@ -152,23 +212,38 @@ class TestCumulative:
             *[tiling] * 2,
             tiling | {"memory.vae_slicing": "vae_slicing"},
         ]
-        assert [variant.choices["precision"] for variant in found.variants] == ["fp32"] * 3 + ["bf16"] * 2
-        added = ["memory=vae_tiling", "memory.vae_tiling.tile_size=64", "precision=bf16", "memory=vae_slicing"]
+        assert [variant.choices["precision"] for variant in found.variants] == [
+            "fp32"
+        ] * 3 + ["bf16"] * 2
+        added = [
+            "memory=vae_tiling",
+            "memory.vae_tiling.tile_size=64",
+            "precision=bf16",
+            "memory=vae_slicing",
+        ]
         steps = [BASELINE, *(f"+ {option}" for option in added)]
         assert [variant.name for variant in found.variants] == steps
         assert found.edges == tuple(map(Edge, steps[1:], steps, added))
 
-    def test_a_later_option_replaces_one_of_its_axis_and_an_empty_list_a_whole_group(self, composer: Composers) -> None:
+    def test_a_later_option_replaces_one_of_its_axis_and_an_empty_list_a_whole_group(
+        self, composer: Composers
+    ) -> None:
         options = "[precision:fp16,precision:bf16,memory:vae_tiling,'memory:[]',memory:vae_slicing]"
         found = plan(composer, "study=cumulative", f"study.options={options}")
-        assert [variant.choices["precision"] for variant in found.variants] == ["fp32", "fp16", *["bf16"] * 4]
+        assert [variant.choices["precision"] for variant in found.variants] == [
+            "fp32",
+            "fp16",
+            *["bf16"] * 4,
+        ]
         assert found.edges[1].reference == "+ precision=fp16"
         chosen = [list(memory_of(variant)) for variant in found.variants[3:]]
         assert chosen == [["memory.vae_tiling"], [], ["memory.vae_slicing"]]
 
 
 class TestLeaveOneOut:
-    def test_the_whole_and_it_again_without_each_option(self, composer: Composers) -> None:
+    def test_the_whole_and_it_again_without_each_option(
+        self, composer: Composers
+    ) -> None:
         found = plan(composer, "study=leave_one_out", *BOTH, "precision=bf16")
         baseline, full, *left = found.variants
         assert (baseline.name, memory_of(baseline)) == (BASELINE, {})
@@ -178,38 +253,85 @@ class TestLeaveOneOut:
             "without memory=vae_slicing": tiling,
             "without memory=vae_tiling": {"memory.vae_slicing": "vae_slicing"},
         }
-        [single] = [variant for variant in left if variant.name == "without precision=bf16"]
-        assert single.choices == dict(full.choices) | {"precision": baseline.choices["precision"]}
-        assert (found.edges[0].candidate, found.edges[0].reference) == ("full", BASELINE)
+        [single] = [
+            variant for variant in left if variant.name == "without precision=bf16"
+        ]
+        assert single.choices == dict(full.choices) | {
+            "precision": baseline.choices["precision"]
+        }
+        assert (found.edges[0].candidate, found.edges[0].reference) == (
+            "full",
+            BASELINE,
+        )
         assert all(edge.reference == "full" for edge in found.edges[1:])
-        assert [f"without {edge.credit}" for edge in found.edges[1:]] == [variant.name for variant in left]
+        assert [f"without {edge.credit}" for edge in found.edges[1:]] == [
+            variant.name for variant in left
+        ]
 
     def test_an_option_with_a_changed_key_goes_whole(self, composer: Composers) -> None:
         found = plan(
-            composer, "study=leave_one_out", "precision=bf16", "compiler=inductor", "compiler.mode=max-autotune"
+            composer,
+            "study=leave_one_out",
+            "precision=bf16",
+            "compiler=inductor",
+            "compiler.mode=max-autotune",
         )
-        [without] = [variant for variant in found.variants if variant.name.startswith("without compiler")]
+        [without] = [
+            variant
+            for variant in found.variants
+            if variant.name.startswith("without compiler")
+        ]
         assert without.choices["compiler"] == "eager"
         assert without.choices["precision"] == "bf16"
 
 
 class TestFactorial:
     def test_options_of_one_axis_exclude_each_other(self, composer: Composers) -> None:
-        found = plan(composer, "study=factorial", "study.options=[precision:bf16,precision:fp16,attention:math]")
+        found = plan(
+            composer,
+            "study=factorial",
+            "study.options=[precision:bf16,precision:fp16,attention:math]",
+        )
         assert len(found.variants) == 3 * 2
-        assert {variant.choices["precision"] for variant in found.variants} == {"fp32", "bf16", "fp16"}
+        assert {variant.choices["precision"] for variant in found.variants} == {
+            "fp32",
+            "bf16",
+            "fp16",
+        }
 
-    def test_every_combination_also_of_options_that_combine(self, composer: Composers) -> None:
-        found = plan(composer, "study=factorial", "study.options=[memory:vae_slicing,memory:vae_tiling,precision:bf16]")
-        assert found.factors == ("memory=vae_slicing", "memory=vae_tiling", "precision=bf16")
+    def test_every_combination_also_of_options_that_combine(
+        self, composer: Composers
+    ) -> None:
+        found = plan(
+            composer,
+            "study=factorial",
+            "study.options=[memory:vae_slicing,memory:vae_tiling,precision:bf16]",
+        )
+        assert found.factors == (
+            "memory=vae_slicing",
+            "memory=vae_tiling",
+            "precision=bf16",
+        )
         assert len(found.variants) == 8
-        assert len({tuple(sorted(variant.choices.items())) for variant in found.variants}) == 8
-        both = next(v for v in found.variants if v.name == "memory=vae_slicing, memory=vae_tiling")
-        assert memory_of(both) == {"memory.vae_slicing": "vae_slicing", "memory.vae_tiling": "vae_tiling"}
+        assert (
+            len({tuple(sorted(variant.choices.items())) for variant in found.variants})
+            == 8
+        )
+        both = next(
+            v
+            for v in found.variants
+            if v.name == "memory=vae_slicing, memory=vae_tiling"
+        )
+        assert memory_of(both) == {
+            "memory.vae_slicing": "vae_slicing",
+            "memory.vae_tiling": "vae_tiling",
+        }
         assert (found.baseline.name, memory_of(found.baseline)) == (BASELINE, {})
         assert [edge.reference for edge in found.edges] == [BASELINE] * 7
 
-    def test_options_that_combine_are_taken_one_by_one(self, composer: Composers) -> None:
+    def test_options_that_combine_are_taken_one_by_one(
+        self, composer: Composers
+    ) -> None:
         options = "study.options=['memory:[vae_slicing,vae_tiling]','memory:[]','precision:bf16']"
         with pytest.raises(UsageError) as caught:
             plan(composer, "study=factorial", options)
@@ -227,7 +349,9 @@ class TestOptionsOfOwnGroups:
         target = "_target_: sdopt.options.grad_mode.GradMode\nmode: enabled\n"
         (tmp_path / "mine").mkdir()
         for name in ("a", "b"):
-            (tmp_path / "mine" / f"{name}.yaml").write_text(f"# @package mine.{name}\n{target}")
+            (tmp_path / "mine" / f"{name}.yaml").write_text(
+                f"# @package mine.{name}\n{target}"
+            )
         (tmp_path / "mine" / "a_again.yaml").write_text(f"# @package mine.a\n{target}")
         (tmp_path / "mine" / "whole.yaml").write_text(target)
 
@@ -239,27 +363,51 @@ class TestOptionsOfOwnGroups:
 
     def test_can_be_left_out(self, own: Callable[..., Plan]) -> None:
         found = own("study=leave_one_out", "+mine=[a,b]")
-        left = {variant.name: [axis for axis in variant.choices if "mine" in axis] for variant in found.variants[2:]}
+        left = {
+            variant.name: [axis for axis in variant.choices if "mine" in axis]
+            for variant in found.variants[2:]
+        }
         assert left == {"without mine=a": ["mine.b"], "without mine=b": ["mine.a"]}
 
     @pytest.mark.slow
-    def test_of_one_axis_are_rivals_though_their_group_combines(self, own: Callable[..., Plan]) -> None:
-        found = own("study=factorial", "study.options=['+mine:a','+mine:a_again','+mine:b']")
+    def test_of_one_axis_are_rivals_though_their_group_combines(
+        self, own: Callable[..., Plan]
+    ) -> None:
+        found = own(
+            "study=factorial", "study.options=['+mine:a','+mine:a_again','+mine:b']"
+        )
         assert len(found.variants) == 3 * 2
-        assert {variant.choices.get("mine.a") for variant in found.variants} == {None, "a", "a_again"}
-        with pytest.raises(UsageError, match=r"mine=\[a,a_again\]: both set mine\.a; choose one of them"):
+        assert {variant.choices.get("mine.a") for variant in found.variants} == {
+            None,
+            "a",
+            "a_again",
+        }
+        with pytest.raises(
+            UsageError,
+            match=r"mine=\[a,a_again\]: both set mine\.a; choose one of them",
+        ):
             own("+mine=[a,a_again]")
 
     @pytest.mark.slow
-    def test_that_sets_the_whole_group_combines_with_none(self, own: Callable[..., Plan]) -> None:
-        with pytest.raises(UsageError, match=r"begin the file with `# @package mine\.whole`"):
+    def test_that_sets_the_whole_group_combines_with_none(
+        self, own: Callable[..., Plan]
+    ) -> None:
+        with pytest.raises(
+            UsageError, match=r"begin the file with `# @package mine\.whole`"
+        ):
             own("+mine=[whole,a]")
-        with pytest.raises(UsageError, match=r"begin the file with `# @package mine\.whole`"):
+        with pytest.raises(
+            UsageError, match=r"begin the file with `# @package mine\.whole`"
+        ):
             own("study=cumulative", "study.options=['+mine:whole','+mine:a']")
 
 
-def test_a_group_is_a_factor_if_a_variant_has_one_of_its_options(composer: Composers) -> None:
-    found = plan(composer, "study=factorial", "study.options=[grad_mode,layout:channels_last]")
+def test_a_group_is_a_factor_if_a_variant_has_one_of_its_options(
+    composer: Composers,
+) -> None:
+    found = plan(
+        composer, "study=factorial", "study.options=[grad_mode,layout:channels_last]"
+    )
     assert len(found.variants) == (1 + len(composer([]).options("grad_mode"))) * 2
 
 
@@ -293,6 +441,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("overrides", "said"), REFUSED)
-def test_a_mistake_names_its_key_and_the_choices(composer: Composers, overrides: str, said: str) -> None:
+def test_a_mistake_names_its_key_and_the_choices(
+    composer: Composers, overrides: str, said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         plan(composer, *re.split(r" (?=study|precision=)", overrides))

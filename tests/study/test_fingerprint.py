@@ -41,9 +41,15 @@ def test_of_a_model_are_its_weights_and_settings(tmp_path: Path) -> None:
     assert of_model(model) == first
     weights = next(folder.glob("unet/*.safetensors"))
     content = weights.read_bytes()
-    for place in (-1, len(content) // 3, 5_000_000):  # of the same size, and of the same time
+    for place in (
+        -1,
+        len(content) // 3,
+        5_000_000,
+    ):  # of the same size, and of the same time
         before = weights.stat()
-        weights.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place:][1:])
+        weights.write_bytes(
+            content[:place] + bytes([content[place] ^ 1]) + content[place:][1:]
+        )
         os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert of_model(model) != first, place
         weights.write_bytes(content)
@@ -73,7 +79,9 @@ def test_of_a_file_is_what_lies_beside_it(tmp_path: Path) -> None:
     lora = Loaded(path=str(peft))
 
     def found() -> tuple[str, list[Path]]:
-        return of_model(Model("sd15", "path", str(model))), lora.files(Model(), fetch=False)
+        return of_model(Model("sd15", "path", str(model))), lora.files(
+            Model(), fetch=False
+        )
 
     digest, files = found()
     model.with_suffix(".yaml").write_text("parameterization: v")
@@ -84,22 +92,38 @@ def test_of_a_file_is_what_lies_beside_it(tmp_path: Path) -> None:
     assert more == [*files, beside]
 
 
-def test_of_a_model_that_is_not_fetched_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_model_that_is_not_fetched_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert of_model(Model("sd15", "hub", hub_id="nobody/nothing")) == "not fetched"
 
 
-def test_of_a_variant_are_the_files_it_begins_with(variant: Compose, tmp_path: Path) -> None:
-    prompts, image, latents = tmp_path / "prompts.txt", tmp_path / "image.png", tmp_path / "latents.pt"
+def test_of_a_variant_are_the_files_it_begins_with(
+    variant: Compose, tmp_path: Path
+) -> None:
+    prompts, image, latents = (
+        tmp_path / "prompts.txt",
+        tmp_path / "image.png",
+        tmp_path / "latents.pt",
+    )
 
     def write(prompt: str, colour: str, noise: float) -> dict[str, str]:
         prompts.write_text(prompt)
         Image.new("RGB", (64, 64), colour).save(image)
         torch.save(noise * torch.linspace(-2, 2, 512).reshape(1, 8, 8, 8), latents)
-        overrides = [f"workload.prompts={prompts}", "task=img2img", "task.strength=1", f"task.image={image}"]
+        overrides = [
+            f"workload.prompts={prompts}",
+            "task=img2img",
+            "task.strength=1",
+            f"task.image={image}",
+        ]
         begun = inputs_of(variant(*overrides), of_model)
-        return begun | inputs_of(variant(f"workload.latents={latents}", f"workload.prompts={prompts}"), of_model)
+        return begun | inputs_of(
+            variant(f"workload.latents={latents}", f"workload.prompts={prompts}"),
+            of_model,
+        )
 
     first = write("red apple", "red", 1.0)
     assert set(first) == {"model", "prompts", "image", "latents"}
@@ -121,7 +145,9 @@ class Mine(Base):
 """
 
 
-def test_of_an_option_are_its_bases_and_all_that_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_an_option_are_its_bases_and_all_that_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = f"own_{tmp_path.name}".replace("-", "_")
     folder = tmp_path / package
     folder.mkdir()
@@ -146,13 +172,22 @@ def test_of_an_option_are_its_bases_and_all_that_it_imports(tmp_path: Path, monk
 def test_of_a_users_own_option_there_is_a_digest(variant: Compose) -> None:
     plain = variant()
     assert "options" not in inputs_of(plain, of_model)
-    assert "options" in inputs_of(replace(plain, optimizations={"own": Harmless()}), of_model)
+    assert "options" in inputs_of(
+        replace(plain, optimizations={"own": Harmless()}), of_model
+    )
 
 
-MACHINE = Machine(Device("cuda", name="a card", attributes={"cudnn": 91002}), {}, preloaded=True, bad_fork=False)
+MACHINE = Machine(
+    Device("cuda", name="a card", attributes={"cudnn": 91002}),
+    {},
+    preloaded=True,
+    bad_fork=False,
+)
 
 
-@pytest.mark.parametrize(("number", "version"), [(91002, "9.10.2"), (92200, "9.22.0"), (8907, "8.9.7")])
+@pytest.mark.parametrize(
+    ("number", "version"), [(91002, "9.10.2"), (92200, "9.22.0"), (8907, "8.9.7")]
+)
 def test_cudnn_is_recorded_beside_the_packages(number: int, version: str) -> None:
     machine = replace(MACHINE, device=Device("cuda", attributes={"cudnn": number}))
     assert describe_environment(machine, []).packages["cudnn"] == version
@@ -165,22 +200,40 @@ def test_every_package_that_an_option_imports_is_recorded() -> None:
         for _, module in imports_of(path.relative_to(ROOT), path.read_text())
     }
     # The last four only read files and versions, and check values.
-    besides = {"sdopt", "typing-extensions", "huggingface-hub", "safetensors", "packaging", "pydantic"}
-    found = imported - {name.replace("_", "-") for name in sys.stdlib_module_names} - besides
+    besides = {
+        "sdopt",
+        "typing-extensions",
+        "huggingface-hub",
+        "safetensors",
+        "packaging",
+        "pydantic",
+    }
+    found = (
+        imported
+        - {name.replace("_", "-") for name in sys.stdlib_module_names}
+        - besides
+    )
     assert {"torch", "sdnq", "tomesd"} <= found
     assert found <= set(_PACKAGES)
 
 
 @pytest.mark.parametrize("name", CACHES)
-def test_the_folder_of_a_cache_is_recorded_and_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_a_cache_is_recorded_and_said(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(name, "/scratch/1")
     environment = describe_environment(MACHINE, [])
     assert environment.variables[name] == "/scratch/1"
     assert any(f"{name}=/scratch/1" in warning for warning in environment.warnings)
 
 
-@pytest.mark.parametrize("name", ["ONEDNN_DEFAULT_FPMATH_MODE", "DIFFUSERS_ATTN_BACKEND", "TORCHINDUCTOR_FREEZING"])
-def test_what_changes_how_is_computed_is_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["ONEDNN_DEFAULT_FPMATH_MODE", "DIFFUSERS_ATTN_BACKEND", "TORCHINDUCTOR_FREEZING"],
+)
+def test_what_changes_how_is_computed_is_recorded(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A study that is resumed in another shell would mix two kinds of arithmetic."""
     before = describe_environment(MACHINE, []).variables
     monkeypatch.setenv(name, "1")

@@ -37,13 +37,28 @@ SECONDS = {"quick": 0.05, "slow": 2.0}
 
 
 def measured(
-    folder: Path, names: tuple[str, ...] = ("quick", "slow"), claims: Any = None, **protocol: Any
+    folder: Path,
+    names: tuple[str, ...] = ("quick", "slow"),
+    claims: Any = None,
+    **protocol: Any,
 ) -> tuple[StudyResult, Fakes]:
     study = fake_study(
-        names, **{"rounds": 3, "warmup": 1, "replicates": 3, "interference": None, "give_up": 3.0, **protocol}
+        names,
+        **{
+            "rounds": 3,
+            "warmup": 1,
+            "replicates": 3,
+            "interference": None,
+            "give_up": 3.0,
+            **protocol,
+        },
     )
     for row in study[1].variants:
-        row.promises = {"attention": Promise(Contract.EXACT, claims)} if claims and row.name in names else {}
+        row.promises = (
+            {"attention": Promise(Contract.EXACT, claims)}
+            if claims and row.name in names
+            else {}
+        )
     return run_fake(folder, study, Fakes(seconds=SECONDS))
 
 
@@ -56,15 +71,24 @@ def test_is_not_timed_further_and_all_others_are(tmp_path: Path, schedule: str) 
     assert sum(worker.variant.name == "slow" for worker in fakes.started) == 1
     assert not slow.images
     for name in ("baseline", "quick"):
-        assert all(len(m.shapes[0].deciding_s) >= 3 for m in result.variant(name).measurements)
-    assert {len(m.shapes[0].trial_s) for m in result.variant("quick").measurements} == {0}
+        assert all(
+            len(m.shapes[0].deciding_s) >= 3 for m in result.variant(name).measurements
+        )
+    assert {len(m.shapes[0].trial_s) for m in result.variant("quick").measurements} == {
+        0
+    }
     # What is decided lacks nothing, also after it was written and read.
     assert not missing_of(parse_result(to_json(result))).variants
 
 
-@pytest.mark.parametrize(("reasons", "trial_calls"), [([], 2), (["computed in software"], 1)])
+@pytest.mark.parametrize(
+    ("reasons", "trial_calls"), [([], 2), (["computed in software"], 1)]
+)
 def test_the_first_call_counts_where_an_option_is_known_to_be_slow_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reasons: list[str], trial_calls: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reasons: list[str],
+    trial_calls: int,
 ) -> None:
     monkeypatch.setattr(Variant, "slow_here", lambda *_: reasons)
     result, _ = measured(tmp_path)
@@ -88,15 +112,25 @@ def test_is_shown_on_every_surface(tmp_path: Path) -> None:
     assert "≤ 0.06×" in [str(cell) for cell in cells]
     spec = json.dumps(forest(summary), ensure_ascii=False)
     assert "≤ 0.06×" in spec
-    [candidate] = [c for c in answer_json(answer_of(summary, tmp_path))["candidates"] if c["name"] == "slow"]
+    [candidate] = [
+        c
+        for c in answer_json(answer_of(summary, tmp_path))["candidates"]
+        if c["name"] == "slow"
+    ]
     assert candidate["speed"] == "slower"
     assert candidate["at_least_slower"] == row.at_least_slower
     header, *lines = (line.split(",") for line in to_csv(summary).splitlines())
     [line] = [line for line in lines if line[0] == "slow"]
-    assert float(line[header.index("speedup_high")]) == pytest.approx(1 / row.at_least_slower)
+    assert float(line[header.index("speedup_high")]) == pytest.approx(
+        1 / row.at_least_slower
+    )
     assert line[header.index("speed")] == "slower"
-    assert logged_metrics(summary, row.variant)["speedup_high"] == pytest.approx(1 / row.at_least_slower)
-    assert variant_run(summary, row.variant, tmp_path, images=False).status == "FINISHED"
+    assert logged_metrics(summary, row.variant)["speedup_high"] == pytest.approx(
+        1 / row.at_least_slower
+    )
+    assert (
+        variant_run(summary, row.variant, tmp_path, images=False).status == "FINISHED"
+    )
     alone, _ = measured(tmp_path, ("slow",))
     assert "slow is at least 16." in summary_of(alone).sentence
 
@@ -124,7 +158,14 @@ def test_of_memory_alone_still_has_its_memory_and_its_images(tmp_path: Path) -> 
 
 
 def test_a_variant_that_others_are_compared_with_is_timed(tmp_path: Path) -> None:
-    study = fake_study(("slow", "quick"), rounds=2, warmup=1, replicates=3, interference=None, give_up=3.0)
+    study = fake_study(
+        ("slow", "quick"),
+        rounds=2,
+        warmup=1,
+        replicates=3,
+        interference=None,
+        give_up=3.0,
+    )
     [edge] = [edge for edge in study[1].comparisons if edge.candidate == "quick"]
     edge.reference = "slow"
     result, _ = run_fake(tmp_path, study, Fakes(seconds=SECONDS))
@@ -132,15 +173,28 @@ def test_a_variant_that_others_are_compared_with_is_timed(tmp_path: Path) -> Non
     assert edge.shapes[0].speedup is not None
     # But not for one that is as slow.
     (tmp_path / "both").mkdir()
-    study = fake_study(("slow", "slower"), rounds=2, warmup=1, replicates=3, interference=None, give_up=3.0)
+    study = fake_study(
+        ("slow", "slower"),
+        rounds=2,
+        warmup=1,
+        replicates=3,
+        interference=None,
+        give_up=3.0,
+    )
     [edge] = [edge for edge in study[1].comparisons if edge.candidate == "slower"]
     edge.reference = "slow"
-    result, _ = run_fake(tmp_path / "both", study, Fakes(seconds=SECONDS | {"slower": 3.0}))
-    assert {result.variant(name).status for name in ("slow", "slower")} == {Status.SLOWER}
+    result, _ = run_fake(
+        tmp_path / "both", study, Fakes(seconds=SECONDS | {"slower": 3.0})
+    )
+    assert {result.variant(name).status for name in ("slow", "slower")} == {
+        Status.SLOWER
+    }
 
 
 def test_a_baseline_that_fails_in_a_trial_ends_the_study(tmp_path: Path) -> None:
-    study = fake_study(("slow",), rounds=2, warmup=1, replicates=1, interference=None, give_up=3.0)
+    study = fake_study(
+        ("slow",), rounds=2, warmup=1, replicates=1, interference=None, give_up=3.0
+    )
     fakes = Fakes({"baseline": failing(Status.KILLED, "time_once", call=2)}, SECONDS)
     result, _ = run_fake(tmp_path, study, fakes)
     assert result.variant("baseline").status is Status.KILLED
@@ -151,8 +205,18 @@ def test_a_baseline_that_fails_in_a_trial_ends_the_study(tmp_path: Path) -> None
     ("claims", "rules", "verdict", "code"),
     [
         (["latency"], {}, Verdict.FAIL, 1),
-        ([], {Contract.EXACT: [Rule("speedup", "at_least", limit=0.95)]}, Verdict.FAIL, 1),
-        ([], {Contract.EXACT: [Rule("speedup", "at_least", limit=0.01)]}, Verdict.NOT_COMPARABLE, 3),
+        (
+            [],
+            {Contract.EXACT: [Rule("speedup", "at_least", limit=0.95)]},
+            Verdict.FAIL,
+            1,
+        ),
+        (
+            [],
+            {Contract.EXACT: [Rule("speedup", "at_least", limit=0.01)]},
+            Verdict.NOT_COMPARABLE,
+            3,
+        ),
         ([], {Contract.EXACT: [Rule("mse", "exact")]}, Verdict.NOT_COMPARABLE, 3),
     ],
 )
@@ -173,7 +237,9 @@ def test_cells_of_a_factorial_study_that_were_given_up_leave_only_effects_that_c
 ) -> None:
     """With one of four cells missing, neither main effect can be told from the interaction."""
     names = ("a", "b", "a, b")
-    study = fake_study(names, rounds=2, warmup=1, replicates=3, interference=None, give_up=3.0)
+    study = fake_study(
+        names, rounds=2, warmup=1, replicates=3, interference=None, give_up=3.0
+    )
     fakes = Fakes(seconds={"a": 0.08, "b": 0.09, "a, b": 2.0})
     result, _ = run_fake(tmp_path, study, fakes)
     for row in result.variants:

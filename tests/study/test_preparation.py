@@ -23,17 +23,34 @@ def test_a_budget_of_a_gpu_has_the_hosts_memory_too() -> None:
     assert 0 < budget["host"] < 10_000
     # As with gate=default on a large card: 21 workers, each of them 1.5 GiB on the host.
     worker = footprint_gib(
-        Memory(0.5, 1.5, cuda_peak_allocated_gib=0.5, cuda_peak_reserved_gib=0.6, nvml_process_gib=1.1)
+        Memory(
+            0.5,
+            1.5,
+            cuda_peak_allocated_gib=0.5,
+            cuda_peak_reserved_gib=0.6,
+            nvml_process_gib=1.1,
+        )
     )
     assert worker == {"host": 1.5, "device": 1.1}
     budget = {"host": 16.0, "device": 67.0}
     assert excess([worker] * 9, budget) is None
-    assert excess([worker] * 10, budget) == "11 processes of 1.50 GiB exceed 16.00 GiB of host memory"
+    assert (
+        excess([worker] * 10, budget)
+        == "11 processes of 1.50 GiB exceed 16.00 GiB of host memory"
+    )
     worker = footprint_gib(
-        Memory(0.5, 1.0, cuda_peak_allocated_gib=9.0, cuda_peak_reserved_gib=8.4, cuda_elsewhere_gib=1.0)
+        Memory(
+            0.5,
+            1.0,
+            cuda_peak_allocated_gib=9.0,
+            cuda_peak_reserved_gib=8.4,
+            cuda_elsewhere_gib=1.0,
+        )
     )
     assert worker["device"] == pytest.approx(10.0)
-    assert "of device memory" in (excess([worker] * 7, {"host": 100.0, "device": 67.0}) or "")
+    assert "of device memory" in (
+        excess([worker] * 7, {"host": 100.0, "device": 67.0}) or ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,11 +96,24 @@ def test_a_call_that_still_records_graphs_is_not_the_one_in_which_memory_is_meas
 
 @pytest.mark.parametrize(
     ("cores", "threads", "calls", "drawing"),
-    [(2, 2, 1, 1), (2, 1, 2, None), (16, 16, 1, 8), (16, 4, 2, 2), (1, 1, 1, None), (2, 4, 1, 2)],
+    [
+        (2, 2, 1, 1),
+        (2, 1, 2, None),
+        (16, 16, 1, 8),
+        (16, 4, 2, 2),
+        (1, 1, 1, None),
+        (2, 4, 1, 2),
+    ],
 )
-def test_a_cpu_is_shared_and_a_gpu_is_not(cores: int, threads: int, calls: int, drawing: int | None) -> None:
+def test_a_cpu_is_shared_and_a_gpu_is_not(
+    cores: int, threads: int, calls: int, drawing: int | None
+) -> None:
     sharing = Sharing(cores, threads, on_gpu=False)
-    assert (sharing.processes, sharing.calls, sharing.drawing_threads) == (2, calls, drawing)
+    assert (sharing.processes, sharing.calls, sharing.drawing_threads) == (
+        2,
+        calls,
+        drawing,
+    )
     assert sharing.calls * threads <= max(cores, threads)
     alone = Sharing(cores, threads, on_gpu=True)
     assert (alone.processes, alone.calls, alone.drawing_threads) == (1, 1, None)

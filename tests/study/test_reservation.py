@@ -21,13 +21,21 @@ from tests.test_locks import elsewhere
 
 def machine(index: int) -> Machine:
     return Machine(
-        Device("cuda", index, f"card {index}", attributes={"uuid": f"GPU-{index}"}), {}, True, False, cards=2
+        Device("cuda", index, f"card {index}", attributes={"uuid": f"GPU-{index}"}),
+        {},
+        True,
+        False,
+        cards=2,
     )
 
 
-def test_takes_a_card_that_is_free(composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_takes_a_card_that_is_free(
+    composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = machine(0), machine(1)
-    monkeypatch.setattr("sdopt.experiment.find_machine", lambda context, *_: (second, context))
+    monkeypatch.setattr(
+        "sdopt.experiment.find_machine", lambda context, *_: (second, context)
+    )
     experiment = Experiment(composer([]), tmp_path, start_fork_server(), Timeline())
     with experiment.reserved(first) as found:
         assert found is first
@@ -42,7 +50,9 @@ def test_passes_over_a_card_that_cannot_be_used(
 ) -> None:
     """The study can still wait for the first one."""
 
-    def find(context: StartContext, hardware: Hardware, _sheets: object) -> tuple[Machine, StartContext]:
+    def find(
+        context: StartContext, hardware: Hardware, _sheets: object
+    ) -> tuple[Machine, StartContext]:
         if hardware.device == "cuda:1":
             raise UsageError("hardware.device=cuda:1: CUDA does not start")
         return machine(int(hardware.device.removeprefix("cuda:"))), context
@@ -52,7 +62,9 @@ def test_passes_over_a_card_that_cannot_be_used(
     assert experiment._other_cards(replace(machine(0), cards=3)) == [machine(2)]
 
 
-def test_the_command_says_for_whom_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_says_for_whom_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with elsewhere("reserve(Device('cpu'), 'outputs/runs/theirs')") as other:
         say = Experiment._say_waiting
 
@@ -65,7 +77,12 @@ def test_the_command_says_for_whom_it_waits(tmp_path: Path, monkeypatch: pytest.
         with fake_workers():
             waited = sdopt(tmp_path, "run", *SMOKE, "protocol.rounds=1")
     assert waited.code == 0
-    assert f"waiting for outputs/runs/theirs (process {other.pid}), which measures on" in waited.err
+    assert (
+        f"waiting for outputs/runs/theirs (process {other.pid}), which measures on"
+        in waited.err
+    )
     with elsewhere("reserve(Device('cpu'), 'outputs/runs/theirs')"), fake_workers():
-        beside = sdopt(tmp_path, "run", *SMOKE, "protocol.rounds=1", "hardware.exclusive=false")
+        beside = sdopt(
+            tmp_path, "run", *SMOKE, "protocol.rounds=1", "hardware.exclusive=false"
+        )
     assert (beside.code, "waiting for" in beside.err) == (0, False)

@@ -56,19 +56,36 @@ def assert_whole(result: StudyResult, rounds: int) -> None:
 
 
 class TestKilled:
-    def test_in_the_rounds_loses_the_one_under_way_at_most(self, tmp_path: Path) -> None:
+    def test_in_the_rounds_loses_the_one_under_way_at_most(
+        self, tmp_path: Path
+    ) -> None:
         rounds = 40
-        study = [*SMALL, "workload.steps=1", "protocol.warmup=0", "protocol.stage_calls=0", "grad_mode=inference_mode"]
+        study = [
+            *SMALL,
+            "workload.steps=1",
+            "protocol.warmup=0",
+            "protocol.stage_calls=0",
+            "grad_mode=inference_mode",
+        ]
         process = fork(tmp_path, "run", *study, f"protocol.rounds={rounds}")
 
         def timed() -> bool:
             assert process.popen.poll() is None, process.finish().shown
             found = list(tmp_path.rglob("result.json"))
-            return bool(found) and min((len(m.shapes[0].calls) for m in measured(read_result(found[0]))), default=0) > 1
+            return (
+                bool(found)
+                and min(
+                    (len(m.shapes[0].calls) for m in measured(read_result(found[0]))),
+                    default=0,
+                )
+                > 1
+            )
 
         try:
             assert eventually(timed, 240)
-            assert len(process.descendants()) >= 5, "the server and its workers among them"
+            assert len(process.descendants()) >= 5, (
+                "the server and its workers among them"
+            )
         finally:
             process.popen.kill()
         out, err = process.popen.communicate()
@@ -97,7 +114,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A cumulative study of three steps, whole."""
     return sdopt(
         tmp_path_factory.mktemp("whole"),
-        *("run", *SMOKE, "workload.steps=1", "protocol.stage_calls=0", "study=cumulative"),
+        *(
+            "run",
+            *SMOKE,
+            "workload.steps=1",
+            "protocol.stage_calls=0",
+            "study=cumulative",
+        ),
         "study.options=[grad_mode:inference_mode,attention:math]",
     )
 
@@ -115,7 +138,12 @@ def broken_off(folder: Path) -> Path:
     result = read_result(folder)
     result.status = "running"
     last = result.variant("+ attention=math")
-    last.status, last.measurements, last.images, last.tflop_per_image = Status.PENDING, [], [], None
+    last.status, last.measurements, last.images, last.tflop_per_image = (
+        Status.PENDING,
+        [],
+        [],
+        None,
+    )
     write_result(result, folder)
     return folder
 
@@ -125,7 +153,9 @@ def resume(folder: Path, *arguments: str) -> Finished:
 
 
 class TestMissing:
-    def test_is_measured_beside_its_references_measured_again(self, broken_off: Path) -> None:
+    def test_is_measured_beside_its_references_measured_again(
+        self, broken_off: Path
+    ) -> None:
         before = read_result(broken_off)
         resumed = resume(broken_off)
         assert resumed.code == 0, resumed.shown
@@ -133,13 +163,29 @@ class TestMissing:
         assert_whole(result, 2)
         assert samples(result).items() >= samples(before).items()
         # Its reference is the step before it; a baseline and a control belong to every session.
-        again = {row.name for row in result.variants for m in row.measurements if m.session == 1}
-        assert again == {"baseline", CONTROL, "+ grad_mode=inference_mode", "+ attention=math"}
-        assert [m.session for m in result.variant("+ attention=math").measurements] == [1]
-        assert len({record.path for row in result.variants for record in row.images}) == 4
+        again = {
+            row.name
+            for row in result.variants
+            for m in row.measurements
+            if m.session == 1
+        }
+        assert again == {
+            "baseline",
+            CONTROL,
+            "+ grad_mode=inference_mode",
+            "+ attention=math",
+        }
+        assert [m.session for m in result.variant("+ attention=math").measurements] == [
+            1
+        ]
+        assert (
+            len({record.path for row in result.variants for record in row.images}) == 4
+        )
         assert "already complete" in resume(broken_off).out
 
-    def test_of_a_study_that_was_killed_before_it_had_a_result(self, folder: Path) -> None:
+    def test_of_a_study_that_was_killed_before_it_had_a_result(
+        self, folder: Path
+    ) -> None:
         """Another tracker may be named beside `resume`."""
         (folder / "result.json").unlink()
         resumed = resume(folder, "tracking=none", "tracking.images=false")
@@ -147,7 +193,9 @@ class TestMissing:
         assert_whole(resumed.result, 2)
         assert resumed.result.config.tracking.images is False
 
-    def test_is_logged_where_it_is_told_though_it_was_to_be_logged_nowhere(self, folder: Path) -> None:
+    def test_is_logged_where_it_is_told_though_it_was_to_be_logged_nowhere(
+        self, folder: Path
+    ) -> None:
         expanded = with_resumed([f"resume={folder}", "tracking.uri=sqlite:///own.db"])
         assert "tracking=none" not in expanded
         assert "tracking=mlflow" in expanded
@@ -155,34 +203,54 @@ class TestMissing:
 
 @pytest.mark.parametrize("asked", ["prepare", "prove"])
 @pytest.mark.walk(1)
-def test_a_failure_is_a_result_unless_it_is_to_be_tried_again(tmp_path: Path, asked: str) -> None:
-    once = ["study=explicit", "study.variants={baseline: [], once: ['workload.steps:2']}"]
+def test_a_failure_is_a_result_unless_it_is_to_be_tried_again(
+    tmp_path: Path, asked: str
+) -> None:
+    once = [
+        "study=explicit",
+        "study.variants={baseline: [], once: ['workload.steps:2']}",
+    ]
     with fake_workers(Fakes({"once": failing(Status.FAILED, asked)})):
         found = sdopt(tmp_path, "run", *SMOKE, *once)
     assert found.code == 3
     assert "retry_failed=true` measures again: once" in found.err
     result = found.result
     result.gate = "a gate"
-    result.judgements = [Judgement("once", "baseline", "once", Contract.EXACT, Verdict.FAIL, [])]
+    result.judgements = [
+        Judgement("once", "baseline", "once", Contract.EXACT, Verdict.FAIL, [])
+    ]
     write_result(result, found.folder)
     assert "already complete" in resume(found.folder).out
     assert read_result(found.folder).gate
     resumed = resume(found.folder, "retry_failed=true")
     assert resumed.code == 0, resumed.shown
     assert_whole(resumed.result, 2)
-    assert (resumed.result.gate, resumed.result.judgements) == ("", [])  # those were on what failed
+    assert (resumed.result.gate, resumed.result.judgements) == (
+        "",
+        [],
+    )  # those were on what failed
 
 
 class TestRefused:
     """What would not be the same study any more; nothing is measured, and the result stays as it is."""
 
     @pytest.mark.parametrize(
-        "beside", ["precision=bf16", "workload.steps=9", "protocol=gate", "--config-dir=/tmp", "hydra.run.dir=x", "x"]
+        "beside",
+        [
+            "precision=bf16",
+            "workload.steps=9",
+            "protocol=gate",
+            "--config-dir=/tmp",
+            "hydra.run.dir=x",
+            "x",
+        ],
     )
     def test_other_overrides(self, folder: Path, beside: str) -> None:
         resumed = resume(folder, beside)
         assert resumed.code == 2
-        assert resumed.err.startswith(f"sdopt: {beside}: cannot be changed together with resume")
+        assert resumed.err.startswith(
+            f"sdopt: {beside}: cannot be changed together with resume"
+        )
 
     def test_a_folder_without_a_study(self, tmp_path: Path) -> None:
         resumed = refused(tmp_path, "run", "resume=nowhere")
@@ -190,13 +258,24 @@ class TestRefused:
         assert list(tmp_path.iterdir()) == []
         (tmp_path / "result.json").touch()
         assert "a copy without hidden files" in refused(tmp_path, "run", "resume=.").err
-        assert "only on a study that is resumed" in refused(tmp_path, "run", "retry_failed=True").err
+        assert (
+            "only on a study that is resumed"
+            in refused(tmp_path, "run", "retry_failed=True").err
+        )
 
-    def test_another_machine_other_versions_and_other_contents_all_at_once(self, broken_off: Path) -> None:
+    def test_another_machine_other_versions_and_other_contents_all_at_once(
+        self, broken_off: Path
+    ) -> None:
         result = read_result(broken_off)
-        result.environment.host, result.environment.device["name"] = "another", "NVIDIA A10"
+        result.environment.host, result.environment.device["name"] = (
+            "another",
+            "NVIDIA A10",
+        )
         result.environment.packages["torch"] = "2.0.0"
-        result.variant("baseline").inputs |= {"model": "other weights", "prompts": "other words"}
+        result.variant("baseline").inputs |= {
+            "model": "other weights",
+            "prompts": "other words",
+        }
         write_result(result, broken_off)
         before = (broken_off / "result.json").read_bytes()
         resumed = resume(broken_off)
@@ -237,31 +316,55 @@ class TestExtended:
         assert samples(result).items() > samples(before).items()
         for row in result.variants:
             assert row.status is Status.OK, row.reason
-            found = [(m.replicate, m.session, len(m.shapes[0].latency_s)) for m in row.measurements]
+            found = [
+                (m.replicate, m.session, len(m.shapes[0].latency_s))
+                for m in row.measurements
+            ]
             assert found == [(0, 0, 2), (1, 1, 2)]
             assert row.config.protocol == result.config.protocol
-        assert all(edge.shapes[0].speedup is not None and edge.shapes[0].speedup.n == 2 for edge in result.comparisons)
+        assert all(
+            edge.shapes[0].speedup is not None and edge.shapes[0].speedup.n == 2
+            for edge in result.comparisons
+        )
         # The extension has become the study's own.
         assert "already complete" in resume(folder).out
 
     @pytest.mark.slow
     def test_by_prompts(self, tmp_path: Path) -> None:
-        study = [*SMOKE, "workload.steps=1", "protocol.stage_calls=0", "grad_mode=inference_mode"]
-        quality = ["quality=default", "quality.prompt_count=2", "quality.floor_prompts=2", "quality.features=[]"]
+        study = [
+            *SMOKE,
+            "workload.steps=1",
+            "protocol.stage_calls=0",
+            "grad_mode=inference_mode",
+        ]
+        quality = [
+            "quality=default",
+            "quality.prompt_count=2",
+            "quality.floor_prompts=2",
+            "quality.features=[]",
+        ]
         run = sdopt(tmp_path, "run", *study, *quality)
         assert run.code == 0, run.shown
         before = run.result
         extended = resume(run.folder, "quality.prompt_count=3")
         assert extended.code == 0, extended.shown
         for old, row in zip(before.variants, extended.result.variants, strict=True):
-            assert [image.prompt for image in row.images][:2] == [image.prompt for image in old.images]
+            assert [image.prompt for image in row.images][:2] == [
+                image.prompt for image in old.images
+            ]
             assert len(row.images) == 3 if row.role != "control" else not row.images
             assert samples(before).items() <= samples(extended.result).items()
-        assert extended.result.comparisons[0].quality["mse"].per_prompt == [0.0, 0.0, 0.0]
+        assert extended.result.comparisons[0].quality["mse"].per_prompt == [
+            0.0,
+            0.0,
+            0.0,
+        ]
 
     def test_beyond_its_looks_it_cannot_pass(self, folder: Path) -> None:
         gate = Gate(
-            "a gate", rules={"exact": [Rule("speedup", "at_least", limit=0.1, confidence=None)]}, must_pay=False
+            "a gate",
+            rules={"exact": [Rule("speedup", "at_least", limit=0.1, confidence=None)]},
+            must_pay=False,
         )
         result = read_result(folder)
         judge(result, gate, Fit())
@@ -272,15 +375,25 @@ class TestExtended:
         assert [look.number for look in extended.looks] == [1, 1, 2, 2]
         for judgement in extended.judgements:
             assert judgement.verdict is not Verdict.PASS
-            [ruling] = [ruling for ruling in judgement.rulings if ruling.rule == "looks"]
+            [ruling] = [
+                ruling for ruling in judgement.rulings if ruling.rule == "looks"
+            ]
             assert ruling.verdict is Verdict.INCONCLUSIVE
 
     @pytest.mark.slow  # its images are scored twice
     def test_is_judged_again_though_it_broke_off_before_that(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        study = [*SMOKE, "grad_mode=inference_mode", "gate=default", "quality=default", "quality.features=[]"]
-        run = sdopt(tmp_path, "run", *study, "quality.prompt_count=2", "quality.floor_prompts=2")
+        study = [
+            *SMOKE,
+            "grad_mode=inference_mode",
+            "gate=default",
+            "quality=default",
+            "quality.features=[]",
+        ]
+        run = sdopt(
+            tmp_path, "run", *study, "quality.prompt_count=2", "quality.floor_prompts=2"
+        )
         assert [look.number for look in run.result.looks] == [1], run.shown
 
         def interrupted(*_: object) -> None:
@@ -301,15 +414,23 @@ class TestExtended:
         before = (folder / "result.json").read_bytes()
         refused = resume(folder, "protocol.rounds=1", "quality.prompt_count=9")
         assert refused.code == 2
-        assert "protocol.rounds=1: a study can only be extended, and this one has 2" in refused.err
-        assert "quality.prompt_count: cannot change in a study with quality.metrics=false" in refused.err
+        assert (
+            "protocol.rounds=1: a study can only be extended, and this one has 2"
+            in refused.err
+        )
+        assert (
+            "quality.prompt_count: cannot change in a study with quality.metrics=false"
+            in refused.err
+        )
         assert (folder / "result.json").read_bytes() == before
         # What was refused has not become the study's own, though Hydra has recorded it.
         assert "already complete" in resume(folder).out
 
 
 @pytest.mark.slow
-def test_jobs_of_a_sweep_that_finished_are_kept(sweep: Finished, sweep_folder: Path, tmp_path: Path) -> None:
+def test_jobs_of_a_sweep_that_finished_are_kept(
+    sweep: Finished, sweep_folder: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / sweep_folder.relative_to(sweep.cwd)
     shutil.copytree(sweep_folder, folder)
     shutil.rmtree(folder / "1")
@@ -317,11 +438,15 @@ def test_jobs_of_a_sweep_that_finished_are_kept(sweep: Finished, sweep_folder: P
     kept = (folder / "0" / "result.json").read_bytes()
     resumed = sdopt(tmp_path, "run", f"resume={folder}", "tracking=none")
     assert resumed.code == 0, resumed.shown
-    assert resumed.out.count("already complete") == 2  # the baseline itself, and the job that cannot run here
+    assert (
+        resumed.out.count("already complete") == 2
+    )  # the baseline itself, and the job that cannot run here
     assert (folder / "0" / "result.json").read_bytes() == kept
     assert read_result(folder / "1").variant("attention=math").status is Status.OK
     assert "attention=math" in (folder / "sweep.md").read_text()
-    assert {path.name for path in folder.iterdir()} == {path.name for path in sweep_folder.iterdir()}
+    assert {path.name for path in folder.iterdir()} == {
+        path.name for path in sweep_folder.iterdir()
+    }
 
 
 # --------------------------------------------------------------------------------------------- what a study still lacks
@@ -338,5 +463,8 @@ def test_what_follows_a_missing_step_is_timed_again_too(whole: Finished) -> None
 def test_a_block_that_broke_off_has_no_rounds(whole: Finished) -> None:
     study = whole.result
     last = study.variant("+ attention=math")
-    last.status, last.measurements[0].shapes[0].latency_before_s = Status.PENDING, [1.0, 1.0]
+    last.status, last.measurements[0].shapes[0].latency_before_s = (
+        Status.PENDING,
+        [1.0, 1.0],
+    )
     assert missing_of(study).rounds == 2

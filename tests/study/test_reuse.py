@@ -20,11 +20,23 @@ PROMPTS = tuple(f"prompt {number}" for number in range(24))
 
 
 def measured(
-    folder: Path, of: dict[str, Any] | None = None, fakes: Fakes | None = None, **protocol: Any
+    folder: Path,
+    of: dict[str, Any] | None = None,
+    fakes: Fakes | None = None,
+    **protocol: Any,
 ) -> StudyResult:
-    settings: dict[str, Any] = {"rounds": 3, "replicates": 3, "interference": None, "give_up": None}
+    settings: dict[str, Any] = {
+        "rounds": 3,
+        "replicates": 3,
+        "interference": None,
+        "give_up": None,
+    }
     settings |= {"schedule": "interleaved", **protocol}
-    study = fake_study(["a", "b"], {"quality": {"metrics": True, "batch_size": 1}, **(of or {})}, **settings)
+    study = fake_study(
+        ["a", "b"],
+        {"quality": {"metrics": True, "batch_size": 1}, **(of or {})},
+        **settings,
+    )
     for variant in study[0].variants:
         object.__setattr__(variant, "pictured", PROMPTS)
     result, _ = run_fake(folder, study, fakes)
@@ -34,27 +46,44 @@ def measured(
 def timed(result: StudyResult, name: str) -> dict[int, int]:
     """The prompts whose images are of timed calls, each with the process."""
     images: list[ImageRecord] = result.variant(name).images
-    return {image.prompt_index: image.process for image in images if image.process is not None}
+    return {
+        image.prompt_index: image.process
+        for image in images
+        if image.process is not None
+    }
 
 
-def test_each_prompt_has_one_image_and_those_of_timed_calls_name_their_process(tmp_path: Path) -> None:
+def test_each_prompt_has_one_image_and_those_of_timed_calls_name_their_process(
+    tmp_path: Path,
+) -> None:
     result = measured(tmp_path)
     sources = [timed(result, name) for name in ("baseline", "a", "b")]
-    assert sources[0] == sources[1] == sources[2], "pairs are of images that were made alike"
+    assert sources[0] == sources[1] == sources[2], (
+        "pairs are of images that were made alike"
+    )
     assert set(sources[0].values()) == {0, 1, 2}
-    assert len(sources[0]) == 9 - 3, "nine calls are timed, and one of each process is generated again"
+    assert len(sources[0]) == 9 - 3, (
+        "nine calls are timed, and one of each process is generated again"
+    )
     for name in ("baseline", "a", "b"):
         row = result.variant(name)
         assert [image.prompt_index for image in row.images] == list(range(24))
         assert all((tmp_path / image.path).is_file() for image in row.images)
-        assert [image.seed for image in row.images] == [row.images[0].seed + index for index in range(24)]
+        assert [image.seed for image in row.images] == [
+            row.images[0].seed + index for index in range(24)
+        ]
         assert len(row.measurements[0].pass_s) == 24 - 6
 
 
 def test_every_process_has_images_that_were_generated_again(tmp_path: Path) -> None:
     result = measured(tmp_path)
     for row in result.variants:
-        compared = {m.replicate for m in row.measurements for i in m.shapes[0].timed_images if i.error == 0.0}
+        compared = {
+            m.replicate
+            for m in row.measurements
+            for i in m.shapes[0].timed_images
+            if i.error == 0.0
+        }
         assert compared == {0, 1, 2}, row.name
 
 
@@ -62,10 +91,14 @@ def test_latents_are_in_the_order_of_the_images(tmp_path: Path) -> None:
     result = measured(tmp_path)
     for name in ("baseline", "a"):
         folder = (tmp_path / result.variant(name).images[0].path).parent
-        assert load_file(folder / LATENTS)["latents"][:, 0, 0, 0].tolist() == list(range(24))
+        assert load_file(folder / LATENTS)["latents"][:, 0, 0, 0].tolist() == list(
+            range(24)
+        )
 
 
-def test_an_image_of_a_timed_call_that_differs_from_the_one_generated_again_is_seen(tmp_path: Path) -> None:
+def test_an_image_of_a_timed_call_that_differs_from_the_one_generated_again_is_seen(
+    tmp_path: Path,
+) -> None:
     fakes = Fakes()
 
     def darkens(worker: Any, name: str) -> None:
@@ -74,7 +107,11 @@ def test_an_image_of_a_timed_call_that_differs_from_the_one_generated_again_is_s
 
     fakes.faults = {"a": darkens}
     result = measured(tmp_path, fakes=fakes)
-    errors = [i.error for m in result.variant("a").measurements for i in m.shapes[0].timed_images]
+    errors = [
+        i.error
+        for m in result.variant("a").measurements
+        for i in m.shapes[0].timed_images
+    ]
     assert any(error for error in errors if error is not None)
 
 
@@ -87,7 +124,9 @@ def test_an_image_of_a_timed_call_that_differs_from_the_one_generated_again_is_s
     ],
     ids=["judged calls", "larger batches", "one variant at a time"],
 )
-def test_all_are_generated_where_the_pass_says_more(tmp_path: Path, of: dict[str, Any], protocol: Any) -> None:
+def test_all_are_generated_where_the_pass_says_more(
+    tmp_path: Path, of: dict[str, Any], protocol: Any
+) -> None:
     result = measured(tmp_path, of, **protocol)
     assert not timed(result, "a")
     assert len(result.variant("a").images) == 24
@@ -95,21 +134,51 @@ def test_all_are_generated_where_the_pass_says_more(tmp_path: Path, of: dict[str
 
 @pytest.mark.slow
 def test_of_a_real_study_are_what_the_pass_generates(tmp_path: Path) -> None:
-    settings = ["workload.steps=2", "quality.batch_size=1", "quality.prompt_count=12", "protocol.rounds=3"]
-    common = ["tracking=none", "hardware.exclusive=false", "hardware.threads=1", "protocol.replicates=1"]
-    extra = ["protocol.interference=null", "protocol.programs_s=0", "attention=math", "protocol.stage_calls=0"]
+    settings = [
+        "workload.steps=2",
+        "quality.batch_size=1",
+        "quality.prompt_count=12",
+        "protocol.rounds=3",
+    ]
+    common = [
+        "tracking=none",
+        "hardware.exclusive=false",
+        "hardware.threads=1",
+        "protocol.replicates=1",
+    ]
+    extra = [
+        "protocol.interference=null",
+        "protocol.programs_s=0",
+        "attention=math",
+        "protocol.stage_calls=0",
+    ]
     results = []
     for name, schedule in (("used", "interleaved"), ("whole", "blocks")):
         folder = tmp_path / name
-        sdopt.run(*settings, *common, *extra, f"protocol.schedule={schedule}", f"hydra.run.dir={folder}")
+        sdopt.run(
+            *settings,
+            *common,
+            *extra,
+            f"protocol.schedule={schedule}",
+            f"hydra.run.dir={folder}",
+        )
         results.append(read_result(folder / "result.json"))
     used, whole = results
     assert timed(used, "baseline")
     assert not timed(whole, "baseline")
     for mine, other in zip(used.variants, whole.variants, strict=True):
         for image, again in zip(mine.images, other.images, strict=True):
-            first, second = tmp_path / "used" / image.path, tmp_path / "whole" / again.path
-            assert first.read_bytes() == second.read_bytes(), (mine.name, image.prompt_index)
+            first, second = (
+                tmp_path / "used" / image.path,
+                tmp_path / "whole" / again.path,
+            )
+            assert first.read_bytes() == second.read_bytes(), (
+                mine.name,
+                image.prompt_index,
+            )
     rows = (("used", used.variants[0]), ("whole", whole.variants[0]))
-    latents = [load_file((tmp_path / run / row.images[0].path).parent / LATENTS)["latents"] for run, row in rows]
+    latents = [
+        load_file((tmp_path / run / row.images[0].path).parent / LATENTS)["latents"]
+        for run, row in rows
+    ]
     assert np.array_equal(*latents)

@@ -22,17 +22,25 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
         pass
 
     progress = SimpleNamespace(phase=nothing)
-    session: Any = SimpleNamespace(rounds=5, progress=progress, next_batch=nothing, note_call=nothing)
+    session: Any = SimpleNamespace(
+        rounds=5, progress=progress, next_batch=nothing, note_call=nothing
+    )
     session.timed_images = SimpleNamespace(wanted=False, keep=lambda *_: False)
     timing._session, timing._study = session, SimpleNamespace(warmup=0)  # type: ignore[assignment]
     return timing
 
 
-def test_a_process_that_joins_late_times_the_round_of_the_others(rounds: Rounds) -> None:
+def test_a_process_that_joins_late_times_the_round_of_the_others(
+    rounds: Rounds,
+) -> None:
     answer = TimedCall(0.5, None, Compiled(0.0, 0), 1.0)
     worker = SimpleNamespace(pid=os.getpid(), ask=lambda *_, **_named: answer)
     process: Any = SimpleNamespace(
-        row=SimpleNamespace(name="late"), measurement=Measurement(0), given=[], worker=worker, images=[]
+        row=SimpleNamespace(name="late"),
+        measurement=Measurement(0),
+        given=[],
+        worker=worker,
+        images=[],
     )
     for number in (3, 4):
         rounds._time(process, 0, number)

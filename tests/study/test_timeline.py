@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sdopt.report.overhead import EXIT, TARGETS, overhead_blocks, read_overhead, write_overhead
+from sdopt.report.overhead import (
+    EXIT,
+    TARGETS,
+    overhead_blocks,
+    read_overhead,
+    write_overhead,
+)
 from sdopt.report.terminal import shown as shown_blocks
 from sdopt.study.progress import Progress
 from sdopt.study.timeline import Timeline, process_begun, read_timeline, waited_s
@@ -20,7 +26,9 @@ from tests.command import Finished, refused, sdopt
 
 
 class TestTimeline:
-    def test_books_all_time_and_none_of_it_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_books_all_time_and_none_of_it_twice(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         now = 100.0
         monkeypatch.setattr(time, "monotonic", lambda: now)
         timeline = Timeline("imports", begun=90.0)
@@ -44,23 +52,37 @@ class TestTimeline:
         }
         assert sum(span.seconds for span in found.values()) == 17.0
         assert [span.begun_s for span in found.values()] == [0.0, 11.0, 13.0, 14.0]
-        assert (found["timing", "a"].entered, found["timing", "a"].in_calls_s) == (2, 1.5)
+        assert (found["timing", "a"].entered, found["timing", "a"].in_calls_s) == (
+            2,
+            1.5,
+        )
 
     def test_begins_where_the_process_did(self) -> None:
         before = time.monotonic()
         code = "import time; time.sleep(0.3); from sdopt.study.timeline import process_begun; print(process_begun())"
-        began = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        began = float(
+            subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, check=True
+            ).stdout
+        )
         assert before - 0.05 <= began <= time.monotonic() - 0.3
         assert process_begun() < before
 
-    @pytest.mark.parametrize("damaged", ["", "[{", "[1]", '[{"phase": "loading"}]', "{}", "null"])
-    def test_a_damaged_one_tells_of_no_waiting(self, tmp_path: Path, damaged: str) -> None:
+    @pytest.mark.parametrize(
+        "damaged", ["", "[{", "[1]", '[{"phase": "loading"}]', "{}", "null"]
+    )
+    def test_a_damaged_one_tells_of_no_waiting(
+        self, tmp_path: Path, damaged: str
+    ) -> None:
         (tmp_path / "timeline.json").write_text(damaged)
         assert waited_s(tmp_path) == 0
 
     def test_of_a_study_is_whole(self, finished: Finished) -> None:
         spans = read_timeline(finished.folder)
-        by_phase = {phase: [span for span in spans if span.phase == phase] for phase in {span.phase for span in spans}}
+        by_phase = {
+            phase: [span for span in spans if span.phase == phase]
+            for phase in {span.phase for span in spans}
+        }
         measured = [row for row in finished.result.variants if row.measurements]
         names = {row.name for row in measured}
         for phase in ("starting", "loading", "cold start", "timing", "stages"):
@@ -70,11 +92,21 @@ class TestTimeline:
             assert "" in {span.variant for span in by_phase[phase]} <= names | {""}
         for row in measured:
             [timing] = [span for span in by_phase["timing"] if span.variant == row.name]
-            samples = [seconds for process in row.measurements for seconds in process.shapes[0].latency_s]
+            samples = [
+                seconds
+                for process in row.measurements
+                for seconds in process.shapes[0].latency_s
+            ]
             assert timing.entered == len(samples)
-            assert 0.8 * sum(samples) < timing.in_calls_s <= sum(samples) <= timing.seconds
+            assert (
+                0.8 * sum(samples) < timing.in_calls_s <= sum(samples) <= timing.seconds
+            )
         assert all(span.in_calls_s <= span.seconds for span in spans if span.variant)
-        assert all(not span.in_calls_s for phase in ("starting", "loading") for span in by_phase[phase])
+        assert all(
+            not span.in_calls_s
+            for phase in ("starting", "loading")
+            for span in by_phase[phase]
+        )
         assert by_phase["writing result.json"][0].entered > len(measured)
 
 
@@ -82,43 +114,69 @@ class TestOverhead:
     def test_adds_up_to_the_wall_time(self, finished: Finished) -> None:
         inside = sum(span.seconds for span in read_timeline(finished.folder))
         found = read_overhead(finished.folder, inside + 2.0, ["sdopt", "run"])
-        assert sum(phase.seconds for phase in found.phases) == pytest.approx(found.wall_s)
+        assert sum(phase.seconds for phase in found.phases) == pytest.approx(
+            found.wall_s
+        )
         assert found.phases[-1].phase == EXIT
         assert found.phases[-1].seconds == pytest.approx(2.0)
-        assert sum(phase.in_calls_s for phase in found.phases) == pytest.approx(found.calls_s)
+        assert sum(phase.in_calls_s for phase in found.phases) == pytest.approx(
+            found.calls_s
+        )
         assert found.wall_over_calls == pytest.approx(found.wall_s / found.calls_s)
         assert found.wall_over_calls > 1
         workers = [row for row in finished.result.variants if row.measurements]
         assert len(found.worker_start_s) == len(workers) - 1
         assert 0 < found.first_timed_call_s < found.wall_s
 
-    def test_is_shown_with_its_targets(self, finished: Finished, tmp_path: Path) -> None:
+    def test_is_shown_with_its_targets(
+        self, finished: Finished, tmp_path: Path
+    ) -> None:
         inside = sum(span.seconds for span in read_timeline(finished.folder))
         found = read_overhead(finished.folder, inside, [])
         out = StringIO()
         Console(file=out, width=80).print(shown_blocks(overhead_blocks(found), 80))
         assert max(map(len, out.getvalue().splitlines())) <= 80
-        for phase in ("loading", "timing", "writing result.json", "wall time", "≤ 1.2", "≤ 0.1 s", "≤ 20 s"):
+        for phase in (
+            "loading",
+            "timing",
+            "writing result.json",
+            "wall time",
+            "≤ 1.2",
+            "≤ 0.1 s",
+            "≤ 20 s",
+        ):
             assert phase in out.getvalue()
         kept = json.loads(write_overhead(found, tmp_path).read_text())
         assert kept["targets"] == TARGETS
         assert kept["phases"][0]["seconds"] == found.phases[0].seconds
 
-    def test_of_a_command_that_fails_is_its_exit_code(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_a_command_that_fails_is_its_exit_code(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         # MLflow's own process is none of this test's concern.
         script = f'case "$*" in *sdopt.cli*) exit 2;; esac; exec {sys.executable} "$@"'
         (failing := tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
         failing.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(failing))
-        assert "the run ended with exit code 2" in refused(tmp_path, "benchmark-overhead").err
+        assert (
+            "the run ended with exit code 2"
+            in refused(tmp_path, "benchmark-overhead").err
+        )
 
     @pytest.mark.slow
     def test_of_the_command_that_a_user_gives(self, tmp_path: Path) -> None:
-        small = ("hardware=cpu", "workload.steps=1", "workload.prompt_count=1", "protocol.rounds=2")
+        small = (
+            "hardware=cpu",
+            "workload.steps=1",
+            "workload.prompt_count=1",
+            "protocol.rounds=2",
+        )
         finished = sdopt(tmp_path, "benchmark-overhead", *small, "--folder", "here")
         assert finished.code == 0, finished.err
         kept = json.loads((tmp_path / "here" / "overhead.json").read_text())
-        assert sum(phase["seconds"] for phase in kept["phases"]) == pytest.approx(kept["wall_s"])
+        assert sum(phase["seconds"] for phase in kept["phases"]) == pytest.approx(
+            kept["wall_s"]
+        )
         assert len(kept["worker_start_s"]) == 8
         assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
@@ -126,13 +184,21 @@ class TestOverhead:
 def shown(calls: int, made: int) -> str:
     """The last state of a bar, without colours."""
     stream = StringIO()
-    with Progress(Console(file=stream, force_terminal=True, width=80), Timeline()) as progress:
+    with Progress(
+        Console(file=stream, force_terminal=True, width=80), Timeline()
+    ) as progress:
         progress.start(calls, rounds=4)
-        progress.phase("a variant with a name that no terminal holds, " * 3, "timing", 2)
+        progress.phase(
+            "a variant with a name that no terminal holds, " * 3, "timing", 2
+        )
         for _ in range(made):
             progress.advance()
         progress._bar.refresh()
-    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "\n").splitlines()
+    lines = (
+        re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+        .replace("\r", "\n")
+        .splitlines()
+    )
     assert max(map(len, lines)) <= 80
     return [line for line in lines if "calls" in line][-1]
 
@@ -145,16 +211,25 @@ def test_a_long_name_cuts_neither_the_calls_nor_the_time_that_is_left() -> None:
     assert "left" not in shown(10, 0), "it is not known yet"
 
 
-@pytest.mark.parametrize(("seconds", "brief", "told"), [(2040.0, False, 1), (60.0, False, 0), (2040.0, True, 0)])
-def test_a_long_study_says_once_how_long_and_what_shortens_it(seconds: float, brief: bool, told: int) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "brief", "told"),
+    [(2040.0, False, 1), (60.0, False, 0), (2040.0, True, 0)],
+)
+def test_a_long_study_says_once_how_long_and_what_shortens_it(
+    seconds: float, brief: bool, told: int
+) -> None:
     stream = StringIO()
     with Progress(Console(file=stream, width=80), Timeline(), brief) as progress:
         progress.tell_if_long(seconds)
         progress.tell_if_long(seconds)
-    assert stream.getvalue().count("About 34 min are left. protocol.budget_s=600") == told
+    assert (
+        stream.getvalue().count("About 34 min are left. protocol.budget_s=600") == told
+    )
 
 
-def test_a_forecast_that_has_run_out_gives_way_to_the_pace_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forecast_that_has_run_out_gives_way_to_the_pace_of_the_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [0.0]
     monkeypatch.setattr("sdopt.study.progress.time.monotonic", lambda: clock[0])
     with Progress(Console(file=StringIO(), width=80), Timeline()) as progress:
@@ -164,7 +239,9 @@ def test_a_forecast_that_has_run_out_gives_way_to_the_pace_of_the_calls(monkeypa
         clock[0] = 20.0
         assert progress._left_s() == 10.0
         clock[0] = 100.0
-        assert progress._left_s() == 300.0, "ten calls took 100 s, and thirty are to come"
+        assert progress._left_s() == 300.0, (
+            "ten calls took 100 s, and thirty are to come"
+        )
 
 
 def test_a_notebook_has_one_line_that_is_written_over(

@@ -62,7 +62,14 @@ def _binaries() -> Path | None:
     candidates = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     on_path = shutil.which("initdb")
     candidates += [Path(on_path).resolve().parent] if on_path else []
-    return next((path for path in candidates if (path / "initdb").is_file() and (path / "pg_ctl").is_file()), None)
+    return next(
+        (
+            path
+            for path in candidates
+            if (path / "initdb").is_file() and (path / "pg_ctl").is_file()
+        ),
+        None,
+    )
 
 
 def _unprivileged() -> str:

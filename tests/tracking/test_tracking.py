@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 Copied = tuple[StudyResult, Path]
 
-needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+needs_mlflow = pytest.mark.skipif(
+    find_spec("mlflow") is None, reason="mlflow is not installed"
+)
 
 
 class Store:
@@ -49,12 +51,17 @@ class Store:
     def __init__(self, folder: Path, images: bool = True) -> None:
         self.folder = folder
         self.tracking = Tracking(
-            uri=f"sqlite:///{folder}/mlflow.db", artifacts=str(folder / "artifacts"), images=images
+            uri=f"sqlite:///{folder}/mlflow.db",
+            artifacts=str(folder / "artifacts"),
+            images=images,
         )
 
     @property
     def overrides(self) -> list[str]:
-        return [f"tracking.uri={self.tracking.uri}", f"tracking.artifacts={self.tracking.artifacts}"]
+        return [
+            f"tracking.uri={self.tracking.uri}",
+            f"tracking.artifacts={self.tracking.artifacts}",
+        ]
 
     @property
     def client(self) -> "MlflowClient":
@@ -68,10 +75,17 @@ class Store:
 
     def of_study(self, result: StudyResult) -> tuple["Run", dict[str, "Run"]]:
         """The study's own run, and those of its variants by name."""
-        ours = [run for run in self.runs(result.name) if run.data.tags.get("sdopt.study_id") == result.id]
+        ours = [
+            run
+            for run in self.runs(result.name)
+            if run.data.tags.get("sdopt.study_id") == result.id
+        ]
         [parent] = [run for run in ours if run.data.tags["sdopt.role"] == "study"]
         children = [run for run in ours if run is not parent]
-        assert all(run.data.tags["mlflow.parentRunId"] == parent.info.run_id for run in children)
+        assert all(
+            run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+            for run in children
+        )
         named = {run.info.run_name: run for run in children}
         assert len(named) == len(children)
         return parent, named
@@ -87,7 +101,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.fixture(scope="session")
-def logged(store: Store, finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Store:
+def logged(
+    store: Store, finished: Finished, tmp_path_factory: pytest.TempPathFactory
+) -> Store:
     """The store with the finished study in it."""
     with chdir(elsewhere := tmp_path_factory.mktemp("elsewhere")):
         log_study(finished.result, finished.folder, store.tracking)
@@ -98,7 +114,11 @@ def logged(store: Store, finished: Finished, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(autouse=True)
 def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages take most of the time of logging, and only some tests look at them."""
-    monkeypatch.setattr(catalog, "REPORTS", [each for each in REPORTS if each.file not in (HTML, MARKDOWN)])
+    monkeypatch.setattr(
+        catalog,
+        "REPORTS",
+        [each for each in REPORTS if each.file not in (HTML, MARKDOWN)],
+    )
 
 
 def another(finished: Finished, folder: Path) -> StudyResult:
@@ -129,13 +149,22 @@ def test_a_report_is_among_the_artifacts_and_a_later_one_takes_its_place(
     # That of a run id has no images, and leaves the one that has them.
     done = sdopt(tmp_path, "report", run, *store.overrides)
     assert done.code == 0, done.err
-    assert "data:image/webp" not in (tmp_path / "outputs" / "reports" / run / "report.html").read_text()
-    assert "data:image/webp" in Path(store.client.download_artifacts(run, "report.html")).read_text()
+    assert (
+        "data:image/webp"
+        not in (tmp_path / "outputs" / "reports" / run / "report.html").read_text()
+    )
+    assert (
+        "data:image/webp"
+        in Path(store.client.download_artifacts(run, "report.html")).read_text()
+    )
     result.environment.warnings = ["a warning of later"]
     write_result(result, folder)
     done = sdopt(tmp_path, "report", str(folder), *store.overrides)
     assert done.out.splitlines()[1] == f"MLflow: among the artifacts of run {run}"
-    assert "a warning of later" in Path(store.client.download_artifacts(run, "report.html")).read_text()
+    assert (
+        "a warning of later"
+        in Path(store.client.download_artifacts(run, "report.html")).read_text()
+    )
 
 
 @needs_mlflow
@@ -147,32 +176,47 @@ class TestStudy:
         assert set(children) == {row.name for row in result.variants}
         assert parent.info.status == "FINISHED"
         assert parent.data.tags["sdopt.status"] == "finished"
-        assert parent.data.tags["mlflow.note.content"] == markdown_table(summary_of(result))
-        assert parent.data.tags["mlflow.note.content"].startswith(f"**{summary_of(result).sentence}**")
-        assert float(parent.data.tags["sdopt.floor"]) == pytest.approx(result.floor, abs=1e-4)
+        assert parent.data.tags["mlflow.note.content"] == markdown_table(
+            summary_of(result)
+        )
+        assert parent.data.tags["mlflow.note.content"].startswith(
+            f"**{summary_of(result).sentence}**"
+        )
+        assert float(parent.data.tags["sdopt.floor"]) == pytest.approx(
+            result.floor, abs=1e-4
+        )
         # MLflow would show all parameters and metrics above the pictures.
         assert len(parent.data.params) <= 4
-        assert parent.data.metrics["options/tried"] == 2, "TensorFloat-32 cannot run here"
+        assert parent.data.metrics["options/tried"] == 2, (
+            "TensorFloat-32 cannot run here"
+        )
         assert len(parent.data.metrics) <= 6
 
-    def test_only_options_are_rows_and_bars_and_each_run_is_described(self, logged: Store, result: StudyResult) -> None:
+    def test_only_options_are_rows_and_bars_and_each_run_is_described(
+        self, logged: Store, result: StudyResult
+    ) -> None:
         parent, children = logged.of_study(result)
         charted = {"speedup", "memory_ratio", "quality/psnr_db"}
         [control] = [row.name for row in result.variants if row.is_control]
         for run in (parent, children["baseline"], children[control]):
             assert not charted & run.data.metrics.keys(), run.info.run_name
         assert charted & children["bfloat16"].data.metrics.keys()
-        notes = {name: run.data.tags["mlflow.note.content"] for name, run in children.items()}
+        notes = {
+            name: run.data.tags["mlflow.note.content"] for name, run in children.items()
+        }
         row = known(summary_of(result).row("bfloat16"))
         assert described(row, summary_of(result).row("baseline")) in notes["bfloat16"]
         assert row.because in notes["bfloat16"]
         assert "once more" in notes[control]
 
-    def test_runs_last_as_long_as_the_study_and_say_who_measured_what(self, logged: Store, result: StudyResult) -> None:
+    def test_runs_last_as_long_as_the_study_and_say_who_measured_what(
+        self, logged: Store, result: StudyResult
+    ) -> None:
         parent, children = logged.of_study(result)
         assert result.finished is not None
         began, ended = (
-            int(1000 * datetime.fromisoformat(moment).timestamp()) for moment in (result.started, result.finished)
+            int(1000 * datetime.fromisoformat(moment).timestamp())
+            for moment in (result.started, result.finished)
         )
         assert (parent.info.start_time, parent.info.end_time) == (began, ended)
         for run in [parent, *children.values()]:
@@ -180,7 +224,9 @@ class TestStudy:
             assert run.info.end_time == ended
             assert run.data.tags["mlflow.source.name"].startswith("sdopt run")
             assert run.data.tags["mlflow.user"]
-            searchable = [run.data.tags[name] for name in ("model", "size", "steps", "device")]
+            searchable = [
+                run.data.tags[name] for name in ("model", "size", "steps", "device")
+            ]
             assert searchable == ["emoji", "32", "2", result.environment.device["name"]]
         newest = max(children, key=lambda name: children[name].info.start_time)
         assert newest == "baseline"
@@ -190,7 +236,9 @@ class TestStudy:
         assert tags["mlflow.note.content"].startswith("**shared ")
         view = json.loads(tags["mlflow.sharedViewState.sdopt"])
         assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`speedup`", False)
-        assert {"metrics.`speedup`", "tags.`speed`", "tags.`images`"} <= set(view["selectedColumns"])
+        assert {"metrics.`speedup`", "tags.`speed`", "tags.`images`"} <= set(
+            view["selectedColumns"]
+        )
         assert view["compareRunCharts"][0]["metricKey"] == "speedup"
         assert ui_pages(logged.tracking)["shared"].endswith("viewStateShareKey=sdopt")
 
@@ -198,7 +246,13 @@ class TestStudy:
         self, copied: Copied, store: Store, tmp_path: Path
     ) -> None:
         result, folder = copied
-        reconfigure(result, "tracking", kind="mlflow", uri=store.tracking.uri, artifacts=store.tracking.artifacts)
+        reconfigure(
+            result,
+            "tracking",
+            kind="mlflow",
+            uri=store.tracking.uri,
+            artifacts=store.tracking.artifacts,
+        )
         write_result(result, folder)
         run = log_study(result, folder, store.tracking).run
         done = sdopt(tmp_path, "gate", str(folder), *store.overrides)
@@ -210,7 +264,9 @@ class TestStudy:
         assert "sdopt gate" in parent.data.tags["mlflow.note.content"]
         assert "verdicts.md" in store.artifacts(parent)
         [judgement] = [j for j in judged.judgements if j.candidate == "bfloat16"]
-        assert children["bfloat16"].data.tags["gate"] == str(decision_of(judgement.verdict))
+        assert children["bfloat16"].data.tags["gate"] == str(
+            decision_of(judgement.verdict)
+        )
         assert children["bfloat16"].data.metrics["gate/passed"] == 0
         before = len(store.runs("shared"))
         again = log_study(judged, folder, store.tracking)
@@ -222,23 +278,46 @@ class TestStudy:
     ) -> None:
         _, children = logged.of_study(result)
         half, four = children["bfloat16"].data, children["batches of four"].data
-        assert (half.tags["status"], half.tags["contract"], half.tags["precision"]) == ("ok", "lossy", "bf16")
+        assert (half.tags["status"], half.tags["contract"], half.tags["precision"]) == (
+            "ok",
+            "lossy",
+            "bf16",
+        )
         assert half.params["precision"] == "bf16"
         assert four.params["workload.batch_size"] == "4"
         assert children["baseline"].data.params["workload.batch_size"] == "1"
-        assert half.metrics["speedup"] == pytest.approx(known(result.comparisons[0].shapes[0].speedup).estimate)
+        assert half.metrics["speedup"] == pytest.approx(
+            known(result.comparisons[0].shapes[0].speedup).estimate
+        )
         assert half.metrics["latency/p50_s"] > 0
-        assert len(half.metrics) <= 10, "MLflow draws a chart of each; `table.csv` has the rest"
+        assert len(half.metrics) <= 10, (
+            "MLflow draws a chart of each; `table.csv` has the rest"
+        )
         assert "speedup" not in children["baseline"].data.metrics
-        assert len([p for p in logged.artifacts(children["bfloat16"], "images") if p.endswith(".png")]) == 4
-        file = Path(logged.client.download_artifacts(children["bfloat16"].info.run_id, "evidence.json"))
+        assert (
+            len(
+                [
+                    p
+                    for p in logged.artifacts(children["bfloat16"], "images")
+                    if p.endswith(".png")
+                ]
+            )
+            == 4
+        )
+        file = Path(
+            logged.client.download_artifacts(
+                children["bfloat16"].info.run_id, "evidence.json"
+            )
+        )
         axes = {item["axis"] for item in json.loads(file.read_text())["evidence"]}
         assert axes >= {"precision", "attention", "compiler", "layout", "grad_mode"}
 
 
 @needs_mlflow
 class TestOnce:
-    def test_what_was_logged_in_part_is_logged_anew(self, store: Store, copied: Copied) -> None:
+    def test_what_was_logged_in_part_is_logged_anew(
+        self, store: Store, copied: Copied
+    ) -> None:
         result, folder = copied
         picture = folder / result.variant("bfloat16").images[-1].path
         content = picture.read_bytes()
@@ -250,12 +329,19 @@ class TestOnce:
         _, children = store.of_study(result)
         assert len(children) == len(result.variants)
 
-    def test_a_study_that_goes_on_is_logged_when_it_has_ended(self, store: Store, copied: Copied) -> None:
+    def test_a_study_that_goes_on_is_logged_when_it_has_ended(
+        self, store: Store, copied: Copied
+    ) -> None:
         """`sdopt sync` may pass by while it runs."""
         result, folder = copied
         result.status, result.finished = "running", None
         write_result(result, folder)
-        assert sdopt(folder, "sync", str(folder), f"tracking.uri={store.tracking.uri}").code == 0
+        assert (
+            sdopt(
+                folder, "sync", str(folder), f"tracking.uri={store.tracking.uri}"
+            ).code
+            == 0
+        )
         result.status, result.finished = "finished", result.started
         write_result(result, folder)
         log_study(result, folder, store.tracking)
@@ -271,42 +357,62 @@ class TestPlaces:
     def own(self, tmp_path: Path) -> Store:
         return Store(tmp_path / "a", images=False)
 
-    def test_a_renamed_experiment_has_what_was_logged(self, own: Store, copied: Copied) -> None:
+    def test_a_renamed_experiment_has_what_was_logged(
+        self, own: Store, copied: Copied
+    ) -> None:
         first = log_study(*copied, own.tracking)
         own.client.rename_experiment(first.experiment, "another name")
         again = log_study(*copied, own.tracking)
         assert (again.run, again.new) == (first.run, False)
         assert own.client.get_experiment_by_name("shared") is None
 
-    def test_a_deleted_experiment_is_named_before_measuring(self, own: Store, copied: Copied) -> None:
+    def test_a_deleted_experiment_is_named_before_measuring(
+        self, own: Store, copied: Copied
+    ) -> None:
         first = log_study(*copied, own.tracking)
         own.client.delete_experiment(first.experiment)
-        with pytest.raises(UsageError, match=r"deleted: restore it .*experiments restore --experiment-id"):
+        with pytest.raises(
+            UsageError,
+            match=r"deleted: restore it .*experiments restore --experiment-id",
+        ):
             require_store(own.tracking, "shared")
         with pytest.raises(RefusedError, match="restore"):
             log_study(*copied, own.tracking)
         own.client.restore_experiment(first.experiment)
         assert not log_study(*copied, own.tracking).new
 
-    def test_artifacts_lie_where_their_experiment_began(self, own: Store, copied: Copied, tmp_path: Path) -> None:
+    def test_artifacts_lie_where_their_experiment_began(
+        self, own: Store, copied: Copied, tmp_path: Path
+    ) -> None:
         first = log_study(*copied, own.tracking)
         elsewhere = replace(own.tracking, artifacts=str(tmp_path / "elsewhere"))
-        for ask in (lambda: require_store(elsewhere, "shared"), lambda: log_study(*copied, elsewhere)):
+        for ask in (
+            lambda: require_store(elsewhere, "shared"),
+            lambda: log_study(*copied, elsewhere),
+        ):
             with pytest.raises(
-                (UsageError, RefusedError), match=r"tracking\.artifacts=.*elsewhere would have no effect"
+                (UsageError, RefusedError),
+                match=r"tracking\.artifacts=.*elsewhere would have no effect",
             ):
                 ask()
         (own.folder / "artifacts").rename(tmp_path / "elsewhere")
-        with pytest.raises(UsageError, match=r"its artifacts were in .*artifacts, which is not here"):
+        with pytest.raises(
+            UsageError, match=r"its artifacts were in .*artifacts, which is not here"
+        ):
             download_run(first.run, own.tracking)
         (tmp_path / "elsewhere").rename(own.folder / "artifacts")
         assert download_run(first.run, own.tracking)[0].id == copied[0].id
         gone = replace(own.tracking, uri="sqlite:////nowhere/runs.db")
         for tracking in (own.tracking, gone):
-            with pytest.raises(UsageError, match=r"neither a file .*; name another store with tracking\.uri="):
+            with pytest.raises(
+                UsageError,
+                match=r"neither a file .*; name another store with tracking\.uri=",
+            ):
                 download_run("a name with blanks", tracking)
 
-    def test_a_folder_may_have_any_name_that_a_checkout_has(self, copied: Copied, tmp_path: Path) -> None:
+    def test_a_folder_may_have_any_name_that_a_checkout_has(
+        self, copied: Copied, tmp_path: Path
+    ) -> None:
         """SQLAlchemy takes %2F for a slash: a checkout of a branch in Jenkins has such a name."""
         here = Store(tmp_path / "feature%2Fa b#c@d:e", images=False)
         here.folder.mkdir()
@@ -315,7 +421,10 @@ class TestPlaces:
         assert {path.parent for path in tmp_path.rglob("mlflow.db")} == {here.folder}
 
     def test_a_process_that_was_stopped_is_not_waited_for_without_end(
-        self, own: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self,
+        own: Store,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         require_store(own.tracking, "shared")
         own.client.create_experiment("there")
@@ -335,7 +444,9 @@ class TestPlaces:
         log_study(*copied, own.tracking)
         end_process()
         _, variants = own.of_study(copied[0])
-        measured = [variants[row.name].data for row in copied[0].variants if row.status.measured]
+        measured = [
+            variants[row.name].data for row in copied[0].variants if row.status.measured
+        ]
         assert measured
         assert all(data.metrics and data.params for data in measured)
 
@@ -343,8 +454,14 @@ class TestPlaces:
         ("tracking", "said"),
         [
             (Tracking(tags={"a b!": "1"}), r"tracking\.tags: .* not 'a b!'"),
-            (Tracking(tags={"sdopt.digest": "1"}), r"tracking\.tags: sdopt\.digest is sdopt's own"),
-            (Tracking(uri="http://localhost:1", artifacts="mine"), r"tracking\.artifacts=mine: .* leave it out"),
+            (
+                Tracking(tags={"sdopt.digest": "1"}),
+                r"tracking\.tags: sdopt\.digest is sdopt's own",
+            ),
+            (
+                Tracking(uri="http://localhost:1", artifacts="mine"),
+                r"tracking\.artifacts=mine: .* leave it out",
+            ),
             *(
                 (Tracking(uri=uri), f"tracking.uri=.*{said}")
                 for uri, said in {
@@ -363,7 +480,11 @@ class TestPlaces:
         ],
     )
     def test_what_keeps_no_result_is_refused_before_measuring(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking: Tracking, said: str
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        tracking: Tracking,
+        said: str,
     ) -> None:
         monkeypatch.chdir(tmp_path)
         with pytest.raises(UsageError, match=said) as caught:
@@ -371,14 +492,21 @@ class TestPlaces:
         assert "secret" not in str(caught.value)
         assert list(tmp_path.iterdir()) == []
 
-    def test_another_database_and_other_tables_are_refused(self, tmp_path: Path, own: Store) -> None:
+    def test_another_database_and_other_tables_are_refused(
+        self, tmp_path: Path, own: Store
+    ) -> None:
         with closing(sqlite3.connect(tmp_path / "other.db")) as other, other:
             other.execute("CREATE TABLE mine (x)")
         with pytest.raises(UsageError, match="other tables"):
             require_store(Tracking(uri=f"sqlite:///{tmp_path}/other.db"), "shared")
         (tmp_path / "file").write_text("")
-        with pytest.raises(UsageError, match=r"artifacts cannot be written .*tracking\.artifacts"):
-            require_store(Tracking(uri=own.tracking.uri, artifacts=str(tmp_path / "file")), "shared")
+        with pytest.raises(
+            UsageError, match=r"artifacts cannot be written .*tracking\.artifacts"
+        ):
+            require_store(
+                Tracking(uri=own.tracking.uri, artifacts=str(tmp_path / "file")),
+                "shared",
+            )
 
     def test_another_store_that_the_environment_names_is_told(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -386,16 +514,25 @@ class TestPlaces:
         monkeypatch.chdir(tmp_path)
         assert require_store(Tracking(), "shared") is None
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://team:5000")
-        assert "tracking.uri=http://team:5000 uses it" in str(require_store(Tracking(), "shared"))
-        assert require_store(Tracking(uri=f"sqlite:///{tmp_path}/own.db"), "shared") is None
+        assert "tracking.uri=http://team:5000 uses it" in str(
+            require_store(Tracking(), "shared")
+        )
+        assert (
+            require_store(Tracking(uri=f"sqlite:///{tmp_path}/own.db"), "shared")
+            is None
+        )
 
-    def test_of_two_that_logged_the_same_one_is_kept(self, own: Store, copied: Copied) -> None:
+    def test_of_two_that_logged_the_same_one_is_kept(
+        self, own: Store, copied: Copied
+    ) -> None:
         """What the other had begun is deleted with the next logging, also if it had ended."""
         result, folder = copied
         first = log_study(result, folder, own.tracking)
         tags = {"sdopt.study_id": result.id, "sdopt.role": "study"}
         begun = own.client.create_run(first.experiment, tags=tags).info.run_id
-        ended = own.client.create_run(first.experiment, tags=tags | {"sdopt.digest": digest_of(result)}).info.run_id
+        ended = own.client.create_run(
+            first.experiment, tags=tags | {"sdopt.digest": digest_of(result)}
+        ).info.run_id
         kept = log_study(result, folder, own.tracking)
         assert not kept.new
         left = {run.info.run_id for run in own.runs("shared")}
@@ -413,7 +550,9 @@ def test_a_report_of_any_bytes_is_an_artifact(
         made.append(1)
         return content
 
-    monkeypatch.setattr(catalog, "REPORTS", [ReportFile("weights", "weights.bin", render)])
+    monkeypatch.setattr(
+        catalog, "REPORTS", [ReportFile("weights", "weights.bin", render)]
+    )
     result, folder = copied
     config = replace(result.config, tracking=store.tracking)
     end = Conclusion(config, folder, context=None)  # type: ignore[arg-type]
@@ -421,13 +560,17 @@ def test_a_report_of_any_bytes_is_an_artifact(
     end.track(summary, end.report(summary))
     parent, _ = store.of_study(result)
     assert "weights.bin" in store.artifacts(parent)
-    kept = store.client.download_artifacts(parent.info.run_id, "weights.bin", str(tmp_path))
+    kept = store.client.download_artifacts(
+        parent.info.run_id, "weights.bin", str(tmp_path)
+    )
     assert Path(kept).read_bytes() == content
     assert made == [1]
 
 
 @needs_mlflow
-def test_any_prompt_and_any_name_of_a_study_are_taken_and_long_texts_cut(store: Store, copied: Copied) -> None:
+def test_any_prompt_and_any_name_of_a_study_are_taken_and_long_texts_cut(
+    store: Store, copied: Copied
+) -> None:
     result, folder = copied
     result.name = "a study: 'one', \"two\", b/c, %41 [x]"
     prompts = [
@@ -450,14 +593,27 @@ def test_any_prompt_and_any_name_of_a_study_are_taken_and_long_texts_cut(store: 
     parent, children = store.of_study(result)
     assert {"result.json", "table.md"} <= set(store.artifacts(parent))
     for name in names:
-        assert len([p for p in store.artifacts(children[name], "images") if p.endswith(".png")]) == 4
+        assert (
+            len(
+                [
+                    p
+                    for p in store.artifacts(children[name], "images")
+                    if p.endswith(".png")
+                ]
+            )
+            == 4
+        )
     for run in (parent, children["TensorFloat-32"]):
-        assert len(run.data.tags["mlflow.note.content"]) <= 5000  # a server before MLflow 2.17 takes no more
+        assert (
+            len(run.data.tags["mlflow.note.content"]) <= 5000
+        )  # a server before MLflow 2.17 takes no more
     assert "cut here" in parent.data.tags["mlflow.note.content"]
 
 
 @needs_mlflow
-def test_a_sweep_is_a_run_above_its_studies(sweep: Finished, sweep_folder: Path) -> None:
+def test_a_sweep_is_a_run_above_its_studies(
+    sweep: Finished, sweep_folder: Path
+) -> None:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{sweep.cwd}/outputs/mlflow.db")
@@ -466,8 +622,13 @@ def test_a_sweep_is_a_run_above_its_studies(sweep: Finished, sweep_folder: Path)
     [above] = [run for run in runs if run.data.tags["sdopt.role"] == "sweep"]
     studies = [run for run in runs if run.data.tags["sdopt.role"] == "study"]
     assert len(studies) == 3
-    assert all(run.data.tags["mlflow.parentRunId"] == above.info.run_id for run in studies)
-    assert above.data.tags["mlflow.note.content"] == (sweep_folder / "sweep.md").read_text()
+    assert all(
+        run.data.tags["mlflow.parentRunId"] == above.info.run_id for run in studies
+    )
+    assert (
+        above.data.tags["mlflow.note.content"]
+        == (sweep_folder / "sweep.md").read_text()
+    )
     kept = {item.path for item in client.list_artifacts(above.info.run_id)}
     assert kept == {"sweep.md", "report.md", "report.html"}
 
@@ -491,13 +652,20 @@ class TestNothingIsLost:
         assert cause_of(OSError(f"{how}\n{full}\n[SQL: INSERT INTO tags]")) == full
         assert cause_of(TimeoutError()) == "TimeoutError"
 
-    def test_where_the_server_is_dead(self, tmp_path: Path, dead: str, store: Store) -> None:
+    def test_where_the_server_is_dead(
+        self, tmp_path: Path, dead: str, store: Store
+    ) -> None:
         with fake_workers():
-            unlogged = sdopt(tmp_path, "run", *SMOKE, "tracking=mlflow", f"tracking.uri={dead}")
+            unlogged = sdopt(
+                tmp_path, "run", *SMOKE, "tracking=mlflow", f"tracking.uri={dead}"
+            )
         assert unlogged.code == 0
         assert unlogged.result.status == "finished"
         assert f"not logged to {dead}" in unlogged.err
-        assert f"`sdopt sync {unlogged.folder} tracking.uri={dead}` to that store later" in unlogged.err
+        assert (
+            f"`sdopt sync {unlogged.folder} tracking.uri={dead}` to that store later"
+            in unlogged.err
+        )
         assert "Traceback" not in unlogged.err
 
         first = sdopt(unlogged.cwd, "sync", str(unlogged.folder), *store.overrides)
@@ -509,16 +677,24 @@ class TestNothingIsLost:
         assert len(store.runs("pair")) == before > 0
         assert not (unlogged.cwd / "mlruns").exists()
 
-    def test_where_the_database_cannot_be_made(self, copied: Copied, tmp_path: Path) -> None:
+    def test_where_the_database_cannot_be_made(
+        self, copied: Copied, tmp_path: Path
+    ) -> None:
         (tmp_path / "file").write_text("")
-        for uri in (f"sqlite:///{tmp_path}/file/mlflow.db", "ftp://nowhere", "postgresql://nobody@127.0.0.1:1/none"):
+        for uri in (
+            f"sqlite:///{tmp_path}/file/mlflow.db",
+            "ftp://nowhere",
+            "postgresql://nobody@127.0.0.1:1/none",
+        ):
             with pytest.raises(TrackingError, match=r"mlflow\.db|ftp|postgresql"):
                 log_study(*copied, Tracking(uri=uri))
 
 
 @needs_mlflow
 class TestSync:
-    def test_logs_everything_below_a_folder(self, sweep: Finished, tmp_path: Path) -> None:
+    def test_logs_everything_below_a_folder(
+        self, sweep: Finished, tmp_path: Path
+    ) -> None:
         """The database is gone; the artifacts, with copies of the results among them, are not."""
         shutil.copytree(sweep.cwd / "outputs", tmp_path / "outputs")
         (tmp_path / "outputs" / "mlflow.db").unlink()
@@ -529,12 +705,18 @@ class TestSync:
         ]
         found = sdopt(tmp_path, "sync", *places)
         assert found.code == 0, found.err
-        logged = [line.partition(": ")[0] for line in found.out.splitlines() if ": logged as " in line]
+        logged = [
+            line.partition(": ")[0]
+            for line in found.out.splitlines()
+            if ": logged as " in line
+        ]
         assert [Path(line).name for line in logged[:3]] == ["0", "1", "2"]
         assert len(logged) == 4  # and the sweep above them
         assert sdopt(tmp_path, "sync", *places).out.count("already logged") == 4
 
-    def test_within_a_folder_its_name_and_its_sweep_are_known(self, sweep: Finished, store: Store) -> None:
+    def test_within_a_folder_its_name_and_its_sweep_are_known(
+        self, sweep: Finished, store: Store
+    ) -> None:
         [folder] = (sweep.cwd / "outputs" / "sweeps" / "pair").iterdir()
         assert sdopt(folder / "1", "sync", ".", *store.overrides).code == 0
         names = [run.info.run_name for run in store.runs("pair")]
@@ -555,7 +737,10 @@ class TestSync:
         assert store.of_study(result)[0].info.status == "FINISHED"
         (tmp_path / "empty").mkdir()
         found = sdopt(tmp_path, "sync", "empty", *store.overrides)
-        assert (found.code, found.err) == (2, "sdopt: empty: no result.json at or below it\n")
+        assert (found.code, found.err) == (
+            2,
+            "sdopt: empty: no result.json at or below it\n",
+        )
 
 
 class TestWithoutMlflow:
@@ -563,12 +748,16 @@ class TestWithoutMlflow:
 
     @pytest.fixture(autouse=True)
     def missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "mlflow"]:
+        for name in [
+            name for name in sys.modules if name.partition(".")[0] == "mlflow"
+        ]:
             monkeypatch.delitem(sys.modules, name)
         blocked: Any = None
         monkeypatch.setitem(sys.modules, "mlflow", blocked)
 
-    def test_choosing_it_is_a_mistake_before_anything_is_measured(self, tmp_path: Path) -> None:
+    def test_choosing_it_is_a_mistake_before_anything_is_measured(
+        self, tmp_path: Path
+    ) -> None:
         done = refused(tmp_path, "run", *SMOKE, "tracking=mlflow")
         assert "mlflow is not installed" in done.err
         assert "tracking=none" in done.err
@@ -579,8 +768,12 @@ class TestWithoutMlflow:
         assert finished.result.status == "finished"
 
     @pytest.mark.parametrize("command", ["sync", "ui"])
-    def test_commands_that_need_it_say_so(self, tmp_path: Path, finished: Finished, command: str) -> None:
-        found = refused(tmp_path, command, *([str(finished.folder)] if command == "sync" else []))
+    def test_commands_that_need_it_say_so(
+        self, tmp_path: Path, finished: Finished, command: str
+    ) -> None:
+        found = refused(
+            tmp_path, command, *([str(finished.folder)] if command == "sync" else [])
+        )
         assert "mlflow is not installed" in found.err
 
 
@@ -588,7 +781,10 @@ class TestWithoutMlflow:
     ("uri", "said"),
     [
         (Tracking().uri, "sdopt ui"),
-        ("sqlite:////some where/m.db", "sdopt ui tracking.uri='sqlite:////some where/m.db'"),
+        (
+            "sqlite:////some where/m.db",
+            "sdopt ui tracking.uri='sqlite:////some where/m.db'",
+        ),
     ],
 )
 def test_a_run_of_a_local_database_is_shown_by_a_command(uri: str, said: str) -> None:

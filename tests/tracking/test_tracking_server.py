@@ -29,7 +29,9 @@ from tests.tracking.test_tracking import another
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("mlflow") is None, reason="mlflow is not installed"
+)
 
 
 class Server:
@@ -51,8 +53,22 @@ class Server:
         return MlflowClient(self.url)
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self._port)]
-        command += ["--backend-store-uri", self._database, "--workers", str(self._workers)]
+        command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self._port),
+        ]
+        command += [
+            "--backend-store-uri",
+            self._database,
+            "--workers",
+            str(self._workers),
+        ]
         command += ["--artifacts-destination", str(self._folder / "artifacts")]
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -93,10 +109,20 @@ def contents(client: "MlflowClient", result: StudyResult) -> dict[str, Any]:
     [parent] = [run for run in runs if run.data.tags["sdopt.role"] == "study"]
     found: dict[str, Any] = {}
     for run in runs:
-        assert run is parent or run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert (
+            run is parent or run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        )
         assert run.info.run_name not in found
-        tags = {key: value for key, value in run.data.tags.items() if key != "mlflow.parentRunId"}
-        tags = {key: value for key, value in tags.items() if not key.startswith(("mlflow.user", "mlflow.source"))}
+        tags = {
+            key: value
+            for key, value in run.data.tags.items()
+            if key != "mlflow.parentRunId"
+        }
+        tags = {
+            key: value
+            for key, value in tags.items()
+            if not key.startswith(("mlflow.user", "mlflow.source"))
+        }
         tags.pop("mlflow.loggedImages", None)
         found[run.info.run_name] = {
             "tags": tags,
@@ -108,7 +134,9 @@ def contents(client: "MlflowClient", result: StudyResult) -> dict[str, Any]:
     return found
 
 
-def artifacts(client: "MlflowClient", run: str, path: str | None = None) -> Iterator[str]:
+def artifacts(
+    client: "MlflowClient", run: str, path: str | None = None
+) -> Iterator[str]:
     """Names of all files; an image's without the time and the number that MLflow adds to what tells it apart."""
     for item in client.list_artifacts(run, path):
         if item.is_dir:
@@ -121,7 +149,9 @@ def expected(result: StudyResult, folder: Path, store: Path) -> dict[str, Any]:
     """What is logged to a store that nothing happens to."""
     from mlflow import MlflowClient
 
-    tracking = Tracking(uri=f"sqlite:///{store}/expected.db", artifacts=str(store / "expected"))
+    tracking = Tracking(
+        uri=f"sqlite:///{store}/expected.db", artifacts=str(store / "expected")
+    )
     log_study(result, folder, tracking)
     return contents(MlflowClient(tracking.uri), result)
 
@@ -132,7 +162,9 @@ def until(there: Callable[[], bool], process: Process) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_while_a_study_is_logged(finished: Finished, tmp_path: Path) -> None:
+def test_a_server_that_dies_while_a_study_is_logged(
+    finished: Finished, tmp_path: Path
+) -> None:
     folder = tmp_path / "outputs" / "study"
     result = another(finished, folder)
     whole = expected(result, folder, tmp_path)
@@ -140,8 +172,14 @@ def test_a_server_that_dies_while_a_study_is_logged(finished: Finished, tmp_path
     server = Server(tmp_path, f"sqlite:///{database}", workers=1)
 
     def runs() -> int:
-        with sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=60) as connection:
-            return int(connection.execute("SELECT count(*) FROM runs WHERE lifecycle_stage = 'active'").fetchone()[0])
+        with sqlite3.connect(
+            f"{database.as_uri()}?mode=ro", uri=True, timeout=60
+        ) as connection:
+            return int(
+                connection.execute(
+                    "SELECT count(*) FROM runs WHERE lifecycle_stage = 'active'"
+                ).fetchone()[0]
+            )
 
     try:
         server.start()
@@ -158,7 +196,9 @@ def test_a_server_that_dies_while_a_study_is_logged(finished: Finished, tmp_path
         first = sync(tmp_path, server.url, folder).finish(240)
         assert (first.code, ": logged as " in first.out) == (0, True), first.shown
         second = sync(tmp_path, server.url, folder).finish(240)
-        assert (second.code, ": already logged as " in second.out) == (0, True), second.shown
+        assert (second.code, ": already logged as " in second.out) == (0, True), (
+            second.shown
+        )
         assert contents(server.client, result) == whole
         assert runs() == 1 + len(result.variants)
     finally:
@@ -179,36 +219,58 @@ def database() -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_four_processes_at_once_on_postgresql(finished: Finished, tmp_path: Path, database: str) -> None:
+def test_four_processes_at_once_on_postgresql(
+    finished: Finished, tmp_path: Path, database: str
+) -> None:
     from sqlalchemy import create_engine, text
 
     folders = [tmp_path / "outputs" / f"study {number}" for number in range(6)]
     results = [another(finished, folder) for folder in folders]
-    whole = [expected(result, folder, tmp_path) for result, folder in zip(results, folders, strict=True)]
+    whole = [
+        expected(result, folder, tmp_path)
+        for result, folder in zip(results, folders, strict=True)
+    ]
     server = Server(tmp_path, database, workers=2)
     try:
         server.start()
         # Three log two studies each that were measured elsewhere; the fourth measures one of its own meanwhile.
-        processes = [sync(tmp_path, server.url, *folders[first : first + 2]) for first in (0, 2, 4)]
-        own = [*SMOKE, "workload.steps=1", "study.name=own", "tracking=mlflow", f"tracking.uri={server.url}"]
+        processes = [
+            sync(tmp_path, server.url, *folders[first : first + 2])
+            for first in (0, 2, 4)
+        ]
+        own = [
+            *SMOKE,
+            "workload.steps=1",
+            "study.name=own",
+            "tracking=mlflow",
+            f"tracking.uri={server.url}",
+        ]
         processes.append(start(tmp_path / "outputs", "run", *own))
         ended = [process.finish(500) for process in processes]
-        assert [one.code for one in ended] == [0] * 4, [one.shown for one in ended if one.code]
-        # And again, all of them everything.
-        everything = [sync(tmp_path, server.url, tmp_path / "outputs") for _ in range(4)]
-        ended = [process.finish(500) for process in everything]
-        assert [(one.code, one.out.count("already logged")) for one in ended] == [(0, 7)] * 4, [
-            one.shown for one in ended
+        assert [one.code for one in ended] == [0] * 4, [
+            one.shown for one in ended if one.code
         ]
+        # And again, all of them everything.
+        everything = [
+            sync(tmp_path, server.url, tmp_path / "outputs") for _ in range(4)
+        ]
+        ended = [process.finish(500) for process in everything]
+        assert [(one.code, one.out.count("already logged")) for one in ended] == [
+            (0, 7)
+        ] * 4, [one.shown for one in ended]
 
         for result, logged in zip(results, whole, strict=True):
             assert contents(server.client, result) == logged
         [path] = (tmp_path / "outputs" / "outputs").rglob("result.json")
         measured = read_result(path)
-        assert set(contents(server.client, measured)) > {row.name for row in measured.variants}
+        assert set(contents(server.client, measured)) > {
+            row.name for row in measured.variants
+        }
         with create_engine(database).connect() as connection:
             runs = connection.execute(text("SELECT count(*) FROM runs")).scalar()
-        assert runs == sum(1 + len(result.variants) for result in [*results, measured]), "none that was deleted, either"
+        assert runs == sum(
+            1 + len(result.variants) for result in [*results, measured]
+        ), "none that was deleted, either"
     finally:
         server.kill()
 
@@ -246,15 +308,23 @@ class TestLocked:
     def local(self, tmp_path: Path) -> Tracking:
         from mlflow import MlflowClient
 
-        tracking = Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db", artifacts=str(tmp_path / "artifacts"), images=False)
+        tracking = Tracking(
+            uri=f"sqlite:///{tmp_path}/mlflow.db",
+            artifacts=str(tmp_path / "artifacts"),
+            images=False,
+        )
         store.ask(client.pages, tracking)  # makes its tables where that is done once
         place = (tmp_path / "artifacts" / "another").as_uri()
         MlflowClient(tracking.uri).create_experiment("another", artifact_location=place)
         return tracking
 
-    def test_is_waited_for(self, finished: Finished, tmp_path: Path, local: Tracking) -> None:
+    def test_is_waited_for(
+        self, finished: Finished, tmp_path: Path, local: Tracking
+    ) -> None:
         result = another(finished, tmp_path / "study")
-        other = sqlite3.connect(tmp_path / "mlflow.db", isolation_level=None, check_same_thread=False)
+        other = sqlite3.connect(
+            tmp_path / "mlflow.db", isolation_level=None, check_same_thread=False
+        )
         other.execute("BEGIN IMMEDIATE")
         waiting = threading.Timer(0.3, lambda: other.execute("COMMIT"))
         waiting.start()
@@ -264,7 +334,9 @@ class TestLocked:
             waiting.join()
             other.close()
 
-    def test_is_tried_again_until_the_deadline(self, local: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_tried_again_until_the_deadline(
+        self, local: Tracking, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """SQLite gives up at once where waiting could never end."""
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
@@ -286,12 +358,29 @@ class TestLocked:
         run = TrackedRun("it", tags={"a": "b"}, parameters={"x": 1})
         monkeypatch.setattr(MlflowClient, "log_batch", locked_once)
         assert here(local, client.put, "another", run, ["tags.a = 'b'"], "digest").new
-        monkeypatch.setattr(MlflowClient, "log_batch", failing("(IntegrityError) constraint failed: a"))
-        with pytest.raises(TrackingError, match=r"constraint failed: a$"):  # which time does not mend
+        monkeypatch.setattr(
+            MlflowClient, "log_batch", failing("(IntegrityError) constraint failed: a")
+        )
+        with pytest.raises(
+            TrackingError, match=r"constraint failed: a$"
+        ):  # which time does not mend
             here(local, client.put, "another", run, ["tags.a = 'b'"], "another digest")
-        monkeypatch.setattr(MlflowClient, "log_batch", failing("(sqlite3.OperationalError) database is locked"))
+        monkeypatch.setattr(
+            MlflowClient,
+            "log_batch",
+            failing("(sqlite3.OperationalError) database is locked"),
+        )
         with pytest.raises(TrackingError, match="database is locked within 1 s"):
-            client.perform(local, 1, lambda: None, client.put, "another", run, ["tags.a = 'b'"], "another digest")
+            client.perform(
+                local,
+                1,
+                lambda: None,
+                client.put,
+                "another",
+                run,
+                ["tags.a = 'b'"],
+                "another digest",
+            )
         # What the first one logged is kept, and of the second one nothing is left.
         [left] = MlflowClient(local.uri).search_runs(["1", "2"], "tags.a = 'b'")
         assert left.data.tags["sdopt.digest"] == "digest"
@@ -308,5 +397,9 @@ class TestLocked:
         found = set()
         for folder, file in places:
             with chdir(folder):
-                found.add(store._located(Tracking(uri=f"sqlite:///{file}", artifacts=None)).uri)
+                found.add(
+                    store._located(
+                        Tracking(uri=f"sqlite:///{file}", artifacts=None)
+                    ).uri
+                )
         assert found == {f"sqlite:///{tmp_path}/below/m.db"}

@@ -16,17 +16,39 @@ from sdopt.report.markdown import markdown
 from sdopt.statistics.bounds import share_bounds
 from tests.trial import CONF
 
-CANDIDATES = ('["+trial=neutral"]', '["+trial=reordered"]', '["+trial=reordered","trial.promise=lossy"]')
+CANDIDATES = (
+    '["+trial=neutral"]',
+    '["+trial=reordered"]',
+    '["+trial=reordered","trial.promise=lossy"]',
+)
 """The options of the trials, as Hydra overrides, one for each contract."""
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
     """Runs the trials that are missing; returns 1 if the gate failed any, and 3 if some could not be made."""
-    parser = argparse.ArgumentParser(prog="python -m tests.trial.alarms", description=__doc__)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for sdopt run")
-    parser.add_argument("--trials", type=int, default=201, metavar="N", help="how many in all [%(default)s]")
-    parser.add_argument("--folder", type=Path, default=Path("outputs/sweeps/gate-alarms"), help="[%(default)s]")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.trial.alarms", description=__doc__
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="Hydra overrides, as for sdopt run",
+    )
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=201,
+        metavar="N",
+        help="how many in all [%(default)s]",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("outputs/sweeps/gate-alarms"),
+        help="[%(default)s]",
+    )
     arguments = parser.parse_intermixed_args(argv)
     if arguments.trials < 1:
         parser.error("--trials: must be at least 1")
@@ -37,9 +59,22 @@ def main(argv: list[str]) -> int:
         code = run([f"resume={arguments.folder}"])
     else:
         seeds = range(0, 1000 * -(-arguments.trials // len(CANDIDATES)), 1000)
-        each = f"workload.seed={','.join(map(str, seeds))}", f"study.variants.candidate={','.join(CANDIDATES)}"
+        each = (
+            f"workload.seed={','.join(map(str, seeds))}",
+            f"study.variants.candidate={','.join(CANDIDATES)}",
+        )
         place = f"hydra.sweep.dir={arguments.folder}"
-        code = run(["-m", "--config-dir", str(CONF), "experiment=alarms", *each, *arguments.overrides, place])
+        code = run(
+            [
+                "-m",
+                "--config-dir",
+                str(CONF),
+                "experiment=alarms",
+                *each,
+                *arguments.overrides,
+                place,
+            ]
+        )
     if code not in ENDED or not arguments.folder.is_dir():
         return code
     found = judgements_in(arguments.folder)
@@ -53,7 +88,11 @@ def main(argv: list[str]) -> int:
 def judgements_in(folder: Path) -> list[tuple[int, Judgement]]:
     """Returns the judgements of all results below a folder, each with the seed of its study."""
     results = (read_result(file.parent) for file in sorted(folder.rglob("result.json")))
-    return [(result.config.workload.seed, judged) for result in results for judged in result.judgements]
+    return [
+        (result.config.workload.seed, judged)
+        for result in results
+        for judged in result.judgements
+    ]
 
 
 def count_alarms(found: list[tuple[int, Judgement]]) -> str:
@@ -61,10 +100,25 @@ def count_alarms(found: list[tuple[int, Judgement]]) -> str:
     shown = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE, Verdict.PASS)
     rows = []
     for contract in (*dict.fromkeys(judged.contract for _, judged in found), "all"):
-        verdicts = [judged.verdict for _, judged in found if contract in (judged.contract, "all")]
-        high = share_bounds(verdicts.count(Verdict.FAIL), len(verdicts), 0.95).high if verdicts else None
+        verdicts = [
+            judged.verdict
+            for _, judged in found
+            if contract in (judged.contract, "all")
+        ]
+        high = (
+            share_bounds(verdicts.count(Verdict.FAIL), len(verdicts), 0.95).high
+            if verdicts
+            else None
+        )
         bound = "" if high is None else f"{100 * high:.1f} %"
-        rows.append((contract, str(len(verdicts)), *(str(verdicts.count(verdict)) for verdict in shown), bound))
+        rows.append(
+            (
+                contract,
+                str(len(verdicts)),
+                *(str(verdicts.count(verdict)) for verdict in shown),
+                bound,
+            )
+        )
     counts = ("false alarms", "inconclusive", "not comparable", "passed")
     failed = [
         f"seed {seed}, {judged.contract}: {ruling.metric or ruling.rule}: {ruling.reason}"
@@ -72,7 +126,11 @@ def count_alarms(found: list[tuple[int, Judgement]]) -> str:
         for ruling in judged.rulings
         if ruling.verdict is Verdict.FAIL
     ]
-    return markdown(("declared", "trials", *counts, "rate of false alarms below (95 %)"), rows, failed)
+    return markdown(
+        ("declared", "trials", *counts, "rate of false alarms below (95 %)"),
+        rows,
+        failed,
+    )
 
 
 if __name__ == "__main__":

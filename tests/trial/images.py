@@ -59,15 +59,21 @@ class Changed(Mistake):
 # ------------------------------------------------------------------------------------------------------- pixels
 
 
-def in_turn(images: Tensor, every: int, harmed: Tensor, others: Tensor | None = None) -> Tensor:
+def in_turn(
+    images: Tensor, every: int, harmed: Tensor, others: Tensor | None = None
+) -> Tensor:
     """Returns `harmed` for every `every`-th image, from the first on, and `others` (by default, `images`) else."""
-    chosen = torch.tensor([number % every == 0 for number in range(len(images))]).view(-1, 1, 1, 1)
+    chosen = torch.tensor([number % every == 0 for number in range(len(images))]).view(
+        -1, 1, 1, 1
+    )
     return torch.where(chosen, harmed, images if others is None else others)
 
 
 def noisy(images: Tensor, sigma: float) -> Tensor:
     """Adds noise with a standard deviation of `sigma`, in the range 0…1."""
-    return images + 2 * sigma * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+    return images + 2 * sigma * torch.randn(
+        images.shape, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def blurred(images: Tensor, sigma: float) -> Tensor:
@@ -86,23 +92,31 @@ def unevenly_sharp(images: Tensor) -> Tensor:
 
 def faded(images: Tensor, kept: float) -> Tensor:
     """Reduces the distance of colours to their luminance to the share `kept`."""
-    grey = (images * torch.tensor([0.2126, 0.7152, 0.0722]).view(1, 3, 1, 1)).sum(1, keepdim=True)
+    grey = (images * torch.tensor([0.2126, 0.7152, 0.0722]).view(1, 3, 1, 1)).sum(
+        1, keepdim=True
+    )
     return grey + kept * (images - grey)
 
 
 def uneven_contrast(images: Tensor) -> Tensor:
     """Raises the contrast of every other image by 8 %, and reduces that of the others by as much."""
     middle = images.mean(dim=(1, 2, 3), keepdim=True)
-    high, low = ((middle + factor * (images - middle)).clamp(-1, 1) for factor in (1.08, 0.92))
+    high, low = (
+        (middle + factor * (images - middle)).clamp(-1, 1) for factor in (1.08, 0.92)
+    )
     return in_turn(images, 2, high, low)
 
 
 def jpeg(images: Tensor) -> Tensor:
     """Compresses images as JPEG of quality 50, and decodes them again."""
     found = []
-    for image in ((images.clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy():
+    for image in (
+        ((images.clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
+    ):
         Image.fromarray(image).save(stream := io.BytesIO(), "JPEG", quality=50)
-        found.append(torch.from_numpy(np.array(Image.open(stream))).permute(2, 0, 1) / 127.5 - 1)
+        found.append(
+            torch.from_numpy(np.array(Image.open(stream))).permute(2, 0, 1) / 127.5 - 1
+        )
     return torch.stack(found)
 
 
@@ -116,7 +130,9 @@ def not_a_number(pipe: DiffusionPipeline) -> None:
     def changed(latents: Tensor, *arguments: Any, **options: Any) -> Any:
         nonlocal made
         latents = latents.clone()
-        latents[[(made + number) % 32 == 0 for number in range(len(latents))], 0, 0, 0] = torch.nan
+        latents[
+            [(made + number) % 32 == 0 for number in range(len(latents))], 0, 0, 0
+        ] = torch.nan
         made += len(latents)
         return decode(latents, *arguments, **options)
 
@@ -130,7 +146,9 @@ def same_noise(pipe: DiffusionPipeline) -> None:
     def changed(*arguments: Any, **options: Any) -> Any:
         prepared = prepare(*arguments, **options)
         own, *places = prepared if isinstance(prepared, tuple) else (prepared,)
-        common: Tensor = torch.randn(own[:1].shape, generator=torch.Generator().manual_seed(0)).to(own)
+        common: Tensor = torch.randn(
+            own[:1].shape, generator=torch.Generator().manual_seed(0)
+        ).to(own)
         common *= getattr(pipe.scheduler, "init_noise_sigma", 1.0)
         noise = common.expand_as(own).clone()
         return (noise, *places) if isinstance(prepared, tuple) else noise
@@ -146,15 +164,24 @@ def next_prompts(pipe: DiffusionPipeline) -> None:
 
     def changed(prompt: Any, *arguments: Any, **options: Any) -> Any:
         prompts = [prompt] if isinstance(prompt, str) else prompt
-        others = {name: None if name == "prompt_2" else value for name, value in options.items()}
-        return encode([following.get(text, text) for text in prompts], *arguments, **others)
+        others = {
+            name: None if name == "prompt_2" else value
+            for name, value in options.items()
+        }
+        return encode(
+            [following.get(text, text) for text in prompts], *arguments, **others
+        )
 
     pipe.encode_prompt = changed
 
 
 def late_text(pipe: DiffusionPipeline) -> None:
     """Conditions every sixth image on no text after a third of the steps."""
-    drop = _late_text_of_transformer if denoiser_name(pipe) == "transformer" else _late_text_of_unet
+    drop = (
+        _late_text_of_transformer
+        if denoiser_name(pipe) == "transformer"
+        else _late_text_of_unet
+    )
     drop(pipe, denoiser_of(pipe))
 
 
@@ -162,7 +189,13 @@ def _late_text_of_unet(pipe: DiffusionPipeline, unet: Any) -> None:
     """Both branches of guidance are in one batch, that without text first."""
     forward, calls = unet.forward, 0
 
-    def changed(sample: Tensor, timestep: Any, encoder_hidden_states: Tensor, *rest: Any, **options: Any) -> Any:
+    def changed(
+        sample: Tensor,
+        timestep: Any,
+        encoder_hidden_states: Tensor,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
         nonlocal calls
         step, calls = calls % pipe.num_timesteps, calls + 1
         if step >= 0.3 * pipe.num_timesteps:
@@ -188,7 +221,9 @@ def _late_text_of_transformer(pipe: DiffusionPipeline, transformer: Any) -> None
         elif step >= 0.3 * pipe.num_timesteps and without is not None:
             encoder_hidden_states = encoder_hidden_states.clone()
             encoder_hidden_states[::6] = without[: len(encoder_hidden_states)][::6]
-        return forward(*arguments, encoder_hidden_states=encoder_hidden_states, **options)
+        return forward(
+            *arguments, encoder_hidden_states=encoder_hidden_states, **options
+        )
 
     transformer.forward = changed
 
@@ -216,18 +251,70 @@ _CLOSE, _LOSSY = "equivalent", "lossy"
 _FEW, _LOOKS = "a few images of many", "colours, contrast, sharpness"
 
 HARMS = (
-    Harm(_FEW, "one image of 60 is another's", _CLOSE, "mse", lambda x: in_turn(x, 60, x.roll(1, 0))),
+    Harm(
+        _FEW,
+        "one image of 60 is another's",
+        _CLOSE,
+        "mse",
+        lambda x: in_turn(x, 60, x.roll(1, 0)),
+    ),
     Harm(_FEW, "NaN in one latent of 32", _LOSSY, "tripwires", change=not_a_number),
-    Harm(_LOOKS, "pixel noise, σ 0.02", _LOSSY, "fine_detail", lambda x: noisy(x, 0.02)),
-    Harm(_LOOKS, "blurred and sharpened in turn", _LOSSY, "detail_error", unevenly_sharp),
-    Harm(_LOOKS, "a fifth of the colour lost", _LOSSY, "colour_error", lambda x: faded(x, 0.8)),
-    Harm(_LOOKS, "contrast +8 % and −8 % in turn", _LOSSY, "contrast_error", uneven_contrast),
+    Harm(
+        _LOOKS, "pixel noise, σ 0.02", _LOSSY, "fine_detail", lambda x: noisy(x, 0.02)
+    ),
+    Harm(
+        _LOOKS, "blurred and sharpened in turn", _LOSSY, "detail_error", unevenly_sharp
+    ),
+    Harm(
+        _LOOKS,
+        "a fifth of the colour lost",
+        _LOSSY,
+        "colour_error",
+        lambda x: faded(x, 0.8),
+    ),
+    Harm(
+        _LOOKS,
+        "contrast +8 % and −8 % in turn",
+        _LOSSY,
+        "contrast_error",
+        uneven_contrast,
+    ),
     Harm("geometry", "all mirrored", _LOSSY, "perceptual", lambda x: x.flip(-1)),
-    Harm("compression", "JPEG of quality 50", _LOSSY, "perceptual|fine_detail|detail_error", jpeg),
-    Harm("variety between seeds", "the seed ignored", _LOSSY, "perceptual", change=same_noise),
-    Harm("conditioning", "prompts shifted by one", _LOSSY, "perceptual|clip_score|tripwires", change=next_prompts),
-    Harm("conditioning", "text dropped late for one image of 6", _LOSSY, "perceptual|colour_error", change=late_text),
-    Harm("weights", "attention scaled by 0.999", _CLOSE, "latents_error", change=scaled_attention),
+    Harm(
+        "compression",
+        "JPEG of quality 50",
+        _LOSSY,
+        "perceptual|fine_detail|detail_error",
+        jpeg,
+    ),
+    Harm(
+        "variety between seeds",
+        "the seed ignored",
+        _LOSSY,
+        "perceptual",
+        change=same_noise,
+    ),
+    Harm(
+        "conditioning",
+        "prompts shifted by one",
+        _LOSSY,
+        "perceptual|clip_score|tripwires",
+        change=next_prompts,
+    ),
+    Harm(
+        "conditioning",
+        "text dropped late for one image of 6",
+        _LOSSY,
+        "perceptual|colour_error",
+        change=late_text,
+    ),
+    Harm(
+        "weights",
+        "attention scaled by 0.999",
+        _CLOSE,
+        "latents_error",
+        change=scaled_attention,
+    ),
     Harm("weights", "weights in 5 bits", _LOSSY, "perceptual", change=few_bits),
 )
 """Each kind once or twice; where a rule has a limit of its own, the harm is small."""

@@ -69,25 +69,48 @@ class Caught:
 
 
 def caught(
-    name: str, kind: str, contract: str, rulings: Sequence[Ruling], shared: Sequence[Ruling], expected: str = ""
+    name: str,
+    kind: str,
+    contract: str,
+    rulings: Sequence[Ruling],
+    shared: Sequence[Ruling],
+    expected: str = "",
 ) -> Caught:
     """Derives from the rulings on a variant whether it was caught, by one of the `expected` rules if there are any.
 
     An honest option may bring no gain on this machine, and *no benefit* is then no false alarm.
     """
-    open_too = {rule_of(ruling) for ruling in shared if ruling.verdict is not Verdict.PASS}
+    open_too = {
+        rule_of(ruling) for ruling in shared if ruling.verdict is not Verdict.PASS
+    }
     failed = [ruling for ruling in rulings if ruling.verdict is Verdict.FAIL]
     if kind == HONEST:
-        decisive = [ruling for ruling in failed if ruling.payoff is not Payoff.NO_BENEFIT]
+        decisive = [
+            ruling for ruling in failed if ruling.payoff is not Payoff.NO_BENEFIT
+        ]
     else:
-        decisive = failed or [r for r in rulings if r.verdict is not Verdict.PASS and rule_of(r) not in open_too]
+        decisive = failed or [
+            r
+            for r in rulings
+            if r.verdict is not Verdict.PASS and rule_of(r) not in open_too
+        ]
     wanted = tuple(filter(None, expected.split("|")))
     fitting = [ruling for ruling in decisive if rule_of(ruling) in wanted] or decisive
-    effects = [abs(one.estimate / one.margin) for one in fitting[:1] if one.estimate is not None and one.margin]
+    effects = [
+        abs(one.estimate / one.margin)
+        for one in fitting[:1]
+        if one.estimate is not None and one.margin
+    ]
     by = tuple(dict.fromkeys(map(rule_of, decisive)))
-    fits = not by if kind == HONEST else bool(by) and (not wanted or bool({*by} & {*wanted}))
+    fits = (
+        not by
+        if kind == HONEST
+        else bool(by) and (not wanted or bool({*by} & {*wanted}))
+    )
     verdict = worst([ruling.verdict for ruling in rulings])
-    return Caught(name, kind, contract, verdict, by, fits, effects[0] if effects else None)
+    return Caught(
+        name, kind, contract, verdict, by, fits, effects[0] if effects else None
+    )
 
 
 def rule_of(ruling: Ruling) -> str:
@@ -99,13 +122,19 @@ def rule_of(ruling: Ruling) -> str:
 def kind_of(variant: VariantResult) -> str:
     """Returns what goes wrong with a timed variant; an option that is not in the group `trial` is honest."""
     option = variant.config.options.get("trial")
-    return cast("type[Mistake]", get_class(option["_target_"])).kind if option else HONEST
+    return (
+        cast("type[Mistake]", get_class(option["_target_"])).kind if option else HONEST
+    )
 
 
 def judge_timed(result: StudyResult) -> list[Caught]:
     """Returns the gate's verdict on each variant of a judged study."""
     judged = [(one, result.variant(one.candidate)) for one in result.judgements]
-    honest = {one.contract: one.rulings for one, variant in reversed(judged) if kind_of(variant) == HONEST}
+    honest = {
+        one.contract: one.rulings
+        for one, variant in reversed(judged)
+        if kind_of(variant) == HONEST
+    }
     return [
         caught(
             variant.name,
@@ -127,7 +156,10 @@ PLAIN = "the baseline"
 CONTROLS: dict[Contract, tuple[str, dict[str, Optimization]]] = {
     Contract.EXACT: ("the baseline again", {}),
     Contract.EQUIVALENT: ("attention summed in another order", {"trial": Reordered()}),
-    Contract.LOSSY: ("precision=bf16, not timed", {"precision": Precision(weights="bfloat16")}),
+    Contract.LOSSY: (
+        "precision=bf16, not timed",
+        {"precision": Precision(weights="bfloat16")},
+    ),
 }
 """An honest option for each contract, by the name of its row."""
 
@@ -143,11 +175,28 @@ def judge_images(
 ) -> list[Caught]:
     """Generates and judges the images of every harm, and of an honest option of each contract."""
     options: dict[str, dict[str, Optimization]] = {PLAIN: {}, **dict(CONTROLS.values())}
-    options |= {harm.name: {"trial": Changed(change=harm.change)} for harm in harms if harm.change}
+    options |= {
+        harm.name: {"trial": Changed(change=harm.change)}
+        for harm in harms
+        if harm.change
+    }
     baseline = result.variant(result.baseline)
     prompts = tuple(record.prompt for record in baseline.images)
-    images = call_apart(context, _generated, baseline.config, device, prompts, options, folder, note=note)
-    images |= {harm.name: _retouched(harm, folder, images[PLAIN]) for harm in harms if harm.retouch}
+    images = call_apart(
+        context,
+        _generated,
+        baseline.config,
+        device,
+        prompts,
+        options,
+        folder,
+        note=note,
+    )
+    images |= {
+        harm.name: _retouched(harm, folder, images[PLAIN])
+        for harm in harms
+        if harm.retouch
+    }
     judge = _Judge(result, folder, images[PLAIN], fit)
     found, honest = [], {}
     for contract, (name, _) in CONTROLS.items():
@@ -158,27 +207,49 @@ def judge_images(
         note(harm.name)
         contract = Contract(harm.promise)
         rulings = judge.rulings(harm.name, contract, images[harm.name])
-        found.append(caught(harm.name, harm.kind, contract, rulings, honest[contract], harm.caught_by))
+        found.append(
+            caught(
+                harm.name,
+                harm.kind,
+                contract,
+                rulings,
+                honest[contract],
+                harm.caught_by,
+            )
+        )
     return found
 
 
 class _Judge:
     """Judges images as those of a variant of a study that took as long as the repeated baseline."""
 
-    def __init__(self, result: StudyResult, folder: Path, plain: list[ImageRecord], fit: Fit) -> None:
-        self._result, self._folder, self._fit, self._gate = result, folder, fit, result.config.gate
+    def __init__(
+        self, result: StudyResult, folder: Path, plain: list[ImageRecord], fit: Fit
+    ) -> None:
+        self._result, self._folder, self._fit, self._gate = (
+            result,
+            folder,
+            fit,
+            result.config.gate,
+        )
         control = result.control
         assert control is not None
         self._control = control
         settings = Settings.of(result.config.quality, result.config.model, "cpu")
         ruled = {rule.metric for rules in self._gate.rules.values() for rule in rules}
-        needed = tuple(one for one in settings.metrics if {one.name, one.family.name} & ruled)
+        needed = tuple(
+            one for one in settings.metrics if {one.name, one.family.name} & ruled
+        )
         self._evaluator = Evaluator(replace(settings, metrics=needed))
         self._pictures = Pictures(folder, plain)
         quality = self._evaluator.of_variant(self._pictures, self._pictures)
-        self._reference = replace(result.variant(result.baseline), images=plain, quality=quality, trips=[])
+        self._reference = replace(
+            result.variant(result.baseline), images=plain, quality=quality, trips=[]
+        )
 
-    def rulings(self, name: str, contract: Contract, images: list[ImageRecord]) -> list[Ruling]:
+    def rulings(
+        self, name: str, contract: Contract, images: list[ImageRecord]
+    ) -> list[Ruling]:
         """Returns the gate's rulings on the images of an option that promises a contract."""
         pictures = Pictures(self._folder, images)
         candidate = replace(
@@ -236,25 +307,45 @@ def _generated(
         )
         host = PipelineHost(variant, device)
         host.prepare()
-        draw = draw_of(variant, drawing_batch([variant], config.quality.batch_size, judged=False))
+        draw = draw_of(
+            variant, drawing_batch([variant], config.quality.batch_size, judged=False)
+        )
         below = _folder_of(name)
         records = [
-            record for batch in range(draw.calls) for record in host.generate(batch, draw, folder / below).records
+            record
+            for batch in range(draw.calls)
+            for record in host.generate(batch, draw, folder / below).records
         ]
-        found[name] = [replace(record, path=f"{below}/{record.path}") for record in records]
+        found[name] = [
+            replace(record, path=f"{below}/{record.path}") for record in records
+        ]
     return found
 
 
 def _retouched(harm: Harm, folder: Path, plain: list[ImageRecord]) -> list[ImageRecord]:
     """Stores the images that a harm makes of the plain ones."""
     assert harm.retouch is not None
-    made = torch.from_numpy(Pictures(folder, plain).images).permute(0, 3, 1, 2).float() / 127.5 - 1
+    made = (
+        torch.from_numpy(Pictures(folder, plain).images).permute(0, 3, 1, 2).float()
+        / 127.5
+        - 1
+    )
     changed = harm.retouch(made)
-    levels = ((changed / 2 + 0.5).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    levels = (
+        ((changed / 2 + 0.5).clamp(0, 1) * 255)
+        .round()
+        .byte()
+        .permute(0, 2, 3, 1)
+        .numpy()
+    )
     below = _folder_of(harm.name)
     (folder / below).mkdir(parents=True, exist_ok=True)
     records = [
-        replace(record, path=f"{below}/{Path(record.path).name}", finite=bool(np.isfinite(image).all()))
+        replace(
+            record,
+            path=f"{below}/{Path(record.path).name}",
+            finite=bool(np.isfinite(image).all()),
+        )
         for record, image in zip(plain, changed.numpy(), strict=True)
     ]
     for record, image in zip(records, levels, strict=True):

@@ -53,14 +53,20 @@ class Mistake(Optimization):
         return lambda trace: Finding(True, "applied")
 
 
-def handle_calls(pipe: DiffusionPipeline, answer: Callable[[Call, dict[str, Any]], Any]) -> None:
+def handle_calls(
+    pipe: DiffusionPipeline, answer: Callable[[Call, dict[str, Any]], Any]
+) -> None:
     """Makes `answer` handle the calls of a pipeline; replaces its class, in which Python looks up `__call__`."""
     own = type(pipe)
 
     def call(**arguments: Any) -> Any:
         return own.__call__(pipe, **arguments)
 
-    pipe.__class__ = type(own.__name__, (own,), {"__call__": lambda _self, **arguments: answer(call, arguments)})
+    pipe.__class__ = type(
+        own.__name__,
+        (own,),
+        {"__call__": lambda _self, **arguments: answer(call, arguments)},
+    )
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,9 @@ class Neutral(Mistake):
     kind: ClassVar[str] = "honest"
 
     def apply(self, pipe: DiffusionPipeline) -> Proof:
-        denoiser_of(pipe).register_forward_hook(lambda _module, _args, output: (output[0].clone(), *output[1:]))
+        denoiser_of(pipe).register_forward_hook(
+            lambda _module, _args, output: (output[0].clone(), *output[1:])
+        )
         return super().apply(pipe)
 
 
@@ -132,13 +140,23 @@ class Reordered(Mistake):
         for module in denoiser_of(pipe).modules():
             if transformer and isinstance(module, FeedForward):
                 first, last = module.net[0].proj, module.net[2]
-                order = torch.randperm(last.in_features, generator=random).to(last.weight.device)
-                first.weight.data, first.bias.data = first.weight.data[order], first.bias.data[order]
+                order = torch.randperm(last.in_features, generator=random).to(
+                    last.weight.device
+                )
+                first.weight.data, first.bias.data = (
+                    first.weight.data[order],
+                    first.bias.data[order],
+                )
                 last.weight.data = last.weight.data[:, order]
-            elif not transformer and hasattr(module, "to_q") and hasattr(module, "heads"):
+            elif (
+                not transformer and hasattr(module, "to_q") and hasattr(module, "heads")
+            ):
                 width = module.to_q.out_features // module.heads
                 order = torch.cat(
-                    [head * width + torch.randperm(width, generator=random) for head in range(module.heads)]
+                    [
+                        head * width + torch.randperm(width, generator=random)
+                        for head in range(module.heads)
+                    ]
                 )
                 for layer in (module.to_q, module.to_k):
                     layer.weight.data = layer.weight.data[order.to(layer.weight.device)]
@@ -187,7 +205,9 @@ class FewerSteps(AroundCalls):
 
     def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
         fewer = self.calls is None or number <= self.calls
-        return call(**arguments | ({"num_inference_steps": self.steps} if fewer else {}))
+        return call(
+            **arguments | ({"num_inference_steps": self.steps} if fewer else {})
+        )
 
 
 @dataclass(frozen=True)
@@ -224,11 +244,16 @@ class Remembers(Mistake):
         answers: dict[str, tuple[Any, dict[str, Any]]] = {}
 
         def remembered(call: Call, arguments: dict[str, Any]) -> Any:
-            asked, tell = repr(arguments["prompt"]), arguments.pop("callback_on_step_end")
+            asked, tell = (
+                repr(arguments["prompt"]),
+                arguments.pop("callback_on_step_end"),
+            )
             if asked not in answers:
                 last: dict[str, Any] = {}
 
-                def keep(_pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+                def keep(
+                    _pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]
+                ) -> dict[str, Any]:
                     last.update(tensors)
                     return tensors
 
@@ -249,7 +274,9 @@ class OwnNoise(AroundCalls):
 
     def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
         if arguments.get("latents") is None:
-            arguments["generator"] = [torch.Generator().manual_seed(0) for _ in arguments["generator"]]
+            arguments["generator"] = [
+                torch.Generator().manual_seed(0) for _ in arguments["generator"]
+            ]
         return call(**arguments)
 
 
@@ -337,10 +364,10 @@ class MemoryInChild(Mistake):
     mib: int = 256
 
     def apply(self, pipe: DiffusionPipeline) -> Proof:
-        hold = (
-            "import os, time\nparent, held = os.getppid(), b'x' * {size}\nwhile os.getppid() == parent: time.sleep(0.1)"
+        hold = "import os, time\nparent, held = os.getppid(), b'x' * {size}\nwhile os.getppid() == parent: time.sleep(0.1)"
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", hold.format(size=self.mib * 2**20)]
         )
-        subprocess.Popen([sys.executable, "-S", "-c", hold.format(size=self.mib * 2**20)])
         return super().apply(pipe)
 
 

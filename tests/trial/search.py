@@ -44,15 +44,22 @@ class Found:
     passed: bool
 
 
-def simulated(config: SearchConfig, between: float, gain: float, random: np.random.Generator) -> Found:
+def simulated(
+    config: SearchConfig, between: float, gain: float, random: np.random.Generator
+) -> Found:
     """Simulates one search in which the first option has a true gain, such as 1.05, and the others have none."""
-    speeds = {f"{number}": math.log(gain) if number == 0 else 0.0 for number in range(_OPTIONS)}
+    speeds = {
+        f"{number}": math.log(gain) if number == 0 else 0.0
+        for number in range(_OPTIONS)
+    }
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in speeds}
     controls: list[tuple[float, int]] = []
 
     def add_study(names: Sequence[str], processes: int) -> None:
         """Adds the log losses of candidates and of a control against one baseline."""
-        deviation = ROUND_DEVIATION * math.sqrt(between**2 + 1 / _ROUNDS) / math.sqrt(processes)
+        deviation = (
+            ROUND_DEVIATION * math.sqrt(between**2 + 1 / _ROUNDS) / math.sqrt(processes)
+        )
         baseline, control, *times = deviation * random.standard_normal(len(names) + 2)
         controls.append((control - baseline, processes))
         for name, time in zip(names, times, strict=True):
@@ -80,14 +87,21 @@ def simulated(config: SearchConfig, between: float, gain: float, random: np.rand
 
 
 def _judged(
-    finalists: Sequence[str], screened: float, dropped: bool, between: float, gain: float, random: np.random.Generator
+    finalists: Sequence[str],
+    screened: float,
+    dropped: bool,
+    between: float,
+    gain: float,
+    random: np.random.Generator,
 ) -> Found:
     """Judges finalists with the gate's own code, in newly simulated processes."""
     if not finalists:
         return Found(screened, None, False, dropped, False, False)
     # The simulated study gives its gain to the first option, whatever its rank.
     order = sorted(finalists, key=lambda name: name != "0")
-    scenario = Scenario(between, variants=len(order), gain=gain if order[0] == "0" else 1.0)
+    scenario = Scenario(
+        between, variants=len(order), gain=gain if order[0] == "0" else 1.0
+    )
     result = empty_study(len(order))
     measure_session(result, scenario, random)
     compare(result)
@@ -95,7 +109,10 @@ def _judged(
     gains = {
         order[int(judgement.candidate.removeprefix("option "))]
         for judgement in result.judgements
-        if any(ruling.rule == "must pay" and ruling.verdict is Verdict.PASS for ruling in judgement.rulings)
+        if any(
+            ruling.rule == "must pay" and ruling.verdict is Verdict.PASS
+            for ruling in judgement.rulings
+        )
     }
     first = result.comparisons[order.index(finalists[0])]
     assert first.shapes[0].speedup is not None
@@ -114,11 +131,16 @@ def searches(studies: int) -> list[dict[str, str]]:
     """Returns two rows for each deviation between processes: without a true gain, and with one of 10 %."""
     rows, config = [], search_file()
     for between, gain in product(BETWEEN, (1.0, 1.1)):
-        random = np.random.default_rng([studies, round(10 * between), round(100 * gain)])
+        random = np.random.default_rng(
+            [studies, round(10 * between), round(100 * gain)]
+        )
         found = [simulated(config, between, gain, random) for _ in range(studies)]
         reported = [study.reported for study in found if study.reported is not None]
         spread = 196 * float(np.std(reported)) / math.sqrt(len(reported))
-        shares = {name: percent(float(np.mean([getattr(study, name) for study in found]))) for name in _SHARES}
+        shares = {
+            name: percent(float(np.mean([getattr(study, name) for study in found])))
+            for name in _SHARES
+        }
         rows.append(
             {
                 "between / round": f"{between:g}",

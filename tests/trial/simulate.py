@@ -7,10 +7,19 @@ from collections.abc import Callable
 
 def main(argv: list[str]) -> int:
     """Simulates studies and prints Markdown tables; returns 0."""
-    parser = argparse.ArgumentParser(prog="python -m tests.trial.simulate", description=__doc__)
-    parser.add_argument("--studies", type=int, default=2000, help="studies for each row (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.trial.simulate", description=__doc__
+    )
     parser.add_argument(
-        "--only", choices=("looks", "interference", "precision", "tails", "search"), help="print one group of tables"
+        "--studies",
+        type=int,
+        default=2000,
+        help="studies for each row (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--only",
+        choices=("looks", "interference", "precision", "tails", "search"),
+        help="print one group of tables",
     )
     arguments = parser.parse_args(argv)
 
@@ -28,7 +37,12 @@ def main(argv: list[str]) -> int:
     }
     chosen = [arguments.only] if arguments.only else list(groups)
     found = [rows(arguments.studies) for group in chosen for rows in groups[group]]
-    print("\n".join(markdown(tuple(rows[0]), [tuple(row.values()) for row in rows], []) for rows in found))
+    print(
+        "\n".join(
+            markdown(tuple(rows[0]), [tuple(row.values()) for row in rows], [])
+            for rows in found
+        )
+    )
     return 0
 
 

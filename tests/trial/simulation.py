@@ -29,7 +29,13 @@ ROUND_DEVIATION = 0.03
 
 
 ON_TIME = Gate(
-    "simulated", {"exact": [Rule("speedup", "at_least", limit=0.95), Rule("tail_ratio", "at_most", limit=1.25)]}
+    "simulated",
+    {
+        "exact": [
+            Rule("speedup", "at_least", limit=0.95),
+            Rule("tail_ratio", "at_most", limit=1.25),
+        ]
+    },
 )
 """The rules on time of `gate=default`."""
 
@@ -80,7 +86,9 @@ class Rates:
 
 def simulate(scenario: Scenario, studies: int) -> Rates:
     """Returns how often the gate found gains and harms in simulated studies, at any of their looks."""
-    random = np.random.default_rng([0, round(10 * scenario.between), scenario.processes, scenario.variants])
+    random = np.random.default_rng(
+        [0, round(10 * scenario.between), scenario.processes, scenario.variants]
+    )
     studies_judged = [_judged(scenario, random) for _ in range(studies)]
     return Rates(
         gain=float(np.mean(["option 0" in gains for gains, _ in studies_judged])),
@@ -89,7 +97,9 @@ def simulate(scenario: Scenario, studies: int) -> Rates:
     )
 
 
-def _judged(scenario: Scenario, random: np.random.Generator) -> tuple[set[str], set[str]]:
+def _judged(
+    scenario: Scenario, random: np.random.Generator
+) -> tuple[set[str], set[str]]:
     """Returns the options of one study that the gate found to pay, and those that it found to harm, at any look."""
     gate = Gate("simulated", looks=scenario.settled)
     result = empty_study(scenario.variants)
@@ -102,33 +112,59 @@ def _judged(scenario: Scenario, random: np.random.Generator) -> tuple[set[str], 
             result.looks.clear()
         judge(result, gate, Fit())
         for judgement in result.judgements:
-            paying = [ruling for ruling in judgement.rulings if ruling.rule == "must pay"]
-            spent = any(ruling.rule == "looks" and ruling.verdict is not Verdict.PASS for ruling in judgement.rulings)
-            gains |= {judgement.candidate for ruling in paying if ruling.verdict is Verdict.PASS and not spent}
-            harms |= {judgement.candidate for ruling in paying if ruling.payoff is Payoff.HARM}
+            paying = [
+                ruling for ruling in judgement.rulings if ruling.rule == "must pay"
+            ]
+            spent = any(
+                ruling.rule == "looks" and ruling.verdict is not Verdict.PASS
+                for ruling in judgement.rulings
+            )
+            gains |= {
+                judgement.candidate
+                for ruling in paying
+                if ruling.verdict is Verdict.PASS and not spent
+            }
+            harms |= {
+                judgement.candidate for ruling in paying if ruling.payoff is Payoff.HARM
+            }
     return gains, harms
 
 
 def empty_study(options: int) -> StudyResult:
     """Returns a study of a baseline, its control and some options that claim a gain, without times."""
-    result = blank_study(["baseline", *(f"option {number}" for number in range(options)), "control"], "baseline")
+    result = blank_study(
+        ["baseline", *(f"option {number}" for number in range(options)), "control"],
+        "baseline",
+    )
     for row in result.variants:
-        row.role, row.choices = "control" if row.name == "control" else "variant", {"speed": row.name}
+        row.role, row.choices = (
+            "control" if row.name == "control" else "variant",
+            {"speed": row.name},
+        )
         if row.name.startswith("option"):
             row.promises = {"speed": Promise(Contract.EXACT, ["latency"])}
     return result
 
 
-def blank_study(names: Sequence[str], baseline: str, protocol: Protocol | None = None) -> StudyResult:
+def blank_study(
+    names: Sequence[str], baseline: str, protocol: Protocol | None = None
+) -> StudyResult:
     """Returns a study of some variants, each compared with the baseline, without times."""
     config = RecordedConfig(protocol=protocol or Protocol())
-    rows = [VariantResult(name, "variant", {}, [], config, status=Status.OK) for name in names]
-    made = recorded(rows, [Comparison(name, baseline, "") for name in names if name != baseline])
+    rows = [
+        VariantResult(name, "variant", {}, [], config, status=Status.OK)
+        for name in names
+    ]
+    made = recorded(
+        rows, [Comparison(name, baseline, "") for name in names if name != baseline]
+    )
     made.config, made.baseline = config, baseline
     return made
 
 
-def measure_session(result: StudyResult, scenario: Scenario, random: np.random.Generator) -> None:
+def measure_session(
+    result: StudyResult, scenario: Scenario, random: np.random.Generator
+) -> None:
     """Adds the processes of one session to every variant."""
     for row in result.variants:
         speed = scenario.gain if row.name == "option 0" else 1.0
@@ -142,7 +178,9 @@ def measure_session(result: StudyResult, scenario: Scenario, random: np.random.G
                 slowed = random.random(scenario.rounds) < 1 / scenario.slow.every
                 times = np.where(slowed, scenario.slow.times * times, times)
             samples = ShapeSamples(calls=timed(times.tolist()), traced={row.name: 1.0})
-            row.measurements.append(Measurement(begun + number, session, shapes=[samples]))
+            row.measurements.append(
+                Measurement(begun + number, session, shapes=[samples])
+            )
 
 
 BETWEEN = (0.3, 1.0, 3.0)
@@ -154,7 +192,10 @@ def first_look(studies: int) -> list[dict[str, str]]:
     for variants, processes, between in product((1, 10), (1, 3, 5), BETWEEN):
         scenario = Scenario(between, processes, variants)
         null = simulate(scenario, studies)
-        power = [simulate(replace(scenario, gain=gain), max(studies // 4, 1)).gain for gain in (1.05, 1.10)]
+        power = [
+            simulate(replace(scenario, gain=gain), max(studies // 4, 1)).gain
+            for gain in (1.05, 1.10)
+        ]
         rows.append(
             {
                 "options": str(variants),
@@ -180,7 +221,9 @@ def repeated_looks(studies: int) -> list[dict[str, str]]:
         plain = Scenario(share, looks=3)
         kinds = {"looks=3": replace(plain, settled=3), "looks=1": plain}
         kinds["each look as if the first"] = replace(plain, forgetful=True)
-        shares = {name: percent(simulate(kind, studies).gain) for name, kind in kinds.items()}
+        shares = {
+            name: percent(simulate(kind, studies).gain) for name, kind in kinds.items()
+        }
         rows.append({"between / round": f"{share:g}", **shares})
     return rows
 
@@ -188,14 +231,27 @@ def repeated_looks(studies: int) -> list[dict[str, str]]:
 def tails(studies: int) -> list[dict[str, str]]:
     """Returns a row for each kind of slow calls, deviation and number of rounds: how often each verdict occurred."""
     rows = []
-    for slow, between, rounds in product((None, Slow(10, 2.0), Slow(4, 1.5)), BETWEEN, (4, 6)):
-        verdicts = verdicts_on_time(Scenario(between, rounds=rounds, slow=slow), studies)
-        named = "none (A/A)" if slow is None else f"one of {slow.every}, {slow.times:g}×"
+    for slow, between, rounds in product(
+        (None, Slow(10, 2.0), Slow(4, 1.5)), BETWEEN, (4, 6)
+    ):
+        verdicts = verdicts_on_time(
+            Scenario(between, rounds=rounds, slow=slow), studies
+        )
+        named = (
+            "none (A/A)" if slow is None else f"one of {slow.every}, {slow.times:g}×"
+        )
         shares = {
             str(verdict): percent(verdicts.count(verdict) / studies)
             for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
         }
-        rows.append({"slow calls": named, "between / round": f"{between:g}", "rounds": str(rounds), **shares})
+        rows.append(
+            {
+                "slow calls": named,
+                "between / round": f"{between:g}",
+                "rounds": str(rounds),
+                **shares,
+            }
+        )
     return rows
 
 
@@ -209,7 +265,9 @@ def verdicts_on_time(scenario: Scenario, studies: int) -> list[Verdict]:
         compare(result)
         judge(result, ON_TIME, Fit())
         [judgement] = result.judgements
-        found.append(worst([ruling.verdict for ruling in judgement.rulings if ruling.metric]))
+        found.append(
+            worst([ruling.verdict for ruling in judgement.rulings if ruling.metric])
+        )
     return found
 
 

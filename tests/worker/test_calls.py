@@ -25,7 +25,11 @@ from tests.options.hosts import image as image_of
 from tests.records import known
 from tests.trial.options import Call, ChangesNoise, OwnNoise, handle_calls
 
-BATCHES = ("workload.prompt_count=5", "workload.batch_size=2", "workload.images_per_prompt=2")
+BATCHES = (
+    "workload.prompt_count=5",
+    "workload.batch_size=2",
+    "workload.images_per_prompt=2",
+)
 
 
 @pytest.mark.slow
@@ -43,10 +47,18 @@ def test_a_program_draws_the_same_by_the_parts_of_a_call() -> None:
         variant = composer.variant("own", words)
     assembly = Assembly.load(variant, "cpu")
     assembly.prepare_inputs(variant.prompts)
-    given = prompts_and_noise(variant, assembly.pipe, "cpu", None, 0, timed_draw(variant))
-    call = {"num_inference_steps": 6, "guidance_scale": variant.guidance_scale, "output_type": "np"}
+    given = prompts_and_noise(
+        variant, assembly.pipe, "cpu", None, 0, timed_draw(variant)
+    )
+    call = {
+        "num_inference_steps": 6,
+        "guidance_scale": variant.guidance_scale,
+        "output_type": "np",
+    }
     with noise_in_float32(assembly.pipe), assembly.entered(), torch.no_grad():
-        images = assembly.pipe(**call, **assembly.changed(given), **assembly.call_kwargs).images
+        images = assembly.pipe(
+            **call, **assembly.changed(given), **assembly.call_kwargs
+        ).images
     host = PipelineHost(variant, CPU)
     host.prepare()
     assert np.array_equal(images, image_of(host))
@@ -71,14 +83,19 @@ class TestNoise:
         own = loaded.time_stages().image
         middle = timed_draw(loaded._variant).calls // 2
         timed = known(loaded.time_once(number=middle).image)
-        assert (own.prompt_index, own.image_index) == (timed.prompt_index, timed.image_index)
+        assert (own.prompt_index, own.image_index) == (
+            timed.prompt_index,
+            timed.image_index,
+        )
         difference = np.abs(own.pixels.astype(int) - timed.pixels).max()
         assert difference > 10 if ignored else difference <= 1
 
     def test_what_is_given_must_stay(self, session: Load) -> None:
         loaded = session()
         ChangesNoise().apply(loaded._pipe)
-        with pytest.raises(RuntimeError, match="modifies the caller's noise tensor in place"):
+        with pytest.raises(
+            RuntimeError, match="modifies the caller's noise tensor in place"
+        ):
             loaded.time_once()
 
 
@@ -87,18 +104,33 @@ class TestTimedCall:
         """The first, the second, one that is filled up from the start, and one that wraps around; each is kept once."""
         loaded = session(*BATCHES)
         draw = timed_draw(loaded._variant)
-        records = [record for batch in range(draw.calls) for record in loaded.generate(batch, draw, tmp_path).records]
-        assert [(record.prompt_index, record.image_index) for record in records] == [*product(range(5), range(2))]
+        records = [
+            record
+            for batch in range(draw.calls)
+            for record in loaded.generate(batch, draw, tmp_path).records
+        ]
+        assert [(record.prompt_index, record.image_index) for record in records] == [
+            *product(range(5), range(2))
+        ]
         assert [record.seed for record in records] == [*range(10)]
-        assert len(load_file(tmp_path / LATENTS)["latents"]) == len([*tmp_path.glob("*.png")]) == 10
+        assert (
+            len(load_file(tmp_path / LATENTS)["latents"])
+            == len([*tmp_path.glob("*.png")])
+            == 10
+        )
         for number, prompt, image in ((0, 0, 0), (1, 2, 1), (2, 0, 0), (5, 0, 1)):
             sampled = known(loaded.time_once(number=number).image)
             assert (sampled.prompt_index, sampled.image_index) == (prompt, image)
             drawn = np.asarray(Image.open(tmp_path / f"{prompt:04d}_{image:02d}.png"))
             assert np.array_equal(sampled.pixels, drawn)
 
-    @pytest.mark.parametrize("overrides", [[], ["memory=precomputed_embeddings", "task=img2img", "task.strength=1"]])
-    def test_looks_to_an_option_as_one_that_draws(self, session: Load, tmp_path: Path, overrides: list[str]) -> None:
+    @pytest.mark.parametrize(
+        "overrides",
+        [[], ["memory=precomputed_embeddings", "task=img2img", "task.strength=1"]],
+    )
+    def test_looks_to_an_option_as_one_that_draws(
+        self, session: Load, tmp_path: Path, overrides: list[str]
+    ) -> None:
         loaded = session(*overrides)
         seen: list[dict[str, Any]] = []
 
@@ -111,11 +143,15 @@ class TestTimedCall:
         loaded.generate(0, timed_draw(loaded._variant), tmp_path)
         timed, drawn = seen
         assert list(timed) == list(drawn)
-        assert [type(value) for value in timed.values()] == [type(value) for value in drawn.values()]
+        assert [type(value) for value in timed.values()] == [
+            type(value) for value in drawn.values()
+        ]
         assert timed["output_type"] == drawn["output_type"]
         assert timed["callback_on_step_end"] == drawn["callback_on_step_end"]
 
-    def test_that_makes_other_images_than_asked_for_fails(self, session: Load, tmp_path: Path) -> None:
+    def test_that_makes_other_images_than_asked_for_fails(
+        self, session: Load, tmp_path: Path
+    ) -> None:
         """An image that is missing would else be looked for at another place, and one of another size at none."""
         loaded = session(*BATCHES)
         cuts: dict[tuple[int, ...], Callable[[np.ndarray], np.ndarray]] = {
@@ -134,7 +170,11 @@ class TestTimedCall:
         draw = timed_draw(loaded._variant)
         for made in cuts:
             said = re.escape(f"expected images of shape (4, 32, 32, 3), got {made}")
-            for make in (loaded.time_once, loaded.time_stages, lambda: loaded.generate(0, draw, tmp_path)):
+            for make in (
+                loaded.time_once,
+                loaded.time_stages,
+                lambda: loaded.generate(0, draw, tmp_path),
+            ):
                 with pytest.raises(RuntimeError, match=said):
                     make()
 
@@ -145,7 +185,9 @@ class TestTimedCall:
             def __init__(self, images: np.ndarray) -> None:
                 self.images = images
 
-            def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+            def __array__(
+                self, dtype: Any = None, copy: bool | None = None
+            ) -> np.ndarray:
                 time.sleep(0.3)
                 return self.images.astype(dtype)
 
@@ -162,7 +204,9 @@ class TestTimedCall:
         loaded = session()
         loaded.time_once()
         generations: set[int] = set()
-        gc.callbacks.append(note := lambda _phase, info: generations.add(info["generation"]))
+        gc.callbacks.append(
+            note := lambda _phase, info: generations.add(info["generation"])
+        )
         try:
             loaded.time_once()
         finally:

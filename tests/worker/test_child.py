@@ -14,7 +14,14 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.worker import child as child_module
-from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, Reply, call_apart, in_process
+from sdopt.worker.child import (
+    ChildDiedError,
+    ChildProcess,
+    ChildTimeoutError,
+    Reply,
+    call_apart,
+    in_process,
+)
 from sdopt.worker.forkserver import StartContext, start_fork_server
 from tests.command import ROOT, eventually, has_ended, workers
 
@@ -89,7 +96,9 @@ class TestCall:
             call_apart(context, refuse, "no")
         assert caught.value.problems == ["no", "and more"]
 
-    def test_says_what_an_error_was_that_cannot_be_pickled(self, context: StartContext) -> None:
+    def test_says_what_an_error_was_that_cannot_be_pickled(
+        self, context: StartContext
+    ) -> None:
         with pytest.raises(RuntimeError, match="OddError: 1 and 2"):
             call_apart(context, fail_oddly)
 
@@ -100,10 +109,14 @@ class TestCall:
     def test_says_how_a_process_died(self, context: StartContext) -> None:
         with pytest.raises(ChildDiedError, match="ended with exit code 7"):
             call_apart(context, end, 7)
-        with pytest.raises(UsageError, match="the device: the process that should answer has ended"):
+        with pytest.raises(
+            UsageError, match="the device: the process that should answer has ended"
+        ):
             in_process(context, end, 7, what="the device")
 
-    def test_ends_one_that_takes_too_long_with_all_that_it_started(self, context: StartContext) -> None:
+    def test_ends_one_that_takes_too_long_with_all_that_it_started(
+        self, context: StartContext
+    ) -> None:
         others = workers()
         with pytest.raises(ChildTimeoutError):
             call_apart(context, sleep, timeout_s=0.5)
@@ -126,11 +139,15 @@ class TestKill:
         with suppress(ProcessLookupError):  # it has ended by itself
             os.kill(child.pid, signal.SIGKILL)
         assert time.monotonic() - begun < 5
-        assert warnings == [f"process {child.pid} was killed, but has not ended within 0.2 s; it is left running"]
+        assert warnings == [
+            f"process {child.pid} was killed, but has not ended within 0.2 s; it is left running"
+        ]
         assert not child.alive
 
     @pytest.mark.slow  # it imports PyTorch
-    def test_of_one_that_does_not_end_does_not_keep_the_parent_from_exiting(self) -> None:
+    def test_of_one_that_does_not_end_does_not_keep_the_parent_from_exiting(
+        self,
+    ) -> None:
         code = """
 import multiprocessing
 import os
@@ -145,16 +162,28 @@ if __name__ == "__main__":
     stuck._life.close = lambda: None
     stuck.kill()
 """
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         assert "was killed, but has not ended within 0.2 s" in done.stderr
 
     @pytest.mark.parametrize(
         ("program", "end"),
-        [(parent_of_a_sleeper, ChildProcess.kill), (answers_and_leaves_a_sleeper, ChildProcess.stop)],
+        [
+            (parent_of_a_sleeper, ChildProcess.kill),
+            (answers_and_leaves_a_sleeper, ChildProcess.stop),
+        ],
     )
     def test_ends_what_it_started_in_another_session(
-        self, context: StartContext, program: Callable[[Connection], None], end: Callable[[ChildProcess], None]
+        self,
+        context: StartContext,
+        program: Callable[[Connection], None],
+        end: Callable[[ChildProcess], None],
     ) -> None:
         child = ChildProcess(context, program)
         apart: int = child.receive(60)

@@ -7,10 +7,14 @@ from tests.fixtures import Composers
 
 
 def test_timed_calls_are_given_what_the_quality_pass_draws(composer: Composers) -> None:
-    variant = composer(["workload.prompt_count=3", "quality.prompt_count=10"]).variant(None)
+    variant = composer(["workload.prompt_count=3", "quality.prompt_count=10"]).variant(
+        None
+    )
     assert timed_draw(variant) == draw_of(variant)
     assert draw_of(variant).calls == 10
-    fewer = composer(["workload.prompt_count=5", "quality.prompt_count=2"]).variant(None)
+    fewer = composer(["workload.prompt_count=5", "quality.prompt_count=2"]).variant(
+        None
+    )
     assert timed_draw(fewer).prompts[:2] == draw_of(fewer).prompts
     assert timed_draw(fewer).calls == 5
 
@@ -34,14 +38,20 @@ def test_as_many_are_drawn_as_metrics_or_a_gate_need(
     assert variant.protocol.replicates == processes
 
 
-def test_floors_change_the_order_of_computation_or_the_noise(composer: Composers) -> None:
+def test_floors_change_the_order_of_computation_or_the_noise(
+    composer: Composers,
+) -> None:
     variant = composer([]).variant(None)
     draws = floor_draws(draw_of(variant), variant, 5, threads=2)
     assert {len(draw.prompts) for ways in draws.values() for draw in ways} == {5}
-    assert [(draw.batch_size, draw.seed, draw.threads) for draw in draws["numerical"]] == [(4, 0, 1), (2, 0, 1)]
+    assert [
+        (draw.batch_size, draw.seed, draw.threads) for draw in draws["numerical"]
+    ] == [(4, 0, 1), (2, 0, 1)]
     assert [draw.batch_size for draw in draws["sampling"]] == [1]
     assert draws["sampling"][0].seed != 0
-    assert list(draws)[-1] == "numerical"  # what may find no memory, and sets the number of threads, comes last
+    assert (
+        list(draws)[-1] == "numerical"
+    )  # what may find no memory, and sets the number of threads, comes last
     # The numerical one makes the change from the batch and the threads of timed calls, whichever are drawn with.
     for threads, others in ((None, 1), (1, 2)):
         floors = floor_draws(draw_of(variant, 12, threads), variant, 5, threads=2)
@@ -62,10 +72,14 @@ def test_floors_change_the_order_of_computation_or_the_noise(composer: Composers
         ([[], ["workload.batch_size=4"]], None),
     ],
 )
-def test_the_batch_suits_all_variants(composer: Composers, overrides: list[list[str]], batch: int | None) -> None:
+def test_the_batch_suits_all_variants(
+    composer: Composers, overrides: list[list[str]], batch: int | None
+) -> None:
     variants = [composer(chosen).variant(None) for chosen in overrides]
     assert drawing_batch(variants, None, judged=False) == batch
     assert drawing_batch(variants, 5, judged=True) == 5
     assert drawing_batch(variants, None, judged=True) is None
     for variant in variants:
-        assert draw_of(variant, batch).batch_size == (batch or variant.workload.batch_size)
+        assert draw_of(variant, batch).batch_size == (
+            batch or variant.workload.batch_size
+        )

@@ -32,7 +32,9 @@ from sdopt.worker.forkserver import start_fork_server
 start_fork_server()
 print(forkserver._forkserver._forkserver_pid)
 """
-        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        ended = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
         assert not Path("/proc", ended.stdout.strip()).exists()
 
     @pytest.mark.slow  # it imports PyTorch
@@ -52,7 +54,9 @@ with Seen():
     import sdopt.worker.preload
 print(set(Seen.found) - {"aten.lift_fresh.default"}, torch.cuda.is_initialized())
 """
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
         assert done.stdout.strip() == "set() False"
 
     def test_the_users_environment_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,11 +67,20 @@ print(set(Seen.found) - {"aten.lift_fresh.default"}, torch.cuda.is_initialized()
         assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
     @pytest.mark.slow
-    def test_workers_can_be_spawned_where_they_cannot_be_forked(self, variant: Compose, tmp_path: Path) -> None:
+    def test_workers_can_be_spawned_where_they_cannot_be_forked(
+        self, variant: Compose, tmp_path: Path
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         machine, _ = probe_machine(context, "cpu")
         assert not machine.preloaded
-        worker = WorkerProcess(context, machine.device, 120, variant(), tmp_path / "log", tmp_path / "scratch")
+        worker = WorkerProcess(
+            context,
+            machine.device,
+            120,
+            variant(),
+            tmp_path / "log",
+            tmp_path / "scratch",
+        )
         try:
             worker.ask(PipelineHost.prepare)
             assert worker.ask(PipelineHost.time_once).seconds > 0

@@ -40,7 +40,9 @@ if __name__ == "__main__":
 """
 
 
-def library(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> None:
+def library(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str
+) -> None:
     (folder / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, name, raising=False)
@@ -61,20 +63,34 @@ class TestImports:
 
     @pytest.mark.parametrize(("hip", "seen"), [(None, ""), ("6.4", "0")])
     def test_are_made_as_on_a_machine_without_a_card(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hip: str | None, seen: str
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        hip: str | None,
+        seen: str,
     ) -> None:
         """A library that finds a card asks for its capability, which starts CUDA and spoils every later fork."""
         monkeypatch.setattr(torch.version, "hip", hip)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-        library(tmp_path, monkeypatch, "asks", "import os\nSEEN = os.environ['CUDA_VISIBLE_DEVICES']")
+        library(
+            tmp_path,
+            monkeypatch,
+            "asks",
+            "import os\nSEEN = os.environ['CUDA_VISIBLE_DEVICES']",
+        )
         assert import_all(["asks"]) == {}
         assert seen == sys.modules["asks"].SEEN
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
-    def test_of_what_python_compiles_anew_say_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_what_python_compiles_anew_say_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """As Python 3.12 says it of an invalid escape sequence in a file that it compiles."""
         library(
-            tmp_path, monkeypatch, "badly_written", "import warnings\nwarnings.warn('invalid escape', SyntaxWarning)"
+            tmp_path,
+            monkeypatch,
+            "badly_written",
+            "import warnings\nwarnings.warn('invalid escape', SyntaxWarning)",
         )
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -86,7 +102,10 @@ class TestImports:
         [
             ("raise RuntimeError('no\\n  kernels')", "RuntimeError: no kernels"),
             ("import sys\nsys.exit(3)", "SystemExit: 3"),
-            ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+            (
+                "import nothing_of_that_name",
+                "ModuleNotFoundError: No module named 'nothing_of_that_name'",
+            ),
         ],
     )
     def test_that_fail_say_why_and_the_others_are_made(
@@ -107,7 +126,11 @@ class TestImports:
             "True|forkserver",
             "failed before: RuntimeError: built for",
         ),
-        ("import os\nos._exit(11)", "False|spawn", "has ended: each worker imports PyTorch again, which takes seconds"),
+        (
+            "import os\nos._exit(11)",
+            "False|spawn",
+            "has ended: each worker imports PyTorch again, which takes seconds",
+        ),
     ],
 )
 def test_a_library_that_fails_or_crashes_does_not_end_a_command(
@@ -119,11 +142,18 @@ def test_a_library_that_fails_or_crashes_does_not_end_a_command(
         folder.mkdir()
     (tmp_path / "xformers" / "__init__.py").write_text(xformers)
     (tmp_path / "xformers" / "ops.py").touch()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: xformers\nVersion: 0.0.35\n")
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: xformers\nVersion: 0.0.35\n"
+    )
     (tmp_path / "probe.py").write_text(PROBE)
     path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command, environment = [sys.executable, str(tmp_path / "probe.py")], os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    command, environment = (
+        [sys.executable, str(tmp_path / "probe.py")],
+        os.environ | {"PYTHONPATH": path},
+    )
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    )
     assert "Traceback" not in done.stderr
     assert done.stdout.startswith(f"{preloaded}|")
     assert said in done.stdout
@@ -131,19 +161,30 @@ def test_a_library_that_fails_or_crashes_does_not_end_a_command(
 
 class TestServer:
     @pytest.mark.parametrize("trouble", ["ended", "bad fork"])
-    def test_that_cannot_fork_is_replaced_by_spawning(self, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
-        found, asked = Machine(CPU, {}, preloaded=True, bad_fork=trouble == "bad fork"), []
+    def test_that_cannot_fork_is_replaced_by_spawning(
+        self, monkeypatch: pytest.MonkeyPatch, trouble: str
+    ) -> None:
+        found, asked = (
+            Machine(CPU, {}, preloaded=True, bad_fork=trouble == "bad fork"),
+            [],
+        )
 
         def ask(context: Any, _probe: object, wanted: str, what: str) -> Machine:
             asked.append(context)
             if len(asked) == 1 and trouble == "ended":
                 raise ServerError("the process that workers are forked from has ended")
-            return found if len(asked) == 1 else replace(found, bad_fork=False, warnings=("another",))
+            return (
+                found
+                if len(asked) == 1
+                else replace(found, bad_fork=False, warnings=("another",))
+            )
 
         monkeypatch.setattr(machine, "in_process", ask)
         given: Any = object()
         chosen, context = find_machine(given, Hardware(device="cpu"), dict)
         assert asked == [given, context]
         assert context.get_start_method() == "spawn"
-        assert chosen.warnings[0].endswith("each worker imports PyTorch again, which takes seconds")
+        assert chosen.warnings[0].endswith(
+            "each worker imports PyTorch again, which takes seconds"
+        )
         assert chosen.warnings[1:] == ("another",)

@@ -22,7 +22,13 @@ from sdopt.record.records import Status
 from sdopt.scratch import CACHES
 from sdopt.worker.child import ChildDiedError
 from sdopt.worker.forkserver import start_fork_server
-from sdopt.worker.host import PipelineHost, changed_settings, describe_error, process_settings, variables
+from sdopt.worker.host import (
+    PipelineHost,
+    changed_settings,
+    describe_error,
+    process_settings,
+    variables,
+)
 from sdopt.worker.process import Worker, WorkerProcess, answers_of
 from sdopt.worker.protocol import Compiled, TimeUpError, WorkerError
 from tests import sabotage
@@ -65,11 +71,21 @@ def start(variant: Compose, tmp_path: Path) -> Iterator[Start]:
         option: Optimization | None = None,
         deadline: float = math.inf,
     ) -> Worker:
-        places, of = (tmp_path / log, tmp_path / "scratch"), variant("hardware.threads=1")
+        places, of = (
+            (tmp_path / log, tmp_path / "scratch"),
+            variant("hardware.threads=1"),
+        )
         if option is not None:
-            options, choices = {**of.optimizations, "own": option}, {**of.choices, "own": "it"}
+            options, choices = (
+                {**of.optimizations, "own": option},
+                {**of.choices, "own": "it"},
+            )
             of = replace(of, optimizations=options, choices=choices)
-        started.append(WorkerProcess(start_fork_server(), device, timeout_s, of, *places, deadline=deadline))
+        started.append(
+            WorkerProcess(
+                start_fork_server(), device, timeout_s, of, *places, deadline=deadline
+            )
+        )
         return started[-1]
 
     yield worker
@@ -116,7 +132,9 @@ class TestWorker:
             first, killed, last = answers_of(requests)
             assert (first, type(killed), last) == (None, WorkerError, None)
 
-    def test_survives_a_request_that_fails(self, worker: Worker, tmp_path: Path) -> None:
+    def test_survives_a_request_that_fails(
+        self, worker: Worker, tmp_path: Path
+    ) -> None:
         with pytest.raises(WorkerError, match="AttributeError") as caught:
             worker.ask(PipelineHost.time_once)  # before there is a pipeline
         assert caught.value.status is Status.FAILED
@@ -126,7 +144,9 @@ class TestWorker:
         assert worker.ask(PipelineHost.prepare) > 0
 
     @pytest.mark.parametrize(("device", "may_be_memory"), [(CPU, False), (CARD, True)])
-    def test_says_which_signal_ended_it(self, start: Start, device: Device, may_be_memory: bool) -> None:
+    def test_says_which_signal_ended_it(
+        self, start: Start, device: Device, may_be_memory: bool
+    ) -> None:
         """A crash beside others on a card is tried alone; on a CPU it is one."""
         worker = start(device=device)
         worker.ask(PipelineHost.hello)
@@ -150,21 +170,30 @@ class TestWorker:
         with pytest.raises(WorkerError) as caught:
             worker.ask(PipelineHost.prepare)
         assert caught.value.status is Status.TIMEOUT
-        assert caught.value.reason == "no answer to 'prepare' within 0.01 s (protocol.timeout_s)"
+        assert (
+            caught.value.reason
+            == "no answer to 'prepare' within 0.01 s (protocol.timeout_s)"
+        )
         assert has_ended(worker.pid)
 
 
-def test_the_kernel_ends_a_worker_before_the_process_that_starts_workers(start: Start) -> None:
+def test_the_kernel_ends_a_worker_before_the_process_that_starts_workers(
+    start: Start,
+) -> None:
     worker = start()
     worker.ask(PipelineHost.hello)
     assert Path(f"/proc/{worker.pid}/oom_score_adj").read_text().strip() == "500"
 
 
-def test_a_worker_whose_server_was_killed_may_have_lacked_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_server_was_killed_may_have_lacked_memory(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = start()
 
     def receive(*_: object) -> None:
-        raise ChildDiedError(255)  # what multiprocessing says where it can ask nobody how a process ended
+        raise ChildDiedError(
+            255
+        )  # what multiprocessing says where it can ask nobody how a process ended
 
     monkeypatch.setattr(worker, "receive", receive)
     with pytest.raises(WorkerError) as caught:
@@ -177,24 +206,36 @@ class TestOptionThatGoesWrong:
     @pytest.mark.parametrize(
         ("option", "status", "reason"),
         [
-            (sabotage.RaisesInApply(), Status.FAILED, "RuntimeError: a part is missing"),
+            (
+                sabotage.RaisesInApply(),
+                Status.FAILED,
+                "RuntimeError: a part is missing",
+            ),
             (
                 sabotage.KillsItself(),
                 Status.KILLED,
                 "killed by SIGKILL during 'prepare'; the kernel does so when memory runs out",
             ),
-            (sabotage.Exits(), Status.FAILED, "ended with exit code 7 during 'prepare': no licence found"),
+            (
+                sabotage.Exits(),
+                Status.FAILED,
+                "ended with exit code 7 during 'prepare': no licence found",
+            ),
             (sabotage.WantsTooMuch(), Status.OUT_OF_MEMORY, "RuntimeError: "),
         ],
     )
-    def test_is_the_reason_in_a_line(self, start: Start, option: Optimization, status: Status, reason: str) -> None:
+    def test_is_the_reason_in_a_line(
+        self, start: Start, option: Optimization, status: Status, reason: str
+    ) -> None:
         with pytest.raises(WorkerError) as caught:
             start(option=option).ask(PipelineHost.prepare)
         assert caught.value.status is status
         assert caught.value.reason.startswith(reason)
         assert "\n" not in caught.value.reason
 
-    def test_what_it_says_in_any_way_is_in_the_log_and_what_it_started_ends(self, start: Start, tmp_path: Path) -> None:
+    def test_what_it_says_in_any_way_is_in_the_log_and_what_it_started_ends(
+        self, start: Start, tmp_path: Path
+    ) -> None:
         others = workers()
         worker = start(option=sabotage.Talks())
         worker.ask(PipelineHost.prepare)
@@ -204,22 +245,38 @@ class TestOptionThatGoesWrong:
             assert f"said by {said}\n" in log or f"said to {said}\n" in log
         assert eventually(lambda: set(workers()) <= set(others))
 
-    def test_finds_what_an_earlier_worker_of_its_log_compiled_and_no_other(self, start: Start, tmp_path: Path) -> None:
+    def test_finds_what_an_earlier_worker_of_its_log_compiled_and_no_other(
+        self, start: Start, tmp_path: Path
+    ) -> None:
         for log in ("a", "a", "b"):
             worker = start(log, option=sabotage.UsesTheCache())
             worker.ask(PipelineHost.prepare)
             worker.stop()
         for log, states in (("a", ["cold", "warm"]), ("b", ["cold"])):
-            said = [line.split() for line in (tmp_path / log).read_text().splitlines() if "_CACHE_DIR: " in line]
+            said = [
+                line.split()
+                for line in (tmp_path / log).read_text().splitlines()
+                if "_CACHE_DIR: " in line
+            ]
             for name in CACHES:
-                found = [(state, Path(file)) for variable, state, file in said if variable == f"{name}:"]
+                found = [
+                    (state, Path(file))
+                    for variable, state, file in said
+                    if variable == f"{name}:"
+                ]
                 assert [state for state, _ in found] == states
-                assert all(file.is_relative_to(tmp_path / "scratch" / log) for _, file in found)
+                assert all(
+                    file.is_relative_to(tmp_path / "scratch" / log) for _, file in found
+                )
 
     def test_evidence_that_is_no_json_becomes_text(self, start: Start) -> None:
         worker = start(option=sabotage.OddEvidence())
         worker.ask(PipelineHost.prepare)
-        [found] = [evidence for evidence in worker.ask(PipelineHost.prove).evidence if evidence.axis == "own"]
+        [found] = [
+            evidence
+            for evidence in worker.ask(PipelineHost.prove).evidence
+            if evidence.axis == "own"
+        ]
         assert found.engaged
         assert "lambda" in found.facts["fact"]
 
@@ -238,7 +295,11 @@ class TestVariables:
 
     @pytest.mark.parametrize(("device", "starts"), [(CPU, False), (CARD, True)])
     def test_sdnq_on_a_cpu_leaves_cards_alone(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Device, starts: bool
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        device: Device,
+        starts: bool,
     ) -> None:
         """Its module that asks for the card is executed as beside one."""
         found = find_spec("sdnq")
@@ -253,10 +314,14 @@ class TestVariables:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
         monkeypatch.delenv("SDNQ_DEVICE", raising=False)
-        for name, value in ({"SDNQ_USE_TORCH_COMPILE": "0"} | variables(device, tmp_path)).items():
+        for name, value in (
+            {"SDNQ_USE_TORCH_COMPILE": "0"} | variables(device, tmp_path)
+        ).items():
             monkeypatch.setenv(name, value)
         common = runpy.run_path(str(Path(found.origin).with_name("common.py")))
-        assert (common["torch_backend"], bool(asked)) == (("cuda", True) if starts else ("cpu", False))
+        assert (common["torch_backend"], bool(asked)) == (
+            ("cuda", True) if starts else ("cpu", False)
+        )
 
 
 @pytest.mark.parametrize(
@@ -267,7 +332,9 @@ class TestVariables:
         (ValueError("a\n  part is missing"), Status.FAILED, False),
     ],
 )
-def test_an_error_means_memory_or_may_mean_it(error: Exception, status: Status, memory: bool) -> None:
+def test_an_error_means_memory_or_may_mean_it(
+    error: Exception, status: Status, memory: bool
+) -> None:
     """Alone a variant that may mean memory has failed; beside others it is tried alone."""
     found = describe_error(error)
     assert (found.status, found.out_of_memory) == (status, memory)
@@ -277,7 +344,9 @@ def test_an_error_means_memory_or_may_mean_it(error: Exception, status: Status, 
     assert describe_error(around).status is Status.OUT_OF_MEMORY
 
 
-def test_a_log_that_cannot_be_opened_is_the_reason(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_cannot_be_opened_is_the_reason(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
     worker = start("gone/log")
     with pytest.raises(WorkerError, match="gone/log: No such file or directory"):
         worker.ask(PipelineHost.hello)

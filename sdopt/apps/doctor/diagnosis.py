@@ -49,7 +49,11 @@ class Diagnosis:
 
 
 def diagnose(
-    machine: Machine, cards: list[Device], planned: bool, options: list[OptionReport], ceilings: list[Ceiling]
+    machine: Machine,
+    cards: list[Device],
+    planned: bool,
+    options: list[OptionReport],
+    ceilings: list[Ceiling],
 ) -> Diagnosis:
     """Makes a diagnosis: adds the facts of the host to those of the device."""
     packages, missing = _packages()
@@ -63,7 +67,10 @@ def diagnose(
         packages=packages,
         missing=missing,
         tools={tool: _tool_version(tool) for tool in _TOOLS},
-        disk_free_gib={str(folder): shutil.disk_usage(folder).free / 2**30 for folder in (here, temporary)},
+        disk_free_gib={
+            str(folder): shutil.disk_usage(folder).free / 2**30
+            for folder in (here, temporary)
+        },
         sheet=machine.sheet,
         options=options,
         ceilings=ceilings,
@@ -75,7 +82,10 @@ def _packages() -> tuple[dict[str, str], dict[str, str]]:
     try:
         wanted = [Requirement(line) for line in requires("sdopt") or []]
     except PackageNotFoundError:  # run from a checkout that is not installed
-        wanted = [Requirement(name) for name in ("torch", "diffusers", "transformers", "hydra-core", "mlflow")]
+        wanted = [
+            Requirement(name)
+            for name in ("torch", "diffusers", "transformers", "hydra-core", "mlflow")
+        ]
     installed: dict[str, str] = {}
     missing: dict[str, str] = {}
     for requirement in wanted + [Requirement(name) for name in _BESIDES]:
@@ -86,7 +96,9 @@ def _packages() -> tuple[dict[str, str], dict[str, str]]:
             installed[requirement.name] = version(requirement.name)
         except PackageNotFoundError:
             if requirement.name not in _BESIDES:
-                missing[requirement.name] = f"pip install 'sdopt[{extra[1]}]'" if extra else "pip install sdopt"
+                missing[requirement.name] = (
+                    f"pip install 'sdopt[{extra[1]}]'" if extra else "pip install sdopt"
+                )
     return installed, missing
 
 
@@ -94,8 +106,13 @@ def _tool_version(tool: str) -> str | None:
     if shutil.which(tool) is None:
         return None
     try:
-        output = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
+        output = subprocess.run(
+            [tool, "--version"], capture_output=True, text=True, check=False, timeout=20
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r"\b\d+\.\d+(\.\d+)*", next((line for line in output.splitlines() if "release" in line), output))
+    found = re.search(
+        r"\b\d+\.\d+(\.\d+)*",
+        next((line for line in output.splitlines() if "release" in line), output),
+    )
     return found[0] if found else "version unknown"

@@ -57,11 +57,17 @@ class MatrixCell:
     def text(self) -> str:
         """The state of the cell with its reasons, as one text."""
         reasons = "; ".join(self.reasons)
-        elsewhere = ", ".join(f"{standing} on {device}" for device, standing in self.shown.items())
+        elsewhere = ", ".join(
+            f"{standing} on {device}" for device, standing in self.shown.items()
+        )
         if self.state is State.PROVEN:
             return elsewhere
         state = f"{self.state}: {reasons}" if reasons else str(self.state)
-        return state + (f" ({elsewhere})" if elsewhere and self.state in (State.IMPOSSIBLE, State.UNPROVEN) else "")
+        return state + (
+            f" ({elsewhere})"
+            if elsewhere and self.state in (State.IMPOSSIBLE, State.UNPROVEN)
+            else ""
+        )
 
 
 Key = tuple[str, str, str, str]
@@ -79,14 +85,27 @@ class Matrix:
     """
 
     def __init__(
-        self, composer: Composer, options: Iterable[tuple[str, str]], models: Iterable[str], tasks: Iterable[str]
+        self,
+        composer: Composer,
+        options: Iterable[tuple[str, str]],
+        models: Iterable[str],
+        tasks: Iterable[str],
     ) -> None:
         self._made = compose_options(composer, options)
-        self._models = {name: model for name in models if (model := _model(composer, name)) is not None}
+        self._models = {
+            name: model
+            for name in models
+            if (model := _model(composer, name)) is not None
+        }
         # A task's input images do not affect options; the reference model has images of its own.
-        self._tasks = {name: composer.variant(name, ["model=emoji", f"task={name}"]).task for name in tasks}
+        self._tasks = {
+            name: composer.variant(name, ["model=emoji", f"task={name}"]).task
+            for name in tasks
+        }
 
-    def cells(self, device: Device, shown: Shown, sheets: Mapping[str, Sheet]) -> list[MatrixCell]:
+    def cells(
+        self, device: Device, shown: Shown, sheets: Mapping[str, Sheet]
+    ) -> list[MatrixCell]:
         """Returns a cell for each option, model and task."""
         label, found = _label(device.type, device.name, sheets), list[MatrixCell]()
         places = {
@@ -102,15 +121,24 @@ class Matrix:
                 outcomes = shown.get((group, option, model, task), {})
                 if isinstance(made, Variant):
                     fit = fit_on(device, group, variants[group, option], variants)
-                    state, reasons = State.UNPROVEN if fit.runs else State.IMPOSSIBLE, fit.remarks
+                    state, reasons = (
+                        State.UNPROVEN if fit.runs else State.IMPOSSIBLE,
+                        fit.remarks,
+                    )
                 else:
                     state, reasons = State.IMPOSSIBLE, made
                 here = outcomes.get(label)
                 if state is not State.IMPOSSIBLE and here is not None:
                     state = State(str(here.standing))
-                    reasons = reasons if here.standing is Standing.PROVEN else [here.why]
-                standings = {name: str(outcome.standing) for name, outcome in outcomes.items()}
-                found.append(MatrixCell(group, option, model, task, state, reasons, standings))
+                    reasons = (
+                        reasons if here.standing is Standing.PROVEN else [here.why]
+                    )
+                standings = {
+                    name: str(outcome.standing) for name, outcome in outcomes.items()
+                }
+                found.append(
+                    MatrixCell(group, option, model, task, state, reasons, standings)
+                )
         return found
 
 
@@ -122,7 +150,9 @@ def _model(composer: Composer, name: str) -> Model | None:
         return None
     if model.weights != "hub":
         return model
-    return None if architecture_folder(model) is None else replace(model, weights="random")
+    return (
+        None if architecture_folder(model) is None else replace(model, weights="random")
+    )
 
 
 def records_in(folder: Path) -> list[StudyResult]:
@@ -130,7 +160,9 @@ def records_in(folder: Path) -> list[StudyResult]:
     return [read_result(path) for path in sorted(folder.rglob("result.json"))]
 
 
-def shown_in(records: Iterable[StudyResult], sheets: Mapping[str, Sheet]) -> dict[Key, dict[str, OptionOutcome]]:
+def shown_in(
+    records: Iterable[StudyResult], sheets: Mapping[str, Sheet]
+) -> dict[Key, dict[str, OptionOutcome]]:
     """Returns the state that records show for each option, model and task, by device; the best of several counts.
 
     Skipped variants are left out: their conflicts are found anew by the matrix itself.
@@ -139,13 +171,19 @@ def shown_in(records: Iterable[StudyResult], sheets: Mapping[str, Sheet]) -> dic
     for record in records:
         device = record.environment.device
         label = _label(str(device["type"]), str(device["name"]), sheets)
-        skipped = {variant.reason for variant in record.variants if variant.status is Status.SKIPPED}
+        skipped = {
+            variant.reason
+            for variant in record.variants
+            if variant.status is Status.SKIPPED
+        }
         for outcome in outcomes_of(record):
             if outcome.standing is Standing.CANNOT_RUN and outcome.why in skipped:
                 continue
             known = found.setdefault(outcome.key, {})
             other = known.get(label)
-            if other is None or ORDER.index(outcome.standing) < ORDER.index(other.standing):
+            if other is None or ORDER.index(outcome.standing) < ORDER.index(
+                other.standing
+            ):
                 known[label] = outcome
     return {key: dict(sorted(known.items())) for key, known in found.items()}
 
@@ -154,7 +192,10 @@ def _label(kind: str, name: str, sheets: Mapping[str, Sheet]) -> str:
     """Returns a device's name in the matrix: the name on the card's data sheet, or one name for all processors."""
     if kind == "cpu":
         return _CPU
-    sheet = next((sheet for sheet in sheets.values() if sheet.name == name), sheet_of(name, sheets.values()))
+    sheet = next(
+        (sheet for sheet in sheets.values() if sheet.name == name),
+        sheet_of(name, sheets.values()),
+    )
     return name if sheet is None else sheet.name
 
 

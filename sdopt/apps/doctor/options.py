@@ -29,14 +29,19 @@ class OptionReport:
 
 
 def check_options(
-    composer: Composer, options: Iterable[tuple[str, str]], device: Device, sheets: Mapping[str, Sheet]
+    composer: Composer,
+    options: Iterable[tuple[str, str]],
+    device: Device,
+    sheets: Mapping[str, Sheet],
 ) -> list[OptionReport]:
     """Checks each option on the composed configuration: whether it runs on the device, and what it needs.
 
     An option that does not run is checked on the cards of other data sheets, too.
     """
     made = compose_options(composer, options)
-    variants = {key: variant for key, variant in made.items() if isinstance(variant, Variant)}
+    variants = {
+        key: variant for key, variant in made.items() if isinstance(variant, Variant)
+    }
     # What runs depends on a card's compute capability: one card of each is asked.
     asked = {sheet.capability: sheet for sheet in sheets.values() if sheet.capability}
     reports = []
@@ -47,10 +52,14 @@ def check_options(
         fit, able = fit_on(device, group, variant, variants), list[str]()
         if not fit.runs:
             runs = {
-                kind for kind, sheet in asked.items() if fit_on(planned_device(sheet), group, variant, variants).runs
+                kind
+                for kind, sheet in asked.items()
+                if fit_on(planned_device(sheet), group, variant, variants).runs
             }
             able = [name for name, sheet in sheets.items() if sheet.capability in runs]
-        reports.append(OptionReport(group, option, fit.runs, fit.remarks, _cards(able, sheets)))
+        reports.append(
+            OptionReport(group, option, fit.runs, fit.remarks, _cards(able, sheets))
+        )
     return reports
 
 
@@ -68,11 +77,16 @@ class OptionFit:
     @property
     def remarks(self) -> list[str]:
         """All needs and conflicts, as separate texts."""
-        return [*([f"together with {self.beside}"] if self.beside else []), *self.reasons]
+        return [
+            *([f"together with {self.beside}"] if self.beside else []),
+            *self.reasons,
+        ]
 
 
 def compose_options(
-    composer: Composer, options: Iterable[tuple[str, str]], settings: Mapping[str, Sequence[str]] | None = None
+    composer: Composer,
+    options: Iterable[tuple[str, str]],
+    settings: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[tuple[str, str], Variant | list[str]]:
     """Returns the variant with each option by (group, option), or the problems of its configuration.
 
@@ -82,13 +96,23 @@ def compose_options(
     for group, option in options:
         chosen = f"{group}={option}"
         try:
-            made[group, option] = composer.variant(option, [chosen, *(settings or {}).get(chosen, ())])
+            made[group, option] = composer.variant(
+                option, [chosen, *(settings or {}).get(chosen, ())]
+            )
         except UsageError as error:
-            made[group, option] = [problem.removeprefix(f"variant '{option}': ") for problem in error.problems]
+            made[group, option] = [
+                problem.removeprefix(f"variant '{option}': ")
+                for problem in error.problems
+            ]
     return made
 
 
-def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple[str, str], Variant]) -> OptionFit:
+def fit_on(
+    device: Device,
+    group: str,
+    variant: Variant,
+    variants: Mapping[tuple[str, str], Variant],
+) -> OptionFit:
     """Returns whether an option runs on a device, by itself or with another option, and what else it needs."""
     mine = _optimizations_of(variant, group)
     alone = _conflicts(variant, variant.optimizations, mine, device)
@@ -96,7 +120,11 @@ def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple
     needs = tuple(
         need
         for option in mine.values()
-        for need in [*option.lacking(ctx), *option.ineffective(ctx), *option.slow_here(ctx)]
+        for need in [
+            *option.lacking(ctx),
+            *option.ineffective(ctx),
+            *option.slow_here(ctx),
+        ]
     )
     if not alone:
         return OptionFit(True, reasons=needs)
@@ -112,13 +140,26 @@ def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple
 
 def _optimizations_of(variant: Variant, group: str) -> dict[str, Optimization]:
     """Returns the optimizations of a group by axis; the tried option replaces the job's choice on its axis."""
-    return {axis: option for axis, option in variant.optimizations.items() if axis.partition(".")[0] == group}
+    return {
+        axis: option
+        for axis, option in variant.optimizations.items()
+        if axis.partition(".")[0] == group
+    }
 
 
-def _conflicts(variant: Variant, chosen: Mapping[str, Optimization], axes: Iterable[str], device: Device) -> list[str]:
+def _conflicts(
+    variant: Variant,
+    chosen: Mapping[str, Optimization],
+    axes: Iterable[str],
+    device: Device,
+) -> list[str]:
     """Returns the conflicts of the options on some axes, with all other choices in place."""
     ctx = replace(variant, optimizations=chosen).context(device)
-    return [reason for axis in axes for reason in chosen[axis].unfit(ctx) or chosen[axis].incompatible(ctx)]
+    return [
+        reason
+        for axis in axes
+        for reason in chosen[axis].unfit(ctx) or chosen[axis].incompatible(ctx)
+    ]
 
 
 def _cards(able: Sequence[str], sheets: Mapping[str, Sheet]) -> str:
@@ -131,6 +172,4 @@ def _cards(able: Sequence[str], sheets: Mapping[str, Sheet]) -> str:
     every = all(name in able for name in sheets if capability[name] >= lowest)
     if not every or len(able) <= _SHOWN:
         return f"runs on {', '.join(ordered[: 2 * _SHOWN])}{', …' if len(able) > 2 * _SHOWN else ''}"
-    return (
-        f"runs on cards of compute capability {'.'.join(map(str, lowest))} or later ({', '.join(ordered[:_SHOWN])}, …)"
-    )
+    return f"runs on cards of compute capability {'.'.join(map(str, lowest))} or later ({', '.join(ordered[:_SHOWN])}, …)"

@@ -54,15 +54,26 @@ def _groups_table(found: Diagnosis) -> Table:
     for report in found.options:
         groups.setdefault(report.group, []).append(report)
     for group, reports in groups.items():
-        run = [report.option for report in reports if report.runs and not report.reasons]
-        needing = [report.option for report in reports if report.runs and report.reasons]
+        run = [
+            report.option for report in reports if report.runs and not report.reasons
+        ]
+        needing = [
+            report.option for report in reports if report.runs and report.reasons
+        ]
         refused = [report.option for report in reports if not report.runs]
-        table.add_row(group, *(escape(", ".join(names)) for names in (run, needing, refused)))
+        table.add_row(
+            group, *(escape(", ".join(names)) for names in (run, needing, refused))
+        )
     return table
 
 
 def _table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=bool(headings))
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_header=bool(headings),
+    )
     for heading in headings:
         table.add_column(heading)
     return table
@@ -82,30 +93,56 @@ def _machine_table(found: Diagnosis, wanted: Sequence[str] = ()) -> Table:
 
 def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
     device, host = found.device, found.host
-    where = " (from its data sheet; this machine does not have it)" if found.planned else ""
+    where = (
+        " (from its data sheet; this machine does not have it)" if found.planned else ""
+    )
     yield "device", f"{_card(device) if device.is_cuda else device.name}{where}"
     for card in found.cards:
         yield f"cuda:{card.index}", _card(card)
     if not found.cards:
-        built = "" if torch.backends.cuda.is_built() else "; this PyTorch is built without CUDA"
+        built = (
+            ""
+            if torch.backends.cuda.is_built()
+            else "; this PyTorch is built without CUDA"
+        )
         yield "CUDA devices", f"none{built}"
     free, total = f"{host.memory_free_gib:.1f}", f"{host.memory_total_gib:.1f}"
     cores, units = host.attributes["cores"], host.attributes["capability"]
     yield "CPU", f"{host.name}, {cores} core(s), {units}; {free} of {total} GiB free"
-    yield "disk", ", ".join(f"{free:.0f} GiB free in {folder}" for folder, free in found.disk_free_gib.items())
+    yield (
+        "disk",
+        ", ".join(
+            f"{free:.0f} GiB free in {folder}"
+            for folder, free in found.disk_free_gib.items()
+        ),
+    )
     yield "system", f"{found.platform}; Python {found.python}; sdopt {found.sdopt}"
-    yield "packages", ", ".join(f"{name} {number}" for name, number in found.packages.items())
+    yield (
+        "packages",
+        ", ".join(f"{name} {number}" for name, number in found.packages.items()),
+    )
     for fault in faults_of(device.name, found.sheet):
         yield "known fault", fault
     if found.missing:
-        yield "not installed", ", ".join(f"{name} ({how})" for name, how in found.missing.items())
-    yield "tools", ", ".join(f"{tool} {number}" for tool, number in found.tools.items() if number) or "none"
+        yield (
+            "not installed",
+            ", ".join(f"{name} ({how})" for name, how in found.missing.items()),
+        )
+    yield (
+        "tools",
+        ", ".join(f"{tool} {number}" for tool, number in found.tools.items() if number)
+        or "none",
+    )
     absent = [tool for tool, number in found.tools.items() if number is None]
     if absent:
         yield "not found", ", ".join(absent)
     if found.planned:
         return
-    slow = "" if found.start_method == "forkserver" else ": each worker imports PyTorch again, which takes seconds"
+    slow = (
+        ""
+        if found.start_method == "forkserver"
+        else ": each worker imports PyTorch again, which takes seconds"
+    )
     yield "workers", f"started by {found.start_method}{slow}"
 
 
@@ -113,8 +150,16 @@ def _card(card: Device) -> str:
     if card.capability is None:
         return card.name
     capability = ".".join(map(str, card.capability))
-    memory = f", {card.memory_free_gib:.1f} of {card.memory_total_gib:.1f} GiB free" if card.memory_total_gib else ""
-    driver = f", driver {card.driver}, CUDA {card.attributes.get('cuda')}" if card.driver else ""
+    memory = (
+        f", {card.memory_free_gib:.1f} of {card.memory_total_gib:.1f} GiB free"
+        if card.memory_total_gib
+        else ""
+    )
+    driver = (
+        f", driver {card.driver}, CUDA {card.attributes.get('cuda')}"
+        if card.driver
+        else ""
+    )
     return f"{card.name}, compute capability {capability}{memory}{driver}"
 
 
@@ -123,18 +168,34 @@ def _ceilings_table(found: Diagnosis) -> Group:
     if found.sheet is not None:
         table.add_column("of the data sheet")
     for ceiling in (ceiling for ceiling in found.ceilings if not ceiling.failure):
-        size = f"{ceiling.size // 2**20} MiB" if ceiling.kind == COPY else f"{ceiling.size}²"
+        size = (
+            f"{ceiling.size // 2**20} MiB"
+            if ceiling.kind == COPY
+            else f"{ceiling.size}²"
+        )
         low, high = (f"{1000 * pick(ceiling.samples_s):.3g}" for pick in (min, max))
         listed = _listed(found.sheet, ceiling)
         table.add_row(
-            f"copy of {size}" if ceiling.kind == COPY else f"{ceiling.kind} product, {size}",
+            f"copy of {size}"
+            if ceiling.kind == COPY
+            else f"{ceiling.kind} product, {size}",
             _rate(ceiling),
             f"{len(ceiling.samples_s)}: {low} to {high} ms",
-            *([] if found.sheet is None else [f"{100 * ceiling.rate / listed:.0f} % of {listed:g}" if listed else ""]),
+            *(
+                []
+                if found.sheet is None
+                else [
+                    f"{100 * ceiling.rate / listed:.0f} % of {listed:g}"
+                    if listed
+                    else ""
+                ]
+            ),
         )
     note = "Medians; a ceiling moves with clocks, power, and whatever else the machine does."
     failed = [
-        Text(f"  {ceiling.kind}: not measured: {ceiling.failure}") for ceiling in found.ceilings if ceiling.failure
+        Text(f"  {ceiling.kind}: not measured: {ceiling.failure}")
+        for ceiling in found.ceilings
+        if ceiling.failure
     ]
     return Group(table, *failed, Text(f"  {note}", "dim"))
 
@@ -159,8 +220,19 @@ def _options_table(found: Diagnosis) -> Table:
     before = ""
     for report in found.options:
         text = "; ".join([*report.reasons, *([report.remedy] if report.remedy else [])])
-        runs = Text("no", "red") if not report.runs else Text("if", "yellow") if text else Text("yes", "green")
-        table.add_row(report.group if report.group != before else "", escape(report.option), runs, escape(text))
+        runs = (
+            Text("no", "red")
+            if not report.runs
+            else Text("if", "yellow")
+            if text
+            else Text("yes", "green")
+        )
+        table.add_row(
+            report.group if report.group != before else "",
+            escape(report.option),
+            runs,
+            escape(text),
+        )
         before = report.group
     return table
 
@@ -183,11 +255,19 @@ def sheet_yaml(found: Diagnosis) -> str:
         "device_names": [device.name],
         "memory_gib": round(device.memory_total_gib, 2),
         "bandwidth_gb_s": copy,
-        "compute_capability": float("{}.{}".format(*device.capability)) if device.capability else None,
+        "compute_capability": float("{}.{}".format(*device.capability))
+        if device.capability
+        else None,
         "vector": vector,
         "tensor": {kind: rate for kind, rate in rates.items() if kind not in vector},
-        "sources": [f"sdopt doctor, {today}: medians of {len(measured[0].samples_s)} samples"],
+        "sources": [
+            f"sdopt doctor, {today}: medians of {len(measured[0].samples_s)} samples"
+        ],
     }
     head = f"# {device.name}: ceilings that sdopt doctor measured on {today}, with PyTorch {torch.__version__}\n"
     option = {"defaults": ["auto"], "device": device.type, "sheet": sheet}
-    return head + str(yaml.safe_dump(option, sort_keys=False, default_flow_style=None, allow_unicode=True))
+    return head + str(
+        yaml.safe_dump(
+            option, sort_keys=False, default_flow_style=None, allow_unicode=True
+        )
+    )

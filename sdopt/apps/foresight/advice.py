@@ -34,7 +34,11 @@ _WHOLE: tuple[list[str], ...] = (
     ["memory=[model_offload]"],
     ["memory=[model_offload,vae_tiling]", _TILES],
     ["memory=[group_offload]"],
-    ["memory=[group_offload,vae_tiling]", _TILES, "memory.group_offload.use_stream=false"],
+    [
+        "memory=[group_offload,vae_tiling]",
+        _TILES,
+        "memory.group_offload.use_stream=false",
+    ],
     ["memory=[sequential_offload,vae_tiling]", _TILES],
     ["memory=[sequential_offload,tiny_vae]"],
 )
@@ -46,10 +50,22 @@ _IN_FEWER_BITS: tuple[list[str], ...] = (
     ["memory=[model_offload,quantized_text_encoders]"],
     ["memory=[model_offload,quantized_text_encoders,vae_tiling]", _TILES],
     ["memory=[model_offload,quantized_text_encoders,layerwise_casting]"],
-    ["memory=[model_offload,quantized_text_encoders,layerwise_casting,vae_tiling]", _TILES],
+    [
+        "memory=[model_offload,quantized_text_encoders,layerwise_casting,vae_tiling]",
+        _TILES,
+    ],
     ["precision=uint4_sdnq", "memory=[model_offload,quantized_text_encoders]", _UINT4],
-    ["precision=uint4_sdnq", "memory=[model_offload,quantized_text_encoders,vae_tiling]", _UINT4, _TILES],
-    ["precision=uint4_sdnq", "memory=[model_offload,quantized_text_encoders,tiny_vae]", _UINT4],
+    [
+        "precision=uint4_sdnq",
+        "memory=[model_offload,quantized_text_encoders,vae_tiling]",
+        _UINT4,
+        _TILES,
+    ],
+    [
+        "precision=uint4_sdnq",
+        "memory=[model_offload,quantized_text_encoders,tiny_vae]",
+        _UINT4,
+    ],
 )
 """The same without T5, where a pipeline can do that, or with weights in 8 or 4 bits.
 
@@ -61,7 +77,9 @@ Needed = dict[tuple[str, ...], tuple[Variant, Blueprint] | None]
 """By choices, the variant and what its networks need; None where it cannot be composed."""
 
 
-def what_fits(composer: HydraComposer, name: str, sheet: Sheet, shape: Shape, known: Needed) -> str:
+def what_fits(
+    composer: HydraComposer, name: str, sheet: Sheet, shape: Shape, known: Needed
+) -> str:
     """Returns the first choices with which the composed variant fits into a card; "" if none of them does.
 
     What is `known` of choices from other cards is not counted again.
@@ -69,19 +87,39 @@ def what_fits(composer: HydraComposer, name: str, sheet: Sheet, shape: Shape, kn
     composed = composer.variant(None)
     half = _half_type(sheet, "float16" in composed.number_types)
     if family_of(composed.model).is_unet:
-        found = _first(composer, sheet, shape, [[f"precision={half}", *rung] for rung in _LADDER], known)
+        found = _first(
+            composer,
+            sheet,
+            shape,
+            [[f"precision={half}", *rung] for rung in _LADDER],
+            known,
+        )
         return f"what fits {name}: {found}" if found else ""
-    whole = _first(composer, sheet, shape, [[f"precision={half}", *rung] for rung in _WHOLE], known)
-    packed = [rung if "precision=" in rung[0] else [f"precision={half}", *rung] for rung in _IN_FEWER_BITS]
+    whole = _first(
+        composer, sheet, shape, [[f"precision={half}", *rung] for rung in _WHOLE], known
+    )
+    packed = [
+        rung if "precision=" in rung[0] else [f"precision={half}", *rung]
+        for rung in _IN_FEWER_BITS
+    ]
     fewer = _first(composer, sheet, shape, packed, known)
-    ways = [whole, f"with fewer weights or bits, which changes images: {fewer}" if fewer else ""]
+    ways = [
+        whole,
+        f"with fewer weights or bits, which changes images: {fewer}" if fewer else "",
+    ]
     # What moves networks whole is fast enough: fewer bits are of use where single layers would move.
     if whole and "group_offload" not in whole and "sequential_offload" not in whole:
         ways = ways[:1]
     return f"what fits {name}: {'; '.join(filter(None, ways))}" if any(ways) else ""
 
 
-def _first(composer: HydraComposer, sheet: Sheet, shape: Shape, rungs: Sequence[list[str]], known: Needed) -> str:
+def _first(
+    composer: HydraComposer,
+    sheet: Sheet,
+    shape: Shape,
+    rungs: Sequence[list[str]],
+    known: Needed,
+) -> str:
     """Returns the first of some choices that fit, in words; "" if none does."""
     device = planned_device(sheet)
     for choices in rungs:
@@ -98,7 +136,9 @@ def _first(composer: HydraComposer, sheet: Sheet, shape: Shape, rungs: Sequence[
     return ""
 
 
-def _counted(composer: HydraComposer, choices: list[str], shape: Shape) -> tuple[Variant, Blueprint] | None:
+def _counted(
+    composer: HydraComposer, choices: list[str], shape: Shape
+) -> tuple[Variant, Blueprint] | None:
     try:
         variant = composer.variant(None, choices)
         return variant, blueprint(variant, shape)
@@ -108,8 +148,16 @@ def _counted(composer: HydraComposer, choices: list[str], shape: Shape) -> tuple
 
 def _needs(variant: Variant, plan: Blueprint, needed: Footprint) -> str:
     """Returns what a call needs, on the card and beside it."""
-    host = sum(plan.weights.values()) if any(option.loads_on_host for _, option in variant.applied) else 0.0
-    beside = f", and {gib_text(host)} of the host's memory" if host and plan.is_transformer else ""
+    host = (
+        sum(plan.weights.values())
+        if any(option.loads_on_host for _, option in variant.applied)
+        else 0.0
+    )
+    beside = (
+        f", and {gib_text(host)} of the host's memory"
+        if host and plan.is_transformer
+        else ""
+    )
     return f"likely {gib_text(needed.likely)}{beside}"
 
 

@@ -57,16 +57,28 @@ def asked_for(names: Sequence[str]) -> AskedCard:
             problems.append(why_unknown(name))
             continue
         if len(options) > 1:
-            listed = ", ".join(f"{option} ({sold_memory(sheets[option])} GB)" for option in options)
+            listed = ", ".join(
+                f"{option} ({sold_memory(sheets[option])} GB)" for option in options
+            )
             asked.notes.append(f"{name} is the name of several cards: {listed}")
-        elif generation := generation_assumed(name, sheets[options[0]]) if options[0] in sheets else "":
-            asked.notes.append(f"{name} is taken for the {sheets[options[0]].name}: {generation}")
+        elif (
+            generation := generation_assumed(name, sheets[options[0]])
+            if options[0] in sheets
+            else ""
+        ):
+            asked.notes.append(
+                f"{name} is taken for the {sheets[options[0]].name}: {generation}"
+            )
         asked.options += options
     asked.options = list(dict.fromkeys(asked.options))
     if not asked.options:
         raise UsageError(problems)
     asked.notes += [f"left out: {problem}" for problem in problems]
-    asked.notes += [note for option in asked.options if (note := _note_on_forms(option, asked.options))]
+    asked.notes += [
+        note
+        for option in asked.options
+        if (note := _note_on_forms(option, asked.options))
+    ]
     return asked
 
 
@@ -78,7 +90,9 @@ def _note_on_forms(option: str, asked: Sequence[str]) -> str:
     others = [other for other in other_forms(option, sheets) if other not in asked]
     listed = ", ".join(f"{other} ({sold_memory(sheets[other])} GB)" for other in others)
     card = f"{sheets[option].name} of {sold_memory(sheets[option])} GB"
-    return f"{option} is the {card}; others of this model are {listed}" if others else ""
+    return (
+        f"{option} is the {card}; others of this model are {listed}" if others else ""
+    )
 
 
 def why_unknown(name: str) -> str:
@@ -94,7 +108,9 @@ def why_unknown(name: str) -> str:
     )
 
 
-def with_known_card(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[list[str], AskedCard]:
+def with_known_card(
+    overrides: Sequence[str], config_dir: Path | None = None
+) -> tuple[list[str], AskedCard]:
     """Returns overrides whose card is an option of `hardware`, and the cards that its name means.
 
     Raises:
@@ -102,9 +118,16 @@ def with_known_card(overrides: Sequence[str], config_dir: Path | None = None) ->
     """
     chosen = [override for override in overrides if key_of(override) == _GROUP]
     name = chosen[-1].partition("=")[2].strip("'\" ") if chosen else ""
-    if not name or name in options_of(_GROUP, config_dir) or "/" in name or name.endswith(".yaml"):
+    if (
+        not name
+        or name in options_of(_GROUP, config_dir)
+        or "/" in name
+        or name.endswith(".yaml")
+    ):
         return list(overrides), AskedCard()
-    changed = any(key_of(override).startswith("hardware.sheet") for override in overrides)
+    changed = any(
+        key_of(override).startswith("hardware.sheet") for override in overrides
+    )
     if changed and name in data_sheets():
         return list(overrides), AskedCard()
     asked = asked_for([name])
@@ -112,18 +135,28 @@ def with_known_card(overrides: Sequence[str], config_dir: Path | None = None) ->
     return [first if override in chosen else override for override in overrides], asked
 
 
-def sheets_for(composer: HydraComposer, asked: AskedCard, overrides: Sequence[str]) -> dict[str, Sheet]:
+def sheets_for(
+    composer: HydraComposer, asked: AskedCard, overrides: Sequence[str]
+) -> dict[str, Sheet]:
     """Returns the data sheets of the cards to plan for, by option of `hardware`."""
     sheets, hardware = data_sheets(), composer.current.hardware
     if _CPU in asked.options or (hardware.sheet is None and hardware.device == _CPU):
-        measure_machine(threads_of(hardware))  # again, since other work may have slowed it before
+        measure_machine(
+            threads_of(hardware)
+        )  # again, since other work may have slowed it before
     if asked.options:
-        return {name: sheet_of_cpu(hardware) if name == _CPU else sheets[name] for name in asked.options}
+        return {
+            name: sheet_of_cpu(hardware) if name == _CPU else sheets[name]
+            for name in asked.options
+        }
     if hardware.sheet is None and hardware.device == _CPU:
         return {_CPU: sheet_of_cpu(hardware)}
     if hardware.sheet is None:
         raise UsageError(NO_CARD)
-    chosen = next((str(o).partition("=")[2] for o in reversed(overrides) if key_of(o) == _GROUP), "")
+    chosen = next(
+        (str(o).partition("=")[2] for o in reversed(overrides) if key_of(o) == _GROUP),
+        "",
+    )
     # A preset chooses without a word on the command line.
     return {chosen or _option_of(hardware.sheet, sheets): hardware.sheet}
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdopt.apps.foresight.fitting import UNSEEN_BY, Data, half_width, labels, left_out, refused, state_of
+from sdopt.apps.foresight.fitting import (
+    UNSEEN_BY,
+    Data,
+    half_width,
+    labels,
+    left_out,
+    refused,
+    state_of,
+)
 from sdopt.apps.foresight.latency import Coefficients
 from sdopt.apps.foresight.memory import likely_of
 from sdopt.apps.foresight.published import Figure
@@ -59,7 +67,9 @@ class Check:
     rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
-def check(figures: Sequence[Figure], refusals: Sequence[str], found: Coefficients, by: str) -> Check:
+def check(
+    figures: Sequence[Figure], refusals: Sequence[str], found: Coefficients, by: str
+) -> Check:
     """Predicts each figure without its group, and compares. `refusals` tell why other rows are no figures."""
     table = _table(Data.of(figures), found, by)
     others = (refused(figure) for figure in figures if not figure.memory)
@@ -71,7 +81,9 @@ def check(figures: Sequence[Figure], refusals: Sequence[str], found: Coefficient
         _options(table),
         list(_memory(memory)),
         dict(Counter([*refusals, *filter(None, others)]).most_common()),
-        table[["line", "gpu", "card", "seconds", "predicted", "low", "high", "state"]].to_dict("records"),
+        table[
+            ["line", "gpu", "card", "seconds", "predicted", "low", "high", "state"]
+        ].to_dict("records"),
     )
 
 
@@ -82,27 +94,50 @@ def _table(data: Data, found: Coefficients, by: str) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    seen, sheets = found.without.get("publisher", {}), [figure.sheet for figure in data.figures]
-    table = pd.DataFrame([vars(figure) for figure in data.figures], columns=[*Figure.__dataclass_fields__])
+    seen, sheets = (
+        found.without.get("publisher", {}),
+        [figure.sheet for figure in data.figures],
+    )
+    table = pd.DataFrame(
+        [vars(figure) for figure in data.figures],
+        columns=[*Figure.__dataclass_fields__],
+    )
     if not data.figures:
         return table.assign(predicted=[], low=[], high=[], state=[])
     table["group"], table["generation"] = data.groups(by), data.groups("generation")
-    table["chip"], table["rate"] = [sheet.chip for sheet in sheets], [_peak(sheet) for sheet in sheets]
+    table["chip"], table["rate"] = (
+        [sheet.chip for sheet in sheets],
+        [_peak(sheet) for sheet in sheets],
+    )
     table["application"] = [software.application for software in table.software]
     table["precision"] = [software.precision for software in table.software]
     table["state"] = [
         state_of(found.cards_of(software), sheet, left_out(by, group))
-        for sheet, software, group in zip(sheets, table.software, table.group, strict=True)
+        for sheet, software, group in zip(
+            sheets, table.software, table.group, strict=True
+        )
     ]
     classes = (
-        labels(row.state, row.software, "" if by == "generation" else row.generation, by not in UNSEEN_BY and known)
-        for row, known in zip(table.itertuples(), table.publisher.isin([*seen]), strict=True)
+        labels(
+            row.state,
+            row.software,
+            "" if by == "generation" else row.generation,
+            by not in UNSEEN_BY and known,
+        )
+        for row, known in zip(
+            table.itertuples(), table.publisher.isin([*seen]), strict=True
+        )
     )
     untold = data.table.untold(found.all)
     table["error"] = data.errors(found, by)
-    table["half"] = [half_width(found.widths, own, each) for own, each in zip(classes, untold, strict=True)]
+    table["half"] = [
+        half_width(found.widths, own, each)
+        for own, each in zip(classes, untold, strict=True)
+    ]
     table["told"] = np.log(table.seconds) + table.error
-    table["predicted"], table["low"], table["high"] = (np.exp(table.told + sign * table.half) for sign in (0, -1, 1))
+    table["predicted"], table["low"], table["high"] = (
+        np.exp(table.told + sign * table.half) for sign in (0, -1, 1)
+    )
     scaled = np.log(table.seconds * table.rate)
     table["peaks"] = np.nan
     for _, rows in table.groupby(["work", "software"], sort=False):
@@ -114,7 +149,12 @@ def _table(data: Data, found: Coefficients, by: str) -> "pd.DataFrame":
 
 def _scores(table: "pd.DataFrame") -> Iterator[CheckScore]:
     yield _score("all", table)
-    columns = {"": "state", "software: ": "application", "precision: ": "precision", "generation: ": "generation"}
+    columns = {
+        "": "state",
+        "software: ": "application",
+        "precision: ": "precision",
+        "generation: ": "generation",
+    }
     for prefix, column in columns.items():
         for value, rows in table.groupby(column):
             yield _score(f"{prefix}{value}", rows)
@@ -138,7 +178,9 @@ def _score(name: str, rows: "pd.DataFrame") -> CheckScore:
 
 
 def _peak(sheet: Sheet) -> float:
-    return float(sheet.half_accumulation or sheet.peak("fp16") or sheet.vector.fp32 or 1.0)
+    return float(
+        sheet.half_accumulation or sheet.peak("fp16") or sheet.vector.fp32 or 1.0
+    )
 
 
 def _share(found: Sequence[bool]) -> float:
@@ -150,12 +192,18 @@ def _order(table: "pd.DataFrame") -> tuple[float, float, int]:
     right: list[bool] = []
     by_peaks: list[bool] = []
     for _, alike in table.groupby(["work", "software"], sort=False):
-        for (_, first), (_, second) in combinations(alike.groupby("card", sort=False), 2):
+        for (_, first), (_, second) in combinations(
+            alike.groupby("card", sort=False), 2
+        ):
             true = np.log(first.seconds).median() - np.log(second.seconds).median()
             told = first.told.median() - second.told.median()
-            if first.chip.iloc[0] != second.chip.iloc[0] and abs(true) > np.log1p(APART):
+            if first.chip.iloc[0] != second.chip.iloc[0] and abs(true) > np.log1p(
+                APART
+            ):
                 right.append(bool(true * told > 0))
-                by_peaks.append(bool(true * np.log(second.rate.iloc[0] / first.rate.iloc[0]) > 0))
+                by_peaks.append(
+                    bool(true * np.log(second.rate.iloc[0] / first.rate.iloc[0]) > 0)
+                )
     return _share(right), _share(by_peaks), len(right)
 
 
@@ -165,7 +213,9 @@ def _options(table: "pd.DataFrame") -> tuple[float, int]:
     for _, alike in table.groupby(["work", "card", "repository"], sort=False):
         for first, second in combinations(alike.itertuples(), 2):
             true = np.log(first.seconds / second.seconds)
-            if _option_apart(first.software, second.software) and abs(true) > np.log1p(APART):
+            if _option_apart(first.software, second.software) and abs(true) > np.log1p(
+                APART
+            ):
                 right.append(bool(true * (first.told - second.told) > 0))
     return _share(right), len(right)
 
@@ -177,12 +227,17 @@ def _option_apart(first: Software, second: Software) -> bool:
     """
     if (first.application, first.torch) != (second.application, second.torch):
         return False
-    one, other = ((each.attention, each.compiled, each.graphs, each.precision) for each in (first, second))
+    one, other = (
+        (each.attention, each.compiled, each.graphs, each.precision)
+        for each in (first, second)
+    )
     named = first.name == second.name or first.compiled != second.compiled
     return one != other and named
 
 
-def _memory(figures: Sequence[Figure]) -> Iterator[tuple[str, int, float, float, float]]:
+def _memory(
+    figures: Sequence[Figure],
+) -> Iterator[tuple[str, int, float, float, float]]:
     """Compares memory: it hardly depends on the card, so nothing needs to be left out."""
     for kind in sorted({figure.memory for figure in figures}):
         errors = np.array([
@@ -192,4 +247,10 @@ def _memory(figures: Sequence[Figure]) -> Iterator[tuple[str, int, float, float,
         ])  # fmt: skip
         share = np.abs(errors[:, 1])
         below = float(np.mean(errors[:, 0] <= 0.02))
-        yield kind, len(errors), float(np.median(share)), float(np.quantile(share, 0.8)), below
+        yield (
+            kind,
+            len(errors),
+            float(np.median(share)),
+            float(np.quantile(share, 0.8)),
+            below,
+        )

@@ -131,7 +131,14 @@ def _rates_file(threads: int) -> Path:
     import torch
 
     variables = [os.environ.get(name, "") for name in _RESTRICTING]
-    key = [describe_cpu(), platform.node(), threads, torch.__version__, __version__, variables]
+    key = [
+        describe_cpu(),
+        platform.node(),
+        threads,
+        torch.__version__,
+        __version__,
+        variables,
+    ]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     return cache_folder() / "sdopt" / "rates" / f"{digest}.json"
 
@@ -142,7 +149,10 @@ def _measure() -> CpuRates:
     square, tokens = torch.randn(1024, 1024), torch.randn(2, 8, 1024, 40)
     source, few = torch.ones(2**26, dtype=torch.uint8), torch.ones(16)
     target = torch.empty_like(source)
-    rates = {shape: _fastest(partial(_convolution, *shape)) for shape in (*_DENOISER, *_DECODER)}
+    rates = {
+        shape: _fastest(partial(_convolution, *shape))
+        for shape in (*_DENOISER, *_DECODER)
+    }
     return CpuRates(
         math.prod(rates[shape] for shape in _DENOISER) ** (1 / len(_DENOISER)),
         rates[_DECODER[0]],
@@ -150,7 +160,9 @@ def _measure() -> CpuRates:
         _fastest(
             lambda: (
                 4.0 * 16 * 1024**2 * 40,
-                lambda: torch.nn.functional.scaled_dot_product_attention(tokens, tokens, tokens),
+                lambda: torch.nn.functional.scaled_dot_product_attention(
+                    tokens, tokens, tokens
+                ),
             )
         ),
         _fastest(lambda: (2.0 * source.numel(), lambda: target.copy_(source))),
@@ -158,7 +170,9 @@ def _measure() -> CpuRates:
     )
 
 
-def _convolution(samples: int, channels: int, side: int) -> tuple[float, Callable[[], object]]:
+def _convolution(
+    samples: int, channels: int, side: int
+) -> tuple[float, Callable[[], object]]:
     import torch
 
     layer = torch.nn.Conv2d(channels, channels, 3, padding=1)

@@ -72,11 +72,15 @@ def case_of(figure: Figure) -> Case:
     if software.is_transformer:
         return _case_of_transformer(figure)
     folder, size = ARCHITECTURES / work.architecture, (work.width, work.height)
-    denoiser = pass_costs(folder, "unet", work.batch * work.samples, *size, software.attention)
+    denoiser = pass_costs(
+        folder, "unet", work.batch * work.samples, *size, software.attention
+    )
     decoded = 1 if work.sliced else work.batch
     decoder = pass_costs(folder, "vae", decoded, *size, software.attention)
     decoder = decoder.times(work.batch / decoded * (_TINY_SHARE if work.tiny else 1))
-    return Case(figure.sheet, software, denoiser, decoder, work.steps, work.batch, work.part)
+    return Case(
+        figure.sheet, software, denoiser, decoder, work.steps, work.batch, work.part
+    )
 
 
 def _case_of_transformer(figure: Figure) -> Case:
@@ -90,10 +94,20 @@ def _case_of_transformer(figure: Figure) -> Case:
 
     work = figure.work
     folder, size = ARCHITECTURES / work.architecture, (work.width, work.height)
-    one = denoiser_costs(folder, size, words_of(family_of_folder(folder), None), figure.software.attention == SCORES)
+    one = denoiser_costs(
+        folder,
+        size,
+        words_of(family_of_folder(folder), None),
+        figure.software.attention == SCORES,
+    )
     step = for_samples(one, work.batch * work.samples).times(work.calls)
-    once = added(decoder_costs(folder, size).times(work.batch), encoding_costs(folder, max(work.calls, work.samples)))
-    return Case(figure.sheet, figure.software, step, once, work.steps, work.batch, work.part)
+    once = added(
+        decoder_costs(folder, size).times(work.batch),
+        encoding_costs(folder, max(work.calls, work.samples)),
+    )
+    return Case(
+        figure.sheet, figure.software, step, once, work.steps, work.batch, work.part
+    )
 
 
 def why_not(sheet: Sheet) -> str:
@@ -120,7 +134,9 @@ class Data:
         """Takes the figures that can be predicted."""
         kept = [figure for figure in figures if not refused(figure)]
         return cls(
-            kept, RateTable.of([case_of(figure) for figure in kept]), np.array([figure.seconds for figure in kept])
+            kept,
+            RateTable.of([case_of(figure) for figure in kept]),
+            np.array([figure.seconds for figure in kept]),
         )
 
     def groups(self, by: str) -> list[str]:
@@ -143,25 +159,47 @@ class Data:
         without: dict[str, dict[str, Array]] = {}
         for by in GROUPS:
             groups = sorted(set(self.groups(by)))
-            without[by] = {group: self._fitted(~self._of(by, group), whole, 12) for group in groups}
-        cards = dict(Counter(figure.card for figure in self.figures if not figure.software.is_transformer))
-        blocks = dict(Counter(figure.card for figure in self.figures if figure.software.is_transformer))
+            without[by] = {
+                group: self._fitted(~self._of(by, group), whole, 12) for group in groups
+            }
+        cards = dict(
+            Counter(
+                figure.card
+                for figure in self.figures
+                if not figure.software.is_transformer
+            )
+        )
+        blocks = dict(
+            Counter(
+                figure.card for figure in self.figures if figure.software.is_transformer
+            )
+        )
         found = Coefficients(whole, without, cards, {}, blocks)
         return Coefficients(whole, without, cards, self._widths(found), blocks)
 
     def _fitted(self, kept: NDArray[np.bool_], start: Array | None, most: int) -> Array:
         """Fits to some figures: first what UNets tell, and then what transformers have of their own."""
-        transformers = np.array([figure.software.is_transformer for figure in self.figures])
-        unets, blocks = np.flatnonzero(kept & ~transformers), np.flatnonzero(kept & transformers)
+        transformers = np.array(
+            [figure.software.is_transformer for figure in self.figures]
+        )
+        unets, blocks = (
+            np.flatnonzero(kept & ~transformers),
+            np.flatnonzero(kept & transformers),
+        )
         shared = fit(self.table.take(unets), self.seconds[unets], start, most)
-        return fit(self.table.take(blocks), self.seconds[blocks], most=40, shared=shared)
+        return fit(
+            self.table.take(blocks), self.seconds[blocks], most=40, shared=shared
+        )
 
     def _of(self, by: str, group: str) -> NDArray[np.bool_]:
         """Returns which figures are left out with a group."""
         if by != "both":
             return np.asarray(np.array(self.groups(by)) == group)
         chip, publisher = group.split(BOTH)
-        of_chip, of_publisher = np.array(self.groups("chip")) == chip, np.array(self.groups("publisher")) == publisher
+        of_chip, of_publisher = (
+            np.array(self.groups("chip")) == chip,
+            np.array(self.groups("publisher")) == publisher,
+        )
         return np.asarray(of_chip | of_publisher)
 
     def _widths(self, found: Coefficients) -> dict[str, float]:
@@ -172,23 +210,55 @@ class Data:
         each publisher counts by the root of its figures, since a user is none of those with many.
         """
         rows = [
-            (by, figure, labels(state, figure.software, "" if by == "generation" else own, by not in UNSEEN_BY))
+            (
+                by,
+                figure,
+                labels(
+                    state,
+                    figure.software,
+                    "" if by == "generation" else own,
+                    by not in UNSEEN_BY,
+                ),
+            )
             for by in GROUPS
-            for figure, group, own in zip(self.figures, self.groups(by), self.groups("generation"), strict=True)
-            for state in [state_of(found.cards_of(figure.software), figure.sheet, left_out(by, group))]
+            for figure, group, own in zip(
+                self.figures, self.groups(by), self.groups("generation"), strict=True
+            )
+            for state in [
+                state_of(
+                    found.cards_of(figure.software), figure.sheet, left_out(by, group)
+                )
+            ]
         ]
-        errors = np.concatenate([np.log(np.maximum(np.abs(self.errors(found, by)), 1e-6)) for by in GROUPS])
+        errors = np.concatenate(
+            [np.log(np.maximum(np.abs(self.errors(found, by)), 1e-6)) for by in GROUPS]
+        )
         counts = Counter(figure.publisher for figure in self.figures)
-        shares = np.array([counts[figure.publisher] ** -0.5 if by in UNSEEN_BY else 1.0 for by, figure, _ in rows])
+        shares = np.array(
+            [
+                counts[figure.publisher] ** -0.5 if by in UNSEEN_BY else 1.0
+                for by, figure, _ in rows
+            ]
+        )
         tells: dict[str, tuple[str, ...]] = {EXTRAPOLATED: ("chip", "generation")}
         chosen = {}
         for name in sorted({name for _, _, names in rows for name in names} - {ALL}):
-            sources: tuple[str, ...] = ("both",) if name.startswith(NEW) else tells.get(name, ("chip",))
+            sources: tuple[str, ...] = (
+                ("both",) if name.startswith(NEW) else tells.get(name, ("chip",))
+            )
             member = np.array([name in names for _, _, names in rows])
             told = member & np.array([by in sources for by, _, _ in rows])
-            devices = len({figure.card for (_, figure, _), tell in zip(rows, told, strict=True) if tell})
+            devices = len(
+                {
+                    figure.card
+                    for (_, figure, _), tell in zip(rows, told, strict=True)
+                    if tell
+                }
+            )
             chosen[name] = member, told, devices / (devices + _FEW)
-        widths = {ALL: float(np.quantile(errors[: len(self.figures)], LEVEL))} | dict.fromkeys(chosen, 0.0)
+        widths = {
+            ALL: float(np.quantile(errors[: len(self.figures)], LEVEL))
+        } | dict.fromkeys(chosen, 0.0)
         total = np.full(len(rows), widths[ALL])
         for _ in range(20):
             for name, (member, told, share) in chosen.items():
@@ -230,7 +300,10 @@ def refused(figure: Figure) -> str:
 def relatives(cards: Mapping[str, int], sheet: Sheet, without: str = "") -> int:
     """Returns how many cards of a card's generation the figures are of, leaving out a chip or generation."""
     own, others = generation_of(sheet), [data_sheets()[card] for card in cards]
-    return sum(generation_of(other) == own and without not in (other.chip, own) for other in others)
+    return sum(
+        generation_of(other) == own and without not in (other.chip, own)
+        for other in others
+    )
 
 
 def state_of(cards: Mapping[str, int], sheet: Sheet, without: str = "") -> str:
@@ -238,7 +311,9 @@ def state_of(cards: Mapping[str, int], sheet: Sheet, without: str = "") -> str:
     return KNOWN if relatives(cards, sheet, without) >= FAMILY else EXTRAPOLATED
 
 
-def labels(state: str, software: Software, generation: str, seen: bool) -> tuple[str, ...]:
+def labels(
+    state: str, software: Software, generation: str, seen: bool
+) -> tuple[str, ...]:
     """Returns the classes that the width of an interval goes by.
 
     Args:
@@ -249,12 +324,23 @@ def labels(state: str, software: Software, generation: str, seen: bool) -> tuple
     """
     kind = "fp16" if software.precision == "bf16" else software.precision
     new = () if seen else (f"{NEW}{software.application}",)
-    return ALL, state, software.application, kind, *([generation] if generation else []), *new
+    return (
+        ALL,
+        state,
+        software.application,
+        kind,
+        *([generation] if generation else []),
+        *new,
+    )
 
 
-def half_width(widths: Mapping[str, float], classes: Sequence[str], untold: float = 0.0) -> float:
+def half_width(
+    widths: Mapping[str, float], classes: Sequence[str], untold: float = 0.0
+) -> float:
     """Returns the half-width of an 80 % interval on the log scale."""
-    return math.hypot(math.exp(sum(widths.get(name, 0.0) for name in classes)), Z80 * untold)
+    return math.hypot(
+        math.exp(sum(widths.get(name, 0.0) for name in classes)), Z80 * untold
+    )
 
 
 def save(found: Coefficients) -> None:
@@ -267,19 +353,32 @@ def save(found: Coefficients) -> None:
         "names": NAMES,
         "all": numbers(found.all),
         "without": {
-            by: {name: numbers(values) for name, values in folds.items()} for by, folds in found.without.items()
+            by: {name: numbers(values) for name, values in folds.items()}
+            for by, folds in found.without.items()
         },
         "cards": dict(sorted(found.cards.items())),
         "blocks": dict(sorted(found.blocks.items())),
-        "widths": {name: round(value, 4) for name, value in sorted(found.widths.items())},
+        "widths": {
+            name: round(value, 4) for name, value in sorted(found.widths.items())
+        },
     }
-    lines = json.dumps(content, separators=(",", ":")).replace('"all"', '\n"all"').replace("],", "],\n")
-    COEFFICIENTS.write_text(lines.replace('"cards"', '\n"cards"') + "\n", encoding="utf-8")
+    lines = (
+        json.dumps(content, separators=(",", ":"))
+        .replace('"all"', '\n"all"')
+        .replace("],", "],\n")
+    )
+    COEFFICIENTS.write_text(
+        lines.replace('"cards"', '\n"cards"') + "\n", encoding="utf-8"
+    )
 
 
 def main(argv: Sequence[str]) -> None:
     """Fits to files of published figures, and writes the packaged coefficients."""
-    save(Data.of([figure for path in argv for figure in read_figures(Path(path))[0]]).fit())
+    save(
+        Data.of(
+            [figure for path in argv for figure in read_figures(Path(path))[0]]
+        ).fit()
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
 
 
-def expected(variants: Sequence[Variant], machine: Machine, context: StartContext) -> list[Expected]:
+def expected(
+    variants: Sequence[Variant], machine: Machine, context: StartContext
+) -> list[Expected]:
     """Returns what `sdopt plan` predicts of variants on a card with a data sheet, or on this CPU.
 
     Raises:
@@ -22,6 +24,14 @@ def expected(variants: Sequence[Variant], machine: Machine, context: StartContex
     if sheet is None:
         predictions = in_process(context, predict_here, variants, what="the networks")
     else:
-        card = next((key for key, other in data_sheets().items() if other == sheet), machine.device.name)
-        predictions = in_process(context, predict, variants, {card: sheet}, what="the networks")
-    return [Expected(each.variant, each.shape, each.seconds, text_of(each)) for each in predictions]
+        card = next(
+            (key for key, other in data_sheets().items() if other == sheet),
+            machine.device.name,
+        )
+        predictions = in_process(
+            context, predict, variants, {card: sheet}, what="the networks"
+        )
+    return [
+        Expected(each.variant, each.shape, each.seconds, text_of(each))
+        for each in predictions
+    ]

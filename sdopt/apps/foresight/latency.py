@@ -51,7 +51,13 @@ _LAUNCHES = {
 }
 """Seconds to launch a kernel, by class of software."""
 
-_FIXED = {"library_1": 0.3, "library_2": 0.05, "library_3": 0.06, "web": 0.3, "engine": 0.02}
+_FIXED = {
+    "library_1": 0.3,
+    "library_2": 0.05,
+    "library_3": 0.06,
+    "web": 0.3,
+    "engine": 0.02,
+}
 """Seconds of a call beside its networks: Python, text encoders, images; by application and age of PyTorch."""
 
 UNSEEN = ("launch_eager_3", "fixed_library_3")
@@ -112,9 +118,13 @@ def _priors() -> dict[str, tuple[float, float]]:
     }
     found |= {f"fixed_{name}": (log(seconds), 0.5) for name, seconds in _FIXED.items()}
     found |= {f"generation_{name}": (0.0, 0.15) for name in GENERATIONS}
-    found |= {f"launch_{name}": (log(seconds), 0.3) for name, seconds in _LAUNCHES.items()}
+    found |= {
+        f"launch_{name}": (log(seconds), 0.3) for name, seconds in _LAUNCHES.items()
+    }
     # Classes were measured by few publishers each: most of what sets them apart are the publishers.
-    found |= {f"class_{name}": (0.0, 0.04 if "blocks" in name else 0.1) for name in _CLASSES} | _BLOCKS
+    found |= {
+        f"class_{name}": (0.0, 0.04 if "blocks" in name else 0.1) for name in _CLASSES
+    } | _BLOCKS
     return found | {"launch_eager_3": (log(_LAUNCHES["eager_3"]), 0.4)}
 
 
@@ -124,10 +134,21 @@ _INDEX = {name: index for index, name in enumerate(NAMES)}
 _MEAN = np.array([mean for mean, _ in PRIORS.values()])
 _DEVIATION = np.array([deviation for _, deviation in PRIORS.values()])
 
-OF_TRANSFORMERS = np.array([name in _BLOCKS or name.startswith("class_blocks") for name in NAMES])
+OF_TRANSFORMERS = np.array(
+    [name in _BLOCKS or name.startswith("class_blocks") for name in NAMES]
+)
 """Which coefficients are of diffusion transformers alone: they are fitted after all others, which then stay."""
 
-PARTS = ("convolutions", "products", "attention", "matrix bytes", "other bytes", "unpacking", "kernels", "launches")
+PARTS = (
+    "convolutions",
+    "products",
+    "attention",
+    "matrix bytes",
+    "other bytes",
+    "unpacking",
+    "kernels",
+    "launches",
+)
 """The parts of a pass; the last one is the host's."""
 
 _COUNT = 2 * len(PARTS) + 2
@@ -181,7 +202,9 @@ class Costs:
 
     def times(self, factor: float) -> "Costs":
         """Returns the costs of several passes, one after the other."""
-        return replace(Costs(*(factor * value for value in vars(self).values())), peak=self.peak)
+        return replace(
+            Costs(*(factor * value for value in vars(self).values())), peak=self.peak
+        )
 
 
 def added(first: Costs, second: Costs) -> Costs:
@@ -192,9 +215,13 @@ def added(first: Costs, second: Costs) -> Costs:
 
 def averaged(passes: Sequence[tuple[int, Costs]]) -> Costs:
     """Returns the mean costs of passes, of which some number each costs the same, and the largest peak."""
-    counts = np.array([count for count, _ in passes]) / sum(count for count, _ in passes)
+    counts = np.array([count for count, _ in passes]) / sum(
+        count for count, _ in passes
+    )
     means = counts @ np.array([list(vars(costs).values()) for _, costs in passes])
-    return replace(Costs(*map(float, means)), peak=max(costs.peak for _, costs in passes))
+    return replace(
+        Costs(*map(float, means)), peak=max(costs.peak for _, costs in passes)
+    )
 
 
 @dataclass(frozen=True)
@@ -221,7 +248,11 @@ class Case:
 def generation_of(sheet: Sheet) -> str:
     """Returns the architecture whose coefficients a card shares."""
     # TU11x has no tensor cores, and half precision overflows on it: programs compute in float32.
-    return "turing_gtx" if sheet.architecture == "turing" and sheet.tensor.fp16 is None else str(sheet.architecture)
+    return (
+        "turing_gtx"
+        if sheet.architecture == "turing" and sheet.tensor.fp16 is None
+        else str(sheet.architecture)
+    )
 
 
 @dataclass
@@ -249,7 +280,9 @@ class RateTable:
 
     def take(self, chosen: NDArray[Any]) -> "RateTable":
         """Returns some of the cases."""
-        return RateTable(self.base[:, chosen], self.design[:, chosen], self.weights[:, chosen])
+        return RateTable(
+            self.base[:, chosen], self.design[:, chosen], self.weights[:, chosen]
+        )
 
     def parts(self, coefficients: Array) -> Array:
         """Returns the seconds of each part (rows) of each case (columns)."""
@@ -264,24 +297,42 @@ class RateTable:
         size = len(PARTS)
         step, decoder = (_longer(parts[start : start + size]) for start in (0, size))
         total = self.weights[0] * step + self.weights[1] * decoder
-        return total + self.weights[2] * parts[-2] + self.weights[3] * parts[-1], step, decoder
+        return (
+            total + self.weights[2] * parts[-2] + self.weights[3] * parts[-1],
+            step,
+            decoder,
+        )
 
     def gradient(self, coefficients: Array) -> tuple[Array, Array]:
         """Returns the logarithm of the time of each case, and its derivatives by coefficients (columns)."""
         parts, size = self.parts(coefficients), len(PARTS)
         total, step, decoder = self.sums(parts)
         slope = np.empty_like(parts)
-        for start, weight, whole in ((0, self.weights[0], step), (size, self.weights[1], decoder)):
+        for start, weight, whole in (
+            (0, self.weights[0], step),
+            (size, self.weights[1], decoder),
+        ):
             device = parts[start : start + size - 1].sum(0)
-            slope[start : start + size - 1] = weight * (device / whole) ** 3 * parts[start : start + size - 1]
-            slope[start + size - 1] = weight * (parts[start + size - 1] / whole) ** 3 * parts[start + size - 1]
+            slope[start : start + size - 1] = (
+                weight * (device / whole) ** 3 * parts[start : start + size - 1]
+            )
+            slope[start + size - 1] = (
+                weight
+                * (parts[start + size - 1] / whole) ** 3
+                * parts[start + size - 1]
+            )
         slope[-2:] = self.weights[2:] * parts[-2:]
         return np.log(total), np.einsum("kn,knp->np", slope / total, self.design)
 
     def untold(self, coefficients: Array) -> Array:
         """Returns the deviation (log) of the time of each case by what no figure tells (`UNSEEN`)."""
-        slope, chosen = self.gradient(coefficients)[1], [_INDEX[name] for name in UNSEEN]
-        return np.asarray(np.sqrt(((slope[:, chosen] * _DEVIATION[chosen]) ** 2).sum(1)))
+        slope, chosen = (
+            self.gradient(coefficients)[1],
+            [_INDEX[name] for name in UNSEEN],
+        )
+        return np.asarray(
+            np.sqrt(((slope[:, chosen] * _DEVIATION[chosen]) ** 2).sum(1))
+        )
 
 
 def _longer(parts: Array) -> Array:
@@ -292,9 +343,13 @@ def _longer(parts: Array) -> Array:
 def _weights(case: Case) -> tuple[float, float, float, float]:
     if case.part == "call":
         return case.steps, 1.0, 1.0, 1.0
-    if case.part == "image":  # in a stream, where the fixed part of a call is hidden behind the next one
+    if (
+        case.part == "image"
+    ):  # in a stream, where the fixed part of a call is hidden behind the next one
         return case.steps / case.images, 1 / case.images, 0.0, 1 / case.images
-    return (1.0, 0.0, 0.0, 0.0) if case.part in ("step", "unet") else (0.0, 1.0, 0.0, 0.0)
+    return (
+        (1.0, 0.0, 0.0, 0.0) if case.part in ("step", "unet") else (0.0, 1.0, 0.0, 0.0)
+    )
 
 
 def _parts(case: Case) -> list[tuple[float, Terms]]:
@@ -314,11 +369,15 @@ _NOTHING: tuple[float, Terms] = (-30.0, {})
 def _pass(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, Terms]]:
     sheet, software = case.sheet, case.software
     full = decodes and case.decodes_in_float32
-    convolution, product = ("tf32", "fp32") if full and software.is_library else software.types
+    convolution, product = (
+        ("tf32", "fp32") if full and software.is_library else software.types
+    )
     if decodes and software.is_transformer and not full:
         convolution = product = "fp16"  # the denoiser's weights alone are quantized
     attention = "fp16" if software.is_transformer and product in EIGHT_BITS else product
-    shared: Terms = {f"class_{software.name}": -1.0} | ({"decoder": 1.0} if decodes else {})
+    shared: Terms = {f"class_{software.name}": -1.0} | (
+        {"decoder": 1.0} if decodes else {}
+    )
     if software.is_transformer and decodes:
         shared |= {"blocks_decoder": 1.0}
     found: list[tuple[float, Terms]] = []
@@ -331,11 +390,18 @@ def _pass(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, Terms]]:
         seconds = max(amount, 1.0) / (rate * 1e12 * _power(sheet))
         terms |= shared
         if software.is_transformer and name != "conv":
-            terms |= {f"blocks_{name}": 1.0, f"blocks_{name}_peak": -math.log((sheet.tensor.fp16 or _PEAK) / _PEAK)}
+            terms |= {
+                f"blocks_{name}": 1.0,
+                f"blocks_{name}_peak": -math.log((sheet.tensor.fp16 or _PEAK) / _PEAK),
+            }
             terms |= {f"blocks_{kind}": 1.0} if kind in EIGHT_BITS else {}
-        found.append((math.log(seconds), {key: -factor for key, factor in terms.items()}))
+        found.append(
+            (math.log(seconds), {key: -factor for key, factor in terms.items()})
+        )
     return (
-        found + _bytes_moved(case, costs, decodes) + _launched(software, costs, software.is_transformer and not decodes)
+        found
+        + _bytes_moved(case, costs, decodes)
+        + _launched(software, costs, software.is_transformer and not decodes)
     )
 
 
@@ -348,22 +414,34 @@ def _bytes_moved(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, T
     moving: Terms = {"bandwidth": -1.0, f"class_{software.name}": 0.5}
     products = moving | ({"blocks_matrix": 1.0} if blocks else {})
     within = math.log(max(costs.moved - costs.between, 1.0) * seconds * _MATRIX_SHARE)
-    between = math.log(max(costs.between, 1.0) * seconds * (_FUSED_SHARE if software.compiled else 1.0))
+    between = math.log(
+        max(costs.between, 1.0) * seconds * (_FUSED_SHARE if software.compiled else 1.0)
+    )
     others = moving | ({"split": 1.0} if software.split else {})
     if blocks:
-        others |= {"blocks_between": 1.0} | ({"blocks_between_stacked": 1.0} if sheet.chip in _STACKED else {})
+        others |= {"blocks_between": 1.0} | (
+            {"blocks_between_stacked": 1.0} if sheet.chip in _STACKED else {}
+        )
         others |= {"blocks_fused": 1.0} if software.compiled else {}
     unpacking = _NOTHING
     if blocks and software.stored:
         name = f"unpack_{'compiled' if software.compiled else 'eager'}"
-        unpacking = (math.log(max(costs.stored, 1.0) * a_byte), {"bandwidth": -1.0, name: 1.0})
+        unpacking = (
+            math.log(max(costs.stored, 1.0) * a_byte),
+            {"bandwidth": -1.0, name: 1.0},
+        )
     elif blocks and software.types[1] in EIGHT_BITS and not software.compiled:
         numbers = max(costs.moved - costs.between, 1.0)
-        unpacking = (math.log(numbers * a_byte), {"bandwidth": -1.0, "quantize_eager": 1.0})
+        unpacking = (
+            math.log(numbers * a_byte),
+            {"bandwidth": -1.0, "quantize_eager": 1.0},
+        )
     return [(within, products), (between, others), unpacking]
 
 
-def _launched(software: Software, costs: Costs, blocks: bool) -> list[tuple[float, Terms]]:
+def _launched(
+    software: Software, costs: Costs, blocks: bool
+) -> list[tuple[float, Terms]]:
     unpacks = software.stored or software.types[1] in EIGHT_BITS
     more = _UNPACKING_KERNELS if blocks and unpacks and not software.compiled else 1.0
     kernels = math.log(max(costs.kernels * more, 1.0))
@@ -372,7 +450,9 @@ def _launched(software: Software, costs: Costs, blocks: bool) -> list[tuple[floa
     return [(gap, between), (kernels, {f"launch_{software.launcher}": 1.0})]
 
 
-def _rate(sheet: Sheet, name: str, kind: str, doubled: bool = True) -> tuple[float, Terms]:
+def _rate(
+    sheet: Sheet, name: str, kind: str, doubled: bool = True
+) -> tuple[float, Terms]:
     """Returns the rate (TFLOP/s) that a class of operator may reach in a type, and the coefficients of its share.
 
     Args:
@@ -383,12 +463,18 @@ def _rate(sheet: Sheet, name: str, kind: str, doubled: bool = True) -> tuple[flo
     """
     generation = generation_of(sheet)
     own: Terms = {f"generation_{generation}": 1.0}
-    half, cores, vector = sheet.tensor.fp16, sheet.tensor, float(sheet.vector.fp32 or 1.0)
+    half, cores, vector = (
+        sheet.tensor.fp16,
+        sheet.tensor,
+        float(sheet.vector.fp32 or 1.0),
+    )
     if half is None:
         # Half precision is slow or overflows on these: programs compute in float32.
         slow = generation in ("pascal", "turing_gtx") and sheet.chip not in _STACKED
         whole = kind in ("fp32", "tf32") or slow or sheet.vector.fp16 is None
-        return _VECTOR_SHARE * (vector if whole else float(sheet.vector.fp16 or 1.0)), own
+        return _VECTOR_SHARE * (
+            vector if whole else float(sheet.vector.fp16 or 1.0)
+        ), own
     if kind == "fp32" or (kind == "tf32" and cores.tf32 is None):
         return vector, {"vector_conv" if name == "conv" else "vector_gemm": 1.0}
     # GeForce accumulates in float16 at twice the rate. In TF32, too, it does more than its peak by others says.
@@ -401,7 +487,11 @@ def _rate(sheet: Sheet, name: str, kind: str, doubled: bool = True) -> tuple[flo
         terms["large"] = -math.log(peak / 150)
     if kind in EIGHT_BITS:
         return share * float(sheet.peak(kind) or sheet.peak("int8") or half), terms
-    return share * (float(cores.tf32) * peak / half if kind == "tf32" and cores.tf32 else float(peak)), terms
+    return share * (
+        float(cores.tf32) * peak / half
+        if kind == "tf32" and cores.tf32
+        else float(peak)
+    ), terms
 
 
 _USUAL_POWER = {
@@ -426,7 +516,11 @@ _SCALE = 0.2
 
 
 def fit(
-    table: RateTable, seconds: Array, start: Array | None = None, most: int = 40, shared: Array | None = None
+    table: RateTable,
+    seconds: Array,
+    start: Array | None = None,
+    most: int = 40,
+    shared: Array | None = None,
 ) -> Array:
     """Fits the coefficients: Student's t with two degrees of freedom, their priors, and Gauss-Newton steps.
 
@@ -438,7 +532,9 @@ def fit(
         shared: coefficients of which only those of transformers are fitted, and all others stay.
     """
     mean, free = (
-        (_MEAN, ~OF_TRANSFORMERS) if shared is None else (np.where(OF_TRANSFORMERS, _MEAN, shared), OF_TRANSFORMERS)
+        (_MEAN, ~OF_TRANSFORMERS)
+        if shared is None
+        else (np.where(OF_TRANSFORMERS, _MEAN, shared), OF_TRANSFORMERS)
     )
     found = mean.copy() if start is None or shared is not None else start.copy()
     wanted = np.log(seconds)
@@ -447,7 +543,9 @@ def fit(
         slope, left = slope[:, free], wanted - predicted
         weighed = slope / (_SCALE**2 + left[:, None] ** 2 / 2)
         curvature = weighed.T @ slope + np.diag(1 / _DEVIATION[free] ** 2)
-        step = np.linalg.solve(curvature, weighed.T @ left + (mean - found)[free] / _DEVIATION[free] ** 2)
+        step = np.linalg.solve(
+            curvature, weighed.T @ left + (mean - found)[free] / _DEVIATION[free] ** 2
+        )
         found[free] += step * min(1.0, 0.7 / float(np.abs(step).max()))
         if np.abs(step).max() < 2e-3:
             break
@@ -484,7 +582,9 @@ class Coefficients:
         found = self.without.get(by, {}).get(value)
         if found is None and by == "both":
             chip, publisher = value.split(BOTH)
-            found = self.without.get("chip", {}).get(chip, self.without.get("publisher", {}).get(publisher))
+            found = self.without.get("chip", {}).get(
+                chip, self.without.get("publisher", {}).get(publisher)
+            )
         return self.all if found is None else found
 
 
@@ -498,5 +598,14 @@ def coefficients() -> Coefficients:
     def vector(values: list[float]) -> Array:
         return np.array(values)[order]
 
-    without = {by: {name: vector(values) for name, values in folds.items()} for by, folds in content["without"].items()}
-    return Coefficients(vector(content["all"]), without, content["cards"], content["widths"], content["blocks"])
+    without = {
+        by: {name: vector(values) for name, values in folds.items()}
+        for by, folds in content["without"].items()
+    }
+    return Coefficients(
+        vector(content["all"]),
+        without,
+        content["cards"],
+        content["widths"],
+        content["blocks"],
+    )

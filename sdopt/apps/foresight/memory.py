@@ -32,7 +32,12 @@ from sdopt.options.memory import (
 from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
 from sdopt.options.precision import FixedVae, FullVae, Precision
 from sdopt.options.quantization import Quantized, QuantizedTextEncoders, Sdnq
-from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, architecture_folder, parts_in
+from sdopt.pipelines.catalog import (
+    ARCHITECTURES,
+    PACKAGED,
+    architecture_folder,
+    parts_in,
+)
 from sdopt.pipelines.loading import family_of, folder_of
 from sdopt.pipelines.parts import STEPS, TEXT_ENCODERS
 from sdopt.pipelines.random_weights import empty_network, empty_part
@@ -128,38 +133,74 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     chosen = {type(option) for option in options.values()}
     precision = options.get("precision")
     folder = folder_for(variant)
-    kind = precision.others if isinstance(precision, Quantized) else getattr(precision, "weights", "float32")
+    kind = (
+        precision.others
+        if isinstance(precision, Quantized)
+        else getattr(precision, "weights", "float32")
+    )
     dtype: torch.dtype = getattr(torch, kind)
     parts = parts_in(folder)
     networks = {
-        name: on_meta(empty_part(folder, name), dtype) for name in ("unet", "vae", *TEXT_ENCODERS) if name in parts
+        name: on_meta(empty_part(folder, name), dtype)
+        for name in ("unet", "vae", *TEXT_ENCODERS)
+        if name in parts
     }
     if TinyVae in chosen:
-        tiny = ARCHITECTURES / "taesd" if folder.parent == ARCHITECTURES else PACKAGED / "tiny_autoencoder"
-        networks["vae"] = on_meta(empty_network(tiny, "diffusers", "AutoencoderTiny"), dtype)
+        tiny = (
+            ARCHITECTURES / "taesd"
+            if folder.parent == ARCHITECTURES
+            else PACKAGED / "tiny_autoencoder"
+        )
+        networks["vae"] = on_meta(
+            empty_network(tiny, "diffusers", "AutoencoderTiny"), dtype
+        )
     unet, vae = networks["unet"], networks["vae"]
-    pipe: Any = SimpleNamespace(unet=unet, vae=vae, vae_scale_factor=8, components=networks)
+    pipe: Any = SimpleNamespace(
+        unet=unet, vae=vae, vae_scale_factor=8, components=networks
+    )
     for _, option in variant.applied:
         if isinstance(option, _STRUCTURAL):
             option.apply(pipe)
-        elif getattr(option, "backend", "") == "math":  # PyTorch's own arithmetic writes all scores, too
+        elif (
+            getattr(option, "backend", "") == "math"
+        ):  # PyTorch's own arithmetic writes all scores, too
             Vanilla().apply(pipe)
     images = shape.batch_size * variant.workload.images_per_prompt
-    samples = images * (2 if variant.guidance_scale > 1 and SequentialGuidance not in chosen else 1)
-    upcast = getattr(vae.config, "force_upcast", False) and "xl" in variant.model.name.lower()
+    samples = images * (
+        2 if variant.guidance_scale > 1 and SequentialGuidance not in chosen else 1
+    )
+    upcast = (
+        getattr(vae.config, "force_upcast", False)
+        and "xl" in variant.model.name.lower()
+    )
     upcast = upcast and dtype == torch.float16 and not isinstance(precision, FixedVae)
     vae_type = torch.float32 if upcast or isinstance(precision, FullVae) else dtype
     vae = on_meta(vae, vae_type)
     inputs, more = denoiser_inputs(unet, samples, shape.size, shape.size, dtype)
     side = shape.size // 8
-    latents = torch.empty(images, vae.config.latent_channels, side, side, dtype=vae_type, device="meta")
+    latents = torch.empty(
+        images, vae.config.latent_channels, side, side, dtype=vae_type, device="meta"
+    )
     weights = _stored(networks, options.values())
-    if isinstance(precision, Precision) and precision.autocast and precision.weights == "float32":
+    if (
+        isinstance(precision, Precision)
+        and precision.autocast
+        and precision.weights == "float32"
+    ):
         weights["autocast's copies"] = weights["unet"] / 2
     whole = sum(weights.values()) * 2**30
-    moved = weights["unet"] * 2**30 if {SequentialOffload, GroupOffload} & chosen else 0.0
+    moved = (
+        weights["unet"] * 2**30 if {SequentialOffload, GroupOffload} & chosen else 0.0
+    )
     once = whole - moved if moved or ModelOffload in chosen else 0.0
-    layer = max(_bytes(module, recurse=False) for part in networks.values() for module in part.modules()) / 2**30
+    layer = (
+        max(
+            _bytes(module, recurse=False)
+            for part in networks.values()
+            for module in part.modules()
+        )
+        / 2**30
+    )
     return Blueprint(
         weights,
         averaged(_steps(variant, pipe, inputs, more)),
@@ -176,18 +217,28 @@ def steps_of(variant: Variant) -> int:
     return max(1, variant.task.steps_of(variant.workload.steps))
 
 
-def _steps(variant: Variant, pipe: Any, inputs: list[Any], more: dict[str, Any]) -> list[tuple[int, Costs]]:
+def _steps(
+    variant: Variant, pipe: Any, inputs: list[Any], more: dict[str, Any]
+) -> list[tuple[int, Costs]]:
     """Returns how many steps of a call cost what. Steps that are forecast, without any layer, cost nothing."""
     from sdopt.apps.foresight.trace import trace
 
-    unet, steps, caching = pipe.unet, steps_of(variant), variant.optimizations.get("caching")
+    unet, steps, caching = (
+        pipe.unet,
+        steps_of(variant),
+        variant.optimizations.get("caching"),
+    )
     if isinstance(caching, DeepCaching):
         caching.apply(pipe)
         unet.__dict__[STEPS].begin()
     whole = trace(unet, *inputs, kept=inputs[:1], **more)
     if isinstance(caching, DeepCaching | SpectralForecast):
         runs = sum(caching.runs(steps))
-        fewer = trace(unet, *inputs, kept=inputs[:1], **more) if isinstance(caching, DeepCaching) else Costs()
+        fewer = (
+            trace(unet, *inputs, kept=inputs[:1], **more)
+            if isinstance(caching, DeepCaching)
+            else Costs()
+        )
         return [(runs, whole), (steps - runs, fewer)]
     if isinstance(caching, GuidanceInterval):
         runs = sum(caching.guides(step, steps) for step in range(steps))
@@ -195,7 +246,10 @@ def _steps(variant: Variant, pipe: Any, inputs: list[Any], more: dict[str, Any])
 
         own, further = half((inputs, more), len(inputs[0]), 1)
         return [(runs, whole), (steps - runs, trace(unet, *own, **further))]
-    halved = any(isinstance(option, SequentialGuidance) for option in variant.optimizations.values())
+    halved = any(
+        isinstance(option, SequentialGuidance)
+        for option in variant.optimizations.values()
+    )
     return [(steps, whole.times(2 if halved and variant.guidance_scale > 1 else 1))]
 
 
@@ -209,7 +263,11 @@ def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint
     texts = sum(size for name, size in plan.weights.items() if name in TEXT_ENCODERS)
     if ModelOffload in chosen:
         held_of_texts = texts if plan.texts is None else plan.texts
-        stages = [(network, denoiser, 0.0), (vae, 0.0, decoder), (held_of_texts, 0.0, 0.0)]
+        stages = [
+            (network, denoiser, 0.0),
+            (vae, 0.0, decoder),
+            (held_of_texts, 0.0, 0.0),
+        ]
     elif SequentialOffload in chosen or GroupOffload in chosen:
         # A stream holds the next layer too.
         held = plan.layer * (2 if GroupOffload in chosen else 1)
@@ -222,15 +280,19 @@ def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint
     if plan.is_transformer and decoder:
         # Its decoder has more to do than its denoiser, and convolutions take workspaces.
         decoding = [
-            held + max(step * _SLACK, once * WORKSPACE + (AT_LEAST if once else 0.0)) for held, step, once in stages
+            held + max(step * _SLACK, once * WORKSPACE + (AT_LEAST if once else 0.0))
+            for held, step, once in stages
         ]
         likely = max(decoding)
     else:
         held, alive = max(
-            ((held, max(step, decoding)) for held, step, decoding in stages), key=lambda stage: stage[0] + stage[1]
+            ((held, max(step, decoding)) for held, step, decoding in stages),
+            key=lambda stage: stage[0] + stage[1],
         )
         likely = held + alive * _SLACK
-    return Footprint(max(floor, plan.loading) + context, max(likely, plan.loading) + context)
+    return Footprint(
+        max(floor, plan.loading) + context, max(likely, plan.loading) + context
+    )
 
 
 def folder_for(variant: Variant) -> Path:
@@ -245,10 +307,14 @@ def folder_for(variant: Variant) -> Path:
 
 
 def _bytes(module: torch.nn.Module, recurse: bool = True) -> float:
-    return float(sum(p.numel() * p.element_size() for p in module.parameters(recurse=recurse)))
+    return float(
+        sum(p.numel() * p.element_size() for p in module.parameters(recurse=recurse))
+    )
 
 
-def _stored(networks: Mapping[str, torch.nn.Module], options: Iterable[Optimization]) -> dict[str, float]:
+def _stored(
+    networks: Mapping[str, torch.nn.Module], options: Iterable[Optimization]
+) -> dict[str, float]:
     """Returns the GiB of networks whose weights some options store in few bits, without the scales of these."""
     import torch
 
@@ -257,12 +323,22 @@ def _stored(networks: Mapping[str, torch.nn.Module], options: Iterable[Optimizat
         if not isinstance(option, LayerwiseCasting | Quantized | QuantizedTextEncoders):
             continue
         of_text = isinstance(option, QuantizedTextEncoders)
-        only_linear = of_text or (isinstance(option, Quantized) and not isinstance(option, Sdnq))
-        kinds = (torch.nn.Linear,) if only_linear else (torch.nn.Linear, torch.nn.Conv2d)
+        only_linear = of_text or (
+            isinstance(option, Quantized) and not isinstance(option, Sdnq)
+        )
+        kinds = (
+            (torch.nn.Linear,) if only_linear else (torch.nn.Linear, torch.nn.Conv2d)
+        )
         bits = 4 if getattr(option, "weights", "") == "uint4" else 8
         for name in weights.keys() & ({*TEXT_ENCODERS} if of_text else {"unet"}):
-            stored = [layer.get_parameter("weight") for layer in networks[name].modules() if isinstance(layer, kinds)]
-            saved = sum(weight.numel() * (weight.element_size() - bits / 8) for weight in stored)
+            stored = [
+                layer.get_parameter("weight")
+                for layer in networks[name].modules()
+                if isinstance(layer, kinds)
+            ]
+            saved = sum(
+                weight.numel() * (weight.element_size() - bits / 8) for weight in stored
+            )
             weights[name] = (_bytes(networks[name]) - saved) / 2**30
     return weights
 
@@ -272,12 +348,16 @@ def _parameters(folder: Path) -> int:
     """Returns how many parameters a published architecture has."""
     from sdopt.apps.foresight.trace import network
 
-    texts = [empty_part(folder, name) for name in TEXT_ENCODERS if name in parts_in(folder)]
+    texts = [
+        empty_part(folder, name) for name in TEXT_ENCODERS if name in parts_in(folder)
+    ]
     parts = network(folder, "unet"), network(folder, "vae"), *texts
     return sum(each.numel() for part in parts for each in part.parameters())
 
 
-def likely_of(work: PublishedWork, software: Software, kind: str, card_gib: float) -> tuple[float, float]:
+def likely_of(
+    work: PublishedWork, software: Software, kind: str, card_gib: float
+) -> tuple[float, float]:
     """Returns floor and likely GiB of a published figure: `allocated`, `reserved` where there is room, or `device`."""
     from sdopt.apps.foresight.trace import pass_costs
 
@@ -288,12 +368,22 @@ def likely_of(work: PublishedWork, software: Software, kind: str, card_gib: floa
     folder, bytes_each = ARCHITECTURES / work.architecture, software.bytes
     weights = _parameters(folder) * bytes_each / 2**30
     denoiser, decoder = (
-        pass_costs(folder, name, samples, work.width, work.height, software.attention).peak * bytes_each / 2 / 2**30
-        for name, samples in (("unet", work.batch * work.samples), ("vae", 1 if work.sliced else work.batch))
+        pass_costs(
+            folder, name, samples, work.width, work.height, software.attention
+        ).peak
+        * bytes_each
+        / 2
+        / 2**30
+        for name, samples in (
+            ("unet", work.batch * work.samples),
+            ("vae", 1 if work.sliced else work.batch),
+        )
     )
     floor = weights + max(denoiser, decoder)
     if kind == "allocated":
         return floor, floor
-    roomy = weights + max(denoiser * _ROOMY_DENOISER, decoder * _ROOMY_DECODER[software.bytes])
+    roomy = weights + max(
+        denoiser * _ROOMY_DENOISER, decoder * _ROOMY_DECODER[software.bytes]
+    )
     context = CUDA_CONTEXT_GIB if kind == "device" else 0.0
     return floor + context, min(roomy, max(floor, card_gib - context)) + context

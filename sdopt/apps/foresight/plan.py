@@ -24,9 +24,32 @@ from sdopt.apps.foresight.cpu import (
     sheet_of_cpu,
     threads_of,
 )
-from sdopt.apps.foresight.fitting import EXTRAPOLATED, Z80, half_width, labels, relatives, state_of, why_not
-from sdopt.apps.foresight.latency import NAMES, PARTS, Array, Case, RateTable, added, coefficients, generation_of
-from sdopt.apps.foresight.memory import Blueprint, Footprint, blueprint, footprint, steps_of
+from sdopt.apps.foresight.fitting import (
+    EXTRAPOLATED,
+    Z80,
+    half_width,
+    labels,
+    relatives,
+    state_of,
+    why_not,
+)
+from sdopt.apps.foresight.latency import (
+    NAMES,
+    PARTS,
+    Array,
+    Case,
+    RateTable,
+    added,
+    coefficients,
+    generation_of,
+)
+from sdopt.apps.foresight.memory import (
+    Blueprint,
+    Footprint,
+    blueprint,
+    footprint,
+    steps_of,
+)
 from sdopt.apps.foresight.software import Software, software_of
 from sdopt.apps.foresight.transfers import transfer_of
 from sdopt.config.composer import HydraComposer, composer_of
@@ -128,7 +151,10 @@ class Prediction:
             "card_gib": self.sheet.memory_gib,
             "fits": self.fits,
             "price_per_1000_images": math.nan if self.price is None else self.price,
-            **{f"share_{name.replace(' ', '_')}": share for name, share in self.shares.items()},
+            **{
+                f"share_{name.replace(' ', '_')}": share
+                for name, share in self.shares.items()
+            },
             "evidence": self.evidence,
             "reason": self.reason,
             "warning": self.warning,
@@ -166,7 +192,9 @@ def predict_here(variants: Sequence[Variant]) -> list[Prediction]:
         UsageError: they are not known yet.
     """
     if known_machine(threads_of(variants[0].hardware)) is None:
-        raise UsageError("this machine's rates are not known yet; `sdopt plan hardware=cpu` measures them")
+        raise UsageError(
+            "this machine's rates are not known yet; `sdopt plan hardware=cpu` measures them"
+        )
     return predict(variants, {"cpu": sheet_of_cpu(variants[0].hardware)})
 
 
@@ -182,14 +210,23 @@ def _prediction(
     found = coefficients()
     memory = footprint(variant, plan, _device(sheet).is_cuda)
     images = shape.batch_size * variant.workload.images_per_prompt
-    faults = [*faults_of(sheet.name, sheet, variant.number_types), builds_of(sheet, torch)]
+    faults = [
+        *faults_of(sheet.name, sheet, variant.number_types),
+        builds_of(sheet, torch),
+    ]
     warning = "; ".join(filter(None, faults))
-    made = Prediction(variant.name, card, sheet, shape, images, memory, REFUSED, warning=warning)
+    made = Prediction(
+        variant.name, card, sheet, shape, images, memory, REFUSED, warning=warning
+    )
     conflicts = variant.conflicts(_device(sheet))
     software = conflicts[0] if conflicts else software_of(variant, torch)
     if isinstance(software, str):
         return replace(made, reason=software)
-    reason = _why_not_here(software) if sheet.architecture == CPU else why_not(sheet) or without_kernels(sheet, torch)
+    reason = (
+        _why_not_here(software)
+        if sheet.architecture == CPU
+        else why_not(sheet) or without_kernels(sheet, torch)
+    )
     if not reason and made.fits == "does not fit":
         reason = f"needs at least {memory.floor:.1f} GiB of {sheet.memory_gib:.1f}: it would spill or run out of memory"
     if reason:
@@ -201,11 +238,15 @@ def _prediction(
     vector = found.all if learned is None else learned[0]
     seconds = float(np.exp(table.log_seconds(vector)[0]))
     state = state_of(found.cards_of(software), sheet)
-    if not _SIZES[0] <= shape.size <= _SIZES[1] or isinstance(variant.optimizations.get("caching"), Caching):
+    if not _SIZES[0] <= shape.size <= _SIZES[1] or isinstance(
+        variant.optimizations.get("caching"), Caching
+    ):
         state = EXTRAPOLATED
     # A user is a new publisher, until a measurement of theirs tells of the host.
     classes = labels(state, software, generation_of(sheet), seen=learned is not None)
-    half = half_width(found.widths, classes, 0.0 if learned else float(table.untold(vector)[0]))
+    half = half_width(
+        found.widths, classes, 0.0 if learned else float(table.untold(vector)[0])
+    )
     low, high = seconds * math.exp(-half), seconds * math.exp(half)
     options = variant.optimizations.values()
     transfer = transfer_of(options, plan.host_bytes, plan.call_bytes, case.steps, sheet)
@@ -218,7 +259,11 @@ def _prediction(
         seconds=seconds,
         low=low,
         high=high,
-        shares=_shares(case, table.parts(vector)[:, 0], math.sqrt(transfer.least * transfer.most) if transfer else 0.0),
+        shares=_shares(
+            case,
+            table.parts(vector)[:, 0],
+            math.sqrt(transfer.least * transfer.most) if transfer else 0.0,
+        ),
         evidence=_evidence(card, sheet, state, software, learned),
         price=_price(variant, seconds / images),
     )
@@ -230,31 +275,51 @@ def version_of(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def case_of_variant(variant: Variant, plan: Blueprint, shape: Shape, sheet: Sheet, software: Software) -> Case:
+def case_of_variant(
+    variant: Variant, plan: Blueprint, shape: Shape, sheet: Sheet, software: Software
+) -> Case:
     """Returns what the latency model needs to know of a variant's call on a card."""
     decoder = added(plan.decoder, plan.encoding)
-    if variant.task.kind != "txt2img" and TinyVae not in map(type, variant.optimizations.values()):
+    if variant.task.kind != "txt2img" and TinyVae not in map(
+        type, variant.optimizations.values()
+    ):
         decoder = decoder.times(1 + _ENCODER_SHARE)
     images = shape.batch_size * variant.workload.images_per_prompt
     steps, full = steps_of(variant), plan.decodes_in_float32
-    return Case(sheet, software, plan.denoiser, decoder, steps, images, decodes_in_float32=full)
+    return Case(
+        sheet, software, plan.denoiser, decoder, steps, images, decodes_in_float32=full
+    )
 
 
 def _device(sheet: Sheet) -> Device:
-    return Device("cpu", name=sheet.name) if sheet.architecture == CPU else planned_device(sheet)
+    return (
+        Device("cpu", name=sheet.name)
+        if sheet.architecture == CPU
+        else planned_device(sheet)
+    )
 
 
 def _why_not_here(software: Software) -> str:
     if software.compiled:
         return "a compiler's kernels cannot be timed without it: measure, which is quick here"
     # Large products in bfloat16 were twice as fast on a CPU where the whole call gained nothing.
-    return "" if software.bytes == 4 else "half types gain in some layers of a CPU only: measure, which is quick here"
+    return (
+        ""
+        if software.bytes == 4
+        else "half types gain in some layers of a CPU only: measure, which is quick here"
+    )
 
 
-def _here(made: Prediction, variant: Variant, plan: Blueprint, case: Case) -> Prediction:
+def _here(
+    made: Prediction, variant: Variant, plan: Blueprint, case: Case
+) -> Prediction:
     """Adds the time on this machine's CPU, from the rates that it reaches."""
     machine = machine_of(threads_of(variant.hardware))
-    texts = sum(gib for name, gib in plan.weights.items() if name in TEXT_ENCODERS) * 2**30 / 4
+    texts = (
+        sum(gib for name, gib in plan.weights.items() if name in TEXT_ENCODERS)
+        * 2**30
+        / 4
+    )
     prompts = 2 if variant.guidance_scale > 1 else 1
     # The decoder of a transformer's pipeline has the products of its text encoders.
     encoding = 0.0 if plan.is_transformer else 2.0 * texts * _TOKENS * prompts
@@ -275,32 +340,51 @@ def _here(made: Prediction, variant: Variant, plan: Blueprint, case: Case) -> Pr
 def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
     """Returns what shares of a call are spent on matrix products, memory, launches, moving weights, and the rest."""
     size = len(PARTS)
-    sums = {"matrix products": 0.0, "memory": 0.0, "launches": 0.0, "weights from the host": link, "fixed": 0.0}
+    sums = {
+        "matrix products": 0.0,
+        "memory": 0.0,
+        "launches": 0.0,
+        "weights from the host": link,
+        "fixed": 0.0,
+    }
     for start, times in ((0, case.steps), (size, 1)):
-        products, memory = parts[start : start + 3].sum(), parts[start + 3 : start + 6].sum()
+        products, memory = (
+            parts[start : start + 3].sum(),
+            parts[start + 3 : start + 6].sum(),
+        )
         device, host = parts[start : start + size - 1].sum(), parts[start + size - 1]
         whole = (device**4 + host**4) ** 0.25
         # What the host adds, and gaps between kernels, are both launches.
         sums["matrix products"] += times * products * min(1.0, device / whole)
         sums["memory"] += times * memory * min(1.0, device / whole)
-        sums["launches"] += times * (whole - (products + memory) * min(1.0, device / whole))
+        sums["launches"] += times * (
+            whole - (products + memory) * min(1.0, device / whole)
+        )
     sums["fixed"] = float(parts[-2] + parts[-1])
     total = sum(sums.values())
     return {name: float(value / total) for name, value in sums.items() if value > 0}
 
 
-def _evidence(card: str, sheet: Sheet, state: str, software: Software, learned: Learned | None) -> str:
+def _evidence(
+    card: str, sheet: Sheet, state: str, software: Software, learned: Learned | None
+) -> str:
     known = coefficients().cards_of(software)
     generation, count = generation_of(sheet), relatives(known, sheet)
     own = f", {known[card]} figures of this card" if card in known else ""
-    named = generation.upper() if generation.startswith("rdna") else generation.capitalize()
+    named = (
+        generation.upper() if generation.startswith("rdna") else generation.capitalize()
+    )
     text = f"{count} {named} card{'' if count == 1 else 's'}{own}"
     text = text if count else f"no {generation.capitalize()} card; others only"
     if state == EXTRAPOLATED and count:
         text += "; few of such cards, sizes or caches"
     if learned:
         return f"{text}; {learned[1]}"
-    return text + ("; none with PyTorch since 2.4" if software.application == "library" and software.age == 3 else "")
+    return text + (
+        "; none with PyTorch since 2.4"
+        if software.application == "library" and software.age == 3
+        else ""
+    )
 
 
 def _price(variant: Variant, seconds_per_image: float) -> float | None:
@@ -324,7 +408,8 @@ def ranks(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, float
     Errors of two cards on the same work are partly the same: only what differs between cards counts.
     """
     ordered = sorted(
-        (each for each in predictions if math.isfinite(each.seconds)), key=lambda each: each.seconds / each.images
+        (each for each in predictions if math.isfinite(each.seconds)),
+        key=lambda each: each.seconds / each.images,
     )
     for each, other in pairwise(ordered):
         apart = math.log(other.seconds / other.images / (each.seconds / each.images))
@@ -339,12 +424,22 @@ def text_of(prediction: Prediction) -> str:
     """Returns a prediction as a sentence."""
     parts = []
     if math.isfinite(prediction.seconds):
-        parts.append(seconds_text(Interval(prediction.seconds, prediction.low, prediction.high)))
-    least, likely, total = prediction.memory.floor, prediction.memory.likely, prediction.sheet.memory_gib
-    parts.append(f"at least {gib_text(least)}, likely {gib_text(likely)}, of {gib_text(total)}: {prediction.fits}")
+        parts.append(
+            seconds_text(Interval(prediction.seconds, prediction.low, prediction.high))
+        )
+    least, likely, total = (
+        prediction.memory.floor,
+        prediction.memory.likely,
+        prediction.sheet.memory_gib,
+    )
+    parts.append(
+        f"at least {gib_text(least)}, likely {gib_text(likely)}, of {gib_text(total)}: {prediction.fits}"
+    )
     if prediction.shares:
         largest = sorted(prediction.shares.items(), key=lambda item: -item[1])[:3]
-        parts.append(", ".join(f"{name} {100 * share:.0f} %" for name, share in largest))
+        parts.append(
+            ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest)
+        )
     if prediction.state == REFUSED:
         parts.append(f"no time: {prediction.reason}")
     else:
@@ -376,11 +471,15 @@ def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame
     import pandas as pd
 
     require_texts("plan", overrides)
-    predictions, _, _ = plan_of(overrides, None if config_dir is None else Path(config_dir))
+    predictions, _, _ = plan_of(
+        overrides, None if config_dir is None else Path(config_dir)
+    )
     return pd.DataFrame([each.row() for each in predictions])
 
 
-def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[list[Prediction], list[str], str]:
+def plan_of(
+    overrides: Sequence[str], config_dir: Path | None = None
+) -> tuple[list[Prediction], list[str], str]:
     """Composes a study; returns predictions of its variants, notes on them, and the command that would measure them.
 
     Raises:
@@ -388,52 +487,88 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[l
     """
     from sdopt.worker.preload import import_all  # what it imports takes seconds
 
-    import_all(("diffusers.models",))  # without what other libraries say of themselves when they are imported
+    import_all(
+        ("diffusers.models",)
+    )  # without what other libraries say of themselves when they are imported
     # Several cards are asked for under either name.
-    overrides = [f"plan.{each}" if re.match(r"hardware=.*,", each) else each for each in overrides]
-    own = [override for override in overrides if written_key(override).startswith("plan.")]
+    overrides = [
+        f"plan.{each}" if re.match(r"hardware=.*,", each) else each
+        for each in overrides
+    ]
+    own = [
+        override for override in overrides if written_key(override).startswith("plan.")
+    ]
     rest = [override for override in overrides if override not in own]
     rest = list(with_own_models(rest, options_of("model", config_dir)))
     asked: dict[str, str] = {}
     for override in own:
         key = key_of(override)
         if key not in KEYS:
-            raise UsageError(f"{key}: unknown key; {', '.join(f'{name} is {what}' for name, what in KEYS.items())}")
+            raise UsageError(
+                f"{key}: unknown key; {', '.join(f'{name} is {what}' for name, what in KEYS.items())}"
+            )
         # A version is as written: 2.10 is not 2.1.
         asked[key] = override.partition("=")[2].strip("'\"")
-    names = [name for each in asked.get("plan.hardware", "").strip("[]").split(",") if (name := each.strip(" '\""))]
-    if names and (others := [override for override in rest if key_of(override) == "hardware"]):
-        raise UsageError(f"{others[0]}: plan.hardware names the cards; leave one of the two out")
+    names = [
+        name
+        for each in asked.get("plan.hardware", "").strip("[]").split(",")
+        if (name := each.strip(" '\""))
+    ]
+    if names and (
+        others := [override for override in rest if key_of(override) == "hardware"]
+    ):
+        raise UsageError(
+            f"{others[0]}: plan.hardware names the cards; leave one of the two out"
+        )
     written = asked.get("plan.torch")
     learned: Learned | None = None
     try:
         torch = version_of(written) if written else None
     except ValueError:
-        raise UsageError(f"plan.torch={written}: is no version; write it as in plan.torch=2.3") from None
+        raise UsageError(
+            f"plan.torch={written}: is no version; write it as in plan.torch=2.3"
+        ) from None
     if "plan.measured" in asked:
         if torch:
-            raise UsageError("plan.torch: the run of plan.measured has a PyTorch of its own; leave one of the two out")
+            raise UsageError(
+                "plan.torch: the run of plan.measured has a PyTorch of its own; leave one of the two out"
+            )
         torch, learned = _learned(Path(asked["plan.measured"]))
-    rest, cards = with_known_card(rest, config_dir) if not names else (rest, asked_for(names))
+    rest, cards = (
+        with_known_card(rest, config_dir) if not names else (rest, asked_for(names))
+    )
     with composer_of(rest, config_dir) as composer:
-        predictions = predict(_variants(composer, rest), sheets_for(composer, cards, rest), learned, torch)
+        predictions = predict(
+            _variants(composer, rest), sheets_for(composer, cards, rest), learned, torch
+        )
         notes = _notes(composer, cards, predictions)
     return predictions, notes, command_line("run", *rest, "protocol.replicates=3")
 
 
-def _notes(composer: HydraComposer, cards: AskedCard, predictions: Sequence[Prediction]) -> list[str]:
+def _notes(
+    composer: HydraComposer, cards: AskedCard, predictions: Sequence[Prediction]
+) -> list[str]:
     """Returns what the cards' names mean, their known faults, and what would fit where something does not."""
     notes = [*cards.notes]
-    notes += dict.fromkeys(f"{made.card}, {made.variant}: {made.warning}" for made in predictions if made.warning)
+    notes += dict.fromkeys(
+        f"{made.card}, {made.variant}: {made.warning}"
+        for made in predictions
+        if made.warning
+    )
     counted: Needed = {}
-    for made in {made.card: made for made in predictions if made.fits == "does not fit"}.values():
+    for made in {
+        made.card: made for made in predictions if made.fits == "does not fit"
+    }.values():
         notes.append(what_fits(composer, made.card, made.sheet, made.shape, counted))
     return [note for note in notes if note]
 
 
 def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant]:
     """Returns the variants of the study, if one is asked for; else the one that the overrides compose."""
-    if any(key_of(override).split(".")[0] in ("study", "experiment") for override in overrides):
+    if any(
+        key_of(override).split(".")[0] in ("study", "experiment")
+        for override in overrides
+    ):
         return list(composer.current.study.plan(composer).variants)
     return [composer.variant(None)]
 
@@ -445,11 +580,17 @@ def _learned(folder: Path) -> tuple[tuple[int, int], Learned]:
     device = str(result.environment.device["name"])
     sheet = sheet_of(device, data_sheets().values())
     if sheet is None:
-        raise UsageError(f"plan.measured={folder}: was measured on {device}, for which there is no data sheet")
-    measured = [found for found in row.measurements if found.stages_s.get("denoiser_step")]
+        raise UsageError(
+            f"plan.measured={folder}: was measured on {device}, for which there is no data sheet"
+        )
+    measured = [
+        found for found in row.measurements if found.stages_s.get("denoiser_step")
+    ]
     calls = [seconds for times in row.samples.values() for seconds in times]
     if not measured or not calls:
-        raise UsageError(f"plan.measured={folder}: has no stage times; measure with protocol.stage_calls=1 or more")
+        raise UsageError(
+            f"plan.measured={folder}: has no stage times; measure with protocol.stage_calls=1 or more"
+        )
     with composer_of(list(row.overrides)) as measured_composer:
         variant = measured_composer.variant(None)
     torch = version_of(result.environment.packages.get("torch", "0.0"))
@@ -459,18 +600,29 @@ def _learned(folder: Path) -> tuple[tuple[int, int], Learned]:
     shape = variant.shapes[0]
     case = case_of_variant(variant, blueprint(variant, shape), shape, sheet, software)
     stages = {
-        name: statistics.median([t for each in measured for t in each.stages_s.get(name, [])] or [float("nan")])
+        name: statistics.median(
+            [t for each in measured for t in each.stages_s.get(name, [])]
+            or [float("nan")]
+        )
         for name in ("denoiser_step", "vae_decoder")
     }
     source = f"stages of {os.fspath(folder)}"
-    return torch, learn(case, stages, statistics.median(calls), coefficients().all, source)
+    return torch, learn(
+        case, stages, statistics.median(calls), coefficients().all, source
+    )
 
 
 _TRUST = 0.5
 """How much of a component's residual is taken over: a stage's time holds the card's error too."""
 
 
-def learn(case: Case, stages: Mapping[str, float], call: float, coefficients: Array, source: str) -> Learned:
+def learn(
+    case: Case,
+    stages: Mapping[str, float],
+    call: float,
+    coefficients: Array,
+    source: str,
+) -> Learned:
     """Changes coefficients by what a measured call says of the host and the software, and of the card nothing.
 
     One ratio over everything would carry the card's own factor to other cards, and makes predictions worse.
@@ -485,14 +637,22 @@ def learn(case: Case, stages: Mapping[str, float], call: float, coefficients: Ar
         # Bound by launches it tells of the host's own speed, else of the software.
         bound = parts[len(PARTS) - 1, 0] > parts[: len(PARTS) - 1, 0].sum()
         change = _TRUST * math.log(step / expected)
-        changes[f"launch_{case.software.launcher}" if bound else f"class_{case.software.name}"] = change
+        changes[
+            f"launch_{case.software.launcher}"
+            if bound
+            else f"class_{case.software.name}"
+        ] = change
         words.append(f"{'launches' if bound else 'software'} {math.exp(change):.2f}×")
     if step > 0 and decoder > 0:
-        changes["decoder"] = -_TRUST * (math.log(decoder / decoding) - math.log(step / expected))
+        changes["decoder"] = -_TRUST * (
+            math.log(decoder / decoding) - math.log(step / expected)
+        )
         words.append(f"VAE {math.exp(-changes['decoder']):.2f}×")
     rest = call - step * case.steps - decoder
     if rest > 0:
-        changes[f"fixed_{case.software.fixed}"] = math.log(max(rest, 1e-3) / float(parts[-2, 0]))
+        changes[f"fixed_{case.software.fixed}"] = math.log(
+            max(rest, 1e-3) / float(parts[-2, 0])
+        )
         words.append(f"fixed part {rest:.2f} s")
     vector = coefficients.copy()
     for name, change in changes.items():

@@ -141,10 +141,18 @@ def read_figures(path: Path) -> tuple[list[Figure], list[str]]:
         reader = csv.DictReader(StringIO(read_text(path), newline=""))
         lacking = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
         if lacking:
-            raise UsageError(f"{path}: lacks the column {lacking[0]}; its columns must be {','.join(COLUMNS)}")
+            raise UsageError(
+                f"{path}: lacks the column {lacking[0]}; its columns must be {','.join(COLUMNS)}"
+            )
         for line, row in enumerate(reader, 2):
             try:
-                figures.append(_figure(line, {name: (row[name] or "").strip() for name in COLUMNS}, names))
+                figures.append(
+                    _figure(
+                        line,
+                        {name: (row[name] or "").strip() for name in COLUMNS},
+                        names,
+                    )
+                )
             except _RefusedError as reason:
                 refusals.append(str(reason))
     except (OSError, csv.Error) as error:
@@ -161,15 +169,27 @@ def _figure(line: int, row: Mapping[str, str], names: "Names") -> Figure:
     if card is None:
         raise _RefusedError("no data sheet")
     value, tokens = _positive(row["value"], "value"), is_transformer(row["model"])
-    work, software = _of_transformer(row) if tokens else (_work(row), Software.read(row["backend"], row["precision"]))
+    work, software = (
+        _of_transformer(row)
+        if tokens
+        else (_work(row), Software.read(row["backend"], row["precision"]))
+    )
     if isinstance(software, str):
         raise _RefusedError(software)
     publisher, repository = publisher_of(row["source"]), repository_of(row["source"])
-    figure = Figure(line, publisher, row["gpu"], card, work, software, repository=repository)
+    figure = Figure(
+        line, publisher, row["gpu"], card, work, software, repository=repository
+    )
     metric, unit = row["metric"], row["unit"].lower()
     if metric in _MEMORIES:
-        kind = memory_kind(row) if tokens and metric == "gpu_memory_gb" else _MEMORIES[metric]
-        return replace(figure, gib=value * _in_table(unit, _BYTES, "unit") / 2**30, memory=kind)
+        kind = (
+            memory_kind(row)
+            if tokens and metric == "gpu_memory_gb"
+            else _MEMORIES[metric]
+        )
+        return replace(
+            figure, gib=value * _in_table(unit, _BYTES, "unit") / 2**30, memory=kind
+        )
     return replace(figure, seconds=_seconds(metric, value, unit, work))
 
 
@@ -182,20 +202,42 @@ def _of_transformer(row: Mapping[str, str]) -> tuple[PublishedWork, Software]:
     if software is None:
         raise _RefusedError(f"unknown precision '{row['precision']}'")
     storage, part = storage_of_row(row), _in_table(row["metric"], _PARTS, "metric")
-    reason = why_untimed(row) if timed else "it moves weights in each step" if moves_layers(row) else ""
+    reason = (
+        why_untimed(row)
+        if timed
+        else "it moves weights in each step"
+        if moves_layers(row)
+        else ""
+    )
     if reason or (timed and storage.offload):
         raise _RefusedError(reason or "its host moves weights, how fast is not known")
     if part not in (CALL, STEP, IMAGE):
         raise _RefusedError("no time of a call")
     width, height = (int(_positive(row[name], name)) for name in ("width", "height"))
-    if width % 16 or height % 16 or not _SIZES[0] <= min(width, height) <= max(width, height) <= _SIZES[1]:
+    if (
+        width % 16
+        or height % 16
+        or not _SIZES[0] <= min(width, height) <= max(width, height) <= _SIZES[1]
+    ):
         raise _RefusedError(f"unknown size {row['width']}×{row['height']}")
-    steps = int(_positive(row["steps"] or ("50" if part == STEP or not timed else ""), "steps"))
+    steps = int(
+        _positive(row["steps"] or ("50" if part == STEP or not timed else ""), "steps")
+    )
     batch = int(_positive(row["batch"] or "1", "batch"))
     guidance = guidance_from(*_configs(architecture))
     scale = 2 + guidance.above if is_guided(row) else guidance.above
     calls, samples = guidance.calls_a_step(scale), guidance.samples_a_call(scale)
-    work = PublishedWork(architecture, width, height, steps, batch, samples, part, calls=calls, storage=storage)
+    work = PublishedWork(
+        architecture,
+        width,
+        height,
+        steps,
+        batch,
+        samples,
+        part,
+        calls=calls,
+        storage=storage,
+    )
     return work, software
 
 
@@ -203,7 +245,10 @@ def _configs(architecture: str) -> tuple[Family, dict[str, dict[str, Any]]]:
     """Returns the family of an architecture, and the configurations that say how it is guided."""
     folder = ARCHITECTURES / architecture
     family = family_of_folder(folder)
-    index, denoiser = (read_json(folder / name) for name in ("model_index.json", f"{family.denoiser}/config.json"))
+    index, denoiser = (
+        read_json(folder / name)
+        for name in ("model_index.json", f"{family.denoiser}/config.json")
+    )
     return family, {"": index, family.denoiser: denoiser}
 
 
@@ -221,10 +266,18 @@ def _seconds(metric: str, value: float, unit: str, work: PublishedWork) -> float
 
 def _work(row: Mapping[str, str]) -> PublishedWork:
     """Returns the work of a row. Raises _RefusedError if it cannot be told."""
-    model, note, backend = row["model"].lower(), row["note"].lower(), row["backend"].lower()
+    model, note, backend = (
+        row["model"].lower(),
+        row["note"].lower(),
+        row["backend"].lower(),
+    )
     for pattern, text, reason in (
         ("controlnet", f"{note} {model}", "ControlNet is not described"),
-        (r"sd ?3|flux|pixart|cascade|refiner", model, f"unknown model '{row['model']}'"),
+        (
+            r"sd ?3|flux|pixart|cascade|refiner",
+            model,
+            f"unknown model '{row['model']}'",
+        ),
         (
             r"t-?gate|hypertile|deepcache|\btoma\b|consistency decoder|minsdxl",
             backend,
@@ -237,17 +290,32 @@ def _work(row: Mapping[str, str]) -> PublishedWork:
     if not re.search(r"\bsd\b|\bsd[ -]?(xl|[12])|stable diffusion|sdxl", model):
         raise _RefusedError(f"unknown model '{row['model']}'")
     width, height = (int(_positive(row[name], name)) for name in ("width", "height"))
-    if width % 8 or height % 8 or min(width, height) < _SIZES[0] or max(width, height) > _SIZES[1]:
+    if (
+        width % 8
+        or height % 8
+        or min(width, height) < _SIZES[0]
+        or max(width, height) > _SIZES[1]
+    ):
         raise _RefusedError(f"unknown size {row['width']}×{row['height']}")
     part = _in_table(row["metric"], _PARTS, "metric")
     if part == "stage":
-        part = _in_table(note.partition(" ")[0], {"clip": TEXT, "unet": UNET, "vae": VAE}, "stage")
+        part = _in_table(
+            note.partition(" ")[0], {"clip": TEXT, "unet": UNET, "vae": VAE}, "stage"
+        )
     # A rate of steps does not depend on their number.
     steps = int(_positive(row["steps"] or ("50" if part == STEP else ""), "steps"))
-    batch = int(_positive(row["batch"] or str(STREAM_BATCH if part == IMAGE else 1), "batch"))
-    single = re.search(r"turbo|lightning|hyper|lcm", model) or re.search(r"no guidance|guidance (1\b|off)", note)
+    batch = int(
+        _positive(row["batch"] or str(STREAM_BATCH if part == IMAGE else 1), "batch")
+    )
+    single = re.search(r"turbo|lightning|hyper|lcm", model) or re.search(
+        r"no guidance|guidance (1\b|off)", note
+    )
     return PublishedWork(
-        "sdxl" if "xl" in model else "sd21" if re.search(r"\b2\.|sd turbo|sd 2", model) else "sd15",
+        "sdxl"
+        if "xl" in model
+        else "sd21"
+        if re.search(r"\b2\.|sd turbo|sd 2", model)
+        else "sd15",
         width,
         height,
         steps,
@@ -271,7 +339,11 @@ def _positive(text: str, name: str) -> float:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise _RefusedError(f"its {name} is no positive number: '{text}'" if text else f"its {name} is not stated")
+        raise _RefusedError(
+            f"its {name} is no positive number: '{text}'"
+            if text
+            else f"its {name} is not stated"
+        )
     return number
 
 
@@ -284,7 +356,12 @@ def _in_table(key: str, table: Mapping[str, T], name: str) -> T:
 
 def repository_of(source: str) -> str:
     """Returns the owner and repository, or the page of a site, that a source begins with."""
-    return re.split(r"[:@ ?]", re.sub(r"^https?://", "", source.strip()))[0].removesuffix("/") or "unknown"
+    return (
+        re.split(r"[:@ ?]", re.sub(r"^https?://", "", source.strip()))[0].removesuffix(
+            "/"
+        )
+        or "unknown"
+    )
 
 
 def publisher_of(source: str) -> str:
@@ -293,7 +370,9 @@ def publisher_of(source: str) -> str:
     Repositories of one owner share machines and habits: they are one publisher.
     """
     owner, _, rest = repository_of(source).partition("/")
-    return f"{owner}/{rest.partition('/')[0]}".removesuffix("/") if "." in owner else owner
+    return (
+        f"{owner}/{rest.partition('/')[0]}".removesuffix("/") if "." in owner else owner
+    )
 
 
 class Names:
@@ -311,7 +390,9 @@ class Names:
 
     def card(self, name: str) -> str | None:
         """Returns the card of a name; None if there is none."""
-        return next((card for form in forms(name) if (card := self._cards.get(form))), None)
+        return next(
+            (card for form in forms(name) if (card := self._cards.get(form))), None
+        )
 
 
 _USUAL = {
@@ -345,7 +426,11 @@ def plain(name: str) -> str:
         lambda found: "pcie" if found[0].startswith("pcie") else " ",
         text,
     )
-    return " ".join(re.sub(r"(?<=[a-z])(?=\d{4})|(?<=\d{4})(?=(ti|super|xtx|xt)\b)", " ", text).split())
+    return " ".join(
+        re.sub(
+            r"(?<=[a-z])(?=\d{4})|(?<=\d{4})(?=(ti|super|xtx|xt)\b)", " ", text
+        ).split()
+    )
 
 
 def forms(name: str) -> Iterator[str]:

@@ -4,9 +4,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sdopt.options.attention import Default, FusedProjections, Sdpa, Sliced, Vanilla, Xformers
+from sdopt.options.attention import (
+    Default,
+    FusedProjections,
+    Sdpa,
+    Sliced,
+    Vanilla,
+    Xformers,
+)
 from sdopt.options.base import Optimization
-from sdopt.options.caching import DeepCaching, GuidanceInterval, SpectralForecast, WholeSteps
+from sdopt.options.caching import (
+    DeepCaching,
+    GuidanceInterval,
+    SpectralForecast,
+    WholeSteps,
+)
 from sdopt.options.lora import Fused, NoLora
 from sdopt.options.memory import LayerwiseCasting
 from sdopt.options.patch import Patch
@@ -90,7 +102,13 @@ class Software:
     def launcher(self) -> str:
         """The class by which launching a kernel takes its time."""
         if self.is_library:
-            return "graphs" if self.graphs else "compiled" if self.compiled else f"eager_{self.age}"
+            return (
+                "graphs"
+                if self.graphs
+                else "compiled"
+                if self.compiled
+                else f"eager_{self.age}"
+            )
         return self.name if self.application == "web" else "engine"
 
     @classmethod
@@ -119,7 +137,16 @@ class Software:
         attention = _first(_ATTENTIONS, text) or (FUSED if fused else SCORES)
         kept, split = FUSED if attention == FUSED else SCORES, attention == SPLIT
         if web:
-            return cls("web", _first(_WEB, text) or "other", kept, split, numbers, compiled, False, torch)
+            return cls(
+                "web",
+                _first(_WEB, text) or "other",
+                kept,
+                split,
+                numbers,
+                compiled,
+                False,
+                torch,
+            )
         graphs = compiled and bool(re.search("reduce-overhead|max-autotune", text))
         name = "compiled" if compiled else "eager"
         return cls("library", name, kept, split, numbers, compiled, graphs, torch)
@@ -127,7 +154,9 @@ class Software:
 
 def _first(table: Mapping[str, str], text: str) -> str | None:
     """Returns what stands beside the first pattern that is found in a text."""
-    return next((name for pattern, name in table.items() if re.search(pattern, text)), None)
+    return next(
+        (name for pattern, name in table.items() if re.search(pattern, text)), None
+    )
 
 
 _PRECISIONS = {
@@ -192,44 +221,81 @@ _TYPES = {"float16": "fp16", "bfloat16": "bf16"}
 def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
     """Returns the class of software that a variant runs with a PyTorch, or why no time can be told for it."""
     options, transformer = variant.optimizations, not family_of(variant.model).is_unet
-    compiler, attention, precision = (options.get(axis) for axis in ("compiler", "attention", "precision"))
+    compiler, attention, precision = (
+        options.get(axis) for axis in ("compiler", "attention", "precision")
+    )
     kind = type(compiler).__name__ if compiler is not None else "Eager"
     backend = str(getattr(attention, "backend", ""))
     casts = any(isinstance(option, LayerwiseCasting) for option in options.values())
     timed = Precision | TorchAo | None if transformer else Precision | None
     if unknown := _unknown_axis(options):
-        return (
-            f"{unknown}={variant.choices.get(unknown, unknown)}: there are no figures of what it changes to learn from"
-        )
+        return f"{unknown}={variant.choices.get(unknown, unknown)}: there are no figures of what it changes to learn from"
     for axis, untold, reason in (
-        ("precision", not isinstance(precision, timed), "there are no figures of its kernels"),
+        (
+            "precision",
+            not isinstance(precision, timed),
+            "there are no figures of its kernels",
+        ),
         (
             "attention",
             not (isinstance(attention, _ATTENDS) or "native" in backend),
             "there are no figures of its kernels",
         ),
-        ("lora", not isinstance(options.get("lora"), NoLora | Fused | None), "there are no figures of unfused LoRAs"),
-        ("caching", not isinstance(options.get("caching"), _COUNTED), "there are no figures of what it leaves out"),
-        ("grad_mode", getattr(options.get("grad_mode"), "mode", "") == "enabled", "there are no figures with autograd"),
-        ("compiler", kind not in _known_compilers(transformer), "there are no figures of it"),
+        (
+            "lora",
+            not isinstance(options.get("lora"), NoLora | Fused | None),
+            "there are no figures of unfused LoRAs",
+        ),
+        (
+            "caching",
+            not isinstance(options.get("caching"), _COUNTED),
+            "there are no figures of what it leaves out",
+        ),
+        (
+            "grad_mode",
+            getattr(options.get("grad_mode"), "mode", "") == "enabled",
+            "there are no figures with autograd",
+        ),
+        (
+            "compiler",
+            kind not in _known_compilers(transformer),
+            "there are no figures of it",
+        ),
     ):
         if untold:
             return f"{axis}={variant.choices.get(axis, axis)}: {reason} to learn from"
     if kind == "TensorRt":
-        return Software("engine", "tensorrt", FUSED, False, _numbers(precision), True, True, torch)
+        return Software(
+            "engine", "tensorrt", FUSED, False, _numbers(precision), True, True, torch
+        )
     compiled, graphs = _COMPILERS[kind]
-    graphs = graphs or getattr(compiler, "mode", "") in ("reduce-overhead", "max-autotune")
+    graphs = graphs or getattr(compiler, "mode", "") in (
+        "reduce-overhead",
+        "max-autotune",
+    )
     plain = isinstance(attention, Vanilla | Sliced) or backend.endswith("math")
     kept, split = SCORES if plain else FUSED, isinstance(attention, Sliced)
     named = "compiled" if compiled else "eager"
     if not transformer:
-        return Software("library", named, kept, split, _numbers(precision), compiled, graphs, torch)
+        return Software(
+            "library", named, kept, split, _numbers(precision), compiled, graphs, torch
+        )
     numbers = _numbers(precision)
     if numbers == "int8" and not compiled:
         chosen = variant.choices.get("precision", "int8")
         return f"precision={chosen}: int8 products without a compiler run 20 times slower: choose compiler=inductor"
     stored = casts or (isinstance(precision, TorchAo) and not precision.activations)
-    return Software(TRANSFORMERS, f"blocks_{named}", kept, split, numbers, compiled, graphs, torch, stored)
+    return Software(
+        TRANSFORMERS,
+        f"blocks_{named}",
+        kept,
+        split,
+        numbers,
+        compiled,
+        graphs,
+        torch,
+        stored,
+    )
 
 
 def _unknown_axis(options: Mapping[str, Optimization]) -> str:

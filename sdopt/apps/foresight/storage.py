@@ -71,7 +71,9 @@ def weights_in(folder: Path, storage: Storage, dtype: torch.dtype) -> dict[str, 
         if name not in parts_in(folder) or name in storage.without:
             continue
         form = storage.denoiser if name == family.denoiser else ""
-        if name in family.encoders and (not storage.quantized_texts or number in storage.quantized_texts):
+        if name in family.encoders and (
+            not storage.quantized_texts or number in storage.quantized_texts
+        ):
             form = storage.texts
         weights[name] = gib_of(network(folder, name), dtype, form, storage)
     return weights
@@ -89,11 +91,22 @@ def gib_of(network: Any, dtype: torch.dtype, form: str, storage: Storage) -> flo
             continue
         seen.add(id(weight))
         full = _is_output_of_t5(network, name)
-        bits = BITS[form] if name in linear and not (full and storage.outputs) else 8.0 * size
+        bits = (
+            BITS[form]
+            if name in linear and not (full and storage.outputs)
+            else 8.0 * size
+        )
         # transformers keeps these in float32 where all others are float16, which they would overflow.
-        if full and ((form and storage.outputs == "float32") or (not form and dtype == torch.float16)):
+        if full and (
+            (form and storage.outputs == "float32")
+            or (not form and dtype == torch.float16)
+        ):
             bits = 32.0
-        copies = 2 if storage.fused and re.search(r"(to_|add_)[qkv](_proj)?\.weight$", name) else 1
+        copies = (
+            2
+            if storage.fused and re.search(r"(to_|add_)[qkv](_proj)?\.weight$", name)
+            else 1
+        )
         total += copies * weight.numel() * bits / 8
     return total / 2**30
 
@@ -104,11 +117,15 @@ def _linear_weights(network: Any, form: str) -> set[str]:
 
     if not form:
         return set()
-    kinds: Any = (torch.nn.Linear, torch.nn.Conv2d) if form == "uint4" else torch.nn.Linear
+    kinds: Any = (
+        (torch.nn.Linear, torch.nn.Conv2d) if form == "uint4" else torch.nn.Linear
+    )
     names = set()
     for name, layer in network.named_modules():
         left_alone = form == "cast8" and _UNCAST.search(name) is not None
-        left_alone = left_alone or (form.endswith("_tokens") and not multiplies_in_8_bits(layer, name))
+        left_alone = left_alone or (
+            form.endswith("_tokens") and not multiplies_in_8_bits(layer, name)
+        )
         if isinstance(layer, kinds) and not left_alone:
             names.add(f"{name}.weight")
     return names

@@ -18,7 +18,16 @@ def plan_table(predictions: Sequence[Prediction]) -> Table:
     """Returns a row per prediction."""
     several = len({each.variant for each in predictions}) > 1
     shapes = len({each.shape for each in predictions}) > 1
-    headings = ["card", "variant", "shape", "one call, 80 % interval", "at least", "likely", "of", "fits?"]
+    headings = [
+        "card",
+        "variant",
+        "shape",
+        "one call, 80 % interval",
+        "at least",
+        "likely",
+        "of",
+        "fits?",
+    ]
     headings += ["per 1,000 images", "bound by", "rests on"]
     rows = []
     for each in predictions:
@@ -41,14 +50,26 @@ def plan_table(predictions: Sequence[Prediction]) -> Table:
 
 def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
     """Yields what stands below the table: refusals, the ranking, and the command that measures."""
-    refusals = {f"{each.card}, {each.variant}: {each.reason}" for each in predictions if each.state == REFUSED}
+    refusals = {
+        f"{each.card}, {each.variant}: {each.reason}"
+        for each in predictions
+        if each.state == REFUSED
+    }
     for refusal in sorted(refusals):
         yield f"no time for {refusal}"
     ordered = list(ranks(predictions))
     if len(ordered) > 1:
         words = []
-        for name, (_, chance) in zip(names_of([each for each, _ in ordered]), ordered, strict=True):
-            sign = "" if math.isnan(chance) else f" ({100 * chance:.0f} %) >" if chance >= TIE else " ="
+        for name, (_, chance) in zip(
+            names_of([each for each, _ in ordered]), ordered, strict=True
+        ):
+            sign = (
+                ""
+                if math.isnan(chance)
+                else f" ({100 * chance:.0f} %) >"
+                if chance >= TIE
+                else " ="
+            )
             words.append(f"{name}{sign}")
         yield f"fastest per image first, with the chance that each beats the next; = is a tie: {' '.join(words)}"
     if any(each.state == EXTRAPOLATED and each.card != "cpu" for each in predictions):
@@ -58,21 +79,42 @@ def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
 
 def check_blocks(found: Check) -> list[Block]:
     """Returns the table of a check, and what else it found."""
-    headings = ["class", "figures", "devices", "median", "80th pct", "devices' median", "within 25 %"]
+    headings = [
+        "class",
+        "figures",
+        "devices",
+        "median",
+        "80th pct",
+        "devices' median",
+        "within 25 %",
+    ]
     headings += ["in the 80 % interval", "width", "ratio of peaks"]
     rows = [
         [
             score.name,
             str(score.figures),
             str(score.devices),
-            *map(_percent, (score.median, score.p80, score.devices_median, score.devices_near, score.covered)),
+            *map(
+                _percent,
+                (
+                    score.median,
+                    score.p80,
+                    score.devices_median,
+                    score.devices_near,
+                    score.covered,
+                ),
+            ),
             f"{score.width:.2f}×",
             _percent(score.peaks),
         ]
         for score in found.scores
     ]
     title = f"latency, each figure predicted without its {found.by} (errors as a share of the published time):"
-    return [Prose(title), Table(headings, rows, numbers=headings[1:]), Notes([*_notes(found)])]
+    return [
+        Prose(title),
+        Table(headings, rows, numbers=headings[1:]),
+        Notes([*_notes(found)]),
+    ]
 
 
 def _notes(found: Check) -> Iterator[str]:

@@ -49,7 +49,9 @@ class _Observer(TorchDispatchMode):
         weights = [] if network is None else [*network.parameters(), *network.buffers()]
         self._seen = {weight.untyped_storage()._cdata for weight in weights}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         made = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         outputs = [each for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
@@ -59,8 +61,20 @@ class _Observer(TorchDispatchMode):
             self._count(func, name, args, kwargs or {}, made, outputs)
         return made
 
-    def _count(self, func: Any, name: str, args: Any, kwargs: Any, made: Any, outputs: list[torch.Tensor]) -> None:
-        inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    def _count(
+        self,
+        func: Any,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        made: Any,
+        outputs: list[torch.Tensor],
+    ) -> None:
+        inputs = [
+            each
+            for each in tree_leaves((args, kwargs))
+            if isinstance(each, torch.Tensor)
+        ]
         moved = float(sum(math.prod(tensor.shape) for tensor in (*inputs, *outputs)))
         self.costs.moved += moved
         self.costs.kernels += 1
@@ -72,12 +86,20 @@ class _Observer(TorchDispatchMode):
         else:
             self.costs.products += counter(*args, **kwargs, out_val=made)
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         """Counts one call of fused attention; returns its output."""
-        made = torch.empty(*query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device)
+        made = torch.empty(
+            *query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device
+        )
         rows = math.prod(query.shape[:-1])
-        self.costs.attention += 2.0 * rows * key.shape[-2] * (query.shape[-1] + value.shape[-1])
-        self.costs.moved += sum(math.prod(tensor.shape) for tensor in (query, key, value, made))
+        self.costs.attention += (
+            2.0 * rows * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+        )
+        self.costs.moved += sum(
+            math.prod(tensor.shape) for tensor in (query, key, value, made)
+        )
         self.costs.kernels += 1
         return made
 
@@ -105,9 +127,15 @@ class _FusedAttention(TorchFunctionMode):
         super().__init__()
         self._observer = observer
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
-            named = {name: value for name, value in (kwargs or {}).items() if name in ("query", "key", "value")}
+            named = {
+                name: value
+                for name, value in (kwargs or {}).items()
+                if name in ("query", "key", "value")
+            }
             return self._observer.attend(*args[:3], **named)
         return func(*args, **(kwargs or {}))
 
@@ -123,12 +151,20 @@ def denoiser_inputs(
     """Returns the inputs of a denoiser for some samples of a size in pixels."""
     config = unet.config
     with torch.device("meta"):
-        sample = torch.empty(samples, config.in_channels, height // 8, width // 8, dtype=dtype)
+        sample = torch.empty(
+            samples, config.in_channels, height // 8, width // 8, dtype=dtype
+        )
         states = torch.empty(samples, 77, config.cross_attention_dim, dtype=dtype)
         more: dict[str, Any] = {}
         if config.get("addition_embed_type") == "text_time":
-            wide = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
-            added = {"text_embeds": torch.empty(samples, wide, dtype=dtype), "time_ids": torch.empty(samples, 6)}
+            wide = (
+                config["projection_class_embeddings_input_dim"]
+                - 6 * config["addition_time_embed_dim"]
+            )
+            added = {
+                "text_embeds": torch.empty(samples, wide, dtype=dtype),
+                "time_ids": torch.empty(samples, 6),
+            }
             more = {"added_cond_kwargs": added}
     return [sample, torch.tensor(1.0, device="meta"), states], more
 
@@ -140,7 +176,9 @@ def network(folder: Path, name: str) -> Any:
 
 
 @lru_cache(maxsize=256)
-def traced(folder: Path, name: str, width: int, height: int, attention: str) -> tuple[Costs, int]:
+def traced(
+    folder: Path, name: str, width: int, height: int, attention: str
+) -> tuple[Costs, int]:
     """Traces two samples of the denoiser (`unet`) or the decoder (`vae`) in float16.
 
     Returns:
@@ -150,16 +188,27 @@ def traced(folder: Path, name: str, width: int, height: int, attention: str) -> 
 
     part = network(folder, name)
     # Attention that keeps its scores in the kernel, or that writes them to memory.
-    part.set_attn_processor(AttnProcessor2_0() if attention == FUSED else AttnProcessor())
+    part.set_attn_processor(
+        AttnProcessor2_0() if attention == FUSED else AttnProcessor()
+    )
     if name == "vae":
         shape = 2, part.config.latent_channels, height // 8, width // 8
         latents = torch.empty(shape, dtype=torch.float16, device="meta")
-        return trace(part.decode, latents), sum(p.numel() for p in part.decoder.parameters())
+        return trace(part.decode, latents), sum(
+            p.numel() for p in part.decoder.parameters()
+        )
     inputs, more = denoiser_inputs(part, 2, width, height, torch.float16)
     return trace(part, *inputs, **more), sum(p.numel() for p in part.parameters())
 
 
-def pass_costs(folder: Path, name: str, samples: int, width: int, height: int, attention: str = FUSED) -> Costs:
+def pass_costs(
+    folder: Path,
+    name: str,
+    samples: int,
+    width: int,
+    height: int,
+    attention: str = FUSED,
+) -> Costs:
     """Returns the costs of a pass; all grow with the samples, except for launches and reading the weights."""
     two, weights = traced(folder, name, width, height, attention)
     share = samples / 2

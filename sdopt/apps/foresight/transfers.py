@@ -42,11 +42,17 @@ class Transfer:
 
     def with_calls(self, low: float, high: float) -> tuple[float, float]:
         """Returns the interval of a call that takes `low` to `high` seconds without it."""
-        return (max(low, self.least) if self.beside else low + self.least), high + self.most
+        return (
+            max(low, self.least) if self.beside else low + self.least
+        ), high + self.most
 
 
 def transfer_of(
-    options: Collection[Optimization], each_step: float, once: float, steps: int, sheet: Sheet
+    options: Collection[Optimization],
+    each_step: float,
+    once: float,
+    steps: int,
+    sheet: Sheet,
 ) -> Transfer | None:
     """Returns what the offloading among some options moves; None without any.
 

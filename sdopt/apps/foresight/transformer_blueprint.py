@@ -10,10 +10,22 @@ from typing import Any
 import torch
 
 from sdopt.apps.foresight.latency import Costs, averaged
-from sdopt.apps.foresight.memory import AT_LEAST, WORKSPACE, Blueprint, folder_for, steps_of
+from sdopt.apps.foresight.memory import (
+    AT_LEAST,
+    WORKSPACE,
+    Blueprint,
+    folder_for,
+    steps_of,
+)
 from sdopt.apps.foresight.published import PublishedWork
 from sdopt.apps.foresight.software import SCORES, Software
-from sdopt.apps.foresight.storage import BITS, Storage, encoder_stage, gib_of, weights_in
+from sdopt.apps.foresight.storage import (
+    BITS,
+    Storage,
+    encoder_stage,
+    gib_of,
+    weights_in,
+)
 from sdopt.apps.foresight.trace import on_meta, trace
 from sdopt.apps.foresight.transformers import (
     decoder_costs,
@@ -68,14 +80,19 @@ def of_transformer(variant: Variant, shape: Shape) -> Blueprint:
     both = guidance.guides(variant.guidance_scale)
     storage = Storage()
     before = weights_in(folder, storage, dtype)
-    before = before if WithoutT5 not in kinds else {k: v for k, v in before.items() if k not in family.optional}
+    before = (
+        before
+        if WithoutT5 not in kinds
+        else {k: v for k, v in before.items() if k not in family.optional}
+    )
     weights = {name: _stored(folder, name, family, dtype, variant) for name in before}
     if TinyVae in kinds:
         weights["vae"] = _gib(_tiny_vae(folder), dtype)
     if isinstance(chosen.get("precision"), FullVae):
         weights["vae"] *= 4 / dtype.itemsize
     quantizes = any(
-        isinstance(option, Quantized | QuantizedTextEncoders | LayerwiseCasting) for option in chosen.values()
+        isinstance(option, Quantized | QuantizedTextEncoders | LayerwiseCasting)
+        for option in chosen.values()
     )
     offloads = bool({ModelOffload, SequentialOffload, GroupOffload} & kinds)
     denoiser = weights[family.denoiser]
@@ -85,18 +102,28 @@ def of_transformer(variant: Variant, shape: Shape) -> Blueprint:
         averaged(_steps(variant, whole, both)),
         _decoding(variant, folder, size, images, dtype),
         _largest_layer(folder, tuple(weights), dtype),
-        denoiser * 2**30 * guidance.calls_a_step(variant.guidance_scale) if moves else 0.0,
-        (sum(weights.values()) - (denoiser if moves else 0.0)) * 2**30 if offloads else 0.0,
+        denoiser * 2**30 * guidance.calls_a_step(variant.guidance_scale)
+        if moves
+        else 0.0,
+        (sum(weights.values()) - (denoiser if moves else 0.0)) * 2**30
+        if offloads
+        else 0.0,
         isinstance(chosen.get("precision"), FullVae) and dtype != torch.float32,
         name=family.denoiser,
         texts=encoder_stage(family, weights, both and guidance.takes_negative),
-        loading=sum(before.values()) + _CONVERTING if quantizes and not offloads else 0.0,
+        loading=sum(before.values()) + _CONVERTING
+        if quantizes and not offloads
+        else 0.0,
         encoding=encoding_costs(folder, shape.batch_size * (2 if both else 1)),
     )
 
 
 def _dtype_of(precision: Optimization | None) -> torch.dtype:
-    kind = precision.others if isinstance(precision, Quantized) else getattr(precision, "weights", "float32")
+    kind = (
+        precision.others
+        if isinstance(precision, Quantized)
+        else getattr(precision, "weights", "float32")
+    )
     dtype: torch.dtype = getattr(torch, kind)
     return dtype
 
@@ -106,12 +133,17 @@ def _in_type(costs: Costs, dtype: torch.dtype) -> Costs:
     return replace(costs, peak=costs.peak * dtype.itemsize / 2)
 
 
-def _stored(folder: Path, name: str, family: Family, dtype: torch.dtype, variant: Variant) -> float:
+def _stored(
+    folder: Path, name: str, family: Family, dtype: torch.dtype, variant: Variant
+) -> float:
     """Returns the GiB of a network as the options of a variant store it."""
     part, form = network(folder, name), ""
     for option in variant.optimizations.values():
         if isinstance(option, QuantizedTextEncoders) and name in family.encoders:
-            chosen = not option.encoders or family.encoders.index(name) + 1 in option.encoders
+            chosen = (
+                not option.encoders
+                or family.encoders.index(name) + 1 in option.encoders
+            )
             form = option.weights if chosen else form
         elif name == family.denoiser and isinstance(option, LayerwiseCasting):
             form = "cast8"
@@ -119,12 +151,16 @@ def _stored(folder: Path, name: str, family: Family, dtype: torch.dtype, variant
             form = {"float8_e4m3fn": "fp8"}.get(option.weights, option.weights)
             form = f"{form}_tokens" if isinstance(option, TorchAo) else form
     if form and form not in BITS:
-        raise UsageError(f"model={variant.model.name}: sdopt plan does not know weights in {form}: measure it")
+        raise UsageError(
+            f"model={variant.model.name}: sdopt plan does not know weights in {form}: measure it"
+        )
     return gib_of(part, dtype, form, Storage())
 
 
 def _gib(part: Any, dtype: torch.dtype) -> float:
-    return float(sum(weight.numel() for weight in part.parameters()) * dtype.itemsize / 2**30)
+    return float(
+        sum(weight.numel() for weight in part.parameters()) * dtype.itemsize / 2**30
+    )
 
 
 def _tiny_vae(folder: Path) -> Any:
@@ -136,7 +172,13 @@ def _tiny_vae(folder: Path) -> Any:
         return AutoencoderTiny(latent_channels=channels)
 
 
-def _decoding(variant: Variant, folder: Path, size: tuple[int, int], images: int, dtype: torch.dtype) -> Costs:
+def _decoding(
+    variant: Variant,
+    folder: Path,
+    size: tuple[int, int],
+    images: int,
+    dtype: torch.dtype,
+) -> Costs:
     """Returns the costs of decoding the images of a call, as the options decode them."""
     options = variant.optimizations.values()
     pieces = [option for option in options if isinstance(option, VaeInPieces)]
@@ -145,11 +187,17 @@ def _decoding(variant: Variant, folder: Path, size: tuple[int, int], images: int
     if not pieces and not tiny:
         one = _in_type(decoder_costs(folder, size), torch.float32 if full else dtype)
         return replace(one.times(images), kernels=one.kernels, peak=one.peak * images)
-    vae = on_meta(_tiny_vae(folder), dtype) if tiny else on_meta(empty_vae(folder), torch.float32 if full else dtype)
+    vae = (
+        on_meta(_tiny_vae(folder), dtype)
+        if tiny
+        else on_meta(empty_vae(folder), torch.float32 if full else dtype)
+    )
     pipe: Any = SimpleNamespace(vae=vae, vae_scale_factor=_factor(vae))
     for option in pieces:
         option.apply(pipe)
-    latents = latents_of(network(folder, "vae"), size, images, next(vae.parameters()).dtype)
+    latents = latents_of(
+        network(folder, "vae"), size, images, next(vae.parameters()).dtype
+    )
     return trace(vae.decode, latents, kept=[latents])
 
 
@@ -168,7 +216,10 @@ def _factor(vae: Any) -> int:
 
 def _largest_layer(folder: Path, names: tuple[str, ...], dtype: torch.dtype) -> float:
     layers = (module for name in names for module in network(folder, name).modules())
-    most = max(sum(weight.numel() for weight in layer.parameters(recurse=False)) for layer in layers)
+    most = max(
+        sum(weight.numel() for weight in layer.parameters(recurse=False))
+        for layer in layers
+    )
     return float(most * dtype.itemsize / 2**30)
 
 
@@ -184,7 +235,9 @@ def _steps(variant: Variant, whole: Costs, both: bool) -> list[tuple[int, Costs]
     return [(steps, whole)]
 
 
-def likely_of_transformer(work: PublishedWork, software: Software, kind: str, card_gib: float) -> tuple[float, float]:
+def likely_of_transformer(
+    work: PublishedWork, software: Software, kind: str, card_gib: float
+) -> tuple[float, float]:
     """Returns floor and likely GiB of a published figure, as `memory.likely_of`."""
     folder, storage = ARCHITECTURES / work.architecture, work.storage
     family, size = family_of_folder(folder), (work.width, work.height)
@@ -193,7 +246,9 @@ def likely_of_transformer(work: PublishedWork, software: Software, kind: str, ca
     whole = sum(weights.values())
     if kind == "weights":
         return whole, whole
-    one = denoiser_costs(folder, size, words_of(family, None), software.attention == SCORES)
+    one = denoiser_costs(
+        folder, size, words_of(family, None), software.attention == SCORES
+    )
     denoiser = for_samples(one, work.batch * work.samples).peak / 2**30
     decoder = decoder_costs(folder, size).peak * work.batch / 2**30
     roomy = kind in ("reserved", "device")
@@ -205,11 +260,16 @@ def likely_of_transformer(work: PublishedWork, software: Software, kind: str, ca
     encoding = 0.0
     if storage.offload:
         both = work.calls * work.samples > 1
-        held, encoding = [weights[family.denoiser], weights["vae"]], encoder_stage(family, weights, both)
+        held, encoding = (
+            [weights[family.denoiser], weights["vae"]],
+            encoder_stage(family, weights, both),
+        )
     floor = max(held[0] + denoiser, held[1] + decoder, encoding)
     likely = max(held[0] + wide[0], held[1] + wide[1], encoding)
     if storage.loads_whole and storage.denoiser:
         plain = replace(storage, denoiser="", texts="")
-        likely = max(likely, sum(weights_in(folder, plain, dtype).values()) + _CONVERTING)
+        likely = max(
+            likely, sum(weights_in(folder, plain, dtype).values()) + _CONVERTING
+        )
     context = CUDA_CONTEXT_GIB if kind == "device" else 0.0
     return floor + context, min(likely + context, max(floor + context, card_gib))

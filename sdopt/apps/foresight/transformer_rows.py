@@ -72,26 +72,47 @@ _UNTIMED = {
 def architecture_of(model: str) -> str | None:
     """Returns the architecture that a model's name means; None if sdopt has none of it."""
     text = model.lower()
-    return next((name for pattern, name in _MODELS.items() if re.search(pattern, text)), None) or None
+    return (
+        next(
+            (name for pattern, name in _MODELS.items() if re.search(pattern, text)),
+            None,
+        )
+        or None
+    )
 
 
 def is_transformer(model: str) -> bool:
     """Returns whether a name means a diffusion transformer, whether sdopt has it or not."""
     return bool(
-        re.search(r"flux|z-?image|qwen|\b3\.5|sd ?3|diffusion ?3|pixart|sana|lumina|chroma|dit\b", model.lower())
+        re.search(
+            r"flux|z-?image|qwen|\b3\.5|sd ?3|diffusion ?3|pixart|sana|lumina|chroma|dit\b",
+            model.lower(),
+        )
     )
 
 
 def is_guided(row: Mapping[str, str]) -> bool:
     """Returns whether both branches run in each step, where the model can."""
     text = f"{row['model']} {row['note']}".lower()
-    return not re.search(rf"no guidance|guidance (0|1|off)\b|without (true )?cfg(?! is)|no cfg|{_FEW_STEPS}", text)
+    return not re.search(
+        rf"no guidance|guidance (0|1|off)\b|without (true )?cfg(?! is)|no cfg|{_FEW_STEPS}",
+        text,
+    )
 
 
 def why_untimed(row: Mapping[str, str]) -> str:
     """Returns why no time is told for a row's software; "" if one is."""
-    text = " ".join(row[name] for name in ("model", "precision", "backend", "note")).lower()
-    reason = next((reason for pattern, reason in _NOT_DESCRIBED.items() if re.search(pattern, text)), "")
+    text = " ".join(
+        row[name] for name in ("model", "precision", "backend", "note")
+    ).lower()
+    reason = next(
+        (
+            reason
+            for pattern, reason in _NOT_DESCRIBED.items()
+            if re.search(pattern, text)
+        ),
+        "",
+    )
     if reason:
         return reason
     _, kind = _form(row["precision"])
@@ -114,13 +135,17 @@ def software_of_row(row: Mapping[str, str]) -> Software | None:
     base = "bf16" if numbers[0].startswith("b") else "fp16"
     text = row["backend"].lower()
     compiled = _compiles(row)
-    graphs = "cuda graphs" in text or (compiled and "max-autotune" in text and "no-cudagraphs" not in text)
+    graphs = "cuda graphs" in text or (
+        compiled and "max-autotune" in text and "no-cudagraphs" not in text
+    )
     version = re.search(r"torch v?(\d+)\.(\d+)", text)
     torch = (int(version[1]), int(version[2])) if version else (2, 5)
     products = kind if kind in ("fp8", "int8") else base
     name = f"blocks_{'compiled' if compiled else 'eager'}"
     stored = kind in ("stored", "int4", "llm")
-    return Software(TRANSFORMERS, name, FUSED, False, products, compiled, graphs, torch, stored)
+    return Software(
+        TRANSFORMERS, name, FUSED, False, products, compiled, graphs, torch, stored
+    )
 
 
 def storage_of_row(row: Mapping[str, str]) -> Storage:
@@ -129,11 +154,23 @@ def storage_of_row(row: Mapping[str, str]) -> Storage:
     text, note = f"{row['precision']} {row['backend']}".lower(), row["note"].lower()
     where = f"{text} {note}"
     texts, numbers = "", tuple[int, ...]()
-    if re.search(r"t5 quantized|t5 in nf4|transformer and t5|text encoders? q|text encoders quantized", note):
+    if re.search(
+        r"t5 quantized|t5 in nf4|transformer and t5|text encoders? q|text encoders quantized",
+        note,
+    ):
         texts = "nf4" if "t5 in nf4" in note else form
-        texts = "" if re.search(r"none quantized", note) or (form in ("q8", "q4", "q2", "cast8")) else texts
+        texts = (
+            ""
+            if re.search(r"none quantized", note)
+            or (form in ("q8", "q4", "q2", "cast8"))
+            else texts
+        )
         listed = note.partition("text encoders quantized:")[2]
-        numbers = tuple(int(number) for number in re.findall(r"\d", listed)) if "sd" in row["model"].lower() else ()
+        numbers = (
+            tuple(int(number) for number in re.findall(r"\d", listed))
+            if "sd" in row["model"].lower()
+            else ()
+        )
     if "t5 in 8 bits" in note:
         texts, numbers = "int8", (3,)
     return Storage(
@@ -144,14 +181,21 @@ def storage_of_row(row: Mapping[str, str]) -> Storage:
         "model" if "model offload" in where else "",
         "diffusers-torchao" in row["source"],
         "fused qkv" in text,
-        "" if "quanto" in text else "float32" if re.search(r"bitsandbytes|llm\.int8", where) else "whole",
+        ""
+        if "quanto" in text
+        else "float32"
+        if re.search(r"bitsandbytes|llm\.int8", where)
+        else "whole",
     )
 
 
 def memory_kind(row: Mapping[str, str]) -> str:
     """Returns which memory a row is of: `weights` after a call, `allocated`, `reserved`, or `device`."""
     text = f"{row['source']} {row['note']}".lower()
-    return next((kind for pattern, kind in _KINDS.items() if re.search(pattern, text)), "allocated")
+    return next(
+        (kind for pattern, kind in _KINDS.items() if re.search(pattern, text)),
+        "allocated",
+    )
 
 
 _KINDS = {
@@ -164,7 +208,10 @@ _KINDS = {
 
 def _form(precision: str) -> tuple[str, str]:
     text = precision.lower()
-    return next((found for pattern, found in _FORMS.items() if re.search(pattern, text)), ("", ""))
+    return next(
+        (found for pattern, found in _FORMS.items() if re.search(pattern, text)),
+        ("", ""),
+    )
 
 
 def _compiles(row: Mapping[str, str]) -> bool:

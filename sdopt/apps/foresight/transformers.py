@@ -52,7 +52,9 @@ class NetworkCall:
 
     def spatial(self) -> torch.Tensor:
         """Returns latents (n, C, h, w)."""
-        return self.empty(self.samples, self.config.in_channels, self.height, self.width)
+        return self.empty(
+            self.samples, self.config.in_channels, self.height, self.width
+        )
 
     def packed(self) -> torch.Tensor:
         """Returns latents (n, h·w/4, C)."""
@@ -75,12 +77,18 @@ def _flux(call: NetworkCall) -> Inputs:
     inputs = {
         "hidden_states": call.packed(),
         "encoder_hidden_states": call.text(call.config.joint_attention_dim),
-        "pooled_projections": call.empty(call.samples, call.config.pooled_projection_dim),
+        "pooled_projections": call.empty(
+            call.samples, call.config.pooled_projection_dim
+        ),
         "timestep": call.time(),
         "img_ids": call.empty(call.tokens, 3),
         "txt_ids": call.empty(call.words, 3),
     }
-    return inputs | ({"guidance": torch.ones(call.samples, device="meta")} if call.config.guidance_embeds else {})
+    return inputs | (
+        {"guidance": torch.ones(call.samples, device="meta")}
+        if call.config.guidance_embeds
+        else {}
+    )
 
 
 def _flux2(call: NetworkCall) -> Inputs:
@@ -91,7 +99,11 @@ def _flux2(call: NetworkCall) -> Inputs:
         "img_ids": call.empty(call.samples, call.tokens, 4),
         "txt_ids": call.empty(call.samples, call.words, 4),
     }
-    return inputs | ({"guidance": torch.ones(call.samples, device="meta")} if call.config.guidance_embeds else {})
+    return inputs | (
+        {"guidance": torch.ones(call.samples, device="meta")}
+        if call.config.guidance_embeds
+        else {}
+    )
 
 
 def _chroma(call: NetworkCall) -> Inputs:
@@ -101,7 +113,9 @@ def _chroma(call: NetworkCall) -> Inputs:
         "timestep": call.time(),
         "img_ids": call.empty(call.tokens, 3),
         "txt_ids": call.empty(call.words, 3),
-        "attention_mask": torch.ones(call.samples, call.words + call.tokens, dtype=torch.bool, device="meta"),
+        "attention_mask": torch.ones(
+            call.samples, call.words + call.tokens, dtype=torch.bool, device="meta"
+        ),
     }
 
 
@@ -109,7 +123,9 @@ def _sd3(call: NetworkCall) -> Inputs:
     return {
         "hidden_states": call.spatial(),
         "encoder_hidden_states": call.text(call.config.joint_attention_dim),
-        "pooled_projections": call.empty(call.samples, call.config.pooled_projection_dim),
+        "pooled_projections": call.empty(
+            call.samples, call.config.pooled_projection_dim
+        ),
         "timestep": call.time(),
     }
 
@@ -128,7 +144,10 @@ def _z_image(call: NetworkCall) -> Inputs:
     return {
         "x": [call.empty(*shape) for _ in range(call.samples)],
         "t": call.time(),
-        "cap_feats": [call.empty(call.words, call.config.cap_feat_dim) for _ in range(call.samples)],
+        "cap_feats": [
+            call.empty(call.words, call.config.cap_feat_dim)
+            for _ in range(call.samples)
+        ],
     }
 
 
@@ -185,7 +204,14 @@ INPUTS: dict[str, Callable[[NetworkCall], Inputs]] = {
 """How each class of transformer is called."""
 
 
-def step_inputs(denoiser: Any, family: Family, size: tuple[int, int], factor: int, samples: int, words: int) -> Inputs:
+def step_inputs(
+    denoiser: Any,
+    family: Family,
+    size: tuple[int, int],
+    factor: int,
+    samples: int,
+    words: int,
+) -> Inputs:
     """Returns the inputs of one call of a transformer; all tensors have the type of its weights.
 
     Args:
@@ -201,9 +227,20 @@ def step_inputs(denoiser: Any, family: Family, size: tuple[int, int], factor: in
     """
     kind = type(denoiser).__name__
     if kind not in INPUTS:
-        raise UsageError(f"{family.title}: sdopt does not know how to trace a {kind}: measure it")
+        raise UsageError(
+            f"{family.title}: sdopt does not know how to trace a {kind}: measure it"
+        )
     width, height = (side // factor for side in size)
-    return INPUTS[kind](NetworkCall(denoiser.config, samples, height, width, words, next(denoiser.parameters()).dtype))
+    return INPUTS[kind](
+        NetworkCall(
+            denoiser.config,
+            samples,
+            height,
+            width,
+            words,
+            next(denoiser.parameters()).dtype,
+        )
+    )
 
 
 def words_of(family: Family, most: int | None) -> int:
@@ -228,7 +265,9 @@ _PROMPT = 64
 
 
 @lru_cache(maxsize=64)
-def denoiser_costs(folder: Path, size: tuple[int, int], words: int, scores: bool) -> Costs:
+def denoiser_costs(
+    folder: Path, size: tuple[int, int], words: int, scores: bool
+) -> Costs:
     """Traces one call of a folder's transformer on one sample, in bfloat16.
 
     Args:
@@ -239,12 +278,22 @@ def denoiser_costs(folder: Path, size: tuple[int, int], words: int, scores: bool
     """
     family = family_of_folder(folder)
     denoiser, vae = (network(folder, name) for name in (family.denoiser, "vae"))
-    costs = trace(denoiser, **step_inputs(denoiser, family, size, factor_of(vae.config), 1, words))
-    costs = replace(costs, stored=float(sum(weight.numel() for weight in denoiser.parameters())))
-    return _with_scores(costs, denoiser.config, size, factor_of(vae.config), words) if scores else costs
+    costs = trace(
+        denoiser, **step_inputs(denoiser, family, size, factor_of(vae.config), 1, words)
+    )
+    costs = replace(
+        costs, stored=float(sum(weight.numel() for weight in denoiser.parameters()))
+    )
+    return (
+        _with_scores(costs, denoiser.config, size, factor_of(vae.config), words)
+        if scores
+        else costs
+    )
 
 
-def _with_scores(costs: Costs, config: Any, size: tuple[int, int], factor: int, words: int) -> Costs:
+def _with_scores(
+    costs: Costs, config: Any, size: tuple[int, int], factor: int, words: int
+) -> Costs:
     """Returns the costs of a pass whose attention writes and reads its scores, which are float32 in the softmax."""
     tokens = size[0] * size[1] // (2 * factor) ** 2 + words
     heads = config.get("num_attention_heads") or config.get("n_heads") or 1
@@ -268,18 +317,28 @@ def decoder_costs(folder: Path, size: tuple[int, int]) -> Costs:
     return trace(vae.decode, latents, kept=[latents])
 
 
-def latents_of(vae: Any, size: tuple[int, int], images: int, dtype: torch.dtype) -> torch.Tensor:
+def latents_of(
+    vae: Any, size: tuple[int, int], images: int, dtype: torch.dtype
+) -> torch.Tensor:
     """Returns what an autoencoder decodes: (n, C, h, w), and (n, C, 1, h, w) if it is one for videos."""
     width, height = (side // factor_of(vae.config) for side in size)
     frames = (1,) if "temperal_downsample" in vae.config else ()
     channels = int(latent_channels_of(vae.config) or 4)
-    return torch.empty(images, channels, *frames, height, width, dtype=dtype, device="meta")
+    return torch.empty(
+        images, channels, *frames, height, width, dtype=dtype, device="meta"
+    )
 
 
 def for_samples(one: Costs, samples: int) -> Costs:
     """Returns the costs of a pass of several samples; weights are read once, and launches are as many."""
     moved = (one.moved - one.stored) * samples + one.stored
-    return replace(one.times(samples), moved=moved, kernels=one.kernels, stored=one.stored, peak=one.peak * samples)
+    return replace(
+        one.times(samples),
+        moved=moved,
+        kernels=one.kernels,
+        stored=one.stored,
+        peak=one.peak * samples,
+    )
 
 
 @lru_cache(maxsize=16)
@@ -295,5 +354,10 @@ def encoding_costs(folder: Path, prompts: int) -> Costs:
     for name, tokens in zip(family.encoders, family.encoding.tokens, strict=False):
         if name in parts_in(folder):
             read = _PROMPT if family.encoding.masks == "batches" else tokens or _PROMPT
-            total += 2.0 * read * prompts * sum(weight.numel() for weight in network(folder, name).parameters())
+            total += (
+                2.0
+                * read
+                * prompts
+                * sum(weight.numel() for weight in network(folder, name).parameters())
+            )
     return Costs(products=total)

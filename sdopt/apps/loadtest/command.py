@@ -39,7 +39,12 @@ from sdopt.worker.process import WorkerProcess
 _LOAD = "sdopt.load"
 
 
-def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say: Callable[[str], None]) -> LoadRecord:
+def run(
+    argv: Sequence[str],
+    config_dir: Path | None,
+    context: StartContext,
+    say: Callable[[str], None],
+) -> LoadRecord:
     """Measures what a command line asks for, and writes and logs it.
 
     Raises:
@@ -55,21 +60,42 @@ def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say
         interference=load.interference,
     )  # fmt: skip
     if load.url is not None:
-        tracking = tracking_of([override for override in others if key_of(override).startswith("tracking")])
-        measure: Callable[[], None] = partial(_measure_url, load, target_of(load, load.url), others, record, say)
+        tracking = tracking_of(
+            [override for override in others if key_of(override).startswith("tracking")]
+        )
+        measure: Callable[[], None] = partial(
+            _measure_url, load, target_of(load, load.url), others, record, say
+        )
     else:
         preset = any(key_of(override) == "experiment" for override in others)
-        with composer_of(others if preset else [BATCHES, *others], config_dir) as composer:
+        with composer_of(
+            others if preset else [BATCHES, *others], config_dir
+        ) as composer:
             chosen, plan = composer.current, composer.current.study.plan(composer)
         require_same_task(plan)
-        tracking, record.price_per_hour = chosen.tracking, chosen.hardware.price_per_hour
+        tracking, record.price_per_hour = (
+            chosen.tracking,
+            chosen.hardware.price_per_hour,
+        )
         machine, context = find_machine(context, plan.baseline.hardware, data_sheets)
-        rows = [(variant, policy) for variant in plan.variants for policy in policies.values()]
-        refused = [unservable(variant, policy, machine.device) for variant, policy in rows]
-        candidates = [reasons for (variant, _), reasons in zip(rows, refused, strict=True) if variant != plan.baseline]
+        rows = [
+            (variant, policy)
+            for variant in plan.variants
+            for policy in policies.values()
+        ]
+        refused = [
+            unservable(variant, policy, machine.device) for variant, policy in rows
+        ]
+        candidates = [
+            reasons
+            for (variant, _), reasons in zip(rows, refused, strict=True)
+            if variant != plan.baseline
+        ]
         # As in a study: some may be left out, but neither the baseline nor all others.
         if refused[0] or (candidates and all(candidates)):
-            raise ConflictError(list(dict.fromkeys(reason for reasons in refused for reason in reasons)))
+            raise ConflictError(
+                list(dict.fromkeys(reason for reasons in refused for reason in reasons))
+            )
         for line in _planned(load, rows, refused):
             say(line)
         if chosen.dry_run:
@@ -88,15 +114,27 @@ def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say
 
 
 def _planned(
-    load: LoadConfig, rows: Sequence[tuple[Variant, Serving]], refused: Sequence[Sequence[str]]
+    load: LoadConfig,
+    rows: Sequence[tuple[Variant, Serving]],
+    refused: Sequence[Sequence[str]],
 ) -> Iterator[str]:
     """Yields what is served and what cannot be, a line for each row, and how much is sent."""
     for (variant, policy), reasons in zip(rows, refused, strict=True):
-        verdict = f"cannot be served here: {'; '.join(reasons)}" if reasons else "is served"
+        verdict = (
+            f"cannot be served here: {'; '.join(reasons)}" if reasons else "is served"
+        )
         yield f"{variant.name}, {policy.policy}: {verdict}"
-    windows = load.replicates * len(load.rates or load.ladder) * sum(not reasons for reasons in refused)
+    windows = (
+        load.replicates
+        * len(load.rates or load.ladder)
+        * sum(not reasons for reasons in refused)
+    )
     lasting = f", {load.duration_s:g} s or longer" if load.duration_s else ""
-    further = "" if load.rates else "; further ones, where these do not bracket a row's highest rate"
+    further = (
+        ""
+        if load.rates
+        else "; further ones, where these do not bracket a row's highest rate"
+    )
     yield f"{windows} windows, each of {load.requests} requests or more{lasting}{further}"
 
 
@@ -109,8 +147,16 @@ def _measure(
     context: StartContext,
     say: Callable[[str], None],
 ) -> None:
-    running = [variant for (variant, _), reasons in zip(rows, refused, strict=True) if not reasons]
-    variants = [variant for number, variant in enumerate(running) if variant not in running[:number]]
+    running = [
+        variant
+        for (variant, _), reasons in zip(rows, refused, strict=True)
+        if not reasons
+    ]
+    variants = [
+        variant
+        for number, variant in enumerate(running)
+        if variant not in running[:number]
+    ]
     fetch(variants, context)
     check_models(variants, ("path", "hub"), context)
     first = variants[0]
@@ -121,13 +167,21 @@ def _measure(
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder("load"))
         if holder := stack.enter_context(reserve(machine.device, "sdopt load-test")):
-            print_problems([f"{holder} measures on {machine.device.name}, and disturbs this load test"])
+            print_problems(
+                [
+                    f"{holder} measures on {machine.device.name}, and disturbs this load test"
+                ]
+            )
         candidates = []
         for number, (variant, policy) in enumerate(rows):
             name = f"{variant.name}, {policy.policy}"
             log, timeout_s = scratch / f"{number}.log", variant.protocol.timeout_s
-            start = partial(WorkerProcess, context, machine.device, timeout_s, variant, log, scratch)
-            row = LoadRow(name, variant.name, policy.policy, reason="; ".join(refused[number]))
+            start = partial(
+                WorkerProcess, context, machine.device, timeout_s, variant, log, scratch
+            )
+            row = LoadRow(
+                name, variant.name, policy.policy, reason="; ".join(refused[number])
+            )
             row.chosen, row.unlike = _work_beside(variant, rows[0][0])
             candidates.append(ServedRow(row, variant, policy, start))
         record.rows = [candidate.row for candidate in candidates]
@@ -140,17 +194,34 @@ def _work_beside(variant: Variant, baseline: Variant) -> tuple[list[str], list[s
     chosen = mine.chosen_beside(others)
     unlike = mine.incomparable_work(others)
     if any(key.startswith("model.") for key in unlike):
-        unlike = {key: values for key, values in unlike.items() if not key.startswith("model.")}
+        unlike = {
+            key: values
+            for key, values in unlike.items()
+            if not key.startswith("model.")
+        }
         unlike["model"] = (variant.model.source, baseline.model.source)
         chosen.pop("model", None)
-    words = [[f"{key} {old} → {new}" for key, (new, old) in found.items()] for found in (chosen, unlike)]
+    words = [
+        [f"{key} {old} → {new}" for key, (new, old) in found.items()]
+        for found in (chosen, unlike)
+    ]
     return words[0], words[1]
 
 
 def _measure_url(
-    load: LoadConfig, target: Target, overrides: Sequence[str], record: LoadRecord, say: Callable[[str], None]
+    load: LoadConfig,
+    target: Target,
+    overrides: Sequence[str],
+    record: LoadRecord,
+    say: Callable[[str], None],
 ) -> None:
-    with composer_of([override for override in overrides if not key_of(override).startswith("tracking")]) as composer:
+    with composer_of(
+        [
+            override
+            for override in overrides
+            if not key_of(override).startswith("tracking")
+        ]
+    ) as composer:
         workload, model = composer.current.workload, composer.current.model
     prompts = resolve_prompts(workload, model)
     shown = without_passwords(load.url or target.address)
@@ -162,13 +233,17 @@ def _measure_url(
     LoadTest(load, record, None, say).run_url(row, target, prompts)
 
 
-def _conclude(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig) -> None:
+def _conclude(
+    record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig
+) -> None:
     """Writes and logs what was found."""
     record.write(folder)
     text = written(blocks_of(record))
     (folder / "load.md").write_text(text, encoding="utf-8")
     try:
-        from sdopt.apps.loadtest.charts import draw  # a machine that only measures may lack the library of charts
+        from sdopt.apps.loadtest.charts import (
+            draw,
+        )  # a machine that only measures may lack the library of charts
 
         draw(record, folder)
     except ModuleNotFoundError as error:
@@ -180,28 +255,79 @@ def _conclude(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadCo
             print_problems([f"not logged to {error}"])
 
 
-def _log(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig, text: str) -> None:
+def _log(
+    record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig, text: str
+) -> None:
     """Logs a load test: a run above one for each row. Raises TrackingError."""
     identity = hashlib.sha256(f"{folder.absolute()}".encode()).hexdigest()[:16]
-    common = {_LOAD: identity, **{name: str(value) for name, value in (tracking.tags or {}).items()}}
+    common = {
+        _LOAD: identity,
+        **{name: str(value) for name, value in (tracking.tags or {}).items()},
+    }
     below = []
     for each in record.figures:
         # A chart of runs has no sign for a bound, so that only the rate, which the answer explains, is logged for one.
         ratio = each.ratio if each.ratio_bound == "=" else None
         metrics = {"cost_per_1000": each.cost(record.price_per_hour)}
         for name, found in (("max_rate_per_s", each.most), ("ratio", ratio)):
-            metrics |= {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high} if found else {}
-        for key in ("p50_s", "p95_s", "p99_s", "goodput", "batch", "queue_s", "compute_s", "image_j"):
+            metrics |= (
+                {
+                    name: found.estimate,
+                    f"{name}_low": found.low,
+                    f"{name}_high": found.high,
+                }
+                if found
+                else {}
+            )
+        for key in (
+            "p50_s",
+            "p95_s",
+            "p99_s",
+            "goodput",
+            "batch",
+            "queue_s",
+            "compute_s",
+            "image_j",
+        ):
             metrics[key] = each.mean(each.typical, key)
         known = tracked_metrics(each.row.columns)
-        known |= {f"load/{name}": float(value) for name, value in metrics.items() if value is not None}
+        known |= {
+            f"load/{name}": float(value)
+            for name, value in metrics.items()
+            if value is not None
+        }
         tags = {**tracked_tags(each.row.columns), **common, ROLE: "load row"}
-        below.append(TrackedRun(each.row.name, tags, parameters={"policy": each.row.policy}, metrics=known))
+        below.append(
+            TrackedRun(
+                each.row.name,
+                tags,
+                parameters={"policy": each.row.policy},
+                metrics=known,
+            )
+        )
     files = {path.name: path for path in sorted(folder.iterdir())}
-    parameters = {f"load.{key}": without_passwords(str(value)) for key, value in asdict(load).items()}
+    parameters = {
+        f"load.{key}": without_passwords(str(value))
+        for key, value in asdict(load).items()
+    }
     answer = answer_of(record)
     tags = {**common, ROLE: "load test", "answer": answer, NOTE: note_of(text)}
-    run = TrackedRun(f"{record.name} {record.began}", tags, parameters=parameters, files=files, below=below)
+    run = TrackedRun(
+        f"{record.name} {record.began}",
+        tags,
+        parameters=parameters,
+        files=files,
+        below=below,
+    )
     digest = hashlib.sha256((folder / "load.json").read_bytes()).hexdigest()[:16]
     mine = [f"tags.`{_LOAD}` = '{identity}'"]
-    ask(client.put, tracking, record.name, run, mine, digest, (), note_of(f"**{record.name}:** {answer}"))
+    ask(
+        client.put,
+        tracking,
+        record.name,
+        run,
+        mine,
+        digest,
+        (),
+        note_of(f"**{record.name}:** {answer}"),
+    )

@@ -100,24 +100,51 @@ def load_config(
         UsageError: an override names no key, is out of its range, or would have no effect.
     """
     overrides = [_url_typed(override) for override in overrides]
-    own = [override for override in overrides if group_of(key_of(override)) in ("load", "serving")]
+    own = [
+        override
+        for override in overrides
+        if group_of(key_of(override)) in ("load", "serving")
+    ]
     others = [override for override in overrides if override not in own]
     problems = list(without_effect(others, _OF_STUDIES))
-    preset = load_of(others, config_dir) if any(key_of(override) == "experiment" for override in others) else {}
-    found = own_config("load-test", LoadCommand, [f"load.{key}={json.dumps(preset[key])}" for key in preset] + own)
+    preset = (
+        load_of(others, config_dir)
+        if any(key_of(override) == "experiment" for override in others)
+        else {}
+    )
+    found = own_config(
+        "load-test",
+        LoadCommand,
+        [f"load.{key}={json.dumps(preset[key])}" for key in preset] + own,
+    )
     load = found.load
     problems += _wrong(load)
-    serving_keys = [override for override in own if group_of(key_of(override)) == "serving"]
+    serving_keys = [
+        override for override in own if group_of(key_of(override)) == "serving"
+    ]
     if load.url is not None:
-        sent = [o for o in others if key_of(o) in _PROMPTS or group_of(key_of(o)) == "tracking"]
+        sent = [
+            o
+            for o in others
+            if key_of(o) in _PROMPTS or group_of(key_of(o)) == "tracking"
+        ]
         served = [o for o in [*others, *serving_keys] if o not in sent]
         problems += [f"{o}: has no effect with load.url; leave it out" for o in served]
-    limits = [o for o in serving_keys if key_of(o).partition(".")[2] not in ("", "max_batch", "window_ms")]
-    problems += [f"{override}: has no effect on a load test; leave it out" for override in limits]
+    limits = [
+        o
+        for o in serving_keys
+        if key_of(o).partition(".")[2] not in ("", "max_batch", "window_ms")
+    ]
+    problems += [
+        f"{override}: has no effect on a load test; leave it out" for override in limits
+    ]
     if problems:
         raise UsageError(problems)
     policies: dict[str, Serving] = {}
-    for serving in [*(serving_config([f"serving={name}"])[0] for name in load.policies), found.serving]:
+    for serving in [
+        *(serving_config([f"serving={name}"])[0] for name in load.policies),
+        found.serving,
+    ]:
         # What waits too long misses the limit anyway.
         unbounded = replace(serving, port=0, queue=100_000, deadline_s=86_400.0)
         policies.setdefault(serving.policy, unbounded)
@@ -143,7 +170,9 @@ def _wrong(load: LoadConfig) -> list[str]:
         if name not in known
     ]
     for key, values in (("rates", load.rates), ("ladder", load.ladder)):
-        if values is not None and (not values or not all(0 < value <= 1e6 for value in values)):
+        if values is not None and (
+            not values or not all(0 < value <= 1e6 for value in values)
+        ):
             problems.append(f"load.{key}={values}: needs rates above 0, as in [1,2,4]")
     problems += _wrong_windows(load)
     problems += _wrong_server(load)
@@ -154,9 +183,13 @@ def _wrong_windows(load: LoadConfig) -> list[str]:
     problems = []
     if load.early_stopping and wanted_share(load.attainment, load.requests, True) > 1:
         fewest = early_stopping(0, load.attainment)
-        problems.append(f"load.requests={load.requests}: load.early_stopping needs {fewest} at least")
+        problems.append(
+            f"load.requests={load.requests}: load.early_stopping needs {fewest} at least"
+        )
     if load.duration_s is not None and load.arrivals not in KINDS:
-        problems.append(f"load.duration_s={load.duration_s:g}: has no effect on recorded arrivals; name load.requests")
+        problems.append(
+            f"load.duration_s={load.duration_s:g}: has no effect on recorded arrivals; name load.requests"
+        )
     try:
         unit_trace(load.arrivals, load.requests, load.seed)
     except UsageError as error:
@@ -167,8 +200,17 @@ def _wrong_windows(load: LoadConfig) -> list[str]:
 def _wrong_server(load: LoadConfig) -> Iterator[str]:
     """Yields what is wrong with the keys of a server that is only known by its address."""
     if load.url is None:
-        given = {"model": load.model, "key": load.key, "headers": load.headers, "fields": load.fields}
-        yield from (f"load.{key}: has no effect without load.url" for key, value in given.items() if value is not None)
+        given = {
+            "model": load.model,
+            "key": load.key,
+            "headers": load.headers,
+            "fields": load.fields,
+        }
+        yield from (
+            f"load.{key}: has no effect without load.url"
+            for key, value in given.items()
+            if value is not None
+        )
         return
     if load.rates is None:
         yield "load.rates: must be given with load.url, as in load.rates=[1,2,4]"

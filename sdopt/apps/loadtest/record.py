@@ -120,7 +120,9 @@ class LoadRecord:
             return TypeAdapter(cls).validate_json((folder / RECORD).read_bytes())
         except (OSError, ValidationError) as error:
             reason = str(error).splitlines()[0]
-            raise UsageError(f"{folder / RECORD}: is no load test that can be read: {reason}") from error
+            raise UsageError(
+                f"{folder / RECORD}: is no load test that can be read: {reason}"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -150,13 +152,19 @@ class RowFigures:
     @property
     def typical(self) -> float:
         """The rate whose figures are shown: not above `most`, and the highest that most replicates had."""
-        below = [rate for rate in self.windows if rate <= self.most.estimate] or [min(self.windows)]
+        below = [rate for rate in self.windows if rate <= self.most.estimate] or [
+            min(self.windows)
+        ]
         return max(below, key=lambda rate: (len(self.windows[rate]), rate))
 
     def cost(self, price_per_hour: float | None) -> float | None:
         """Returns what 1,000 images cost at `typical`, idle time included, in the unit of the price."""
         achieved = self.mean(self.typical, "achieved")
-        return None if price_per_hour is None or not achieved else 1000 / achieved * price_per_hour / 3600
+        return (
+            None
+            if price_per_hour is None or not achieved
+            else 1000 / achieved * price_per_hour / 3600
+        )
 
     @property
     def gap(self) -> float | None:
@@ -164,16 +172,31 @@ class RowFigures:
         pairs = [
             (window.p95_s, predicted.p95_s)
             for replicate in self.row.replicates
-            for window, predicted in zip(replicate.windows, replicate.predicted, strict=False)
-            if window.rate == self.typical and window.p95_s is not None and math.isfinite(predicted.p95_s)
+            for window, predicted in zip(
+                replicate.windows, replicate.predicted, strict=False
+            )
+            if window.rate == self.typical
+            and window.p95_s is not None
+            and math.isfinite(predicted.p95_s)
         ]
-        return math.exp(sum(math.log(one / other) for one, other in pairs) / len(pairs)) if pairs else None
+        return (
+            math.exp(sum(math.log(one / other) for one, other in pairs) / len(pairs))
+            if pairs
+            else None
+        )
 
 
-def figures_of(row: LoadRow, baseline: LoadRow, wanted: Callable[[int], float]) -> RowFigures:
+def figures_of(
+    row: LoadRow, baseline: LoadRow, wanted: Callable[[int], float]
+) -> RowFigures:
     """Returns the figures of a row, beside those of the baseline in the same replicates; `wanted` as in `max_rate`."""
-    mine, base = ({r.number: max_rate(r.windows, wanted) for r in each.replicates} for each in (row, baseline))
-    most, bound = _over([rate for rate, _ in mine.values()], [each for _, each in mine.values()])
+    mine, base = (
+        {r.number: max_rate(r.windows, wanted) for r in each.replicates}
+        for each in (row, baseline)
+    )
+    most, bound = _over(
+        [rate for rate, _ in mine.values()], [each for _, each in mine.values()]
+    )
     ratios, relations = [], []
     for number in mine.keys() & base.keys() if row is not baseline else ():
         (rate, mine_is), (base_rate, base_is) = mine[number], base[number]
@@ -184,7 +207,9 @@ def figures_of(row: LoadRow, baseline: LoadRow, wanted: Callable[[int], float]) 
     for replicate in row.replicates:
         for window in replicate.windows:
             windows.setdefault(window.rate, []).append(window)
-    return RowFigures(row, most, bound, None if ratio_bound == "?" else ratio, ratio_bound, windows)
+    return RowFigures(
+        row, most, bound, None if ratio_bound == "?" else ratio, ratio_bound, windows
+    )
 
 
 def _over(values: Sequence[float], relations: Sequence[str]) -> tuple[Interval, str]:
@@ -197,22 +222,36 @@ def _over(values: Sequence[float], relations: Sequence[str]) -> tuple[Interval, 
 
 def answer_of(record: LoadRecord) -> str:
     """Returns which row carries most, in a sentence, and before it which rows did other work."""
-    unlike = [f"{row.name}: {', '.join(row.unlike)}" for row in record.rows if row.unlike]
+    unlike = [
+        f"{row.name}: {', '.join(row.unlike)}" for row in record.rows if row.unlike
+    ]
     before = f"Not the same work: {'; '.join(unlike)}. " if unlike else ""
     return f"{before}{_most(record)}"
 
 
 def _most(record: LoadRecord) -> str:
-    shown = " (at 99 % confidence, by MLPerf's early stopping)" if record.early_stopping else ""
+    shown = (
+        " (at 99 % confidence, by MLPerf's early stopping)"
+        if record.early_stopping
+        else ""
+    )
     within = f"with {100 * record.attainment:g} % of the requests within {record.limit_s:.3g} s{shown}"
     figures = record.figures
     if not figures:
         return "nothing was measured"
     baseline, *others = figures
     told = f"{baseline.row.name} carries {rate_text(baseline)} requests/s {within}"
-    compared = [(each.ratio, each) for each in others if each.ratio is not None and each.ratio_bound != "<"]
+    compared = [
+        (each.ratio, each)
+        for each in others
+        if each.ratio is not None and each.ratio_bound != "<"
+    ]
     if not compared:
-        unknown = "; whether another row carries more cannot be told from these rates" if others else ""
+        unknown = (
+            "; whether another row carries more cannot be told from these rates"
+            if others
+            else ""
+        )
         return f"{told}{unknown}."
     ratio, best = max(compared, key=lambda pair: pair[0].estimate)
     carries = "carries" if best.ratio_bound == "=" else "carries at least"
@@ -220,7 +259,11 @@ def _most(record: LoadRecord) -> str:
         doubt = "; the rates do not bracket it" if best.ratio_bound != "=" else ""
         doubt = doubt or "; three replicates or more would give an interval"
     else:
-        doubt = "" if ratio.low > 1 else "; the interval includes 1, so it may carry no more"
+        doubt = (
+            ""
+            if ratio.low > 1
+            else "; the interval includes 1, so it may carry no more"
+        )
     return (
         f"{best.row.name} {carries} {ratio_text(ratio)} the requests of {baseline.row.name} {within}: "
         f"{rate_text(best)} instead of {rate_text(baseline)} a second{doubt}."
@@ -241,10 +284,17 @@ def rate_text(figures: RowFigures) -> str:
 def _header_texts(record: LoadRecord) -> Sequence[str]:
     """Returns what the figures of a record rest on."""
     replicates = max((len(row.replicates) for row in record.rows), default=0)
-    windows = [window for row in record.rows for each in row.replicates for window in each.windows]
+    windows = [
+        window
+        for row in record.rows
+        for each in row.replicates
+        for window in each.windows
+    ]
     most = max((window.requests for window in windows), default=0)
     shares = [window.disturbed for window in windows if window.disturbed is not None]
-    disturbed = [share for share in shares if record.interference and share > record.interference]
+    disturbed = [
+        share for share in shares if record.interference and share > record.interference
+    ]
     requests = f"{record.requests}" + (f" to {most}" if most > record.requests else "")
     told = (
         f"disturbed by other work: {len(disturbed)} of {len(windows)} windows, by up to "
@@ -253,8 +303,14 @@ def _header_texts(record: LoadRecord) -> Sequence[str]:
     )
     bounded = any(figures.most.low is not None for figures in record.figures)
     intervals = "two-sided 95 % intervals" if bounded else "no intervals"
-    here = any(row.service_s for row in record.rows)  # a server that sdopt has started and called before
-    server = "on an empty, warm server" if here else "on a server whose other work nobody knows"
+    here = any(
+        row.service_s for row in record.rows
+    )  # a server that sdopt has started and called before
+    server = (
+        "on an empty, warm server"
+        if here
+        else "on a server whose other work nobody knows"
+    )
     return [
         *record.header,
         f"{record.arrivals} arrivals, {requests} requests per rate; latency from the scheduled arrival",
@@ -270,7 +326,9 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
     for row in record.rows:
         if row.chosen:
             yield f"{row.name} does other work by choice: {', '.join(row.chosen)}"
-        windows = [window for replicate in row.replicates for window in replicate.windows]
+        windows = [
+            window for replicate in row.replicates for window in replicate.windows
+        ]
         fetched_s = [window.link_s for window in windows if window.link_s is not None]
         if fetched_s:
             mean_s = sum(fetched_s) / len(fetched_s)
@@ -280,7 +338,9 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
             )
         repeated = sum(window.repeated for window in windows)
         if repeated:
-            images = sum(window.requests - window.rejected - window.errors for window in windows)
+            images = sum(
+                window.requests - window.rejected - window.errors for window in windows
+            )
             why = (
                 "though each request has a seed of its own: it ignores seeds, or answers from a cache, which generates "
                 "nothing"
@@ -292,7 +352,11 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
         sizes = sorted({size for window in windows for size in window.sizes})
         if sizes:
             others = any(size != row.asked_size for size in sizes)
-            asked = f", although requests ask for {row.asked_size}" if row.asked_size and others else ""
+            asked = (
+                f", although requests ask for {row.asked_size}"
+                if row.asked_size and others
+                else ""
+            )
             yield f"{row.name}: its images have {' and '.join(sizes)} pixels{asked}"
         most = max((window.most_images for window in windows), default=1)
         if most > 1:
@@ -309,31 +373,69 @@ def _replicates_text(count: int, arrivals: str) -> str:
 
 def blocks_of(record: LoadRecord) -> list[Block]:
     """Returns the answer, the table, and what the figures rest on."""
-    missing = [f"{row.name}: not measured to the end: {row.reason}" for row in record.rows if row.reason]
+    missing = [
+        f"{row.name}: not measured to the end: {row.reason}"
+        for row in record.rows
+        if row.reason
+    ]
     notes = [*_header_texts(record), *_not_measured(record), *missing]
     return [Prose(answer_of(record), strong=True), rows_table(record), Notes(notes)]
 
 
 def _not_measured(record: LoadRecord) -> Iterator[str]:
-    counted = any(window.image_j for row in record.rows for each in row.replicates for window in each.windows)
+    counted = any(
+        window.image_j
+        for row in record.rows
+        for each in row.replicates
+        for window in each.windows
+    )
     if counted or record.price_per_hour is not None:
         yield "energy and cost are those of the whole device at that rate, idle time included"
     if not counted:
         here = any(row.service_s for row in record.rows)
-        why = "there is no card whose own counter can be read" if here else "the server's card is not within reach"
+        why = (
+            "there is no card whose own counter can be read"
+            if here
+            else "the server's card is not within reach"
+        )
         yield f"energy: not measured here, since {why}"
     if record.price_per_hour is None:
         yield "cost: not measured here, since hardware.price_per_hour is not given"
 
 
-OWN_COLUMNS = ("speedup", "speed", "latency/p50_s", "memory_ratio", "images", "gate", "step")
+OWN_COLUMNS = (
+    "speedup",
+    "speed",
+    "latency/p50_s",
+    "memory_ratio",
+    "images",
+    "gate",
+    "step",
+)
 """Columns of tables for which a load test has figures of its own under load, or none."""
 
 
 def rows_table(record: LoadRecord) -> Table:
     """Returns a table with a line for each row: the highest rate, and figures at the highest measured one below it."""
-    headings = ["variant, policy", "most requests/s", "of the baseline's", "at", "p50", "p95", "p99", "queue", "call"]
-    headings += ["batch", "refused", "measured/simulated", "memory", "energy per 1,000", "cost per 1,000"]
+    headings = [
+        "variant, policy",
+        "most requests/s",
+        "of the baseline's",
+        "at",
+        "p50",
+        "p95",
+        "p99",
+        "queue",
+        "call",
+    ]
+    headings += [
+        "batch",
+        "refused",
+        "measured/simulated",
+        "memory",
+        "energy per 1,000",
+        "cost per 1,000",
+    ]
     further = further_columns(OWN_COLUMNS)
     for column in further:
         headings += column.headings(TableView())
@@ -347,19 +449,26 @@ def rows_table(record: LoadRecord) -> Table:
 def page_table(record: LoadRecord) -> str:
     """Returns the answer of a load test and its table, as a page of the documentation shows them."""
     table = rows_table(record).filled("p50", "p99", "queue", "call", "memory")
-    return written([Prose(answer_of(record), strong=True), table, Notes(_header_texts(record))])
+    return written(
+        [Prose(answer_of(record), strong=True), table, Notes(_header_texts(record))]
+    )
 
 
 def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:
     rate = figures.typical
     cost, image_j = figures.cost(record.price_per_hour), figures.mean(rate, "image_j")
     memory = figures.row.memory_gib
-    seconds = [figures.mean(rate, key) for key in ("p50_s", "p95_s", "p99_s", "queue_s", "compute_s")]
+    seconds = [
+        figures.mean(rate, key)
+        for key in ("p50_s", "p95_s", "p99_s", "queue_s", "compute_s")
+    ]
     lost = (figures.mean(rate, "rejected") or 0) + (figures.mean(rate, "errors") or 0)
     return [
         figures.row.name,
         rate_text(figures),
-        f"{_SIGNS[figures.ratio_bound]}{ratio_text(figures.ratio)}" if figures.ratio else "",
+        f"{_SIGNS[figures.ratio_bound]}{ratio_text(figures.ratio)}"
+        if figures.ratio
+        else "",
         f"{rate:.3g}/s",
         *("" if value is None else f"{value:.3g} s" for value in seconds),
         _number(figures.mean(rate, "batch")),
@@ -373,7 +482,16 @@ def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:
 
 def windows_table(figures: Sequence[RowFigures]) -> Table:
     """Returns a table of all windows."""
-    headings = ["variant, policy", "offered/s", "images/s", "in time/s", "in time", "p50", "p95", "p99"]
+    headings = [
+        "variant, policy",
+        "offered/s",
+        "images/s",
+        "in time/s",
+        "in time",
+        "p50",
+        "p95",
+        "p99",
+    ]
     headings += ["refused", "errors", "sent late by", "disturbed"]
     rows = [
         [
@@ -382,7 +500,10 @@ def windows_table(figures: Sequence[RowFigures]) -> Table:
             f"{window.achieved:.3g}",
             f"{window.goodput:.3g}",
             f"{100 * window.attainment:.1f} %",
-            *("" if value is None else f"{value:.3g} s" for value in (window.p50_s, window.p95_s, window.p99_s)),
+            *(
+                "" if value is None else f"{value:.3g} s"
+                for value in (window.p50_s, window.p95_s, window.p99_s)
+            ),
             str(window.rejected),
             str(window.errors),
             f"{1000 * window.lag_s:.1f} ms",

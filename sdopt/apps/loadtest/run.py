@@ -13,7 +13,13 @@ from functools import partial
 import numpy as np
 
 from sdopt.apps.loadtest.config import LoadConfig
-from sdopt.apps.loadtest.record import OWN_COLUMNS, LoadRecord, LoadRow, Predicted, Replicate
+from sdopt.apps.loadtest.record import (
+    OWN_COLUMNS,
+    LoadRecord,
+    LoadRow,
+    Predicted,
+    Replicate,
+)
 from sdopt.apps.loadtest.target import Target
 from sdopt.apps.serving.engine import Engine, EngineWork
 from sdopt.apps.serving.server import listen, serve
@@ -65,7 +71,13 @@ class LoadTest:
     `say` takes lines of progress; the device is None of a server that is only known by its address.
     """
 
-    def __init__(self, load: LoadConfig, record: LoadRecord, device: Device | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        load: LoadConfig,
+        record: LoadRecord,
+        device: Device | None,
+        say: Callable[[str], None],
+    ) -> None:
         self._load, self._record, self._device, self._say = load, record, device, say
         self._random = np.random.default_rng(load.seed)
         self._generator: subprocess.Popen[str] | None = None
@@ -89,7 +101,9 @@ class LoadTest:
                 row = candidate.row
                 if row.reason:
                     continue
-                self._say(f"{row.name}, replicate {replicate + 1} of {self._load.replicates}: loading")
+                self._say(
+                    f"{row.name}, replicate {replicate + 1} of {self._load.replicates}: loading"
+                )
                 try:
                     asyncio.run(self._measure(candidate, replicate))
                 except SdoptError as error:
@@ -101,11 +115,16 @@ class LoadTest:
     def run_url(self, row: LoadRow, target: Target, prompts: Sequence[str]) -> None:
         """Measures a server that is only known by its address. Raises UnavailableError if it gives no image."""
         # The image itself; a link costs its client another request, which counts. Some servers know no such field.
-        asked, target = target, replace(target, fields={"response_format": "b64_json", **target.fields})
+        asked, target = (
+            target,
+            replace(target, fields={"response_format": "b64_json", **target.fields}),
+        )
 
         def require_image(request: str) -> None:
             nonlocal target
-            [sent] = generate(target.schedule(prompts, self._fresh_seed(1), [0.0], _PATIENCE_S))
+            [sent] = generate(
+                target.schedule(prompts, self._fresh_seed(1), [0.0], _PATIENCE_S)
+            )
             if sent.status in _UNKNOWN and target is not asked:
                 target = asked
                 require_image(request)
@@ -121,7 +140,10 @@ class LoadTest:
         row.own_seeds = "seed" not in target.fields
         row.asked_size = str(target.fields.get("size") or "")
         for replicate in range(self._load.replicates):
-            windows = [self._window(target, rate, prompts, replicate, row, None) for rate in self._shuffled(row.rates)]
+            windows = [
+                self._window(target, rate, prompts, replicate, row, None)
+                for rate in self._shuffled(row.rates)
+            ]
             row.replicates.append(Replicate(replicate, windows, []))
             if any(window.errors == window.requests for window in windows):
                 try:
@@ -140,7 +162,11 @@ class LoadTest:
 
         async def send() -> None:
             try:
-                found.append(await asyncio.to_thread(self._replicate, candidate, engine, target, number))
+                found.append(
+                    await asyncio.to_thread(
+                        self._replicate, candidate, engine, target, number
+                    )
+                )
             except asyncio.CancelledError:
                 if self._generator is not None:
                     self._generator.kill()
@@ -151,7 +177,9 @@ class LoadTest:
             raise KeyboardInterrupt
         candidate.row.replicates += found
 
-    def _replicate(self, candidate: ServedRow, engine: Engine, target: Target, number: int) -> Replicate:
+    def _replicate(
+        self, candidate: ServedRow, engine: Engine, target: Target, number: int
+    ) -> Replicate:
         row, variant = candidate.row, candidate.variant
         service_s = calibrated(engine)
         if not row.service_s:
@@ -178,22 +206,43 @@ class LoadTest:
         if not row.rates:
             high = largest / seconds(largest)
             most = highest_rate(spare, 0.0, slowest, 2 * high)
-            row.rates = list(self._load.rates or [float(f"{share * most:.4g}") for share in self._load.ladder])
+            row.rates = list(
+                self._load.rates
+                or [float(f"{share * most:.4g}") for share in self._load.ladder]
+            )
         windows = [
-            self._window(target, rate, variant.prompts, number, row, engine.pid) for rate in self._shuffled(row.rates)
+            self._window(target, rate, variant.prompts, number, row, engine.pid)
+            for rate in self._shuffled(row.rates)
         ]
         if self._load.rates is None:
-            send = partial(self._window, target, prompts=variant.prompts, replicate=number, row=row, worker=engine.pid)
+            send = partial(
+                self._window,
+                target,
+                prompts=variant.prompts,
+                replicate=number,
+                row=row,
+                worker=engine.pid,
+            )
             windows += bracketing(windows, self._record.wanted, send, slowest)
         predicted = []
         for window in windows:
-            percentiles = np.quantile(latencies(window.rate), [0.5, 0.95, 0.99], method="higher")
-            predicted.append(Predicted(window.rate, attained(window.rate), *map(float, percentiles)))
+            percentiles = np.quantile(
+                latencies(window.rate), [0.5, 0.95, 0.99], method="higher"
+            )
+            predicted.append(
+                Predicted(window.rate, attained(window.rate), *map(float, percentiles))
+            )
         row.memory_gib = engine.held_gib
         return Replicate(number, windows, predicted)
 
     def _window(
-        self, target: Target, rate: float, prompts: Sequence[str], replicate: int, row: LoadRow, worker: int | None
+        self,
+        target: Target,
+        rate: float,
+        prompts: Sequence[str],
+        replicate: int,
+        row: LoadRow,
+        worker: int | None,
     ) -> Window:
         """Sends a window, again if it was sent too late, or other work disturbed the process `worker`.
 
@@ -202,24 +251,54 @@ class LoadTest:
         Raises:
             UnavailableError: it is always sent too late.
         """
-        load, limit_s, times_s = self._load, self._record.limit_s, self._arrivals(replicate, rate)
+        load, limit_s, times_s = (
+            self._load,
+            self._record.limit_s,
+            self._arrivals(replicate, rate),
+        )
         note, tried, lags_ms = partial(setattr, self, "_generator"), list[Window](), []
         for _ in range(_ATTEMPTS):
-            self._say(f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s")
+            self._say(
+                f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s"
+            )
             # Another's server may answer from a cache what it was asked for in an earlier window.
             foreign = self._device is None
-            seed = self._fresh_seed(len(times_s)) if foreign else load.seed + replicate * len(times_s)
-            schedule = target.schedule(prompts, seed, times_s.tolist(), timeout_s=max(_PATIENCE_S, 20 * limit_s))
-            before_j, meter = self._energy_j(), None if worker is None else InterferenceMeter(worker)
+            seed = (
+                self._fresh_seed(len(times_s))
+                if foreign
+                else load.seed + replicate * len(times_s)
+            )
+            schedule = target.schedule(
+                prompts,
+                seed,
+                times_s.tolist(),
+                timeout_s=max(_PATIENCE_S, 20 * limit_s),
+            )
+            before_j, meter = (
+                self._energy_j(),
+                None if worker is None else InterferenceMeter(worker),
+            )
             begun_s = sum(os.times()[:4])
             sent = generate(schedule, note)
             found = window_of(sent, rate, limit_s, load.lag_ms / 1000, self._digests)
             if foreign:
-                self._digests |= {each.digest for each in sent if each.digest is not None}
+                self._digests |= {
+                    each.digest for each in sent if each.digest is not None
+                }
             # This process and the one that sends, which has ended, take processor time as a server and its clients do.
-            causes = None if meter is None else meter.stop(0.0, sum(os.times()[:4]) - begun_s)
-            found = replace(found, disturbed=None if causes is None else causes.waited + causes.stolen)
-            after_j, images = self._energy_j(), found.requests - found.rejected - found.errors
+            causes = (
+                None
+                if meter is None
+                else meter.stop(0.0, sum(os.times()[:4]) - begun_s)
+            )
+            found = replace(
+                found,
+                disturbed=None if causes is None else causes.waited + causes.stolen,
+            )
+            after_j, images = (
+                self._energy_j(),
+                found.requests - found.rejected - found.errors,
+            )
             if before_j is not None and after_j is not None and images:
                 found = replace(found, image_j=(after_j - before_j) / images)
             if found.void:
@@ -232,7 +311,9 @@ class LoadTest:
             tried.append(found)
             if not load.interference or (found.disturbed or 0) <= load.interference:
                 return found
-            self._say(f"{row.name}: other work took {100 * (found.disturbed or 0):.0f} % (load.interference)")
+            self._say(
+                f"{row.name}: other work took {100 * (found.disturbed or 0):.0f} % (load.interference)"
+            )
         if not tried:
             enough_ms = 10 * math.ceil(1.5 * max(lags_ms) / 10)
             raise UnavailableError(
@@ -253,13 +334,20 @@ class LoadTest:
 
     def _arrivals(self, replicate: int, rate: float) -> np.ndarray:
         """Returns when the requests of a window are sent, in seconds: the same trace for all rows, scaled."""
-        return unit_trace(self._load.arrivals, self._load.count(rate), self._load.seed + replicate) / rate
+        return (
+            unit_trace(
+                self._load.arrivals, self._load.count(rate), self._load.seed + replicate
+            )
+            / rate
+        )
 
     def _shuffled(self, rates: Sequence[float]) -> list[float]:
         return [float(rate) for rate in self._random.permutation(rates)]
 
 
-def columns_of(variant: Variant, service_s: Mapping[int, float]) -> dict[str, float | str]:
+def columns_of(
+    variant: Variant, service_s: Mapping[int, float]
+) -> dict[str, float | str]:
     """Returns what further columns of tables say of a variant, by its time of a call without load."""
     measured = VariantResult(
         name=variant.name,
@@ -283,9 +371,23 @@ def columns_of(variant: Variant, service_s: Mapping[int, float]) -> dict[str, fl
 def calibrated(engine: Engine) -> dict[int, float]:
     """Returns the seconds of a call by its number of images, as the server's process sees it, without load."""
     workload, found = engine.variant.workload, {}
-    work = EngineWork(workload.steps, engine.variant.guidance_scale, workload.negative_prompt is not None)
-    for size in sorted({1, *(size for size in engine.batch_sizes if size <= engine.largest), engine.largest}):
-        asked = [Asked("a red apple", seed, workload.negative_prompt) for seed in range(size)]
-        taken_s = timeit.repeat(partial(engine.render, asked, [work] * size), number=1, repeat=_CALIBRATIONS)
+    work = EngineWork(
+        workload.steps,
+        engine.variant.guidance_scale,
+        workload.negative_prompt is not None,
+    )
+    for size in sorted(
+        {
+            1,
+            *(size for size in engine.batch_sizes if size <= engine.largest),
+            engine.largest,
+        }
+    ):
+        asked = [
+            Asked("a red apple", seed, workload.negative_prompt) for seed in range(size)
+        ]
+        taken_s = timeit.repeat(
+            partial(engine.render, asked, [work] * size), number=1, repeat=_CALIBRATIONS
+        )
         found[size] = statistics.median(taken_s)
     return found

@@ -29,13 +29,21 @@ class Target:
     secrets: Sequence[str] = field(default=(), repr=False)
     """Values from the environment, which are neither shown nor written."""
 
-    def schedule(self, prompts: Sequence[str], seed: int, times_s: Sequence[float], timeout_s: float) -> SendSchedule:
+    def schedule(
+        self,
+        prompts: Sequence[str],
+        seed: int,
+        times_s: Sequence[float],
+        timeout_s: float,
+    ) -> SendSchedule:
         """Returns requests at these times, whose prompts take turns and whose seeds count upwards."""
         bodies = []
         for number in range(len(times_s)):
             prompt = prompts[number % len(prompts)]
             bodies.append(self._body(prompt, seed + number))
-        return SendSchedule(self.address, times_s, bodies, timeout_s, dict(self.headers))
+        return SendSchedule(
+            self.address, times_s, bodies, timeout_s, dict(self.headers)
+        )
 
     def _body(self, prompt: str, seed: int) -> dict[str, Any]:
         body = {"prompt": prompt, "seed": seed, **self.fields}
@@ -83,7 +91,11 @@ class _Secrets:
 
     def in_field(self, name: str, value: Any) -> Any:
         """Returns a field of a request; in one that is named like a secret, with values in place of `$VARIABLE`."""
-        return self._filled("load.fields", name, value) if isinstance(value, str) and _SECRET.search(name) else value
+        return (
+            self._filled("load.fields", name, value)
+            if isinstance(value, str) and _SECRET.search(name)
+            else value
+        )
 
     def _filled(self, key: str, name: str, text: str) -> str:
         variables = _VARIABLE.findall(text)
@@ -94,7 +106,9 @@ class _Secrets:
             )
         for variable in variables:
             if not self._value(variable):
-                self.problems.append(f"{key}.{name}: the environment variable {variable} is not set")
+                self.problems.append(
+                    f"{key}.{name}: the environment variable {variable} is not set"
+                )
         return _VARIABLE.sub(lambda match: os.environ.get(match[1], ""), text)
 
     def in_authorization(self, variable: str) -> str:

@@ -11,7 +11,13 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 
 from sdopt.apps.serving.engine import Engine, EngineWork
 from sdopt.errors import UnavailableError
@@ -33,25 +39,59 @@ class Meters:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
-        self.answers = Counter("sdopt_answers", "Answers to requests for images.", ["status"], registry=registry)
-        self.waiting = Gauge("sdopt_waiting_images", "Images that wait for a call.", registry=registry)
-        self.ready = Gauge("sdopt_ready", "1 while requests are taken.", registry=registry)
-        self.restarts = Counter("sdopt_worker_restarts", "Workers started in the place of one.", registry=registry)
+        self.answers = Counter(
+            "sdopt_answers",
+            "Answers to requests for images.",
+            ["status"],
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            "sdopt_waiting_images", "Images that wait for a call.", registry=registry
+        )
+        self.ready = Gauge(
+            "sdopt_ready", "1 while requests are taken.", registry=registry
+        )
+        self.restarts = Counter(
+            "sdopt_worker_restarts",
+            "Workers started in the place of one.",
+            registry=registry,
+        )
         self.queue_s = Histogram(
-            "sdopt_queue_seconds", "From an image's arrival to its call.", buckets=_SECONDS, registry=registry
+            "sdopt_queue_seconds",
+            "From an image's arrival to its call.",
+            buckets=_SECONDS,
+            registry=registry,
         )
         self._images = Counter("sdopt_images", "Images drawn.", registry=registry)
         self._calls = Histogram(
-            "sdopt_call_images", "Images of one call.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=registry
+            "sdopt_call_images",
+            "Images of one call.",
+            buckets=(1, 2, 4, 8, 16, 32, 64),
+            registry=registry,
         )
         self._compute_s = Histogram(
-            "sdopt_compute_seconds", "Calls, from prompts to images.", buckets=_SECONDS, registry=registry
+            "sdopt_compute_seconds",
+            "Calls, from prompts to images.",
+            buckets=_SECONDS,
+            registry=registry,
         )
-        self._busy_s = Counter("sdopt_busy_seconds", "Time in calls, as this process sees it.", registry=registry)
-        self._graphs = Counter("sdopt_compiled_graphs", "Graphs compiled while serving.", registry=registry)
-        self._held = Gauge("sdopt_worker_memory_bytes", "Memory of the worker after its last call.", registry=registry)
+        self._busy_s = Counter(
+            "sdopt_busy_seconds",
+            "Time in calls, as this process sees it.",
+            registry=registry,
+        )
+        self._graphs = Counter(
+            "sdopt_compiled_graphs", "Graphs compiled while serving.", registry=registry
+        )
+        self._held = Gauge(
+            "sdopt_worker_memory_bytes",
+            "Memory of the worker after its last call.",
+            registry=registry,
+        )
 
-    def called(self, images: int, compute_s: float, call_s: float, graphs: int, held_gib: float) -> None:
+    def called(
+        self, images: int, compute_s: float, call_s: float, graphs: int, held_gib: float
+    ) -> None:
         """Counts a call of the worker."""
         self._images.inc(images)
         self._calls.observe(images)
@@ -68,8 +108,19 @@ class Meters:
 class RefusalError(Exception):
     """A request that gets no image."""
 
-    def __init__(self, status: int, reason: str, param: str | None = None, retry_after_s: float | None = None) -> None:
-        self.status, self.reason, self.param, self.retry_after_s = status, reason, param, retry_after_s
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        self.status, self.reason, self.param, self.retry_after_s = (
+            status,
+            reason,
+            param,
+            retry_after_s,
+        )
         super().__init__(status, reason)
 
 
@@ -115,11 +166,17 @@ class Batcher:
     def submit(self, asked: Sequence[Asked], work: EngineWork) -> list[Waiting]:
         """Lets images wait for a call, all or none. Raises RefusalError."""
         if self.state != "ready":
-            raise RefusalError(503, f"this server is {self.state}", retry_after_s=self._call_s)
+            raise RefusalError(
+                503, f"this server is {self.state}", retry_after_s=self._call_s
+            )
         waiting, limit = len(self._waiting), self.serving.queue
         if waiting + len(asked) > limit:
             calls = math.ceil(waiting / self.engine.largest)
-            raise RefusalError(429, f"{waiting} images wait, of at most {limit}", retry_after_s=calls * self._call_s)
+            raise RefusalError(
+                429,
+                f"{waiting} images wait, of at most {limit}",
+                retry_after_s=calls * self._call_s,
+            )
         loop, added = asyncio.get_running_loop(), []
         for each in asked:
             image = Waiting(each, work, loop.time(), loop.create_future())
@@ -185,7 +242,11 @@ class Batcher:
                 return []
             if self._waiting:
                 oldest = self._waiting[0]
-                agreeing = [image for image in self._waiting if self.engine.together(oldest.work, image.work)]
+                agreeing = [
+                    image
+                    for image in self._waiting
+                    if self.engine.together(oldest.work, image.work)
+                ]
                 batch = agreeing[: self.engine.largest]
                 left_s = oldest.arrived_s + window_s - loop.time()
                 if len(batch) == self.engine.largest or left_s <= 0:
@@ -205,24 +266,43 @@ class Batcher:
         try:
             asked = [image.asked for image in batch]
             works = [image.work for image in batch]
-            found: Rendered = await self._in_thread(partial(self.engine.render, asked, works))
+            found: Rendered = await self._in_thread(
+                partial(self.engine.render, asked, works)
+            )
         except WorkerError as error:
             reason = error.reason
             if self._draining.is_set() and self.engine.pid is None:
                 reason = "this server ended before they were (serving.drain_s)"
-            print(f"sdopt: {len(batch)} images not drawn: {reason}", file=sys.stderr, flush=True)
+            print(
+                f"sdopt: {len(batch)} images not drawn: {reason}",
+                file=sys.stderr,
+                flush=True,
+            )
             for image in batch:
-                self._refuse(image, RefusalError(500, "the call that drew this image failed"))
+                self._refuse(
+                    image, RefusalError(500, "the call that drew this image failed")
+                )
             return
         self._call_s = loop.time() - began_s
-        self.meters.called(len(batch), found.seconds, self._call_s, found.graphs, found.held_gib)
-        for image, pixels, finite in zip(batch, found.pixels, found.finite, strict=True):
+        self.meters.called(
+            len(batch), found.seconds, self._call_s, found.graphs, found.held_gib
+        )
+        for image, pixels, finite in zip(
+            batch, found.pixels, found.finite, strict=True
+        ):
             if not finite:
-                self._refuse(image, RefusalError(500, "the image has values that are infinite or no numbers"))
+                self._refuse(
+                    image,
+                    RefusalError(
+                        500, "the image has values that are infinite or no numbers"
+                    ),
+                )
             elif not image.answer.done():
                 queue_s = began_s - image.arrived_s
                 self.meters.queue_s.observe(queue_s)
-                image.answer.set_result(Drawn(pixels, queue_s, found.seconds, len(batch)))
+                image.answer.set_result(
+                    Drawn(pixels, queue_s, found.seconds, len(batch))
+                )
 
     async def _restart(self) -> None:
         """Starts a worker in the place of one that has ended, again and again until one is warm."""
@@ -234,7 +314,11 @@ class Batcher:
                 await self._in_thread(self.engine.start)
             except (WorkerError, OSError) as error:
                 reason = error.reason if isinstance(error, WorkerError) else error
-                print(f"sdopt: the worker cannot be started: {reason}", file=sys.stderr, flush=True)
+                print(
+                    f"sdopt: the worker cannot be started: {reason}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._draining.wait(), pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -244,7 +328,13 @@ class Batcher:
                 return
 
     def _expire(self, image: Waiting) -> None:
-        self._refuse(image, RefusalError(504, f"waited longer than {self.serving.deadline_s:g} s (serving.deadline_s)"))
+        self._refuse(
+            image,
+            RefusalError(
+                504,
+                f"waited longer than {self.serving.deadline_s:g} s (serving.deadline_s)",
+            ),
+        )
         self._note_change()
 
     def _refuse_waiting(self) -> None:

@@ -27,7 +27,9 @@ class EngineWork:
 class Engine:
     """The worker of a variant."""
 
-    def __init__(self, variant: Variant, serving: Serving, start: Callable[[], Worker]) -> None:
+    def __init__(
+        self, variant: Variant, serving: Serving, start: Callable[[], Worker]
+    ) -> None:
         self.variant = variant
         self._start = start
         self._worker: Worker | None = None
@@ -46,18 +48,28 @@ class Engine:
     @property
     def pid(self) -> int | None:
         """The process id of the worker; None if there is none."""
-        return self._worker.pid if self._worker is not None and self._worker.alive else None
+        return (
+            self._worker.pid
+            if self._worker is not None and self._worker.alive
+            else None
+        )
 
     def start(self) -> None:
         """Starts a worker, and calls it at each batch size until it is warm. Raises WorkerError or OSError."""
         self.stop()
         self._worker = self._start()
         self._worker.ask(PipelineHost.prepare)
-        recording = max((option.recording_calls for option in self.variant.optimizations.values()), default=0)
+        recording = max(
+            (option.recording_calls for option in self.variant.optimizations.values()),
+            default=0,
+        )
         prompts = self.variant.prompts
         negative = self.variant.workload.negative_prompt
         for size in self.batch_sizes:
-            asked = [Asked(prompts[number % len(prompts)], number, negative) for number in range(size)]
+            asked = [
+                Asked(prompts[number % len(prompts)], number, negative)
+                for number in range(size)
+            ]
             for _ in range(2 + recording):
                 self._worker.ask(PipelineHost.render, asked, size, {})
 
@@ -87,13 +99,19 @@ class Engine:
             ]
         elif work.guidance_scale != self.variant.guidance_scale:
             changes["guidance_scale"] = work.guidance_scale
-        found = self._worker.ask(PipelineHost.render, asked, self.batch_for(len(asked)), changes)
+        found = self._worker.ask(
+            PipelineHost.render, asked, self.batch_for(len(asked)), changes
+        )
         self.held_gib = found.held_gib
         return found
 
     def batch_for(self, images: int) -> int:
         """Returns the batch size of a call that draws some images."""
-        return next(size for size in self.batch_sizes if size >= images) if self.pads else images
+        return (
+            next(size for size in self.batch_sizes if size >= images)
+            if self.pads
+            else images
+        )
 
     def stop(self) -> None:
         """Ends the worker, gently if it still listens."""
@@ -112,7 +130,10 @@ def scale_by_image(variant: Variant) -> bool:
     They may where a transformer embeds the scale. A compiler would compile the call anew, or keep the scale that it has
     seen: its images of other scales have calls of their own.
     """
-    if family_of(variant.model).is_unet or guidance_of(variant.model).form != "embedded":
+    if (
+        family_of(variant.model).is_unet
+        or guidance_of(variant.model).form != "embedded"
+    ):
         return False
     return not any(option.compiles for option in variant.optimizations.values())
 
@@ -122,22 +143,34 @@ def unservable(variant: Variant, serving: Serving, device: Device) -> list[str]:
     workload, sizes = variant.workload, [shape.batch_size for shape in variant.shapes]
     found = variant.conflicts(device)
     if len({shape.size for shape in variant.shapes}) > 1:
-        found.append(f"workload.size={workload.size}: a server draws images of one size; name one")
+        found.append(
+            f"workload.size={workload.size}: a server draws images of one size; name one"
+        )
     if variant.task.kind != "txt2img":
-        found.append(f"task={variant.task.kind}: a server draws images from prompts alone; choose task=txt2img")
+        found.append(
+            f"task={variant.task.kind}: a server draws images from prompts alone; choose task=txt2img"
+        )
     if workload.images_per_prompt != 1:
-        found.append(f"workload.images_per_prompt={workload.images_per_prompt}: a request names its number as n")
+        found.append(
+            f"workload.images_per_prompt={workload.images_per_prompt}: a request names its number as n"
+        )
     if workload.latents is not None:
-        found.append(f"workload.latents={workload.latents}: a request names its noise as seed; leave it out")
+        found.append(
+            f"workload.latents={workload.latents}: a request names its noise as seed; leave it out"
+        )
     if serving.largest(sizes) > max(sizes):
         found.append(
             f"serving.max_batch={serving.max_batch}: larger than any batch size that is warmed; add it, as in "
             f"'workload.batch_size=[1,{serving.max_batch}]'"
         )
     if serving.window_ms and serving.largest(sizes) == 1:
-        found.append("serving.window_ms: has no effect on calls of one image; choose serving=single, or larger batches")
+        found.append(
+            "serving.window_ms: has no effect on calls of one image; choose serving=single, or larger batches"
+        )
     if serving.max_n > serving.queue:
-        found.append(f"serving.max_n={serving.max_n}: at most serving.queue={serving.queue}")
+        found.append(
+            f"serving.max_n={serving.max_n}: at most serving.queue={serving.queue}"
+        )
     return found + [
         f"{axis}: needs all prompts before the first call, and a server does not know them; leave it out"
         for axis, option in variant.optimizations.items()
@@ -145,7 +178,9 @@ def unservable(variant: Variant, serving: Serving, device: Device) -> list[str]:
     ]
 
 
-def refused_work(variant: Variant, serving: Serving, device: Device, work: EngineWork) -> dict[str, str]:
+def refused_work(
+    variant: Variant, serving: Serving, device: Device, work: EngineWork
+) -> dict[str, str]:
     """Returns by field why a request cannot be drawn with other steps or guidance than the workload's; {} if it can."""
     workload, scale = variant.workload, variant.guidance_scale
     other = {
@@ -155,16 +190,26 @@ def refused_work(variant: Variant, serving: Serving, device: Device, work: Engin
     changed = [field for field, (asked, own) in other.items() if asked != own]
     if changed and not serving.mixed:
         return {
-            field: f"this server draws with {other[field][1]:g} (serving.mixed=true allows others)" for field in changed
+            field: f"this server draws with {other[field][1]:g} (serving.mixed=true allows others)"
+            for field in changed
         }
     if work.steps > serving.max_steps and work.steps != workload.steps:
-        return {"num_inference_steps": f"at most {serving.max_steps} (serving.max_steps)"}
+        return {
+            "num_inference_steps": f"at most {serving.max_steps} (serving.max_steps)"
+        }
     guidance = guidance_of(variant.model)
     if guidance.guides(work.guidance_scale) != (guided := guidance.guides(scale)):
         side = "above" if guided else "at most"
-        return {"guidance_scale": f"must stay {side} {guidance.above:g}, as in what is served ({scale:g})"}
+        return {
+            "guidance_scale": f"must stay {side} {guidance.above:g}, as in what is served ({scale:g})"
+        }
     if not changed:
         return {}
-    asked = replace(variant, workload=replace(workload, steps=work.steps, guidance_scale=work.guidance_scale))
+    asked = replace(
+        variant,
+        workload=replace(
+            workload, steps=work.steps, guidance_scale=work.guidance_scale
+        ),
+    )
     conflicts = asked.conflicts(device)
     return {changed[0]: "; ".join(conflicts)} if conflicts else {}

@@ -29,9 +29,7 @@ _CLIENT_LEFT = 499
 
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 
-_PAGE_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'"
-)
+_PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 """The page shows nothing from anywhere else."""
 
 
@@ -60,7 +58,9 @@ class Generation(BaseModel):
     seed: Seed | None = None
     negative_prompt: str | None = None
     num_inference_steps: Annotated[int | None, Field(ge=1)] = None
-    guidance_scale: Annotated[float | None, Field(ge=0, le=1000, allow_inf_nan=False)] = None
+    guidance_scale: Annotated[
+        float | None, Field(ge=0, le=1000, allow_inf_nan=False)
+    ] = None
 
 
 class Interface:
@@ -68,7 +68,11 @@ class Interface:
 
     def __init__(self, batcher: Batcher, device: Device) -> None:
         self._batcher, self._device, self._begun = batcher, device, int(time.time())
-        self._variant, self._serving, self._meters = batcher.engine.variant, batcher.serving, batcher.meters
+        self._variant, self._serving, self._meters = (
+            batcher.engine.variant,
+            batcher.serving,
+            batcher.meters,
+        )
 
     def app(self) -> FastAPI:
         """Returns the application."""
@@ -88,7 +92,11 @@ class Interface:
     async def generations(self, request: Request) -> Response:
         """Draws the images of one request."""
         name = request.headers.get("x-request-id", "")[:100]
-        name = name if name.isascii() and name.isprintable() and name else secrets.token_hex(8)
+        name = (
+            name
+            if name.isascii() and name.isprintable() and name
+            else secrets.token_hex(8)
+        )
         try:
             answer = await self._images(request)
         except RefusalError as refusal:
@@ -134,7 +142,13 @@ class Interface:
 
     async def page(self) -> HTMLResponse:
         """Returns a page to try the server with."""
-        return HTMLResponse(_PAGE, headers={"Content-Security-Policy": _PAGE_POLICY, "X-Frame-Options": "DENY"})
+        return HTMLResponse(
+            _PAGE,
+            headers={
+                "Content-Security-Policy": _PAGE_POLICY,
+                "X-Frame-Options": "DENY",
+            },
+        )
 
     async def _images(self, request: Request) -> Response:
         """Raises RefusalError, or ClientDisconnect if the client leaves while it still sends."""
@@ -143,7 +157,9 @@ class Interface:
         images = self._batcher.submit(asked, work)
         try:
             drawn = await _answers(request, images)
-            pngs = await asyncio.gather(*(asyncio.to_thread(_png, each.pixels) for each in drawn))
+            pngs = await asyncio.gather(
+                *(asyncio.to_thread(_png, each.pixels) for each in drawn)
+            )
         finally:
             self._batcher.drop(images)
         data = [
@@ -167,24 +183,43 @@ class Interface:
     async def _read(self, request: Request) -> Generation:
         """Reads the body, within its limit. Raises RefusalError."""
         # A page of another site may send a form here, but not JSON unless this server allows it.
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        if (
+            request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            != "application/json"
+        ):
             raise RefusalError(415, "send application/json", "content-type")
-        limit, deadline_s, body = self._serving.body_kib * 1024, self._serving.deadline_s, bytearray()
+        limit, deadline_s, body = (
+            self._serving.body_kib * 1024,
+            self._serving.deadline_s,
+            bytearray(),
+        )
         try:
             async with asyncio.timeout(deadline_s):
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > limit:
-                        raise RefusalError(413, f"larger than {limit} bytes (serving.body_kib)", "body")
+                        raise RefusalError(
+                            413, f"larger than {limit} bytes (serving.body_kib)", "body"
+                        )
         except TimeoutError:
-            raise RefusalError(408, f"did not arrive within {deadline_s:g} s (serving.deadline_s)", "body") from None
+            raise RefusalError(
+                408,
+                f"did not arrive within {deadline_s:g} s (serving.deadline_s)",
+                "body",
+            ) from None
         try:
             generation = Generation.model_validate_json(bytes(body))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            first = error.errors(
+                include_url=False, include_input=False, include_context=False
+            )[0]
             field = str(first["loc"][0]) if first["loc"] else "body"
             unknown = first["type"] == "extra_forbidden"
-            raise RefusalError(422, "not supported here; leave it out" if unknown else first["msg"], field) from None
+            raise RefusalError(
+                422,
+                "not supported here; leave it out" if unknown else first["msg"],
+                field,
+            ) from None
         if twice := _named_twice(body):
             raise RefusalError(422, "is there twice", twice)
         return generation
@@ -193,25 +228,43 @@ class Interface:
         """Returns the images that a request asks for. Raises RefusalError, with the field that is at fault."""
         variant, count = self._variant, given.n or 1
         sizes = ("auto", f"{variant.size}x{variant.size}")
-        negative = variant.workload.negative_prompt if given.negative_prompt is None else given.negative_prompt
+        negative = (
+            variant.workload.negative_prompt
+            if given.negative_prompt is None
+            else given.negative_prompt
+        )
         seed = secrets.randbelow(2**32) if given.seed is None else given.seed
         wrong = {
-            "model": given.model not in (None, variant.model.name) and f"this server has {variant.model.name}",
-            "prompt": wrong_prompt(given.prompt) if given.prompt.strip() else "is empty",
-            "n": count > self._serving.max_n and f"at most {self._serving.max_n} (serving.max_n)",
-            "size": given.size not in (None, *sizes) and f"this server draws {sizes[1]}",
-            "seed": seed + count - 1 > HIGHEST_SEED and f"the last image's is above {HIGHEST_SEED}",
-            "negative_prompt": given.negative_prompt is not None and self._wrong_negative(given.negative_prompt),
+            "model": given.model not in (None, variant.model.name)
+            and f"this server has {variant.model.name}",
+            "prompt": wrong_prompt(given.prompt)
+            if given.prompt.strip()
+            else "is empty",
+            "n": count > self._serving.max_n
+            and f"at most {self._serving.max_n} (serving.max_n)",
+            "size": given.size not in (None, *sizes)
+            and f"this server draws {sizes[1]}",
+            "seed": seed + count - 1 > HIGHEST_SEED
+            and f"the last image's is above {HIGHEST_SEED}",
+            "negative_prompt": given.negative_prompt is not None
+            and self._wrong_negative(given.negative_prompt),
         }
         work = EngineWork(
             given.num_inference_steps or variant.workload.steps,
-            variant.guidance_scale if given.guidance_scale is None else given.guidance_scale,
+            variant.guidance_scale
+            if given.guidance_scale is None
+            else given.guidance_scale,
             negative is not None,
         )
-        for field, reason in {**wrong, **refused_work(variant, self._serving, self._device, work)}.items():
+        for field, reason in {
+            **wrong,
+            **refused_work(variant, self._serving, self._device, work),
+        }.items():
             if reason:
                 raise RefusalError(404 if field == "model" else 422, reason, field)
-        return [Asked(given.prompt, seed + number, negative) for number in range(count)], work
+        return [
+            Asked(given.prompt, seed + number, negative) for number in range(count)
+        ], work
 
     def _wrong_negative(self, negative: str) -> str | None:
         if not is_guided(self._variant.workload, self._variant.model):
@@ -231,7 +284,9 @@ async def _answers(request: Request, images: list[Waiting]) -> list[Drawn]:
     try:
         drawn = []
         for image in images:
-            await asyncio.wait({image.answer, left}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {image.answer, left}, return_when=asyncio.FIRST_COMPLETED
+            )
             if not image.answer.done():
                 raise ClientDisconnect
             drawn.append(image.answer.result())
@@ -256,7 +311,11 @@ def _error(refusal: RefusalError) -> JSONResponse:
     kind = "invalid_request_error" if refusal.status < 429 else "server_error"
     message = f"{refusal.param}: {refusal.reason}" if refusal.param else refusal.reason
     error = {"message": message, "type": kind, "param": refusal.param, "code": None}
-    headers = {} if refusal.retry_after_s is None else {"Retry-After": str(max(1, round(refusal.retry_after_s)))}
+    headers = (
+        {}
+        if refusal.retry_after_s is None
+        else {"Retry-After": str(max(1, round(refusal.retry_after_s)))}
+    )
     if refusal.status in (408, 413):
         headers["Connection"] = "close"  # what else is sent of the body is not read
     return JSONResponse({"error": error}, refusal.status, headers=headers)

@@ -32,7 +32,9 @@ _STARTS = 3
 """Attempts of Ray to start a replica before a deployment counts as failed."""
 
 
-def deploy(variant: Variant, serving: Serving, device: Device, ready: Callable[[], None]) -> None:
+def deploy(
+    variant: Variant, serving: Serving, device: Device, ready: Callable[[], None]
+) -> None:
     """Serves a variant from the Ray cluster at RAY_ADDRESS until SIGTERM or Ctrl-C.
 
     `ready` is called once when requests are taken.
@@ -56,7 +58,10 @@ def deploy(variant: Variant, serving: Serving, device: Device, ready: Callable[[
     def build() -> FastAPI:  # Ray asks for a function
         return application(variant, serving)
 
-    replicas = {"min_replicas": serving.replicas, "max_replicas": max(serving.replicas, serving.most_replicas or 0)}
+    replicas = {
+        "min_replicas": serving.replicas,
+        "max_replicas": max(serving.replicas, serving.most_replicas or 0),
+    }
     largest = serving.largest([shape.batch_size for shape in variant.shapes])
     replica = serve.deployment(
         serve.ingress(build)(_Replica),
@@ -65,7 +70,10 @@ def deploy(variant: Variant, serving: Serving, device: Device, ready: Callable[[
         max_ongoing_requests=serving.queue + largest,
         max_constructor_retry_count=_STARTS,
         graceful_shutdown_timeout_s=serving.drain_s + 5,
-        ray_actor_options={"num_cpus": variant.hardware.threads or 1, "num_gpus": int(device.is_cuda)},
+        ray_actor_options={
+            "num_cpus": variant.hardware.threads or 1,
+            "num_gpus": int(device.is_cuda),
+        },
     )
     try:
         serve.start(http_options={"host": serving.host, "port": serving.port})
@@ -74,7 +82,9 @@ def deploy(variant: Variant, serving: Serving, device: Device, ready: Callable[[
         told.wait()
     except RuntimeError as error:
         found = serve.status().applications[_NAME].deployments[_NAME].message
-        raise UnavailableError(f"{variant.name}: no replica gets ready: {found}") from error
+        raise UnavailableError(
+            f"{variant.name}: no replica gets ready: {found}"
+        ) from error
     finally:
         serve.delete(_NAME)
         ray.shutdown()
@@ -86,20 +96,31 @@ class _Replica:
 
 def application(variant: Variant, serving: Serving) -> FastAPI:
     """Returns a replica's application, which starts its worker before Ray counts it as running."""
-    context = multiprocessing.get_context("spawn")  # a fork server needs the main thread, which is Ray's
+    context = multiprocessing.get_context(
+        "spawn"
+    )  # a fork server needs the main thread, which is Ray's
     device = find_machine(context, variant.hardware, dict)[0].device
     stack = ExitStack()
     folder = stack.enter_context(scratch_folder("serve"))
     log, timeout_s = folder / "worker.log", variant.protocol.timeout_s
-    engine = Engine(variant, serving, partial(WorkerProcess, context, device, timeout_s, variant, log, folder))
+    engine = Engine(
+        variant,
+        serving,
+        partial(WorkerProcess, context, device, timeout_s, variant, log, folder),
+    )
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
         begun = asyncio.Event()
-        drawing, first = asyncio.ensure_future(batcher.run(begun.set)), asyncio.ensure_future(begun.wait())
+        drawing, first = (
+            asyncio.ensure_future(batcher.run(begun.set)),
+            asyncio.ensure_future(begun.wait()),
+        )
         with stack:
             try:
-                await asyncio.wait({drawing, first}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {drawing, first}, return_when=asyncio.FIRST_COMPLETED
+                )
                 if drawing.done():
                     await drawing
                 yield

@@ -38,7 +38,11 @@ def listen(serving: Serving) -> socket.socket:
 
 
 async def serve(
-    engine: Engine, serving: Serving, device: Device, listening: socket.socket, use: Callable[[], Awaitable[None]]
+    engine: Engine,
+    serving: Serving,
+    device: Device,
+    listening: socket.socket,
+    use: Callable[[], Awaitable[None]],
 ) -> None:
     """Serves a variant until `use` returns, or until SIGTERM or Ctrl-C; then ends what is drawn, and returns.
 
@@ -51,7 +55,11 @@ async def serve(
     variant, batcher, ready = engine.variant, Batcher(engine, serving), asyncio.Event()
     app = Interface(batcher, device).app()
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_keep_alive=_KEEP_ALIVE_S, date_header=False
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        date_header=False,
     )
     server = _Server(config, batcher)
 
@@ -63,7 +71,10 @@ async def serve(
         if not used.cancelled():
             server.drain()
 
-    drawing, using = asyncio.ensure_future(batcher.run(ready.set)), asyncio.ensure_future(used())
+    drawing, using = (
+        asyncio.ensure_future(batcher.run(ready.set)),
+        asyncio.ensure_future(used()),
+    )
     drawing.add_done_callback(lambda _: server.end())
     using.add_done_callback(leave)
     try:
@@ -72,8 +83,14 @@ async def serve(
     except (WorkerError, OSError) as error:
         if not server.told:
             reason = error.reason if isinstance(error, WorkerError) else error
-            hint = "" if len(variant.shapes) == 1 else "; fewer or smaller workload.batch_size need less memory"
-            raise UnavailableError(f"{variant.name}: cannot be served: {reason}{hint}") from error
+            hint = (
+                ""
+                if len(variant.shapes) == 1
+                else "; fewer or smaller workload.batch_size need less memory"
+            )
+            raise UnavailableError(
+                f"{variant.name}: cannot be served: {reason}{hint}"
+            ) from error
     finally:
         engine.stop()
         using.cancel()

@@ -88,7 +88,11 @@ class SuiteConfig(Configured):
     @property
     def chosen(self) -> list[Part]:
         """The parts that this call is to run."""
-        chosen = [part for part in self.parts.values() if not self.only or part.name in self.only]
+        chosen = [
+            part
+            for part in self.parts.values()
+            if not self.only or part.name in self.only
+        ]
         if not self.intervals:
             return chosen
         return [
@@ -106,16 +110,25 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
             reported together.
     """
     config = own_config("gpu-suite", SuiteConfig, overrides)
-    parts = {key: _with_equals_signs(replace(part, name=key)) for key, part in config.parts.items()}
+    parts = {
+        key: _with_equals_signs(replace(part, name=key))
+        for key, part in config.parts.items()
+    }
     problems = [f"parts.{key}: {wrong}" for key in parts if (wrong := wrong_name(key))]
     problems += [problem for part in parts.values() for problem in _idle_keys(part)]
     if config.archive is not None and not config.archive.endswith(SUFFIX):
         problems.append(f"archive={config.archive}: must end in {SUFFIX}")
     if unknown := [name for name in config.only if name not in parts]:
         known = ", ".join(parts)
-        problems += [f"only: unknown part '{name}'; choose from {known}" for name in unknown]
-    elif config.intervals and all(parts[name].kind not in _STUDIES for name in config.only or parts):
-        problems.append(f"intervals=true: none of only={config.only} is a study or options")
+        problems += [
+            f"only: unknown part '{name}'; choose from {known}" for name in unknown
+        ]
+    elif config.intervals and all(
+        parts[name].kind not in _STUDIES for name in config.only or parts
+    ):
+        problems.append(
+            f"intervals=true: none of only={config.only} is a study or options"
+        )
     if problems:
         raise UsageError(problems)
     return replace(config, parts=parts)
@@ -124,8 +137,12 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
 def _with_equals_signs(part: Part) -> Part:
     """Returns a part whose lists, which may be written as `precision:bf16`, hold overrides as on a command line."""
     given = (part.overrides, part.first, part.options, part.settled)
-    overrides, first, options, settled = ([*map(as_override, written)] for written in given)
-    return replace(part, overrides=overrides, first=first, options=options, settled=settled)
+    overrides, first, options, settled = (
+        [*map(as_override, written)] for written in given
+    )
+    return replace(
+        part, overrides=overrides, first=first, options=options, settled=settled
+    )
 
 
 def _idle_keys(part: Part) -> list[str]:
@@ -137,8 +154,17 @@ def _idle_keys(part: Part) -> list[str]:
         "settings": ("options",),
         "settled": ("options",),
     }
-    idle = [key for key, kinds in takers.items() if getattr(part, key) and part.kind not in kinds]
-    wrong = [f"parts.{part.name}.{key}: has no effect with kind={part.kind}; leave it out" for key in idle]
+    idle = [
+        key
+        for key, kinds in takers.items()
+        if getattr(part, key) and part.kind not in kinds
+    ]
+    wrong = [
+        f"parts.{part.name}.{key}: has no effect with kind={part.kind}; leave it out"
+        for key in idle
+    ]
     if part.kind == "options" and not part.options:
-        wrong.append(f"parts.{part.name}.options: must name the groups or options that are tried")
+        wrong.append(
+            f"parts.{part.name}.options: must name the groups or options that are tried"
+        )
     return wrong

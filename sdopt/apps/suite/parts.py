@@ -80,17 +80,28 @@ class PartJob:
             return run(self.command, self.folder / "doctor.json")
         if self.kind == "tests":
             ended = tests_in(self.log).items()
-            done = [test for test, outcome in ended if outcome == "PASSED" or not self.retry]
-            return run([*self.command, *(f"--deselect={_from_checkout(test)}" for test in done)])
+            done = [
+                test for test, outcome in ended if outcome == "PASSED" or not self.retry
+            ]
+            return run(
+                [
+                    *self.command,
+                    *(f"--deselect={_from_checkout(test)}" for test in done),
+                ]
+            )
         if (self.folder / "result.json").is_file():
             # Unquoted: `sdopt run` reads this argument itself, without Hydra's grammar.
             failed = ["retry_failed=true"] if self.retry else []
-            resumed = run(_sdopt("run", f"resume={self.folder}", "tracking=none", *failed))
+            resumed = run(
+                _sdopt("run", f"resume={self.folder}", "tracking=none", *failed)
+            )
             if resumed.code != _USAGE:
                 return resumed
             # Earlier results of another machine or other versions are kept.
             beside = self.folder.parent
-            self.folder.rename(beside / f"earlier-{1 + sum(1 for _ in beside.glob('earlier-*'))}")
+            self.folder.rename(
+                beside / f"earlier-{1 + sum(1 for _ in beside.glob('earlier-*'))}"
+            )
         shutil.rmtree(self.folder, ignore_errors=True)
         return run([*self.command, f"hydra.run.dir={quoted(str(self.folder))}"])
 
@@ -99,14 +110,20 @@ class PartJob:
         if self.kind in ("doctor", "tests"):
             with suppress(OSError, ValueError, KeyError):
                 doctor = self.kind == "doctor"
-                return machine_findings(self.folder / "doctor.json") if doctor else test_findings(self.log)
+                return (
+                    machine_findings(self.folder / "doctor.json")
+                    if doctor
+                    else test_findings(self.log)
+                )
             return []
         result = result_in(self.folder)
         if self.kind == "options":
             return [*self.left_out, *option_findings(result, self.tried)]
         if result is None:
             return []
-        return noise_findings(result) if self.kind == "noise" else study_findings(result)
+        return (
+            noise_findings(result) if self.kind == "noise" else study_findings(result)
+        )
 
 
 def obstacle_to(part: Part, device: Device) -> str:
@@ -115,14 +132,20 @@ def obstacle_to(part: Part, device: Device) -> str:
         return "needs a CUDA device"
     there = {"pytest": find_spec("pytest") is not None, "tests": _TESTS.is_dir()}
     lacking = [what for what, present in there.items() if not present]
-    return f"no {' and no '.join(lacking)} here ({CHECKOUT})" if lacking and part.kind == "tests" else ""
+    return (
+        f"no {' and no '.join(lacking)} here ({CHECKOUT})"
+        if lacking and part.kind == "tests"
+        else ""
+    )
 
 
 def job_of(part: Part, config: SuiteConfig, device: Device, folder: Path) -> PartJob:
     """Returns what a part runs, with its files in `folder`. Raises UsageError if its configuration is not valid."""
     place = (part.kind, folder / "run", folder / "log.txt", config.retry)
     if part.kind == "doctor":
-        return PartJob(*place, _sdopt("doctor", "--json", f"hardware.device={device.torch_name}"))
+        return PartJob(
+            *place, _sdopt("doctor", "--json", f"hardware.device={device.torch_name}")
+        )
     if part.kind == "tests":
         return PartJob(*place, _pytest())
     overrides = study_overrides(part, config, device)
@@ -135,11 +158,24 @@ def job_of(part: Part, config: SuiteConfig, device: Device, folder: Path) -> Par
 
 def _pytest() -> list[str]:
     # A warning of a library of another version is no failure.
-    plain = ["-v", "--tb=short", "-o", "addopts=", "-W", "default", "-p", "no:cacheprovider"]
+    plain = [
+        "-v",
+        "--tb=short",
+        "-o",
+        "addopts=",
+        "-W",
+        "default",
+        "-p",
+        "no:cacheprovider",
+    ]
     limit = [f"--timeout={_TEST_S}"] if find_spec("pytest_timeout") else []
     # To import all other files takes longer than some of these tests. Those that compile come last: a limit then costs
     # none of the short ones.
-    files = [path for path in _TESTS.rglob("test_*.py") if "mark.gpu" in path.read_text(encoding="utf-8")]
+    files = [
+        path
+        for path in _TESTS.rglob("test_*.py")
+        if "mark.gpu" in path.read_text(encoding="utf-8")
+    ]
     files.sort(key=lambda path: (path.name == "test_compilers.py", path))
     # Slow ones compile kernels; the options that they test have parts of their own.
     chosen = ["--continue-on-collection-errors", "-m", "gpu and not slow"]
@@ -154,11 +190,15 @@ def _from_checkout(test: str) -> str:
 
 def study_overrides(part: Part, config: SuiteConfig, device: Device) -> list[str]:
     """Returns the overrides of a part's study."""
-    overrides = merge_overrides([f"hardware.device={device.torch_name}", *config.common], part.overrides)
+    overrides = merge_overrides(
+        [f"hardware.device={device.torch_name}", *config.common], part.overrides
+    )
     if part.name.endswith(INTERVALS):
         overrides = merge_overrides(overrides, config.precise)
     elif part.kind != "noise":
-        overrides = merge_overrides(merge_overrides(overrides, config.first), part.first)
+        overrides = merge_overrides(
+            merge_overrides(overrides, config.first), part.first
+        )
     return overrides if device.is_cuda else merge_overrides(overrides, config.on_cpu)
 
 
@@ -187,14 +227,28 @@ def option_study(part: Part, overrides: Sequence[str], device: Device) -> Option
     """
     options, settings = part.options, part.settings
     groups = dict.fromkeys(named.partition("=")[0] for named in options)
-    known = {f"{group}={option}": (group, option) for group in groups for option in options_of(group)}
-    if unknown := [named for named in options if named not in known and not options_of(named)]:
-        raise UsageError([f"{named}: no option or group of options" for named in unknown])
+    known = {
+        f"{group}={option}": (group, option)
+        for group in groups
+        for option in options_of(group)
+    }
+    if unknown := [
+        named for named in options if named not in known and not options_of(named)
+    ]:
+        raise UsageError(
+            [f"{named}: no option or group of options" for named in unknown]
+        )
     with composer_of(overrides) as composer:
         # All of the groups, because an option may need another one beside it.
-        made = compose_options(composer, [pair for name, pair in known.items() if name not in part.settled], settings)
+        made = compose_options(
+            composer,
+            [pair for name, pair in known.items() if name not in part.settled],
+            settings,
+        )
         baseline = composer.variant(BASELINE)
-    everything = {key: variant for key, variant in made.items() if isinstance(variant, Variant)}
+    everything = {
+        key: variant for key, variant in made.items() if isinstance(variant, Variant)
+    }
     beside: dict[str, str] = {}
     left_out: list[OptionFinding] = []
     for (group, option), variant in made.items():
@@ -202,24 +256,41 @@ def option_study(part: Part, overrides: Sequence[str], device: Device) -> Option
         if name not in options and group not in options:
             continue
         if isinstance(variant, list):
-            left_out.append(OptionFinding(name, str(Standing.CANNOT_RUN), "; ".join(variant)))
-        elif variant.choices != baseline.choices:  # the baseline's own trace proves what it has
+            left_out.append(
+                OptionFinding(name, str(Standing.CANNOT_RUN), "; ".join(variant))
+            )
+        elif (
+            variant.choices != baseline.choices
+        ):  # the baseline's own trace proves what it has
             fit = fit_on(device, group, variant, everything)
             if fit.runs and not fit.reasons:
                 beside[name] = fit.beside
             else:
-                left_out.append(OptionFinding(name, str(Standing.CANNOT_RUN), "; ".join(fit.remarks)))
+                left_out.append(
+                    OptionFinding(
+                        name, str(Standing.CANNOT_RUN), "; ".join(fit.remarks)
+                    )
+                )
     references = {other: f"with {row_of(other)}" for other in beside.values() if other}
     variants = {BASELINE: [], **{name: [other] for other, name in references.items()}}
     edges = dict.fromkeys(references.values(), BASELINE)
     for name, other in beside.items():
         variants[row_of(name)] = [*filter(None, [other]), name, *settings.get(name, ())]
         edges[row_of(name)] = references.get(other, BASELINE)
-    listed = {name: ", ".join(f'"{override}"' for override in given) for name, given in variants.items()}
+    listed = {
+        name: ", ".join(f'"{override}"' for override in given)
+        for name, given in variants.items()
+    }
     written = ", ".join(f"{name}: [{given}]" for name, given in listed.items())
-    compared = ", ".join(f"{{candidate: {name}, reference: {other}}}" for name, other in edges.items())
+    compared = ", ".join(
+        f"{{candidate: {name}, reference: {other}}}" for name, other in edges.items()
+    )
     study = ("study=explicit", "study.name=options", "study.skip_conflicts=true")
-    overrides = (*study, f"study.variants={{{written}}}", f"study.edges=[{compared}]") if beside else ()
+    overrides = (
+        (*study, f"study.variants={{{written}}}", f"study.edges=[{compared}]")
+        if beside
+        else ()
+    )
     return OptionStudy(overrides, tuple(left_out), tuple(beside))
 
 
@@ -231,11 +302,24 @@ def machine_findings(diagnosis: Path) -> list[OptionFinding]:
     found = json.loads(diagnosis.read_text(encoding="utf-8"))
     device, packages = found["device"], found["packages"]
     facts = [f"driver {device['driver']}"] if device["driver"] else []
-    facts += [f"Python {found['python']}", *(f"{name} {packages[name]}" for name in ("torch",) if name in packages)]
-    findings = [OptionFinding(device["name"], found["start_method"], ", ".join([*facts, found["platform"]]))]
+    facts += [
+        f"Python {found['python']}",
+        *(f"{name} {packages[name]}" for name in ("torch",) if name in packages),
+    ]
+    findings = [
+        OptionFinding(
+            device["name"],
+            found["start_method"],
+            ", ".join([*facts, found["platform"]]),
+        )
+    ]
     for ceiling in found["ceilings"]:
         rate = ceiling["failure"] or f"{ceiling['rate']:.4g} {ceiling['unit']}"
-        findings.append(OptionFinding(ceiling["kind"], "failed" if ceiling["failure"] else "ok", rate))
+        findings.append(
+            OptionFinding(
+                ceiling["kind"], "failed" if ceiling["failure"] else "ok", rate
+            )
+        )
     runs = [option["runs"] for option in found["options"]]
     said = f"{sum(runs)} of {len(runs)} should run here, by what is known beforehand"
     return [*findings, OptionFinding("options", "ok", said)]
@@ -243,17 +327,25 @@ def machine_findings(diagnosis: Path) -> list[OptionFinding]:
 
 def tests_in(log: Path) -> dict[str, str]:
     """Returns the outcome of each test in a log of pytest, by its id; {} if there is none."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    lines = (
+        log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if log.is_file()
+        else []
+    )
     return {match[1]: match[2] for line in lines if (match := _TEST.match(line))}
 
 
 def test_findings(log: Path) -> list[OptionFinding]:
     """Returns the number of tests by outcome, and each failed test; also of a run that was stopped on the way."""
     ended = tests_in(log)
-    counts = ", ".join(f"{n} {state.lower()}" for state, n in Counter(ended.values()).items())
+    counts = ", ".join(
+        f"{n} {state.lower()}" for state, n in Counter(ended.values()).items()
+    )
     found = [OptionFinding("tests", "", counts or "none ran")]
     return found + [
-        OptionFinding(test, state.lower(), "") for test, state in ended.items() if state in ("FAILED", "ERROR")
+        OptionFinding(test, state.lower(), "")
+        for test, state in ended.items()
+        if state in ("FAILED", "ERROR")
     ]
 
 
@@ -272,10 +364,17 @@ def noise_findings(result: StudyResult) -> list[OptionFinding]:
     if noise is None:
         return []
     of = f"{noise.processes} equal processes, {noise.rounds} rounds, {noise.schedule}"
-    shares = {text: noise.figures[name] for name, text in _NOISE.items() if name in noise.figures}
+    shares = {
+        text: noise.figures[name]
+        for name, text in _NOISE.items()
+        if name in noise.figures
+    }
     return [
         OptionFinding(of, "ok", ""),
-        *(OptionFinding(text, "ok", f"{100 * share:.3g} %") for text, share in shares.items()),
+        *(
+            OptionFinding(text, "ok", f"{100 * share:.3g} %")
+            for text, share in shares.items()
+        ),
     ]
 
 
@@ -284,18 +383,29 @@ def row_of(option: str) -> str:
     return option.replace("=", " ")
 
 
-def option_findings(result: StudyResult | None, tried: Sequence[str]) -> list[OptionFinding]:
+def option_findings(
+    result: StudyResult | None, tried: Sequence[str]
+) -> list[OptionFinding]:
     """Returns what the study shows of each option, and why it shows nothing of those in `tried` that are left."""
     shown = [] if result is None else outcomes_of(result)
-    found = [OptionFinding(option_of(outcome), str(outcome.standing), outcome.why) for outcome in shown]
+    found = [
+        OptionFinding(option_of(outcome), str(outcome.standing), outcome.why)
+        for outcome in shown
+    ]
     rows = {} if result is None else {row.name: row for row in result.variants}
     known = {finding.name for finding in found}
-    return found + [_nothing_of(option, rows.get(row_of(option))) for option in tried if option not in known]
+    return found + [
+        _nothing_of(option, rows.get(row_of(option)))
+        for option in tried
+        if option not in known
+    ]
 
 
 def _nothing_of(option: str, row: VariantResult | None) -> OptionFinding:
     if row is None or row.status in (Status.PENDING, Status.INTERRUPTED):
-        return OptionFinding(option, str(Ending.NOT_RUN), "the part ended before it was measured")
+        return OptionFinding(
+            option, str(Ending.NOT_RUN), "the part ended before it was measured"
+        )
     if row.status is Status.TIMEOUT:
         return OptionFinding(option, str(Ending.NOT_RUN), f"time limit: {row.reason}")
     return OptionFinding(option, str(row.status), row.reason)
@@ -303,14 +413,19 @@ def _nothing_of(option: str, row: VariantResult | None) -> OptionFinding:
 
 def study_findings(result: StudyResult) -> list[OptionFinding]:
     """Returns a line for each row of a study's table."""
-    return [OptionFinding(row.variant.name, str(row.variant.status), _shown(row)) for row in rows_of(result)]
+    return [
+        OptionFinding(row.variant.name, str(row.variant.status), _shown(row))
+        for row in rows_of(result)
+    ]
 
 
 def _shown(row: Row) -> str:
     unit = unit_text(row.per_image)
     time = "" if row.time is None else f"{seconds_text(row.time)}{unit}"
     speedup = f"{row.speedup.text}{unit} of {row.reference}" if row.speedup else ""
-    return "; ".join(filter(None, (time, speedup, memory_text(row), row.variant.reason)))
+    return "; ".join(
+        filter(None, (time, speedup, memory_text(row), row.variant.reason))
+    )
 
 
 def result_in(folder: Path) -> StudyResult | None:

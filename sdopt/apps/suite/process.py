@@ -31,7 +31,11 @@ class PartRun:
 
 
 def run_limited(
-    command: Sequence[str], log: Path, limit_s: float, patience_s: float = PATIENCE_S, out: Path | None = None
+    command: Sequence[str],
+    log: Path,
+    limit_s: float,
+    patience_s: float = PATIENCE_S,
+    out: Path | None = None,
 ) -> PartRun:
     """Runs a command, and ends it at its time limit; appends its output to `log`.
 
@@ -40,9 +44,16 @@ def run_limited(
     killed. The same happens if this process is interrupted meanwhile.
     """
     began = time.monotonic()
-    with log.open("ab") as logged, log.open("ab") if out is None else out.open("wb") as output:
+    with (
+        log.open("ab") as logged,
+        log.open("ab") if out is None else out.open("wb") as output,
+    ):
         process = subprocess.Popen(
-            list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=logged, start_new_session=True
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=logged,
+            start_new_session=True,
         )
         stopped = False
         try:
@@ -76,6 +87,8 @@ def last_words(log: Path) -> str:
     with suppress(OSError):
         lines = log.read_bytes()[-8192:].decode(errors="replace").splitlines()
         texts = [line.strip() for line in lines if line.strip()]
-        messages = [number for number, line in enumerate(texts) if line.startswith("sdopt: ")]
+        messages = [
+            number for number, line in enumerate(texts) if line.startswith("sdopt: ")
+        ]
         return " / ".join(texts[messages[-1] :] if messages else texts[-3:])[:500]
     return ""

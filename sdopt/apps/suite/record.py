@@ -20,7 +20,13 @@ FILE, PAGE = "suite.json", "suite.md"
 
 SUFFIX = ".tar.xz"
 
-_PACKED = (FILE, PAGE, "parts/*/*/result.json", "parts/*/*/.hydra/*", "parts/*/*/doctor.json")
+_PACKED = (
+    FILE,
+    PAGE,
+    "parts/*/*/result.json",
+    "parts/*/*/.hydra/*",
+    "parts/*/*/doctor.json",
+)
 """What a later call reads, and what `sdopt show` and `sdopt report` make everything else from."""
 
 _LOGS = ("parts/*/log.txt", "parts/*/*/logs/*.log")
@@ -99,7 +105,9 @@ class SuiteRecord:
         """Records how a part ended, replacing its earlier entry; parts that are not in `order` stay at the end."""
         others = [other for other in self.entries if other.part != entry.part]
         rank = {part: number for number, part in enumerate(order)}
-        self.entries = sorted([*others, entry], key=lambda entry: rank.get(entry.part, len(rank)))
+        self.entries = sorted(
+            [*others, entry], key=lambda entry: rank.get(entry.part, len(rank))
+        )
 
 
 _ADAPTER = TypeAdapter(SuiteRecord)
@@ -133,13 +141,24 @@ def write_record(record: SuiteRecord, folder: Path) -> None:
 def page_of(record: SuiteRecord) -> str:
     """Returns the record as Markdown: a table of the parts, then what each of them found."""
     rows = [
-        (entry.part, str(entry.ending), "" if entry.seconds is None else f"{entry.seconds:.0f} s", entry.reason)
+        (
+            entry.part,
+            str(entry.ending),
+            "" if entry.seconds is None else f"{entry.seconds:.0f} s",
+            entry.reason,
+        )
         for entry in record.entries
     ]
-    parts = [f"# The suite on {record.device}\n", markdown(("part", "", "took", "why"), rows, [])]
+    parts = [
+        f"# The suite on {record.device}\n",
+        markdown(("part", "", "took", "why"), rows, []),
+    ]
     for entry in record.entries:
         if entry.findings:
-            found = [(finding.name, finding.state, finding.said) for finding in entry.findings]
+            found = [
+                (finding.name, finding.state, finding.said)
+                for finding in entry.findings
+            ]
             parts += [f"## {entry.part}\n", markdown(("", "", ""), found, [])]
     return "\n".join(parts)
 
@@ -152,9 +171,13 @@ def pack(folder: Path, archive: Path) -> None:
     packed = io.BytesIO()
     # The lowest level: it is written before and after every part, and text becomes small at any level.
     with tarfile.open(fileobj=packed, mode="w:xz", preset=1) as tar:
-        for path in chain.from_iterable(sorted(folder.glob(pattern)) for pattern in (*_PACKED, *_LOGS)):
+        for path in chain.from_iterable(
+            sorted(folder.glob(pattern)) for pattern in (*_PACKED, *_LOGS)
+        ):
             content = path.read_bytes()
-            content = content[-_LOG_BYTES:] if path.suffix in (".txt", ".log") else content
+            content = (
+                content[-_LOG_BYTES:] if path.suffix in (".txt", ".log") else content
+            )
             member = tarfile.TarInfo(str(path.relative_to(folder)))
             member.size, member.mtime = len(content), int(path.stat().st_mtime)
             tar.addfile(member, io.BytesIO(content))
@@ -176,10 +199,14 @@ def unpack(archive: Path, folder: Path, device: str) -> str:
             with tarfile.open(archive) as tar:
                 tar.extractall(made, filter="data")
         except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
-            raise UsageError(f"archive={archive}: not an archive of the suite ({error})") from error
+            raise UsageError(
+                f"archive={archive}: not an archive of the suite ({error})"
+            ) from error
         record = read_record(made)
         if record is None:
-            raise UsageError(f"archive={archive}: not an archive of the suite (it has no {FILE})")
+            raise UsageError(
+                f"archive={archive}: not an archive of the suite (it has no {FILE})"
+            )
         if record.device == device and not folder.exists():
             made.rename(folder)
         return record.device

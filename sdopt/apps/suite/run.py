@@ -11,7 +11,15 @@ from sdopt.about import __version__
 from sdopt.apps.suite.config import INTERVALS, Part, SuiteConfig
 from sdopt.apps.suite.parts import ENDS_WELL, PartJob, job_of, obstacle_to, result_in
 from sdopt.apps.suite.process import PATIENCE_S, PartRun, last_words, run_limited
-from sdopt.apps.suite.record import Ending, PartEntry, SuiteRecord, pack, read_record, unpack, write_record
+from sdopt.apps.suite.record import (
+    Ending,
+    PartEntry,
+    SuiteRecord,
+    pack,
+    read_record,
+    unpack,
+    write_record,
+)
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.statistics.outcomes import Standing
@@ -55,11 +63,15 @@ def run_suite(suite: Suite) -> SuiteRecord:
     if archive is not None and archive.is_file():
         device = unpack(archive, suite.folder, suite.device.name)
         if device != suite.device.name:
-            raise UsageError(f"archive={archive}: holds the record of {device}; choose another file")
+            raise UsageError(
+                f"archive={archive}: holds the record of {device}; choose another file"
+            )
     suite.folder.mkdir(exist_ok=True)
     record = read_record(suite.folder) or SuiteRecord(suite.device.name, __version__)
     if record.device != suite.device.name:
-        raise UsageError(f"{suite.folder}: holds the record of {record.device}; choose another folder")
+        raise UsageError(
+            f"{suite.folder}: holds the record of {record.device}; choose another folder"
+        )
     order = [*suite.config.parts, *(name + INTERVALS for name in suite.config.parts)]
     for part in suite.config.chosen:
         before = record.entry(part.name)
@@ -68,9 +80,14 @@ def run_suite(suite: Suite) -> SuiteRecord:
         for entry in _entries(suite, _unsettled(part, record), before):
             record.put(entry, order)
             write_record(record, suite.folder)
-            if archive is not None and entry.ending not in (Ending.NOT_RUN, Ending.LEFT_OUT):
+            if archive is not None and entry.ending not in (
+                Ending.NOT_RUN,
+                Ending.LEFT_OUT,
+            ):
                 pack(suite.folder, archive)
-        suite.tell(f"{part.name}: {entry.ending}{f' ({entry.reason})' if entry.reason else ''}")
+        suite.tell(
+            f"{part.name}: {entry.ending}{f' ({entry.reason})' if entry.reason else ''}"
+        )
     if archive is not None:
         pack(suite.folder, archive)
     return record
@@ -80,7 +97,9 @@ def _is_due(suite: Suite, before: PartEntry | None) -> bool:
     """Returns whether a part has not ended yet, or runs again because the user asks for it."""
     if before is None or not before.ending.final:
         return True
-    return suite.config.retry and (before.ending is not Ending.DONE or _failed_in(suite, before))
+    return suite.config.retry and (
+        before.ending is not Ending.DONE or _failed_in(suite, before)
+    )
 
 
 def _failed_in(suite: Suite, entry: PartEntry) -> bool:
@@ -96,7 +115,13 @@ def _unsettled(part: Part, record: SuiteRecord) -> Part:
     first = record.entry(part.name.removesuffix(INTERVALS))
     if first is None or not part.name.endswith(INTERVALS) or part.kind != "options":
         return part
-    return replace(part, settled=[*part.settled, *(f.name for f in first.findings if f.state != Standing.PROVEN)])
+    return replace(
+        part,
+        settled=[
+            *part.settled,
+            *(f.name for f in first.findings if f.state != Standing.PROVEN),
+        ],
+    )
 
 
 def _entries(suite: Suite, part: Part, before: PartEntry | None) -> Iterator[PartEntry]:
@@ -118,7 +143,13 @@ def _entries(suite: Suite, part: Part, before: PartEntry | None) -> Iterator[Par
     folder = suite.folder / "parts" / part.name
     folder.mkdir(parents=True, exist_ok=True)
     began, now = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    entry = PartEntry(part.name, Ending.RUNNING, limit_s=round(limit_s, 1), began=now, folder=f"parts/{part.name}/run")
+    entry = PartEntry(
+        part.name,
+        Ending.RUNNING,
+        limit_s=round(limit_s, 1),
+        began=now,
+        folder=f"parts/{part.name}/run",
+    )
     suite.tell(f"{part.name}: at most {limit_s:.0f} s")
     try:
         job = job_of(part, suite.config, suite.device, folder)
@@ -128,7 +159,11 @@ def _entries(suite: Suite, part: Part, before: PartEntry | None) -> Iterator[Par
         return
     entry.command, entry.findings = job.command, list(job.left_out)
     if not job.command:
-        entry.ending, entry.reason, entry.seconds = Ending.DONE, "nothing in this part can run here", 0.0
+        entry.ending, entry.reason, entry.seconds = (
+            Ending.DONE,
+            "nothing in this part can run here",
+            0.0,
+        )
         yield entry
         return
     yield entry
@@ -141,7 +176,11 @@ def _entries(suite: Suite, part: Part, before: PartEntry | None) -> Iterator[Par
     try:
         ended = job.run(run)
     except KeyboardInterrupt:
-        entry.ending, entry.reason, entry.findings = Ending.CUT, "interrupted", job.findings()
+        entry.ending, entry.reason, entry.findings = (
+            Ending.CUT,
+            "interrupted",
+            job.findings(),
+        )
         yield entry
         raise
     entry.seconds = round(time.monotonic() - began, 1)
@@ -150,7 +189,9 @@ def _entries(suite: Suite, part: Part, before: PartEntry | None) -> Iterator[Par
     yield entry
 
 
-def _ending(part: Part, run: PartRun, limit_s: float, job: PartJob) -> tuple[Ending, str]:
+def _ending(
+    part: Part, run: PartRun, limit_s: float, job: PartJob
+) -> tuple[Ending, str]:
     if run.stopped:
         if limit_s < part.limit_s:
             return Ending.CUT, f"the budget was used up after {run.seconds:.0f} s"
@@ -158,12 +199,25 @@ def _ending(part: Part, run: PartRun, limit_s: float, job: PartJob) -> tuple[End
     if run.code in ENDS_WELL.get(part.kind, (0,)):
         return Ending.DONE, ""
     result = result_in(job.folder) if run.code == 3 else None
-    if result is not None and any(variant.status.measured for variant in result.variants):
+    if result is not None and any(
+        variant.status.measured for variant in result.variants
+    ):
         return Ending.DONE, "some variants could not be measured"  # the rows say why
     message = last_words(job.log)
     if result is not None:
-        message = next((f"{v.name}: {v.status}: {v.reason}" for v in result.variants if v.status.failure), message)
-    how = f"ended with exit code {run.code}" if run.code >= 0 else f"killed by signal {-run.code}"
+        message = next(
+            (
+                f"{v.name}: {v.status}: {v.reason}"
+                for v in result.variants
+                if v.status.failure
+            ),
+            message,
+        )
+    how = (
+        f"ended with exit code {run.code}"
+        if run.code >= 0
+        else f"killed by signal {-run.code}"
+    )
     return Ending.FAILED, f"{how}: {message}" if message else how
 
 

@@ -61,7 +61,11 @@ class Window:
 
 
 def window_of(
-    sent: Sequence[Sent], rate: float, limit_s: float, lag_limit_s: float, earlier: Set[int] = frozenset()
+    sent: Sequence[Sent],
+    rate: float,
+    limit_s: float,
+    lag_limit_s: float,
+    earlier: Set[int] = frozenset(),
 ) -> Window:
     """Returns the figures of a window. Latencies count from scheduled times, and include who got no image.
 
@@ -71,7 +75,11 @@ def window_of(
     served = [each for each in sent if math.isfinite(each.latency_s)]
     within = int((latencies <= limit_s).sum())
     span_s = max(max(each.done_s for each in sent) - sent[0].scheduled_s, 1e-9)
-    lag_s = float(np.quantile([each.sent_s - each.scheduled_s for each in sent], 0.99, method="higher"))
+    lag_s = float(
+        np.quantile(
+            [each.sent_s - each.scheduled_s for each in sent], 0.99, method="higher"
+        )
+    )
     rejected = sum(each.status in (429, 503) for each in sent)
     calls = sum(1 / each.batch for each in served if each.batch)
     known = sum(1 for each in served if each.batch)
@@ -125,11 +133,18 @@ def wanted_share(attainment: float, requests: int, stops_early: bool) -> float:
     """
     if not stops_early:
         return attainment
-    allowed = bisect_right(range(requests), requests, key=lambda late: early_stopping(late, attainment)) - 1
+    allowed = (
+        bisect_right(
+            range(requests), requests, key=lambda late: early_stopping(late, attainment)
+        )
+        - 1
+    )
     return 1 - allowed / requests
 
 
-def max_rate(windows: Sequence[Window], wanted: Callable[[int], float]) -> tuple[float, str]:
+def max_rate(
+    windows: Sequence[Window], wanted: Callable[[int], float]
+) -> tuple[float, str]:
     """Returns the highest rate at which enough of the requests are within the limit, by interpolation.
 
     `wanted` returns the share that is enough of a number of requests.
@@ -138,7 +153,9 @@ def max_rate(windows: Sequence[Window], wanted: Callable[[int], float]) -> tuple
         The rate, and how it relates to the true one: `=`, `>` if even the highest rate attains it, `<` if the lowest
         does not.
     """
-    ordered = sorted((window.rate, window.attainment - wanted(window.requests)) for window in windows)
+    ordered = sorted(
+        (window.rate, window.attainment - wanted(window.requests)) for window in windows
+    )
     if ordered[0][1] < 0:
         return ordered[0][0], "<"
     for (below, spare), (above, lacking) in pairwise(ordered):
@@ -152,7 +169,10 @@ _FURTHER, _STEP = 6, 1.3
 
 
 def bracketing(
-    windows: Sequence[Window], wanted: Callable[[int], float], send: Callable[[float], Window], slowest: float
+    windows: Sequence[Window],
+    wanted: Callable[[int], float],
+    send: Callable[[float], Window],
+    slowest: float,
 ) -> list[Window]:
     """Sends further windows, ever faster or ever slower, until all bracket the highest rate of `max_rate`.
 
@@ -171,7 +191,11 @@ def bracketing(
 def interval_of(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """Returns the geometric mean of positive figures, one of each replicate; with few of them without an interval."""
     logs, count = np.log(values), len(values)
-    error = float(logs.std(ddof=1)) / math.sqrt(count) if count >= MINIMUM_PROCESSES else None
+    error = (
+        float(logs.std(ddof=1)) / math.sqrt(count)
+        if count >= MINIMUM_PROCESSES
+        else None
+    )
     return LogRatio(float(logs.mean()), error, count - 1, count).interval(confidence)
 
 

@@ -84,7 +84,8 @@ class Sent:
 
 
 def generate(
-    schedule: SendSchedule, started: Callable[["subprocess.Popen[str]"], None] = lambda process: None
+    schedule: SendSchedule,
+    started: Callable[["subprocess.Popen[str]"], None] = lambda process: None,
 ) -> list[Sent]:
     """Sends a schedule from a process of its own, and returns what became of each request.
 
@@ -104,7 +105,9 @@ def generate(
     started(process)
     out, err = process.communicate(json.dumps(asdict(schedule)))
     if process.returncode:
-        raise RuntimeError(f"the load generator failed: {' '.join(err.strip().splitlines()[-1:])}")
+        raise RuntimeError(
+            f"the load generator failed: {' '.join(err.strip().splitlines()[-1:])}"
+        )
     return [Sent(**each) for each in json.loads(out)]
 
 
@@ -114,18 +117,29 @@ async def _send_all(schedule: SendSchedule) -> list[Sent]:
     timeout = aiohttp.ClientTimeout(total=schedule.timeout_s)
     # Each request is another client's: with a cookie, a load balancer would send all of them to the same server.
     async with aiohttp.ClientSession(
-        connector=connector, timeout=timeout, headers=schedule.headers, cookie_jar=aiohttp.DummyCookieJar()
+        connector=connector,
+        timeout=timeout,
+        headers=schedule.headers,
+        cookie_jar=aiohttp.DummyCookieJar(),
     ) as session:
         start_s = time.perf_counter() + _AHEAD_S
         tasks = []
         for scheduled_s, body in zip(schedule.times_s, schedule.bodies, strict=True):
             await asyncio.sleep(max(0.0, start_s + scheduled_s - time.perf_counter()))
-            tasks.append(asyncio.create_task(_send(session, schedule.address, scheduled_s, body, start_s)))
+            tasks.append(
+                asyncio.create_task(
+                    _send(session, schedule.address, scheduled_s, body, start_s)
+                )
+            )
         return list(await asyncio.gather(*tasks))
 
 
 async def _send(
-    session: aiohttp.ClientSession, url: str, scheduled_s: float, body: dict[str, Any], start_s: float
+    session: aiohttp.ClientSession,
+    url: str,
+    scheduled_s: float,
+    body: dict[str, Any],
+    start_s: float,
 ) -> Sent:
     sent_s = time.perf_counter() - start_s
     link_s, digest, size = None, None, ""
@@ -135,7 +149,10 @@ async def _send(
             content = await answer.read()
             status = answer.status
         answered_s = time.perf_counter() - start_s
-        images, said = _images_in(content), " ".join(content[:_SAID].decode(errors="replace").split())
+        images, said = (
+            _images_in(content),
+            " ".join(content[:_SAID].decode(errors="replace").split()),
+        )
         image = images[0] if images else {}
         there = status == 200 and bool(image.get("b64_json") or image.get("url"))
         done_s = time.perf_counter() - start_s
@@ -148,13 +165,26 @@ async def _send(
         elif there:
             encoded = str(image["b64_json"])
             there = _is_image(encoded)
-            digest, size = zlib.crc32(encoded.encode()), _size_of(_decoded(encoded, _HEADER_ENCODED))
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: a link that is no address
+            digest, size = (
+                zlib.crc32(encoded.encode()),
+                _size_of(_decoded(encoded, _HEADER_ENCODED)),
+            )
+    except (
+        aiohttp.ClientError,
+        OSError,
+        TimeoutError,
+        ValueError,
+    ) as error:  # ValueError: a link that is no address
         said = str(error) or "no answer in time"
         return Sent(scheduled_s, sent_s, time.perf_counter() - start_s, 0, said=said)
     if not there:
-        return Sent(scheduled_s, sent_s, done_s, 0 if status == 200 else status, said=said)
-    batch, queue_s, compute_s = (value if isinstance(value := image.get(key), int | float) else None for key in _TOLD)
+        return Sent(
+            scheduled_s, sent_s, done_s, 0 if status == 200 else status, said=said
+        )
+    batch, queue_s, compute_s = (
+        value if isinstance(value := image.get(key), int | float) else None
+        for key in _TOLD
+    )
     return Sent(
         scheduled_s,
         sent_s,
@@ -208,21 +238,30 @@ async def _fetched(session: aiohttp.ClientSession, link: str) -> tuple[bytes, st
     Raises aiohttp.ClientError, OSError, TimeoutError, or ValueError if it is no address.
     """
     parts = urlsplit(link)
-    shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"[:_SAID]  # what follows may be a key
+    shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"[
+        :_SAID
+    ]  # what follows may be a key
     if link.startswith("data:image/"):
         return _decoded(link, len(link)), ""
     if parts.scheme not in ("http", "https"):
         return b"", f"a link that is not fetched: {shown}"
-    without_key = aiohttp.ClientSession(connector=session.connector, connector_owner=False, timeout=session.timeout)
+    without_key = aiohttp.ClientSession(
+        connector=session.connector, connector_owner=False, timeout=session.timeout
+    )
     file = bytearray()
     async with without_key, without_key.get(link) as answer:
         async for chunk in answer.content.iter_chunked(2**16):
             file += chunk
             if len(file) > _LARGEST_IMAGE:
-                return b"", f"a link to more than {_LARGEST_IMAGE // 2**20} MiB: {shown}"
+                return (
+                    b"",
+                    f"a link to more than {_LARGEST_IMAGE // 2**20} MiB: {shown}",
+                )
         if answer.status != 200:
             return b"", f"a link that answers {answer.status}: {shown}"
-    return bytes(file), "" if file.startswith(_IMAGES) else f"a link to what is no image: {shown}"
+    return bytes(file), "" if file.startswith(
+        _IMAGES
+    ) else f"a link to what is no image: {shown}"
 
 
 if __name__ == "__main__":

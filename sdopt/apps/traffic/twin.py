@@ -37,7 +37,9 @@ def unit_trace(arrivals: str, count: int, seed: int) -> np.ndarray:
             f"load.arrivals={arrivals}: {reason}; choose {' or '.join(KINDS)}, or a file of times in seconds"
         ) from error
     if len(times) < count or not np.isfinite(times).all() or (np.diff(times) < 0).any():
-        raise UsageError(f"load.arrivals={arrivals}: needs at least load.requests={count} times, in ascending order")
+        raise UsageError(
+            f"load.arrivals={arrivals}: needs at least load.requests={count} times, in ascending order"
+        )
     times = times[:count] - times[0]
     if times[-1] == 0:
         reason = f"the first load.requests={count} times are the same; ask for more, or record fractions of seconds"
@@ -76,7 +78,9 @@ def batched(
         arrive(begin_s)
         due_s = arrivals_s[waiting[0]] + window_s
         while len(waiting) < largest and begin_s < due_s:
-            begin_s = min(due_s, arrivals_s[coming] if coming < len(arrivals_s) else due_s)
+            begin_s = min(
+                due_s, arrivals_s[coming] if coming < len(arrivals_s) else due_s
+            )
             arrive(begin_s)
         batch, waiting = waiting[:largest], waiting[largest:]
         free_s = begin_s + service_s(len(batch))
@@ -84,7 +88,9 @@ def batched(
     return latencies
 
 
-def highest_rate(attainment: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+def highest_rate(
+    attainment: Callable[[float], float], wanted: float, low: float, high: float
+) -> float:
     """Returns the highest rate between two at which a simulation attains the share wanted, by bisection to 1 %.
 
     It is `low` if even that is too high, and `high` if that is not.

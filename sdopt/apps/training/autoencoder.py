@@ -11,8 +11,20 @@ from torch import Tensor
 
 from sdopt.apps.training.config import TrainReferenceConfig
 from sdopt.apps.training.data import Dataset
-from sdopt.apps.training.loop import STREAMS, generator, in_precision, missing_stage, on_device, pick_device, train
-from sdopt.apps.training.networks import LATENT_CHANNELS, build_autoencoder, build_tiny_autoencoder
+from sdopt.apps.training.loop import (
+    STREAMS,
+    generator,
+    in_precision,
+    missing_stage,
+    on_device,
+    pick_device,
+    train,
+)
+from sdopt.apps.training.networks import (
+    LATENT_CHANNELS,
+    build_autoencoder,
+    build_tiny_autoencoder,
+)
 
 AT_ONCE = 64
 """Number of pictures that are encoded together."""
@@ -38,10 +50,15 @@ def picture_loss(output: Tensor, target: Tensor, edge_weight: float) -> Tensor:
 
 def peak_signal_to_noise(output: Tensor, target: Tensor) -> Tensor:
     """Returns the PSNR in dB of each picture, shape (n,), for pictures in [-1, 1]."""
-    return 10 * torch.log10(4.0 / (output.clamp(-1, 1) - target).square().mean(dim=(1, 2, 3)).clamp_min(1e-12))
+    return 10 * torch.log10(
+        4.0
+        / (output.clamp(-1, 1) - target).square().mean(dim=(1, 2, 3)).clamp_min(1e-12)
+    )
 
 
-def on_any_colour(dataset: Dataset, chosen: np.ndarray, share: float, random: torch.Generator) -> np.ndarray:
+def on_any_colour(
+    dataset: Dataset, chosen: np.ndarray, share: float, random: torch.Generator
+) -> np.ndarray:
     """Returns the chosen pictures, a share of them on random colours and the others on white: uint8 (n, 64, 64, 3)."""
     colours = torch.randint(256, (len(chosen), 3), generator=random, dtype=torch.uint8)
     colours[torch.rand(len(chosen), generator=random) >= share] = 255
@@ -58,7 +75,9 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
     def loss(step: int) -> Tensor:
         random = generator(config.seed, STREAMS["autoencoder"], step)
         picked = torch.randint(len(chosen), (options.batch_size,), generator=random)
-        pictures = on_any_colour(dataset, chosen[picked.numpy()], options.background_share, random)
+        pictures = on_any_colour(
+            dataset, chosen[picked.numpy()], options.background_share, random
+        )
         target = pixels(pictures).to(device, memory_format=torch.channels_last)
         with in_precision(config.arithmetic, device):
             moments = network.quant_conv(network.encoder(target)).float()
@@ -67,11 +86,23 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
             noise = torch.randn(mean.shape, generator=random).to(device)
             latents = mean + (0.5 * log_variance).exp() * noise
             output = network.decoder(network.post_quant_conv(latents)).float()
-        divergence = 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).mean()
-        total: Tensor = picture_loss(output, target, options.edge_weight) + options.kl_weight * divergence
+        divergence = (
+            0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).mean()
+        )
+        total: Tensor = (
+            picture_loss(output, target, options.edge_weight)
+            + options.kl_weight * divergence
+        )
         return total
 
-    average = train(config, "autoencoder", network, loss, start_from=config.start_from, pictures=len(chosen))
+    average = train(
+        config,
+        "autoencoder",
+        network,
+        loss,
+        start_from=config.start_from,
+        pictures=len(chosen),
+    )
     finished = build_autoencoder()
     finished.load_state_dict(average.state_dict())
     finished.eval().requires_grad_(False)
@@ -84,7 +115,9 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
 def start_autoencoder(pipeline: str | None) -> AutoencoderKL:
     """Returns the network to train: that of a pipeline folder, or an untrained network."""
     if pipeline is not None:
-        return AutoencoderKL.from_pretrained(pipeline, subfolder="vae", dtype=torch.float32)
+        return AutoencoderKL.from_pretrained(
+            pipeline, subfolder="vae", dtype=torch.float32
+        )
     network = build_autoencoder()
     # The decoder would learn to ignore latents with as much noise as signal, so they start with almost no noise.
     with torch.no_grad():
@@ -107,8 +140,13 @@ def batches(images: np.ndarray) -> list[np.ndarray]:
 def encode_all(network: AutoencoderKL, images: np.ndarray) -> tuple[Tensor, Tensor]:
     """Returns mean and standard deviation of each picture's unscaled latents, each float32 (n, 8, 8, 8)."""
     with torch.inference_mode():
-        latents = [network.encode(pixels(batch)).latent_dist for batch in batches(images)]
-        means, deviations = torch.cat([each.mean for each in latents]), torch.cat([each.std for each in latents])
+        latents = [
+            network.encode(pixels(batch)).latent_dist for batch in batches(images)
+        ]
+        means, deviations = (
+            torch.cat([each.mean for each in latents]),
+            torch.cat([each.std for each in latents]),
+        )
     return means.clone(), deviations.clone()
 
 
@@ -145,7 +183,9 @@ def reconstruction_psnr(network: AutoencoderKL, images: np.ndarray) -> float:
     return float(torch.cat(values).mean())
 
 
-def train_tiny_autoencoder(config: TrainReferenceConfig, dataset: Dataset, teacher: AutoencoderKL) -> None:
+def train_tiny_autoencoder(
+    config: TrainReferenceConfig, dataset: Dataset, teacher: AutoencoderKL
+) -> None:
     """Distils `teacher`, whose `scaling_factor` must be set, on the training pictures.
 
     The encoder learns the teacher's mean latents times its scaling factor, because diffusers gives an `AutoencoderTiny`
@@ -159,13 +199,18 @@ def train_tiny_autoencoder(config: TrainReferenceConfig, dataset: Dataset, teach
 
     def loss(step: int) -> Tensor:
         random = generator(config.seed, STREAMS["tiny_autoencoder"], step)
-        picked = torch.randint(len(pictures), (options.batch_size,), generator=random).numpy()
+        picked = torch.randint(
+            len(pictures), (options.batch_size,), generator=random
+        ).numpy()
         shown, target = (
-            pixels(images[picked]).to(device, memory_format=torch.channels_last) for images in (pictures, targets)
+            pixels(images[picked]).to(device, memory_format=torch.channels_last)
+            for images in (pictures, targets)
         )
         with in_precision(config.arithmetic, device):
             encoded = network.encode(shown).latents.float()
-            output = network.decode(disturbed[picked].to(device, memory_format=torch.channels_last)).sample.float()
+            output = network.decode(
+                disturbed[picked].to(device, memory_format=torch.channels_last)
+            ).sample.float()
         latent = (encoded - latents[picked].to(device)).square().mean()
         total: Tensor = picture_loss(output, target, options.edge_weight) + latent
         return total
@@ -194,10 +239,28 @@ def prepare_lessons(
             shown = pixels(batch).to(device, memory_format=torch.channels_last)
             with in_precision(config.arithmetic, device):
                 latents = scale * guide.encode(shown).latent_dist.mode().float()
-                reach = options.latent_noise * torch.rand(len(batch), 1, 1, 1, generator=random)
-                disturbed = latents + (reach * torch.randn(latents.shape, generator=random)).to(device)
+                reach = options.latent_noise * torch.rand(
+                    len(batch), 1, 1, 1, generator=random
+                )
+                disturbed = latents + (
+                    reach * torch.randn(latents.shape, generator=random)
+                ).to(device)
                 output = guide.decode(disturbed / scale).sample.float()
             found.append(latents.cpu())
             moved.append(disturbed.cpu())
-            decoded.append(output.clamp(-1, 1).add(1).mul(127.5).round().byte().permute(0, 2, 3, 1).cpu().numpy())
-    return pictures, torch.cat(found).clone(), torch.cat(moved).clone(), np.concatenate(decoded)
+            decoded.append(
+                output.clamp(-1, 1)
+                .add(1)
+                .mul(127.5)
+                .round()
+                .byte()
+                .permute(0, 2, 3, 1)
+                .cpu()
+                .numpy()
+            )
+    return (
+        pictures,
+        torch.cat(found).clone(),
+        torch.cat(moved).clone(),
+        np.concatenate(decoded),
+    )

@@ -45,14 +45,22 @@ def on_background(label: str, background: str | None) -> str:
     return f"{label} on {'an' if background[0] in 'aeiou' else 'a'} {background} background"
 
 
-def draw_background(record: PictureRecord, random: np.random.Generator, share: float) -> str | None:
+def draw_background(
+    record: PictureRecord, random: np.random.Generator, share: float
+) -> str | None:
     """Draws a training background, never the unseen one: a colour with probability `share`, else white (None)."""
     if random.random() >= share:
         return None
-    return str(random.choice([name for name in BACKGROUNDS if name != record.unseen_background]))
+    return str(
+        random.choice(
+            [name for name in BACKGROUNDS if name != record.unseen_background]
+        )
+    )
 
 
-def plain_caption(record: PictureRecord, random: np.random.Generator, background: str | None = None) -> str:
+def plain_caption(
+    record: PictureRecord, random: np.random.Generator, background: str | None = None
+) -> str:
     """Draws a caption of a picture without a style word.
 
     Tags and articles are random, so that the model learns longer and less strict prompts too.
@@ -61,12 +69,18 @@ def plain_caption(record: PictureRecord, random: np.random.Generator, background
     if random.random() < INTRODUCTION_CHANCE:
         text = f"{random.choice(['a', 'an emoji of', 'a picture of'])} {text}"
     if record.tags and random.random() < TAGS_CHANCE:
-        tags = random.choice(record.tags, size=min(len(record.tags), int(random.integers(1, 3))), replace=False)
+        tags = random.choice(
+            record.tags,
+            size=min(len(record.tags), int(random.integers(1, 3))),
+            replace=False,
+        )
         text = ", ".join([text, *tags])
     return text
 
 
-def caption(record: PictureRecord, random: np.random.Generator, background: str | None = None) -> str:
+def caption(
+    record: PictureRecord, random: np.random.Generator, background: str | None = None
+) -> str:
     """Draws a training caption of a picture.
 
     A caption without a style word always means the *flat* style. Otherwise a small model would blend the drawings of
@@ -98,31 +112,52 @@ def choose_prompts(dataset: Dataset, seed: int) -> dict[str, list[str]]:
         if not record.held_out and record.style == "flat":
             by_group.setdefault(record.group, []).append(record.label)
     for group in sorted(by_group):
-        labels = [by_group[group][i] for i in random.permutation(len(by_group[group]))[:SHEET_PER_GROUP]]
+        labels = [
+            by_group[group][i]
+            for i in random.permutation(len(by_group[group]))[:SHEET_PER_GROUP]
+        ]
         # The colour after the unseen one was seen in training.
         names = list(BACKGROUNDS)
-        seen = [names[(names.index(backgrounds[label]) + 1) % len(names)] for label in labels]
+        seen = [
+            names[(names.index(backgrounds[label]) + 1) % len(names)]
+            for label in labels
+        ]
         behind = [None, seen[1], backgrounds[labels[2]]]
-        sheet += [on_background(label, colour) for label, colour in zip(labels, behind, strict=True)]
+        sheet += [
+            on_background(label, colour)
+            for label, colour in zip(labels, behind, strict=True)
+        ]
     gate = [training[i] for i in random.permutation(len(training))[:GATE_PROMPTS]]
     return {
         "gate": [on_background(label, backgrounds[label]) for label in gate],
         "held_out": [held_out[i] for i in random.permutation(len(held_out))],
-        "training": [training[i] for i in random.permutation(len(training))[:TRAINING_PROMPTS]],
+        "training": [
+            training[i] for i in random.permutation(len(training))[:TRAINING_PROMPTS]
+        ],
         "contact_sheet": sheet,
     }
 
 
 def records_of(dataset: Dataset, captions: Sequence[str]) -> list[PictureRecord]:
     """Returns the records of the flat drawings for captions of `gate`, in order. Raises KeyError for other captions."""
-    flat = (record for record in dataset.records if record.style == "flat" and not record.held_out)
-    by_caption = {on_background(record.label, record.unseen_background): record for record in flat}
+    flat = (
+        record
+        for record in dataset.records
+        if record.style == "flat" and not record.held_out
+    )
+    by_caption = {
+        on_background(record.label, record.unseen_background): record for record in flat
+    }
     return [by_caption[caption] for caption in captions]
 
 
 def real_pictures(dataset: Dataset, records: Sequence[PictureRecord]) -> np.ndarray:
     """Returns the flat drawing of each record's concept, on its unseen background: uint8 (records, 64, 64, 3)."""
-    place = {record.concept: i for i, record in enumerate(dataset.records) if record.style == "flat"}
+    place = {
+        record.concept: i
+        for i, record in enumerate(dataset.records)
+        if record.style == "flat"
+    }
     indices = np.array([place[record.concept] for record in records])
     return dataset.on_named(indices, [record.unseen_background for record in records])
 
@@ -138,11 +173,18 @@ def write_references(dataset: Dataset, captions: Sequence[str], folder: Path) ->
     shutil.rmtree(target, ignore_errors=True)
     for number, picture in enumerate(real_pictures(dataset, records)):
         write_webp(picture, target / f"{number:03d}.webp")
-    first = next(i for i, r in enumerate(dataset.records) if r.concept == records[0].concept and r.style == "flat")
+    first = next(
+        i
+        for i, r in enumerate(dataset.records)
+        if r.concept == records[0].concept and r.style == "flat"
+    )
     write_webp(dataset.images[first], folder / "inputs" / "image.webp")
     rows, columns = np.indices((IMAGE_SIZE, IMAGE_SIZE)) - (IMAGE_SIZE - 1) / 2
     disc = np.hypot(rows, columns) <= MASK_RADIUS
-    write_webp(np.repeat(np.uint8(255) * disc[..., None], 3, axis=-1), folder / "inputs" / "mask.webp")
+    write_webp(
+        np.repeat(np.uint8(255) * disc[..., None], 3, axis=-1),
+        folder / "inputs" / "mask.webp",
+    )
 
 
 def write_webp(picture: np.ndarray, file: Path) -> None:
@@ -166,23 +208,40 @@ ENLARGEMENT, COLUMNS, TITLE_HEIGHT, MARGIN = 3, 6, 40, 12
 """Of a contact sheet; heights and margins in pixels."""
 
 
-def generate(pipeline: DiffusionPipeline, captions: Sequence[str], *, seed: int, **options: Any) -> np.ndarray:
+def generate(
+    pipeline: DiffusionPipeline, captions: Sequence[str], *, seed: int, **options: Any
+) -> np.ndarray:
     """Generates one picture per caption, uint8 (captions, 64, 64, 3). Picture i starts from the noise of seed + i."""
     pictures = [
-        call(pipeline, captions[start : start + AT_ONCE], seed=seed + start, output_type="np", **options)
+        call(
+            pipeline,
+            captions[start : start + AT_ONCE],
+            seed=seed + start,
+            output_type="np",
+            **options,
+        )
         for start in range(0, len(captions), AT_ONCE)
     ]
     return (np.concatenate(pictures) * 255).round().astype(np.uint8)
 
 
-def call(pipeline: DiffusionPipeline, captions: Sequence[str], *, seed: int, **options: Any) -> Any:
+def call(
+    pipeline: DiffusionPipeline, captions: Sequence[str], *, seed: int, **options: Any
+) -> Any:
     """Calls the pipeline once, with the family's steps and guidance unless `options` has others; returns the images."""
     pipeline.set_progress_bar_config(disable=True)
     noise = [torch.Generator().manual_seed(seed + i) for i in range(len(captions))]
     guided: dict[str, Any] = {"guidance_scale": GUIDANCE}
     if isinstance(pipeline, FluxPipeline):
-        guided = {"true_cfg_scale": FLOW_GUIDANCE, "negative_prompt": [""] * len(captions)}
-        guided |= {"max_sequence_length": LENGTH, "height": IMAGE_SIZE, "width": IMAGE_SIZE}
+        guided = {
+            "true_cfg_scale": FLOW_GUIDANCE,
+            "negative_prompt": [""] * len(captions),
+        }
+        guided |= {
+            "max_sequence_length": LENGTH,
+            "height": IMAGE_SIZE,
+            "width": IMAGE_SIZE,
+        }
     usual = {"num_inference_steps": STEPS, "generator": noise} | guided
     return pipeline(list(captions), **usual | options).images
 
@@ -192,7 +251,12 @@ def draw_sheet(pictures: np.ndarray, captions: Sequence[str], file: Path) -> Non
     side = ENLARGEMENT * pictures.shape[1]
     rows = -(-len(captions) // COLUMNS)
     page = Image.new(
-        "RGB", (COLUMNS * (side + MARGIN) + MARGIN, rows * (side + TITLE_HEIGHT + MARGIN) + MARGIN), "white"
+        "RGB",
+        (
+            COLUMNS * (side + MARGIN) + MARGIN,
+            rows * (side + TITLE_HEIGHT + MARGIN) + MARGIN,
+        ),
+        "white",
     )
     draw = ImageDraw.Draw(page)
     font = ImageFont.load_default(size=14)
@@ -201,10 +265,21 @@ def draw_sheet(pictures: np.ndarray, captions: Sequence[str], file: Path) -> Non
         top = MARGIN + (index // COLUMNS) * (side + TITLE_HEIGHT + MARGIN)
         lines = textwrap.wrap(title, 26)[:2]
         draw.multiline_text(
-            (left + side / 2, top + TITLE_HEIGHT - 4), "\n".join(lines), "black", font, "md", 2, "center"
+            (left + side / 2, top + TITLE_HEIGHT - 4),
+            "\n".join(lines),
+            "black",
+            font,
+            "md",
+            2,
+            "center",
         )
-        enlarged = Image.fromarray(picture).resize((side, side), Image.Resampling.LANCZOS)
+        enlarged = Image.fromarray(picture).resize(
+            (side, side), Image.Resampling.LANCZOS
+        )
         page.paste(enlarged, (left, top + TITLE_HEIGHT))
-        draw.rectangle((left - 1, top + TITLE_HEIGHT - 1, left + side, top + TITLE_HEIGHT + side), outline="#dddddd")
+        draw.rectangle(
+            (left - 1, top + TITLE_HEIGHT - 1, left + side, top + TITLE_HEIGHT + side),
+            outline="#dddddd",
+        )
     file.parent.mkdir(parents=True, exist_ok=True)
     page.save(file, optimize=True)

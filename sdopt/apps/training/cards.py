@@ -12,7 +12,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sdopt.apps.training.captions import FLOW_GUIDANCE, GUIDANCE, REFERENCES, STEPS
 from sdopt.apps.training.clip import LEARNT
 from sdopt.apps.training.data import BACKGROUNDS
-from sdopt.apps.training.networks import LENGTH, VOCABULARY, count_parameters, parameters
+from sdopt.apps.training.networks import (
+    LENGTH,
+    VOCABULARY,
+    count_parameters,
+    parameters,
+)
 from sdopt.apps.training.packages import DRAWINGS, EMOJIBASE, STYLES
 
 
@@ -41,19 +46,26 @@ class CardFigure:
     def shown(self) -> str:
         """The rounded values with their unit."""
         digits = {"dB": ".1f", "%": ".0f", "×": ".1f"}.get(self.unit, ".3g")
-        return " → ".join(f"{value:{digits}}" for value in self.values) + f" {self.unit}".rstrip()
+        return (
+            " → ".join(f"{value:{digits}}" for value in self.values)
+            + f" {self.unit}".rstrip()
+        )
 
     @property
     def aim(self) -> str:
         """The target and whether it is met; "" without one."""
         if self.target is None:
             return ""
-        return f"at least {self.target:g} {self.unit}".rstrip() + (": met" if self.met else ": missed")
+        return f"at least {self.target:g} {self.unit}".rstrip() + (
+            ": met" if self.met else ": missed"
+        )
 
 
 def write_evaluation(figures: Sequence[CardFigure], folder: Path) -> None:
     """Writes the figures to `evaluation.json` in a model's folder, one per line."""
-    lines = ",\n".join(f" {json.dumps(asdict(figure), ensure_ascii=False)}" for figure in figures)
+    lines = ",\n".join(
+        f" {json.dumps(asdict(figure), ensure_ascii=False)}" for figure in figures
+    )
     (folder / "evaluation.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
@@ -61,12 +73,16 @@ def read_evaluation(folder: Path) -> list[CardFigure]:
     """Reads what `write_evaluation` wrote; returns [] if the model was not evaluated."""
     file = folder / "evaluation.json"
     entries = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    return [CardFigure(**{**entry, "values": tuple(entry["values"])}) for entry in entries]
+    return [
+        CardFigure(**{**entry, "values": tuple(entry["values"])}) for entry in entries
+    ]
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:
     """Reads `recipe.json` of an exported model."""
-    recipe: dict[str, Any] = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    recipe: dict[str, Any] = json.loads(
+        (folder / "recipe.json").read_text(encoding="utf-8")
+    )
     return recipe
 
 

@@ -18,7 +18,13 @@ from transformers import CLIPModel, CLIPTokenizer
 from sdopt.apps.training.captions import caption
 from sdopt.apps.training.config import ClipConfig, TrainReferenceConfig
 from sdopt.apps.training.data import BACKGROUNDS, WHITE, Dataset, PictureRecord
-from sdopt.apps.training.loop import STREAMS, generator, in_precision, pick_device, train
+from sdopt.apps.training.loop import (
+    STREAMS,
+    generator,
+    in_precision,
+    pick_device,
+    train,
+)
 from sdopt.apps.training.networks import build_clip
 from sdopt.errors import UsageError
 
@@ -32,7 +38,9 @@ HIGHEST_SCALE = math.log(100.0)
 SYMBOLS = 8
 """Emojibase's group of letters, arrows and signs."""
 
-SIDED = re.compile(r"\b(left\w*|right\w*|clock\w*|counterclock\w*|o'clock|\w+-thirty|arrow)\b")
+SIDED = re.compile(
+    r"\b(left\w*|right\w*|clock\w*|counterclock\w*|o'clock|\w+-thirty|arrow)\b"
+)
 """Words of labels whose drawings change their meaning when mirrored."""
 
 STILL_SHARE = 0.25
@@ -49,21 +57,33 @@ def noisy(picture: np.ndarray, sigma: float, random: np.random.Generator) -> np.
     return pixels
 
 
-def blurred(picture: np.ndarray, sigma: float, random: np.random.Generator) -> np.ndarray:
+def blurred(
+    picture: np.ndarray, sigma: float, random: np.random.Generator
+) -> np.ndarray:
     """Applies a Gaussian blur of `sigma` pixels."""
     return np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(sigma)))
 
 
-def resampled(picture: np.ndarray, size: float, random: np.random.Generator) -> np.ndarray:
+def resampled(
+    picture: np.ndarray, size: float, random: np.random.Generator
+) -> np.ndarray:
     """Scales a picture down to `size` pixels and up again."""
-    cubic, small, image = Image.Resampling.BICUBIC, round(size), Image.fromarray(picture)
+    cubic, small, image = (
+        Image.Resampling.BICUBIC,
+        round(size),
+        Image.fromarray(picture),
+    )
     return np.asarray(image.resize((small, small), cubic).resize(image.size, cubic))
 
 
-def turned(picture: np.ndarray, degrees: float, random: np.random.Generator) -> np.ndarray:
+def turned(
+    picture: np.ndarray, degrees: float, random: np.random.Generator
+) -> np.ndarray:
     """Rotates all hues by `degrees`."""
     hue, saturation, value = Image.fromarray(picture).convert("HSV").split()
-    hue = hue.point([(level + round(degrees / 360 * 256)) % 256 for level in range(256)])
+    hue = hue.point(
+        [(level + round(degrees / 360 * 256)) % 256 for level in range(256)]
+    )
     return np.asarray(Image.merge("HSV", (hue, saturation, value)).convert("RGB"))
 
 
@@ -94,11 +114,17 @@ class Degradation:
 
 
 DEGRADATIONS = (
-    Degradation("noise", "σ = {:g}", noisy, (0.02, 0.05, 0.1, 0.2), "noisy", (0.015, 0.3)),
-    Degradation("blur", "σ = {:g} px", blurred, (0.5, 1.0, 1.5, 2.0), "blurred", (0.4, 3.0)),
+    Degradation(
+        "noise", "σ = {:g}", noisy, (0.02, 0.05, 0.1, 0.2), "noisy", (0.015, 0.3)
+    ),
+    Degradation(
+        "blur", "σ = {:g} px", blurred, (0.5, 1.0, 1.5, 2.0), "blurred", (0.4, 3.0)
+    ),
     # Not used in training: tests whether training on noise and blur generalizes.
     Degradation("down-up sampling", "{:g} px", resampled, (48, 32, 24, 16)),
-    Degradation("colours turned", "{:g}°", turned, (20, 45, 90, 180), "false colours", (15, 345)),
+    Degradation(
+        "colours turned", "{:g}°", turned, (20, 45, 90, 180), "false colours", (15, 345)
+    ),
 )
 
 LEARNT = tuple(way for way in DEGRADATIONS if way.word)
@@ -127,11 +153,18 @@ class Batches:
 
     def __init__(self, options: ClipConfig, dataset: Dataset, seed: int) -> None:
         self._options, self._dataset, self._seed = options, dataset, seed
-        held_out = set(hold_out_pictures(dataset, options.held_out_share, seed).tolist())
+        held_out = set(
+            hold_out_pictures(dataset, options.held_out_share, seed).tolist()
+        )
         self.held_out = len(held_out)
-        shown = ([index for index in own if index not in held_out] for own in pictures_by_concept(dataset))
+        shown = (
+            [index for index in own if index not in held_out]
+            for own in pictures_by_concept(dataset)
+        )
         self._pictures = [own for own in shown if own]
-        self._mirrored = torch.tensor([may_be_mirrored(record) for record in dataset.records])
+        self._mirrored = torch.tensor(
+            [may_be_mirrored(record) for record in dataset.records]
+        )
 
     def draw(self, step: int) -> PictureBatch:
         """Returns the batch of a step, which depends only on the seed and the step."""
@@ -144,27 +177,48 @@ class Batches:
         concepts, count = np.concatenate([own, extra]), len(own)
         names = list(BACKGROUNDS)
         # Any background, including pairs with a concept that the denoiser never sees.
-        behind = [str(random.choice(names)) if random.random() < options.background_share else None for _ in concepts]
+        behind = [
+            str(random.choice(names))
+            if random.random() < options.background_share
+            else None
+            for _ in concepts
+        ]
         indices = [int(random.choice(self._pictures[concept])) for concept in concepts]
         texts = [
-            loose_caption(dataset.records[index], random, background, options.style_share)
+            loose_caption(
+                dataset.records[index], random, background, options.style_share
+            )
             for index, background in zip(indices, behind, strict=True)
         ]
         ways = [
-            LEARNT[random.integers(len(LEARNT))] if random.random() < options.spoilt_share else None for _ in concepts
+            LEARNT[random.integers(len(LEARNT))]
+            if random.random() < options.spoilt_share
+            else None
+            for _ in concepts
         ]
-        texts = [f"{text}, {way.word}" if way else text for text, way in zip(texts, ways, strict=True)]
+        texts = [
+            f"{text}, {way.word}" if way else text
+            for text, way in zip(texts, ways, strict=True)
+        ]
         said = [
             (names.index(name) if name else -1, LEARNT.index(way) if way else -1)
             for name, way in zip(behind, ways, strict=True)
         ]
         told = np.column_stack([concepts, said])
-        same = torch.from_numpy((told[:count, None] == told).all(axis=2)).fill_diagonal_(False)
-        stream, chosen = generator(self._seed, STREAMS["clip"], step), np.array(indices[:count])
+        same = torch.from_numpy(
+            (told[:count, None] == told).all(axis=2)
+        ).fill_diagonal_(False)
+        stream, chosen = (
+            generator(self._seed, STREAMS["clip"], step),
+            np.array(indices[:count]),
+        )
         placed = place_drawings(
             torch.from_numpy(dataset.images[chosen]).permute(0, 3, 1, 2) / 255,
             torch.from_numpy(dataset.alphas[chosen])[:, None] / 255,
-            torch.tensor([BACKGROUNDS[name] if name else WHITE for name in behind[:count]]) / 255,
+            torch.tensor(
+                [BACKGROUNDS[name] if name else WHITE for name in behind[:count]]
+            )
+            / 255,
             self._mirrored[chosen],
             stream,
         )
@@ -187,7 +241,10 @@ def hold_out_pictures(dataset: Dataset, share: float, seed: int) -> np.ndarray:
     """
     random = np.random.default_rng([seed, STREAMS["clip"]])
     several = (indices for indices in pictures_by_concept(dataset) if len(indices) > 1)
-    return np.array([random.choice(indices) for indices in several if random.random() < share], dtype=np.int64)
+    return np.array(
+        [random.choice(indices) for indices in several if random.random() < share],
+        dtype=np.int64,
+    )
 
 
 def may_be_mirrored(record: PictureRecord) -> bool:
@@ -196,26 +253,49 @@ def may_be_mirrored(record: PictureRecord) -> bool:
 
 
 def loose_caption(
-    record: PictureRecord, random: np.random.Generator, background: str | None, style_share: float
+    record: PictureRecord,
+    random: np.random.Generator,
+    background: str | None,
+    style_share: float,
 ) -> str:
     """Draws a caption like the denoiser's training, but mostly without the style, so that it fits all drawings."""
     text = caption(record, random, background)
-    return text if random.random() < style_share else text.removesuffix(f", {record.style} style")
+    return (
+        text
+        if random.random() < style_share
+        else text.removesuffix(f", {record.style} style")
+    )
 
 
-def spoil(pictures: Tensor, ways: Sequence[Degradation | None], random: np.random.Generator) -> Tensor:
+def spoil(
+    pictures: Tensor, ways: Sequence[Degradation | None], random: np.random.Generator
+) -> Tensor:
     """Applies one degradation per picture, by a random amount, to pictures of float32 (n, 3, 64, 64) in [-1, 1]."""
     spoilt = pictures.clone()
     for place, way in enumerate(ways):
         if way is not None:
-            picture = pictures[place].add(1).mul(127.5).round().byte().permute(1, 2, 0).numpy()
-            changed = torch.from_numpy(way.spoil(picture, way.draw(random), random).copy())
+            picture = (
+                pictures[place]
+                .add(1)
+                .mul(127.5)
+                .round()
+                .byte()
+                .permute(1, 2, 0)
+                .numpy()
+            )
+            changed = torch.from_numpy(
+                way.spoil(picture, way.draw(random), random).copy()
+            )
             spoilt[place] = changed.permute(2, 0, 1) / 127.5 - 1
     return spoilt
 
 
 def place_drawings(
-    images: Tensor, alphas: Tensor, colours: Tensor, mirrored: Tensor, random: torch.Generator
+    images: Tensor,
+    alphas: Tensor,
+    colours: Tensor,
+    mirrored: Tensor,
+    random: torch.Generator,
 ) -> Tensor:
     """Slightly rotates, scales, shifts and tints drawings, and places them on their backgrounds.
 
@@ -243,7 +323,11 @@ def place_drawings(
     flip = torch.where(mirrored & (uniform(0, 1) < MIRRORED_SHARE), -1.0, 1.0)
     cosine, sine = scale * angle.cos(), scale * angle.sin()
     matrix = torch.stack(
-        [torch.stack([flip * cosine, -sine, shift[:, 0]], 1), torch.stack([flip * sine, cosine, shift[:, 1]], 1)], 1
+        [
+            torch.stack([flip * cosine, -sine, shift[:, 0]], 1),
+            torch.stack([flip * sine, cosine, shift[:, 1]], 1),
+        ],
+        1,
     )
     # Premultiplied alpha, so that resampling is correct at transparent borders.
     layers = torch.cat([images - (1 - alphas), alphas], dim=1)
@@ -252,10 +336,14 @@ def place_drawings(
     tint = uniform(0.9, 1.1, 1, 1, 1) * uniform(0.95, 1.05, 3, 1, 1)
     white = (colours == 1).all(dim=1, keepdim=True)
     behind = (colours + uniform(-0.04, 0.04, 3).masked_fill(white, 0))[:, :, None, None]
-    return (tint * layers[:, :3] + (1 - layers[:, 3:]) * behind).clamp(0, 1).mul(2).sub(1)
+    return (
+        (tint * layers[:, :3] + (1 - layers[:, 3:]) * behind).clamp(0, 1).mul(2).sub(1)
+    )
 
 
-def embed_visible(model: CLIPModel, pictures: Tensor, hidden: float, random: torch.Generator) -> Tensor:
+def embed_visible(
+    model: CLIPModel, pictures: Tensor, hidden: float, random: torch.Generator
+) -> Tensor:
     """Returns projected embeddings of pictures (n, 3, 64, 64), after dropping a random share of each one's patches.
 
     Dropping patches makes steps cheaper, and drawings harder to memorize (Li et al. 2023, FLIP).
@@ -264,16 +352,25 @@ def embed_visible(model: CLIPModel, pictures: Tensor, hidden: float, random: tor
     states = vision.embeddings(pictures)
     if hidden > 0:
         count, patches = len(states), states.shape[1] - 1
-        kept = torch.rand(count, patches, generator=random).argsort(dim=1)[:, : round(patches * (1 - hidden))] + 1
+        kept = (
+            torch.rand(count, patches, generator=random).argsort(dim=1)[
+                :, : round(patches * (1 - hidden))
+            ]
+            + 1
+        )
         # The class token, at index 0, is always kept.
-        kept = torch.cat([torch.zeros(count, 1, dtype=kept.dtype), kept], dim=1).to(states.device)
+        kept = torch.cat([torch.zeros(count, 1, dtype=kept.dtype), kept], dim=1).to(
+            states.device
+        )
         states = states.gather(1, kept[..., None].expand(-1, -1, states.shape[2]))
     states = vision.encoder(inputs_embeds=vision.pre_layrnorm(states)).last_hidden_state
     embeddings: Tensor = model.visual_projection(vision.post_layernorm(states[:, 0]))
     return embeddings
 
 
-def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor, same: Tensor) -> Tensor:
+def contrastive_loss(
+    images: Tensor, texts: Tensor, scale: Tensor, same: Tensor
+) -> Tensor:
     """Returns the symmetric InfoNCE loss (Radford et al. 2021), with more texts than images.
 
     Args:
@@ -282,7 +379,10 @@ def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor, same: Tensor)
         scale: logarithm of the factor of the cosines.
         same: bool (n, m), true for pairs to ignore, because another image's text fits too.
     """
-    images, texts = functional.normalize(images, dim=1), functional.normalize(texts, dim=1)
+    images, texts = (
+        functional.normalize(images, dim=1),
+        functional.normalize(texts, dim=1),
+    )
     cosines = scale.clamp(max=HIGHEST_SCALE).exp() * images @ texts.T
     logits = cosines.masked_fill(same, -math.inf)
     own = torch.arange(len(images), device=images.device)
@@ -291,7 +391,9 @@ def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor, same: Tensor)
     return (towards_texts + towards_images) / 2
 
 
-def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer) -> None:
+def train_clip(
+    config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer
+) -> None:
     """Trains on all concepts, including the denoiser's held-out concepts."""
     options, device = config.clip, pick_device(config.device)
     torch.manual_seed(config.seed)
@@ -304,12 +406,22 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
         batch = batches.draw(step)
         # Padded to the longest text: with causal attention, the end token does not see the padding.
         tokens = tokenizer(
-            batch.texts, padding=True, truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
+            batch.texts,
+            padding=True,
+            truncation=True,
+            max_length=tokenizer.model_max_length,
+            return_tensors="pt",
         )
         with in_precision(config.arithmetic, device):
-            seen = embed_visible(network, batch.pictures.to(device), options.hidden_patches, batch.random)
-            read = network.get_text_features(input_ids=tokens.input_ids.to(device)).pooler_output
-        return contrastive_loss(seen.float(), read.float(), network.logit_scale, batch.same.to(device))
+            seen = embed_visible(
+                network, batch.pictures.to(device), options.hidden_patches, batch.random
+            )
+            read = network.get_text_features(
+                input_ids=tokens.input_ids.to(device)
+            ).pooler_output
+        return contrastive_loss(
+            seen.float(), read.float(), network.logit_scale, batch.same.to(device)
+        )
 
     train(
         config, "clip", network, loss,

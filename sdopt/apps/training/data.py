@@ -85,23 +85,40 @@ class Dataset:
 
     def indices(self, *, held_out: bool) -> np.ndarray:
         """Returns the indices of the training pictures, or of the held-out pictures, int64."""
-        return np.array([i for i, record in enumerate(self.records) if record.held_out == held_out], dtype=np.int64)
+        return np.array(
+            [i for i, record in enumerate(self.records) if record.held_out == held_out],
+            dtype=np.int64,
+        )
 
     def labels(self, *, held_out: bool, style: str | None = None) -> list[str]:
         """Returns the distinct names in order, optionally only names with a drawing in `style`."""
-        chosen = (r for r in self.records if r.held_out == held_out and style in (None, r.style))
+        chosen = (
+            r
+            for r in self.records
+            if r.held_out == held_out and style in (None, r.style)
+        )
         return list(dict.fromkeys(record.label for record in chosen))
 
     def on(self, indices: np.ndarray, colours: np.ndarray) -> np.ndarray:
         """Returns pictures on the given colours, uint8 (n, 3), instead of white: uint8 (n, 64, 64, 3)."""
         uncovered = 1 - self.alphas[indices, :, :, None] / np.float32(255)
         missing = (255 - colours.astype(np.float32))[:, None, None, :]
-        pictures: np.ndarray = (self.images[indices] - uncovered * missing).clip(0, 255).round().astype(np.uint8)
+        pictures: np.ndarray = (
+            (self.images[indices] - uncovered * missing)
+            .clip(0, 255)
+            .round()
+            .astype(np.uint8)
+        )
         return pictures
 
     def on_named(self, indices: np.ndarray, names: Sequence[str | None]) -> np.ndarray:
         """Returns pictures on the named backgrounds; None is white: uint8 (n, 64, 64, 3)."""
-        return self.on(indices, np.array([BACKGROUNDS[name] if name else WHITE for name in names], np.uint8))
+        return self.on(
+            indices,
+            np.array(
+                [BACKGROUNDS[name] if name else WHITE for name in names], np.uint8
+            ),
+        )
 
     def save(self, folder: Path) -> None:
         """Writes `images.npy`, `alphas.npy` and `records.json`."""
@@ -109,18 +126,26 @@ class Dataset:
         np.save(folder / "images.npy", self.images, allow_pickle=False)
         np.save(folder / "alphas.npy", self.alphas, allow_pickle=False)
         (folder / "records.json").write_text(
-            json.dumps([asdict(r) for r in self.records], ensure_ascii=False), encoding="utf-8"
+            json.dumps([asdict(r) for r in self.records], ensure_ascii=False),
+            encoding="utf-8",
         )
 
     @classmethod
     def load(cls, folder: Path) -> "Dataset":
         """Reads a folder written by `save`."""
         try:
-            images, alphas = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("images", "alphas"))
+            images, alphas = (
+                np.load(folder / f"{name}.npy", allow_pickle=False)
+                for name in ("images", "alphas")
+            )
             raw = json.loads((folder / "records.json").read_text(encoding="utf-8"))
         except FileNotFoundError as missing:
             raise missing_stage("data", Path(missing.filename)) from missing
-        return cls(images, alphas, tuple(PictureRecord(**{**r, "tags": tuple(r["tags"])}) for r in raw))
+        return cls(
+            images,
+            alphas,
+            tuple(PictureRecord(**{**r, "tags": tuple(r["tags"])}) for r in raw),
+        )
 
 
 def slug(label: str) -> str:
@@ -135,13 +160,17 @@ def plain(text: str) -> str:
 
 def code_points(hexcode: str) -> str:
     """Returns a code point sequence without variation selectors and joiners, in which vendors differ."""
-    return "-".join(part for part in hexcode.lower().split("-") if part not in ("fe0f", "200d"))
+    return "-".join(
+        part for part in hexcode.lower().split("-") if part not in ("fe0f", "200d")
+    )
 
 
 def choose_held_out(concepts: Sequence[str], count: int, seed: int) -> frozenset[str]:
     """Returns `count` concepts to exclude from training, as a function of the seed."""
     if count >= len(concepts):
-        raise UsageError(f"data.held_out_concepts={count}: there are only {len(concepts)} concepts")
+        raise UsageError(
+            f"data.held_out_concepts={count}: there are only {len(concepts)} concepts"
+        )
     order = np.random.default_rng(seed).permutation(len(concepts))
     return frozenset(concepts[i] for i in order[:count])
 
@@ -157,9 +186,14 @@ def build(folder: Path, *, held_out_concepts: int, seed: int) -> Dataset:
     """
     names = read_json(fetch(EMOJIBASE, folder), "en/data.json")
     archives = {drawing.style: fetch(drawing.package, folder) for drawing in DRAWINGS}
-    icon_sets = {style: read_json(archive, "icons.json") for style, archive in archives.items()}
+    icon_sets = {
+        style: read_json(archive, "icons.json") for style, archive in archives.items()
+    }
     by_code = {
-        style: {code_points(code): name for code, name in read_json(archives[style], "chars.json").items()}
+        style: {
+            code_points(code): name
+            for code, name in read_json(archives[style], "chars.json").items()
+        }
         for style in {drawing.names for drawing in DRAWINGS}
     }
     found: list[tuple[dict[str, Any], str, str]] = []
@@ -168,13 +202,17 @@ def build(folder: Path, *, held_out_concepts: int, seed: int) -> Dataset:
         if "group" not in emoji or emoji["group"] in FLAGS_AND_COMPONENTS:
             continue
         for drawing in DRAWINGS:
-            name = by_code[drawing.names].get(code_points(emoji["hexcode"]), slug(emoji["label"]))
+            name = by_code[drawing.names].get(
+                code_points(emoji["hexcode"]), slug(emoji["label"])
+            )
             markup = svg(icon_sets[drawing.style], name)
             if markup is not None:
                 found.append((emoji, drawing.style, markup))
     concepts = list(dict.fromkeys(emoji["hexcode"] for emoji, _, _ in found))
     held_out = choose_held_out(concepts, held_out_concepts, seed)
-    colours = np.random.default_rng([seed, 5]).choice(list(BACKGROUNDS), size=len(concepts))
+    colours = np.random.default_rng([seed, 5]).choice(
+        list(BACKGROUNDS), size=len(concepts)
+    )
     unseen = dict(zip(concepts, colours.tolist(), strict=True))
     records = [
         PictureRecord(
@@ -191,14 +229,18 @@ def build(folder: Path, *, held_out_concepts: int, seed: int) -> Dataset:
     return drawn([markup for _, _, markup in found], records)
 
 
-def draw_style(style: Style, base: Dataset, packages: Path, *, held_out_concepts: int, seed: int) -> Dataset:
+def draw_style(
+    style: Style, base: Dataset, packages: Path, *, held_out_concepts: int, seed: int
+) -> Dataset:
     """Renders the style's drawings of concepts that the denoiser learns in the flat style, and holds some concepts out.
 
     Raises:
         DataError: the archive cannot be fetched, verified or read.
     """
     icons = read_json(fetch(style.package, packages), "icons.json")
-    names = {letters(name): name for name in (*icons.get("aliases", {}), *icons["icons"])}
+    names = {
+        letters(name): name for name in (*icons.get("aliases", {}), *icons["icons"])
+    }
     found: list[tuple[PictureRecord, str]] = []
     for record in base.records:
         if record.style == "flat" and not record.held_out:
@@ -211,8 +253,12 @@ def draw_style(style: Style, base: Dataset, packages: Path, *, held_out_concepts
             f"loras.held_out_concepts={held_out_concepts}: {style.package.name} has drawings of only {len(found)} "
             "concepts that the denoiser is trained on"
         )
-    hidden = choose_held_out([record.concept for record, _ in found], held_out_concepts, seed)
-    records = [replace(r, style=style.name, held_out=r.concept in hidden) for r, _ in found]
+    hidden = choose_held_out(
+        [record.concept for record, _ in found], held_out_concepts, seed
+    )
+    records = [
+        replace(r, style=style.name, held_out=r.concept in hidden) for r, _ in found
+    ]
     return drawn([markup for _, markup in found], records)
 
 
@@ -226,7 +272,9 @@ def icon_key(record: PictureRecord, style: Style) -> str:
     if style.names == "label":
         return letters(record.label)
     code = code_points(record.concept).split("-")
-    return letters(unicodedata.name(chr(int(code[0], 16)), "")) if len(code) == 1 else ""
+    return (
+        letters(unicodedata.name(chr(int(code[0], 16)), "")) if len(code) == 1 else ""
+    )
 
 
 def drawn(markups: Sequence[str], records: Sequence[PictureRecord]) -> Dataset:
@@ -251,7 +299,11 @@ def svg(icon_set: dict[str, Any], name: str) -> str | None:
         name = alias["parent"]
     icon = icon_set["icons"][name]
     width, height = (icon.get(side, icon_set[side]) for side in ("width", "height"))
-    body = f'<g transform="translate({width} 0) scale(-1 1)">{icon["body"]}</g>' if mirrored else icon["body"]
+    body = (
+        f'<g transform="translate({width} 0) scale(-1 1)">{icon["body"]}</g>'
+        if mirrored
+        else icon["body"]
+    )
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
         f'viewBox="0 0 {width} {height}">{body}</svg>'
@@ -265,14 +317,23 @@ def render(markup: str) -> np.ndarray:
     touching shapes, which the autoencoder would learn.
     """
     size = 4 * IMAGE_SIZE
-    png = bytes(resvg_py.svg_to_bytes(svg_string=markup, width=size, height=size, skip_system_fonts=True))
+    png = bytes(
+        resvg_py.svg_to_bytes(
+            svg_string=markup, width=size, height=size, skip_system_fonts=True
+        )
+    )
     picture = Image.open(io.BytesIO(png)).convert("RGBA")
     page = Image.new("RGBA", (size, size))
     # Centre drawings that are narrower than Iconify's square artboard.
-    page.alpha_composite(picture, ((size - picture.width) // 2, (size - picture.height) // 2))
+    page.alpha_composite(
+        picture, ((size - picture.width) // 2, (size - picture.height) // 2)
+    )
     white = Image.new("RGBA", (size, size), "white")
     white.alpha_composite(page)
     # Average colours on white, since transparent pixels have no colour.
     layers = [*white.convert("RGB").split(), page.getchannel("A")]
-    small = [np.asarray(layer.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BOX)) for layer in layers]
+    small = [
+        np.asarray(layer.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BOX))
+        for layer in layers
+    ]
     return np.stack(small, axis=-1)

@@ -12,10 +12,25 @@ from transformers import CLIPTextModel, CLIPTokenizer
 
 from sdopt.apps.training.autoencoder import encode_all
 from sdopt.apps.training.captions import caption, draw_background
-from sdopt.apps.training.config import CaptionedConfig, DiffusionConfig, TrainReferenceConfig
+from sdopt.apps.training.config import (
+    CaptionedConfig,
+    DiffusionConfig,
+    TrainReferenceConfig,
+)
 from sdopt.apps.training.data import BACKGROUNDS, Dataset, PictureRecord
-from sdopt.apps.training.loop import STREAMS, generator, in_precision, on_device, pick_device, train
-from sdopt.apps.training.networks import build_denoiser, build_scheduler, build_text_encoder
+from sdopt.apps.training.loop import (
+    STREAMS,
+    generator,
+    in_precision,
+    on_device,
+    pick_device,
+    train,
+)
+from sdopt.apps.training.networks import (
+    build_denoiser,
+    build_scheduler,
+    build_text_encoder,
+)
 
 
 def join(denoiser: UNet2DConditionModel, text_encoder: CLIPTextModel) -> nn.ModuleDict:
@@ -28,8 +43,12 @@ def start_networks(pipeline: str | None) -> tuple[UNet2DConditionModel, CLIPText
     if pipeline is None:
         return build_denoiser(), build_text_encoder()
     return (
-        UNet2DConditionModel.from_pretrained(pipeline, subfolder="unet", dtype=torch.float32),
-        CLIPTextModel.from_pretrained(pipeline, subfolder="text_encoder", dtype=torch.float32),
+        UNet2DConditionModel.from_pretrained(
+            pipeline, subfolder="unet", dtype=torch.float32
+        ),
+        CLIPTextModel.from_pretrained(
+            pipeline, subfolder="text_encoder", dtype=torch.float32
+        ),
     )
 
 
@@ -45,16 +64,22 @@ def loss_weights(alphas_cumprod: Tensor, gamma: float) -> Tensor:
     return (signal_to_noise.clamp(max=gamma) + 1) / (signal_to_noise + 1)
 
 
-def spread_timesteps(count: int, timesteps: int, random: np.random.Generator) -> np.ndarray:
+def spread_timesteps(
+    count: int, timesteps: int, random: np.random.Generator
+) -> np.ndarray:
     """Draws one timestep from each of `count` equal intervals, in random order: uniform, with lower variance."""
     places = (np.arange(count) + random.random(count)) / count
     return random.permutation((places * timesteps).astype(np.int64))
 
 
-def picture_chances(dataset: Dataset, flat_weight: float) -> tuple[np.ndarray, np.ndarray]:
+def picture_chances(
+    dataset: Dataset, flat_weight: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the indices of the training pictures, int64 (n,), and the probability of each, (n,), with sum 1."""
     chosen = dataset.indices(held_out=False)
-    chances = np.array([flat_weight if dataset.records[i].style == "flat" else 1.0 for i in chosen])
+    chances = np.array(
+        [flat_weight if dataset.records[i].style == "flat" else 1.0 for i in chosen]
+    )
     return chosen, chances / chances.sum()
 
 
@@ -103,23 +128,35 @@ def captioned_latents(
     records = [dataset.records[i] for i in chosen]
     # Encodes each picture on white, and then on each background.
     backgrounds = {name: place for place, name in enumerate((None, *BACKGROUNDS))}
-    encoded = [encode_all(autoencoder, dataset.on_named(chosen, [name] * len(records))) for name in backgrounds]
-    means, deviations = (torch.stack(parts).to(device) for parts in zip(*encoded, strict=True))
+    encoded = [
+        encode_all(autoencoder, dataset.on_named(chosen, [name] * len(records)))
+        for name in backgrounds
+    ]
+    means, deviations = (
+        torch.stack(parts).to(device) for parts in zip(*encoded, strict=True)
+    )
     scale = autoencoder.config.scaling_factor
 
     def draw(step: int) -> CaptionedLatents:
         # Two random streams per step: NumPy's supports weighted choices, and PyTorch's draws the noise.
         random = np.random.default_rng([config.seed, *path, step])
         picked = random.choice(len(records), size=options.batch_size, p=chances)
-        drawn = [draw_background(records[index], random, options.background_share) for index in picked]
+        drawn = [
+            draw_background(records[index], random, options.background_share)
+            for index in picked
+        ]
         behind = [None if background == avoided else background for background in drawn]
         texts = [
-            "" if random.random() < options.caption_dropout else caption(records[index], random, background)
+            ""
+            if random.random() < options.caption_dropout
+            else caption(records[index], random, background)
             for index, background in zip(picked, behind, strict=True)
         ]
         places = [backgrounds[background] for background in behind]
         shape = (2, options.batch_size, *means.shape[2:])
-        spread, noise = torch.randn(shape, generator=generator(config.seed, *path, step)).to(device)
+        spread, noise = torch.randn(
+            shape, generator=generator(config.seed, *path, step)
+        ).to(device)
         clean = scale * (means[places, picked] + deviations[places, picked] * spread)
         return CaptionedLatents(texts, clean, noise, random)
 
@@ -129,7 +166,11 @@ def captioned_latents(
 def token_ids(tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
     """Returns the token ids of captions, (n, 24)."""
     tokens = tokenizer(
-        captions, padding="max_length", truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
+        captions,
+        padding="max_length",
+        truncation=True,
+        max_length=tokenizer.model_max_length,
+        return_tensors="pt",
     )
     ids: Tensor = tokens.input_ids
     return ids
@@ -163,18 +204,30 @@ def diffusion_loss(
     options: DiffusionConfig = getattr(config, stage)
     alphas = build_scheduler().alphas_cumprod.to(device)
     weights = loss_weights(alphas, options.snr_gamma)
-    draw = captioned_latents(config, stage, dataset, networks["vae"], chances, part, caption, avoided)
+    draw = captioned_latents(
+        config, stage, dataset, networks["vae"], chances, part, caption, avoided
+    )
 
     def loss(step: int) -> Tensor:
         batch = draw(step)
-        timesteps = torch.from_numpy(spread_timesteps(len(batch.captions), len(alphas), batch.random)).to(device)
+        timesteps = torch.from_numpy(
+            spread_timesteps(len(batch.captions), len(alphas), batch.random)
+        ).to(device)
         signal = alphas[timesteps, None, None, None].sqrt()
         sigma = (1 - alphas[timesteps, None, None, None]).sqrt()
-        noisy = (signal * batch.clean + sigma * batch.noise).contiguous(memory_format=torch.channels_last)
+        noisy = (signal * batch.clean + sigma * batch.noise).contiguous(
+            memory_format=torch.channels_last
+        )
         with in_precision(config.arithmetic, device):
-            states = networks["text_encoder"](token_ids(tokenizer, batch.captions).to(device)).last_hidden_state
+            states = networks["text_encoder"](
+                token_ids(tokenizer, batch.captions).to(device)
+            ).last_hidden_state
             predicted = networks["denoiser"](noisy, timesteps, states).sample
-        error = (predicted.float() - (signal * batch.noise - sigma * batch.clean)).square().mean(dim=(1, 2, 3))
+        error = (
+            (predicted.float() - (signal * batch.noise - sigma * batch.clean))
+            .square()
+            .mean(dim=(1, 2, 3))
+        )
         weighted: Tensor = (weights[timesteps] * error).mean()
         return weighted
 
@@ -182,7 +235,10 @@ def diffusion_loss(
 
 
 def train_denoiser(
-    config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer, autoencoder: AutoencoderKL
+    config: TrainReferenceConfig,
+    dataset: Dataset,
+    tokenizer: CLIPTokenizer,
+    autoencoder: AutoencoderKL,
 ) -> None:
     """Trains both networks on the latents of the training pictures; the autoencoder's `scaling_factor` must be set."""
     options, device = config.denoiser, pick_device(config.device)
@@ -194,7 +250,14 @@ def train_denoiser(
     text_encoder.to(device).set_attn_implementation("eager")
 
     networks = join(denoiser, text_encoder)
-    loss = diffusion_loss(config, "denoiser", dataset, {**networks, "vae": autoencoder}, tokenizer, chances)
+    loss = diffusion_loss(
+        config,
+        "denoiser",
+        dataset,
+        {**networks, "vae": autoencoder},
+        tokenizer,
+        chances,
+    )
     train(
         config, "denoiser", networks, loss,
         start_from=config.start_from, pictures=len(chosen),

@@ -9,17 +9,40 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL, AutoencoderTiny, DiffusionPipeline, FluxPipeline, LCMScheduler
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderTiny,
+    DiffusionPipeline,
+    FluxPipeline,
+    LCMScheduler,
+)
 from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.benchmark import Timer
 
-from sdopt.apps.training.autoencoder import encode_all, peak_signal_to_noise, pixels, reconstruction_psnr
-from sdopt.apps.training.captions import STEPS, call, generate, real_pictures, records_of
+from sdopt.apps.training.autoencoder import (
+    encode_all,
+    peak_signal_to_noise,
+    pixels,
+    reconstruction_psnr,
+)
+from sdopt.apps.training.captions import (
+    STEPS,
+    call,
+    generate,
+    real_pictures,
+    records_of,
+)
 from sdopt.apps.training.cards import CardFigure, read_recipe
 from sdopt.apps.training.clip import DEGRADATIONS, hold_out_pictures
-from sdopt.apps.training.data import BACKGROUNDS, Dataset, PictureRecord, build, draw_style
+from sdopt.apps.training.data import (
+    BACKGROUNDS,
+    Dataset,
+    PictureRecord,
+    build,
+    draw_style,
+)
 from sdopt.apps.training.packages import STYLES
 from sdopt.errors import UsageError
 from sdopt.quality.available import require_features
@@ -59,7 +82,9 @@ Note = Callable[[str], None]
 """Receives a short description of the current step."""
 
 
-def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[CardFigure]]:
+def evaluate_family(
+    model: Path, work: Path, note: Note
+) -> dict[Path, list[CardFigure]]:
     """Returns the figures of a pipeline and of its companions, by folder.
 
     Companions are sought beside it, and in `companions/` beside it; a missing data set is downloaded to `work`.
@@ -70,16 +95,24 @@ def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[Card
     """
     require_features(JUDGE)
     if not (model / "recipe.json").is_file():
-        raise UsageError(f"--model {model}: there is no recipe.json; name what `sdopt train-reference` exported")
+        raise UsageError(
+            f"--model {model}: there is no recipe.json; name what `sdopt train-reference` exported"
+        )
     recipe = read_recipe(model)
     if not (work / "data" / "records.json").is_file():
         note("fetching and rendering the data set")
         held_out = recipe["data"]["held_out_concepts"]
-        build(work / "packages", held_out_concepts=held_out, seed=recipe["seed"]).save(work / "data")
+        build(work / "packages", held_out_concepts=held_out, seed=recipe["seed"]).save(
+            work / "data"
+        )
     dataset = Dataset.load(work / "data")
-    pipeline = DiffusionPipeline.from_pretrained(model, dtype=torch.float32, local_files_only=True)
+    pipeline = DiffusionPipeline.from_pretrained(
+        model, dtype=torch.float32, local_files_only=True
+    )
     prompts = json.loads(model.with_name("prompts.json").read_text(encoding="utf-8"))
-    of_pipeline = Evaluation(pipeline, dataset, prompts, feature_extractor(JUDGE), recipe["seed"], note)
+    of_pipeline = Evaluation(
+        pipeline, dataset, prompts, feature_extractor(JUDGE), recipe["seed"], note
+    )
     figures = {model: of_pipeline.generator()}
     if isinstance(pipeline, FluxPipeline):
         return figures  # the companions are those of the other pipeline
@@ -126,75 +159,152 @@ class Evaluation:
     def generator(self) -> list[CardFigure]:
         """Evaluates the autoencoder and the denoiser."""
         self.note("autoencoder")
-        vae, held_out, names = self.pipeline.vae, self.dataset.indices(held_out=True), list(BACKGROUNDS)
-        coloured = self.dataset.on_named(held_out, [names[place % len(names)] for place in range(len(held_out))])
+        vae, held_out, names = (
+            self.pipeline.vae,
+            self.dataset.indices(held_out=True),
+            list(BACKGROUNDS),
+        )
+        coloured = self.dataset.on_named(
+            held_out, [names[place % len(names)] for place in range(len(held_out))]
+        )
         psnr = "autoencoder: PSNR of held-out pictures"
         figures = [
-            CardFigure(psnr, (reconstruction_psnr(vae, self.dataset.images[held_out]),), "dB", 24),
-            CardFigure(f"{psnr} on coloured backgrounds", (reconstruction_psnr(vae, coloured),), "dB"),
+            CardFigure(
+                psnr,
+                (reconstruction_psnr(vae, self.dataset.images[held_out]),),
+                "dB",
+                24,
+            ),
+            CardFigure(
+                f"{psnr} on coloured backgrounds",
+                (reconstruction_psnr(vae, coloured),),
+                "dB",
+            ),
         ]
 
-        def found(what: str, ranked: np.ndarray, concepts: int, target: float | None = None) -> None:
+        def found(
+            what: str, ranked: np.ndarray, concepts: int, target: float | None = None
+        ) -> None:
             for nearest in NEAREST:
-                name = f"{what}: own concept among the {nearest} nearest of {concepts:,}"
+                name = (
+                    f"{what}: own concept among the {nearest} nearest of {concepts:,}"
+                )
                 aim = target if nearest == max(NEAREST) else None
                 figures.append(CardFigure(name, (_share(ranked < nearest),), "%", aim))
 
         self.note("features of the drawings on white")
-        white, labels = self._features(self.dataset.images), [record.label for record in self.dataset.records]
+        white, labels = (
+            self._features(self.dataset.images),
+            [record.label for record in self.dataset.records],
+        )
         for purpose, what, target in (
             ("training", "captions seen in training", 60),
             ("held_out", "names never seen", None),
         ):
             self.note(f"generating {what}")
             made = self._features(self._generated(self.prompts[purpose]))
-            found(what, concept_ranks(made, self.prompts[purpose], white, labels), len(set(labels)), target)
+            found(
+                what,
+                concept_ranks(made, self.prompts[purpose], white, labels),
+                len(set(labels)),
+                target,
+            )
         self.note("generating known names on unseen backgrounds")
         records = records_of(self.dataset, self.prompts["gate"])
         gate = self._features(self._generated(self.prompts["gate"]))
-        found("known names on unseen backgrounds", self._on_backgrounds(gate, records), CANDIDATES)
+        found(
+            "known names on unseen backgrounds",
+            self._on_backgrounds(gate, records),
+            CANDIDATES,
+        )
         self.note("distances")
         concepts = {record.concept for record in records}
-        others = {r.concept: r for r in self.dataset.records if r.style == "flat" and r.concept not in concepts}
-        real = ReferenceSet.of_images("real", real_pictures(self.dataset, records), self.extractor)
-        other = self._features(real_pictures(self.dataset, list(others.values())[: len(records)]))
+        others = {
+            r.concept: r
+            for r in self.dataset.records
+            if r.style == "flat" and r.concept not in concepts
+        }
+        real = ReferenceSet.of_images(
+            "real", real_pictures(self.dataset, records), self.extractor
+        )
+        other = self._features(
+            real_pictures(self.dataset, list(others.values())[: len(records)])
+        )
         return figures + [
-            CardFigure(f"{name} distance to real pictures{what}, {len(features)} images", (distance(features),))
-            for name, distance in (("Fréchet", lambda features: fid(features, real)), ("kernel", kid(real)))
+            CardFigure(
+                f"{name} distance to real pictures{what}, {len(features)} images",
+                (distance(features),),
+            )
+            for name, distance in (
+                ("Fréchet", lambda features: fid(features, real)),
+                ("kernel", kid(real)),
+            )
             for what, features in (("", gate), (" of other real pictures", other))
         ]
 
-    def _on_backgrounds(self, features: Tensor, records: Sequence[PictureRecord]) -> np.ndarray:
+    def _on_backgrounds(
+        self, features: Tensor, records: Sequence[PictureRecord]
+    ) -> np.ndarray:
         """Returns the rank of each picture's concept among flat drawings on the background of its caption, (n,)."""
         everything = self.dataset.records
-        flat = np.array([i for i, record in enumerate(everything) if record.style == "flat"])
+        flat = np.array(
+            [i for i, record in enumerate(everything) if record.style == "flat"]
+        )
         others = np.random.default_rng(0).permutation(flat)[:CANDIDATES]
         found = np.zeros(len(records))
         for name in BACKGROUNDS:
-            of_colour = [i for i, record in enumerate(records) if record.unseen_background == name]
+            of_colour = [
+                i
+                for i, record in enumerate(records)
+                if record.unseen_background == name
+            ]
             if of_colour:
                 self.note(f"features of the drawings on {name}")
                 concepts = {records[i].concept for i in of_colour}
-                shown = np.union1d(others, [i for i in flat if everything[i].concept in concepts])
-                drawings = self._features(self.dataset.on_named(shown, [name] * len(shown)))
-                own, labels = [records[i].label for i in of_colour], [everything[i].label for i in shown]
-                found[of_colour] = concept_ranks(features[of_colour], own, drawings, labels)
+                shown = np.union1d(
+                    others, [i for i in flat if everything[i].concept in concepts]
+                )
+                drawings = self._features(
+                    self.dataset.on_named(shown, [name] * len(shown))
+                )
+                own, labels = (
+                    [records[i].label for i in of_colour],
+                    [everything[i].label for i in shown],
+                )
+                found[of_colour] = concept_ranks(
+                    features[of_colour], own, drawings, labels
+                )
         return found
 
     def tiny_autoencoder(self, folder: Path) -> list[CardFigure]:
         """Compares the `AutoencoderTiny` in `folder` with the pipeline's autoencoder."""
         teacher = self.pipeline.vae
         network = AutoencoderTiny.from_pretrained(folder, dtype=torch.float32)
-        latents = call(self.pipeline, self.prompts["training"][:DECODED], seed=self.seed, output_type="latent")
-        held_out = encode_all(teacher, self.dataset.images[self.dataset.indices(held_out=True)])[0]
-        scaled = {"generated": latents, "held-out pictures'": teacher.config.scaling_factor * held_out}
+        latents = call(
+            self.pipeline,
+            self.prompts["training"][:DECODED],
+            seed=self.seed,
+            output_type="latent",
+        )
+        held_out = encode_all(
+            teacher, self.dataset.images[self.dataset.indices(held_out=True)]
+        )[0]
+        scaled = {
+            "generated": latents,
+            "held-out pictures'": teacher.config.scaling_factor * held_out,
+        }
         return [
             CardFigure(
-                f"times faster to decode {len(latents)} pictures", (speed_up(network, teacher, latents),), "×", 3
+                f"times faster to decode {len(latents)} pictures",
+                (speed_up(network, teacher, latents),),
+                "×",
+                3,
             ),
             *(
                 CardFigure(
-                    f"PSNR against the full decoder, {what} latents", (decoder_psnr(network, teacher, given),), "dB"
+                    f"PSNR against the full decoder, {what} latents",
+                    (decoder_psnr(network, teacher, given),),
+                    "dB",
                 )
                 for what, given in scaled.items()
             ),
@@ -208,7 +318,11 @@ class Evaluation:
         """
         recipe, base, pipeline = read_recipe(folder), self.dataset, self.pipeline
         seed = recipe["seed"]
-        flat = {record.concept: index for index, record in enumerate(base.records) if record.style == "flat"}
+        flat = {
+            record.concept: index
+            for index, record in enumerate(base.records)
+            if record.style == "flat"
+        }
 
         def latents(pictures: np.ndarray) -> Tensor:
             return encode_all(pipeline.vae, pictures)[0].flatten(1)
@@ -216,23 +330,46 @@ class Evaluation:
         figures: list[CardFigure] = []
         for style in STYLES:
             hidden = recipe[style.name]["held_out_concepts"]
-            dataset = draw_style(style, base, packages, held_out_concepts=hidden, seed=seed)
+            dataset = draw_style(
+                style, base, packages, held_out_concepts=hidden, seed=seed
+            )
             random = np.random.default_rng([seed, 5])
-            for split, held_out in (("concepts trained on", False), ("held-out concepts", True)):
-                places = random.permutation(dataset.indices(held_out=held_out))[:COMPARED]
+            for split, held_out in (
+                ("concepts trained on", False),
+                ("held-out concepts", True),
+            ):
+                places = random.permutation(dataset.indices(held_out=held_out))[
+                    :COMPARED
+                ]
                 captions = [dataset.records[i].label for i in places]
                 own = latents(dataset.images[places])
-                other = latents(base.images[[flat[dataset.records[i].concept] for i in places]])
+                other = latents(
+                    base.images[[flat[dataset.records[i].concept] for i in places]]
+                )
                 before = latents(generate(pipeline, captions, seed=seed))
-                pipeline.load_lora_weights(folder, weight_name=f"{style.name}.safetensors")
+                pipeline.load_lora_weights(
+                    folder, weight_name=f"{style.name}.safetensors"
+                )
                 after = latents(generate(pipeline, captions, seed=seed))
                 pipeline.unload_lora_weights()
-                near, far = ([(made - real).norm(dim=1) for made in (before, after)] for real in (own, other))
-                nearer = [_share((n < f).numpy()) for n, f in zip(near, far, strict=True)]
+                near, far = (
+                    [(made - real).norm(dim=1) for made in (before, after)]
+                    for real in (own, other)
+                )
+                nearer = [
+                    _share((n < f).numpy()) for n, f in zip(near, far, strict=True)
+                ]
                 what = f"{style.name}, {len(places)} {split}"
                 figures += [
-                    CardFigure(f"{what}: distance to the style's drawing", tuple(float(n.mean()) for n in near)),
-                    CardFigure(f"{what}: nearer to it than to the flat drawing", tuple(nearer), "%"),
+                    CardFigure(
+                        f"{what}: distance to the style's drawing",
+                        tuple(float(n.mean()) for n in near),
+                    ),
+                    CardFigure(
+                        f"{what}: nearer to it than to the flat drawing",
+                        tuple(nearer),
+                        "%",
+                    ),
                 ]
         return figures
 
@@ -240,26 +377,40 @@ class Evaluation:
         """Compares the LoRA for few steps in `folder` with the pipeline in few and in all steps."""
         pipeline, captions = self.pipeline, self.prompts["gate"][:JUDGED]
         records = records_of(self.dataset, captions)
-        real, names = self._features(real_pictures(self.dataset, records)), [record.label for record in records]
+        real, names = (
+            self._features(real_pictures(self.dataset, records)),
+            [record.label for record in records],
+        )
         figures: list[CardFigure] = []
 
         def judge(what: str, pictures: np.ndarray) -> None:
-            found = _share(concept_ranks(self._features(pictures), names, real, names) < NEAREST[-1])
+            found = _share(
+                concept_ranks(self._features(pictures), names, real, names)
+                < NEAREST[-1]
+            )
             near = f"{what}: own concept among the {NEAREST[-1]} nearest of {len(set(names))}"
             figures.append(CardFigure(near, (found,), "%"))
             if pictures is not whole:
-                psnr = float(peak_signal_to_noise(pixels(pictures), pixels(whole)).mean())
-                figures.append(CardFigure(f"{what}: PSNR against {STEPS} steps", (psnr,), "dB"))
+                psnr = float(
+                    peak_signal_to_noise(pixels(pictures), pixels(whole)).mean()
+                )
+                figures.append(
+                    CardFigure(f"{what}: PSNR against {STEPS} steps", (psnr,), "dB")
+                )
 
         whole = self._generated(captions)
         judge(f"{STEPS} steps", whole)
         for steps in FEW_STEPS:
-            judge(f"{steps} steps", self._generated(captions, num_inference_steps=steps))
+            judge(
+                f"{steps} steps", self._generated(captions, num_inference_steps=steps)
+            )
         own = pipeline.scheduler
         pipeline.load_lora_weights(folder)
         pipeline.scheduler = LCMScheduler.from_config(own.config)
         for steps in FEW_STEPS:
-            drawn = self._generated(captions, num_inference_steps=steps, guidance_scale=1)
+            drawn = self._generated(
+                captions, num_inference_steps=steps, guidance_scale=1
+            )
             judge(f"{steps} steps with it", drawn)
         pipeline.unload_lora_weights()
         pipeline.scheduler = own
@@ -280,7 +431,12 @@ def ranks(scores: np.ndarray, own: np.ndarray) -> np.ndarray:
     return found
 
 
-def concept_ranks(features: Tensor, labels: Sequence[str], drawings: Tensor, of_drawings: Sequence[str]) -> np.ndarray:
+def concept_ranks(
+    features: Tensor,
+    labels: Sequence[str],
+    drawings: Tensor,
+    of_drawings: Sequence[str],
+) -> np.ndarray:
     """Returns, for each generated picture, the number of concepts that are nearer than its own (n,); ties count half.
 
     The distance to a concept is the Euclidean distance of the features to those of its nearest drawing.
@@ -300,18 +456,26 @@ def concept_ranks(features: Tensor, labels: Sequence[str], drawings: Tensor, of_
 
 
 @torch.inference_mode()
-def decoder_psnr(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Tensor) -> float:
+def decoder_psnr(
+    network: AutoencoderTiny, teacher: AutoencoderKL, latents: Tensor
+) -> float:
     """Returns the mean PSNR in dB of the decoder's pictures against the teacher's, for scaled latents (n, 8, 8, 8)."""
     target = teacher.decode(latents / teacher.config.scaling_factor).sample.clamp(-1, 1)
     return float(peak_signal_to_noise(network.decode(latents).sample, target).mean())
 
 
 @torch.inference_mode()
-def speed_up(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Tensor) -> float:
+def speed_up(
+    network: AutoencoderTiny, teacher: AutoencoderKL, latents: Tensor
+) -> float:
     """Returns how many times faster the decoder is than its teacher."""
     threads = torch.get_num_threads()
     slow, fast = (
-        Timer("decode(latents)", globals={"decode": each.decode, "latents": latents}, num_threads=threads)
+        Timer(
+            "decode(latents)",
+            globals={"decode": each.decode, "latents": latents},
+            num_threads=threads,
+        )
         .blocked_autorange(min_run_time=2)
         .median
         for each in (teacher, network)
@@ -326,31 +490,58 @@ def evaluate_clip(folder: Path, dataset: Dataset) -> list[CardFigure]:
     held_out = hold_out_pictures(dataset, recipe["clip"]["held_out_share"], seed)
     others = np.setdiff1d(np.arange(len(dataset)), held_out)
     seen = np.random.default_rng([seed, 8]).permutation(others)[: len(held_out)]
-    place = {name: position for position, name in enumerate(dict.fromkeys(r.label for r in dataset.records))}
+    place = {
+        name: position
+        for position, name in enumerate(dict.fromkeys(r.label for r in dataset.records))
+    }
     names = functional.normalize(extractor.embed_texts(list(place)), dim=1)
 
     def caption_ranks(indices: np.ndarray) -> np.ndarray:
         """Ranks all concepts' distinct plain names for each picture on white."""
-        pictures = functional.normalize(extractor(channels_first(dataset.images[indices])), dim=1)
-        return ranks((pictures @ names.T).numpy(), np.array([place[dataset.records[i].label] for i in indices]))
+        pictures = functional.normalize(
+            extractor(channels_first(dataset.images[indices])), dim=1
+        )
+        return ranks(
+            (pictures @ names.T).numpy(),
+            np.array([place[dataset.records[i].label] for i in indices]),
+        )
 
     found, of_training = caption_ranks(held_out), caption_ranks(seen)
     series = list(_degradation_series(extractor, dataset, held_out, others, seed))
     fine = [worsens(figure) for figure in series]
     right, pictures = "right caption", f"{len(held_out)} held-out pictures"
     return [
-        CardFigure(f"{right} of {len(place):,} first, {pictures}", (_share(found < 1),), "%", 30),
-        CardFigure(f"{right} among the first ten, held-out pictures", (_share(found < 10),), "%", 70),
-        CardFigure(f"{right} first, training pictures", (_share(of_training < 1),), "%"),
         CardFigure(
-            f"degradations, of {len(fine)}, that move a metric monotonically", (_share(np.array(fine)),), "%", 100
+            f"{right} of {len(place):,} first, {pictures}",
+            (_share(found < 1),),
+            "%",
+            30,
+        ),
+        CardFigure(
+            f"{right} among the first ten, held-out pictures",
+            (_share(found < 10),),
+            "%",
+            70,
+        ),
+        CardFigure(
+            f"{right} first, training pictures", (_share(of_training < 1),), "%"
+        ),
+        CardFigure(
+            f"degradations, of {len(fine)}, that move a metric monotonically",
+            (_share(np.array(fine)),),
+            "%",
+            100,
         ),
         *series,
     ]
 
 
 def _degradation_series(
-    extractor: ClipFeatures, dataset: Dataset, held_out: np.ndarray, others: np.ndarray, seed: int
+    extractor: ClipFeatures,
+    dataset: Dataset,
+    held_out: np.ndarray,
+    others: np.ndarray,
+    seed: int,
 ) -> Iterator[CardFigure]:
     """Yields each metric for the held-out drawings, degraded in four ways to an increasing extent, or mislabelled.
 
@@ -358,7 +549,9 @@ def _degradation_series(
     """
     random = np.random.default_rng([seed, 7])
     chosen = random.permutation(others)[:REFERENCE_PICTURES]
-    reference = ReferenceSet.of_images("training drawings", dataset.images[chosen], extractor)
+    reference = ReferenceSet.of_images(
+        "training drawings", dataset.images[chosen], extractor
+    )
     pictures = dataset.images[held_out]
     texts = extractor.embed_texts([dataset.records[index].label for index in held_out])
     metrics: dict[str, Callable[[Tensor], float]] = {
@@ -373,17 +566,29 @@ def _degradation_series(
         for amount in way.tried:
             # All amounts use the same noise.
             source = np.random.default_rng([seed, 8])
-            spoilt = np.stack([way.spoil(picture, amount, source) for picture in pictures])
+            spoilt = np.stack(
+                [way.spoil(picture, amount, source) for picture in pictures]
+            )
             series.append(extractor(channels_first(spoilt)))
-        extents = ", ".join(["none", *(way.unit.format(amount) for amount in way.tried)])
+        extents = ", ".join(
+            ["none", *(way.unit.format(amount) for amount in way.tried)]
+        )
         for name, metric in metrics.items():
-            yield CardFigure(f"{name}, {way.name} ({extents})", tuple(float(metric(features)) for features in series))
+            yield CardFigure(
+                f"{name}, {way.name} ({extents})",
+                tuple(float(metric(features)) for features in series),
+            )
     order, given, scores = random.permutation(len(texts)), np.arange(len(texts)), []
     for wrong in WRONG:
         # Each of the first pictures in `order` takes the caption of its predecessor, so none keeps its own.
-        given[order] = np.where(np.arange(len(order)) < wrong * len(order), np.roll(order, 1), order)
+        given[order] = np.where(
+            np.arange(len(order)) < wrong * len(order), np.roll(order, 1), order
+        )
         scores.append(clip_score(intact, texts[given]))
-    yield CardFigure(f"CLIP score, wrong captions ({', '.join(f'{wrong:.0%}' for wrong in WRONG)})", tuple(scores))
+    yield CardFigure(
+        f"CLIP score, wrong captions ({', '.join(f'{wrong:.0%}' for wrong in WRONG)})",
+        tuple(scores),
+    )
 
 
 def clip_score(features: Tensor, texts: Tensor) -> float:
@@ -391,7 +596,9 @@ def clip_score(features: Tensor, texts: Tensor) -> float:
 
     Source: Hessel et al. 2021, scaled by 100.
     """
-    return float(100 * functional.cosine_similarity(features, texts).clamp(min=0).mean())
+    return float(
+        100 * functional.cosine_similarity(features, texts).clamp(min=0).mean()
+    )
 
 
 def worsens(figure: CardFigure) -> bool:

@@ -96,24 +96,39 @@ def train(
     """
     options: TrainingConfig = getattr(config, stage)
     seconds = 60 * config.budget_minutes * options.share / parts
-    schedule = LearningRates(options.learning_rate, options.warmup_steps, seconds, options.steps)
-    settings = {key: value for key, value in asdict(options).items() if key not in NOT_SETTINGS} | facts
-    settings["hardware"] = describe_hardware(pick_device(config.device), config.arithmetic)
+    schedule = LearningRates(
+        options.learning_rate, options.warmup_steps, seconds, options.steps
+    )
+    settings = {
+        key: value for key, value in asdict(options).items() if key not in NOT_SETTINGS
+    } | facts
+    settings["hardware"] = describe_hardware(
+        pick_device(config.device), config.arithmetic
+    )
     folder, title = Path(config.folder) / stage / part, f"{stage} {part}".rstrip()
     checkpoint, log = folder / "checkpoint", folder / "log.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     average = copy.deepcopy(network).requires_grad_(False)
-    optimizer = torch.optim.AdamW(network.parameters(), schedule.learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        network.parameters(),
+        schedule.learning_rate,
+        betas=(0.9, 0.99),
+        weight_decay=0.01,
+    )
     done = TrainingProgress()
     if config.resume and checkpoint.exists():
         before = load_checkpoint(checkpoint, network, average, optimizer)
-        done = TrainingProgress(*(before.pop(key) for key in ("steps", "seconds", "loss")))
+        done = TrainingProgress(
+            *(before.pop(key) for key in ("steps", "seconds", "loss"))
+        )
         settings["earlier"] = earlier_settings(before, settings, done.steps)
     else:
         log.unlink(missing_ok=True)
 
     def save() -> None:
-        save_checkpoint(checkpoint, network, average, optimizer, {**settings, **asdict(done)})
+        save_checkpoint(
+            checkpoint, network, average, optimizer, {**settings, **asdict(done)}
+        )
 
     trained: list[Tensor] = list(network.parameters())
     averaged: list[Tensor] = list(average.parameters())
@@ -136,7 +151,9 @@ def train(
         number = value.item()
         if not math.isfinite(number):
             raise DivergenceError(f"{title}: the loss of step {done.steps} is {number}")
-        done.loss = number if math.isnan(done.loss) else 0.98 * done.loss + 0.02 * number
+        done.loss = (
+            number if math.isnan(done.loss) else 0.98 * done.loss + 0.02 * number
+        )
         done.steps += 1
         done.seconds = time.monotonic() - started
         report(done, rate)
@@ -148,18 +165,30 @@ def train(
     return average
 
 
-def earlier_settings(before: Mapping[str, Any], settings: Mapping[str, Any], steps: int) -> list[dict[str, Any]]:
+def earlier_settings(
+    before: Mapping[str, Any], settings: Mapping[str, Any], steps: int
+) -> list[dict[str, Any]]:
     """Returns the earlier settings of a resumed training, each with the step `until_step` at which they ended."""
     earlier: list[dict[str, Any]] = before.get("earlier", [])
-    changed = {key: before.get(key) for key, value in settings.items() if before.get(key) != value}
+    changed = {
+        key: before.get(key)
+        for key, value in settings.items()
+        if before.get(key) != value
+    }
     return [*earlier, {"until_step": steps, **changed}] if changed else earlier
 
 
 def save_checkpoint(
-    folder: Path, network: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+    folder: Path,
+    network: nn.Module,
+    average: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
 ) -> None:
     """Writes a checkpoint to a new folder, and then replaces the old one, so that a checkpoint is always complete."""
-    fresh, old = (folder.with_name(f"{folder.name}.{suffix}") for suffix in ("new", "old"))
+    fresh, old = (
+        folder.with_name(f"{folder.name}.{suffix}") for suffix in ("new", "old")
+    )
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     for name, module in (("network", network), ("average", average)):
@@ -174,13 +203,18 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    folder: Path, network: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer
+    folder: Path,
+    network: nn.Module,
+    average: nn.Module,
+    optimizer: torch.optim.Optimizer,
 ) -> dict[str, Any]:
     """Loads a checkpoint into the networks and the optimizer, without unpickling code; returns its `state.json`."""
     load_model(network, folder / "network.safetensors")
     load_model(average, folder / "average.safetensors")
     optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
-    state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    state: dict[str, Any] = json.loads(
+        (folder / "state.json").read_text(encoding="utf-8")
+    )
     return state
 
 
@@ -195,7 +229,9 @@ def load_average(folder: Path, network: nn.Module) -> None:
 
 def missing_stage(stage: str, file: Path) -> UsageError:
     """Returns the error for a file that an earlier stage should have written."""
-    return UsageError(f"{file} is missing: run `sdopt train-reference stage={stage}` first")
+    return UsageError(
+        f"{file} is missing: run `sdopt train-reference stage={stage}` first"
+    )
 
 
 def reporter(
@@ -242,7 +278,9 @@ def pick_device(device: str) -> torch.device:
     """Returns the device to train on: `auto`, `cpu` or `cuda`."""
     available = torch.cuda.is_available()
     if device == "cuda" and not available:
-        raise UsageError("device=cuda: there is no CUDA device; choose device=auto or device=cpu")
+        raise UsageError(
+            "device=cuda: there is no CUDA device; choose device=auto or device=cpu"
+        )
     return torch.device("cuda" if available and device != "cpu" else "cpu")
 
 
@@ -250,7 +288,11 @@ def pick_precision(arithmetic: str, device: torch.device) -> str:
     """Returns `fp32` or `bf16`; `auto` is bf16 on hardware with native bf16 products."""
     if arithmetic != "auto":
         return arithmetic
-    native = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    native = (
+        device.type == "cuda"
+        or torch.cpu._is_avx512_bf16_supported()
+        or torch.cpu._is_amx_tile_supported()
+    )
     return "bf16" if native else "fp32"
 
 
@@ -266,7 +308,9 @@ def on_device(network: Any, device: torch.device) -> Any:
 
     The default processor calls a fused kernel whose backward pass is slow on CPUs, especially in bf16.
     """
-    network.to(device, memory_format=torch.channels_last).set_attn_processor(AttnProcessor())
+    network.to(device, memory_format=torch.channels_last).set_attn_processor(
+        AttnProcessor()
+    )
     return network
 
 
@@ -277,7 +321,9 @@ def describe_hardware(device: torch.device, arithmetic: str) -> str:
     return f"{machine}, {pick_precision(arithmetic, device)}, torch {torch.__version__.partition('+')[0]}"
 
 
-def generator(seed: int, *path: int, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(
+    seed: int, *path: int, device: torch.device | str = "cpu"
+) -> torch.Generator:
     """Returns a random generator that depends only on `seed` and `path` (stage, step), so that runs can resume."""
     words = np.random.SeedSequence([seed, *path]).generate_state(2)
     return torch.Generator(device).manual_seed((int(words[0]) << 31) ^ int(words[1]))

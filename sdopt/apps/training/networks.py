@@ -6,9 +6,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from diffusers import AutoencoderKL, AutoencoderTiny, DDIMScheduler, UNet2DConditionModel
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderTiny,
+    DDIMScheduler,
+    UNet2DConditionModel,
+)
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
-from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTokenizer,
+)
 
 from sdopt.apps.training.data import IMAGE_SIZE
 from sdopt.apps.training.loop import missing_stage
@@ -95,7 +106,9 @@ def build_clip() -> CLIPModel:
         "projection_dim": CLIP_WIDTH,
     }
     text = _text_config(96, CLIP_WIDTH)
-    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=CLIP_WIDTH))
+    return CLIPModel(
+        CLIPConfig(text_config=text, vision_config=vision, projection_dim=CLIP_WIDTH)
+    )
 
 
 def _text_config(width: int, projection: int) -> dict[str, Any]:
@@ -136,7 +149,10 @@ def build_scheduler() -> DDIMScheduler:
 
 def parameters(folder: Path) -> dict[str, int]:
     """Returns the number of parameters by network of a pipeline folder, from the headers of the weight files."""
-    return {file.parent.name: count_parameters(file) for file in sorted(folder.glob("*/*.safetensors"))}
+    return {
+        file.parent.name: count_parameters(file)
+        for file in sorted(folder.glob("*/*.safetensors"))
+    }
 
 
 def count_parameters(file: Path) -> int:
@@ -164,7 +180,9 @@ def train_tokenizer(captions: Iterable[str], folder: Path) -> CLIPTokenizer:
     """
     learner = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
     # Normalization and splitting must match those of `CLIPTokenizer`.
-    learner.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    learner.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Lowercase()]
+    )
     learner.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True),
@@ -182,10 +200,20 @@ def train_tokenizer(captions: Iterable[str], folder: Path) -> CLIPTokenizer:
     learner.train_from_iterator(captions, trainer)
     learnt = json.loads(learner.to_str())["model"]
     merges = [tuple(pair) for pair in learnt["merges"]]
-    entries = list(dict.fromkeys([*alphabet, *(f"{byte}</w>" for byte in alphabet), *("".join(p) for p in merges)]))
+    entries = list(
+        dict.fromkeys(
+            [
+                *alphabet,
+                *(f"{byte}</w>" for byte in alphabet),
+                *("".join(p) for p in merges),
+            ]
+        )
+    )
     entries = entries[: VOCABULARY - 2]
     if len(entries) < VOCABULARY - 2:
-        raise UsageError(f"the captions give {len(entries) + 2} tokens; the vocabulary needs {VOCABULARY}")
+        raise UsageError(
+            f"the captions give {len(entries) + 2} tokens; the vocabulary needs {VOCABULARY}"
+        )
     kept = set(entries)
     merges = [pair for pair in merges if "".join(pair) in kept]
     vocabulary = {token: index for index, token in enumerate([*entries, START, END])}

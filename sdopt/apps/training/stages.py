@@ -16,7 +16,11 @@ import torch
 from diffusers import StableDiffusionPipeline
 from transformers import CLIPImageProcessorPil
 
-from sdopt.apps.training.autoencoder import load_autoencoder, train_autoencoder, train_tiny_autoencoder
+from sdopt.apps.training.autoencoder import (
+    load_autoencoder,
+    train_autoencoder,
+    train_tiny_autoencoder,
+)
 from sdopt.apps.training.captions import (
     caption,
     choose_prompts,
@@ -45,7 +49,12 @@ from sdopt.apps.training.packages import STYLES
 from sdopt.apps.training.transformer import assemble_flux, train_transformer
 from sdopt.errors import UsageError
 from sdopt.quality.features import ClipFeatures
-from sdopt.quality.reference_sets import HELD_OUT, PACKAGED_NAME, PRECOMPUTED, ReferenceSet
+from sdopt.quality.reference_sets import (
+    HELD_OUT,
+    PACKAGED_NAME,
+    PRECOMPUTED,
+    ReferenceSet,
+)
 
 CAPTIONS_PER_PICTURE = 3
 """Number of random captions per training picture from which the tokenizer learns."""
@@ -65,20 +74,33 @@ def run(config: TrainReferenceConfig) -> None:
         UsageError: a setting is impossible (no such pipeline, no CUDA device, more held-out concepts than concepts).
         DivergenceError: a loss is not finite.
     """
-    if config.start_from is not None and not (Path(config.start_from) / "model_index.json").is_file():
-        raise UsageError(f"start_from={config.start_from}: there is no model_index.json; choose a pipeline folder")
+    if (
+        config.start_from is not None
+        and not (Path(config.start_from) / "model_index.json").is_file()
+    ):
+        raise UsageError(
+            f"start_from={config.start_from}: there is no model_index.json; choose a pipeline folder"
+        )
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     work = Path(config.folder)
     for stage in STAGES:
-        kept = config.resume and stage in PRODUCTS and (work / stage / PRODUCTS[stage]).exists()
+        kept = (
+            config.resume
+            and stage in PRODUCTS
+            and (work / stage / PRODUCTS[stage]).exists()
+        )
         if config.stage == stage or (config.stage == "all" and not kept):
             _run_stage(stage, config, work)
 
 
 def _run_stage(stage: str, config: TrainReferenceConfig, work: Path) -> None:
     if stage == "data":
-        dataset = build(work / "packages", held_out_concepts=config.data.held_out_concepts, seed=config.seed)
+        dataset = build(
+            work / "packages",
+            held_out_concepts=config.data.held_out_concepts,
+            seed=config.seed,
+        )
         dataset.save(work / stage)
         return
     # Before anything else, so that an error names the earliest missing stage.
@@ -90,7 +112,10 @@ def _run_stage(stage: str, config: TrainReferenceConfig, work: Path) -> None:
     elif stage == "tiny_autoencoder":
         train_tiny_autoencoder(config, dataset, load_autoencoder(work / "autoencoder"))
     elif stage == "denoiser":
-        tokenizer, autoencoder = load_tokenizer(work / "tokenizer"), load_autoencoder(work / "autoencoder")
+        tokenizer, autoencoder = (
+            load_tokenizer(work / "tokenizer"),
+            load_autoencoder(work / "autoencoder"),
+        )
         train_denoiser(config, dataset, tokenizer, autoencoder)
     elif stage == "transformer":
         train_transformer(config, dataset, find_pipeline(config))
@@ -110,7 +135,9 @@ def _run_stage(stage: str, config: TrainReferenceConfig, work: Path) -> None:
         export_transformer(config, dataset)
 
 
-def make_tokenizer(config: TrainReferenceConfig, dataset: Dataset, folder: Path) -> None:
+def make_tokenizer(
+    config: TrainReferenceConfig, dataset: Dataset, folder: Path
+) -> None:
     """Learns a tokenizer in a folder, or copies that of `start_from`: its text encoder fits no other tokens."""
     shutil.rmtree(folder, ignore_errors=True)
     if config.start_from is not None:
@@ -125,7 +152,11 @@ def training_captions(dataset: Dataset, config: TrainReferenceConfig) -> Iterato
     for index in dataset.indices(held_out=False):
         for _ in range(CAPTIONS_PER_PICTURE):
             record = dataset.records[index]
-            yield caption(record, random, draw_background(record, random, config.denoiser.background_share))
+            yield caption(
+                record,
+                random,
+                draw_background(record, random, config.denoiser.background_share),
+            )
 
 
 def assemble(work: Path) -> StableDiffusionPipeline:
@@ -150,13 +181,20 @@ def find_pipeline(config: TrainReferenceConfig) -> StableDiffusionPipeline:
     if config.start_from is None or (work / "denoiser").exists():
         return assemble(work)
     return StableDiffusionPipeline.from_pretrained(
-        config.start_from, dtype=torch.float32, local_files_only=True, safety_checker=None
+        config.start_from,
+        dtype=torch.float32,
+        local_files_only=True,
+        safety_checker=None,
     )
 
 
 @contextmanager
 def exported(
-    target: Path, model: str, config: TrainReferenceConfig, dataset: Dataset, trainings: dict[str, Path]
+    target: Path,
+    model: str,
+    config: TrainReferenceConfig,
+    dataset: Dataset,
+    trainings: dict[str, Path],
 ) -> Iterator[Path]:
     """Yields an empty folder for weights; adds their recipe and their card, and replaces the files of `target`.
 
@@ -199,7 +237,11 @@ def export_pipeline(config: TrainReferenceConfig, dataset: Dataset) -> None:
     )
     write_references(dataset, prompts["gate"], target.parent)
     captions = prompts["contact_sheet"]
-    draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(config.export.contact_sheet))
+    draw_sheet(
+        generate(pipeline, captions, seed=config.seed),
+        captions,
+        Path(config.export.contact_sheet),
+    )
 
 
 def export_transformer(config: TrainReferenceConfig, dataset: Dataset) -> None:
@@ -213,13 +255,19 @@ def export_transformer(config: TrainReferenceConfig, dataset: Dataset) -> None:
     for name, network in pipeline.components.items():
         if isinstance(network, torch.nn.Module):
             network.to(torch.bfloat16 if name == "transformer" else torch.float16)
-    with exported(Path(options.target), "emoji_dit", config, dataset, {"transformer": folder}) as fresh:
+    with exported(
+        Path(options.target), "emoji_dit", config, dataset, {"transformer": folder}
+    ) as fresh:
         pipeline.save_pretrained(fresh)
         for name in ("text_encoder", "text_encoder_2"):
             load_in_single_precision(fresh / name)
     pipeline.to(dtype=torch.float32)
     captions = choose_prompts(dataset, config.seed)["contact_sheet"]
-    draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(options.contact_sheet))
+    draw_sheet(
+        generate(pipeline, captions, seed=config.seed),
+        captions,
+        Path(options.contact_sheet),
+    )
 
 
 def export_clip(config: TrainReferenceConfig, dataset: Dataset) -> None:
@@ -228,15 +276,23 @@ def export_clip(config: TrainReferenceConfig, dataset: Dataset) -> None:
     load_average(work / "clip", network)
     side = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     processor = CLIPImageProcessorPil(
-        size=side, do_center_crop=False, crop_size=side, image_mean=[0.5] * 3, image_std=[0.5] * 3
+        size=side,
+        do_center_crop=False,
+        crop_size=side,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
     )
-    with exported(Path(config.clip.target), "clip", config, dataset, {"clip": work / "clip"}) as fresh:
+    with exported(
+        Path(config.clip.target), "clip", config, dataset, {"clip": work / "clip"}
+    ) as fresh:
         network.half().save_pretrained(fresh)
         load_in_single_precision(fresh)
         load_tokenizer(work / "tokenizer").save_pretrained(fresh)
         processor.save_pretrained(fresh)
         extractor = ClipFeatures("emojiclip", str(fresh))
-        ReferenceSet.of_folder(HELD_OUT, extractor, PACKAGED_NAME).save(fresh / PRECOMPUTED.name)
+        ReferenceSet.of_folder(HELD_OUT, extractor, PACKAGED_NAME).save(
+            fresh / PRECOMPUTED.name
+        )
 
 
 def export_tiny_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
@@ -250,8 +306,14 @@ def export_tiny_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> N
 
 def export_loras(config: TrainReferenceConfig, dataset: Dataset, stage: str) -> None:
     """Exports what the stage `loras` or `few_steps` wrote to `export.companions`."""
-    folder, target = Path(config.folder) / stage, Path(config.export.companions) / "loras"
-    trainings, names = {style.name: folder / style.name for style in STYLES}, [f"{s.name}.safetensors" for s in STYLES]
+    folder, target = (
+        Path(config.folder) / stage,
+        Path(config.export.companions) / "loras",
+    )
+    trainings, names = (
+        {style.name: folder / style.name for style in STYLES},
+        [f"{s.name}.safetensors" for s in STYLES],
+    )
     if stage == "few_steps":
         target, trainings, names = target / stage, {stage: folder}, [FILE]
     files = [folder / "model" / name for name in names]
@@ -262,18 +324,27 @@ def export_loras(config: TrainReferenceConfig, dataset: Dataset, stage: str) -> 
             shutil.copy(file, fresh)
 
 
-def write_recipe(fresh: Path, config: TrainReferenceConfig, dataset: Dataset, trainings: dict[str, Path]) -> None:
+def write_recipe(
+    fresh: Path,
+    config: TrainReferenceConfig,
+    dataset: Dataset,
+    trainings: dict[str, Path],
+) -> None:
     """Writes `recipe.json`: data, settings and progress of each training, and the recipe of the initial weights."""
     recipe: dict[str, Any] = {
         "seed": config.seed,
         "data": {
             "pictures": dict(Counter(record.style for record in dataset.records)),
             "concepts": len({record.concept for record in dataset.records}),
-            "held_out_concepts": len({record.concept for record in dataset.records if record.held_out}),
+            "held_out_concepts": len(
+                {record.concept for record in dataset.records if record.held_out}
+            ),
         },
     }
     for name, folder in trainings.items():
-        recipe[name] = json.loads((folder / "checkpoint" / "state.json").read_text(encoding="utf-8"))
+        recipe[name] = json.loads(
+            (folder / "checkpoint" / "state.json").read_text(encoding="utf-8")
+        )
         start = recipe[name].pop("start_from", None)
         if start and (Path(start) / "recipe.json").is_file():
             recipe["started_from"] = read_recipe(Path(start))

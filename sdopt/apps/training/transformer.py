@@ -10,7 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel, StableDiffusionPipeline
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    StableDiffusionPipeline,
+)
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -18,7 +23,12 @@ from sdopt.apps.training.config import TrainReferenceConfig
 from sdopt.apps.training.data import Dataset
 from sdopt.apps.training.denoiser import captioned_latents, picture_chances, token_ids
 from sdopt.apps.training.loop import in_precision, load_average, pick_device, train
-from sdopt.apps.training.networks import LATENT_CHANNELS, LATENT_SIZE, LENGTH, TEXT_WIDTH
+from sdopt.apps.training.networks import (
+    LATENT_CHANNELS,
+    LATENT_SIZE,
+    LENGTH,
+    TEXT_WIDTH,
+)
 
 PATCH = 2
 """Side of the square of latents that makes one token."""
@@ -78,7 +88,9 @@ class Teacher:
         clipped = np.clip(levels.astype(np.float64), 1e-4, 1 - 1e-4)
         wanted = 2 * np.log((1 - clipped) / clipped)
         steps = np.arange(len(self.logarithms), dtype=np.float64)
-        found: np.ndarray = np.interp(-wanted, -self.logarithms, steps).astype(np.float32)
+        found: np.ndarray = np.interp(-wanted, -self.logarithms, steps).astype(
+            np.float32
+        )
         return found
 
     def velocity(self, mixed: Tensor, levels: np.ndarray, states: Tensor) -> Tensor:
@@ -88,13 +100,20 @@ class Teacher:
         length = ((1 - sigma) ** 2 + sigma**2).sqrt()
         signal, noise = (1 - sigma) / length, sigma / length
         scaled = mixed / length
-        predicted = self.denoiser(scaled, torch.from_numpy(self.timesteps(levels)).to(device), states).sample.float()
-        velocity: Tensor = (noise * scaled + signal * predicted) - (signal * scaled - noise * predicted)
+        predicted = self.denoiser(
+            scaled, torch.from_numpy(self.timesteps(levels)).to(device), states
+        ).sample.float()
+        velocity: Tensor = (noise * scaled + signal * predicted) - (
+            signal * scaled - noise * predicted
+        )
         return velocity
 
 
 def flow_loss(
-    config: TrainReferenceConfig, dataset: Dataset, pipeline: StableDiffusionPipeline, transformer: Any
+    config: TrainReferenceConfig,
+    dataset: Dataset,
+    pipeline: StableDiffusionPipeline,
+    transformer: Any,
 ) -> Callable[[int], Tensor]:
     """Returns the loss of the velocity as a function of the step, for `train`."""
     options, device = config.transformer, pick_device(config.device)
@@ -103,7 +122,9 @@ def flow_loss(
     text_encoder = pipeline.text_encoder.to(device).eval().requires_grad_(False)
     teacher = Teacher(pipeline, device)
     side = LATENT_SIZE // PATCH
-    image_ids = FluxPipeline._prepare_latent_image_ids(1, side, side, device, torch.float32)
+    image_ids = FluxPipeline._prepare_latent_image_ids(
+        1, side, side, device, torch.float32
+    )
     text_ids = torch.zeros(LENGTH, 3, device=device)
 
     def loss(step: int) -> Tensor:
@@ -116,7 +137,9 @@ def flow_loss(
         # The backward pass of the fused kernel is slow on CPUs, in bf16 slower than all products together.
         with in_precision(config.arithmetic, device), sdpa_kernel(SDPBackend.MATH):
             with torch.no_grad():
-                text = text_encoder(token_ids(pipeline.tokenizer, batch.captions).to(device))
+                text = text_encoder(
+                    token_ids(pipeline.tokenizer, batch.captions).to(device)
+                )
                 taught = packed(teacher.velocity(mixed, levels, text.last_hidden_state))
             predicted = transformer(
                 hidden_states=packed(mixed),
@@ -126,14 +149,21 @@ def flow_loss(
                 img_ids=image_ids,
                 txt_ids=text_ids,
             ).sample.float()
-        towards_true, towards_taught = (predicted - true).square().mean(), (predicted - taught).square().mean()
-        total: Tensor = (1 - options.teacher_share) * towards_true + options.teacher_share * towards_taught
+        towards_true, towards_taught = (
+            (predicted - true).square().mean(),
+            (predicted - taught).square().mean(),
+        )
+        total: Tensor = (
+            1 - options.teacher_share
+        ) * towards_true + options.teacher_share * towards_taught
         return total
 
     return loss
 
 
-def train_transformer(config: TrainReferenceConfig, dataset: Dataset, pipeline: StableDiffusionPipeline) -> None:
+def train_transformer(
+    config: TrainReferenceConfig, dataset: Dataset, pipeline: StableDiffusionPipeline
+) -> None:
     """Trains a transformer on the latents and the text encoder of a pipeline."""
     torch.manual_seed(config.seed)
     transformer = build_transformer().to(pick_device(config.device))

@@ -6,7 +6,14 @@
 from sdopt.options.compiler.aot import Aot
 from sdopt.options.compiler.base import Eager
 from sdopt.options.compiler.deepspeed import DeepSpeed
-from sdopt.options.compiler.engines import Blade, CudaGraphs, OnnxRuntime, OpenVino, TensorRt, TorchScript
+from sdopt.options.compiler.engines import (
+    Blade,
+    CudaGraphs,
+    OnnxRuntime,
+    OpenVino,
+    TensorRt,
+    TorchScript,
+)
 from sdopt.options.compiler.inductor import Inductor, InductorDynamic, Regional
 from sdopt.options.compiler.whole_step import WholeStep
 

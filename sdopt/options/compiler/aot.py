@@ -73,10 +73,18 @@ class Aot(ExportingCompiler):
 
         def proof(trace: Trace) -> Finding:
             seen, shapes = trace.denoiser, graphs_in(made["denoiser"])
-            left = {name: seen.operators[name] for name in EAGER_ONLY if seen.operators[name]}
+            left = {
+                name: seen.operators[name]
+                for name in EAGER_ONLY
+                if seen.operators[name]
+            }
             told = "; ".join(packages.told)
             summary = f"{told}; {sum(left.values())} operators that only eager code runs, in {seen.calls} calls"
-            facts = {"graphs": shapes, "packages": packages.told, "eager_operators": left}
+            facts = {
+                "graphs": shapes,
+                "packages": packages.told,
+                "eager_operators": left,
+            }
             return Finding(shapes > 0 and not left, summary, facts)
 
         return proof
@@ -115,7 +123,9 @@ class Packages:
                     compilation.note_package(None)
                 start = time.perf_counter()
             else:
-                compilation.note_package(compilation.compile_s_in(package.with_suffix(".json")))
+                compilation.note_package(
+                    compilation.compile_s_in(package.with_suffix(".json"))
+                )
             graph = _load(call, package)
             self.told.append(f"loaded in {time.perf_counter() - start:.1f} s")
         return graph
@@ -134,11 +144,20 @@ def _compile(call: Tensors, package: Path) -> None:
     with tempfile.TemporaryDirectory(dir=package.parent) as folder:
         made = Path(folder) / package.name
         torch._inductor.aoti_compile_and_package(
-            exported, package_path=str(made), inductor_configs={"aot_inductor.package_constants_in_so": False}
+            exported,
+            package_path=str(made),
+            inductor_configs={"aot_inductor.package_constants_in_so": False},
         )
         # Constants of the code itself; the pipeline has the weights.
-        own = {name: value for name, value in exported.constants.items() if isinstance(value, torch.Tensor)}
-        save_file({name: value.contiguous().cpu() for name, value in own.items()}, made.with_suffix(".safetensors"))
+        own = {
+            name: value
+            for name, value in exported.constants.items()
+            if isinstance(value, torch.Tensor)
+        }
+        save_file(
+            {name: value.contiguous().cpu() for name, value in own.items()},
+            made.with_suffix(".safetensors"),
+        )
         made.with_suffix(".safetensors").replace(package.with_suffix(".safetensors"))
         made.replace(package)
 
@@ -156,11 +175,18 @@ def _load(call: Tensors, package: Path) -> Graph:
     # Single-threaded: otherwise each run waits on the host for the end of the last run (`reclaim_finished_models` in
     # aoti_runtime/model_container.h), and the GPU idles until the next kernels are launched.
     one_thread, index = True, -1 if device.index is None else device.index
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", one_thread, 1, index)
+    loader = torch._C._aoti.AOTIModelPackageLoader(
+        str(package), "model", one_thread, 1, index
+    )
     # The package stores addresses of the weights, not copies; the pipeline keeps the weights alive.
-    saved = {name: value.to(device) for name, value in load_file(package.with_suffix(".safetensors")).items()}
+    saved = {
+        name: value.to(device)
+        for name, value in load_file(package.with_suffix(".safetensors")).items()
+    }
     known = saved | call.state_dict() | dict(call.named_buffers())
-    loader.load_constants({name: known[name] for name in loader.get_constant_fqns()}, False, True, True)
+    loader.load_constants(
+        {name: known[name] for name in loader.get_constant_fqns()}, False, True, True
+    )
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
         results: list[torch.Tensor] = loader.boxed_run(list(tensors))
@@ -179,7 +205,9 @@ def _card(device: torch.device) -> tuple[str | int, ...]:
 
 def digest(call: Tensors) -> str:
     """Returns a hex digest of everything that the compiled code of a call depends on."""
-    inputs = [(tuple(each.shape), each.stride(), str(each.dtype)) for each in call.inputs]
+    inputs = [
+        (tuple(each.shape), each.stride(), str(each.dtype)) for each in call.inputs
+    ]
     return digest_of(call.module, call.inputs[0].device, inputs, str(call.key[1:3]))
 
 
@@ -191,10 +219,17 @@ def digest_of(module: torch.nn.Module, device: torch.device, *more: Any) -> str:
     machine = _card(device) if device.type == "cuda" else _processor()
     about = [
         (*map(_version, _LIBRARIES), torch.version.cuda, str(machine)),
-        [(name, tuple(each.shape), each.stride(), str(each.dtype)) for name, each in sorted(tensors.items())],
+        [
+            (name, tuple(each.shape), each.stride(), str(each.dtype))
+            for name, each in sorted(tensors.items())
+        ],
         # An option replaces a module's class, overrides a method on the instance, or sets an attribute.
         [(name, _kind(each)) for name, each in module.named_modules()],
-        [(name, _kind(p)) for part in module.modules() for name, p in getattr(part, "attn_processors", {}).items()],
+        [
+            (name, _kind(p))
+            for part in module.modules()
+            for name, p in getattr(part, "attn_processors", {}).items()
+        ],
         *more,
     ]
     return hashlib.sha256(repr(about).encode()).hexdigest()[:32]
@@ -233,7 +268,9 @@ def _kind(part: Any) -> tuple[str, list[str], Any]:
         for name, value in vars(part).items()
         if callable(value) and hasattr(type(part), name)
     ]
-    attributes = {name: value for name, value in vars(part).items() if name not in _registries()}
+    attributes = {
+        name: value for name, value in vars(part).items() if name not in _registries()
+    }
     return _class_of(part), sorted(own), _constant(attributes)
 
 
@@ -248,11 +285,17 @@ def _constant(value: Any) -> Any:
     if isinstance(value, bool | int | float | str | torch.dtype | None):
         return repr(value)
     if isinstance(value, Mapping):
-        return sorted((repr(key), _constant(each)) for key, each in value.items() if key not in _ORIGINS)
+        return sorted(
+            (repr(key), _constant(each))
+            for key, each in value.items()
+            if key not in _ORIGINS
+        )
     if isinstance(value, list | tuple):
         return [_constant(each) for each in value]
     if isinstance(value, set | frozenset):
-        return sorted(repr(_constant(each)) for each in value)  # each process has an order of its own
+        return sorted(
+            repr(_constant(each)) for each in value
+        )  # each process has an order of its own
     if isinstance(value, torch.Tensor) and not value.is_meta:
         return value.tolist()
     return _class_of(value)
@@ -270,14 +313,21 @@ def _code_of(module: str | None) -> str:
     if module is None or module.partition(".")[0] in _LIBRARIES:
         return ""
     file = getattr(sys.modules.get(module), "__file__", None)
-    return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    return (
+        "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    )
 
 
 def _processor() -> tuple[str | int, ...]:
     import torch
 
     # Inductor generates loops, and arrays for partial sums, for a fixed number of threads.
-    return platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    return (
+        platform.machine(),
+        platform.processor(),
+        torch.backends.cpu.get_cpu_capability(),
+        torch.get_num_threads(),
+    )
 
 
 def private_folder(name: str) -> Path:
@@ -290,5 +340,7 @@ def private_folder(name: str) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.lstat()
     if folder.is_symlink() or state.st_uid != os.getuid() or state.st_mode & 0o077:
-        raise UnavailableError(f"{folder}: holds compiled code, and only you may have access: chmod 700 {folder}")
+        raise UnavailableError(
+            f"{folder}: holds compiled code, and only you may have access: chmod 700 {folder}"
+        )
     return folder

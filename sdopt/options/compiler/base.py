@@ -19,13 +19,28 @@ from typing_extensions import override
 from sdopt.hardware.cards import TRITON, missing
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import StageTrace
-from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.options import (
+    Assumption,
+    Context,
+    Contract,
+    Finding,
+    Optimization,
+    Proof,
+    Stage,
+)
 from sdopt.options.assumptions import nothing_but_tensors, plain_weights
 from sdopt.options.attention import Sdpa
 from sdopt.options.conflicts import autocast_of, records_autograd, upcasts_vae
 from sdopt.options.declarations import Excludes
 from sdopt.options.lora import CHANGE_A_LORA, Hotswap
-from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, text_encoders_of, unwrapped
+from sdopt.pipelines.parts import (
+    STEPS,
+    Pipeline,
+    denoiser_name,
+    denoiser_of,
+    text_encoders_of,
+    unwrapped,
+)
 from sdopt.scratch import cache_folder, named_caches, unwritable
 
 if TYPE_CHECKING:
@@ -46,7 +61,9 @@ class Eager(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        return lambda trace: Finding(not trace.is_compiled(denoiser_of(pipe)), "operator by operator")
+        return lambda trace: Finding(
+            not trace.is_compiled(denoiser_of(pipe)), "operator by operator"
+        )
 
 
 @dataclass(frozen=True)
@@ -60,17 +77,20 @@ class Compiler(Optimization):
     @property
     @override
     def contract(self) -> Contract:
-        return Contract.EQUIVALENT  # OpenVINO overrides it by a property, since its precision decides
+        return (
+            Contract.EQUIVALENT
+        )  # OpenVINO overrides it by a property, since its precision decides
 
     @override
     def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
         if unwrapped(denoiser_of(pipe)) is denoiser_of(pipe):
             return {}
         # diffusers passes over a network that is no `ModelMixin`.
-        passed = (
-            "compiler: diffusers would change the LoRA in the text encoders alone, and not in the compiled denoiser"
+        passed = "compiler: diffusers would change the LoRA in the text encoders alone, and not in the compiled denoiser"
+        return dict.fromkeys(
+            CHANGE_A_LORA,
+            f"{passed}: call sdopt.undo(pipe), change it, and apply the options again",
         )
-        return dict.fromkeys(CHANGE_A_LORA, f"{passed}: call sdopt.undo(pipe), change it, and apply the options again")
 
 
 @dataclass(frozen=True)
@@ -87,7 +107,11 @@ class ExportingCompiler(GraphCompiler):
     """The base class of compilers that export a graph from a module, which no longer reads the module's settings."""
 
     excludes: ClassVar[tuple[Excludes, ...]] = (
-        Excludes("attention", "an exported graph selects its own attention kernel: choose attention=default", (Sdpa,)),
+        Excludes(
+            "attention",
+            "an exported graph selects its own attention kernel: choose attention=default",
+            (Sdpa,),
+        ),
         # peft swaps weights and scales in place. An exported graph keeps the scales as constants, if not the weights.
         Excludes(
             "lora",
@@ -101,10 +125,17 @@ class ExportingCompiler(GraphCompiler):
     def conflicts(self, ctx: Context) -> list[str]:
         found = records_autograd(ctx, "an exported graph")
         if autocast_of(ctx):
-            found.append("an exported graph runs without autocast: choose precision=fp16, bf16 or fp32")
+            found.append(
+                "an exported graph runs without autocast: choose precision=fp16, bf16 or fp32"
+            )
         for axis, option in ctx.chosen.items():
-            if option.stage is Stage.QUANTIZE and axis != "memory.quantized_text_encoders":
-                found.append(f"an exported graph needs weights in the type of the arithmetic, which {axis} changes")
+            if (
+                option.stage is Stage.QUANTIZE
+                and axis != "memory.quantized_text_encoders"
+            ):
+                found.append(
+                    f"an exported graph needs weights in the type of the arithmetic, which {axis} changes"
+                )
         return found
 
 
@@ -113,7 +144,9 @@ def unfit_targets(ctx: Context, chosen: Sequence[str]) -> list[str]:
     if not chosen:
         return [f"compiler.targets=[]: name at least one of {', '.join(STAGE_OF)}"]
     if "text_encoder" in chosen and "memory.precomputed_embeddings" in ctx.chosen:
-        return ["memory=precomputed_embeddings removes the text encoder: choose compiler.targets=[denoiser]"]
+        return [
+            "memory=precomputed_embeddings removes the text encoder: choose compiler.targets=[denoiser]"
+        ]
     return []
 
 
@@ -132,7 +165,11 @@ def _places_of(pipe: Pipeline, target: str) -> Iterator[tuple[Any, str]]:
     """Yields (owner, attribute) of each module of a target; SDXL has two text encoders."""
     if target == "text_encoder":
         encoders = text_encoders_of(pipe)
-        yield from ((pipe, name) for name in vars(pipe) if any(vars(pipe)[name] is encoder for encoder in encoders))
+        yield from (
+            (pipe, name)
+            for name in vars(pipe)
+            if any(vars(pipe)[name] is encoder for encoder in encoders)
+        )
     elif target == "denoiser":
         yield pipe, denoiser_name(pipe)
     else:
@@ -143,7 +180,10 @@ Module = TypeVar("Module", bound="torch.nn.Module")
 
 
 def replace_modules(
-    pipe: Pipeline, chosen: Iterable[str], make: Callable[[torch.nn.Module], Module], by_step: bool = False
+    pipe: Pipeline,
+    chosen: Iterable[str],
+    make: Callable[[torch.nn.Module], Module],
+    by_step: bool = False,
 ) -> dict[str, list[Module]]:
     """Replaces each module of the targets by `make(module)`; returns the replacements by target.
 
@@ -154,7 +194,9 @@ def replace_modules(
     for target in dict.fromkeys(chosen):
         for place in list(_places_of(pipe, target)):
             steps = vars(getattr(*place)).get(STEPS) if by_step else None
-            for owner, name in [(steps, part) for part in getattr(steps, "parts", ())] or [place]:
+            for owner, name in [
+                (steps, part) for part in getattr(steps, "parts", ())
+            ] or [place]:
                 replacement = make(getattr(owner, name))
                 setattr(owner, name, replacement)
                 made.setdefault(target, []).append(replacement)
@@ -166,7 +208,10 @@ def only_replays(stages: Iterable[StageTrace]) -> bool:
 
     If weights have moved, each call captures a graph and replays it once.
     """
-    return all(stage.graph_launches >= stage.runs > 0 and not stage.graph_captures for stage in stages)
+    return all(
+        stage.graph_launches >= stage.runs > 0 and not stage.graph_captures
+        for stage in stages
+    )
 
 
 def graphs_in(stand_ins: Iterable[PerShape]) -> int:
@@ -215,7 +260,9 @@ def unfit_for_inductor(ctx: Context, keeps: str = "") -> list[str]:
         return found
     if ctx.device.is_cuda:
         if find_spec("triton") is None:
-            found.append("Inductor on CUDA needs the package triton: pip install triton")
+            found.append(
+                "Inductor on CUDA needs the package triton: pip install triton"
+            )
         found += missing_for_triton("Inductor on CUDA")
     else:
         found += _missing_cxx("Inductor on a CPU")
@@ -224,10 +271,16 @@ def unfit_for_inductor(ctx: Context, keeps: str = "") -> list[str]:
         folders["XDG_CACHE_HOME"] = kept_code(keeps)
     for name, folder in folders.items():
         if reason := unwritable(folder):
-            found.append(f"compiled code goes to {folder}, and {reason}: name another folder with {name}=…")
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ and _is_noexec(tempfile.gettempdir()):
+            found.append(
+                f"compiled code goes to {folder}, and {reason}: name another folder with {name}=…"
+            )
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ and _is_noexec(
+        tempfile.gettempdir()
+    ):
         there = f"{tempfile.gettempdir()}, which is mounted noexec"
-        found.append(f"Inductor loads compiled code from {there}: choose another folder with TMPDIR=…")
+        found.append(
+            f"Inductor loads compiled code from {there}: choose another folder with TMPDIR=…"
+        )
     return found
 
 
@@ -240,8 +293,12 @@ def missing_for_packages(ctx: Context) -> list[str]:
     """Returns the conflicts of AOTInductor, which on CUDA compiles C++ with the CUDA toolkit's headers."""
     found = unfit_for_inductor(ctx, keeps="aot")
     if ctx.device.is_here and _is_noexec(_UNPACKED):
-        unpacks = f"AOTInductor unpacks compiled code to {_UNPACKED}, independent of TMPDIR"
-        found.append(f"{unpacks}, and {_UNPACKED} is mounted noexec: choose compiler=inductor")
+        unpacks = (
+            f"AOTInductor unpacks compiled code to {_UNPACKED}, independent of TMPDIR"
+        )
+        found.append(
+            f"{unpacks}, and {_UNPACKED} is mounted noexec: choose compiler=inductor"
+        )
     if not (ctx.device.is_cuda and ctx.device.is_here):
         return found
     from torch.utils import cpp_extension
@@ -250,13 +307,18 @@ def missing_for_packages(ctx: Context) -> list[str]:
     found += _missing_cxx(what)
     # torch/csrc/inductor/aoti_runtime/utils_cuda.h includes this header, which PyTorch's wheels do not contain.
     if home is None or not (Path(home) / "include" / "cuda_runtime.h").is_file():
-        found.append(f"{what} needs the headers of the CUDA toolkit: install it, and set CUDA_HOME")
+        found.append(
+            f"{what} needs the headers of the CUDA toolkit: install it, and set CUDA_HOME"
+        )
     return found
 
 
 def _missing_cxx(what: str) -> list[str]:
     # Inductor tries $CXX, and then these: see torch._inductor.cpp_builder.
-    if any(name and shutil.which(name) for name in [os.environ.get("CXX"), "g++", "clang++"]):
+    if any(
+        name and shutil.which(name)
+        for name in [os.environ.get("CXX"), "g++", "clang++"]
+    ):
         return []
     return [f"{what} needs a C++ compiler: install g++ (Debian: apt-get install g++)"]
 
@@ -272,7 +334,13 @@ def missing_for_triton(what: str) -> list[str]:
             else f"{what} needs a C compiler: install gcc (Debian: apt-get install gcc), or set CC"
         )
     scheme = sysconfig.get_default_scheme()
-    headers = Path(sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme))
+    headers = Path(
+        sysconfig.get_path(
+            "include", "posix_prefix" if scheme == "posix_local" else scheme
+        )
+    )
     if not (headers / "Python.h").is_file():
-        found.append(f"{what} needs {headers / 'Python.h'}: install it (Debian: apt-get install python3-dev)")
+        found.append(
+            f"{what} needs {headers / 'Python.h'}: install it (Debian: apt-get install python3-dev)"
+        )
     return found

@@ -37,7 +37,12 @@ from sdopt.locks import exclusive
 from sdopt.measure import compilation
 from sdopt.measure.memory import allocating_elsewhere
 from sdopt.options import Assumption, Context, Finding, Proof, Trace
-from sdopt.options.assumptions import common_attention, plain_weights, unchanged_layers, ungated_blocks
+from sdopt.options.assumptions import (
+    common_attention,
+    plain_weights,
+    unchanged_layers,
+    ungated_blocks,
+)
 from sdopt.options.attention import Default, EquivalentAttention
 from sdopt.options.base import Need
 from sdopt.options.compiler.base import Compiler
@@ -77,7 +82,10 @@ class Attention(EquivalentAttention):
 
     needs: ClassVar[tuple[Need, ...]] = _NEEDS
     excludes: ClassVar[tuple[Excludes, ...]] = (
-        Excludes("compiler", "DeepSpeed's kernels are opaque to a compiler: choose compiler=eager"),
+        Excludes(
+            "compiler",
+            "DeepSpeed's kernels are opaque to a compiler: choose compiler=eager",
+        ),
     )
 
     # Another batch size would free and reallocate the workspace.
@@ -95,10 +103,18 @@ class Attention(EquivalentAttention):
         from sdopt.options.compiler.deepspeed_layers import Layer
 
         denoiser, kind = denoiser_of(pipe), attention_processor.Attention
-        names = [name for name, layer in denoiser.named_modules() if isinstance(layer, kind)]
+        names = [
+            name for name, layer in denoiser.named_modules() if isinstance(layer, kind)
+        ]
         for name in names:
-            if missing := [what for what, lacking in lacks(denoiser.get_submodule(name)).items() if lacking]:
-                raise ValueError(f"DeepSpeed's attention needs {', '.join(missing)}, which the layer {name} lacks")
+            if missing := [
+                what
+                for what, lacking in lacks(denoiser.get_submodule(name)).items()
+                if lacking
+            ]:
+                raise ValueError(
+                    f"DeepSpeed's attention needs {', '.join(missing)}, which the layer {name} lacks"
+                )
         compile_kernels("InferenceBuilder")
         begin_a_model()
         for name in names:
@@ -107,10 +123,16 @@ class Attention(EquivalentAttention):
         def proof(trace: Trace) -> Finding:
             replaced = sum(isinstance(layer, Layer) for layer in denoiser.modules())
             kept = sum(isinstance(layer, kind) for layer in denoiser.modules())
-            ran = {name: n for name, n in trace.kernels.items() if name.startswith(_KERNEL) or _TRANSPOSITION in name}
+            ran = {
+                name: n
+                for name, n in trace.kernels.items()
+                if name.startswith(_KERNEL) or _TRANSPOSITION in name
+            }
             facts = {"replaced": replaced, "kept": kept, "kernels": ran}
             summary = f"{replaced} of {replaced + kept} layers replaced; {sum(ran.values())} DeepSpeed kernels ran"
-            return Finding(replaced == len(names) > 0 and not kept and bool(ran), summary, facts)
+            return Finding(
+                replaced == len(names) > 0 and not kept and bool(ran), summary, facts
+            )
 
         return proof
 
@@ -120,14 +142,20 @@ def misfits(ctx: Context) -> list[str]:
     what = "DeepSpeed's attention"
     found = []
     if ctx.device.is_cuda and ctx.device.is_here and not _has_nvcc():
-        found.append("DeepSpeed compiles its kernels with nvcc: install the CUDA toolkit, and set CUDA_HOME")
+        found.append(
+            "DeepSpeed compiles its kernels with nvcc: install the CUDA toolkit, and set CUDA_HOME"
+        )
     if weights_of(ctx) != "float16" or autocast_of(ctx):
         found.append(f"{what} computes only in float16: choose precision=fp16")
     found += records_autograd(ctx, what) + leaves_adapters_out(ctx)
     if (part_config(ctx.model, "unet") or {}).get("upcast_attention"):
-        found.append("this model computes its attention in float32, which DeepSpeed's kernels cannot")
+        found.append(
+            "this model computes its attention in float32, which DeepSpeed's kernels cannot"
+        )
     if len(ctx.shapes) > 1:
-        found.append("DeepSpeed allocates its workspace for one shape: give one workload.size and batch_size")
+        found.append(
+            "DeepSpeed allocates its workspace for one shape: give one workload.size and batch_size"
+        )
     return found + _beyond_tiles(ctx)
 
 
@@ -143,7 +171,9 @@ def _beyond_tiles(ctx: Context) -> list[str]:
     """Returns the conflicts of layers whose latents do not fill whole tiles, or whose heads would be truncated."""
     side, wrong, found = (ctx.workload.size or ctx.model.size) // 8, [], []
     # Token merging reduces the number of tokens.
-    left_of: Callable[[int, int], int] = getattr(ctx.chosen.get("caching"), "left_of", lambda latents, level: latents)
+    left_of: Callable[[int, int], int] = getattr(
+        ctx.chosen.get("caching"), "left_of", lambda latents, level: latents
+    )
     what = "DeepSpeed's attention takes"
     for level, channels in head_dimensions_by_level(ctx.model).items():
         # A downsampling convolution halves the side and rounds up.
@@ -151,24 +181,41 @@ def _beyond_tiles(ctx: Context) -> list[str]:
         if channels > _LARGEST_HEAD:
             continue
         if channels % _COPIED:
-            found.append(f"{what} heads of a multiple of {_COPIED} channels, and this model has heads of {channels}")
+            found.append(
+                f"{what} heads of a multiple of {_COPIED} channels, and this model has heads of {channels}"
+            )
         if latents % _TILE:
             wrong.append(str(latents))
         elif (left := left_of(latents, level)) % _TILE:
-            found.append(f"{what} multiples of {_TILE} latents, and caching leaves {left} of {latents} in some layers")
+            found.append(
+                f"{what} multiples of {_TILE} latents, and caching leaves {left} of {latents} in some layers"
+            )
     if wrong:
         sizes = f"layers of {', '.join(wrong)} latents"
-        found.append(f"{what} multiples of {_TILE} latents, and this size has {sizes}: set workload.size")
+        found.append(
+            f"{what} multiples of {_TILE} latents, and this size has {sizes}: set workload.size"
+        )
     return found
 
 
 def lacks(layer: Any) -> dict[str, bool]:
     """Returns, for each requirement of DeepSpeed's attention, whether a diffusers layer violates it."""
-    norms = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj")
+    norms = (
+        "group_norm",
+        "spatial_norm",
+        "norm_q",
+        "norm_k",
+        "norm_cross",
+        "add_k_proj",
+    )
     return {
-        "projections without bias": any(getattr(layer, f"to_{name}").bias is not None for name in "qkv"),
+        "projections without bias": any(
+            getattr(layer, f"to_{name}").bias is not None for name in "qkv"
+        ),
         "an output with bias": layer.to_out[0].bias is None,
-        "nothing but projections": any(getattr(layer, name, None) is not None for name in norms)
+        "nothing but projections": any(
+            getattr(layer, name, None) is not None for name in norms
+        )
         or layer.residual_connection
         or layer.rescale_output_factor != 1,
     }
@@ -185,10 +232,14 @@ def compile_kernels(*builders: str) -> None:
 
     # DeepSpeed cannot parse an architecture such as 9.0a, which container images for Hopper set.
     if torch.cuda.is_available():
-        os.environ["TORCH_CUDA_ARCH_LIST"] = ".".join(map(str, torch.cuda.get_device_capability()))
+        os.environ["TORCH_CUDA_ARCH_LIST"] = ".".join(
+            map(str, torch.cuda.get_device_capability())
+        )
     for builder in _builders(builders):
         with exclusive(f"deepspeed {builder.name}"):
-            Path(_get_build_directory(builder.name, verbose=False), "lock").unlink(missing_ok=True)
+            Path(_get_build_directory(builder.name, verbose=False), "lock").unlink(
+                missing_ok=True
+            )
             builder.load()
 
 
@@ -257,7 +308,9 @@ def _counted(allocate: Callable[[torch.Size], None]) -> Callable[[torch.Size], N
 def _classes() -> tuple[Any, Any]:
     """Returns the classes of DeepSpeed's attention and of its configuration."""
     from deepspeed.ops.transformer import DeepSpeedInferenceConfig
-    from deepspeed.ops.transformer.inference.diffusers_attention import DeepSpeedDiffusersAttention
+    from deepspeed.ops.transformer.inference.diffusers_attention import (
+        DeepSpeedDiffusersAttention,
+    )
 
     return DeepSpeedDiffusersAttention, DeepSpeedInferenceConfig
 
@@ -286,11 +339,20 @@ class DeepSpeed(Compiler):
 
     unet_only: ClassVar[str | None] = "its kernels are for the blocks of UNets alone"
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (common_attention, ungated_blocks, plain_weights, unchanged_layers)
+    assumes: ClassVar[tuple[Assumption, ...]] = (
+        common_attention,
+        ungated_blocks,
+        plain_weights,
+        unchanged_layers,
+    )
     keeps_structure: ClassVar[bool] = True
     needs: ClassVar[tuple[Need, ...]] = _NEEDS
     excludes: ClassVar[tuple[Excludes, ...]] = (
-        Excludes("attention", "DeepSpeed's block has its own attention: choose attention=default", unless=(Default,)),
+        Excludes(
+            "attention",
+            "DeepSpeed's block has its own attention: choose attention=default",
+            unless=(Default,),
+        ),
     )
 
     @override
@@ -306,10 +368,17 @@ class DeepSpeed(Compiler):
 
         def proof(trace: Trace) -> Finding:
             left = len(_blocks(denoiser_of(pipe)))
-            seen = {word: sum(n for name, n in trace.kernels.items() if word in name) for word in _BLOCK_KERNELS}
+            seen = {
+                word: sum(n for name, n in trace.kernels.items() if word in name)
+                for word in _BLOCK_KERNELS
+            }
             facts = {"blocks": kept, "blocks_left": left, "kernels": seen}
             shown = ", ".join(f"{word} ×{count}" for word, count in seen.items())
-            return Finding(not left and all(seen.values()), f"{kept - left} of {kept} blocks replaced; {shown}", facts)
+            return Finding(
+                not left and all(seen.values()),
+                f"{kept - left} of {kept} blocks replaced; {shown}",
+                facts,
+            )
 
         return proof
 
@@ -317,9 +386,13 @@ class DeepSpeed(Compiler):
 def _beyond_blocks(ctx: Context) -> list[str]:
     """Returns the conflicts of DeepSpeed's blocks with the model and the image size."""
     if (part_config(ctx.model, "unet") or {}).get("addition_embed_type"):
-        return ["DeepSpeed's blocks are tested only with Stable Diffusion 1.x and 2.x: not with SDXL"]
+        return [
+            "DeepSpeed's blocks are tested only with Stable Diffusion 1.x and 2.x: not with SDXL"
+        ]
     if ((ctx.workload.size or ctx.model.size) // 8) ** 2 > _TOKENS:
-        return [f"DeepSpeed's workspace holds {_TOKENS} tokens: images of up to 512 pixels, as in workload.size=512"]
+        return [
+            f"DeepSpeed's workspace holds {_TOKENS} tokens: images of up to 512 pixels, as in workload.size=512"
+        ]
     return []
 
 
@@ -335,8 +408,12 @@ def _blocks(denoiser: torch.nn.Module) -> list[tuple[torch.nn.Module, str, Any]]
 
 def replace_blocks(denoiser: torch.nn.Module) -> None:
     """Replaces each transformer block by DeepSpeed's, with the same weights. Raises ValueError if a block differs."""
-    from deepspeed.ops.transformer.inference.diffusers_2d_transformer import Diffusers2DTransformerConfig
-    from deepspeed.ops.transformer.inference.diffusers_transformer_block import DeepSpeedDiffusersTransformerBlock
+    from deepspeed.ops.transformer.inference.diffusers_2d_transformer import (
+        Diffusers2DTransformerConfig,
+    )
+    from deepspeed.ops.transformer.inference.diffusers_transformer_block import (
+        DeepSpeedDiffusersTransformerBlock,
+    )
 
     blocks = _blocks(denoiser)
     for _, name, block in blocks:
@@ -344,9 +421,16 @@ def replace_blocks(denoiser: torch.nn.Module) -> None:
     compile_kernels("InferenceBuilder", "SpatialInferenceBuilder")
     begin_a_model()
     for owner, name, block in blocks:
-        block.attn1, block.attn2 = attention_of(block.attn1, _TOKENS), attention_of(block.attn2, _TOKENS)
-        replacement = DeepSpeedDiffusersTransformerBlock(block, Diffusers2DTransformerConfig(int8_quantization=False))
-        replacement.register_forward_pre_hook(lambda _block, args: (args[0].contiguous(), *args[1:]))
+        block.attn1, block.attn2 = (
+            attention_of(block.attn1, _TOKENS),
+            attention_of(block.attn2, _TOKENS),
+        )
+        replacement = DeepSpeedDiffusersTransformerBlock(
+            block, Diffusers2DTransformerConfig(int8_quantization=False)
+        )
+        replacement.register_forward_pre_hook(
+            lambda _block, args: (args[0].contiguous(), *args[1:])
+        )
         setattr(owner, name, replacement)
 
 
@@ -356,12 +440,18 @@ def require_fitting(name: str, block: Any) -> None:
 
     attentions = [lacks(block.attn1), lacks(block.attn2)]
     wrong = {
-        "norms with weights": any(norm.weight is None for norm in (block.norm1, block.norm2, block.norm3)),
+        "norms with weights": any(
+            norm.weight is None for norm in (block.norm1, block.norm2, block.norm3)
+        ),
         "a GEGLU": type(block.ff.net[0]).__name__ != "GEGLU",
         **{what: any(each[what] for each in attentions) for what in attentions[0]},
         "attention to itself first": block.only_cross_attention,
-        "float16 weights": any(weight.dtype != torch.float16 for weight in block.parameters()),
+        "float16 weights": any(
+            weight.dtype != torch.float16 for weight in block.parameters()
+        ),
     }
     missing = [what for what, found in wrong.items() if found]
     if missing:
-        raise ValueError(f"DeepSpeed's block needs {', '.join(missing)}, which the block {name} lacks")
+        raise ValueError(
+            f"DeepSpeed's block needs {', '.join(missing)}, which the block {name} lacks"
+        )

@@ -28,7 +28,9 @@ class Layer(torch.nn.Module):
         # The first layer of a model allocates the workspace, and has the most latents.
         config = self.attention.config
         config.max_out_tokens = config.min_out_tokens = hidden_states.shape[1]
-        output: torch.Tensor = self.attention(hidden_states, context=encoder_hidden_states)
+        output: torch.Tensor = self.attention(
+            hidden_states, context=encoder_hidden_states
+        )
         return output
 
 
@@ -40,7 +42,15 @@ class ByHead(torch.nn.Module):
     """
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int, _padded: bool
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        heads: int,
+        _padded: bool,
     ) -> list[torch.Tensor]:
         """Returns query, key and value, each as (batch, heads, tokens, channels of a head)."""
-        return [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (query, key, value)]
+        return [
+            each.unflatten(-1, (heads, -1)).transpose(1, 2)
+            for each in (query, key, value)
+        ]

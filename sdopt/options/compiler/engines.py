@@ -76,7 +76,9 @@ def _traced(call: Tensors) -> Graph:
     import torch
 
     with torch.no_grad(), tracing():
-        traced: Graph = torch.jit.trace(call.eval(), tuple(call.inputs), check_trace=False)
+        traced: Graph = torch.jit.trace(
+            call.eval(), tuple(call.inputs), check_trace=False
+        )
         for _ in range(_WARM_UP):
             traced(*call.inputs)
     return traced
@@ -98,7 +100,9 @@ class CudaGraphs(GraphCompiler):
 
     needs: ClassVar[tuple[Need, ...]] = (Feature("a CUDA graph", ANY_CARD),)
 
-    targets: list[Annotated[str, OneOf(STAGE_OF)]] = field(default_factory=lambda: list(STAGE_OF))
+    targets: list[Annotated[str, OneOf(STAGE_OF)]] = field(
+        default_factory=lambda: list(STAGE_OF)
+    )
     """The modules to capture; each must prove that its graph was replayed."""
 
     @override
@@ -115,11 +119,21 @@ class CudaGraphs(GraphCompiler):
 
         def proof(trace: Trace) -> Finding:
             stages = {target: trace.stages[STAGE_OF[target]] for target in self.targets}
-            launches = {target: stage.graph_launches for target, stage in stages.items()}
+            launches = {
+                target: stage.graph_launches for target, stage in stages.items()
+            }
             captures = sum(map(graphs_in, made.values()))
             shown = ", ".join(f"{target} {count}" for target, count in launches.items())
-            facts = {"captures": captures, "graph_launches": sum(launches.values()), "launches": launches}
-            return Finding(only_replays(stages.values()), f"{captures} graphs captured; replayed: {shown}", facts)
+            facts = {
+                "captures": captures,
+                "graph_launches": sum(launches.values()),
+                "launches": launches,
+            }
+            return Finding(
+                only_replays(stages.values()),
+                f"{captures} graphs captured; replayed: {shown}",
+                facts,
+            )
 
         return proof
 
@@ -140,7 +154,10 @@ class Capture:
         # One stream for all captures: cuBLAS keeps a workspace (about 30 MiB on Hopper) for each stream it ran on.
         stream = self._stream = self._stream or torch.cuda.Stream()
         # A tensor on the CPU, such as a timestep, would become a constant of the graph.
-        held = [given.to(next(call.module.parameters()).device, copy=True) for given in call.inputs]
+        held = [
+            given.to(next(call.module.parameters()).device, copy=True)
+            for given in call.inputs
+        ]
         stream.wait_stream(torch.cuda.current_stream())
         with _without_autocast_cache():
             with torch.cuda.stream(stream):
@@ -185,11 +202,15 @@ class Blade(ExportingCompiler):
     Alibaba's packages are for Python 3.6 to 3.8 and CUDA 10.0 to 11.3, so sdopt needs a build from source.
     """
 
-    unet_only: ClassVar[str | None] = "it was made for UNets, before there were such models"
+    unet_only: ClassVar[str | None] = (
+        "it was made for UNets, before there were such models"
+    )
 
     needs: ClassVar[tuple[Need, ...]] = (Feature("BladeDISC's graph", ANY_CARD),)
 
-    targets: list[Annotated[str, OneOf(STAGE_OF)]] = field(default_factory=lambda: list(STAGE_OF))
+    targets: list[Annotated[str, OneOf(STAGE_OF)]] = field(
+        default_factory=lambda: list(STAGE_OF)
+    )
     """The modules to compile; each must prove that its compiled form ran."""
 
     @override
@@ -211,12 +232,18 @@ class Blade(ExportingCompiler):
         replace_by_graphs(pipe, self.targets, _optimized)
 
         def proof(trace: Trace) -> Finding:
-            stages = {target: trace.stages[STAGE_OF[target]].operators for target in self.targets}
+            stages = {
+                target: trace.stages[STAGE_OF[target]].operators
+                for target in self.targets
+            }
             runs = {
-                target: sum(n for name, n in seen.items() if _BLADE_ENGINE in name) for target, seen in stages.items()
+                target: sum(n for name, n in seen.items() if _BLADE_ENGINE in name)
+                for target, seen in stages.items()
             }
             shown = ", ".join(f"{target} {count}" for target, count in runs.items())
-            return Finding(all(runs.values()), f"engines run: {shown}", {"engines_run": runs})
+            return Finding(
+                all(runs.values()), f"engines run: {shown}", {"engines_run": runs}
+            )
 
         return proof
 
@@ -226,7 +253,9 @@ def _optimized(call: Tensors) -> Graph:
     import torch_blade
 
     with torch.no_grad(), tracing():
-        graph = torch_blade.optimize(call.eval(), allow_tracing=True, model_inputs=tuple(call.inputs))
+        graph = torch_blade.optimize(
+            call.eval(), allow_tracing=True, model_inputs=tuple(call.inputs)
+        )
 
     def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         with torch.no_grad():
@@ -240,7 +269,10 @@ def _optimized(call: Tensors) -> Graph:
 class TensorRt(ExportingCompiler):
     """Runs the denoiser as a TensorRT engine, built at the first call of each shape (`MutableTorchTensorRTModule`)."""
 
-    needs: ClassVar[tuple[Need, ...]] = (Feature("a TensorRT engine", (7, 5)), Extra("tensorrt", ("torch_tensorrt",)))
+    needs: ClassVar[tuple[Need, ...]] = (
+        Feature("a TensorRT engine", (7, 5)),
+        Extra("tensorrt", ("torch_tensorrt",)),
+    )
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -250,10 +282,15 @@ class TensorRt(ExportingCompiler):
         replace_modules(pipe, ["denoiser"], TensorRtEngine)
 
         def proof(trace: Trace) -> Finding:
-            runs, calls = trace.denoiser.operators[_TENSORRT_ENGINE], trace.denoiser.calls
+            runs, calls = (
+                trace.denoiser.operators[_TENSORRT_ENGINE],
+                trace.denoiser.calls,
+            )
             # If TensorRT lacks an operator, the graph is split into several engines, with PyTorch in between.
             facts = {"engines_run": runs, "calls": calls}
-            return Finding(runs >= calls > 0, f"{runs} engines run in {calls} calls", facts)
+            return Finding(
+                runs >= calls > 0, f"{runs} engines run in {calls} calls", facts
+            )
 
         return proof
 
@@ -271,9 +308,13 @@ class CpuEngine(ExportingCompiler):
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
         if weights_of(ctx) == "bfloat16":
-            found.append(f"{self.what} receives its inputs through NumPy, which has no bfloat16: choose precision=fp32")
+            found.append(
+                f"{self.what} receives its inputs through NumPy, which has no bfloat16: choose precision=fp32"
+            )
         if ctx.device.is_cuda:
-            found.append(f"{self.what} runs on a CPU, and the device is {ctx.device.name}: choose hardware=cpu")
+            found.append(
+                f"{self.what} runs on a CPU, and the device is {ctx.device.name}: choose hardware=cpu"
+            )
         return found
 
     @override
@@ -283,21 +324,28 @@ class CpuEngine(ExportingCompiler):
         compilation.reset()
         types: set[str] = set()
         targets = getattr(self, "targets", ["denoiser"])
-        made = replace_by_graphs(pipe, targets, lambda call: self._exported(call, types))
+        made = replace_by_graphs(
+            pipe, targets, lambda call: self._exported(call, types)
+        )
         return lambda trace: self._found(trace, made, types)
 
     def _exported(self, call: Tensors, types: set[str]) -> Graph:
         """Exports a call, and opens it in the engine; adds the type that the engine computes in, if it says so."""
         raise NotImplementedError
 
-    def _found(self, trace: Trace, made: Mapping[str, Sequence[PerShape]], types: set[str]) -> Finding:
+    def _found(
+        self, trace: Trace, made: Mapping[str, Sequence[PerShape]], types: set[str]
+    ) -> Finding:
         """Checks whether the engine computed the targets: PyTorch then runs no matrix products in the denoiser.
 
         A convolution of the VAE's stays before its decoder, where the operators of eager decoders tell.
         """
         seen = {target: trace.stages[STAGE_OF[target]] for target in made}
         counts = {target: graphs_in(stand_ins) for target, stand_ins in made.items()}
-        graphs, calls = sum(counts.values()), sum(stage.calls for stage in seen.values())
+        graphs, calls = (
+            sum(counts.values()),
+            sum(stage.calls for stage in seen.values()),
+        )
         left = sum(
             sum(stage.product_dtypes.values())
             if target == "denoiser"
@@ -314,7 +362,9 @@ class CpuEngine(ExportingCompiler):
 class OnnxRuntime(CpuEngine):
     """Runs the denoiser in an ONNX Runtime session on a CPU, exported at the first call of each shape."""
 
-    needs: ClassVar[tuple[Need, ...]] = (Extra("onnxruntime", ("onnxruntime", "onnxscript")),)
+    needs: ClassVar[tuple[Need, ...]] = (
+        Extra("onnxruntime", ("onnxruntime", "onnxscript")),
+    )
     what: ClassVar[str] = "an ONNX Runtime session"
 
     @override
@@ -327,13 +377,25 @@ class OnnxRuntime(CpuEngine):
         # The exported file is deleted once the session is open.
         with scratch_folder("onnx") as folder, torch.no_grad(), tracing():
             path = str(folder / "denoiser.onnx")
-            torch.onnx.export(call.eval(), tuple(call.inputs), path, dynamo=True, external_data=True, verbose=False)
-            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            torch.onnx.export(
+                call.eval(),
+                tuple(call.inputs),
+                path,
+                dynamo=True,
+                external_data=True,
+                verbose=False,
+            )
+            session = onnxruntime.InferenceSession(
+                path, options, providers=["CPUExecutionProvider"]
+            )
             call(*call.inputs)  # records the structure of the output
         names = [given.name for given in session.get_inputs()]
 
         def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-            given = {name: tensor.detach().numpy() for name, tensor in zip(names, tensors, strict=True)}
+            given = {
+                name: tensor.detach().numpy()
+                for name, tensor in zip(names, tensors, strict=True)
+            }
             return [torch.from_numpy(result) for result in session.run(None, given)]
 
         return run
@@ -348,7 +410,9 @@ class OpenVino(CpuEngine):
 
     precision: Literal["f32", "bf16", "f16"] = "f32"
     """OpenVINO's type of arithmetic; OpenVINO's own default is bfloat16 on processors that support it."""
-    targets: list[Literal["denoiser", "decoder"]] = field(default_factory=lambda: ["denoiser"])
+    targets: list[Literal["denoiser", "decoder"]] = field(
+        default_factory=lambda: ["denoiser"]
+    )
     """The modules to convert; each must prove that its model ran."""
 
     @property
@@ -361,10 +425,16 @@ class OpenVino(CpuEngine):
         return super().conflicts(ctx) + unfit_targets(ctx, self.targets)
 
     @override
-    def _found(self, trace: Trace, made: Mapping[str, Sequence[PerShape]], types: set[str]) -> Finding:
+    def _found(
+        self, trace: Trace, made: Mapping[str, Sequence[PerShape]], types: set[str]
+    ) -> Finding:
         found = super()._found(trace, made, types)
         # OpenVINO takes another type if the processor lacks the one that it is asked for.
-        return found.also(f"computed in {', '.join(sorted(types))}", types == {self.precision}, types=sorted(types))
+        return found.also(
+            f"computed in {', '.join(sorted(types))}",
+            types == {self.precision},
+            types=sorted(types),
+        )
 
     @override
     def _exported(self, call: Tensors, types: set[str]) -> Graph:
@@ -373,9 +443,14 @@ class OpenVino(CpuEngine):
 
         shapes = [tuple(given.shape) for given in call.inputs]
         with torch.no_grad(), tracing():
-            model = openvino.convert_model(call.eval(), example_input=tuple(call.inputs), input=shapes)
+            model = openvino.convert_model(
+                call.eval(), example_input=tuple(call.inputs), input=shapes
+            )
             call(*call.inputs)  # records the structure of the output
-        options = {"INFERENCE_PRECISION_HINT": self.precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        options = {
+            "INFERENCE_PRECISION_HINT": self.precision,
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        }
         compiled = openvino.Core().compile_model(model, "CPU", options)
         types.add(compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
         request = compiled.create_infer_request()

@@ -17,7 +17,9 @@ def replace_by_graphs(
     pipe: Pipeline, chosen: Iterable[str], make: Callable[[Tensors], Graph]
 ) -> dict[str, list[PerShape]]:
     """Replaces each module of the targets by a `PerShape`, of each kind of step its own; returns them by target."""
-    return replace_modules(pipe, chosen, lambda module: PerShape(module, make), by_step=True)
+    return replace_modules(
+        pipe, chosen, lambda module: PerShape(module, make), by_step=True
+    )
 
 
 class StandIn(torch.nn.Module):
@@ -54,18 +56,25 @@ class Tensors(torch.nn.Module):
         self._result_spec: Any = None
         weight = next(module.parameters())
         self.key = (
-            tuple((tuple(given.shape), given.dtype, given.device) for given in self.inputs),
+            tuple(
+                (tuple(given.shape), given.dtype, given.device) for given in self.inputs
+            ),
             tuple(self._arguments),
             str(self._spec),
             (weight.dtype, weight.device, weight.data_ptr()),
-            (torch.is_inference_mode_enabled(), torch.is_autocast_enabled(weight.device.type)),
+            (
+                torch.is_inference_mode_enabled(),
+                torch.is_autocast_enabled(weight.device.type),
+            ),
         )
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Calls the module with `tensors` in place of `inputs`; returns the tensors in its output."""
         from torch.utils._pytree import tree_unflatten
 
-        args, kwargs = tree_unflatten(_with_tensors(self._arguments, tensors), self._spec)
+        args, kwargs = tree_unflatten(
+            _with_tensors(self._arguments, tensors), self._spec
+        )
         leaves, self._result_spec = tree_flatten(self.module(*args, **kwargs))
         results, self._results = _without_tensors(leaves)
         return tuple(results)
@@ -83,7 +92,9 @@ def _without_tensors(leaves: Iterable[Any]) -> tuple[list[torch.Tensor], list[An
     """Returns the tensors among `leaves`, and `leaves` with a placeholder for each tensor."""
     leaves = list(leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return tensors, [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return tensors, [
+        _TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+    ]
 
 
 def _with_tensors(leaves: Iterable[Any], tensors: Iterable[torch.Tensor]) -> list[Any]:
@@ -106,7 +117,9 @@ class PerShape(StandIn):
         graphs: the graphs, by `Tensors.key`.
     """
 
-    def __init__(self, module: torch.nn.Module, make: Callable[[Tensors], Graph]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, make: Callable[[Tensors], Graph]
+    ) -> None:
         super().__init__(module)
         self._make = make
         self.graphs: dict[Any, tuple[Tensors, Graph]] = {}
@@ -132,7 +145,9 @@ class TensorRtEngine(StandIn):
         import torch_tensorrt
 
         super().__init__(module)
-        engine: Any = torch_tensorrt.MutableTorchTensorRTModule(module, use_explicit_typing=True)
+        engine: Any = torch_tensorrt.MutableTorchTensorRTModule(
+            module, use_explicit_typing=True
+        )
         # The engine is a module; as a submodule it would list all weights twice.
         self.__dict__["_engine"] = engine
         self._shapes: set[Any] = set()

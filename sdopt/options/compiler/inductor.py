@@ -39,9 +39,15 @@ def records_cuda_graphs(mode: str) -> bool:
 
 def _arguments(option: Inductor | Regional) -> str:
     """Returns the non-default arguments of `torch.compile` as code, each preceded by a comma."""
-    given = {"mode": option.mode, "fullgraph": option.fullgraph, "dynamic": option.dynamic}
+    given = {
+        "mode": option.mode,
+        "fullgraph": option.fullgraph,
+        "dynamic": option.dynamic,
+    }
     usual = {"mode": "default", "fullgraph": False, "dynamic": None}
-    return "".join(f", {name}={value!r}" for name, value in given.items() if value != usual[name])
+    return "".join(
+        f", {name}={value!r}" for name, value in given.items() if value != usual[name]
+    )
 
 
 def too_many_graphs(ctx: Context, dynamic: bool | None, graphs: int) -> list[str]:
@@ -59,7 +65,10 @@ def too_many_graphs(ctx: Context, dynamic: bool | None, graphs: int) -> list[str
     shapes = len(ctx.shapes)
     more = f"needs {graphs} graphs for {shapes} shapes, but PyTorch compiles at most {limit} and runs others eagerly"
     # With several sizes, `null` compiles a graph for any of them, which `records_any_shape` may refuse.
-    return [f"{more}: give fewer shapes" + ("" if keeps_gradients(ctx) else ", or choose compiler.dynamic=null")]
+    return [
+        f"{more}: give fewer shapes"
+        + ("" if keeps_gradients(ctx) else ", or choose compiler.dynamic=null")
+    ]
 
 
 def records_any_shape(ctx: Context) -> list[str]:
@@ -92,7 +101,9 @@ class ByInductor(Compiler):
         """Resets the counts of compilations, and prepares the folder of kept code, if the option wants one."""
         compilation.reset()
         if self.keep:
-            folder = private_folder(_KEPT) / digest_of(denoiser_of(pipe), device_of(pipe), repr(self))
+            folder = private_folder(_KEPT) / digest_of(
+                denoiser_of(pipe), device_of(pipe), repr(self)
+            )
             folder.mkdir(exist_ok=True)
             compilation.keep_in(folder)
 
@@ -101,13 +112,17 @@ class ByInductor(Compiler):
 class Inductor(ByInductor):
     """Compiles the denoiser, and optionally text encoders and the VAE's decoder, with `torch.compile` and Inductor."""
 
-    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+    mode: Literal[
+        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    ] = "default"
     """Mode of `torch.compile`; `reduce-overhead` and `max-autotune` record CUDA graphs."""
     fullgraph: bool = False
     """Whether a graph break raises an error."""
     dynamic: bool | None = None
     """Whether shapes are symbolic; null generalizes a shape on its first change."""
-    targets: list[Annotated[str, OneOf(STAGE_OF)]] = field(default_factory=lambda: ["denoiser"])
+    targets: list[Annotated[str, OneOf(STAGE_OF)]] = field(
+        default_factory=lambda: ["denoiser"]
+    )
     """The modules to compile; each must prove that its compiled form ran."""
 
     @property
@@ -123,7 +138,10 @@ class Inductor(ByInductor):
         places = {"denoiser": "pipe.unet", "decoder": "pipe.vae.decoder"}
         if records_cuda_graphs(self.mode) or not set(self.targets) <= places.keys():
             return ()  # outputs of CUDA graphs must be copied, and SDXL has two text encoders
-        found = [f"{places[target]} = torch.compile({places[target]}{_arguments(self)})" for target in self.targets]
+        found = [
+            f"{places[target]} = torch.compile({places[target]}{_arguments(self)})"
+            for target in self.targets
+        ]
         return "import torch", *found
 
     @override
@@ -132,7 +150,9 @@ class Inductor(ByInductor):
         found += too_many_graphs(ctx, self.dynamic, len(self._inputs(ctx)))
         sizes = {shape.size for shape in ctx.shapes}
         # Where only batch sizes differ, the strides of activations in channels_last hold no symbol.
-        if self._sees_images and (self.dynamic or (self.dynamic is None and len(sizes) > 1)):
+        if self._sees_images and (
+            self.dynamic or (self.dynamic is None and len(sizes) > 1)
+        ):
             found += records_any_shape(ctx)
         if ctx.device.is_cuda and records_cuda_graphs(self.mode):
             found += unfit_for_graphs(ctx, self.targets)
@@ -149,7 +169,11 @@ class Inductor(ByInductor):
         Batch sizes are relative: with `caching=guidance_interval` some steps run half of a batch, which counts as 1,
         and half of one batch may be the whole of another.
         """
-        parts = getattr(ctx.chosen.get("caching"), "batch_sizes", 1) if "denoiser" in self.targets else 1
+        parts = (
+            getattr(ctx.chosen.get("caching"), "batch_sizes", 1)
+            if "denoiser" in self.targets
+            else 1
+        )
         found: set[tuple[int | None, int]] = set()
         for shape in ctx.shapes:
             size = shape.size if self._sees_images else None
@@ -164,7 +188,9 @@ class Inductor(ByInductor):
         replays = records_cuda_graphs(self.mode)
 
         def compiled(module: torch.nn.Module) -> Any:
-            made = torch.compile(module, mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
+            made = torch.compile(
+                module, mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic
+            )
             if replays:
                 _keep_outputs(made)
             return made
@@ -197,13 +223,17 @@ class Regional(ByInductor):
     @property
     @override
     def diffusers_lines(self) -> tuple[str, ...]:
-        return (f"pipe.unet.compile_repeated_blocks({_arguments(self).removeprefix(', ')})",)
+        return (
+            f"pipe.unet.compile_repeated_blocks({_arguments(self).removeprefix(', ')})",
+        )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         # All blocks share their code, which is compiled for each level of the UNet that has some.
         levels = len(head_dimensions_by_level(ctx.model)) or 1
-        return unfit_for_inductor(ctx, self._keeps) + too_many_graphs(ctx, self.dynamic, levels * len(ctx.shapes))
+        return unfit_for_inductor(ctx, self._keeps) + too_many_graphs(
+            ctx, self.dynamic, levels * len(ctx.shapes)
+        )
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -213,20 +243,34 @@ class Regional(ByInductor):
             from sdopt.options.transformer import block_classes
 
             denoiser._repeated_blocks = block_classes(denoiser)
-        denoiser.compile_repeated_blocks(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
+        denoiser.compile_repeated_blocks(
+            mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic
+        )
 
         def proof(trace: Trace) -> Finding:
-            blocks = [name for name, m in denoiser.named_modules() if type(m).__name__ in denoiser._repeated_blocks]
+            blocks = [
+                name
+                for name, m in denoiser.named_modules()
+                if type(m).__name__ in denoiser._repeated_blocks
+            ]
             seen = trace.denoiser
             # A step may leave blocks out (`caching=deepcache`), so their runs are not counted. A trace shows each layer
             # that runs eagerly, as those between the blocks do.
-            eager = [name for name in seen.ran if name.startswith(tuple(f"{block}." for block in blocks))]
+            eager = [
+                name
+                for name in seen.ran
+                if name.startswith(tuple(f"{block}." for block in blocks))
+            ]
             summary, facts = _regions(trace, ["denoiser"])
             summary += f", for {len(blocks)} blocks in {seen.calls} calls"
             if eager:
                 summary += f"; layers of them that ran eagerly: {len(eager)}"
             engaged = seen.compiled_regions > 0 and bool(seen.ran) and not eager
-            found = Finding(engaged, summary, facts | {"blocks": len(blocks), "eager_layers": len(eager)})
+            found = Finding(
+                engaged,
+                summary,
+                facts | {"blocks": len(blocks), "eager_layers": len(eager)},
+            )
             return _by_inductor(found, self.mode, device_of(pipe))
 
         return proof
@@ -285,7 +329,11 @@ class InductorDynamic(ByInductor):
             before = compilation.compiled_so_far()[1]
             shapes = _call_in_another_shape(denoiser_of(pipe), trace)
             anew = compilation.compiled_so_far()[1] - before
-            return found.also(f"{shapes[0]} and then {shapes[1]}: {anew} recompilations", not anew, compiled_anew=anew)
+            return found.also(
+                f"{shapes[0]} and then {shapes[1]}: {anew} recompilations",
+                not anew,
+                compiled_anew=anew,
+            )
 
         return proof
 
@@ -307,10 +355,16 @@ def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]
         sample, rows = args[0], args[0].shape[0]
 
         def repeated(tensor: torch.Tensor) -> torch.Tensor:
-            return torch.cat([tensor, tensor[:1]]) if tensor.dim() and 1 < rows == tensor.shape[0] else tensor
+            return (
+                torch.cat([tensor, tensor[:1]])
+                if tensor.dim() and 1 < rows == tensor.shape[0]
+                else tensor
+            )
 
         wider = torch.cat([sample, sample[..., :8]], dim=-1)
-        args, kwargs = tree_map_only(torch.Tensor, repeated, ((wider, *args[1:]), kwargs))
+        args, kwargs = tree_map_only(
+            torch.Tensor, repeated, ((wider, *args[1:]), kwargs)
+        )
         shapes.extend([tuple(sample.shape), tuple(args[0].shape)])
         module(*args, **kwargs)
 
@@ -319,16 +373,25 @@ def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]
     return shapes
 
 
-def _compiled(trace: Trace, targets: Sequence[str], mode: str, device: torch.device) -> Finding:
+def _compiled(
+    trace: Trace, targets: Sequence[str], mode: str, device: torch.device
+) -> Finding:
     """Checks whether each call of each target ran regions compiled by TorchDynamo.
 
     Beyond its recompilation limit, TorchDynamo runs a call eagerly and reports that only in a log.
     """
     summary, facts = _regions(trace, targets)
     stages = {target: trace.stages[STAGE_OF[target]] for target in targets}
-    fewer = [target for target, stage in stages.items() if not stage.compiled_regions >= stage.runs > 0]
+    fewer = [
+        target
+        for target, stage in stages.items()
+        if not stage.compiled_regions >= stage.runs > 0
+    ]
     if fewer and facts["compiled_regions_run"]:
-        told = ", ".join(f"{stages[target].calls} calls of the {target.replace('_', ' ')}" for target in fewer)
+        told = ", ".join(
+            f"{stages[target].calls} calls of the {target.replace('_', ' ')}"
+            for target in fewer
+        )
         summary += f", which are not all of {told}"
     return _by_inductor(Finding(not fewer, summary, facts), mode, device)
 
@@ -337,7 +400,9 @@ def _regions(trace: Trace, targets: Sequence[str]) -> tuple[str, dict[str, Any]]
     """Returns a summary of the graphs and of the regions compiled by TorchDynamo that targets ran, and the facts."""
     from torch._dynamo.utils import counters
 
-    regions = {target: trace.stages[STAGE_OF[target]].compiled_regions for target in targets}
+    regions = {
+        target: trace.stages[STAGE_OF[target]].compiled_regions for target in targets
+    }
     facts: dict[str, Any] = {
         "graphs": counters["stats"]["unique_graphs"],
         "graph_breaks": sum(counters["graph_break"].values()),
@@ -350,7 +415,9 @@ def _regions(trace: Trace, targets: Sequence[str]) -> tuple[str, dict[str, Any]]
     summary = f"{graphs}; {facts['compiled_regions_run']} compiled regions run"
     if len(regions) > 1:
         facts["regions"] = dict(regions)
-        summary += f" ({', '.join(f'{target} {count}' for target, count in regions.items())})"
+        summary += (
+            f" ({', '.join(f'{target} {count}' for target, count in regions.items())})"
+        )
     return summary, facts
 
 
@@ -364,8 +431,14 @@ def _by_inductor(found: Finding, mode: str, device: torch.device) -> Finding:
     if compilation.is_kept() and found.facts.get("graphs"):
         written, read = compilation.kept_so_far()
         told = f"of the kept code {read} read, {written} written"
-        found = found.also(told, bool(written or read), kept_read=read, kept_written=written)
-    if mode.startswith("max-autotune") and device.type == "cuda" and not inductor_utils.is_big_gpu(device):
+        found = found.also(
+            told, bool(written or read), kept_read=read, kept_written=written
+        )
+    if (
+        mode.startswith("max-autotune")
+        and device.type == "cuda"
+        and not inductor_utils.is_big_gpu(device)
+    ):
         none = "Inductor tried no Triton templates for products, as on all cards with fewer than 68 SMs"
         found = found.also(none, templates=False)
     return found
@@ -379,7 +452,11 @@ def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:
     launches = {target: stage.graph_launches for target, stage in stages.items()}
     captures = sum(stage.graph_captures for stage in stages.values())
     skips = counters["inductor"]["cudagraph_skips"]
-    facts = {"graph_launches": sum(launches.values()), "launches": launches, "cudagraph_skips": skips}
+    facts = {
+        "graph_launches": sum(launches.values()),
+        "launches": launches,
+        "cudagraph_skips": skips,
+    }
     summary = f"{facts['graph_launches']} CUDA graphs replayed, {skips} skipped"
     if captures:
         facts["recorded_anew"] = captures

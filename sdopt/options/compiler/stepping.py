@@ -17,13 +17,21 @@ if TYPE_CHECKING:
 class WholeStepModule(StandIn):
     """Replaces the denoiser: computes the latents after the step, and passes them through the pipeline's code."""
 
-    def __init__(self, pipe: Pipeline, denoiser: torch.nn.Module, steps: Steps, mode: str) -> None:
+    def __init__(
+        self, pipe: Pipeline, denoiser: torch.nn.Module, steps: Steps, mode: str
+    ) -> None:
         super().__init__(denoiser)
         self._pipe = pipe
         self._steps = steps
         self._step = torch.compile(_step, mode=mode, fullgraph=True)
 
-    def forward(self, sample: torch.Tensor, timestep: Any, encoder_hidden_states: Any, **kwargs: Any) -> Any:
+    def forward(
+        self,
+        sample: torch.Tensor,
+        timestep: Any,
+        encoder_hidden_states: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Returns the latents after the step as a prediction; outside of the pipeline's call, the denoiser's own."""
         pipe = self._pipe
         if not is_called(pipe):
@@ -37,7 +45,13 @@ class WholeStepModule(StandIn):
         guidance = pipe.guidance_scale if pipe.do_classifier_free_guidance else None
         kwargs["return_dict"] = False
         given = (sample, timestep, encoder_hidden_states, kwargs)
-        return (_Prediction(self._step(self._orig_mod, *given, self._steps.table, channels, guidance)),)
+        return (
+            _Prediction(
+                self._step(
+                    self._orig_mod, *given, self._steps.table, channels, guidance
+                )
+            ),
+        )
 
 
 def _step(
@@ -54,7 +68,9 @@ def _step(
 
     `sample` holds the latents, repeated if there is guidance, and the further channels of an inpainting model.
     """
-    scale, keep, add = torch.where(table[0] == timestep, table[1:], 0).sum(dim=1).unbind()
+    scale, keep, add = (
+        torch.where(table[0] == timestep, table[1:], 0).sum(dim=1).unbind()
+    )
     latents = sample[:, :channels].float()
     scaled = (latents * scale).to(sample.dtype)
     whole = torch.cat([scaled, sample[:, channels:]], dim=1)

@@ -43,7 +43,9 @@ class WholeStep(Compiler):
     scheduler before the first step. This is exact for DDIM and Euler's method without noise or clipping.
     """
 
-    unet_only: ClassVar[str | None] = "its graph has the guidance and the step of a UNet's pipeline: choose inductor"
+    unet_only: ClassVar[str | None] = (
+        "its graph has the guidance and the step of a UNet's pipeline: choose inductor"
+    )
 
     assumes: ClassVar[tuple[Assumption, ...]] = (usual_guidance,)
 
@@ -80,7 +82,11 @@ class WholeStep(Compiler):
 
         compilation.reset()
         steps = Steps(pipe.scheduler, lambda: is_called(pipe))
-        made = replace_modules(pipe, ["denoiser"], lambda unet: WholeStepModule(pipe, unet, steps, self.mode))
+        made = replace_modules(
+            pipe,
+            ["denoiser"],
+            lambda unet: WholeStepModule(pipe, unet, steps, self.mode),
+        )
         [whole] = made["denoiser"]
 
         def proof(trace: Trace) -> Finding:
@@ -89,9 +95,16 @@ class WholeStep(Compiler):
             regions, calls = trace.denoiser.compiled_regions, trace.denoiser.calls
             breaks = sum(counters["graph_break"].values())
             taken = steps.taken(pipe.scheduler)
-            facts = {"compiled_regions_run": regions, "steps": calls, "graph_breaks": breaks, "steps_in_graph": taken}
+            facts = {
+                "compiled_regions_run": regions,
+                "steps": calls,
+                "graph_breaks": breaks,
+                "steps_in_graph": taken,
+            }
             summary = f"{regions} graphs run in {calls} steps, {breaks} breaks"
-            summary += f"; the scheduler's step is {'in' if taken else 'not in'} the graph"
+            summary += (
+                f"; the scheduler's step is {'in' if taken else 'not in'} the graph"
+            )
             inside = denoiser_of(pipe) is whole and regions == calls > 0 and not breaks
             return Finding(inside and taken, summary, facts)
 
@@ -102,7 +115,9 @@ def _is_set(ctx: Context, name: str) -> bool:
     """Returns whether a DDIM scheduler will have an option of `_NONLINEAR`; False where that is not known."""
     own = part_config(ctx.model, "scheduler")
     # A scheduler that clips by default needs not say so; where another one says nothing, DDIM does not clip either.
-    of_model = own is not None and own.get(name, name == "clip_sample" and own.get("_class_name") in _CLIP)
+    of_model = own is not None and own.get(
+        name, name == "clip_sample" and own.get("_class_name") in _CLIP
+    )
     return bool(ctx.scheduler.options.get(name, of_model))
 
 
@@ -119,14 +134,20 @@ class Steps:
             same scheduler, its own methods run.
     """
 
-    def __init__(self, scheduler: Any, active: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, scheduler: Any, active: Callable[[], bool] = lambda: True
+    ) -> None:
         import torch
 
         self._pristine = deepcopy(scheduler)
         self.table = torch.zeros(4, scheduler.config.num_train_timesteps)
         """float32 (4, training timesteps): timestep, scale, keep and add of each step; NaN if unused."""
         self._tables: dict[tuple[float, ...], torch.Tensor] = {}
-        set_timesteps, scale, own_step = scheduler.set_timesteps, scheduler.scale_model_input, scheduler.step
+        set_timesteps, scale, own_step = (
+            scheduler.set_timesteps,
+            scheduler.scale_model_input,
+            scheduler.step,
+        )
         takes_eta = "eta" in signature(own_step).parameters
 
         @wraps(set_timesteps)
@@ -136,16 +157,27 @@ class Steps:
             levels = getattr(scheduler, "sigmas", scheduler.timesteps)
             key = (*scheduler.timesteps.tolist(), *levels.tolist())
             if key not in self._tables:
-                self._tables[key] = self._read(*args, **kwargs).to(scheduler.timesteps.device)
+                self._tables[key] = self._read(*args, **kwargs).to(
+                    scheduler.timesteps.device
+                )
             self.table = self._tables[key]
 
         @wraps(own_step)
-        def step(prediction: Any, timestep: Any, sample: Any, eta: float = 0.0, **others: Any) -> Any:
+        def step(
+            prediction: Any, timestep: Any, sample: Any, eta: float = 0.0, **others: Any
+        ) -> Any:
             # A pipeline passes its caller's `eta` only to a step that takes one.
             if not active():
-                return own_step(prediction, timestep, sample, **others | ({"eta": eta} if takes_eta else {}))
+                return own_step(
+                    prediction,
+                    timestep,
+                    sample,
+                    **others | ({"eta": eta} if takes_eta else {}),
+                )
             if eta and takes_eta:
-                raise ValueError(f"eta={eta}: compiler=whole_step adds no noise to a step; leave eta out")
+                raise ValueError(
+                    f"eta={eta}: compiler=whole_step adds no noise to a step; leave eta out"
+                )
             if hasattr(scheduler, "_step_index"):
                 # Inpainting reads the scheduler's step index to add noise to the unmasked area.
                 if scheduler.step_index is None:
@@ -154,7 +186,9 @@ class Steps:
             return (prediction.latents,)
 
         scheduler.set_timesteps = set_and_read
-        scheduler.scale_model_input = lambda sample, timestep: sample if active() else scale(sample, timestep)
+        scheduler.scale_model_input = lambda sample, timestep: (
+            sample if active() else scale(sample, timestep)
+        )
         scheduler.step = self._step = step
 
     def taken(self, scheduler: Any) -> bool:
@@ -165,26 +199,37 @@ class Steps:
         """Returns the table for the timesteps that `set_timesteps` selects with these arguments."""
         import torch
 
-        def asked(latents: Callable[[int], float], predictions: Callable[[int], float]) -> torch.Tensor:
+        def asked(
+            latents: Callable[[int], float], predictions: Callable[[int], float]
+        ) -> torch.Tensor:
             """Returns timestep, scale and next latents of each step, shape (3, steps), for the given inputs by step."""
             scheduler = deepcopy(self._pristine)
             scheduler.set_timesteps(*args, **kwargs | {"device": "cpu"})
             found = []
             for number, timestep in enumerate(scheduler.timesteps):
-                sample, prediction = (torch.full((1, 1, 1, 1), float(of(number))) for of in (latents, predictions))
+                sample, prediction = (
+                    torch.full((1, 1, 1, 1), float(of(number)))
+                    for of in (latents, predictions)
+                )
                 scale = scheduler.scale_model_input(torch.ones_like(sample), timestep)
-                following = scheduler.step(prediction, timestep, sample, return_dict=False)[0]
+                following = scheduler.step(
+                    prediction, timestep, sample, return_dict=False
+                )[0]
                 found.append([float(timestep), float(scale), float(following)])
             return torch.tensor(found).T
 
         keep, add = asked(lambda _: 1, lambda _: 0), asked(lambda _: 0, lambda _: 1)
         # Inputs that vary by step reveal a scheduler that uses earlier inputs.
-        changing = asked(lambda number: 3 * sin(number), lambda number: 2 * cos(7 * number))
+        changing = asked(
+            lambda number: 3 * sin(number), lambda number: 2 * cos(7 * number)
+        )
         numbers = torch.arange(keep.shape[1])
         expected = keep[2] * 3 * numbers.sin() + add[2] * 2 * (7 * numbers).cos()
         if not torch.allclose(changing[2], expected, rtol=1e-3, atol=1e-4):
             name = type(self._pristine).__name__
-            raise ValueError(f"a step of this {name} is not a weighted sum of latents and prediction")
+            raise ValueError(
+                f"a step of this {name} is not a weighted sum of latents and prediction"
+            )
         table = torch.full_like(self.table, torch.nan, device="cpu")
         table[:, : keep.shape[1]] = torch.stack([*keep, add[2]])
         return table

@@ -47,20 +47,28 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     result, several = summary.result, len(summary.result.shapes) > 1
     judged = any(row.decision for row in summary.rows)
     data: list[dict[str, Any]] = []
-    for row in [row for row in summary.candidates if row.speedup or row.variant.given_up]:
+    for row in [
+        row for row in summary.candidates if row.speedup or row.variant.given_up
+    ]:
         told = {
             "memory": str(memory_cell(row)),
             "images": str(images_cell(row, TableView(judged))),
             "gate": str(row.decision or ""),
         }
         if row.variant.given_up:
-            data += [_arrow(at, several) | told for at in row.shapes if at.at_least_slower]
+            data += [
+                _arrow(at, several) | told for at in row.shapes if at.at_least_slower
+            ]
             continue
         for at, speed in zip(row.shapes, row.speeds, strict=False):
-            data.append(_point(at, at.over_baseline[SPEEDUP.name], speed, several) | told)
+            data.append(
+                _point(at, at.over_baseline[SPEEDUP.name], speed, several) | told
+            )
     data.sort(key=lambda each: -each["estimate"])
     # The repeated baseline, whose speed-up is 1 but for chance.
-    again = [at for row in summary.figures if row.variant.is_control for at in row.shapes]
+    again = [
+        at for row in summary.figures if row.variant.is_control for at in row.shapes
+    ]
     nothing = dict.fromkeys(("memory", "images", "gate"), "")
     data += [
         _point(at, at.speedup_beside, speed_of(at.speedup_beside), several) | nothing
@@ -72,14 +80,21 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     columns = [SideText(f"speed-up{unit_text(result.per_image)}", "figure", 136)]
     if detailed:
         columns += [SideText("memory", "memory", 108)]
-        columns += [SideText("images", "images", 190)] if any(each["images"] for each in data) else []
+        columns += (
+            [SideText("images", "images", 190)]
+            if any(each["images"] for each in data)
+            else []
+        )
         columns += [SideText("gate", "gate", 80)] if judged else []
     # Each shape, and each set of sessions, has a floor of its own, which decides the colours: no band fits several.
     floors = floor_range(result)
     floor = floors[0] if floors and floors[0] == floors[1] and not several else None
     axis = ratio_axis(
         f"speed-up{unit_text(result.per_image)} over {shortened(result.baseline)}, log scale (right is faster)",
-        [*(row[end] for row in data for end in ("estimate", "low", "high")), *((1 / floor, floor) if floor else ())],
+        [
+            *(row[end] for row in data for end in ("estimate", "low", "high")),
+            *((1 / floor, floor) if floor else ()),
+        ],
     )
     rows = Rows(data, columns)
     layers = [*([_floor_band(floor)] if floor else []), *_speedups(rows, axis)]
@@ -95,7 +110,9 @@ def _point(at: Row, ratio: Ratio, speed: Speed, several: bool) -> dict[str, Any]
         "high": ratio.interval.high,
         "speed": str(speed),
         "figure": ratio.text,
-        "latency": f"{seconds_text(at.time)}{unit_text(at.per_image)}" if at.time else "",
+        "latency": f"{seconds_text(at.time)}{unit_text(at.per_image)}"
+        if at.time
+        else "",
     }
 
 
@@ -132,15 +149,34 @@ def _floor_band(floor: float) -> alt.Chart:
 def _speedups(rows: Rows, axis: dict[str, Any]) -> list[alt.Chart]:
     """Returns the layers of a line at 1, and of an interval and a dot for each row."""
     # In pieces beside the marks, so that the line crosses no name.
-    pieces = [{"one": 1, "from": row["at"] - 0.22, "to": row["at"] + 0.22} for row in rows.placed]
+    pieces = [
+        {"one": 1, "from": row["at"] - 0.22, "to": row["at"] + 0.22}
+        for row in rows.placed
+    ]
     one = inline(pieces).mark_rule(color=MUTED, clip=True, aria=False)
-    interval = alt.Chart().transform_filter(HAS_BOUNDS).mark_rule(strokeWidth=2, clip=True, aria=False)
-    dot = alt.Chart().mark_point(filled=True, size=130, opacity=1, clip=True).add_params(zoom())
+    interval = (
+        alt.Chart()
+        .transform_filter(HAS_BOUNDS)
+        .mark_rule(strokeWidth=2, clip=True, aria=False)
+    )
+    dot = (
+        alt.Chart()
+        .mark_point(filled=True, size=130, opacity=1, clip=True)
+        .add_params(zoom())
+    )
     looks = kinds("speed", _LOOKS)
-    tooltip = {"name": "variant", "figure": "speed-up", "speed": "shown", "latency": "time", "memory": "memory"}
+    tooltip = {
+        "name": "variant",
+        "figure": "speed-up",
+        "speed": "shown",
+        "latency": "time",
+        "memory": "memory",
+    }
     return [
         one.encode(x="one:Q", y=rows.vertical("from"), y2="to"),
-        interval.encode(x=alt.X("low:Q", **axis), x2="high", y=rows.y, color=looks["color"]),
+        interval.encode(
+            x=alt.X("low:Q", **axis), x2="high", y=rows.y, color=looks["color"]
+        ),
         dot.encode(x=alt.X("estimate:Q", **axis), y=rows.y, **facts(tooltip), **looks),
     ]
 
@@ -157,7 +193,10 @@ def waterfall(summary: Summary) -> Spec | None:
         start, found = 1.0, row.speedup_beside.interval
         if data and data[-1]["name"] == row.reference:
             start, data[-1]["joined"] = data[-1]["end"], True
-        low, high = (None if bound is None else start * bound for bound in (found.low, found.high))
+        low, high = (
+            None if bound is None else start * bound
+            for bound in (found.low, found.high)
+        )
         data.append({
             "name": row.variant.name,
             "start": start,
@@ -172,21 +211,33 @@ def waterfall(summary: Summary) -> Spec | None:
         })  # fmt: skip
     if not data:
         return None
-    rows = Rows(data, (SideText("this step", "figure", 132), SideText("in all", "total", 50)))
+    rows = Rows(
+        data, (SideText("this step", "figure", 132), SideText("in all", "total", 50))
+    )
     for placed in rows.placed:
         placed["below"] = placed["at"] + 1 if placed["joined"] else None
     axis = ratio_axis(
         f"speed-up{unit_text(summary.result.per_image)} over the baseline so far, log scale",
         [row[end] for row in data for end in ("start", "end", "low", "high")],
     )
-    tooltip = {"name": "step", "reference": "against", "figure": "this step", "total": "in all"}
+    tooltip = {
+        "name": "step",
+        "reference": "against",
+        "figure": "this step",
+        "total": "in all",
+    }
     connectors = (
         alt.Chart()
         .transform_filter("isValid(datum.below)")
         .mark_rule(color=MUTED, strokeDash=[3, 3], clip=True, aria=False)
         .encode(x=alt.X("end:Q", **axis), y=rows.y, y2="below")
     )
-    bars = rows.bars(alt.X("start:Q", **axis), "end", tooltip, color=kinds("speed", _LOOKS, legend=BARS)["color"])
+    bars = rows.bars(
+        alt.X("start:Q", **axis),
+        "end",
+        tooltip,
+        color=kinds("speed", _LOOKS, legend=BARS)["color"],
+    )
     whisker = alt.Chart().transform_filter(HAS_BOUNDS)
     cap = whisker.mark_tick(color=INK, thickness=1.5, size=10, clip=True, aria=False)
     whiskers = [
@@ -200,7 +251,11 @@ def waterfall(summary: Summary) -> Spec | None:
 
 def interactions(summary: Summary) -> Spec | None:
     """Draws the map of a factorial study's interactions, main effects on the diagonal; None if there is none."""
-    effects = [effect for effect in summary.result.effects if effect.speedup or effect.aliased_with]
+    effects = [
+        effect
+        for effect in summary.result.effects
+        if effect.speedup or effect.aliased_with
+    ]
     names = list(dict.fromkeys(name for effect in effects for name in effect.options))
     if not any(len(effect.options) == 2 for effect in effects):
         return None
@@ -215,31 +270,48 @@ def interactions(summary: Summary) -> Spec | None:
     colour = alt.Color(
         "log:Q",
         title="ratio",
-        scale=alt.Scale(domain=[-spread, 0, spread], range=["#f0a35e", "#f5f5f5", "#7db8de"]),
-        legend=alt.Legend(labelExpr="format(exp(datum.value), '.2f') + '×'", gradientLength=160, tickCount=3),
+        scale=alt.Scale(
+            domain=[-spread, 0, spread], range=["#f0a35e", "#f5f5f5", "#7db8de"]
+        ),
+        legend=alt.Legend(
+            labelExpr="format(exp(datum.value), '.2f') + '×'",
+            gradientLength=160,
+            tickCount=3,
+        ),
     )
     tooltip = facts({"of": "effect of", "figure": "speed-up", "memory": "memory"})
     layers = [
         cells.mark_rect(cornerRadius=3).encode(color=colour, **tooltip),
-        cells.mark_text(fontSize=12, color="#111111", aria=False, dy=-7).encode(text="estimate:N"),
-        cells.mark_text(fontSize=10, color="#111111", aria=False, dy=9).encode(text="bounds:N"),
+        cells.mark_text(fontSize=12, color="#111111", aria=False, dy=-7).encode(
+            text="estimate:N"
+        ),
+        cells.mark_text(fontSize=10, color="#111111", aria=False, dy=9).encode(
+            text="bounds:N"
+        ),
     ]
     described = "Interactions: " + "; ".join(cell["aria_text"] for cell in data)
     return built(alt.layer(*layers), described, max(2, len(names)) * (ROW + 6), 6)
 
 
 def _map_cell(effect: Effect, names: Sequence[str]) -> dict[str, Any]:
-    first, last = (shortened(name) for name in sorted((effect.options[0], effect.options[-1]), key=names.index))
+    first, last = (
+        shortened(name)
+        for name in sorted((effect.options[0], effect.options[-1]), key=names.index)
+    )
     found = effect.speedup
     of = " × ".join(effect.options)
-    figure = ratio_text(found) if found else f"aliased with {', '.join(effect.aliased_with)}"
+    figure = (
+        ratio_text(found) if found else f"aliased with {', '.join(effect.aliased_with)}"
+    )
     return {
         "column": first,
         "row": last,
         "of": of,
         "log": math.log(found.estimate) if found else 0.0,
         "estimate": f"{found.estimate:.2f}×" if found else "aliased",
-        "bounds": f"{found.low:.2f}–{found.high:.2f}" if found and found.low and found.high else "",
+        "bounds": f"{found.low:.2f}–{found.high:.2f}"
+        if found and found.low and found.high
+        else "",
         "figure": figure,
         "memory": ratio_text(effect.memory_ratio) if effect.memory_ratio else "",
         "aria_text": f"{of} {figure}",
@@ -258,4 +330,6 @@ def main_plot(summary: Summary) -> Callable[[Summary], Spec | None]:
 def study_plot(summary: Summary) -> bytes | None:
     """Draws the main plot of a study as a PNG, the speed-ups with more details; None if no comparison has a figure."""
     plot = main_plot(summary)
-    return study_picture(summary, forest(summary, detailed=True) if plot is forest else plot(summary))
+    return study_picture(
+        summary, forest(summary, detailed=True) if plot is forest else plot(summary)
+    )

@@ -56,7 +56,9 @@ class LabelPlace:
     def box(self, x: float, y: float, text: str) -> Box:
         """Returns what a text covers there beside a point."""
         width = _LETTER * len(text)
-        left = x + self.dx - {"left": 0.0, "center": width / 2, "right": width}[self.align]
+        left = (
+            x + self.dx - {"left": 0.0, "center": width / 2, "right": width}[self.align]
+        )
         return Box(left, y + self.dy - _LINE / 2, left + width, y + self.dy + _LINE / 2)
 
 
@@ -72,7 +74,11 @@ def _places() -> Iterator[LabelPlace]:
 
 
 def places(
-    points: Sequence[tuple[float, float]], texts: Sequence[str], width: float, height: float, radius: float = 8.0
+    points: Sequence[tuple[float, float]],
+    texts: Sequence[str],
+    width: float,
+    height: float,
+    radius: float = 8.0,
 ) -> list[LabelPlace]:
     """Returns a place for the label of each point.
 
@@ -90,7 +96,9 @@ def places(
         best, least = LabelPlace(_NEAR, -_NEAR, "left"), math.inf
         for place in _places():
             box = place.box(x, y, text)
-            outside = (box.right - box.left) * _LINE - box.overlap(Box(0.0, 0.0, width, height))
+            outside = (box.right - box.left) * _LINE - box.overlap(
+                Box(0.0, 0.0, width, height)
+            )
             cost = outside + sum(box.overlap(other) for other in (*taken, *marks))
             if cost < least - 1e-6:
                 best, least = place, cost
@@ -105,11 +113,16 @@ def positions(values: Sequence[float], first: float, last: float) -> list[float]
     """Returns where values lie between two ends, the smallest at the first one; in the middle if all are equal."""
     low, high = min(values), max(values)
     span = high - low
-    return [first + (last - first) * ((value - low) / span if span else 0.5) for value in values]
+    return [
+        first + (last - first) * ((value - low) / span if span else 0.5)
+        for value in values
+    ]
 
 
 def place_labels(
-    points: list[dict[str, Any]], pixels: Sequence[tuple[float, float]], size: tuple[float, float]
+    points: list[dict[str, Any]],
+    pixels: Sequence[tuple[float, float]],
+    size: tuple[float, float],
 ) -> None:
     """Adds to each point of a chart where its `label` stands: `dx`, `dy` and `side`, and whether it is `far`."""
     found = places(pixels, [str(point["label"]) for point in points], *size)
@@ -148,10 +161,18 @@ def label_layers(x: alt.X, y: alt.Y) -> list[alt.Chart]:
 def key_layer(rows: Sequence[tuple[int, str]]) -> alt.Chart:
     """Returns a layer with the number and the name of each point, beside the plot."""
     shown = [
-        {"text": f"{number}  {name if len(name) <= _KEY_LENGTH else name[: _KEY_LENGTH - 1] + '…'}", "row": row}
+        {
+            "text": f"{number}  {name if len(name) <= _KEY_LENGTH else name[: _KEY_LENGTH - 1] + '…'}",
+            "row": row,
+        }
         for row, (number, name) in enumerate(rows)
     ]
     key = alt.Chart(alt.InlineData(values=shown)).mark_text(
-        align="left", baseline="top", dx=16, dy=alt.ExprRef(f"{KEY_ROW} * datum.row"), clip=False, aria=False
+        align="left",
+        baseline="top",
+        dx=16,
+        dy=alt.ExprRef(f"{KEY_ROW} * datum.row"),
+        clip=False,
+        aria=False,
     )
     return key.encode(x=alt.value("width"), y=alt.value(0), text="text:N")

@@ -77,32 +77,52 @@ class Rows:
 
     def vertical(self, name: str) -> alt.Y:
         """The vertical encoding of a field of the data that holds places of rows."""
-        scale = alt.Scale(domain=[-0.5, len(self.data) - 0.5], reverse=True, nice=False, zero=False)
+        scale = alt.Scale(
+            domain=[-0.5, len(self.data) - 0.5], reverse=True, nice=False, zero=False
+        )
         return alt.Y(f"{name}:Q", scale=scale, axis=None)
 
-    def bars(self, x: alt.X, x2: str, tooltip: Mapping[str, str], data: Any = alt.Undefined, **marks: Any) -> alt.Chart:
+    def bars(
+        self,
+        x: alt.X,
+        x2: str,
+        tooltip: Mapping[str, str],
+        data: Any = alt.Undefined,
+        **marks: Any,
+    ) -> alt.Chart:
         """Returns the layer of a bar for each row, from `x` to the field `x2`; `data` are others than the rows'."""
         bar = alt.Chart(data).mark_rule(strokeWidth=14, clip=True)
-        return bar.encode(x=x, x2=x2, y=self.y, **facts(tooltip), **marks).add_params(zoom())
+        return bar.encode(x=x, x2=x2, y=self.y, **facts(tooltip), **marks).add_params(
+            zoom()
+        )
 
     def spec(self, layers: Sequence[alt.Chart], summary: str = "") -> Spec:
         """Returns the specification of layers, the lowest one first, with the names and figures of the rows.
 
         `summary` tells screen readers what the chart shows; the name and the figure of each row are added.
         """
-        name = alt.Chart().mark_text(**_TEXT).encode(x=alt.value(0), y=self.vertical("named"), text="label:N")
+        name = (
+            alt.Chart()
+            .mark_text(**_TEXT)
+            .encode(x=alt.value(0), y=self.vertical("named"), text="label:N")
+        )
         texts, offset = [name], 10
         for column in self.columns:
             text = alt.Chart().mark_text(**_TEXT, dx=offset)
-            head = inline([{}]).mark_text(**_TEXT, dx=offset, dy=-10, color=MUTED, fontSize=12)
+            head = inline([{}]).mark_text(
+                **_TEXT, dx=offset, dy=-10, color=MUTED, fontSize=12
+            )
             texts += [
                 text.encode(x=alt.value("width"), y=self.y, text=f"{column.field}:N"),
-                head.encode(x=alt.value("width"), y=alt.value(0), text=alt.value(column.heading)),
+                head.encode(
+                    x=alt.value("width"), y=alt.value(0), text=alt.value(column.heading)
+                ),
             ]
             offset += column.width
         return built(
             alt.layer(*layers, *texts, data=alt.InlineData(values=self.placed)),
-            f"{summary}: " + "; ".join(f"{row['name']} {row['figure']}" for row in self.data),
+            f"{summary}: "
+            + "; ".join(f"{row['name']} {row['figure']}" for row in self.data),
             ROW * len(self.data),
             {"left": 6, "right": 6, "top": 22 if self.columns else 6, "bottom": 6},
         )
@@ -125,21 +145,37 @@ def facts(titles: Mapping[str, str]) -> dict[str, Any]:
 def zoom(*encodings: str) -> alt.Parameter:
     """Zooms with Ctrl or Shift and the wheel, which alone scrolls the page; dragging moves, a double click resets."""
     wheel = "wheel![event.ctrlKey || event.shiftKey]"
-    return alt.selection_interval(name="zoom", encodings=list(encodings or ("x",)), bind="scales", zoom=wheel)
+    return alt.selection_interval(
+        name="zoom", encodings=list(encodings or ("x",)), bind="scales", zoom=wheel
+    )
 
 
-def kinds(field: str, looks: Mapping[str, tuple[str, str]], **legend: Any) -> dict[str, Any]:
+def kinds(
+    field: str, looks: Mapping[str, tuple[str, str]], **legend: Any
+) -> dict[str, Any]:
     """Returns the encodings of a mark's colour and shape, which say the same, from both by value of a field."""
     colours, shapes = zip(*looks.values(), strict=True)
     return {
-        "color": alt.Color(f"{field}:N", title=None, scale=alt.Scale(domain=list(looks), range=colours), **legend),
-        "shape": alt.Shape(f"{field}:N", title=None, scale=alt.Scale(domain=list(looks), range=shapes), **legend),
+        "color": alt.Color(
+            f"{field}:N",
+            title=None,
+            scale=alt.Scale(domain=list(looks), range=colours),
+            **legend,
+        ),
+        "shape": alt.Shape(
+            f"{field}:N",
+            title=None,
+            scale=alt.Scale(domain=list(looks), range=shapes),
+            **legend,
+        ),
     }
 
 
 def shortened(name: str) -> str:
     """Returns a name as a row shows it, cut if it is wider than a phone."""
-    return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1].rstrip() + "…"
+    return (
+        name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1].rstrip() + "…"
+    )
 
 
 def ratio_axis(title: str, values: Sequence[float | None]) -> dict[str, Any]:
@@ -152,7 +188,9 @@ def ratio_axis(title: str, values: Sequence[float | None]) -> dict[str, Any]:
     return {
         "title": title,
         "scale": alt.Scale(type="log", domain=domain, nice=False),
-        "axis": alt.Axis(values=ratio_ticks(low, high), labelExpr=label, tickCount=_TICKS),
+        "axis": alt.Axis(
+            values=ratio_ticks(low, high), labelExpr=label, tickCount=_TICKS
+        ),
     }
 
 
@@ -165,22 +203,37 @@ _MOST_MARKS = 8
 def ratio_ticks(low: float, high: float) -> list[float]:
     """Returns round figures for a logarithmic axis, including 1; 1, 1.5, 2, 3, 5 beyond a factor of 2."""
     if high / low <= 2:
-        step = next((step for step in _STEPS if (high - low) / step <= _TICKS), _STEPS[-1])
-        ticks = [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+        step = next(
+            (step for step in _STEPS if (high - low) / step <= _TICKS), _STEPS[-1]
+        )
+        ticks = [
+            step * number
+            for number in range(
+                math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1
+            )
+        ]
         return sorted({*(round(tick, 6) for tick in ticks if tick > 0), 1.0})
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found: list[float] = []
     for marks in _MARKS:
         found = [round(mark * 10.0**decade, 9) for decade in decades for mark in marks]
-        found = [mark for mark in found if low * (1 - 1e-9) <= mark <= high * (1 + 1e-9)]
+        found = [
+            mark for mark in found if low * (1 - 1e-9) <= mark <= high * (1 + 1e-9)
+        ]
         if len(found) <= _MOST_MARKS:
             break
     return sorted({*found, 1.0})
 
 
-def built(chart: alt.LayerChart, description: str, height: int, padding: Any = 8) -> Spec:
+def built(
+    chart: alt.LayerChart, description: str, height: int, padding: Any = 8
+) -> Spec:
     """Returns the specification of a chart."""
     chart = chart.properties(description=description, height=height, padding=padding)
     with alt.data_transformers.enable(consolidate_datasets=False):
-        spec: Spec = chart.to_dict(validate=False)  # which takes half of the time; the tests do it
-    return {key: value for key, value in spec.items() if key not in {"$schema", "config"}}
+        spec: Spec = chart.to_dict(
+            validate=False
+        )  # which takes half of the time; the tests do it
+    return {
+        key: value for key, value in spec.items() if key not in {"$schema", "config"}
+    }

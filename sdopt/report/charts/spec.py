@@ -54,7 +54,9 @@ def whole(spec: Spec, width: int | None = None) -> Spec:
 
 def picture(spec: Spec, width: int = 900) -> bytes:
     """Draws a specification as a PNG. Raises UnavailableError as `engine` does."""
-    content: bytes = engine().vegalite_to_png(whole(spec, width), vl_version=VEGA_LITE, scale=1.5)
+    content: bytes = engine().vegalite_to_png(
+        whole(spec, width), vl_version=VEGA_LITE, scale=1.5
+    )
     return content
 
 
@@ -63,7 +65,12 @@ def study_picture(summary: Summary, spec: Spec | None) -> bytes | None:
     if spec is None:
         return None
     where = f"{summary.result.name} on {summary.result.environment.device['name']}"
-    return picture({**spec, "title": {"text": where, "anchor": "start", "fontSize": 14, "offset": 8}})
+    return picture(
+        {
+            **spec,
+            "title": {"text": where, "anchor": "start", "fontSize": 14, "offset": 8},
+        }
+    )
 
 
 def engine() -> Any:

@@ -22,7 +22,11 @@ from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, PURPLE, SKY, VERMI
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import unit_text
 
-_DECIDES, _DISTURBED, _LEFT_OUT = "decides", "disturbed, but decides", "disturbed, left out"
+_DECIDES, _DISTURBED, _LEFT_OUT = (
+    "decides",
+    "disturbed, but decides",
+    "disturbed, left out",
+)
 
 _CALL_KINDS = {_DECIDES: "circle", _DISTURBED: "diamond", _LEFT_OUT: "cross"}
 """Shapes of calls, by whether they decide."""
@@ -66,7 +70,11 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
         call["time"] = call["seconds"] * scale
     last = max(call["round"] for call in calls)
     ticks = list(range(1, last + 1, 1 + last // 12))
-    choice = alt.binding_select(options=others, name="compare the baseline with ") if others else alt.Undefined
+    choice = (
+        alt.binding_select(options=others, name="compare the baseline with ")
+        if others
+        else alt.Undefined
+    )
     picked = alt.param(name="picked", value=others[0] if others else "", bind=choice)
     every = alt.Chart().encode(
         x=alt.X(
@@ -74,8 +82,16 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
             scale=alt.Scale(nice=False, padding=14),
             axis=alt.Axis(values=ticks, format="d", grid=False, titleAnchor="middle"),
         ),
-        y=alt.Y("time:Q", title=f"latency of one {_what(result)} ({unit})", scale=alt.Scale(zero=False)),
-        color=alt.Color("who:N", title=None, scale=alt.Scale(domain=list(_WHO), range=list(_WHO.values()))),
+        y=alt.Y(
+            "time:Q",
+            title=f"latency of one {_what(result)} ({unit})",
+            scale=alt.Scale(zero=False),
+        ),
+        color=alt.Color(
+            "who:N",
+            title=None,
+            scale=alt.Scale(domain=list(_WHO), range=list(_WHO.values())),
+        ),
     )
     shape = alt.Shape(
         "kind:N",
@@ -89,9 +105,14 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
     layers: list[alt.Chart] = []
     for name, opacity in shown.items():
         only = every.transform_filter(f"datum.who === '{name}'")
-        line = only.mark_line(strokeWidth=1.3, opacity=0.6 * opacity, clip=True, aria=False)
+        line = only.mark_line(
+            strokeWidth=1.3, opacity=0.6 * opacity, clip=True, aria=False
+        )
         point = only.mark_point(filled=True, size=70, opacity=opacity, clip=True)
-        layers += [line.encode(detail="worker:N"), point.encode(shape=shape, **facts(_CALL_FACTS))]
+        layers += [
+            line.encode(detail="worker:N"),
+            point.encode(shape=shape, **facts(_CALL_FACTS)),
+        ]
     layers[-1] = layers[-1].add_params(zoom())
     chart = alt.layer(*layers, data=alt.InlineData(values=calls)).add_params(picked)
     baseline = json.dumps(result.baseline)  # as a string of Vega's expression language
@@ -102,11 +123,20 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
 
 def _calls(result: StudyResult) -> list[dict[str, Any]]:
     """Returns a record for each timed call, in the order of sessions and rounds."""
-    timed = [(variant, m) for variant in result.variants for m in variant.measurements if m.shapes[0].calls]
+    timed = [
+        (variant, m)
+        for variant in result.variants
+        for m in variant.measurements
+        if m.shapes[0].calls
+    ]
     begins, total = {}, 0
     for session in sorted({measurement.session for _, measurement in timed}):
         begins[session] = total
-        total += max(len(measurement.shapes[0].calls) for _, measurement in timed if measurement.session == session)
+        total += max(
+            len(measurement.shapes[0].calls)
+            for _, measurement in timed
+            if measurement.session == session
+        )
     limit = result.config.protocol.interference
     calls: list[dict[str, Any]] = []
     for variant, measurement in timed:
@@ -144,15 +174,27 @@ def stages_plot(summary: Summary) -> Spec | None:
     rows = [row for row in summary.rows if row.stages_ms]
     if not rows:
         return None
-    known = list(dict.fromkeys([*_STAGES, *(stage for row in rows for stage in row.call_ms)]))
+    known = list(
+        dict.fromkeys([*_STAGES, *(stage for row in rows for stage in row.call_ms)])
+    )
     present = [stage for stage in known if any(stage in row.call_ms for row in rows)]
-    names = {stage: _STAGES.get(stage, (stage.replace("_", " "), ""))[0] for stage in present}
+    names = {
+        stage: _STAGES.get(stage, (stage.replace("_", " "), ""))[0] for stage in present
+    }
     spare = iter(_FURTHER * len(present))
-    colours = [_STAGES[stage][1] if stage in _STAGES else next(spare) for stage in present]
+    colours = [
+        _STAGES[stage][1] if stage in _STAGES else next(spare) for stage in present
+    ]
     totals = [sum(row.call_ms.values()) for row in rows]
-    told = [f"{total:.0f} ms" if total < 1000 else f"{total / 1e3:.2f} s" for total in totals]
+    told = [
+        f"{total:.0f} ms" if total < 1000 else f"{total / 1e3:.2f} s"
+        for total in totals
+    ]
     unit, scale = _unit([total / 1e3 for total in totals])
-    named = [{"name": row.variant.name, "figure": figure} for row, figure in zip(rows, told, strict=True)]
+    named = [
+        {"name": row.variant.name, "figure": figure}
+        for row, figure in zip(rows, told, strict=True)
+    ]
     plot = Rows(named, (SideText("stages together", "figure", 116),))
     parts = []
     for row, total, placed in zip(rows, totals, plot.placed, strict=True):

@@ -8,8 +8,23 @@ import altair as alt
 
 from sdopt.quality.metrics import family_of, known_family
 from sdopt.report.blocks import Cell, Chart
-from sdopt.report.charts.labels import KEY_ROW, MOST_NAMES, key_layer, label_layers, place_labels, positions
-from sdopt.report.charts.parts import FEW_TICKS, built, facts, inline, kinds, ratio_axis, zoom
+from sdopt.report.charts.labels import (
+    KEY_ROW,
+    MOST_NAMES,
+    key_layer,
+    label_layers,
+    place_labels,
+    positions,
+)
+from sdopt.report.charts.parts import (
+    FEW_TICKS,
+    built,
+    facts,
+    inline,
+    kinds,
+    ratio_axis,
+    zoom,
+)
 from sdopt.report.charts.spec import Spec, study_picture
 from sdopt.report.tables import metric_text, quality_columns, quality_heading
 from sdopt.report.tones import BASELINE, COLOUR, MUTED, TONES
@@ -48,22 +63,48 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
     Points bear numbers, which the legend explains; in a picture (`named`) their names, or where there are many numbers
     with a key beside them.
     """
-    rows = [row for row in summary.rows if row.latency and row.status.measured and not row.is_step]
+    rows = [
+        row
+        for row in summary.rows
+        if row.latency and row.status.measured and not row.is_step
+    ]
     families = {name: known_family(name) for name in quality_columns(summary.result)}
     views, legend = [], dict[int, tuple[int, str, Cell]]()
-    for metric in [name for name, family in families.items() if family and family.higher_is_better is not None]:
+    for metric in [
+        name
+        for name, family in families.items()
+        if family and family.higher_is_better is not None
+    ]:
         points = _points(rows, metric, named)
         if all(point["kind"] == BASELINE for point in points):
             continue
         heading = quality_heading(metric)
         x = _loss_axis(points, metric, heading)
         front = _front(points, bool(family_of(metric).higher_is_better))
-        views.append((heading, _spec(points, x, front, unit_text(summary.result.per_image), named)))
-        legend |= {p["number"]: (p["number"], p["name"], Cell(p["kind"], tone=TONES[p["kind"]])) for p in points}
+        views.append(
+            (
+                heading,
+                _spec(points, x, front, unit_text(summary.result.per_image), named),
+            )
+        )
+        legend |= {
+            p["number"]: (
+                p["number"],
+                p["name"],
+                Cell(p["kind"], tone=TONES[p["kind"]]),
+            )
+            for p in points
+        }
     if not views:
         return None
     caption = "Up is faster. The dashed line joins the variants that no other one beats in both."
-    return Chart(views, caption, "quality as", [legend[number] for number in sorted(legend)], "tradeoff.png")
+    return Chart(
+        views,
+        caption,
+        "quality as",
+        [legend[number] for number in sorted(legend)],
+        "tradeoff.png",
+    )
 
 
 def tradeoff_picture(summary: Summary) -> bytes | None:
@@ -76,7 +117,13 @@ def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any
     points: list[dict[str, Any]] = []
     for number, row in enumerate(rows, 1):
         loss = _loss(row, metric, row.is_baseline)
-        speed = 1.0 if row.is_baseline else row.speedup.interval.estimate if row.speedup else None
+        speed = (
+            1.0
+            if row.is_baseline
+            else row.speedup.interval.estimate
+            if row.speedup
+            else None
+        )
         if loss is None or speed is None:
             continue
         itself = row.is_baseline and metric not in row.scores
@@ -101,7 +148,9 @@ def _loss(row: Row, metric: str, is_baseline: bool) -> float | None:
     """Returns the value of a metric; infinity if the images are equal and the metric has no figure for that."""
     family, score = family_of(metric), row.scores.get(metric)
     if is_baseline and family.needs_pair:
-        return math.inf if family.equal_text else 1.0 if family.higher_is_better else 0.0
+        return (
+            math.inf if family.equal_text else 1.0 if family.higher_is_better else 0.0
+        )
     if score is None:
         return None
     return math.inf if score.estimate is None and family.equal_text else score.estimate
@@ -118,8 +167,18 @@ def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> alt.X
             point["loss"] = top if math.isinf(point["loss"]) else point["loss"]
         axis["labelExpr"] = f"datum.value >= {0.99 * top} ? 'equal' : datum.label"
         low, high = min(finite, default=top), 0.95 * top
-        step = next((step for step in (1, 2, 5, 10, 20, 50) if (high - low) / step <= 4), 100)  # at most four figures
-        axis["values"] = [*(float(at) for at in range(step * math.ceil(low / step), math.floor(high) + 1, step)), top]
+        step = next(
+            (step for step in (1, 2, 5, 10, 20, 50) if (high - low) / step <= 4), 100
+        )  # at most four figures
+        axis["values"] = [
+            *(
+                float(at)
+                for at in range(
+                    step * math.ceil(low / step), math.floor(high) + 1, step
+                )
+            ),
+            top,
+        ]
     return alt.X(
         "loss:Q",
         title=f"{heading.removesuffix(' ↑').removesuffix(' ↓')} (better to the {better})",
@@ -128,20 +187,43 @@ def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> alt.X
     )
 
 
-def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]], unit: str, named: bool) -> Spec:
+def _spec(
+    points: list[dict[str, Any]],
+    x: alt.X,
+    front: list[dict[str, float]],
+    unit: str,
+    named: bool,
+) -> Spec:
     speeds = [point["speed"] for point in points]
-    y = alt.Y("speed:Q", **ratio_axis(f"speed-up{unit}, log scale (up is faster)", speeds))
-    key = [(point["number"], point["name"]) for point in points] if named and len(points) > MOST_NAMES else []
+    y = alt.Y(
+        "speed:Q", **ratio_axis(f"speed-up{unit}, log scale (up is faster)", speeds)
+    )
+    key = (
+        [(point["number"], point["name"]) for point in points]
+        if named and len(points) > MOST_NAMES
+        else []
+    )
     height = max(_HEIGHT, KEY_ROW * len(key))
     width = _WIDTH if not named else _WIDTH_WITH_KEY if key else _PICTURE_WIDTH
     place_labels(points, _pixels(points, width, height), (width, height))
     looks = {kind: (COLOUR[TONES[kind]], shape) for kind, shape in _SHAPES.items()
              if any(point["kind"] == kind for point in points)}  # fmt: skip
-    told = "; ".join(f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points)
-    line = inline(front).mark_line(
-        strokeDash=[4, 4], color=MUTED, interpolate="step-after", strokeWidth=1.2, clip=True, aria=False
+    told = "; ".join(
+        f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points
     )
-    dots = alt.Chart().mark_point(filled=True, opacity=0.85, clip=True, size=250).add_params(zoom("x", "y"))
+    line = inline(front).mark_line(
+        strokeDash=[4, 4],
+        color=MUTED,
+        interpolate="step-after",
+        strokeWidth=1.2,
+        clip=True,
+        aria=False,
+    )
+    dots = (
+        alt.Chart()
+        .mark_point(filled=True, opacity=0.85, clip=True, size=250)
+        .add_params(zoom("x", "y"))
+    )
     dots = dots.encode(x=x, y=y, **kinds("kind", looks), **facts(_FACTS))
     chart = alt.layer(
         line.encode(x=x, y=y, order="place:Q"),
@@ -153,18 +235,37 @@ def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]],
     return built(chart, f"Speed against quality: {told}", height)
 
 
-def _pixels(points: Sequence[dict[str, Any]], width: float, height: float) -> list[tuple[float, float]]:
+def _pixels(
+    points: Sequence[dict[str, Any]], width: float, height: float
+) -> list[tuple[float, float]]:
     """Returns where each point is drawn in a plot of a size, which the axes decide: linear, and logarithmic."""
-    losses, speeds = [point["loss"] for point in points], [math.log(point["speed"]) for point in points]
+    losses, speeds = (
+        [point["loss"] for point in points],
+        [math.log(point["speed"]) for point in points],
+    )
     return list(
-        zip(positions(losses, _PADDING, width - _PADDING), positions(speeds, 0.93 * height, 0.07 * height), strict=True)
+        zip(
+            positions(losses, _PADDING, width - _PADDING),
+            positions(speeds, 0.93 * height, 0.07 * height),
+            strict=True,
+        )
     )
 
 
-def _front(points: list[dict[str, Any]], higher_is_better: bool) -> list[dict[str, float]]:
+def _front(
+    points: list[dict[str, Any]], higher_is_better: bool
+) -> list[dict[str, float]]:
     """Returns the Pareto front, from the best images on: the points for which no other is both faster and better."""
     front: list[dict[str, float]] = []
-    for point in sorted(points, key=lambda each: ((-1 if higher_is_better else 1) * each["loss"], -each["speed"])):
+    for point in sorted(
+        points,
+        key=lambda each: (
+            (-1 if higher_is_better else 1) * each["loss"],
+            -each["speed"],
+        ),
+    ):
         if not front or point["speed"] > front[-1]["speed"]:
-            front.append({"loss": point["loss"], "speed": point["speed"], "place": len(front)})
+            front.append(
+                {"loss": point["loss"], "speed": point["speed"], "place": len(front)}
+            )
     return front

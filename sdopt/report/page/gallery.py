@@ -88,11 +88,15 @@ def _ordered(
             first.update(prompt.prompt_index for prompt in worst[:1])
 
     def largest_loss(prompt: int) -> float:
-        of_variants = [of_prompts.get(prompt, -math.inf) for of_prompts in losses.values()]
+        of_variants = [
+            of_prompts.get(prompt, -math.inf) for of_prompts in losses.values()
+        ]
         return max(of_variants, default=-math.inf)
 
     there = [prompt for prompt, is_there in prompts.items() if is_there]
-    return sorted(there, key=lambda prompt: (prompt not in first, -largest_loss(prompt)))
+    return sorted(
+        there, key=lambda prompt: (prompt not in first, -largest_loss(prompt))
+    )
 
 
 def has_images(
@@ -100,7 +104,11 @@ def has_images(
     folder: Path,
 ) -> bool:
     """Returns whether a study's images, if it has any, are in a folder; checks only the first of each variant."""
-    return all(inside(folder, variant.images[0].path).is_file() for variant in result.variants if variant.images)
+    return all(
+        inside(folder, variant.images[0].path).is_file()
+        for variant in result.variants
+        if variant.images
+    )
 
 
 def _losses(
@@ -122,7 +130,9 @@ def _losses(
     for name, quality in scores.items():
         if metric in quality:
             values = zip(prompts, quality[metric].per_prompt, strict=False)
-            losses[name] = {prompt: value for prompt, value in values if value is not None}
+            losses[name] = {
+                prompt: value for prompt, value in values if value is not None
+            }
     family = known_family(metric)
     return f"{metric}, {family.meaning}" if family else metric, losses
 
@@ -158,7 +168,9 @@ def _row(
         same = path.read_bytes() == plain or (loss == 0 and not reference)
         if not same:  # the page shows an image that equals the baseline's once
             uri = _uri(path)
-        broken = ", ".join(trip.wire for trip in variant.trips if trip.path in ("", record.path))
+        broken = ", ".join(
+            trip.wire for trip in variant.trips if trip.path in ("", record.path)
+        )
         images.append(ShownImage(variant.name, uri, caption, broken))
     return PromptImages(
         first.prompt,

@@ -60,7 +60,9 @@ def _environment() -> Environment:
     )
     environment.filters["glyph"] = GLYPH.__getitem__
     environment.filters["code"] = _code
-    environment.filters["specs"] = lambda chart: [whole(spec) for _, spec in chart.views]
+    environment.filters["specs"] = lambda chart: [
+        whole(spec) for _, spec in chart.views
+    ]
     environment.filters["type"] = lambda block: type(block).__name__
     return environment
 
@@ -71,7 +73,8 @@ def _code(text: str) -> Markup:
     if len(parts) % 2 == 0:
         return escape(text)
     return Markup("").join(
-        Markup("<code>{}</code>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts)
+        Markup("<code>{}</code>").format(part) if number % 2 else escape(part)
+        for number, part in enumerate(parts)
     )
 
 
@@ -89,7 +92,9 @@ def _library() -> str:
     # An HTML parser ends a script at this word, wherever it stands.
     bundle: str = engine().javascript_bundle(vl_version=VEGA_LITE)
     script = bundle.replace("</script", "<\\/script")
-    with suppress(OSError):  # without a writable folder, the script is bundled again each time
+    with suppress(
+        OSError
+    ):  # without a writable folder, the script is bundled again each time
         cached.mkdir(parents=True, exist_ok=True)
         write_atomically(file, script.encode())
     return script

@@ -8,7 +8,18 @@ from functools import lru_cache
 from pathlib import Path
 
 from sdopt.report.answer import answer_blocks
-from sdopt.report.blocks import Block, Code, Facts, Fold, Notes, Page, Prose, Section, Table, charts_of
+from sdopt.report.blocks import (
+    Block,
+    Code,
+    Facts,
+    Fold,
+    Notes,
+    Page,
+    Prose,
+    Section,
+    Table,
+    charts_of,
+)
 from sdopt.report.charts.comparisons import forest, interactions, main_plot, waterfall
 from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.times import rounds_plot, stages_plot
@@ -42,7 +53,11 @@ def study_page(summary: Summary, folder: Path, budget: int = IMAGES_BYTES) -> Pa
     """Returns the report of a study, with images of its folder that take `budget` bytes."""
     *first, method, environment = text_sections(summary)
     sections = (*first, _images(summary, folder, budget), method, environment)
-    return Page(summary.result.name, _facts(summary), [section for section in sections if section.blocks])
+    return Page(
+        summary.result.name,
+        _facts(summary),
+        [section for section in sections if section.blocks],
+    )
 
 
 @lru_cache(maxsize=1)  # the page and its Markdown have the same
@@ -57,26 +72,49 @@ def _sections(summary: Summary) -> Iterator[Section]:
     yield _results(summary)
     # An article's figures of its main card; `published.md` has all cards.
     published = published_of(result)
-    claims = [claim for claim in claims_of(result) if published and claim.gpu in ("", published.gpu)]
-    yield Section("published", "Published and measured", published_blocks(result, claims))
-    yield Section("tradeoff", "Speed against quality", [*filter(None, [tradeoffs(summary)])])
+    claims = [
+        claim
+        for claim in claims_of(result)
+        if published and claim.gpu in ("", published.gpu)
+    ]
+    yield Section(
+        "published", "Published and measured", published_blocks(result, claims)
+    )
+    yield Section(
+        "tradeoff", "Speed against quality", [*filter(None, [tradeoffs(summary)])]
+    )
     caption = "Each bar begins where the step before it ended. The interval is that of the step alone."
-    steps = _comparisons(summary, waterfall, caption) if result.design == "cumulative" else []
+    steps = (
+        _comparisons(summary, waterfall, caption)
+        if result.design == "cumulative"
+        else []
+    )
     yield Section("steps", "Step by step", steps)
     caption = (
         "Diagonal: an option, averaged over the others. Below: the interaction of two; above 1 they are faster "
         "together than the product of their separate effects."
     )
-    effects = [*_comparisons(summary, interactions, caption), *filter(None, [effects_table(summary)])]
+    effects = [
+        *_comparisons(summary, interactions, caption),
+        *filter(None, [effects_table(summary)]),
+    ]
     yield Section("effects", "Effects and interactions", effects)
-    views = [(str(shape), rounds_plot(summary, index)) for index, shape in enumerate(result.shapes)]
-    caption = "Every timed call; a line joins the calls of one process. Drift of the machine moves all lines alike." + (
-        " Calls that other work disturbed have a mark of their own." if count_rounds(result) else ""
-    )
-    yield Section("latency", "Time of each call", charts_of(views, caption, choice="shape"))
+    views = [
+        (str(shape), rounds_plot(summary, index))
+        for index, shape in enumerate(result.shapes)
+    ]
     caption = (
-        "From calls that were timed stage by stage, after the rounds and without an interval: read shares, not totals."
+        "Every timed call; a line joins the calls of one process. Drift of the machine moves all lines alike."
+        + (
+            " Calls that other work disturbed have a mark of their own."
+            if count_rounds(result)
+            else ""
+        )
     )
+    yield Section(
+        "latency", "Time of each call", charts_of(views, caption, choice="shape")
+    )
+    caption = "From calls that were timed stage by stage, after the rounds and without an interval: read shares, not totals."
     stages = charts_of([("", stages_plot(summary))], caption, "stages.png")
     if memory := stage_memory_table(summary):
         stages.append(memory)
@@ -86,17 +124,27 @@ def _sections(summary: Summary) -> Iterator[Section]:
     yield _environment(summary)
 
 
-def sweep_page(name: str, blocks: Sequence[Block], studies: Sequence[tuple[str, Summary, Path]]) -> Page:
+def sweep_page(
+    name: str, blocks: Sequence[Block], studies: Sequence[tuple[str, Summary, Path]]
+) -> Page:
     """Returns the report of a sweep: the blocks of its answer, then each study as in its own report.
 
     `studies` are the number of each job, its study and its folder.
     """
     budget = IMAGES_BYTES // max(1, len(studies))
     pages = [
-        replace(study_page(study, folder, budget), title=f"job {number}: {study.result.name}")
+        replace(
+            study_page(study, folder, budget),
+            title=f"job {number}: {study.result.name}",
+        )
         for number, study, folder in studies
     ]
-    return Page(f"sweep {name}", [("jobs", str(len(studies)))], [Section("answer", "Answer", blocks)], pages)
+    return Page(
+        f"sweep {name}",
+        [("jobs", str(len(studies)))],
+        [Section("answer", "Answer", blocks)],
+        pages,
+    )
 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
@@ -110,14 +158,21 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     return [
         ("work", work_of(result.config)),
         ("device", str(environment.device["name"])),
-        ("versions", f"sdopt {environment.sdopt_version}, PyTorch {environment.packages.get('torch')}"),
+        (
+            "versions",
+            f"sdopt {environment.sdopt_version}, PyTorch {environment.packages.get('torch')}",
+        ),
         ("measured", f"{when} ({result.status})"),
     ]
 
 
-def _comparisons(summary: Summary, plot: Callable[[Summary], Spec | None], caption: str) -> list[Block]:
+def _comparisons(
+    summary: Summary, plot: Callable[[Summary], Spec | None], caption: str
+) -> list[Block]:
     """Returns a chart of comparisons, of which the study's picture shows the main one."""
-    return charts_of([("", plot(summary))], caption, "plot.png" if main_plot(summary) is plot else "")
+    return charts_of(
+        [("", plot(summary))], caption, "plot.png" if main_plot(summary) is plot else ""
+    )
 
 
 def _results(summary: Summary) -> Section:
@@ -129,7 +184,11 @@ def _results(summary: Summary) -> Section:
     blocks += [table] if (table := shapes_table(summary)) else []
     if (table := quality_table(summary)) is not None:
         blocks += [table, Notes(quality_notes(headline_columns(result)))]
-        blocks += [Fold("Prompts that lost most, by metric", [worst])] if (worst := worst_table(summary)) else []
+        blocks += (
+            [Fold("Prompts that lost most, by metric", [worst])]
+            if (worst := worst_table(summary))
+            else []
+        )
     if result.judgements:
         verdicts = [*verdict_blocks(result), Notes(floors_of(result))]
         blocks.append(Fold(f"What the gate says (gate={result.gate})", verdicts))
@@ -144,8 +203,22 @@ def _break_even(summary: Summary) -> Section:
     for row in [row for row in summary.figures if not row.variant.is_control]:
         if (level := row.break_even) is not None and level.is_slower:
             extra = f"{level.extra_s:+z.1f} s{'' if level.shapes == 1 else f' {start_text(level)}'}"
-            rows.append((row.variant.name, row.reference, f"{level.first_image_s:.1f} s", extra, images_text(level)))
-    headings = ("variant", "against", "first image after", "more than the reference", "images until repaid")
+            rows.append(
+                (
+                    row.variant.name,
+                    row.reference,
+                    f"{level.first_image_s:.1f} s",
+                    extra,
+                    images_text(level),
+                )
+            )
+    headings = (
+        "variant",
+        "against",
+        "first image after",
+        "more than the reference",
+        "images until repaid",
+    )
     return Section("break-even", "Break-even", [Table(headings, rows)] if rows else [])
 
 
@@ -154,17 +227,29 @@ def _images(summary: Summary, folder: Path, budget: int) -> Section:
     found = gallery_of(result, folder, budget)
     if found is not None:
         return Section("images", "Images", [found])
-    absent = "This report was made without the folder of the run, which holds the images."
-    return Section("images", "Images", [] if has_images(result, folder) else [Prose(absent)])
+    absent = (
+        "This report was made without the folder of the run, which holds the images."
+    )
+    return Section(
+        "images", "Images", [] if has_images(result, folder) else [Prose(absent)]
+    )
 
 
 def _method(summary: Summary) -> Section:
     result = summary.result
     environment = result.environment
-    facts = [("design", result.design), ("gate", result.gate or "none"), ("study id", result.id)]
+    facts = [
+        ("design", result.design),
+        ("gate", result.gate or "none"),
+        ("study id", result.id),
+    ]
     commit = environment.sdopt_commit
     checkout = [f"git checkout {commit}"] if commit else []
-    changed = ["The checkout had changes that were not committed."] if environment.sdopt_dirty else []
+    changed = (
+        ["The checkout had changes that were not committed."]
+        if environment.sdopt_dirty
+        else []
+    )
     again = Code("Reproduce", [*checkout, shlex.join(environment.command)])
     return Section("method", "Method and reproduction",
                    [again, Notes([*changed, *notes_of(summary)]), Facts(facts)])  # fmt: skip
@@ -181,9 +266,20 @@ def _environment(summary: Summary) -> Section:
         **environment.packages,
         **environment.variables,
     }
-    pairs = [(name, value if isinstance(value, str) else _listed(value)) for name, value in facts.items() if value]
-    blocks: list[Block] = [Facts(pairs), *([Notes(environment.warnings)] if environment.warnings else [])]
-    heading = "Of the machine that judged" if summary.result.is_imported else "Device, processor and versions"
+    pairs = [
+        (name, value if isinstance(value, str) else _listed(value))
+        for name, value in facts.items()
+        if value
+    ]
+    blocks: list[Block] = [
+        Facts(pairs),
+        *([Notes(environment.warnings)] if environment.warnings else []),
+    ]
+    heading = (
+        "Of the machine that judged"
+        if summary.result.is_imported
+        else "Device, processor and versions"
+    )
     return Section("environment", "Environment", [Fold(heading, blocks)])
 
 

@@ -15,7 +15,15 @@ from hydra import initialize_config_dir
 from rich.console import Console
 
 from sdopt.apps.doctor.diagnosis import Diagnosis, diagnose
-from sdopt.apps.doctor.matrix import Key, Matrix, MatrixCell, Shown, State, grouped, shown_in
+from sdopt.apps.doctor.matrix import (
+    Key,
+    Matrix,
+    MatrixCell,
+    Shown,
+    State,
+    grouped,
+    shown_in,
+)
 from sdopt.apps.doctor.options import OptionReport, check_options
 from sdopt.apps.doctor.tables import brief_tables, sheet_yaml, tables
 from sdopt.config.composer import HydraComposer, composer_of
@@ -43,7 +51,9 @@ def composer_kept(overrides: tuple[str, ...]) -> HydraComposer:
 
 
 def reports(
-    device: Device, *overrides: str, groups: Collection[str] = ("attention", "compiler", "memory", "precision")
+    device: Device,
+    *overrides: str,
+    groups: Collection[str] = ("attention", "compiler", "memory", "precision"),
 ) -> dict[str, OptionReport]:
     options = [option for option in optimization_options() if option[0] in groups]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
@@ -71,21 +81,40 @@ def diagnosis(on_a_cpu: dict[str, OptionReport]) -> Diagnosis:
 class TestOptions:
     def test_every_one_is_looked_at(self) -> None:
         apart = "model task scheduler workload protocol quality gate hardware tracking study experiment patch serving"
-        files = [path for path in CONF.glob("*/*.yaml") if path.parent.name not in apart.split()]
-        assert {*optimization_options()} == {(path.parent.name, path.stem) for path in files}
+        files = [
+            path
+            for path in CONF.glob("*/*.yaml")
+            if path.parent.name not in apart.split()
+        ]
+        assert {*optimization_options()} == {
+            (path.parent.name, path.stem) for path in files
+        }
 
-    def test_what_needs_a_card_says_from_which_on(self, on_a_cpu: dict[str, OptionReport]) -> None:
+    def test_what_needs_a_card_says_from_which_on(
+        self, on_a_cpu: dict[str, OptionReport]
+    ) -> None:
         found = on_a_cpu["attention=cudnn"]
         assert not found.runs
-        assert found.reasons == [f"the cudnn kernel needs a CUDA device; this runs on {CPU.name}"]
-        assert found.remedy.startswith("runs on cards of compute capability 8.0 or later (a100_40, ")
+        assert found.reasons == [
+            f"the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
+        ]
+        assert found.remedy.startswith(
+            "runs on cards of compute capability 8.0 or later (a100_40, "
+        )
         assert on_a_cpu["attention=math"] == OptionReport("attention", "math", True)
         assert on_a_cpu["precision=bf16"].runs
 
     @pytest.mark.parametrize(("card", "runs"), [("t4", False), ("a10", True)])
     def test_what_a_card_cannot_run(self, card: str, runs: bool) -> None:
-        found = reports(planned_device(SHEETS[card]), groups=["precision", "attention", "compiler"])
-        assert found["precision=bf16"].runs == found["precision=tf32"].runs == found["attention=flash"].runs == runs
+        found = reports(
+            planned_device(SHEETS[card]), groups=["precision", "attention", "compiler"]
+        )
+        assert (
+            found["precision=bf16"].runs
+            == found["precision=tf32"].runs
+            == found["attention=flash"].runs
+            == runs
+        )
         assert found["compiler=inductor"].runs
         assert bool(found["precision=bf16"].remedy) != runs
 
@@ -97,15 +126,27 @@ class TestOptions:
         ready = reports(a10, "precision=fp16", groups=["attention"])
         assert ready["attention=flash"] == OptionReport("attention", "flash", True)
 
-    def test_ones_that_combine_are_checked_one_by_one(self, on_a_cpu: dict[str, OptionReport]) -> None:
+    def test_ones_that_combine_are_checked_one_by_one(
+        self, on_a_cpu: dict[str, OptionReport]
+    ) -> None:
         found = on_a_cpu["memory=vae_slicing"]
         assert found.runs
-        assert found.reasons == ["needs a batch of several images: set workload.batch_size to 2 or more"]
-        ready = reports(CPU, "memory=vae_tiling", "workload.size=96", "workload.batch_size=2", groups=["memory"])
+        assert found.reasons == [
+            "needs a batch of several images: set workload.batch_size to 2 or more"
+        ]
+        ready = reports(
+            CPU,
+            "memory=vae_tiling",
+            "workload.size=96",
+            "workload.batch_size=2",
+            groups=["memory"],
+        )
         for option in ("vae_slicing", "vae_tiling"):
             assert ready[f"memory={option}"] == OptionReport("memory", option, True)
 
-    def test_ones_of_the_users_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ones_of_the_users_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "conf" / "mine").mkdir(parents=True)
         (tmp_path / "own_option.py").write_text(
             "from dataclasses import dataclass\n"
@@ -113,11 +154,19 @@ class TestOptions:
             "@dataclass(frozen=True)\nclass Own(Optimization):\n    key: int\n\n"
             "    def conflicts(self, ctx):\n        return ['it is Monday']\n"
         )
-        (tmp_path / "conf" / "mine" / "own.yaml").write_text("_target_: own_option.Own\nkey: 1\n")
-        (tmp_path / "conf" / "mine" / "open.yaml").write_text("_target_: own_option.Own\nkey: ???\n")
+        (tmp_path / "conf" / "mine" / "own.yaml").write_text(
+            "_target_: own_option.Own\nkey: 1\n"
+        )
+        (tmp_path / "conf" / "mine" / "open.yaml").write_text(
+            "_target_: own_option.Own\nkey: ???\n"
+        )
         monkeypatch.syspath_prepend(tmp_path)
         with composer_of([], tmp_path / "conf") as composer:
-            options = [option for option in optimization_options(tmp_path / "conf") if option[0] == "mine"]
+            options = [
+                option
+                for option in optimization_options(tmp_path / "conf")
+                if option[0] == "mine"
+            ]
             found = {r.option: r for r in check_options(composer, options, CPU, SHEETS)}
         assert found["own"] == OptionReport("mine", "own", False, ["it is Monday"])
         assert not found["open"].runs
@@ -125,14 +174,18 @@ class TestOptions:
 
 
 class TestCeilings:
-    def test_make_a_data_sheet_that_a_run_is_held_against(self, diagnosis: Diagnosis, tmp_path: Path) -> None:
+    def test_make_a_data_sheet_that_a_run_is_held_against(
+        self, diagnosis: Diagnosis, tmp_path: Path
+    ) -> None:
         (tmp_path / "conf" / "hardware").mkdir(parents=True)
         (tmp_path / "conf" / "hardware" / "mine.yaml").write_text(sheet_yaml(diagnosis))
         with composer_of(["hardware=mine"], tmp_path / "conf") as composer:
             hardware = composer.current.hardware
         require_card(hardware, CPU)
         assert hardware.sheet is not None
-        assert (hardware.sheet.vector.fp32, hardware.sheet.vector.bf16) == (0.5, 3.0), "of the medians"
+        assert (hardware.sheet.vector.fp32, hardware.sheet.vector.bf16) == (0.5, 3.0), (
+            "of the medians"
+        )
         assert hardware.sheet.bandwidth_gb_s == 4.0
 
     @pytest.mark.gpu
@@ -151,7 +204,15 @@ def test_tables_fit_and_name_every_option(diagnosis: Diagnosis, width: int) -> N
     Console(file=out, width=width).print(tables(diagnosis))
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= width
-    for heading in ("this machine", "ceilings of", "options on", "fp32 product", "copy of", "workers", "disk"):
+    for heading in (
+        "this machine",
+        "ceilings of",
+        "options on",
+        "fp32 product",
+        "copy of",
+        "workers",
+        "disk",
+    ):
         assert heading in text
     for report in diagnosis.options:
         assert report.option in text
@@ -159,7 +220,9 @@ def test_tables_fit_and_name_every_option(diagnosis: Diagnosis, width: int) -> N
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_brief_answer_is_short_and_names_every_option(diagnosis: Diagnosis, width: int) -> None:
+def test_the_brief_answer_is_short_and_names_every_option(
+    diagnosis: Diagnosis, width: int
+) -> None:
     out = StringIO()
     Console(file=out, width=width).print(brief_tables(diagnosis))
     lines = out.getvalue().splitlines()
@@ -168,15 +231,24 @@ def test_the_brief_answer_is_short_and_names_every_option(diagnosis: Diagnosis, 
     assert f"of {len(diagnosis.options)} options run here" in lines[0]
     words = set(re.split(r"[\s,]+", out.getvalue()))
     assert {report.group for report in diagnosis.options} <= words
-    assert {report.option for report in diagnosis.options if len(report.option) < 12} <= words
+    assert {
+        report.option for report in diagnosis.options if len(report.option) < 12
+    } <= words
 
 
-OPTIONS = [("attention", "math"), ("attention", "cudnn"), ("precision", "bf16"), ("precision", "fp16_vae_fix")]
+OPTIONS = [
+    ("attention", "math"),
+    ("attention", "cudnn"),
+    ("precision", "bf16"),
+    ("precision", "fp16_vae_fix"),
+]
 
 
 @pytest.fixture
 def few_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdopt.config.groups.optimization_options", lambda _own: OPTIONS)
+    monkeypatch.setattr(
+        "sdopt.config.groups.optimization_options", lambda _own: OPTIONS
+    )
 
 
 class TestCommand:
@@ -187,7 +259,13 @@ class TestCommand:
         found: dict[str, Any] = json.loads(quick.out)
         assert found["device"]["name"] == CPU.name
         assert torch.__version__.startswith(found["packages"]["torch"])
-        assert {"group": "attention", "option": "math", "runs": True, "reasons": [], "remedy": ""} in found["options"]
+        assert {
+            "group": "attention",
+            "option": "math",
+            "runs": True,
+            "reasons": [],
+            "remedy": "",
+        } in found["options"]
         assert found["ceilings"] == []
         assert all(free > 0 for free in found["disk_free_gib"].values())
 
@@ -195,7 +273,10 @@ class TestCommand:
         ("arguments", "said"),
         [
             (["precision=nope"], "precision=nope: "),
-            (["--quick", "--save", "hardware/mine.yaml"], "--save: needs measured ceilings"),
+            (
+                ["--quick", "--save", "hardware/mine.yaml"],
+                "--save: needs measured ceilings",
+            ),
             (["--save", "mine.yaml"], "must be in a folder called hardware"),
         ],
     )
@@ -207,15 +288,27 @@ class TestCommand:
 @pytest.fixture(scope="module")
 def matrix() -> Matrix:
     with composer_of([]) as composer:
-        return Matrix(composer, OPTIONS, ["emoji", "folder", "sdxl"], ["txt2img", "img2img"])
+        return Matrix(
+            composer, OPTIONS, ["emoji", "folder", "sdxl"], ["txt2img", "img2img"]
+        )
 
 
-def cells(matrix: Matrix, device: Device, shown: Shown | None = None) -> dict[Key, MatrixCell]:
-    return {(c.group, c.option, c.model, c.task): c for c in matrix.cells(device, shown or {}, SHEETS)}
+def cells(
+    matrix: Matrix, device: Device, shown: Shown | None = None
+) -> dict[Key, MatrixCell]:
+    return {
+        (c.group, c.option, c.model, c.task): c
+        for c in matrix.cells(device, shown or {}, SHEETS)
+    }
 
 
 def outcomes(key: Key, standing: Standing, *devices: str) -> Shown:
-    return {key: {device: OptionOutcome(*key, standing, "it brought nothing") for device in devices}}
+    return {
+        key: {
+            device: OptionOutcome(*key, standing, "it brought nothing")
+            for device in devices
+        }
+    }
 
 
 BF16 = ("precision", "bf16", "emoji", "txt2img")
@@ -224,34 +317,56 @@ BF16 = ("precision", "bf16", "emoji", "txt2img")
 def test_a_key_that_is_missing_makes_no_option_impossible() -> None:
     """LoRAs run with every model; those that come with sdopt fit one of them."""
     with composer_of([]) as composer:
-        lora = Matrix(composer, [("lora", "fused"), ("memory", "vae_slicing")], ["emoji", "sd15"], ["txt2img"])
+        lora = Matrix(
+            composer,
+            [("lora", "fused"), ("memory", "vae_slicing")],
+            ["emoji", "sd15"],
+            ["txt2img"],
+        )
         found = cells(lora, CPU)
     sd15 = found["lora", "fused", "sd15", "txt2img"]
     assert sd15.state is State.UNPROVEN
-    assert sd15.reasons == ["the LoRAs that come with sdopt are for model=emoji: set lora.path"]
+    assert sd15.reasons == [
+        "the LoRAs that come with sdopt are for model=emoji: set lora.path"
+    ]
     assert found["lora", "fused", "emoji", "txt2img"].reasons == []
 
 
 class TestRecords:
     def test_prove_what_their_traces_show(self, result: StudyResult) -> None:
         found = shown_in([result], SHEETS)
-        assert found[BF16]["CPU"].standing in (Standing.PROVEN, Standing.REFUTED), "by how fast it was here"
-        assert found["precision", "fp32", "emoji", "txt2img"]["CPU"].standing is Standing.PROVEN
+        assert found[BF16]["CPU"].standing in (Standing.PROVEN, Standing.REFUTED), (
+            "by how fast it was here"
+        )
+        assert (
+            found["precision", "fp32", "emoji", "txt2img"]["CPU"].standing
+            is Standing.PROVEN
+        )
         assert ("precision", "tf32", "emoji", "txt2img") not in found, "it was skipped"
         assert {model for _, _, model, _ in found} == {"emoji"}
 
     def test_name_the_card_by_its_data_sheet(self, result: StudyResult) -> None:
-        result.environment.device |= {"type": "cuda", "name": SHEETS["h200"].device_names[0]}
+        result.environment.device |= {
+            "type": "cuda",
+            "name": SHEETS["h200"].device_names[0],
+        }
         assert list(shown_in([result], SHEETS)[BF16]) == [SHEETS["h200"].name]
 
-    def test_say_what_failed_and_what_left_no_evidence(self, result: StudyResult) -> None:
+    def test_say_what_failed_and_what_left_no_evidence(
+        self, result: StudyResult
+    ) -> None:
         bf16 = result.variant("bfloat16")
         bf16.status, bf16.reason = Status.FAILED, "RuntimeError: no kernel"
         found = shown_in([result], SHEETS)[BF16]["CPU"]
-        assert (found.standing, found.why) == (Standing.CANNOT_RUN, "failed: RuntimeError: no kernel")
+        assert (found.standing, found.why) == (
+            Standing.CANNOT_RUN,
+            "failed: RuntimeError: no kernel",
+        )
         bf16.status = Status.NOT_ENGAGED
         for measured in bf16.measurements:
-            measured.shapes[0].evidence = [replace(item, engaged=False) for item in measured.shapes[0].evidence]
+            measured.shapes[0].evidence = [
+                replace(item, engaged=False) for item in measured.shapes[0].evidence
+            ]
         found = shown_in([result], SHEETS)[BF16]["CPU"]
         assert found.standing is Standing.REFUTED
         assert "no evidence that it took effect: weights bfloat16" in found.why
@@ -260,10 +375,18 @@ class TestRecords:
         ("speedup", "memory", "standing"),
         [
             ((1.2, 1.1, 1.3), (1.0, 1.0, 1.0), Standing.PROVEN),
-            ((1.0, 0.9, 1.1), (1.0, 1.0, 1.0), Standing.PROVEN),  # what is wide refutes nothing
+            (
+                (1.0, 0.9, 1.1),
+                (1.0, 1.0, 1.0),
+                Standing.PROVEN,
+            ),  # what is wide refutes nothing
             ((0.9, 0.85, 0.95), (0.8, 0.75, 0.85), Standing.PROVEN),
             ((0.9, 0.85, 0.95), (1.1, 1.05, 1.15), Standing.REFUTED),
-            ((0.9, None, None), (1.1, None, None), Standing.PROVEN),  # nor does what one process says
+            (
+                (0.9, None, None),
+                (1.1, None, None),
+                Standing.PROVEN,
+            ),  # nor does what one process says
         ],
     )
     def test_refute_what_brings_none_of_its_gains(
@@ -274,13 +397,19 @@ class TestRecords:
         standing: Standing,
     ) -> None:
         shape = known(result.first_comparison("bfloat16")).shapes[0]
-        shape.speedup, shape.memory_ratio, shape.floor = Interval(*speedup), Interval(*memory), 1.05
+        shape.speedup, shape.memory_ratio, shape.floor = (
+            Interval(*speedup),
+            Interval(*memory),
+            1.05,
+        )
         found = shown_in([result], SHEETS)[BF16]["CPU"]
         assert found.standing is standing, found
         assert re.search(rf"speed-up ≈?{speedup[0]:.2f}×", found.why)
         assert "memory" in found.why
 
-    def test_the_best_of_several_counts(self, result: StudyResult, finished: Finished) -> None:
+    def test_the_best_of_several_counts(
+        self, result: StudyResult, finished: Finished
+    ) -> None:
         result.variant("bfloat16").status = Status.FAILED
         other = finished.result
         known(other.first_comparison("bfloat16")).shapes[0].speedup = Interval(2.0)
@@ -291,7 +420,9 @@ class TestRecords:
 class TestCells:
     def test_each_option_model_and_task_has_one(self, matrix: Matrix) -> None:
         found = cells(matrix, CPU)
-        assert len(found) == len(OPTIONS) * 2 * 2, "a folder of the user's own is not given"
+        assert len(found) == len(OPTIONS) * 2 * 2, (
+            "a folder of the user's own is not given"
+        )
 
     def test_states(self, matrix: Matrix) -> None:
         found = cells(matrix, CPU, outcomes(BF16, Standing.PROVEN, "CPU", "a GPU"))
@@ -300,22 +431,42 @@ class TestCells:
         assert found["precision", "bf16", "emoji", "img2img"].text == "not judged"
         impossible = found["attention", "cudnn", "sdxl", "txt2img"]
         assert impossible.state is State.IMPOSSIBLE
-        assert impossible.text == f"impossible: the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
-        assert found["precision", "fp16_vae_fix", "sdxl", "txt2img"].state is State.UNPROVEN
-        assert "this VAE is for SDXL" in found["precision", "fp16_vae_fix", "emoji", "txt2img"].text
+        assert (
+            impossible.text
+            == f"impossible: the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
+        )
+        assert (
+            found["precision", "fp16_vae_fix", "sdxl", "txt2img"].state
+            is State.UNPROVEN
+        )
+        assert (
+            "this VAE is for SDXL"
+            in found["precision", "fp16_vae_fix", "emoji", "txt2img"].text
+        )
 
     def test_proven_elsewhere_is_not_proven_here(self, matrix: Matrix) -> None:
         key = ("attention", "cudnn", "sdxl", "txt2img")
         shown = outcomes(key, Standing.PROVEN, SHEETS["h200"].name)
-        assert cells(matrix, CPU, shown)[key].text.endswith(f"(pass on {SHEETS['h200'].name})")
-        assert cells(matrix, planned_device(SHEETS["h200"]), shown)[key].state is State.PROVEN
+        assert cells(matrix, CPU, shown)[key].text.endswith(
+            f"(pass on {SHEETS['h200'].name})"
+        )
+        assert (
+            cells(matrix, planned_device(SHEETS["h200"]), shown)[key].state
+            is State.PROVEN
+        )
         elsewhere = cells(matrix, planned_device(SHEETS["h100"]), shown)[key]
-        assert elsewhere.text == f"not judged: together with precision=bf16 (pass on {SHEETS['h200'].name})"
+        assert (
+            elsewhere.text
+            == f"not judged: together with precision=bf16 (pass on {SHEETS['h200'].name})"
+        )
 
     @pytest.mark.parametrize(
-        ("standing", "state"), [(Standing.REFUTED, State.REFUTED), (Standing.CANNOT_RUN, State.FAILED)]
+        ("standing", "state"),
+        [(Standing.REFUTED, State.REFUTED), (Standing.CANNOT_RUN, State.FAILED)],
     )
-    def test_what_records_speak_against(self, matrix: Matrix, standing: Standing, state: State) -> None:
+    def test_what_records_speak_against(
+        self, matrix: Matrix, standing: Standing, state: State
+    ) -> None:
         found = cells(matrix, CPU, outcomes(BF16, standing, "CPU"))[BF16]
         assert found.state is state
         assert found.text == f"{standing}: it brought nothing"

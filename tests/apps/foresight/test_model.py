@@ -5,8 +5,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sdopt.apps.foresight.fitting import EXTRAPOLATED, KNOWN, half_width, labels, state_of, why_not
-from sdopt.apps.foresight.latency import COEFFICIENTS, NAMES, PARTS, Case, Costs, RateTable, averaged, coefficients, fit
+from sdopt.apps.foresight.fitting import (
+    EXTRAPOLATED,
+    KNOWN,
+    half_width,
+    labels,
+    state_of,
+    why_not,
+)
+from sdopt.apps.foresight.latency import (
+    COEFFICIENTS,
+    NAMES,
+    PARTS,
+    Case,
+    Costs,
+    RateTable,
+    averaged,
+    coefficients,
+    fit,
+)
 from sdopt.apps.foresight.software import Software
 from sdopt.config.groups import data_sheets
 
@@ -16,13 +33,20 @@ DECODER = Costs(2.5e12, 1e10, 3e10, 4.2e9, 2.9e9, 140)
 EAGER = Software("library", "eager", torch=(2, 1))
 
 
-def case(card: str = "rtx4090", steps: int = 25, images: int = 1, **changes: object) -> Case:
-    made = Case(SHEETS[card], EAGER, STEP.times(images), DECODER.times(images), steps, images)
+def case(
+    card: str = "rtx4090", steps: int = 25, images: int = 1, **changes: object
+) -> Case:
+    made = Case(
+        SHEETS[card], EAGER, STEP.times(images), DECODER.times(images), steps, images
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def seconds(*cases: Case) -> list[float]:
-    return [float(each) for each in np.exp(RateTable.of(cases).log_seconds(coefficients().all))]
+    return [
+        float(each)
+        for each in np.exp(RateTable.of(cases).log_seconds(coefficients().all))
+    ]
 
 
 def test_a_call_takes_seconds_of_a_plausible_size() -> None:
@@ -42,7 +66,9 @@ def test_more_work_takes_longer(card: str) -> None:
 
 
 def test_the_gradient_is_that_of_the_time() -> None:
-    table = RateTable.of([case("a10"), case("p100", part="step"), case("h100", images=8, part="image")])
+    table = RateTable.of(
+        [case("a10"), case("p100", part="step"), case("h100", images=8, part="image")]
+    )
     point = coefficients().all
     _, slope = table.gradient(point)
     for index in range(0, len(NAMES), 7):
@@ -62,7 +88,11 @@ def test_a_fit_follows_its_figures() -> None:
 def test_the_packaged_coefficients_are_of_this_model_and_hold_no_figures() -> None:
     found = coefficients()
     assert len(found.all) == len(NAMES)
-    assert all(len(vector) == len(NAMES) for folds in found.without.values() for vector in folds.values())
+    assert all(
+        len(vector) == len(NAMES)
+        for folds in found.without.values()
+        for vector in folds.values()
+    )
     assert set(found.cards) <= set(SHEETS)
     assert {"GA100", "AD102"} <= set(found.without["chip"])
     assert COEFFICIENTS.stat().st_size < 100_000
@@ -73,20 +103,39 @@ def test_a_new_generation_is_extrapolated_with_a_wider_interval() -> None:
     assert state_of(found.cards, SHEETS["rtx4090"]) == KNOWN
     assert state_of(found.cards, SHEETS["rtx5090"]) == EXTRAPOLATED
     assert state_of(found.cards, SHEETS["h100"], without="GH100") == EXTRAPOLATED
-    known, wide = (half_width(found.widths, labels(state, EAGER, "ada", True)) for state in (KNOWN, EXTRAPOLATED))
+    known, wide = (
+        half_width(found.widths, labels(state, EAGER, "ada", True))
+        for state in (KNOWN, EXTRAPOLATED)
+    )
     assert 0.1 < known < wide < 1
 
 
-def test_intervals_are_wider_for_a_new_publisher_and_for_a_pytorch_of_which_there_are_no_figures() -> None:
+def test_intervals_are_wider_for_a_new_publisher_and_for_a_pytorch_of_which_there_are_no_figures() -> (
+    None
+):
     found = coefficients()
-    usual, strange = (half_width(found.widths, labels(KNOWN, EAGER, "ada", seen)) for seen in (True, False))
+    usual, strange = (
+        half_width(found.widths, labels(KNOWN, EAGER, "ada", seen))
+        for seen in (True, False)
+    )
     assert usual < strange
-    old, new = (RateTable.of([case(software=replace(EAGER, torch=torch))]) for torch in ((2, 3), (2, 10)))
+    old, new = (
+        RateTable.of([case(software=replace(EAGER, torch=torch))])
+        for torch in ((2, 3), (2, 10))
+    )
     assert old.untold(found.all)[0] == 0
-    assert half_width(found.widths, labels(KNOWN, EAGER, "ada", False), new.untold(found.all)[0]) > strange
+    assert (
+        half_width(
+            found.widths, labels(KNOWN, EAGER, "ada", False), new.untold(found.all)[0]
+        )
+        > strange
+    )
 
 
-@pytest.mark.parametrize(("torch", "age"), [((1, 13), 1), ((0, 0), 2), ((2, 3), 2), ((2, 4), 3), ((2, 10), 3)])
+@pytest.mark.parametrize(
+    ("torch", "age"),
+    [((1, 13), 1), ((0, 0), 2), ((2, 3), 2), ((2, 4), 3), ((2, 10), 3)],
+)
 def test_versions_of_pytorch_have_an_age(torch: tuple[int, int], age: int) -> None:
     software = replace(EAGER, torch=torch)
     assert (software.fixed, software.launcher) == (f"library_{age}", f"eager_{age}")
@@ -94,7 +143,9 @@ def test_versions_of_pytorch_have_an_age(torch: tuple[int, int], age: int) -> No
 
 def test_a_recorded_graph_takes_launches_and_most_gaps_away() -> None:
     cases = [case("h200"), case("h200", software=replace(EAGER, graphs=True))]
-    gaps, launches = RateTable.of(cases).parts(coefficients().all)[[PARTS.index("kernels"), PARTS.index("launches")]]
+    gaps, launches = RateTable.of(cases).parts(coefficients().all)[
+        [PARTS.index("kernels"), PARTS.index("launches")]
+    ]
     assert gaps[1] < 0.3 * gaps[0]
     assert launches[1] < 0.1 * launches[0]
 

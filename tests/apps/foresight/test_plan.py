@@ -11,7 +11,17 @@ import pytest
 from runners.plan import main
 from sdopt.apps.foresight import cpu
 from sdopt.apps.foresight.memory import Footprint
-from sdopt.apps.foresight.plan import Prediction, learn, names_of, plan, plan_of, predict, predict_here, ranks, text_of
+from sdopt.apps.foresight.plan import (
+    Prediction,
+    learn,
+    names_of,
+    plan,
+    plan_of,
+    predict,
+    predict_here,
+    ranks,
+    text_of,
+)
 from sdopt.apps.foresight.software import software_of
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
@@ -24,7 +34,9 @@ from tests.test_architecture import ROOT
 
 SHEETS = data_sheets()
 
-UNET, WEIGHTS = (2 * millions * 1e6 / 2**30 for millions in (859.52, 859.52 + 83.65 + 123.06))
+UNET, WEIGHTS = (
+    2 * millions * 1e6 / 2**30 for millions in (859.52, 859.52 + 83.65 + 123.06)
+)
 """GiB of the published networks of SD 1.5 in float16: the denoiser, and all of them."""
 
 USUAL = ("model=emoji", "precision=fp16", "workload.size=512")
@@ -40,7 +52,9 @@ class OwnOption(Optimization):
 @pytest.fixture(scope="module")
 def planned() -> Planned:
     """Predicts one variant on one card, and beside it on some others, since tracing its networks takes longest."""
-    cards = {card: SHEETS[card] for card in ("t4", "rtx3060", "rtx4090", "rtx5090", "mi300x")}
+    cards = {
+        card: SHEETS[card] for card in ("t4", "rtx3060", "rtx4090", "rtx5090", "mi300x")
+    }
     kept: dict[tuple[str, ...], dict[str, Prediction]] = {}
 
     def made(card: str, *overrides: str) -> Prediction:
@@ -59,33 +73,61 @@ class TestMemory:
         denoiser, decoder, scores = 0.13, 0.38, 1.05
         sd15 = ("model=sd15", "precision=fp16")
         usual = planned("rtx4090", *sd15).memory
-        assert usual.floor == pytest.approx(WEIGHTS + decoder + CUDA_CONTEXT_GIB, abs=0.02)
+        assert usual.floor == pytest.approx(
+            WEIGHTS + decoder + CUDA_CONTEXT_GIB, abs=0.02
+        )
         assert usual.floor < usual.likely
         full = planned("rtx4090", "model=sd15").memory
-        assert full.floor - CUDA_CONTEXT_GIB == pytest.approx(2 * (usual.floor - CUDA_CONTEXT_GIB), rel=0.01)
+        assert full.floor - CUDA_CONTEXT_GIB == pytest.approx(
+            2 * (usual.floor - CUDA_CONTEXT_GIB), rel=0.01
+        )
         alone = planned("rtx4090", *sd15, "memory=[model_offload]").memory
-        assert alone.floor == pytest.approx(UNET + denoiser + CUDA_CONTEXT_GIB, abs=0.02)
+        assert alone.floor == pytest.approx(
+            UNET + denoiser + CUDA_CONTEXT_GIB, abs=0.02
+        )
         split = planned("rtx4090", *sd15, "attention=math").memory
-        assert split.floor == pytest.approx(WEIGHTS + scores + CUDA_CONTEXT_GIB, abs=0.05)
+        assert split.floor == pytest.approx(
+            WEIGHTS + scores + CUDA_CONTEXT_GIB, abs=0.05
+        )
 
     def test_grows_with_batch_and_size(self, planned: Planned) -> None:
         usual = planned("rtx4090", *USUAL).memory.floor
         assert usual < planned("rtx4090", *USUAL, "workload.batch_size=2").memory.floor
-        assert usual < planned("rtx4090", "model=emoji", "precision=fp16", "workload.size=768").memory.floor
+        assert (
+            usual
+            < planned(
+                "rtx4090", "model=emoji", "precision=fp16", "workload.size=768"
+            ).memory.floor
+        )
 
     @pytest.mark.slow
     def test_options_that_save_memory_do(self, planned: Planned) -> None:
         def floor(*overrides: str) -> float:
-            return planned("rtx4090", "model=emoji", "precision=fp16", *overrides).memory.floor
+            return planned(
+                "rtx4090", "model=emoji", "precision=fp16", *overrides
+            ).memory.floor
 
-        for option in ("tiny_vae", "model_offload", "sequential_offload", "group_offload", "layerwise_casting"):
+        for option in (
+            "tiny_vae",
+            "model_offload",
+            "sequential_offload",
+            "group_offload",
+            "layerwise_casting",
+        ):
             assert floor(f"memory=[{option}]") < floor(), option
-        for option, work in (("vae_tiling", "workload.size=128"), ("vae_slicing", "workload.batch_size=4")):
+        for option, work in (
+            ("vae_tiling", "workload.size=128"),
+            ("vae_slicing", "workload.batch_size=4"),
+        ):
             assert floor(f"memory=[{option}]", work) < floor(work), option
 
     def test_says_whether_it_fits(self) -> None:
         need = Footprint(10.0, 11.0)
-        assert [need.verdict(gib) for gib in (12.0, 10.5, 9.0)] == ["fits", "tight", "does not fit"]
+        assert [need.verdict(gib) for gib in (12.0, 10.5, 9.0)] == [
+            "fits",
+            "tight",
+            "does not fit",
+        ]
 
 
 class TestStates:
@@ -99,12 +141,19 @@ class TestStates:
 
     def test_what_there_are_no_figures_of_is_refused(self) -> None:
         with composer_of([]) as composer:
-            for option in ("precision=int8_torchao", "caching=first_block", "grad_mode=enabled", "compiler=openvino"):
+            for option in (
+                "precision=int8_torchao",
+                "caching=first_block",
+                "grad_mode=enabled",
+                "compiler=openvino",
+            ):
                 reason = software_of(composer.variant(None, [option]), (2, 1))
                 assert isinstance(reason, str)
                 assert reason.startswith(f"{option}: there are no figures")
 
-    def test_what_the_user_wrote_is_not_planned_as_if_it_were_absent(self, tmp_path: Path) -> None:
+    def test_what_the_user_wrote_is_not_planned_as_if_it_were_absent(
+        self, tmp_path: Path
+    ) -> None:
         function = tmp_path / "mine.py"
         function.write_text("def change(pipe):\n    pass\n")
         with composer_of([]) as composer:
@@ -115,23 +164,35 @@ class TestStates:
         assert isinstance(reason, str)
         assert reason.startswith("patch=")
         own = replace(plain, optimizations={**plain.optimizations, "mine": OwnOption()})
-        assert str(software_of(own, (2, 1))).startswith("mine=mine: there are no figures")
+        assert str(software_of(own, (2, 1))).startswith(
+            "mine=mine: there are no figures"
+        )
 
     @pytest.mark.parametrize(
         ("overrides", "reason"),
         [
-            (("workload.batch_size=64", "attention=vanilla"), "it would spill or run out of memory"),
+            (
+                ("workload.batch_size=64", "attention=vanilla"),
+                "it would spill or run out of memory",
+            ),
             (("compiler=openvino",), "an OpenVINO model runs on a CPU"),
         ],
     )
-    def test_what_cannot_run_is_refused(self, planned: Planned, overrides: tuple[str, ...], reason: str) -> None:
+    def test_what_cannot_run_is_refused(
+        self, planned: Planned, overrides: tuple[str, ...], reason: str
+    ) -> None:
         found = planned("rtx3060", *USUAL, *overrides)
         assert found.state == "refused"
         assert reason in found.reason
         assert "no time" in text_of(found)
 
-    def test_more_steps_take_longer_and_offloading_longer_yet(self, planned: Planned) -> None:
-        usual, longer = planned("rtx3060", *USUAL), planned("rtx3060", *USUAL, "workload.steps=50")
+    def test_more_steps_take_longer_and_offloading_longer_yet(
+        self, planned: Planned
+    ) -> None:
+        usual, longer = (
+            planned("rtx3060", *USUAL),
+            planned("rtx3060", *USUAL, "workload.steps=50"),
+        )
         assert usual.seconds < longer.seconds
         moved = planned("rtx3060", *USUAL, "memory=[sequential_offload]")
         assert moved.high > usual.high
@@ -140,13 +201,20 @@ class TestStates:
     @pytest.mark.parametrize(
         ("caching", "least", "most"),
         # Of 30 steps deep cache runs 10 whole, Spectrum 13, and guidance halves the batch of 9.
-        [("deepcache", 0.3, 0.6), ("spectrum", 0.4, 0.65), ("guidance_interval", 0.75, 0.95)],
+        [
+            ("deepcache", 0.3, 0.6),
+            ("spectrum", 0.4, 0.65),
+            ("guidance_interval", 0.75, 0.95),
+        ],
     )
     def test_what_steps_leave_out_is_counted_and_extrapolated(
         self, planned: Planned, caching: str, least: float, most: float
     ) -> None:
         model = (*USUAL, "workload.steps=30")
-        usual, cached = planned("t4", *model), planned("t4", *model, f"caching={caching}")
+        usual, cached = (
+            planned("t4", *model),
+            planned("t4", *model, f"caching={caching}"),
+        )
         assert least < cached.seconds / usual.seconds < most
         assert cached.state == "extrapolated"
         assert cached.high / cached.low > usual.high / usual.low
@@ -154,7 +222,10 @@ class TestStates:
     def test_half_the_batch_twice_is_no_less_work(self, planned: Planned) -> None:
         # With its scores written to memory, the denoiser needs more of it than the decoder.
         model = (*USUAL, "attention=vanilla")
-        usual, halved = planned("t4", *model), planned("t4", *model, "memory=[sequential_guidance]")
+        usual, halved = (
+            planned("t4", *model),
+            planned("t4", *model, "memory=[sequential_guidance]"),
+        )
         assert halved.seconds > 0.95 * usual.seconds
         assert halved.memory.floor < usual.memory.floor - 0.2
 
@@ -165,7 +236,10 @@ class TestStates:
         assert ordered[0][1] > 0.5
         assert names_of(found) == ["t4", "rtx4090", "mi300x"]
         other = replace(found[0], shape=Shape(1024, 1))
-        assert names_of([found[0], other]) == ["t4 512×512, batch 1", "t4 1024×1024, batch 1"]
+        assert names_of([found[0], other]) == [
+            "t4 512×512, batch 1",
+            "t4 1024×1024, batch 1",
+        ]
 
 
 def test_a_measured_run_changes_components_and_not_the_card() -> None:
@@ -173,13 +247,17 @@ def test_a_measured_run_changes_components_and_not_the_card() -> None:
     from tests.apps.foresight.test_model import case
 
     known, all_parts = case("t4"), coefficients().all
-    changed_to, _ = learn(known, {"denoiser_step": 0.5, "vae_decoder": 0.6}, 14.0, all_parts, "a run")
+    changed_to, _ = learn(
+        known, {"denoiser_step": 0.5, "vae_decoder": 0.6}, 14.0, all_parts, "a run"
+    )
     changed = {NAMES[i] for i in range(len(NAMES)) if changed_to[i] != all_parts[i]}
     assert changed == {"class_eager", "decoder", "fixed_library_2"}
 
 
 class TestCommand:
-    def test_prints_a_table_and_the_command(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_prints_a_table_and_the_command(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main([*USUAL, "plan.hardware=[t4,rtx4090,mi300x]"]) == 0
         shown = capsys.readouterr().out
         assert f"sdopt run {' '.join(USUAL)}" in shown
@@ -187,9 +265,13 @@ class TestCommand:
         assert "CDNA3" in shown
 
     def test_prices_per_1000_images(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main([*USUAL, "hardware=t4", "hardware.price_per_hour=0.5", "--json"]) == 0
+        assert (
+            main([*USUAL, "hardware=t4", "hardware.price_per_hour=0.5", "--json"]) == 0
+        )
         [row] = json.loads(capsys.readouterr().out)
-        assert row["price_per_1000_images"] == pytest.approx(row["seconds"] * 1000 / 3600 * 0.5)
+        assert row["price_per_1000_images"] == pytest.approx(
+            row["seconds"] * 1000 / 3600 * 0.5
+        )
 
     @pytest.mark.parametrize(
         "wrong",
@@ -201,10 +283,17 @@ class TestCommand:
             ["model=sd15", "hardware=t4", "plan.speed=1"],
             ["model=sd15", "hardware=t4", "plan.measured=/nowhere"],
             ["model=sd15", "hardware=t4", "plan.torch=new"],
-            ["model=sd15", "hardware=t4", "plan.torch=2.1", "plan.measured=outputs/records/nvidia-h200/sd15_processes"],
+            [
+                "model=sd15",
+                "hardware=t4",
+                "plan.torch=2.1",
+                "plan.measured=outputs/records/nvidia-h200/sd15_processes",
+            ],
         ],
     )
-    def test_bad_input_is_one_line_and_exit_code_2(self, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    def test_bad_input_is_one_line_and_exit_code_2(
+        self, wrong: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main(wrong) == UsageError.exit_code
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
@@ -217,7 +306,13 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "written", ["plan.hardware=t4,l4", "plan.hardware=['t4', l4]", "hardware=t4,l4", "hardware=[t4,l4]"]
+    "written",
+    [
+        "plan.hardware=t4,l4",
+        "plan.hardware=['t4', l4]",
+        "hardware=t4,l4",
+        "hardware=[t4,l4]",
+    ],
 )
 def test_several_cards_are_a_list_however_it_is_written(written: str) -> None:
     assert list(plan(written)["card"]) == ["t4", "l4"]
@@ -234,18 +329,31 @@ def test_several_cards_are_a_list_however_it_is_written(written: str) -> None:
     ],
 )
 @pytest.mark.parametrize("key", ["hardware='{}'", "plan.hardware=['{}']"])
-def test_a_card_is_meant_however_it_is_written(written: str, meant: list[str], key: str) -> None:
+def test_a_card_is_meant_however_it_is_written(
+    written: str, meant: list[str], key: str
+) -> None:
     predictions, notes, _ = plan_of([*USUAL, key.format(written)])
     assert [made.card for made in predictions] == meant
-    assert any(f"{written} is the name of several cards" in note for note in notes) == (len(meant) > 1)
+    assert any(f"{written} is the name of several cards" in note for note in notes) == (
+        len(meant) > 1
+    )
 
 
 def test_a_card_of_two_memories_is_told_for_both_and_what_would_fit() -> None:
-    predictions, notes, _ = plan_of(["model=sdxl", "model.weights=random", "precision=bf16", "hardware=rtx4060_ti"])
-    assert {made.card: made.fits for made in predictions} == {"rtx4060_ti": "fits", "rtx4060_ti_8gb": "does not fit"}
-    [way_out] = [note for note in notes if note.startswith("what fits rtx4060_ti_8gb: ")]
+    predictions, notes, _ = plan_of(
+        ["model=sdxl", "model.weights=random", "precision=bf16", "hardware=rtx4060_ti"]
+    )
+    assert {made.card: made.fits for made in predictions} == {
+        "rtx4060_ti": "fits",
+        "rtx4060_ti_8gb": "does not fit",
+    }
+    [way_out] = [
+        note for note in notes if note.startswith("what fits rtx4060_ti_8gb: ")
+    ]
     choices = way_out.partition(": ")[2].partition(" (")[0].split()
-    [fitting], _, _ = plan_of(["model=sdxl", "model.weights=random", *choices, "hardware=rtx4060_ti_8gb"])
+    [fitting], _, _ = plan_of(
+        ["model=sdxl", "model.weights=random", *choices, "hardware=rtx4060_ti_8gb"]
+    )
     assert fitting.fits == "fits"
 
 
@@ -260,13 +368,19 @@ def test_an_unknown_card_leaves_the_others_and_names_the_nearest() -> None:
 
 
 def test_a_known_fault_of_a_card_is_said_in_the_types_that_have_it() -> None:
-    half, full = (plan(*USUAL, f"precision={kind}", "hardware=gtx1660_super").iloc[0] for kind in ("fp16", "fp32"))
+    half, full = (
+        plan(*USUAL, f"precision={kind}", "hardware=gtx1660_super").iloc[0]
+        for kind in ("fp16", "fp32")
+    )
     assert "black" in half["warning"]
     assert full["warning"] == ""
 
 
 def test_a_version_of_pytorch_is_read_as_it_is_written() -> None:
-    old, new = (plan(*USUAL, "hardware=rtx4090", f"plan.torch={torch}").iloc[0] for torch in ("2.1", "2.10"))
+    old, new = (
+        plan(*USUAL, "hardware=rtx4090", f"plan.torch={torch}").iloc[0]
+        for torch in ("2.1", "2.10")
+    )
     assert old["seconds"] > 1.03 * new["seconds"]
     assert new["high"] / new["low"] > old["high"] / old["low"]
     assert "since 2.4" in new["evidence"]
@@ -275,7 +389,13 @@ def test_a_version_of_pytorch_is_read_as_it_is_written() -> None:
 
 class TestAMeasurementOfOnesOwn:
     H200 = "outputs/records/nvidia-h200/sd15_processes"
-    WORK = ("model=sd15", "model.weights=random", "scheduler=euler", "workload.steps=25", "hardware=h200")
+    WORK = (
+        "model=sd15",
+        "model.weights=random",
+        "scheduler=euler",
+        "workload.steps=25",
+        "hardware=h200",
+    )
 
     @pytest.mark.parametrize(
         ("options", "seconds"),
@@ -286,7 +406,9 @@ class TestAMeasurementOfOnesOwn:
         ],
     )
     @pytest.mark.slow
-    def test_narrows_predictions_and_holds_what_was_measured(self, options: tuple[str, ...], seconds: float) -> None:
+    def test_narrows_predictions_and_holds_what_was_measured(
+        self, options: tuple[str, ...], seconds: float
+    ) -> None:
         blind = plan(*self.WORK, *options).iloc[0]
         told = plan(*self.WORK, *options, f"plan.measured={ROOT / self.H200}").iloc[0]
         assert told["high"] / told["low"] < blind["high"] / blind["low"]
@@ -299,18 +421,34 @@ def test_this_machine_more_work_takes_longer_and_compilers_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = plan("hardware=cpu", "hardware.threads=1", "study=one_at_a_time", "study.options=[compiler:inductor]")
+    found = plan(
+        "hardware=cpu",
+        "hardware.threads=1",
+        "study=one_at_a_time",
+        "study.options=[compiler:inductor]",
+    )
     told = found.set_index("variant")
     assert 0.01 < told.loc["baseline", "seconds"] < 100
-    assert told.loc["baseline", "low"] < told.loc["baseline", "seconds"] < told.loc["baseline", "high"]
-    more = plan("hardware=cpu", "hardware.threads=1", "workload.steps=40", "workload.batch_size=2")
+    assert (
+        told.loc["baseline", "low"]
+        < told.loc["baseline", "seconds"]
+        < told.loc["baseline", "high"]
+    )
+    more = plan(
+        "hardware=cpu",
+        "hardware.threads=1",
+        "workload.steps=40",
+        "workload.batch_size=2",
+    )
     assert more["seconds"].iloc[0] > 2 * told.loc["baseline", "seconds"]
     assert "compiler" in told.loc["compiler=inductor", "reason"]
     [half] = plan("hardware=cpu", "precision=bf16")["reason"]
     assert "half types" in half
 
 
-def test_rates_of_this_machine_are_kept_and_the_highest_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_of_this_machine_are_kept_and_the_highest_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     rates = iter([cpu.CpuRates(1, 2, 3, 4, 5, 6), cpu.CpuRates(2, 1, 3, 5, 4, 6)])
     monkeypatch.setattr(cpu, "_measure", lambda: next(rates))

@@ -15,7 +15,10 @@ def truth(tmp_path: Path, *rows: dict[str, object]) -> Path:
     usual = {"source": "me:x", "gpu": "RTX 3060", "model": "SD 1.5", "width": 512, "height": 512, "steps": 20,
              "batch": 1, "precision": "fp16", "backend": "diffusers 0.30, torch 2.4", "metric": "latency_s",
              "value": 3.0, "unit": "s", "note": ""}  # fmt: skip
-    lines = [",".join(COLUMNS), *(",".join(f'"{(usual | row)[name]}"' for name in COLUMNS) for row in rows)]
+    lines = [
+        ",".join(COLUMNS),
+        *(",".join(f'"{(usual | row)[name]}"' for name in COLUMNS) for row in rows),
+    ]
     file = tmp_path / "truth.csv"
     file.write_text("\n".join(lines))
     return file
@@ -53,10 +56,18 @@ def test_a_card_is_found_by_its_names(written: str, card: str | None) -> None:
 
 def test_times_have_units(tmp_path: Path) -> None:
     assert one(tmp_path, value=3000, unit="ms").seconds == pytest.approx(3)
-    assert one(tmp_path, metric="steps_per_s", value=10, unit="it/s").seconds == pytest.approx(0.1)
-    assert one(tmp_path, metric="steps_times_batch_per_s", value=8, batch=4, unit="it/s").seconds == pytest.approx(10)
-    assert one(tmp_path, metric="images_per_s_per_accelerator", value=2, unit="img/s").seconds == pytest.approx(0.5)
-    assert one(tmp_path, metric="memory_reserved_gb", value=2.147483648, unit="GB (1e9)").gib == pytest.approx(2)
+    assert one(
+        tmp_path, metric="steps_per_s", value=10, unit="it/s"
+    ).seconds == pytest.approx(0.1)
+    assert one(
+        tmp_path, metric="steps_times_batch_per_s", value=8, batch=4, unit="it/s"
+    ).seconds == pytest.approx(10)
+    assert one(
+        tmp_path, metric="images_per_s_per_accelerator", value=2, unit="img/s"
+    ).seconds == pytest.approx(0.5)
+    assert one(
+        tmp_path, metric="memory_reserved_gb", value=2.147483648, unit="GB (1e9)"
+    ).gib == pytest.approx(2)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +87,9 @@ def test_times_have_units(tmp_path: Path) -> None:
         {"backend": "my own code"},
     ],
 )
-def test_what_is_unknown_is_refused_with_a_reason(tmp_path: Path, row: dict[str, object]) -> None:
+def test_what_is_unknown_is_refused_with_a_reason(
+    tmp_path: Path, row: dict[str, object]
+) -> None:
     figures, refusals = read_figures(truth(tmp_path, row))
     assert not figures
     assert len(refusals) == 1
@@ -85,7 +98,12 @@ def test_what_is_unknown_is_refused_with_a_reason(tmp_path: Path, row: dict[str,
 def test_software_is_sorted_by_words() -> None:
     web = Software.read("a1111, doggettx, torch 1.13", "fp16 autocast")
     assert isinstance(web, Software)
-    assert (web.application, web.split, web.attention, web.torch) == ("web", True, SCORES, (1, 13))
+    assert (web.application, web.split, web.attention, web.torch) == (
+        "web",
+        True,
+        SCORES,
+        (1, 13),
+    )
     engine = Software.read("TensorRT 10.2.0, CUDA 12.4", "fp8 UNet")
     assert isinstance(engine, Software)
     assert engine.launcher == "engine"
@@ -95,7 +113,9 @@ def test_software_is_sorted_by_words() -> None:
 
 
 class TestCheck:
-    def test_a_file_with_anything_in_it_is_checked(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_file_with_anything_in_it_is_checked(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         file = truth(tmp_path, {}, {"gpu": "Banana 9000"}, {"gpu": "RTX 5090", "value": 1.2}, {"value": "?"},
                      {"metric": "memory_reserved_gb", "value": 3.2, "unit": "GB"})  # fmt: skip
         assert main(["--check", str(file)]) == 0
@@ -105,19 +125,25 @@ class TestCheck:
         assert "no data sheet" in shown
         assert "memory, reserved" in shown
 
-    def test_a_device_is_predicted_without_its_own_figures(self, tmp_path: Path) -> None:
+    def test_a_device_is_predicted_without_its_own_figures(
+        self, tmp_path: Path
+    ) -> None:
         from sdopt.apps.foresight.check import check
         from sdopt.apps.foresight.latency import coefficients
 
         def predicted(value: float, by: str) -> float:
-            found = check(*read_figures(truth(tmp_path, {"value": value})), coefficients(), by)
+            found = check(
+                *read_figures(truth(tmp_path, {"value": value})), coefficients(), by
+            )
             return float(found.rows[0]["predicted"])
 
         assert predicted(3.0, "chip") == pytest.approx(predicted(30.0, "chip"))
         assert np.isfinite(predicted(3.0, "generation"))
         assert predicted(3.0, "generation") != predicted(3.0, "chip")
 
-    def test_bad_files_end_with_one_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_bad_files_end_with_one_line(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         (tmp_path / "bad.csv").write_text("gpu,value\nT4,1\n")
         assert main(["--check", str(tmp_path / "bad.csv")]) == UsageError.exit_code
         assert main(["--check", str(tmp_path / "missing.csv")]) == UsageError.exit_code

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from sdopt.apps.foresight.fitting import left_out
-from sdopt.apps.foresight.latency import BOTH, Case, Coefficients, Costs, RateTable, coefficients
+from sdopt.apps.foresight.latency import (
+    BOTH,
+    Case,
+    Coefficients,
+    Costs,
+    RateTable,
+    coefficients,
+)
 from sdopt.apps.foresight.memory import blueprint, footprint
 from sdopt.apps.foresight.plan import plan_of
 from sdopt.apps.foresight.published import Figure, publisher_of
@@ -47,7 +54,11 @@ def seconds(card: str, software: Software, step: Costs = STEP) -> float:
 class TestTime:
     @pytest.mark.parametrize(
         ("card", "software", "published"),
-        [("h100", EAGER, (6.5, 6.8)), ("h100", COMPILED, (4.2, 4.6)), ("l20", EAGER, (23, 26.5))],
+        [
+            ("h100", EAGER, (6.5, 6.8)),
+            ("h100", COMPILED, (4.2, 4.6)),
+            ("l20", EAGER, (23, 26.5)),
+        ],
     )
     def test_flux_takes_about_what_publishers_say(
         self, card: str, software: Software, published: tuple[float, float]
@@ -55,9 +66,15 @@ class TestTime:
         low, high = published
         assert 0.85 * low < seconds(card, software) < 1.15 * high
 
-    def test_eight_bits_are_faster_compiled_and_unpacked_weights_slower_without_a_compiler(self) -> None:
-        assert seconds("h100", replace(COMPILED, precision="fp8")) < 0.9 * seconds("h100", COMPILED)
-        assert seconds("h100", replace(EAGER, stored=True)) > 1.05 * seconds("h100", EAGER)
+    def test_eight_bits_are_faster_compiled_and_unpacked_weights_slower_without_a_compiler(
+        self,
+    ) -> None:
+        assert seconds("h100", replace(COMPILED, precision="fp8")) < 0.9 * seconds(
+            "h100", COMPILED
+        )
+        assert seconds("h100", replace(EAGER, stored=True)) > 1.05 * seconds(
+            "h100", EAGER
+        )
 
     def test_no_peak_of_geforce_is_doubled(self) -> None:
         """Products of bfloat16 accumulate in float32: a step takes no less than its operations at that peak."""
@@ -66,9 +83,13 @@ class TestTime:
         assert seconds("rtx4090", COMPILED) > 28 * 74.4 / peak
 
     def test_attention_is_quadratic_in_tokens(self) -> None:
-        small, large = (denoiser_costs(TINY, (side, side), 24, False) for side in (512, 1024))
+        small, large = (
+            denoiser_costs(TINY, (side, side), 24, False) for side in (512, 1024)
+        )
         tokens = [side * side / 16**2 + 24 for side in (512, 1024)]
-        assert large.attention / small.attention == pytest.approx((tokens[1] / tokens[0]) ** 2, rel=0.02)
+        assert large.attention / small.attention == pytest.approx(
+            (tokens[1] / tokens[0]) ** 2, rel=0.02
+        )
         assert large.products / small.products < 1.1 * tokens[1] / tokens[0]
         assert small.convolutions == 0
 
@@ -80,34 +101,61 @@ class TestTime:
 
 
 class TestMemory:
-    def test_weights_are_those_of_the_published_networks_with_shared_ones_once(self) -> None:
+    def test_weights_are_those_of_the_published_networks_with_shared_ones_once(
+        self,
+    ) -> None:
         klein = weights_in(ARCHITECTURES / "flux2_klein_4b", Storage(), torch.bfloat16)
         assert klein["transformer"] == pytest.approx(7.219, abs=0.01)
         pixart = weights_in(ARCHITECTURES / "pixart_sigma", Storage(), torch.bfloat16)
         assert pixart["text_encoder"] == pytest.approx(8.87, abs=0.01)
         # transformers keeps the second layers of T5 in float32 beside float16.
         half = weights_in(ARCHITECTURES / "pixart_sigma", Storage(), torch.float16)
-        assert half["text_encoder"] - pixart["text_encoder"] == pytest.approx(1.875, abs=0.01)
-        packed = weights_in(ARCHITECTURES / "pixart_sigma", Storage("int8", "int8"), torch.float16)
+        assert half["text_encoder"] - pixart["text_encoder"] == pytest.approx(
+            1.875, abs=0.01
+        )
+        packed = weights_in(
+            ARCHITECTURES / "pixart_sigma", Storage("int8", "int8"), torch.float16
+        )
         assert sum(packed.values()) == pytest.approx(5.36, rel=0.02)
 
-    def test_model_offloading_holds_an_encoder_more_where_both_branches_are_encoded(self) -> None:
+    def test_model_offloading_holds_an_encoder_more_where_both_branches_are_encoded(
+        self,
+    ) -> None:
         family = family_named("StableDiffusion3Pipeline")
-        weights = {"text_encoder": 0.23, "text_encoder_2": 1.29, "text_encoder_3": 10.75}
+        weights = {
+            "text_encoder": 0.23,
+            "text_encoder_2": 1.29,
+            "text_encoder_3": 10.75,
+        }
         assert encoder_stage(family, weights, both=True) == pytest.approx(12.04)
         assert encoder_stage(family, weights, both=False) == pytest.approx(10.75)
 
     def test_quantizing_on_the_card_needs_all_weights_there_first(self) -> None:
         with composer_of(["model=emoji_dit"]) as composer:
-            whole, packed = (composer.variant(None, choices) for choices in ([], ["precision=int8_torchao"]))
-            plans = [blueprint(variant, variant.shapes[0]) for variant in (whole, packed)]
+            whole, packed = (
+                composer.variant(None, choices)
+                for choices in ([], ["precision=int8_torchao"])
+            )
+            plans = [
+                blueprint(variant, variant.shapes[0]) for variant in (whole, packed)
+            ]
         assert plans[1].weights["transformer"] < plans[0].weights["transformer"]
-        assert footprint(packed, plans[1]).floor >= plans[1].loading > sum(plans[1].weights.values())
+        assert (
+            footprint(packed, plans[1]).floor
+            >= plans[1].loading
+            > sum(plans[1].weights.values())
+        )
 
     def test_guidance_of_two_calls_doubles_a_step_and_not_its_memory(self) -> None:
         with composer_of(["model=emoji_dit"]) as composer:
-            one_branch, two = (composer.variant(None, [f"workload.guidance_scale={scale}"]) for scale in (1, 4))
-            plans = [blueprint(variant, Shape(64, 1)).denoiser for variant in (one_branch, two)]
+            one_branch, two = (
+                composer.variant(None, [f"workload.guidance_scale={scale}"])
+                for scale in (1, 4)
+            )
+            plans = [
+                blueprint(variant, Shape(64, 1)).denoiser
+                for variant in (one_branch, two)
+            ]
         assert plans[1].products == pytest.approx(2 * plans[0].products)
         assert plans[1].peak == plans[0].peak
 
@@ -141,7 +189,13 @@ class TestPublished:
     @pytest.fixture
     def figure(self, tmp_path: Path) -> Callable[..., Figure]:
         def made(**row: object) -> Figure:
-            usual = {"model": "FLUX.1 dev", "gpu": "L20", "width": 1024, "height": 1024, "precision": "bf16"}
+            usual = {
+                "model": "FLUX.1 dev",
+                "gpu": "L20",
+                "width": 1024,
+                "height": 1024,
+                "precision": "bf16",
+            }
             return one(tmp_path, **(usual | {"backend": "diffusers eager"} | row))
 
         return made
@@ -152,11 +206,25 @@ class TestPublished:
         assert figure(model="SD 3 medium").work.samples == 2
         assert figure(model="Z-Image-Turbo").work.samples == 1
 
-    def test_precision_and_storage_are_read(self, figure: Callable[..., Figure]) -> None:
-        fast = figure(precision="bf16, fp8 dynamic per row", backend="torch 2.6, compile max-autotune").software
-        assert (fast.precision, fast.compiled, fast.graphs, fast.stored) == ("fp8", True, True, False)
+    def test_precision_and_storage_are_read(
+        self, figure: Callable[..., Figure]
+    ) -> None:
+        fast = figure(
+            precision="bf16, fp8 dynamic per row",
+            backend="torch 2.6, compile max-autotune",
+        ).software
+        assert (fast.precision, fast.compiled, fast.graphs, fast.stored) == (
+            "fp8",
+            True,
+            True,
+            False,
+        )
         alone = figure(precision="bf16, int8 weight-only")
-        assert (alone.software.precision, alone.software.stored, alone.work.storage.denoiser) == ("bf16", True, "int8")
+        assert (
+            alone.software.precision,
+            alone.software.stored,
+            alone.work.storage.denoiser,
+        ) == ("bf16", True, "int8")
 
     @pytest.mark.parametrize(
         "row",
@@ -170,12 +238,18 @@ class TestPublished:
             {"precision": "int3"},
         ],
     )
-    def test_what_cannot_be_told_is_refused(self, figure: Callable[..., Figure], row: dict[str, object]) -> None:
+    def test_what_cannot_be_told_is_refused(
+        self, figure: Callable[..., Figure], row: dict[str, object]
+    ) -> None:
         with pytest.raises(ValueError, match="not enough values"):
             figure(**row)
 
-    def test_memory_of_a_figure_is_near_its_weights_and_activations(self, figure: Callable[..., Figure]) -> None:
-        assert figure(metric="gpu_memory_gb", unit="GB", value=33.8).memory == "allocated"
+    def test_memory_of_a_figure_is_near_its_weights_and_activations(
+        self, figure: Callable[..., Figure]
+    ) -> None:
+        assert (
+            figure(metric="gpu_memory_gb", unit="GB", value=33.8).memory == "allocated"
+        )
 
 
 def test_repositories_of_one_owner_are_one_publisher() -> None:
@@ -183,9 +257,13 @@ def test_repositories_of_one_owner_are_one_publisher() -> None:
     assert publisher_of("https://hub.example/you/model") == "hub.example/you"
 
 
-def test_chip_and_publisher_are_left_out_together_and_the_chip_of_an_unknown_publisher() -> None:
+def test_chip_and_publisher_are_left_out_together_and_the_chip_of_an_unknown_publisher() -> (
+    None
+):
     alone, pair, all_of_them = (np.full(3, value) for value in (1.0, 2.0, 3.0))
-    found = Coefficients(all_of_them, {"chip": {"AD102": alone}, "both": {f"AD102{BOTH}me": pair}})
+    found = Coefficients(
+        all_of_them, {"chip": {"AD102": alone}, "both": {f"AD102{BOTH}me": pair}}
+    )
     assert found.left_out("both", f"AD102{BOTH}me") is pair
     assert found.left_out("both", f"AD102{BOTH}new") is alone
     assert found.left_out("both", f"new{BOTH}new") is all_of_them
@@ -193,5 +271,13 @@ def test_chip_and_publisher_are_left_out_together_and_the_chip_of_an_unknown_pub
 
 
 def test_a_file_of_figures_of_transformers_is_read(tmp_path: Path) -> None:
-    figure = one(tmp_path, gpu="A800", model="FLUX.1 dev", width=1024, height=1024, precision="bf16", backend="eager")
+    figure = one(
+        tmp_path,
+        gpu="A800",
+        model="FLUX.1 dev",
+        width=1024,
+        height=1024,
+        precision="bf16",
+        backend="eager",
+    )
     assert figure.card == "a800"

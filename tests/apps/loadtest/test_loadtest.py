@@ -14,7 +14,15 @@ import pytest
 
 from sdopt.apps.loadtest.charts import page_of
 from sdopt.apps.loadtest.config import load_config
-from sdopt.apps.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate, answer_of, blocks_of, page_table
+from sdopt.apps.loadtest.record import (
+    LoadRecord,
+    LoadRow,
+    Predicted,
+    Replicate,
+    answer_of,
+    blocks_of,
+    page_table,
+)
 from sdopt.apps.traffic.figures import Window, window_of
 from sdopt.apps.traffic.generator import PATH, SendSchedule, Sent, generate
 from sdopt.config.composer import composer_of
@@ -30,7 +38,9 @@ from tests.command import SMOKE, Finished, refused, sdopt
 from tests.fakes import Fakes, failing
 
 QUICK = ("load.requests=12", "load.limit_s=5", "load.lag_ms=60000")
-SMALL = [each for each in SMOKE if each.startswith(("hardware", "tracking", "workload.s"))]
+SMALL = [
+    each for each in SMOKE if each.startswith(("hardware", "tracking", "workload.s"))
+]
 
 
 def load_test(cwd: Path, *arguments: str, fakes: Fakes) -> Finished:
@@ -38,7 +48,9 @@ def load_test(cwd: Path, *arguments: str, fakes: Fakes) -> Finished:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "sdopt.apps.loadtest.command.WorkerProcess",
-            lambda context, device, timeout_s, variant, log, scratch: fakes(variant, log, scratch, _none, _none),
+            lambda context, device, timeout_s, variant, log, scratch: fakes(
+                variant, log, scratch, _none, _none
+            ),
         )
         return sdopt(cwd, "load-test", *SMALL, *arguments)
 
@@ -49,16 +61,30 @@ def _none(_: object) -> None:
 
 class TestTheCommand:
     @pytest.mark.slow
-    def test_compares_policies_and_leaves_out_a_row_that_cannot_be_served(self, tmp_path: Path) -> None:
+    def test_compares_policies_and_leaves_out_a_row_that_cannot_be_served(
+        self, tmp_path: Path
+    ) -> None:
         fakes = Fakes({"precision=bf16": failing(Status.OUT_OF_MEMORY)}, render_s=0.02)
-        work = ("precision=bf16", "workload.batch_size=[1,2]", "load.replicates=2", "load.rates=[40]")
-        found = load_test(tmp_path, *QUICK, *work, "load.interference=null", fakes=fakes)
+        work = (
+            "precision=bf16",
+            "workload.batch_size=[1,2]",
+            "load.replicates=2",
+            "load.rates=[40]",
+        )
+        found = load_test(
+            tmp_path, *QUICK, *work, "load.interference=null", fakes=fakes
+        )
         assert found.code == 3, found.shown
         assert "precision=bf16, single: not measured to the end" in found.shown
-        assert len(fakes.started) == 6, "two policies, two processes of each; those that fail are tried once"
+        assert len(fakes.started) == 6, (
+            "two policies, two processes of each; those that fail are tried once"
+        )
         [path] = (tmp_path / "outputs" / "load" / "load").glob("*/load.json")
         *measured, failed, failed_too = json.loads(path.read_text())["rows"]
-        assert [row["name"] for row in measured] == ["baseline, single", "baseline, greedy"]
+        assert [row["name"] for row in measured] == [
+            "baseline, single",
+            "baseline, greedy",
+        ]
         for row in measured:
             assert [len(each["windows"]) for each in row["replicates"]] == [1, 1]
             assert row["service_s"]["1"] >= 0.02
@@ -68,12 +94,22 @@ class TestTheCommand:
         assert "of the requests within 5 s" in found.shown
         assert max(len(seeds) for seeds, *_ in fakes.rendered) > 1
 
-    def test_an_address_that_gives_no_image_is_no_slow_server(self, tmp_path: Path) -> None:
+    def test_an_address_that_gives_no_image_is_no_slow_server(
+        self, tmp_path: Path
+    ) -> None:
         found = sdopt(
-            tmp_path, "load-test", "url=http://me:key@127.0.0.1:9", "load.rates=[1]", "load.limit_s=1", "tracking=none"
+            tmp_path,
+            "load-test",
+            "url=http://me:key@127.0.0.1:9",
+            "load.rates=[1]",
+            "load.limit_s=1",
+            "tracking=none",
         )
         assert found.code == 3
-        assert "load.url=http://me:***@127.0.0.1:9: a first request got no image (status 0: Cannot conn" in found.shown
+        assert (
+            "load.url=http://me:***@127.0.0.1:9: a first request got no image (status 0: Cannot conn"
+            in found.shown
+        )
 
     def test_a_server_that_ends_is_said_and_what_was_measured_is_kept(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -82,30 +118,58 @@ class TestTheCommand:
 
         def answered(schedule: SendSchedule, _started: Any = None) -> list[Sent]:
             asked.append(schedule)
-            return [Sent(t, t, t + 0.1, 200 if len(asked) < 3 else 0, said="gone") for t in schedule.times_s]
+            return [
+                Sent(t, t, t + 0.1, 200 if len(asked) < 3 else 0, said="gone")
+                for t in schedule.times_s
+            ]
 
         monkeypatch.setattr("sdopt.apps.loadtest.run.generate", answered)
-        words = ["load.rates=[1,2]", "load.limit_s=1", "load.requests=10", "tracking=none", f"load.folder={tmp_path}"]
+        words = [
+            "load.rates=[1,2]",
+            "load.limit_s=1",
+            "load.requests=10",
+            "tracking=none",
+            f"load.folder={tmp_path}",
+        ]
         found = sdopt(tmp_path, "load-test", "url=http://127.0.0.1:9/v1", *words)
         assert found.code == 3
-        assert {each.address for each in asked} == {"http://127.0.0.1:9/v1/images/generations"}
+        assert {each.address for each in asked} == {
+            "http://127.0.0.1:9/v1/images/generations"
+        }
         assert "a last request got no image (status 0: gone)" in found.shown
         [path] = tmp_path.rglob("load.json")
         [row] = json.loads(path.read_text())["rows"]
         assert [len(each["windows"]) for each in row["replicates"]] == [2]
 
-    def test_a_preset_says_first_what_cannot_be_served_here(self, tmp_path: Path) -> None:
-        preset = ["experiment=lightning_serving", "model=emoji", "hardware=cpu", "tracking=none"]
-        found = sdopt(tmp_path, "load-test", *preset, "load.duration_s=60", "dry_run=true")
+    def test_a_preset_says_first_what_cannot_be_served_here(
+        self, tmp_path: Path
+    ) -> None:
+        preset = [
+            "experiment=lightning_serving",
+            "model=emoji",
+            "hardware=cpu",
+            "tracking=none",
+        ]
+        found = sdopt(
+            tmp_path, "load-test", *preset, "load.duration_s=60", "dry_run=true"
+        )
         assert found.code == 0, found.shown
         assert "float32, single: is served" in found.shown
-        assert "CUDA graphs, single: cannot be served here: compiler=cuda_graphs: a CUDA graph needs" in found.shown
+        assert (
+            "CUDA graphs, single: cannot be served here: compiler=cuda_graphs: a CUDA graph needs"
+            in found.shown
+        )
         assert "72 windows, each of 100 requests or more, 60 s or longer" in found.shown
         assert not (tmp_path / "outputs").exists()
 
     def test_the_rules_of_mlperf(self, tmp_path: Path) -> None:
-        (tmp_path / "captions.tsv").write_text("id\tcaption\n1\ta red apple\n2\ta dog\n")
-        given = ["experiment=mlperf_sdxl_server", f"workload.prompts={tmp_path / 'captions.tsv'}"]
+        (tmp_path / "captions.tsv").write_text(
+            "id\tcaption\n1\ta red apple\n2\ta dog\n"
+        )
+        given = [
+            "experiment=mlperf_sdxl_server",
+            f"workload.prompts={tmp_path / 'captions.tsv'}",
+        ]
         load, policies, others = load_config([*given, "load.replicates=1"])
         assert (load.limit_s, load.early_stopping, load.replicates) == (20, True, 1)
         assert list(policies) == ["single", "greedy"]
@@ -113,7 +177,11 @@ class TestTheCommand:
         assert others == [*given, "~load"]
         with composer_of(others) as composer:
             [baseline, *_] = composer.current.study.plan(composer).variants
-        assert (baseline.model.name, baseline.workload.steps, baseline.guidance_scale) == ("sdxl", 20, 8)
+        assert (
+            baseline.model.name,
+            baseline.workload.steps,
+            baseline.guidance_scale,
+        ) == ("sdxl", 20, 8)
         assert set(baseline.prompts) == {"a red apple", "a dog"}
 
     def test_policies_are_compared_once(self) -> None:
@@ -146,7 +214,10 @@ class TestTheCommand:
         found = load_test(tmp_path, *given, fakes=Fakes(render_s=0.02))
         assert found.code == 0, found.shown
         assert found.shown.count("other work took") == 4
-        assert "disturbed by other work: 1 of 2 windows, by up to 20 % of the worker's processor time" in found.shown
+        assert (
+            "disturbed by other work: 1 of 2 windows, by up to 20 % of the worker's processor time"
+            in found.shown
+        )
         assert next(shares, None) is None
 
     @pytest.mark.parametrize(
@@ -154,7 +225,13 @@ class TestTheCommand:
         [
             (
                 [
-                    *("hardware=cpu", "gate=default", "serving.queue=3", "load.policies=[fast]", "load.ladder=[0]"),
+                    *(
+                        "hardware=cpu",
+                        "gate=default",
+                        "serving.queue=3",
+                        "load.policies=[fast]",
+                        "load.ladder=[0]",
+                    ),
                     *("load.arrivals=nowhere", "load.early_stopping=true"),
                 ],
                 [
@@ -174,49 +251,100 @@ class TestTheCommand:
                     "precision=bf16: has no effect with load.url",
                 ],
             ),
-            (["hardware=cpu", "precision=tf32"], ["precision=tf32: TensorFloat-32 needs a CUDA device"]),
-            (["hardware=cpu", "experiment=mlperf_sdxl_server"], ["workload.prompts=captions_source.tsv: "]),
+            (
+                ["hardware=cpu", "precision=tf32"],
+                ["precision=tf32: TensorFloat-32 needs a CUDA device"],
+            ),
+            (
+                ["hardware=cpu", "experiment=mlperf_sdxl_server"],
+                ["workload.prompts=captions_source.tsv: "],
+            ),
         ],
     )
-    def test_mistakes_are_said_at_once(self, tmp_path: Path, arguments: list[str], said: list[str]) -> None:
+    def test_mistakes_are_said_at_once(
+        self, tmp_path: Path, arguments: list[str], said: list[str]
+    ) -> None:
         found = refused(tmp_path, "load-test", *arguments, says=said[0])
         assert [each for each in said if f"sdopt: {each}" not in found.err] == []
         assert not (tmp_path / "outputs").exists()
 
 
 def window(rate: float, attainment: float, p95_s: float = 0.4) -> Window:
-    return Window(rate, 100, rate, attainment, rate * attainment, 0.3, p95_s, None, 0.1, 0.2, 1.5, 0, 0, 0.001, False)
+    return Window(
+        rate,
+        100,
+        rate,
+        attainment,
+        rate * attainment,
+        0.3,
+        p95_s,
+        None,
+        0.1,
+        0.2,
+        1.5,
+        0,
+        0,
+        0.001,
+        False,
+    )
 
 
 def record(*most: list[float]) -> LoadRecord:
     """A record of rows whose attainment falls from 1 to 0.98 around a highest rate, one for each replicate."""
     rows = []
     for number, rates in enumerate(most):
-        row = LoadRow(f"row {number}", f"row {number}", "greedy", {1: 0.2, 4: 0.3}, [1.0, 2.0])
+        row = LoadRow(
+            f"row {number}", f"row {number}", "greedy", {1: 0.2, 4: 0.3}, [1.0, 2.0]
+        )
         for replicate, rate in enumerate(rates):
             windows = [window(rate - 0.5, 1.0), window(rate + 0.5, 0.98)]
-            row.replicates.append(Replicate(replicate, windows, [Predicted(rate - 0.5, 1.0, 0.1, 0.2, 0.3)]))
+            row.replicates.append(
+                Replicate(
+                    replicate, windows, [Predicted(rate - 0.5, 1.0, 0.1, 0.2, 0.3)]
+                )
+            )
         rows.append(row)
-    return LoadRecord("load", ["emoji"], "now", "sdopt load-test", 100, 0.99, 1.5, "poisson", 2.0, rows)
+    return LoadRecord(
+        "load",
+        ["emoji"],
+        "now",
+        "sdopt load-test",
+        100,
+        0.99,
+        1.5,
+        "poisson",
+        2.0,
+        rows,
+    )
 
 
 class TestTheAnswer:
     def test_is_the_ratio_of_the_same_traces(self) -> None:
         found = record([2.0, 4.0, 3.0], [4.2, 8.0, 6.1])
         said = answer_of(found)
-        assert re.match(r"row 1 carries 2\.04× \[1\.9\d, 2\.1\d\] the requests of row 0 with 99 % ", said), said
+        assert re.match(
+            r"row 1 carries 2\.04× \[1\.9\d, 2\.1\d\] the requests of row 0 with 99 % ",
+            said,
+        ), said
         assert found.figures[1].gap == pytest.approx(2)
 
     def test_does_not_claim_what_the_interval_does_not_show(self) -> None:
-        assert "the interval includes 1" in answer_of(record([2.0, 4.0, 3.0], [4.2, 3.0, 3.5]))
+        assert "the interval includes 1" in answer_of(
+            record([2.0, 4.0, 3.0], [4.2, 3.0, 3.5])
+        )
         assert "three replicates or more" in answer_of(record([2.0], [4.0]))
 
     def test_of_a_bound_is_none(self) -> None:
         found = record([2.0, 2.0, 2.0], [4.0, 4.0, 4.0])
         for replicate in found.rows[1].replicates:
             replicate.windows[1] = window(4.5, 1.0)
-        assert answer_of(found).startswith("row 1 carries at least 2.25× the requests of row 0 with 99 % ")
-        assert "more than 4.5 instead of 2 [2, 2] a second; the rates do not bracket it" in answer_of(found)
+        assert answer_of(found).startswith(
+            "row 1 carries at least 2.25× the requests of row 0 with 99 % "
+        )
+        assert (
+            "more than 4.5 instead of 2 [2, 2] a second; the rates do not bracket it"
+            in answer_of(found)
+        )
 
     def test_two_bounds_have_no_ratio(self) -> None:
         found = record([2.0, 2.0, 2.0], [4.0, 4.0, 4.0])
@@ -251,17 +379,24 @@ class TestTheAnswer:
         linked = record([2.0], [4.0])
         assert "links" not in written(blocks_of(linked))
         replicate = linked.rows[1].replicates[0]
-        replicate.windows = [replace(window, link_s=0.25) for window in replicate.windows]
-        assert "row 1 answers with links: an image counts once it is fetched, which takes 0.25 s" in written(
-            blocks_of(linked)
+        replicate.windows = [
+            replace(window, link_s=0.25) for window in replicate.windows
+        ]
+        assert (
+            "row 1 answers with links: an image counts once it is fetched, which takes 0.25 s"
+            in written(blocks_of(linked))
         )
 
     def test_says_that_images_are_repeated(self) -> None:
         cached = record([2.0], [4.0])
         assert "cache" not in written(blocks_of(cached))
         replicate = cached.rows[1].replicates[0]
-        replicate.windows = [replace(window, repeated=40) for window in replicate.windows]
-        assert "row 1: 80 of 200 images are the same as another one" in written(blocks_of(cached))
+        replicate.windows = [
+            replace(window, repeated=40) for window in replicate.windows
+        ]
+        assert "row 1: 80 of 200 images are the same as another one" in written(
+            blocks_of(cached)
+        )
 
     def test_claims_seeds_sizes_and_intervals_only_as_they_were(self) -> None:
         found = record([2.0, 4.0, 3.0])
@@ -269,7 +404,8 @@ class TestTheAnswer:
         assert "pixels" not in written(blocks_of(found))
         for replicate in row.replicates:
             replicate.windows = [
-                replace(window, repeated=1, sizes=["32x32"], most_images=4) for window in replicate.windows
+                replace(window, repeated=1, sizes=["32x32"], most_images=4)
+                for window in replicate.windows
             ]
         row.asked_size, row.own_seeds = "64x64", False
         text = written(blocks_of(found))
@@ -278,7 +414,9 @@ class TestTheAnswer:
         assert "up to 4 images" in text
         assert "two-sided" in text
         for replicate in row.replicates:
-            replicate.windows = [replace(window, attainment=1.0) for window in replicate.windows]
+            replicate.windows = [
+                replace(window, attainment=1.0) for window in replicate.windows
+            ]
         assert "no intervals" in written(blocks_of(found)), "bounds have none"
 
     def test_is_shown_everywhere(self) -> None:
@@ -294,9 +432,14 @@ class TestTheAnswer:
             for chart in section.blocks
             if isinstance(chart, Chart)
         }
-        assert [name for name, _ in charts["latency"]] == ["95th", "50th"], "100 requests give no 99th percentile"
+        assert [name for name, _ in charts["latency"]] == ["95th", "50th"], (
+            "100 requests give no 99th percentile"
+        )
         assert [name for name, _ in charts["parts"]] == ["row 1", "row 0"]
-        assert [name for name, _ in charts["batches"]] == ["images a second", "seconds of a call"]
+        assert [name for name, _ in charts["batches"]] == [
+            "images a second",
+            "seconds of a call",
+        ]
         assert "goodput" in charts
 
     def test_stands_in_a_page(self, tmp_path: Path) -> None:
@@ -307,7 +450,9 @@ class TestTheAnswer:
         assert f"**{answer_of(found)}**" in text
         assert "| row 1 |" in text
         (tmp_path / "load.json").write_text("{}")
-        with pytest.raises(UsageError, match=r"load\.json: is no load test that can be read"):
+        with pytest.raises(
+            UsageError, match=r"load\.json: is no load test that can be read"
+        ):
             LoadRecord.read(tmp_path)
 
     def test_names_energy_and_cost_or_why_there_is_none(self) -> None:
@@ -316,11 +461,18 @@ class TestTheAnswer:
         assert "| 0.222 |" in text, "2 an hour, and 2.5 images a second"
         assert text.count("energy: not measured here") == 1
         for replicate in found.rows[0].replicates:
-            replicate.windows = [replace(each, image_j=30.0) for each in replicate.windows]
+            replicate.windows = [
+                replace(each, image_j=30.0) for each in replicate.windows
+            ]
         text = written(blocks_of(replace(found, price_per_hour=None)))
         assert "| 30 kJ |" in text
         assert "energy: not" not in text
-        assert text.count("cost: not measured here, since hardware.price_per_hour is not given") == 1
+        assert (
+            text.count(
+                "cost: not measured here, since hardware.price_per_hour is not given"
+            )
+            == 1
+        )
 
 
 @pytest.mark.slow
@@ -332,19 +484,39 @@ def test_overload_is_refused_and_harms_nobody(served: Variant, tmp_path: Path) -
     figures: list[Any] = []
 
     def memory() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(
+            "SC_PAGESIZE"
+        )
 
     async def scenario(client: Client) -> None:
         await client.draw(1)
         before = memory()
-        bodies = [{"prompt": "a red apple", "seed": number} for number in range(len(times))]
+        bodies = [
+            {"prompt": "a red apple", "seed": number} for number in range(len(times))
+        ]
         address = "http://{}:{}".format(*client.address) + PATH
-        sent = await asyncio.to_thread(generate, SendSchedule(address, times, bodies, 30))
+        sent = await asyncio.to_thread(
+            generate, SendSchedule(address, times, bodies, 30)
+        )
         # Of a busy machine, a call takes longer.
-        metrics = dict(line.rsplit(" ", 1) for line in (await client.get("/metrics"))[1].splitlines() if line[0] != "#")
-        took_s = float(metrics["sdopt_busy_seconds_total"]) / float(metrics["sdopt_call_images_count"])
+        metrics = dict(
+            line.rsplit(" ", 1)
+            for line in (await client.get("/metrics"))[1].splitlines()
+            if line[0] != "#"
+        )
+        took_s = float(metrics["sdopt_busy_seconds_total"]) / float(
+            metrics["sdopt_call_images_count"]
+        )
         worst_s = 1.1 * (math.ceil(queue / largest) + 1) * took_s + 0.05
-        figures.extend([sent, window_of(sent, 2 * capacity, worst_s, 0.02), memory() - before, took_s, worst_s])
+        figures.extend(
+            [
+                sent,
+                window_of(sent, 2 * capacity, worst_s, 0.02),
+                memory() - before,
+                took_s,
+                worst_s,
+            ]
+        )
 
     during(scenario, served, tmp_path, Fakes(render_s=call_s), queue=queue)
     sent, found, grown, took_s, worst_s = figures

@@ -17,24 +17,40 @@ from tests.fixtures import Composers
         ("task:img2img", "task.kind is img2img"),
     ],
 )
-def test_other_images_are_refused_before_anything_is_served(option: str, said: str) -> None:
-    words = ["study=one_at_a_time", f"study.options=[{option}]", "tracking=none", "workload.batch_size=1"]
+def test_other_images_are_refused_before_anything_is_served(
+    option: str, said: str
+) -> None:
+    words = [
+        "study=one_at_a_time",
+        f"study.options=[{option}]",
+        "tracking=none",
+        "workload.batch_size=1",
+    ]
     with pytest.raises(UsageError, match=said):
         run(words, None, None, print)  # type: ignore[arg-type]  # nothing is started
 
 
 def record_of(chosen: list[str], unlike: list[str]) -> LoadRecord:
-    rows = [LoadRow("baseline, greedy", "baseline", "greedy"), LoadRow("it, greedy", "it", "greedy")]
+    rows = [
+        LoadRow("baseline, greedy", "baseline", "greedy"),
+        LoadRow("it, greedy", "it", "greedy"),
+    ]
     rows[1].chosen, rows[1].unlike = chosen, unlike
     return LoadRecord("load", [], "now", "", 10, 0.9, 1.0, "poisson", None, rows)
 
 
-def test_another_model_comes_before_the_answer_and_choices_below_it(composer: Composers) -> None:
+def test_another_model_comes_before_the_answer_and_choices_below_it(
+    composer: Composers,
+) -> None:
     made = composer(["tracking=none", "workload.size=512"])
     baseline = made.variant("baseline")
     other = made.variant("it", ["model=sd_turbo", "workload.steps=1"])
     record = record_of(*_work_beside(other, baseline))
-    assert answer_of(record).startswith("Not the same work: it, greedy: model emoji → stabilityai/sd-turbo.")
-    assert "it, greedy does other work by choice: workload.steps 25 → 1" in written(blocks_of(record))
+    assert answer_of(record).startswith(
+        "Not the same work: it, greedy: model emoji → stabilityai/sd-turbo."
+    )
+    assert "it, greedy does other work by choice: workload.steps 25 → 1" in written(
+        blocks_of(record)
+    )
     assert _work_beside(made.variant("it", ["precision=bf16"]), baseline) == ([], [])
     assert "work" not in answer_of(record_of([], []))

@@ -26,7 +26,10 @@ IMAGE = b'{"created": 1, "data": [{"b64_json": "iVBORw0KGgo="}]}'
         ("http://h/v1/", "http://h/v1/images/generations"),
         ("http://h/api/v3", "http://h/api/v3/images/generations"),
         ("http://h/proxy", "http://h/proxy/v1/images/generations"),
-        ("https://h/openai/images/generations?api-version=1", "https://h/openai/images/generations?api-version=1"),
+        (
+            "https://h/openai/images/generations?api-version=1",
+            "https://h/openai/images/generations?api-version=1",
+        ),
         ("https://h/v1?a=b", "https://h/v1/images/generations?a=b"),
     ],
 )
@@ -53,7 +56,9 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((self.path, dict(self.headers), body))
         key = self.headers.get("Authorization", "")
         right = key == f"Bearer {KEY}" and body.get("model") == "mine"
-        content = IMAGE if right else f'{{"error": "wrong model, or key {key}"}}'.encode()
+        content = (
+            IMAGE if right else f'{{"error": "wrong model, or key {key}"}}'.encode()
+        )
         self.send_response(200 if right else 401)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -72,12 +77,28 @@ def strict() -> Iterator[Strict]:
 
 
 @pytest.mark.slow
-def test_a_key_reaches_the_server_and_no_file(strict: Strict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_reaches_the_server_and_no_file(
+    strict: Strict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     site = f"url=http://127.0.0.1:{strict.server_port}/openai/images/generations?api-version=1"
-    words = [site, "load.rates=[50]", "load.limit_s=5", "load.requests=10", "load.replicates=1", "load.lag_ms=60000"]
-    words += ["load.key=MY_KEY", "load.headers={x-team: a b,api-key: $MY_KEY}", "load.fields={seed: null,size: 64x64}"]
-    words += [f"tracking.uri=sqlite:///{tmp_path}/ml.db", f"tracking.artifacts={tmp_path}/artifacts"]
+    words = [
+        site,
+        "load.rates=[50]",
+        "load.limit_s=5",
+        "load.requests=10",
+        "load.replicates=1",
+        "load.lag_ms=60000",
+    ]
+    words += [
+        "load.key=MY_KEY",
+        "load.headers={x-team: a b,api-key: $MY_KEY}",
+        "load.fields={seed: null,size: 64x64}",
+    ]
+    words += [
+        f"tracking.uri=sqlite:///{tmp_path}/ml.db",
+        f"tracking.artifacts={tmp_path}/artifacts",
+    ]
     found = sdopt(tmp_path, "load-test", *words)
     assert found.code == 3
     assert "wrong model, or key Bearer ***" in found.shown
@@ -88,15 +109,36 @@ def test_a_key_reaches_the_server_and_no_file(strict: Strict, tmp_path: Path, mo
     assert path == "/openai/images/generations?api-version=1"
     assert (headers["api-key"], headers["x-team"]) == (KEY, "a b")
     assert (body["model"], body["size"], "seed" in body) == ("mine", "64x64", False)
-    assert not [file for file in tmp_path.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
+    assert not [
+        file
+        for file in tmp_path.rglob("*")
+        if file.is_file() and KEY.encode() in file.read_bytes()
+    ]
 
 
-def test_no_image_is_asked_for_twice(strict: Strict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_image_is_asked_for_twice(
+    strict: Strict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a server with a cache would answer all windows but the first from it."""
     monkeypatch.setenv("MY_KEY", KEY)
-    words = [f"url=http://127.0.0.1:{strict.server_port}?sig=7q-signed-q7", "load.rates=[40,50]", "load.limit_s=5"]
-    words += ["load.requests=10", "load.replicates=2", "load.lag_ms=60000", "load.key=MY_KEY", "load.model=mine"]
-    words += ["load.fields={x_token: $MY_KEY}", "load.arrivals=constant", "tracking=none", "load.folder=loads"]
+    words = [
+        f"url=http://127.0.0.1:{strict.server_port}?sig=7q-signed-q7",
+        "load.rates=[40,50]",
+        "load.limit_s=5",
+    ]
+    words += [
+        "load.requests=10",
+        "load.replicates=2",
+        "load.lag_ms=60000",
+        "load.key=MY_KEY",
+        "load.model=mine",
+    ]
+    words += [
+        "load.fields={x_token: $MY_KEY}",
+        "load.arrivals=constant",
+        "tracking=none",
+        "load.folder=loads",
+    ]
     found = sdopt(tmp_path, "load-test", *words, "workload.prompts=[a,b,c]")
     assert found.code == 0, found.shown
     seeds = [body["seed"] for _, _, body in strict.asked]
@@ -104,27 +146,51 @@ def test_no_image_is_asked_for_twice(strict: Strict, tmp_path: Path, monkeypatch
     assert strict.asked[-1][2]["x_token"] == KEY
     [folder] = {file.parent for file in tmp_path.rglob("load.json")}
     text = (folder / "load.md").read_text()
-    assert "39 of 40 images are the same as another one, though each request has a seed of its own" in text
+    assert (
+        "39 of 40 images are the same as another one, though each request has a seed of its own"
+        in text
+    )
     assert "with 3 prompts" in text
     assert "2 replicates, all with the same trace; no intervals" in text
     for secret in (KEY, "7q-signed-q7"):
-        assert not [file for file in folder.iterdir() if secret.encode() in file.read_bytes()]
+        assert not [
+            file for file in folder.iterdir() if secret.encode() in file.read_bytes()
+        ]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["load.key=NO_SUCH_NAME"], "load.key: is the name of an environment variable"),
-        (["load.headers={Api-Key: abc}"], "load.headers.Api-Key: would be written into the record"),
-        (["load.fields={api_key: abc}"], "load.fields.api_key: would be written into the record"),
-        (["load.headers={x: $NO_SUCH_NAME}"], "load.headers.x: the environment variable NO_SUCH_NAME is not set"),
-        (["load.fields={n: 4}"], "load.fields.n: figures are of requests for one image each"),
-        (["load.fields={prompt: x}"], "load.fields.prompt: workload.prompts has the prompts"),
+        (
+            ["load.headers={Api-Key: abc}"],
+            "load.headers.Api-Key: would be written into the record",
+        ),
+        (
+            ["load.fields={api_key: abc}"],
+            "load.fields.api_key: would be written into the record",
+        ),
+        (
+            ["load.headers={x: $NO_SUCH_NAME}"],
+            "load.headers.x: the environment variable NO_SUCH_NAME is not set",
+        ),
+        (
+            ["load.fields={n: 4}"],
+            "load.fields.n: figures are of requests for one image each",
+        ),
+        (
+            ["load.fields={prompt: x}"],
+            "load.fields.prompt: workload.prompts has the prompts",
+        ),
     ],
 )
-def test_what_would_be_recorded_or_has_no_effect_is_refused(words: list[str], said: str) -> None:
+def test_what_would_be_recorded_or_has_no_effect_is_refused(
+    words: list[str], said: str
+) -> None:
     def read() -> None:
-        load, *_ = load_config(["url=http://h", "load.rates=[1]", "load.limit_s=1", *words])
+        load, *_ = load_config(
+            ["url=http://h", "load.rates=[1]", "load.limit_s=1", *words]
+        )
         target_of(load, "http://h")
 
     with pytest.raises(UsageError, match=said):
@@ -132,12 +198,20 @@ def test_what_would_be_recorded_or_has_no_effect_is_refused(words: list[str], sa
 
 
 def test_a_key_given_by_mistake_is_not_shown(tmp_path: Path) -> None:
-    words = ["url=http://127.0.0.1:9", "load.rates=[1]", "load.limit_s=1", "tracking=none", f"load.key={KEY}"]
+    words = [
+        "url=http://127.0.0.1:9",
+        "load.rates=[1]",
+        "load.limit_s=1",
+        "tracking=none",
+        f"load.key={KEY}",
+    ]
     found = sdopt(tmp_path, "load-test", *words)
     assert found.code == 2
     assert KEY not in found.shown
 
 
 def test_keys_of_a_foreign_server_have_no_effect_on_ones_own() -> None:
-    with pytest.raises(UsageError, match=r"load\.model: has no effect without load\.url"):
+    with pytest.raises(
+        UsageError, match=r"load\.model: has no effect without load\.url"
+    ):
         load_config(["load.model=x"])

@@ -32,7 +32,12 @@ from tests.runners import ray_head
 from tests.tracking.postgres import free_port
 
 # Beside tests that measure.
-WORK = ("hardware=cpu", "hardware.threads=1", "hardware.exclusive=false", "workload.batch_size=[1,2]")
+WORK = (
+    "hardware=cpu",
+    "hardware.threads=1",
+    "hardware.exclusive=false",
+    "workload.batch_size=[1,2]",
+)
 
 
 class Server:
@@ -68,7 +73,9 @@ class Server:
 
     def draw(self, seed: int) -> np.ndarray:
         with self.client as client:
-            answer = client.images.generate(model="emoji", prompt="a red apple", extra_body={"seed": seed})
+            answer = client.images.generate(
+                model="emoji", prompt="a red apple", extra_body={"seed": seed}
+            )
         assert answer.data
         assert answer.data[0].b64_json
         return pixels_of(answer.data[0].b64_json)
@@ -83,7 +90,9 @@ def pixels_of(encoded: str) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def server(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    finished: Finished, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """A variant that was measured, with other batch sizes."""
     measured = ("--from", str(finished.folder), "--variant", "batches of four")
     made = Server(tmp_path_factory.mktemp("serve"), *measured)
@@ -95,7 +104,12 @@ def server(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def test_openais_client_gets_images(server: Server) -> None:
     with server.client as client:
         answer = client.images.generate(
-            model="emoji", prompt="a red apple", n=2, size="auto", response_format="b64_json", extra_body={"seed": 5}
+            model="emoji",
+            prompt="a red apple",
+            n=2,
+            size="auto",
+            response_format="b64_json",
+            extra_body={"seed": 5},
         )
     assert answer.data
     first, second = (pixels_of(image.b64_json or "") for image in answer.data)
@@ -105,7 +119,10 @@ def test_openais_client_gets_images(server: Server) -> None:
     assert error_of(second, server.draw(6)) <= SMALLEST_ERROR
     assert error_of(first, second) > SMALLEST_ERROR
     with server.client as client:
-        with pytest.raises(openai.UnprocessableEntityError, match="quality: Input should be 'auto' or 'standard'"):
+        with pytest.raises(
+            openai.UnprocessableEntityError,
+            match="quality: Input should be 'auto' or 'standard'",
+        ):
             client.images.generate(prompt="a red apple", quality="hd")
         with pytest.raises(openai.NotFoundError):
             client.images.generate(model="dall-e-3", prompt="a red apple")
@@ -128,12 +145,21 @@ def test_idle_it_waits_and_does_not_look_again_and_again(server: Server) -> None
     def wakings() -> int:
         """How often its threads have begun to wait."""
         tasks = Path(f"/proc/{server.process.popen.pid}/task").glob("*/status")
-        return sum(int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", task.read_text(), re.M)[0]) for task in tasks)
+        return sum(
+            int(
+                re.findall(
+                    r"^voluntary_ctxt_switches:\s+(\d+)", task.read_text(), re.M
+                )[0]
+            )
+            for task in tasks
+        )
 
     time.sleep(0.1)
     before = wakings()
     time.sleep(0.4)
-    assert wakings() - before < 16, "uvicorn looks ten times a second whether it is to end"
+    assert wakings() - before < 16, (
+        "uvicorn looks ten times a second whether it is to end"
+    )
 
 
 def error_of(one: np.ndarray, other: np.ndarray) -> float:
@@ -155,11 +181,20 @@ def test_the_same_seed_gives_the_same_image_in_every_place(session: Load) -> Non
         return found
 
     def worst(found: Sequence[np.ndarray], order: Sequence[int]) -> float:
-        return max(error_of(image, alone[number]) for image, number in zip(found, order, strict=True))
+        return max(
+            error_of(image, alone[number])
+            for image, number in zip(found, order, strict=True)
+        )
 
     alone = [draw([image], 1)[0] for image in images]
     # The second and the last but one are filled up.
-    for size, order in ((2, [1, 0]), (2, [2]), (4, [0, 1, 2, 3]), (4, [2, 0, 1]), (4, [3, 2, 1, 0])):
+    for size, order in (
+        (2, [1, 0]),
+        (2, [2]),
+        (4, [0, 1, 2, 3]),
+        (4, [2, 0, 1]),
+        (4, [3, 2, 1, 0]),
+    ):
         found = draw([images[number] for number in order], size)
         assert worst(found, order) <= SMALLEST_ERROR
     assert worst(found[::-1], order) > 100 * SMALLEST_ERROR
@@ -173,7 +208,11 @@ def test_a_served_image_is_that_of_a_study(session: Load, tmp_path: Path) -> Non
 
     host = session("workload.prompt_count=3")
     draw = timed_draw(host._variant)
-    records = [record for batch in range(draw.calls) for record in host.generate(batch, draw, tmp_path).records]
+    records = [
+        record
+        for batch in range(draw.calls)
+        for record in host.generate(batch, draw, tmp_path).records
+    ]
     for record in records:
         served = host.render([Asked(record.prompt, record.seed)], 1, {}).pixels[0]
         assert np.array_equal(served, np.asarray(Image.open(tmp_path / record.path)))
@@ -182,30 +221,53 @@ def test_a_served_image_is_that_of_a_study(session: Load, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["serving.port=-1"], "serving.port=-1: Input should be greater than or equal to 0"),
+        (
+            ["serving.port=-1"],
+            "serving.port=-1: Input should be greater than or equal to 0",
+        ),
         (["serving.que=1"], "serving.que: "),
         (["precision=tf32"], "precision=tf32: TensorFloat-32 needs a CUDA device"),
         (["serving.host=203.0.113.1"], "serving.host=203.0.113.1: "),
         (["--variant", "x"], "--variant: name the run"),
         (["--from", "nowhere/at/all"], "nowhere/at/all: no such folder"),
-        (["engine=ray", "serving.port=0"], "serving.port=0: Ray's proxies need a port that is named"),
+        (
+            ["engine=ray", "serving.port=0"],
+            "serving.port=0: Ray's proxies need a port that is named",
+        ),
         (["engine=rey"], "serving.engine=rey: Input should be 'local' or 'ray'"),
     ],
 )
-def test_mistakes_end_it_before_anything_is_loaded(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_mistakes_end_it_before_anything_is_loaded(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
     refused(tmp_path, "serve", "hardware=cpu", *arguments, says=said)
 
 
 def test_what_has_no_effect_is_said_at_once(tmp_path: Path) -> None:
     given = ("gate=default", "workload.seed=3", "serving.replicas=2")
-    found = refused(tmp_path, "serve", "hardware=cpu", *given, says="serving.replicas=2: has no effect on one machine")
+    found = refused(
+        tmp_path,
+        "serve",
+        "hardware=cpu",
+        *given,
+        says="serving.replicas=2: has no effect on one machine",
+    )
     assert "gate=default: has no effect on a server; leave it out" in found.err
-    assert "workload.seed=3: has no effect on a server; leave it out; of this section it reads" in found.err
+    assert (
+        "workload.seed=3: has no effect on a server; leave it out; of this section it reads"
+        in found.err
+    )
 
 
 def test_a_port_that_is_taken(server: Server, tmp_path: Path) -> None:
     port = f"serving.port={server.site.rpartition(':')[2]}"
-    refused(tmp_path, "serve", "hardware=cpu", port, says="choose another, or 0 for a free port")
+    refused(
+        tmp_path,
+        "serve",
+        "hardware=cpu",
+        port,
+        says="choose another, or 0 for a free port",
+    )
 
 
 @pytest.mark.slow
@@ -216,19 +278,33 @@ def test_the_page_draws_in_a_browser(server: Server, tmp_path: Path) -> None:
     press = "<script>setTimeout(() => document.getElementById('draw').click(), 500)</script></body>"
     prompt = "a red &lt;img src=x onerror=document.title=1&gt; apple"
     (tmp_path / "page.html").write_text(
-        page.replace("</body>", press).replace("'/v1/", f"'{server.site}/v1/").replace("a red apple", prompt)
+        page.replace("</body>", press)
+        .replace("'/v1/", f"'{server.site}/v1/")
+        .replace("a red apple", prompt)
     )
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-web-security"]
-    flags += [f"--user-data-dir={tmp_path}/user", "--virtual-time-budget=20000", "--dump-dom"]
+    flags += [
+        f"--user-data-dir={tmp_path}/user",
+        "--virtual-time-budget=20000",
+        "--dump-dom",
+    ]
     command = ["chromium", *flags, (tmp_path / "page.html").as_uri()]
-    dumped = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    dumped = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True
+    ).stdout
     assert "data:image/png;base64,iVBOR" in dumped
     assert re.search(r"seed \d+: [\d.]+ s in the queue, [\d.]+ s computing", dumped)
     assert "emoji (" in dumped
     assert "<title>sdopt serve</title>" in dumped
 
 
-SMALL = ("hardware=cpu", "hardware.threads=1", "workload.steps=1", "workload.size=32", "workload.batch_size=[1,2]")
+SMALL = (
+    "hardware=cpu",
+    "hardware.threads=1",
+    "workload.steps=1",
+    "workload.size=32",
+    "workload.batch_size=[1,2]",
+)
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +316,9 @@ def head() -> Iterator[ray_head.Head]:
 def ask(site: str, **fields: Any) -> tuple[int, Any]:
     body = json.dumps({"prompt": "a red apple", **fields}).encode()
     try:
-        request = Request(f"{site}/v1/images/generations", body, {"Content-Type": "application/json"})
+        request = Request(
+            f"{site}/v1/images/generations", body, {"Content-Type": "application/json"}
+        )
         with urlopen(request, timeout=60) as answer:
             return answer.status, json.load(answer)
     except HTTPError as error:
@@ -249,7 +327,9 @@ def ask(site: str, **fields: Any) -> tuple[int, Any]:
 
 
 @pytest.mark.slow
-def test_replicas_serve_as_one_machine_does(head: ray_head.Head, tmp_path: Path) -> None:
+def test_replicas_serve_as_one_machine_does(
+    head: ray_head.Head, tmp_path: Path
+) -> None:
     port = free_port()
     site = f"http://127.0.0.1:{port}"
     ray = ("engine=ray", f"serving.port={port}", "serving.replicas=2")
@@ -264,10 +344,17 @@ def test_replicas_serve_as_one_machine_does(head: ray_head.Head, tmp_path: Path)
             pytest.fail(process.finish().shown)
         answers = [ask(site, seed=7) for _ in range(8)]
         assert {status for status, _ in answers} == {200}
-        assert len({answer["data"][0]["b64_json"] for _, answer in answers}) == 1, "the same seed, on either replica"
+        assert len({answer["data"][0]["b64_json"] for _, answer in answers}) == 1, (
+            "the same seed, on either replica"
+        )
         assert ask(site, num_inference_steps=9)[0] == 422
         sent = generate(
-            SendSchedule(site + PATH, [number / 4 for number in range(12)], [{"prompt": "x", "seed": 1}] * 12, 60)
+            SendSchedule(
+                site + PATH,
+                [number / 4 for number in range(12)],
+                [{"prompt": "x", "seed": 1}] * 12,
+                60,
+            )
         )
         assert {each.status for each in sent} == {200}
     finally:
@@ -278,4 +365,10 @@ def test_replicas_serve_as_one_machine_does(head: ray_head.Head, tmp_path: Path)
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_the_extra_is_named(tmp_path: Path) -> None:
-    refused(tmp_path, "serve", "engine=ray", *SMALL, says="engine=ray: needs an extra: pip install 'sdopt[ray-serve]'")
+    refused(
+        tmp_path,
+        "serve",
+        "engine=ray",
+        *SMALL,
+        says="engine=ray: needs an extra: pip install 'sdopt[ray-serve]'",
+    )

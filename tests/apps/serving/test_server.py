@@ -48,7 +48,10 @@ class Answer:
     @property
     def greys(self) -> list[int]:
         """The grey of each image."""
-        images = [Image.open(BytesIO(base64.b64decode(each["b64_json"]))) for each in self.body["data"]]
+        images = [
+            Image.open(BytesIO(base64.b64decode(each["b64_json"])))
+            for each in self.body["data"]
+        ]
         return [int(np.asarray(image)[0, 0, 0]) for image in images]
 
     @property
@@ -80,8 +83,19 @@ class Gate:
 class Client:
     """Sends requests to a server, whose workers' calls a gate can hold."""
 
-    def __init__(self, session: aiohttp.ClientSession, fakes: Fakes, gate: Gate, address: tuple[str, int]) -> None:
-        self.session, self.fakes, self.gate, self.address = session, fakes, gate, address
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        fakes: Fakes,
+        gate: Gate,
+        address: tuple[str, int],
+    ) -> None:
+        self.session, self.fakes, self.gate, self.address = (
+            session,
+            fakes,
+            gate,
+            address,
+        )
 
     @property
     def rendered(self) -> list[tuple[list[int], int, dict[str, Any]]]:
@@ -89,7 +103,11 @@ class Client:
         return self.fakes.rendered
 
     async def draw(self, seed: int | None = None, **fields: Any) -> Answer:
-        body = {"prompt": "a red apple", **({} if seed is None else {"seed": seed}), **fields}
+        body = {
+            "prompt": "a red apple",
+            **({} if seed is None else {"seed": seed}),
+            **fields,
+        }
         async with self.session.post("/v1/images/generations", json=body) as answer:
             return Answer(answer.status, answer.headers, await answer.json())
 
@@ -123,10 +141,20 @@ Scenario = Callable[[Client], Awaitable[None]]
 def served() -> Variant:
     """The baseline, at three batch sizes."""
     baseline = fake_study()[0].baseline
-    return replace(baseline, name="served", workload=replace(baseline.workload, batch_size=[1, 2, 4]))
+    return replace(
+        baseline,
+        name="served",
+        workload=replace(baseline.workload, batch_size=[1, 2, 4]),
+    )
 
 
-def during(scenario: Scenario, variant: Variant, tmp_path: Path, fakes: Fakes | None = None, **serving: Any) -> Fakes:
+def during(
+    scenario: Scenario,
+    variant: Variant,
+    tmp_path: Path,
+    fakes: Fakes | None = None,
+    **serving: Any,
+) -> Fakes:
     """Serves while a client asks."""
     gate, settings = Gate(), Serving(**{**GREEDY, **serving})
     fakes = fakes or Fakes({variant.name: gate})
@@ -143,12 +171,16 @@ def during(scenario: Scenario, variant: Variant, tmp_path: Path, fakes: Fakes | 
 
         async def ask() -> None:
             fakes.rendered.clear()
-            async with aiohttp.ClientSession(site, timeout=aiohttp.ClientTimeout(20)) as session:
+            async with aiohttp.ClientSession(
+                site, timeout=aiohttp.ClientTimeout(20)
+            ) as session:
                 await scenario(Client(session, fakes, gate, address))
 
         async def use() -> None:
             asking.append(asyncio.create_task(ask()))
-            await asyncio.shield(asking[0])  # it reads answers after the server's end, too
+            await asyncio.shield(
+                asking[0]
+            )  # it reads answers after the server's end, too
 
         await serve(Engine(variant, settings, start), settings, CPU, listening, use)
         await asking[0]
@@ -185,18 +217,26 @@ async def test_the_same_seed_gives_the_same_image(client: Client) -> None:
 
 
 @serving()
-async def test_a_request_may_ask_for_several_and_learns_their_seeds(client: Client) -> None:
+async def test_a_request_may_ask_for_several_and_learns_their_seeds(
+    client: Client,
+) -> None:
     asked = await client.draw(10, n=3)
     assert asked.greys == [10, 11, 12]
     assert [image["seed"] for image in asked.body["data"]] == [10, 11, 12]
     drawn = await client.draw()
     assert drawn.greys == [drawn.body["data"][0]["seed"] % 256]
     assert len(drawn.headers["X-Request-Id"]) == 16
-    assert (await client.draw(1, prompt="not finite")).status == 500, "an image without numbers is not sent"
+    assert (await client.draw(1, prompt="not finite")).status == 500, (
+        "an image without numbers is not sent"
+    )
 
 
-def test_a_compiled_variant_is_called_at_the_batch_sizes_that_are_warm(composer: Composers, tmp_path: Path) -> None:
-    variant = composer([*SMOKE, "workload.batch_size=[1,4]", "compiler=inductor"]).variant("served")
+def test_a_compiled_variant_is_called_at_the_batch_sizes_that_are_warm(
+    composer: Composers, tmp_path: Path
+) -> None:
+    variant = composer(
+        [*SMOKE, "workload.batch_size=[1,4]", "compiler=inductor"]
+    ).variant("served")
 
     async def scenario(client: Client) -> None:
         assert (await client.draw(1, n=3)).greys == [1, 2, 3]
@@ -206,7 +246,11 @@ def test_a_compiled_variant_is_called_at_the_batch_sizes_that_are_warm(composer:
 
 @pytest.mark.parametrize(
     ("settings", "batches"),
-    [({"max_batch": 1}, [1, 1, 1, 1, 1, 1]), ({}, [1, 4, 1]), ({"window_ms": 200.0}, [4, 2])],
+    [
+        ({"max_batch": 1}, [1, 1, 1, 1, 1, 1]),
+        ({}, [1, 4, 1]),
+        ({"window_ms": 200.0}, [4, 2]),
+    ],
 )
 def test_batches_are_formed_as_the_policy_says(
     served: Variant, tmp_path: Path, settings: dict[str, Any], batches: list[int]
@@ -227,13 +271,23 @@ def test_batches_are_formed_as_the_policy_says(
 @serving(mixed=True)
 async def test_what_differs_is_drawn_apart(client: Client) -> None:
     asked = [await client.hold()]
-    others: list[dict[str, Any]] = [{}, {"num_inference_steps": 2}, {"negative_prompt": "blue"}, {}]
+    others: list[dict[str, Any]] = [
+        {},
+        {"num_inference_steps": 2},
+        {"negative_prompt": "blue"},
+        {},
+    ]
     for number, fields in enumerate(others, 1):
         asked.append(client.begin(1 + number, **fields))
         await client.until_waiting(number)
     client.gate.open()
     assert [each.status for each in await asyncio.gather(*asked)] == [200] * 5
-    assert client.rendered == [([1], 1, {}), ([2, 5], 2, {}), ([3], 1, {"num_inference_steps": 2}), ([4], 1, {})]
+    assert client.rendered == [
+        ([1], 1, {}),
+        ([2, 5], 2, {}),
+        ([3], 1, {"num_inference_steps": 2}),
+        ([4], 1, {}),
+    ]
 
 
 WRONG: list[tuple[dict[str, Any], int, str]] = [
@@ -268,17 +322,30 @@ async def test_refusals_name_the_field(client: Client) -> None:
         found = await client.draw(**fields)
         assert (found.status, found.param) == (status, param), found.body
         assert found.body["error"]["message"].startswith(f"{param}: ")
-    for body, kind, status in ((b"{", "application/json", 422), (b'{"prompt": "x"}', "text/plain", 415)):
+    for body, kind, status in (
+        (b"{", "application/json", 422),
+        (b'{"prompt": "x"}', "text/plain", 415),
+    ):
         headers = {"Content-Type": kind}
-        async with client.session.post("/v1/images/generations", data=body, headers=headers) as answer:
+        async with client.session.post(
+            "/v1/images/generations", data=body, headers=headers
+        ) as answer:
             assert answer.status == status
     assert not client.rendered
 
 
 @serving()
 async def test_what_clients_send_by_default_is_taken(client: Client) -> None:
-    fields = {"quality": "auto", "style": None, "background": "opaque", "output_compression": 100, "stream": False}
-    assert (await client.draw(1, n=None, size="auto", user="me", model=None, **fields)).greys == [1]
+    fields = {
+        "quality": "auto",
+        "style": None,
+        "background": "opaque",
+        "output_compression": 100,
+        "stream": False,
+    }
+    assert (
+        await client.draw(1, n=None, size="auto", user="me", model=None, **fields)
+    ).greys == [1]
 
 
 @serving(mixed=True, max_steps=10)
@@ -310,7 +377,9 @@ async def test_what_waited_too_long_is_never_drawn(client: Client) -> None:
 
 
 @serving()
-async def test_clients_that_leave_are_forgotten_if_they_wait_and_harm_nobody_if_they_do_not(client: Client) -> None:
+async def test_clients_that_leave_are_forgotten_if_they_wait_and_harm_nobody_if_they_do_not(
+    client: Client,
+) -> None:
     running = await client.hold()
     queued, stays = client.begin(2), client.begin(3)
     await client.until_waiting(2)
@@ -326,7 +395,9 @@ async def test_clients_that_leave_are_forgotten_if_they_wait_and_harm_nobody_if_
 
 
 class TestWorkers:
-    def test_one_that_dies_is_replaced_and_its_batch_answered(self, served: Variant, tmp_path: Path) -> None:
+    def test_one_that_dies_is_replaced_and_its_batch_answered(
+        self, served: Variant, tmp_path: Path
+    ) -> None:
         deaths = [Status.KILLED]
         armed, may_start = threading.Event(), threading.Event()
 
@@ -345,11 +416,18 @@ class TestWorkers:
             may_start.set()
             await client.until("/health/ready", "200")
             assert (await client.draw(3)).greys == [3]
-            assert "sdopt_worker_restarts_total 1.0" in (await client.get("/metrics"))[1]
+            assert (
+                "sdopt_worker_restarts_total 1.0" in (await client.get("/metrics"))[1]
+            )
 
-        assert len(during(scenario, served, tmp_path, Fakes({"served": fault})).started) == 2
+        assert (
+            len(during(scenario, served, tmp_path, Fakes({"served": fault})).started)
+            == 2
+        )
 
-    def test_a_call_that_fails_fails_its_batch_alone(self, served: Variant, tmp_path: Path) -> None:
+    def test_a_call_that_fails_fails_its_batch_alone(
+        self, served: Variant, tmp_path: Path
+    ) -> None:
         once = [True]
 
         def fault(worker: FakeWorker, name: str) -> None:
@@ -361,22 +439,40 @@ class TestWorkers:
             assert (await client.draw(1)).status == 500
             assert (await client.draw(2)).greys == [2]
 
-        assert len(during(scenario, served, tmp_path, Fakes({"served": fault})).started) == 1
+        assert (
+            len(during(scenario, served, tmp_path, Fakes({"served": fault})).started)
+            == 1
+        )
 
     @pytest.mark.parametrize("starts", [False, True])
     def test_one_that_cannot_be_started_or_whose_option_has_no_effect_ends_the_server(
-        self, served: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: bool
+        self,
+        served: Variant,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        starts: bool,
     ) -> None:
-        none = TracedCall([Evidence("precision", "bf16", False, "all products in float32")], None, {}, [])
+        none = TracedCall(
+            [Evidence("precision", "bf16", False, "all products in float32")],
+            None,
+            {},
+            [],
+        )
         monkeypatch.setattr(FakeWorker, "_prove", lambda self: none)
         faults = {} if starts else {"served": failing(Status.OUT_OF_MEMORY)}
-        said = "precision=bf16: has no effect here: all products in" if starts else "out_of_memory.*; fewer or smaller"
+        said = (
+            "precision=bf16: has no effect here: all products in"
+            if starts
+            else "out_of_memory.*; fewer or smaller"
+        )
         with pytest.raises(UnavailableError, match=said):
             during(lambda _client: asyncio.sleep(0), served, tmp_path, Fakes(faults))
 
 
 @serving()
-async def test_the_end_finishes_what_runs_and_refuses_what_waits_and_comes(client: Client) -> None:
+async def test_the_end_finishes_what_runs_and_refuses_what_waits_and_comes(
+    client: Client,
+) -> None:
     running = await client.hold()
     waits = client.begin(2)
     await client.until_waiting(1)
@@ -388,7 +484,9 @@ async def test_the_end_finishes_what_runs_and_refuses_what_waits_and_comes(clien
     assert (await running).greys == [1]
 
 
-def test_the_end_does_not_wait_for_ever(served: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_does_not_wait_for_ever(
+    served: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(client: Client) -> None:
         def kill(worker: FakeWorker) -> None:
             worker.stop()
@@ -404,7 +502,8 @@ def test_the_end_does_not_wait_for_ever(served: Variant, tmp_path: Path, monkeyp
 
 
 HALF_A_REQUEST = (
-    b"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    b"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
 )
 
 
@@ -428,7 +527,9 @@ def test_the_end_does_not_wait_for_a_client_that_stalls(
 
 
 @serving(deadline_s=0.3)
-async def test_a_body_that_does_not_arrive_is_refused_and_its_connection_closed(client: Client) -> None:
+async def test_a_body_that_does_not_arrive_is_refused_and_its_connection_closed(
+    client: Client,
+) -> None:
     answer, stream = await asyncio.open_connection(*client.address)
     stream.write(HALF_A_REQUEST)
     said = await asyncio.wait_for(answer.read(), 5)
@@ -453,7 +554,9 @@ def test_clients_that_leave_leave_nothing_in_the_log(
 
     during(scenario, served, tmp_path)
     gc.collect()
-    assert not [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    assert not [
+        record.getMessage() for record in caplog.records if record.name == "asyncio"
+    ]
 
 
 @serving()
@@ -471,13 +574,24 @@ async def test_monitors_may_ask_with_head(client: Client) -> None:
 
 
 @serving()
-async def test_what_is_served_and_how_with_a_page_that_loads_nothing_else(client: Client) -> None:
+async def test_what_is_served_and_how_with_a_page_that_loads_nothing_else(
+    client: Client,
+) -> None:
     await client.draw(1, n=2)
     [model] = json.loads((await client.get("/v1/models"))[1])["data"]
-    assert (model["id"], model["variant"], model["max_batch"], model["policy"]) == ("emoji", "served", 4, "greedy")
+    assert (model["id"], model["variant"], model["max_batch"], model["policy"]) == (
+        "emoji",
+        "served",
+        4,
+        "greedy",
+    )
     assert (await client.get("/health/ready")) == (200, '{"status":"ready"}')
     text = (await client.get("/metrics"))[1]
-    for line in ("sdopt_ready 1.0", "sdopt_images_total 2.0", "sdopt_compiled_graphs_total 0.0"):
+    for line in (
+        "sdopt_ready 1.0",
+        "sdopt_images_total 2.0",
+        "sdopt_compiled_graphs_total 0.0",
+    ):
         assert line in text
     assert (await client.get("/docs"))[0] == 404
 
@@ -488,9 +602,17 @@ async def test_what_is_served_and_how_with_a_page_that_loads_nothing_else(client
 
 
 def test_what_cannot_be_served(composer: Composers) -> None:
-    work = ["workload.size=[32,64]", "workload.batch_size=[1,2]", "workload.images_per_prompt=2"]
+    work = [
+        "workload.size=[32,64]",
+        "workload.batch_size=[1,2]",
+        "workload.images_per_prompt=2",
+    ]
     chosen = ["task=img2img", "workload.steps=2", "memory=[precomputed_embeddings]"]
-    found = unservable(composer([*SMOKE, *work, *chosen]).variant(None), Serving(max_batch=3, queue=3), CPU)
+    found = unservable(
+        composer([*SMOKE, *work, *chosen]).variant(None),
+        Serving(max_batch=3, queue=3),
+        CPU,
+    )
     for reason in (
         "workload.size=[32, 64]: a server draws images of one size",
         "task=img2img: a server draws images from prompts alone",

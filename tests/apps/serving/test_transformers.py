@@ -18,11 +18,19 @@ from tests.command import SMOKE
 from tests.fixtures import CPU, Composers, Tiny
 from tests.pipelines.tiny import tiny
 
-PROMPTS = ("a red apple", "a green cat beside a much longer tale of a blue house at dawn, and a boat", "a car")
+PROMPTS = (
+    "a red apple",
+    "a green cat beside a much longer tale of a blue house at dawn, and a boat",
+    "a car",
+)
 
 SLOW = ("sd3", "qwen_image")
 
-SERVED = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW] + ["emoji_dit", "flux", "z_image"]
+SERVED = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW] + [
+    "emoji_dit",
+    "flux",
+    "z_image",
+]
 
 
 class LocalWorker:
@@ -56,7 +64,11 @@ class Served:
 
     def work(self, scale: float | None = None) -> EngineWork:
         variant = self.engine.variant
-        return EngineWork(variant.workload.steps, variant.guidance_scale if scale is None else scale, negative=False)
+        return EngineWork(
+            variant.workload.steps,
+            variant.guidance_scale if scale is None else scale,
+            negative=False,
+        )
 
     def alone(self, scales: Sequence[float | None]) -> list[np.ndarray]:
         images = []
@@ -66,14 +78,21 @@ class Served:
 
     def together(self, scales: Sequence[float | None]) -> np.ndarray:
         before = self.worker.renders
-        images = self.engine.render(self.requests, [self.work(scale) for scale in scales]).pixels
+        images = self.engine.render(
+            self.requests, [self.work(scale) for scale in scales]
+        ).pixels
         assert self.worker.renders == before + 1
         return images
 
 
-def worst(images: Sequence[np.ndarray] | np.ndarray, others: Sequence[np.ndarray] | np.ndarray) -> float:
+def worst(
+    images: Sequence[np.ndarray] | np.ndarray, others: Sequence[np.ndarray] | np.ndarray
+) -> float:
     """The largest mean squared difference of two images in 0…1."""
-    differences = [np.mean((one / 255 - other / 255) ** 2) for one, other in zip(images, others, strict=True)]
+    differences = [
+        np.mean((one / 255 - other / 255) ** 2)
+        for one, other in zip(images, others, strict=True)
+    ]
     return float(max(differences))
 
 
@@ -93,7 +112,9 @@ def served(composer: Composers, variant_of: Tiny) -> Callable[..., Served]:
 
 @pytest.mark.parametrize("name", SERVED)
 @pytest.mark.walk(1)
-def test_prompts_of_other_lengths_leave_an_image_as_it_is(served: Callable[..., Served], name: str) -> None:
+def test_prompts_of_other_lengths_leave_an_image_as_it_is(
+    served: Callable[..., Served], name: str
+) -> None:
     server = served(name)
     same = [None] * len(PROMPTS)
     alone = server.alone(same)
@@ -101,16 +122,24 @@ def test_prompts_of_other_lengths_leave_an_image_as_it_is(served: Callable[..., 
     assert worst(alone[1:], alone[:-1]) > 100 * SMALLEST_ERROR, "the requests differ"
 
 
-def test_each_image_has_the_scale_that_its_request_names(served: Callable[..., Served]) -> None:
+def test_each_image_has_the_scale_that_its_request_names(
+    served: Callable[..., Served],
+) -> None:
     server = served("flux")
     scales = [1.0, 9.0, None]
     alone = server.alone(scales)
     assert worst(server.together(scales), alone) <= SMALLEST_ERROR
-    assert worst(server.together([9.0, 1.0, None]), alone) > 100 * SMALLEST_ERROR, "the scales count"
-    assert worst(server.together([None] * 3), server.alone([None] * 3)) <= SMALLEST_ERROR, "a later call has its own"
+    assert worst(server.together([9.0, 1.0, None]), alone) > 100 * SMALLEST_ERROR, (
+        "the scales count"
+    )
+    assert (
+        worst(server.together([None] * 3), server.alone([None] * 3)) <= SMALLEST_ERROR
+    ), "a later call has its own"
 
 
-def test_only_scales_that_are_embedded_share_a_call(served: Callable[..., Served], variant_of: Tiny) -> None:
+def test_only_scales_that_are_embedded_share_a_call(
+    served: Callable[..., Served], variant_of: Tiny
+) -> None:
     """Guided by two branches, one number counts for all images of a call."""
     engine = served("flux").engine
     assert engine.together(EngineWork(3, 1.0, False), EngineWork(3, 2.0, False))
@@ -127,5 +156,8 @@ def test_a_denoiser_without_scales_is_no_silent_success() -> None:
         scales_embedded(pipe.transformer, [1.0, 2.0]),
     ):
         pipe(["a", "b"], num_inference_steps=1, height=64, width=64, guidance_scale=0.0)
-    with pytest.raises(RuntimeError, match="was not called"), scales_embedded(pipe.transformer, [1.0]):
+    with (
+        pytest.raises(RuntimeError, match="was not called"),
+        scales_embedded(pipe.transformer, [1.0]),
+    ):
         pass

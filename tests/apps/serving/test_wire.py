@@ -12,23 +12,43 @@ PATH = "/v1/images/generations"
 
 
 def request(
-    body: bytes, *headers: str, kind: str = "application/json", version: str = "1.1", method: str = "POST"
+    body: bytes,
+    *headers: str,
+    kind: str = "application/json",
+    version: str = "1.1",
+    method: str = "POST",
 ) -> bytes:
-    lines = [f"{method} {PATH} HTTP/{version}", "Host: h", f"Content-Type: {kind}", "Connection: close", *headers]
+    lines = [
+        f"{method} {PATH} HTTP/{version}",
+        "Host: h",
+        f"Content-Type: {kind}",
+        "Connection: close",
+        *headers,
+    ]
     if not any(header.startswith("Transfer-Encoding") for header in headers):
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 BODY = json.dumps({"prompt": "a red apple", "seed": 7}).encode()
-CHUNKS = b"4\r\n" + BODY[:4] + b"\r\n" + b"%x\r\n" % len(BODY[4:]) + BODY[4:] + b"\r\n0\r\n\r\n"
+CHUNKS = (
+    b"4\r\n"
+    + BODY[:4]
+    + b"\r\n"
+    + b"%x\r\n" % len(BODY[4:])
+    + BODY[4:]
+    + b"\r\n0\r\n\r\n"
+)
 SAME_KEYS = b'{"prompt": "x", "seed": 1, "seed": 7}'
 
 SENT = {
     "HTTP/1.0": (request(BODY, version="1.0"), 200),
     "chunks": (request(CHUNKS, "Transfer-Encoding: chunked"), 200),
     "expects to be told to go on": (request(BODY, "Expect: 100-continue"), 200),
-    "JSON with its encoding": (request(BODY, kind="application/json; charset=utf-8"), 200),
+    "JSON with its encoding": (
+        request(BODY, kind="application/json; charset=utf-8"),
+        200,
+    ),
     "compressed": (request(gzip.compress(BODY), "Content-Encoding: gzip"), 422),
     "Latin-1": (request(b'{"prompt": "\xe4pfel"}'), 422),
     "half of a surrogate pair": (request(b'{"prompt": "\\ud83d"}'), 422),
@@ -45,7 +65,10 @@ SENT = {
 }
 
 
-def test_each_is_answered_and_the_next_one_served(served: Variant, tmp_path: Path) -> None:  # noqa: F811
+def test_each_is_answered_and_the_next_one_served(
+    served: Variant,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     wrong = []
 
     async def scenario(client: Client) -> None:
@@ -63,4 +86,6 @@ def test_each_is_answered_and_the_next_one_served(served: Variant, tmp_path: Pat
 
     fakes = during(scenario, served, tmp_path)
     assert not wrong, "\n".join(wrong)
-    assert [seeds for seeds, *_ in fakes.rendered] == [[7]] * (1 + sum(status == 200 for _, status in SENT.values()))
+    assert [seeds for seeds, *_ in fakes.rendered] == [[7]] * (
+        1 + sum(status == 200 for _, status in SENT.values())
+    )

@@ -27,7 +27,9 @@ SOME_STUDIES = [
 PARTS = SUITE.parts
 _ROW_S = 11
 """About what a row of two short calls takes on a card, most of it to load and to trace."""
-FASTEST = [name for name in PARTS if name.startswith(("fastest_", "mlperf_", "transformer_"))]
+FASTEST = [
+    name for name in PARTS if name.startswith(("fastest_", "mlperf_", "transformer_"))
+]
 
 
 def composed(part: Part, device: Device) -> Sequence[str]:
@@ -42,10 +44,14 @@ def test_every_study_composes_and_fits_into_its_part(part: Part) -> None:
     assert current.tracking.kind == "none"
     assert not current.quality.metrics
     assert current.model.weights != "hub", "there is no network"
-    assert part.kind == "noise" or (len(variants) + 1) * _ROW_S <= part.limit_s, "with the control"
+    assert part.kind == "noise" or (len(variants) + 1) * _ROW_S <= part.limit_s, (
+        "with the control"
+    )
     if part.name in FASTEST:
         assert len(variants) > 1
-        assert {variant.name: variant.conflicts(H200) for variant in variants} == {row.name: [] for row in variants}
+        assert {variant.name: variant.conflicts(H200) for variant in variants} == {
+            row.name: [] for row in variants
+        }
 
 
 @pytest.mark.parametrize("part", STUDIES[::9], ids=lambda part: part.name)
@@ -71,8 +77,13 @@ def test_what_is_for_transformers_is_tried_on_one() -> None:
 
 def test_every_option_is_tried_on_every_model() -> None:
     with composer_of([]) as composer:
-        chosen = {f"{group}={option}" for group, option in composer.variant("baseline").choices.items()}
-    everything = {f"{group}={option}" for group, option in optimization_options()} - FOR_TRANSFORMERS
+        chosen = {
+            f"{group}={option}"
+            for group, option in composer.variant("baseline").choices.items()
+        }
+    everything = {
+        f"{group}={option}" for group, option in optimization_options()
+    } - FOR_TRANSFORMERS
     for model in ("emoji", "sd15", "sdxl"):
         of_model = [part for part in OPTIONS if f"model={model}" in part.overrides]
         tried = [
@@ -86,7 +97,9 @@ def test_every_option_is_tried_on_every_model() -> None:
         assert everything - chosen <= set(tried) <= everything | FOR_TRANSFORMERS
 
 
-def test_each_part_fits_into_one_call_and_what_compiles_begins_only_with_time_to_compile() -> None:
+def test_each_part_fits_into_one_call_and_what_compiles_begins_only_with_time_to_compile() -> (
+    None
+):
     """A part that was cut off is then whole after the next call; before its first round it would show nothing."""
     for part in PARTS.values():
         assert part.limit_s <= CALL_S - 40, part.name
@@ -98,14 +111,22 @@ def test_each_part_fits_into_one_call_and_what_compiles_begins_only_with_time_to
 @pytest.mark.parametrize(
     "part",
     [
-        pytest.param(part, marks=[] if number % 12 == 0 else pytest.mark.slow, id=part.name)
+        pytest.param(
+            part, marks=[] if number % 12 == 0 else pytest.mark.slow, id=part.name
+        )
         for number, part in enumerate(OPTIONS)
     ],
 )
 def test_options_fit_into_their_part(part: Part) -> None:
     study = option_study(part, composed(part, H200), H200)
-    few = [found for found in study.left_out if "steps" in found.said and "distilled" not in found.said]
-    assert not few, "so many steps show each of them, but for those that take a number of their own"
+    few = [
+        found
+        for found in study.left_out
+        if "steps" in found.said and "distilled" not in found.said
+    ]
+    assert not few, (
+        "so many steps show each of them, but for those that take a number of their own"
+    )
     if not study.overrides:
         return
     with composer_of([*composed(part, H200), *study.overrides]) as composer:
@@ -115,7 +136,9 @@ def test_options_fit_into_their_part(part: Part) -> None:
     assert current.workload.steps == (6 if "workload.steps=6" in part.first else 2)
     assert (current.protocol.energy_s, current.protocol.stage_calls) == (0, 0)
     if any(option.startswith("compiler") for option in study.tried):
-        assert current.protocol.timeout_s >= part.limit_s, "a slow compilation is no failure"
+        assert current.protocol.timeout_s >= part.limit_s, (
+            "a slow compilation is no failure"
+        )
         assert len(study.tried) <= 4
     if current.model.name == "sdxl":
         assert len(study.tried) <= 6
@@ -132,17 +155,34 @@ def test_with_intervals_a_preset_keeps_its_own_steps_and_gets_three_processes() 
 
 
 def test_with_intervals_only_studies_and_options_are_measured() -> None:
-    chosen = suite_config(["intervals=true", "only=[noise,hf_sdxl,options_emoji_half]", "intervals_s=70"]).chosen
-    assert [part.name for part in chosen] == ["options_emoji_half_intervals", "hf_sdxl_intervals"]
+    chosen = suite_config(
+        ["intervals=true", "only=[noise,hf_sdxl,options_emoji_half]", "intervals_s=70"]
+    ).chosen
+    assert [part.name for part in chosen] == [
+        "options_emoji_half_intervals",
+        "hf_sdxl_intervals",
+    ]
     assert {part.limit_s for part in chosen} == {70}
-    with pytest.raises(UsageError, match=r"^intervals=true: none of only=\['noise'\] is a study or options$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^intervals=true: none of only=\['noise'\] is a study or options$",
+    ):
         suite_config(["intervals=true", "only=[noise]"])
 
 
 def test_every_published_preset_is_a_part() -> None:
-    presets = {o.partition("=")[2] for part in PARTS.values() for o in part.overrides if o.startswith("experiment=")}
+    presets = {
+        o.partition("=")[2]
+        for part in PARTS.values()
+        for o in part.overrides
+        if o.startswith("experiment=")
+    }
     conf = Path(__file__).parents[3] / "conf" / "experiment"
-    published = {path.stem for path in conf.glob("*.yaml") if "\n  published:" in path.read_text()}
+    published = {
+        path.stem
+        for path in conf.glob("*.yaml")
+        if "\n  published:" in path.read_text()
+    }
     # One needs a hub, one a LoRA for FLUX, and one is for sdopt load-test.
     apart = {"blade_altdiffusion", "hf_flux_lora", "lightning_serving"}
     assert published - apart | {"fastest_cuda", "mlperf_sdxl"} <= presets
@@ -151,12 +191,22 @@ def test_every_published_preset_is_a_part() -> None:
 def test_options_are_tried_alone_or_beside_what_they_need() -> None:
     settings = {"memory=vae_tiling": ["memory.vae_tiling.tile_size=512"]}
     tried = ["memory", "caching", "lora=fused"]
-    part = replace(PARTS["options_sdxl_memory"], options=tried, settings=settings, settled=["caching=tome"])
+    part = replace(
+        PARTS["options_sdxl_memory"],
+        options=tried,
+        settings=settings,
+        settled=["caching=tome"],
+    )
     overrides = composed(part, H200)
     study = option_study(part, overrides, H200)
     variants, edges = study.overrides[-2:]
-    assert 'memory vae_tiling: ["memory=vae_tiling", "memory.vae_tiling.tile_size=512"]' in variants
-    assert 'memory group_offload: ["memory=tiny_vae", "memory=group_offload"]' in variants
+    assert (
+        'memory vae_tiling: ["memory=vae_tiling", "memory.vae_tiling.tile_size=512"]'
+        in variants
+    )
+    assert (
+        'memory group_offload: ["memory=tiny_vae", "memory=group_offload"]' in variants
+    )
     assert "{candidate: memory group_offload, reference: with memory tiny_vae}" in edges
     assert "{candidate: memory tiny_vae, reference: baseline}" in edges
     assert "tome" not in variants, "it is settled"
@@ -167,8 +217,12 @@ def test_options_are_tried_alone_or_beside_what_they_need() -> None:
     assert "lora=loaded" not in left_out, "it is not asked for"
     with composer_of([*overrides, *study.overrides]) as composer:
         assert composer.current.study.name == "options"
-    with pytest.raises(UsageError, match=r"^layout=upside_down: no option or group of options$"):
-        option_study(replace(part, options=["layout=upside_down", "attention"]), [], CPU)
+    with pytest.raises(
+        UsageError, match=r"^layout=upside_down: no option or group of options$"
+    ):
+        option_study(
+            replace(part, options=["layout=upside_down", "attention"]), [], CPU
+        )
 
 
 @pytest.mark.parametrize(
@@ -177,18 +231,37 @@ def test_options_are_tried_alone_or_beside_what_they_need() -> None:
         ("budget=1", "budget: "),
         ("archive=suite.zip", "archive=suite.zip: must end in .tar.xz"),
         ("device=cuda", "hardware.device=cuda: "),
-        ("only=[nois]", "only: unknown part 'nois'; choose from environment, fastest_sd15_compiled"),
-        ("parts.noise.kind=nonsense", "parts.noise.kind=nonsense: Input should be 'doctor', 'tests'"),
-        ("parts.noise.limit_s=-1", "parts.noise.limit_s=-1: Input should be greater than 0"),
-        ("+parts.noise.options=[attention]", "parts.noise.options: has no effect with kind=noise; leave it out"),
-        ("+parts.mine={kind: options, limit_s: 9}", "parts.mine.options: must name the groups or options"),
+        (
+            "only=[nois]",
+            "only: unknown part 'nois'; choose from environment, fastest_sd15_compiled",
+        ),
+        (
+            "parts.noise.kind=nonsense",
+            "parts.noise.kind=nonsense: Input should be 'doctor', 'tests'",
+        ),
+        (
+            "parts.noise.limit_s=-1",
+            "parts.noise.limit_s=-1: Input should be greater than 0",
+        ),
+        (
+            "+parts.noise.options=[attention]",
+            "parts.noise.options: has no effect with kind=noise; leave it out",
+        ),
+        (
+            "+parts.mine={kind: options, limit_s: 9}",
+            "parts.mine.options: must name the groups or options",
+        ),
         ("+parts.mine=3", "parts.mine=3: Input should be a dictionary"),
         ("~parts.noise.limit_s", "parts.noise.limit_s: Field required"),
         ("parts=null", "parts: Input should be a valid dictionary"),
     ],
 )
 def test_a_mistake_exits_with_2_and_names_the_key(
-    override: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    override: str,
+    expected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([override]) == 2

@@ -23,13 +23,29 @@ from sdopt.apps.suite.config import Part, suite_config
 from sdopt.apps.suite.parts import machine_findings, option_findings
 from sdopt.apps.suite.parts import test_findings as findings_of_tests
 from sdopt.apps.suite.process import PartRun, run_limited
-from sdopt.apps.suite.record import Ending, PartEntry, SuiteRecord, pack, read_record, unpack, write_record
+from sdopt.apps.suite.record import (
+    Ending,
+    PartEntry,
+    SuiteRecord,
+    pack,
+    read_record,
+    unpack,
+    write_record,
+)
 from sdopt.apps.suite.run import Suite, run_suite, slug_of
 from sdopt.errors import UsageError
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.statistics.disturbance import noise_of
-from tests.command import ROOT, Finished, eventually, has_ended, refused, sdopt, working_in
+from tests.command import (
+    ROOT,
+    Finished,
+    eventually,
+    has_ended,
+    refused,
+    sdopt,
+    working_in,
+)
 from tests.fakes import fake_workers
 from tests.fixtures import CPU
 from tests.records import known, retime
@@ -86,7 +102,9 @@ def entry(called: Finished, part: str) -> PartEntry:
 def test_without_a_card_ends_before_anything_is_measured(tmp_path: Path) -> None:
     """It once took the CPU instead, and spent a GPU's minutes there."""
     finished = refused(tmp_path, "gpu-suite", "budget_s=300")
-    assert finished.err.rstrip().endswith("device=cpu runs a trial of the suite on the CPU")
+    assert finished.err.rstrip().endswith(
+        "device=cpu runs a trial of the suite on the CPU"
+    )
     assert len(finished.err.splitlines()) == 1
     assert not any(tmp_path.rglob("*.json"))
 
@@ -105,32 +123,54 @@ def test_a_call_says_how_each_part_ended_and_what_is_left(called: Finished) -> N
         assert re.search(reason, found.reason)
     [late] = entry(called, "late").findings
     assert (late.name, late.state) == ("layout=channels_last", "not run")
-    assert {finding.state for finding in entry(called, "unable").findings} == {"cannot run"}
+    assert {finding.state for finding in entry(called, "unable").findings} == {
+        "cannot run"
+    }
     assert called.code == 3
     assert "1 of the 5 parts that can run here are done" in called.shown
     assert "large: not run (needs at least 80000 s" in called.shown
 
 
 @pytest.mark.slow
-def test_options_that_were_proven_are_measured_once_more_with_intervals(tmp_path: Path) -> None:
+def test_options_that_were_proven_are_measured_once_more_with_intervals(
+    tmp_path: Path,
+) -> None:
     command = (
-        *("gpu-suite", "device=cpu", "budget_s=600", f"parts.noise.overrides=[{TINY},protocol.replicates:3]"),
+        *(
+            "gpu-suite",
+            "device=cpu",
+            "budget_s=600",
+            f"parts.noise.overrides=[{TINY},protocol.replicates:3]",
+        ),
         f"+parts.options={{kind: options, limit_s: 200, options: [layout,attention:flash], overrides: [{TINY}]}}",
     )
     first = sdopt(tmp_path, *command, "only=[noise,options]")
     assert first.code == 0, first.shown
-    states = {finding.name: finding.state for finding in entry(first, "options").findings}
+    states = {
+        finding.name: finding.state for finding in entry(first, "options").findings
+    }
     assert states["layout=channels_last"] == "pass"
     precise = ("intervals=true", 'precise=["protocol.replicates=3"]')
     second = sdopt(tmp_path, *command, "only=[options]", *precise)
     assert second.code == 0, second.shown
     again = entry(second, "options_intervals")
-    assert "[" in next(found.said for found in again.findings if found.name == "layout=channels_last")
-    assert not any(state != "pass" and f"{option}]" in str(again.command) for option, state in states.items())
+    assert "[" in next(
+        found.said for found in again.findings if found.name == "layout=channels_last"
+    )
+    assert not any(
+        state != "pass" and f"{option}]" in str(again.command)
+        for option, state in states.items()
+    )
 
 
 STUDY = (
-    *("gpu-suite", "device=cpu", "budget_s=600", "only=[study]", "archive=suite.tar.xz"),
+    *(
+        "gpu-suite",
+        "device=cpu",
+        "budget_s=600",
+        "only=[study]",
+        "archive=suite.tar.xz",
+    ),
     f"+parts.study={{kind: study, limit_s: 300, overrides: [{TINY}, layout:channels_last]}}",
 )
 
@@ -174,9 +214,16 @@ def test_another_machine_goes_on_from_the_archive(copied: Finished) -> None:
     resumed = sdopt(copied.cwd, *STUDY)
     assert resumed.code == 0, resumed.shown
     after = read_result(run)
-    assert (after.id, after.variant("layout=channels_last").status) == (left.id, Status.OK)
-    [earlier], [first, *_] = (found.variant("baseline").measurements for found in (left, after))
-    assert first.shapes[0].latency_s == earlier.shapes[0].latency_s, "what was measured is kept"
+    assert (after.id, after.variant("layout=channels_last").status) == (
+        left.id,
+        Status.OK,
+    )
+    [earlier], [first, *_] = (
+        found.variant("baseline").measurements for found in (left, after)
+    )
+    assert first.shapes[0].latency_s == earlier.shapes[0].latency_s, (
+        "what was measured is kept"
+    )
     assert not list(run.parent.glob("earlier-*")), "nothing was moved away"
 
 
@@ -197,31 +244,55 @@ class TestArchive:
         write_record(SuiteRecord(CPU.name, ""), folder)
         return folder
 
-    def test_holds_results_and_the_ends_of_logs_but_no_images(self, folder: Path, tmp_path: Path) -> None:
+    def test_holds_results_and_the_ends_of_logs_but_no_images(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         archive, made = tmp_path / "suite.tar.xz", tmp_path / "made"
         pack(folder, archive)
         assert unpack(archive, made, CPU.name) == CPU.name
-        assert sorted(str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()) == [
-            *("parts/study/log.txt", "parts/study/run/.hydra/hydra.yaml", "parts/study/run/logs/baseline.log"),
+        assert sorted(
+            str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()
+        ) == [
+            *(
+                "parts/study/log.txt",
+                "parts/study/run/.hydra/hydra.yaml",
+                "parts/study/run/logs/baseline.log",
+            ),
             *("parts/study/run/result.json", "suite.json", "suite.md"),
         ]
         log = (made / "parts" / "study" / "log.txt").read_bytes()
         assert len(log) == 64 * 1024
         assert log.endswith(b"the end")
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["card", "made", "suite.tar.xz"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "card",
+            "made",
+            "suite.tar.xz",
+        ]
 
     def test_of_another_device_is_refused(self, folder: Path, tmp_path: Path) -> None:
         archive = tmp_path / "suite.tar.xz"
         pack(folder, archive)
-        other = replace(suite(tmp_path / "made", archive=str(archive)), device=replace(CPU, name="Another"))
-        with pytest.raises(UsageError, match=f"holds the record of {re.escape(CPU.name)}; choose another file"):
+        other = replace(
+            suite(tmp_path / "made", archive=str(archive)),
+            device=replace(CPU, name="Another"),
+        )
+        with pytest.raises(
+            UsageError,
+            match=f"holds the record of {re.escape(CPU.name)}; choose another file",
+        ):
             run_suite(other)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["card", "suite.tar.xz"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "card",
+            "suite.tar.xz",
+        ]
 
     @pytest.mark.parametrize(
-        ("name", "kind"), [("../x", tarfile.REGTYPE), ("x", tarfile.SYMTYPE), ("x", tarfile.FIFOTYPE)]
+        ("name", "kind"),
+        [("../x", tarfile.REGTYPE), ("x", tarfile.SYMTYPE), ("x", tarfile.FIFOTYPE)],
     )
-    def test_that_holds_more_than_files_within_is_refused(self, tmp_path: Path, name: str, kind: bytes) -> None:
+    def test_that_holds_more_than_files_within_is_refused(
+        self, tmp_path: Path, name: str, kind: bytes
+    ) -> None:
         archive, folder = tmp_path / "suite.tar.xz", tmp_path / "outputs" / "card"
         folder.parent.mkdir()
         with tarfile.open(archive, "w:xz") as tar:
@@ -233,8 +304,14 @@ class TestArchive:
         assert not list(folder.parent.iterdir())
 
 
-def suite(folder: Path, budget_s: float = 100.0, parts: Sequence[Part] = (), **changed: object) -> Suite:
-    config = replace(suite_config([]), parts={part.name: part for part in parts}, **changed)  # type: ignore[arg-type]
+def suite(
+    folder: Path, budget_s: float = 100.0, parts: Sequence[Part] = (), **changed: object
+) -> Suite:
+    config = replace(
+        suite_config([]),
+        parts={part.name: part for part in parts},
+        **changed,  # type: ignore[arg-type]
+    )
     return Suite(config, CPU, folder, time.monotonic() + budget_s, lambda said: None)
 
 
@@ -255,59 +332,108 @@ class TestGoingOn:
         monkeypatch.setattr(running, "run_limited", run)
         return called
 
-    def test_runs_only_files_with_tests_for_a_gpu(self, tmp_path: Path, commands: list[list[str]]) -> None:
-        run_suite(suite(tmp_path, parts=(Part(name="tests", kind="tests", limit_s=50),)))
+    def test_runs_only_files_with_tests_for_a_gpu(
+        self, tmp_path: Path, commands: list[list[str]]
+    ) -> None:
+        run_suite(
+            suite(tmp_path, parts=(Part(name="tests", kind="tests", limit_s=50),))
+        )
         [command] = commands
         assert "gpu and not slow" in command
-        files = {Path(argument).name for argument in command if argument.endswith(".py")}
+        files = {
+            Path(argument).name for argument in command if argument.endswith(".py")
+        }
         assert {"test_optimizations.py", "test_precision.py"} <= files
         assert "test_architecture.py" not in files
 
     @pytest.mark.parametrize(("settings", "left_out"), [({}, 2), ({"retry": True}, 1)])
     def test_goes_on_with_the_tests_that_have_not_ended(
-        self, tmp_path: Path, commands: list[list[str]], settings: dict[str, Any], left_out: int
+        self,
+        tmp_path: Path,
+        commands: list[list[str]],
+        settings: dict[str, Any],
+        left_out: int,
     ) -> None:
-        write_record(SuiteRecord(CPU.name, "", [PartEntry("tests", Ending.CUT)]), tmp_path)
+        write_record(
+            SuiteRecord(CPU.name, "", [PartEntry("tests", Ending.CUT)]), tmp_path
+        )
         log = tmp_path / "parts" / "tests" / "log.txt"
         log.parent.mkdir(parents=True)
         log.write_text(
             "tests/test_a.py::test_it PASSED [ 3%]\n../b/tests/test_a.py::test_it[1] FAILED\ntests/test_a.py::test_x "
         )
-        run_suite(suite(tmp_path, parts=(Part(name="tests", kind="tests", limit_s=50),), **settings))
+        run_suite(
+            suite(
+                tmp_path,
+                parts=(Part(name="tests", kind="tests", limit_s=50),),
+                **settings,
+            )
+        )
         [command] = commands
-        ended = ["--deselect=tests/test_a.py::test_it", "--deselect=tests/test_a.py::test_it[1]"]
-        assert [argument for argument in command if argument.startswith("--deselect")] == ended[:left_out]
+        ended = [
+            "--deselect=tests/test_a.py::test_it",
+            "--deselect=tests/test_a.py::test_it[1]",
+        ]
+        assert [
+            argument for argument in command if argument.startswith("--deselect")
+        ] == ended[:left_out]
 
     @pytest.mark.parametrize(
         ("ending", "retry", "begins"),
         [
-            *((ending, False, True) for ending in (Ending.RUNNING, Ending.CUT, Ending.NOT_RUN)),
+            *(
+                (ending, False, True)
+                for ending in (Ending.RUNNING, Ending.CUT, Ending.NOT_RUN)
+            ),
             (Ending.FAILED, False, False),
             (Ending.FAILED, True, True),
         ],
     )
     def test_begins_what_did_not_end_and_what_failed_if_asked(
-        self, tmp_path: Path, commands: list[list[str]], ending: Ending, retry: bool, begins: bool
+        self,
+        tmp_path: Path,
+        commands: list[list[str]],
+        ending: Ending,
+        retry: bool,
+        begins: bool,
     ) -> None:
         made = suite(tmp_path, parts=(self.PART,), retry=retry)
         write_record(SuiteRecord(CPU.name, "", [PartEntry("study", ending)]), tmp_path)
-        assert [found.ending for found in run_suite(made).entries] == [Ending.DONE if begins else ending]
+        assert [found.ending for found in run_suite(made).entries] == [
+            Ending.DONE if begins else ending
+        ]
         assert len(commands) == begins
 
     @pytest.mark.parametrize(
-        ("row", "retry", "begins"), [(Status.OK, True, 0), (Status.FAILED, False, 0), (Status.FAILED, True, 1)]
+        ("row", "retry", "begins"),
+        [(Status.OK, True, 0), (Status.FAILED, False, 0), (Status.FAILED, True, 1)],
     )
     def test_runs_a_done_part_again_if_a_row_failed(
-        self, tmp_path: Path, commands: list[list[str]], result: StudyResult, row: Status, retry: bool, begins: int
+        self,
+        tmp_path: Path,
+        commands: list[list[str]],
+        result: StudyResult,
+        row: Status,
+        retry: bool,
+        begins: int,
     ) -> None:
         folder = tmp_path / "parts" / "study" / "run"
         folder.mkdir(parents=True)
         result.variant("bfloat16").status = row
         write_result(result, folder)
-        write_record(SuiteRecord(CPU.name, "", [PartEntry("study", Ending.DONE, folder="parts/study/run")]), tmp_path)
+        write_record(
+            SuiteRecord(
+                CPU.name,
+                "",
+                [PartEntry("study", Ending.DONE, folder="parts/study/run")],
+            ),
+            tmp_path,
+        )
         run_suite(suite(tmp_path, parts=(self.PART,), retry=retry))
         # What is refused is begun anew.
-        assert [command[-1] for command in commands[:1]] == ["retry_failed=true"] * begins
+        assert [command[-1] for command in commands[:1]] == [
+            "retry_failed=true"
+        ] * begins
 
     def test_resumes_a_study_and_begins_anew_where_that_is_refused(
         self, tmp_path: Path, commands: list[list[str]], result: StudyResult
@@ -315,34 +441,55 @@ class TestGoingOn:
         folder = tmp_path / "parts" / "study" / "run"
         folder.mkdir(parents=True)
         write_result(result, folder)
-        write_record(SuiteRecord(CPU.name, "", [PartEntry("study", Ending.CUT)]), tmp_path)
+        write_record(
+            SuiteRecord(CPU.name, "", [PartEntry("study", Ending.CUT)]), tmp_path
+        )
         run_suite(suite(tmp_path, parts=(self.PART,)))
         first, second = commands
         assert first[-2:] == [f"resume={folder}", "tracking=none"]
         assert f"hydra.run.dir='{folder}'" in second
-        assert (tmp_path / "parts" / "study" / "earlier-1" / "result.json").is_file(), "what was measured is kept"
+        assert (tmp_path / "parts" / "study" / "earlier-1" / "result.json").is_file(), (
+            "what was measured is kept"
+        )
 
-    def test_keeps_a_cut_off_part_that_does_not_fit(self, tmp_path: Path, commands: list[list[str]]) -> None:
+    def test_keeps_a_cut_off_part_that_does_not_fit(
+        self, tmp_path: Path, commands: list[list[str]]
+    ) -> None:
         cut = PartEntry("study", Ending.CUT, "the budget was used up after 9 s")
         write_record(SuiteRecord(CPU.name, "", [cut]), tmp_path)
-        assert run_suite(suite(tmp_path, budget_s=5.0, parts=(self.PART,))).entries == [cut]
+        assert run_suite(suite(tmp_path, budget_s=5.0, parts=(self.PART,))).entries == [
+            cut
+        ]
         assert not commands
 
     @pytest.mark.parametrize(("budget_s", "packed"), [(5.0, 1), (100.0, 7)])
     def test_packs_what_was_measured_and_no_row_of_what_was_not(
-        self, tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, budget_s: float, packed: int
+        self,
+        tmp_path: Path,
+        commands: list[list[str]],
+        monkeypatch: pytest.MonkeyPatch,
+        budget_s: float,
+        packed: int,
     ) -> None:
         """Once when a part begins, which may be the last that the suite does, once when it ends, and at the end."""
         found: list[Path] = []
-        monkeypatch.setattr(running, "pack", lambda folder, archive: found.append(archive))
+        monkeypatch.setattr(
+            running, "pack", lambda folder, archive: found.append(archive)
+        )
         parts = tuple(replace(self.PART, name=name) for name in ("a", "b", "c"))
         archive = str(tmp_path / "suite.tar.xz")
-        run_suite(suite(tmp_path / "card", budget_s=budget_s, parts=parts, archive=archive))
+        run_suite(
+            suite(tmp_path / "card", budget_s=budget_s, parts=parts, archive=archive)
+        )
         assert found == [Path(archive)] * packed
         assert len(commands) == packed // 2
 
     @pytest.mark.parametrize(
-        ("content", "said"), [(None, "holds the record of another card"), ("{", "not the record of a suite")]
+        ("content", "said"),
+        [
+            (None, "holds the record of another card"),
+            ("{", "not the record of a suite"),
+        ],
     )
     def test_a_record_of_another_device_or_a_damaged_one_is_refused(
         self, tmp_path: Path, content: str | None, said: str
@@ -356,7 +503,12 @@ class TestGoingOn:
 
 class TestProcess:
     def test_one_that_hangs_is_killed_with_its_children(self, tmp_path: Path) -> None:
-        run = run_limited(["sh", "-c", "trap '' TERM; sleep 60 & echo $!; wait"], tmp_path / "log", 0.5, 0.3)
+        run = run_limited(
+            ["sh", "-c", "trap '' TERM; sleep 60 & echo $!; wait"],
+            tmp_path / "log",
+            0.5,
+            0.3,
+        )
         assert run.stopped
         assert run.code == -signal.SIGKILL
         assert run.seconds < 10
@@ -364,9 +516,18 @@ class TestProcess:
         assert eventually(lambda: has_ended(child), 5)
 
     def test_output_and_errors_are_kept_apart_if_asked(self, tmp_path: Path) -> None:
-        command = [sys.executable, "-c", "import sys; print(1); print(2, file=sys.stderr); sys.exit(7)"]
-        assert run_limited(command, tmp_path / "log", 20.0, out=tmp_path / "out").code == 7
-        assert ((tmp_path / "out").read_text(), (tmp_path / "log").read_text()) == ("1\n", "2\n")
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; print(1); print(2, file=sys.stderr); sys.exit(7)",
+        ]
+        assert (
+            run_limited(command, tmp_path / "log", 20.0, out=tmp_path / "out").code == 7
+        )
+        assert ((tmp_path / "out").read_text(), (tmp_path / "log").read_text()) == (
+            "1\n",
+            "2\n",
+        )
 
     def test_an_interrupted_suite_ends_its_part(self, tmp_path: Path) -> None:
         """The parent is a process of its own, because the interrupt is meant for it."""
@@ -378,7 +539,9 @@ class TestProcess:
         )
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", script]
-        parent = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+        parent = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
+        )
         log = tmp_path / "log"
         assert eventually(lambda: log.is_file() and bool(log.read_text()), 20)
         parent.send_signal(signal.SIGINT)
@@ -408,11 +571,19 @@ class TestFindings:
         }
         found["ceilings"] = [
             {"kind": "bf16", "rate": 788.4, "unit": "TFLOP/s", "failure": ""},
-            {"kind": "int8", "rate": None, "unit": "TOP/s", "failure": "RuntimeError: no kernel"},
+            {
+                "kind": "int8",
+                "rate": None,
+                "unit": "TOP/s",
+                "failure": "RuntimeError: no kernel",
+            },
         ]
         (tmp_path / "doctor.json").write_text(json.dumps(found))
         machine, bf16, int8, options = machine_findings(tmp_path / "doctor.json")
-        assert (machine.name, machine.said) == ("a card", "driver 580.1, Python 3.12.3, torch 2.11.0, Linux")
+        assert (machine.name, machine.said) == (
+            "a card",
+            "driver 580.1, Python 3.12.3, torch 2.11.0, Linux",
+        )
         assert bf16.said == "788.4 TFLOP/s"
         assert (int8.state, int8.said) == ("failed", "RuntimeError: no kernel")
         assert options.said.startswith("1 of 2 should run here")
@@ -420,23 +591,47 @@ class TestFindings:
     def test_of_options_that_have_no_result(self, result: StudyResult) -> None:
         """What was not measured is listed option by option, and never as what cannot run."""
         row = result.variant("bfloat16")
-        row.name, row.status, row.reason, row.measurements = "precision bf16", Status.TIMEOUT, "more than 5 s", []
+        row.name, row.status, row.reason, row.measurements = (
+            "precision bf16",
+            Status.TIMEOUT,
+            "more than 5 s",
+            [],
+        )
         for edge in result.comparisons:
-            edge.candidate = row.name if edge.candidate == "bfloat16" else edge.candidate
+            edge.candidate = (
+                row.name if edge.candidate == "bfloat16" else edge.candidate
+            )
         tried = ["precision=bf16", "precision=fp16"]
-        found = {finding.name: (finding.state, finding.said) for finding in option_findings(result, tried)}
+        found = {
+            finding.name: (finding.state, finding.said)
+            for finding in option_findings(result, tried)
+        }
         assert found["precision=bf16"] == ("not run", "time limit: more than 5 s")
-        assert found["precision=fp16"] == ("not run", "the part ended before it was measured")
+        assert found["precision=fp16"] == (
+            "not run",
+            "the part ended before it was measured",
+        )
         row.status = Status.FAILED
-        [again] = [finding for finding in option_findings(result, tried) if finding.name == "precision=bf16"]
+        [again] = [
+            finding
+            for finding in option_findings(result, tried)
+            if finding.name == "precision=bf16"
+        ]
         assert (again.state, again.said) == ("cannot run", "failed: more than 5 s")
-        assert {finding.state for finding in option_findings(None, tried)} == {"not run"}
+        assert {finding.state for finding in option_findings(None, tried)} == {
+            "not run"
+        }
 
 
 class TestNoise:
     def test_is_that_of_the_samples(self, result: StudyResult) -> None:
         rng = np.random.default_rng(0)
-        timed = [m for variant in result.variants for m in variant.measurements if m.shapes[0].latency_s]
+        timed = [
+            m
+            for variant in result.variants
+            for m in variant.measurements
+            if m.shapes[0].latency_s
+        ]
         offsets = rng.normal(0, 0.05, len(timed))
         for measured, offset in zip(timed, offsets, strict=True):
             retime(measured.shapes[0], left_out=[])
@@ -444,7 +639,11 @@ class TestNoise:
             measured.shapes[0].calls[0].seconds *= 1.5
         found = known(noise_of(result))
         assert found.processes == len(timed)
-        assert found.between_processes == pytest.approx(np.std(offsets, ddof=1), rel=0.1)
-        assert found.between_rounds == pytest.approx(np.hypot(0.01, np.log(1.5) / 20), rel=0.1)
+        assert found.between_processes == pytest.approx(
+            np.std(offsets, ddof=1), rel=0.1
+        )
+        assert found.between_rounds == pytest.approx(
+            np.hypot(0.01, np.log(1.5) / 20), rel=0.1
+        )
         assert found.first_round == pytest.approx(0.5, abs=0.02)
         assert found.of_ratio == pytest.approx(0.05 * np.sqrt(2), rel=0.5)

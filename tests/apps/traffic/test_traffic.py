@@ -70,7 +70,9 @@ def site() -> Iterator[str]:
         if prompt in ODD:
             return web.json_response({"data": [ODD[prompt]]})
         if prompt == "a cookie":
-            answer = web.json_response({"data": [{"b64_json": PICTURE}] * (1 + len(request.cookies))})
+            answer = web.json_response(
+                {"data": [{"b64_json": PICTURE}] * (1 + len(request.cookies))}
+            )
             answer.set_cookie("server", "7")
             return answer
         if prompt in LINKS:
@@ -81,14 +83,25 @@ def site() -> Iterator[str]:
         async with lock:
             await asyncio.sleep(float(prompt))
         return web.json_response(
-            {"data": [{"b64_json": "iVBORw0KGgo=", "batch_size": 1, "queue_s": 0.1, "compute_s": float(prompt)}]}
+            {
+                "data": [
+                    {
+                        "b64_json": "iVBORw0KGgo=",
+                        "batch_size": 1,
+                        "queue_s": 0.1,
+                        "compute_s": float(prompt),
+                    }
+                ]
+            }
         )
 
     async def linked(request: web.Request) -> web.Response:
         await asyncio.sleep(0.3 if request.path == "/slow.png" else 0)
         if request.path == "/dead.png":
             raise web.HTTPNotFound
-        return web.Response(body=b"<html>" if request.path == "/page.png" else picture(32, 16))
+        return web.Response(
+            body=b"<html>" if request.path == "/page.png" else picture(32, 16)
+        )
 
     app, loop = web.Application(), asyncio.new_event_loop()
     app.router.add_post("/v1/images/generations", draw)
@@ -112,17 +125,23 @@ class TestTraces:
         assert trace[0] == 0
         assert (np.diff(trace) > 0).all()
         assert trace[-1] / 9999 == pytest.approx(1, abs=0.05)
-        assert np.diff(trace).std() == pytest.approx(1 if kind == "poisson" else 0, abs=0.05)
+        assert np.diff(trace).std() == pytest.approx(
+            1 if kind == "poisson" else 0, abs=0.05
+        )
 
     def test_depend_on_their_seed_alone(self) -> None:
         assert np.array_equal(unit_trace("poisson", 9, 3), unit_trace("poisson", 9, 3))
-        assert not np.array_equal(unit_trace("poisson", 9, 3), unit_trace("poisson", 9, 4))
+        assert not np.array_equal(
+            unit_trace("poisson", 9, 3), unit_trace("poisson", 9, 4)
+        )
 
     def test_may_be_recorded(self, tmp_path: Path) -> None:
         (tmp_path / "arrivals").write_text("10\n10.5\n14\n20\n")
         assert unit_trace(str(tmp_path / "arrivals"), 3, 0).tolist() == [0, 0.25, 2]
 
-    @pytest.mark.parametrize("content", ["1\n2", "2\n1\n3", "1\nx\n3", "1\nnan\n3", "1\n1\n1", "1\n1\n1\n2"])
+    @pytest.mark.parametrize(
+        "content", ["1\n2", "2\n1\n3", "1\nx\n3", "1\nnan\n3", "1\n1\n1", "1\n1\n1\n2"]
+    )
     def test_that_are_none_are_refused(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "arrivals").write_text(content)
         with pytest.raises(UsageError, match=r"load\.arrivals="):
@@ -134,14 +153,28 @@ class TestTheSimulatedQueue:
         """Batches of one are M/D/1, whose mean is S·(1 + ρ / (2·(1 - ρ)))."""
         load = 0.5
         found = batched(unit_trace("poisson", 20_000, 3), lambda images: load, 1)
-        assert found.mean() == pytest.approx(load * (1 + load / (2 * (1 - load))), rel=0.02)
+        assert found.mean() == pytest.approx(
+            load * (1 + load / (2 * (1 - load))), rel=0.02
+        )
 
     @pytest.mark.parametrize(
         ("arrivals", "window_s", "latencies"),
         [
-            ([0, 0.1, 0.2, 0.3], 0, [1.1, 2.3, 2.2, 2.1]),  # one alone, then three together
-            ([0, 0.1, 0.2, 5], 0.15, [1.35, 1.25, 2.25, 1.25]),  # the oldest waits for the second
-            ([0, 0.1, 0.2, 0.25, 5], 10, [1.65, 1.55, 1.45, 1.4, 11.1]),  # a full batch does not wait
+            (
+                [0, 0.1, 0.2, 0.3],
+                0,
+                [1.1, 2.3, 2.2, 2.1],
+            ),  # one alone, then three together
+            (
+                [0, 0.1, 0.2, 5],
+                0.15,
+                [1.35, 1.25, 2.25, 1.25],
+            ),  # the oldest waits for the second
+            (
+                [0, 0.1, 0.2, 0.25, 5],
+                10,
+                [1.65, 1.55, 1.45, 1.4, 11.1],
+            ),  # a full batch does not wait
         ],
     )
     def test_forms_batches_as_a_server_does(
@@ -153,22 +186,41 @@ class TestTheSimulatedQueue:
         assert batched(arrivals, service, 4, window_s) == pytest.approx(latencies)
 
     def test_finds_the_highest_rate(self) -> None:
-        assert highest_rate(lambda rate: float(rate <= 3), 0.99, 0.01, 100) == pytest.approx(3, rel=0.011)
+        assert highest_rate(
+            lambda rate: float(rate <= 3), 0.99, 0.01, 100
+        ) == pytest.approx(3, rel=0.011)
         assert highest_rate(lambda rate: 1.0, 0.99, 0.01, 100) == 100
 
 
 class TestTheGenerator:
     def test_counts_from_the_scheduled_arrival(self, site: str) -> None:
         """100 ms a request and fifty a second: a clock that starts when the server is free would show 100 ms."""
-        sent = generate(SendSchedule(site + PATH, [number / 50 for number in range(8)], [{"prompt": "0.1"}] * 8, 30))
-        errors = np.array([each.latency_s for each in sent]) - (0.1 + 0.08 * np.arange(8))
+        sent = generate(
+            SendSchedule(
+                site + PATH,
+                [number / 50 for number in range(8)],
+                [{"prompt": "0.1"}] * 8,
+                30,
+            )
+        )
+        errors = np.array([each.latency_s for each in sent]) - (
+            0.1 + 0.08 * np.arange(8)
+        )
         assert errors.min() >= -0.001
         assert np.median(errors) <= 0.25, "a busy machine delays each hop"
-        assert [(each.batch, each.queue_s, each.compute_s) for each in sent] == [(1, 0.1, 0.1)] * 8
+        assert [(each.batch, each.queue_s, each.compute_s) for each in sent] == [
+            (1, 0.1, 0.1)
+        ] * 8
 
-    def test_a_server_that_stands_still_makes_all_that_arrive_late(self, site: str) -> None:
-        bodies = [{"prompt": "stand still" if number == 4 else "0"} for number in range(20)]
-        sent = generate(SendSchedule(site + PATH, [number / 40 for number in range(20)], bodies, 30))
+    def test_a_server_that_stands_still_makes_all_that_arrive_late(
+        self, site: str
+    ) -> None:
+        bodies = [
+            {"prompt": "stand still" if number == 4 else "0"} for number in range(20)
+        ]
+        sent = generate(
+            SendSchedule(site + PATH, [number / 40 for number in range(20)], bodies, 30)
+        )
         assert [each.status for each in sent] == [200] * 20, "none is missing"
         late = [each.latency_s for each in sent if each.latency_s > 0.15]
         assert len(late) >= 8, "a quarter of a second of arrivals"
@@ -177,10 +229,14 @@ class TestTheGenerator:
     def test_says_who_gets_no_answer_and_what_is_sent_late(self, site: str) -> None:
         bodies = [{"prompt": "0"}, {"prompt": "an error"}, *[{"prompt": "0.2"}] * 4]
         late, empty, first, *_, last = generate(
-            SendSchedule(site + PATH, [-1, 0, 0, 0.05, 0.1, 0.15], bodies, timeout_s=0.5)
+            SendSchedule(
+                site + PATH, [-1, 0, 0, 0.05, 0.1, 0.15], bodies, timeout_s=0.5
+            )
         )
         assert [each.status for each in (late, empty, first, last)] == [200, 0, 200, 0]
-        assert late.sent_s - late.scheduled_s >= 0.75, "it was due before it could begin"
+        assert late.sent_s - late.scheduled_s >= 0.75, (
+            "it was due before it could begin"
+        )
         assert late.latency_s >= 0.75
         assert empty.latency_s == last.latency_s == math.inf
         assert "no such model" in empty.said
@@ -188,10 +244,17 @@ class TestTheGenerator:
 
     def test_a_link_counts_when_its_image_is_there(self, site: str) -> None:
         found = generate(
-            SendSchedule(site + PATH, [0.0] * len(LINKS), [{"prompt": prompt} for prompt in LINKS], timeout_s=5)
+            SendSchedule(
+                site + PATH,
+                [0.0] * len(LINKS),
+                [{"prompt": prompt} for prompt in LINKS],
+                timeout_s=5,
+            )
         )
         sent = dict(zip(LINKS, found, strict=True))
-        assert {prompt: one.status for prompt, one in sent.items() if one.status != 200} == {
+        assert {
+            prompt: one.status for prompt, one in sent.items() if one.status != 200
+        } == {
             "a dead link": 0,
             "a page": 0,
             "a file": 0,
@@ -200,13 +263,19 @@ class TestTheGenerator:
         slow = sent["a slow link"]
         assert slow.latency_s >= (slow.link_s or 0) >= 0.3
         assert slow.size == "32x16"
-        assert slow.digest == sent["a link"].digest, "the same image from a cache is seen"
+        assert slow.digest == sent["a link"].digest, (
+            "the same image from a cache is seen"
+        )
         assert "404" in sent["a dead link"].said
         assert "file:" in sent["a file"].said
 
     def test_an_image_begins_as_images_do(self, site: str) -> None:
-        bodies = [{"prompt": prompt} for prompt in ("no picture", "a data URL", "0", "0")]
-        text, inline, *twice = generate(SendSchedule(site + PATH, [0.0] * 4, bodies, timeout_s=5))
+        bodies = [
+            {"prompt": prompt} for prompt in ("no picture", "a data URL", "0", "0")
+        ]
+        text, inline, *twice = generate(
+            SendSchedule(site + PATH, [0.0] * 4, bodies, timeout_s=5)
+        )
         assert (text.status, inline.status) == (0, 200)
         assert twice[0].digest == twice[1].digest != inline.digest
         assert window_of([inline, *twice], 1.0, 5.0, 5.0).repeated == 1
@@ -214,12 +283,21 @@ class TestTheGenerator:
     def test_each_request_is_another_clients(self, site: str) -> None:
         """With a cookie, a load balancer would send all requests to one of its servers."""
         address = site.replace("127.0.0.1", "localhost") + PATH
-        sent = generate(SendSchedule(address, [0.0, 0.5], [{"prompt": "a cookie"}] * 2, timeout_s=5))
+        sent = generate(
+            SendSchedule(address, [0.0, 0.5], [{"prompt": "a cookie"}] * 2, timeout_s=5)
+        )
         assert [(each.size, each.images) for each in sent] == [("64x48", 1)] * 2
 
     def test_other_servers_answer_otherwise(self, site: str) -> None:
         prompts = ("another server", "no image", "no number")
-        found = generate(SendSchedule(site + PATH, [0, 0, 0], [{"prompt": prompt} for prompt in prompts], timeout_s=5))
+        found = generate(
+            SendSchedule(
+                site + PATH,
+                [0, 0, 0],
+                [{"prompt": prompt} for prompt in prompts],
+                timeout_s=5,
+            )
+        )
         assert [(each.status, each.batch, each.queue_s) for each in found] == [
             (200, 0, None),
             (0, 0, None),
@@ -229,15 +307,33 @@ class TestTheGenerator:
 
 def sent(latencies: list[float], lag_s: float = 0.0) -> list[Sent]:
     return [
-        Sent(number / 10, number / 10 + lag_s, number / 10 + latency, 200 if latency < 9 else 429, 2, 0.1, 0.2)
+        Sent(
+            number / 10,
+            number / 10 + lag_s,
+            number / 10 + latency,
+            200 if latency < 9 else 429,
+            2,
+            0.1,
+            0.2,
+        )
         for number, latency in enumerate(latencies)
     ]
 
 
 class TestFigures:
     def test_of_a_window(self) -> None:
-        found = window_of(sent([0.3] * 90 + [0.6] * 8 + [9.0] * 2), 10.0, limit_s=0.5, lag_limit_s=0.02)
-        assert (found.attainment, found.rejected, found.errors, found.void) == (0.9, 2, 0, False)
+        found = window_of(
+            sent([0.3] * 90 + [0.6] * 8 + [9.0] * 2),
+            10.0,
+            limit_s=0.5,
+            lag_limit_s=0.02,
+        )
+        assert (found.attainment, found.rejected, found.errors, found.void) == (
+            0.9,
+            2,
+            0,
+            False,
+        )
         assert found.p50_s == pytest.approx(0.3)
         assert found.p95_s == pytest.approx(0.6)
         assert found.p99_s is None
@@ -246,19 +342,26 @@ class TestFigures:
         assert found.link_s is None
 
     def test_of_a_window_tell_what_was_answered_before(self) -> None:
-        images = [replace(one, digest=number, size="8x8", images=2) for number, one in enumerate(sent([0.3] * 4))]
+        images = [
+            replace(one, digest=number, size="8x8", images=2)
+            for number, one in enumerate(sent([0.3] * 4))
+        ]
         found = window_of(images, 10.0, limit_s=0.5, lag_limit_s=0.02, earlier={1, 2})
         assert (found.repeated, found.sizes, found.most_images) == (2, ["8x8"], 2)
 
     def test_of_a_window_have_what_links_take(self) -> None:
         behind_links = [replace(one, link_s=0.2) for one in sent([0.3, 0.3])]
-        assert window_of(behind_links, 10.0, limit_s=0.5, lag_limit_s=0.02).link_s == pytest.approx(0.2)
+        assert window_of(
+            behind_links, 10.0, limit_s=0.5, lag_limit_s=0.02
+        ).link_s == pytest.approx(0.2)
 
     def test_no_percentile_below_the_requests_that_it_needs(self) -> None:
         assert percentile(np.ones(458), 99) is None
         assert percentile(np.ones(459), 99) == 1
         assert percentile(np.ones(58), 95) is None
-        assert percentile(np.array([1.0] * 90 + [math.inf] * 10), 95) is None, "a refused request has no latency"
+        assert percentile(np.array([1.0] * 90 + [math.inf] * 10), 95) is None, (
+            "a refused request has no latency"
+        )
 
     def test_what_was_sent_late_is_void(self) -> None:
         assert window_of(sent([0.3] * 50, lag_s=0.05), 10.0, 0.5, 0.02).void
@@ -277,7 +380,12 @@ class TestFigures:
         self, attained: list[float], expected: tuple[float, str]
     ) -> None:
         windows = [
-            window_of(sent([0.1] * round(100 * share) + [9.0] * (100 - round(100 * share))), rate, 0.5, 1.0)
+            window_of(
+                sent([0.1] * round(100 * share) + [9.0] * (100 - round(100 * share))),
+                rate,
+                0.5,
+                1.0,
+            )
             for rate, share in enumerate(attained, 1)
         ]
         rate, bound = max_rate(windows, lambda requests: 0.99)
@@ -295,10 +403,17 @@ class TestFigures:
         ],
     )
     def test_further_rates_bracket_the_highest_one(
-        self, first: list[float], carries: float, slowest: float, sent_at: list[float], bound: str
+        self,
+        first: list[float],
+        carries: float,
+        slowest: float,
+        sent_at: list[float],
+        bound: str,
     ) -> None:
         def send(rate: float) -> Window:
-            return window_of(sent([0.1 if rate <= carries else 9.0] * 100), rate, 0.5, 1.0)
+            return window_of(
+                sent([0.1 if rate <= carries else 9.0] * 100), rate, 0.5, 1.0
+            )
 
         windows = [send(rate) for rate in first]
         further = bracketing(windows, lambda requests: 0.99, send, slowest)

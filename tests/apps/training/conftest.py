@@ -16,7 +16,14 @@ import pytest
 from diffusers import StableDiffusionPipeline
 
 from sdopt.apps.training.data import Dataset, build, icon_key
-from sdopt.apps.training.packages import DRAWINGS, EMOJIBASE, STYLES, DrawingSet, Package, Style
+from sdopt.apps.training.packages import (
+    DRAWINGS,
+    EMOJIBASE,
+    STYLES,
+    DrawingSet,
+    Package,
+    Style,
+)
 from sdopt.reference import MODEL
 
 COLOURS = ("red", "blue", "green", "orange", "purple", "brown", "black", "teal")
@@ -49,18 +56,32 @@ def pipeline() -> StableDiffusionPipeline:
 
 
 @pytest.fixture(scope="session")
-def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Package, tuple[DrawingSet, ...]]:
+def archives(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, Package, tuple[DrawingSet, ...]]:
     """A folder of archives with sixteen concepts, a flag, a component and a letter in all four styles."""
     folder = tmp_path_factory.mktemp("packages")
     emoji, icons, chars = [], {}, {}
     for number, (colour, shape) in enumerate((c, s) for c in COLOURS for s in SHAPES):
         code = f"{0x1F300 + number:X}"
-        emoji.append({"label": f"{colour.title()} {shape}", "hexcode": f"{code}-FE0F", "tags": [colour], "group": 8})
+        emoji.append(
+            {
+                "label": f"{colour.title()} {shape}",
+                "hexcode": f"{code}-FE0F",
+                "tags": [colour],
+                "group": 8,
+            }
+        )
         icons[f"{colour}-{shape}"] = {"body": SHAPES[shape].format(colour)}
         chars[code.lower()] = f"{colour}-{shape}"
     for label, group in (("flag: nowhere", 9), ("red hair", 2), ("letter a", None)):
-        emoji.append({"label": label, "hexcode": f"{len(emoji):X}"} | ({} if group is None else {"group": group}))
-        icons[label.replace(": ", "-").replace(" ", "-")] = {"body": SHAPES["square"].format("red")}
+        emoji.append(
+            {"label": label, "hexcode": f"{len(emoji):X}"}
+            | ({} if group is None else {"group": group})
+        )
+        icons[label.replace(": ", "-").replace(" ", "-")] = {
+            "body": SHAPES["square"].format("red")
+        }
     names = pack(folder, EMOJIBASE, {"en/data.json": emoji})
     drawings = tuple(
         replace(
@@ -97,14 +118,23 @@ def work_folder(tmp_path: Path, dataset: Dataset) -> Path:
 
 
 @pytest.fixture
-def styles(work_folder: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> tuple[Style, ...]:
+def styles(
+    work_folder: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Style, ...]:
     """The LoRAs' styles with fake archives: black discs and green triangles for every concept."""
-    bodies = ('<circle cx="16" cy="16" r="14"/>', '<path d="M16 2 30 30H2Z" fill="green"/>')
+    bodies = (
+        '<circle cx="16" cy="16" r="14"/>',
+        '<path d="M16 2 30 30H2Z" fill="green"/>',
+    )
     fakes = []
     for style, body in zip(STYLES, bodies, strict=True):
         icons = {icon_key(record, style): {"body": body} for record in dataset.records}
         content = {"icons.json": {"icons": icons, "width": 32, "height": 32}}
-        fakes.append(replace(style, package=pack(work_folder / "packages", style.package, content)))
+        fakes.append(
+            replace(
+                style, package=pack(work_folder / "packages", style.package, content)
+            )
+        )
     for module in ("loras", "evaluation"):
         monkeypatch.setattr(f"sdopt.apps.training.{module}.STYLES", tuple(fakes))
     return tuple(fakes)

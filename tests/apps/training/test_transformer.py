@@ -24,14 +24,23 @@ class Oracle(nn.Module):
 
     def forward(self, noisy: Tensor, timesteps: Tensor, _states: Any) -> Any:
         alphas = np.interp(timesteps.numpy(), np.arange(len(self.alphas)), self.alphas)
-        signal, sigma = (torch.from_numpy(part).float().sqrt()[:, None, None, None] for part in (alphas, 1 - alphas))
-        assert torch.allclose(noisy, signal * self.clean + sigma * self.noise, atol=2e-3)
+        signal, sigma = (
+            torch.from_numpy(part).float().sqrt()[:, None, None, None]
+            for part in (alphas, 1 - alphas)
+        )
+        assert torch.allclose(
+            noisy, signal * self.clean + sigma * self.noise, atol=2e-3
+        )
         return SimpleNamespace(sample=signal * self.noise - sigma * self.clean)
 
 
 def test_the_teacher_says_the_velocity_of_the_flow_at_every_level() -> None:
-    clean, noise = torch.randn(2, 6, 8, 8, 8, generator=torch.Generator().manual_seed(0))
-    pipeline: Any = SimpleNamespace(unet=Oracle(clean, noise), scheduler=build_scheduler())
+    clean, noise = torch.randn(
+        2, 6, 8, 8, 8, generator=torch.Generator().manual_seed(0)
+    )
+    pipeline: Any = SimpleNamespace(
+        unet=Oracle(clean, noise), scheduler=build_scheduler()
+    )
     levels = np.array([0.05, 0.2, 0.4, 0.6, 0.8, 0.93], np.float32)
     shares = torch.from_numpy(levels)[:, None, None, None]
     velocity = Teacher(pipeline, torch.device("cpu")).velocity(
@@ -49,4 +58,6 @@ def test_noise_levels_are_spread_evenly_and_shifted_towards_noise() -> None:
 
 
 def test_the_transformer_is_as_large_as_its_card_says() -> None:
-    assert sum(weight.numel() for weight in build_transformer().parameters()) == 6_262_560
+    assert (
+        sum(weight.numel() for weight in build_transformer().parameters()) == 6_262_560
+    )
