@@ -205,7 +205,7 @@ class Search:
             needed = math.ceil((self.budget.left_s + more_s) / 60)
             self.say(
                 f"to screen and to judge one combination takes about {needed} min here: with "
-                f"search.budget_s={self.config.budget_s:g}, what is faster will not be judged"
+                f"search.budget_s={self.config.budget_s:g}, what is faster may not be judged"
             )
         finalists: list[Combination] = []
         # A race that ends early, or that nobody needs any more, leaves time to screen more.
