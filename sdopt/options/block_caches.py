@@ -368,7 +368,7 @@ def weights_sample(denoiser: nn.Module) -> list[float]:
     count = min(_TENSORS, len(matrices))
     numbers: list[float] = []
     for index in range(count):
-        matrix = matrices[index * len(matrices) // _TENSORS]
+        matrix = matrices[index * len(matrices) // count]
         flat = matrix.detach().flatten()
         places = [place * flat.numel() // _NUMBERS for place in range(_NUMBERS)]
         numbers += flat[places].float().tolist()

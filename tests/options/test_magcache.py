@@ -179,6 +179,14 @@ def test_weights_are_known_in_any_type() -> None:
     assert not same_weights(sample[:-4], sample)
 
 
+def test_weights_of_few_matrices_are_known_up_to_the_last() -> None:
+    denoiser = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(6)))
+    before = weights_sample(denoiser)
+    with torch.no_grad():
+        denoiser[-1].weight.add_(1.0)
+    assert not same_weights(weights_sample(denoiser), before)
+
+
 @pytest.mark.parametrize(
     "file", sorted(FOLDER.glob("*.json")), ids=lambda file: file.stem
 )
