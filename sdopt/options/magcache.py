@@ -155,6 +155,13 @@ class MagCache(Caching):
             f"{needs}: write them with `{command}`, and set caching.path=ratios.json"
         ]
 
+    def _measured_with(self, denoiser: Any) -> list[Magnitudes]:
+        """Returns the ratios that were measured with the weights of a denoiser."""
+        from sdopt.options.block_caches import same_weights, weights_sample
+
+        sample = weights_sample(denoiser)
+        return [one for one in self._measured if same_weights(sample, one.weights)]
+
     def _fitting(self, ctx: Context) -> list[Magnitudes]:
         """Returns the ratios that may be of a model. Where only its name is known, `apply` compares the weights.
 
@@ -162,15 +169,10 @@ class MagCache(Caching):
         """
         model = ctx.model
         if isinstance(model, LoadedModel):
-            from sdopt.options.block_caches import same_weights, weights_sample
-
             denoiser = model.networks.get("transformer")
-            sample = None if denoiser is None else weights_sample(denoiser)
-            return [
-                one
-                for one in self._measured
-                if sample is None or same_weights(sample, one.weights)
-            ]
+            if denoiser is None:
+                return list(self._measured)
+            return self._measured_with(denoiser)
         shipped = self.path is None
         fitting = []
         for magnitudes in self._measured:
@@ -205,19 +207,14 @@ class MagCache(Caching):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        from sdopt.options.block_caches import Magnitude, same_weights, weights_sample
+        from sdopt.options.block_caches import Magnitude
 
         if self.measure:
             return self._measuring(pipe)
         denoiser = denoiser_of(pipe)
         measured = list(self._measured)
         if denoiser.device.type != "meta":
-            sample = weights_sample(denoiser)
-            measured = [
-                magnitudes
-                for magnitudes in measured
-                if same_weights(sample, magnitudes.weights)
-            ]
+            measured = self._measured_with(denoiser)
         if not measured:
             raise UsageError(
                 "caching.path: the ratios were measured with other weights, or without a LoRA that this has"

@@ -252,6 +252,18 @@ def values_of(
     return values
 
 
+OF_ONE_STUDY = (
+    "speedup",
+    "speed",
+    "latency/p50_s",
+    "memory_ratio",
+    "images",
+    "gate",
+    "step",
+)
+"""Columns for which a search and a load test have figures of their own, over several studies or under load, or none."""
+
+
 def further_columns(shown: Sequence[str]) -> list[Column]:
     """Returns the columns of all but these names, for tables that have their own way to derive some."""
     return [column for column in COLUMNS if column.name not in shown]

@@ -12,7 +12,7 @@ from sdopt.gate.judge import judge
 from sdopt.record.comparisons import BreakEven
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Judgement, Verdict
-from sdopt.report.columns import further_columns, values_of
+from sdopt.report.columns import OF_ONE_STUDY, further_columns, values_of
 from sdopt.schema import Gate
 from sdopt.statistics.figures import rows_of
 from sdopt.statistics.giving_up import at_least_slower, bound_text
@@ -33,17 +33,6 @@ if TYPE_CHECKING:
 
 RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
 """The ratio from which each objective is computed."""
-
-OWN_COLUMNS = (
-    "speedup",
-    "speed",
-    "latency/p50_s",
-    "memory_ratio",
-    "images",
-    "gate",
-    "step",
-)
-"""Columns of tables for which a search has figures of its own, over several studies, or the outcome."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +186,7 @@ def _finding(
         recompiles=row.figures.get("compile/recompiles"),
         image_s=row.image_time.estimate if row.image_time else None,
         per_image=row.per_image,
-        columns=values_of(row, further_columns(OWN_COLUMNS)),
+        columns=values_of(row, further_columns(OF_ONE_STUDY)),
     )
 
 

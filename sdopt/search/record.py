@@ -22,6 +22,7 @@ from sdopt.report.blocks import (
     Table,
 )
 from sdopt.report.columns import (
+    OF_ONE_STUDY,
     Cells,
     TableView,
     further_columns,
@@ -30,7 +31,6 @@ from sdopt.report.columns import (
 )
 from sdopt.report.markdown import written
 from sdopt.report.tones import Tone
-from sdopt.search.findings import OWN_COLUMNS
 from sdopt.statistics.words import (
     gib_text,
     shortened,
@@ -298,7 +298,7 @@ def _table(record: SearchRecord, entries: Sequence[SearchEntry], brief: bool) ->
         ),
     ]
     numbers = [heading for heading, _ in table[2:]]
-    for column in further_columns(OWN_COLUMNS):
+    for column in further_columns(OF_ONE_STUDY):
         [heading] = column.headings(TableView(per_image=record.per_image))
         table.append(
             (

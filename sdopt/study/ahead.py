@@ -100,10 +100,6 @@ class Ahead:
                 return float(sum(seconds for seconds in latest if seconds is not None))
         return None
 
-    def round_s(self, processes: Sequence[VariantProcess]) -> float:
-        """Returns the seconds of one round of some processes."""
-        return sum(self._call_or_baseline_s(process) for process in processes)
-
     def seconds(
         self, extent: Extent, without: Sequence[VariantProcess] = ()
     ) -> float | None:

@@ -12,7 +12,7 @@ from sdopt.apps.traffic.figures import Window, interval_of, max_rate, wanted_sha
 from sdopt.errors import UsageError
 from sdopt.record.comparisons import Interval
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
-from sdopt.report.columns import TableView, further_columns, value_cell
+from sdopt.report.columns import OF_ONE_STUDY, TableView, further_columns, value_cell
 from sdopt.report.markdown import written
 from sdopt.statistics.measures import ratio_text
 
@@ -403,18 +403,6 @@ def _not_measured(record: LoadRecord) -> Iterator[str]:
         yield "cost: not measured here, since hardware.price_per_hour is not given"
 
 
-OWN_COLUMNS = (
-    "speedup",
-    "speed",
-    "latency/p50_s",
-    "memory_ratio",
-    "images",
-    "gate",
-    "step",
-)
-"""Columns of tables for which a load test has figures of its own under load, or none."""
-
-
 def rows_table(record: LoadRecord) -> Table:
     """Returns a table with a line for each row: the highest rate, and figures at the highest measured one below it."""
     headings = [
@@ -436,7 +424,7 @@ def rows_table(record: LoadRecord) -> Table:
         "energy per 1,000",
         "cost per 1,000",
     ]
-    further = further_columns(OWN_COLUMNS)
+    further = further_columns(OF_ONE_STUDY)
     for column in further:
         headings += column.headings(TableView())
     lines = []

@@ -14,7 +14,6 @@ import numpy as np
 
 from sdopt.apps.loadtest.config import LoadConfig
 from sdopt.apps.loadtest.record import (
-    OWN_COLUMNS,
     LoadRecord,
     LoadRow,
     Predicted,
@@ -32,7 +31,7 @@ from sdopt.hardware.nvml import GpuMonitor
 from sdopt.measure.interference import InterferenceMeter
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, VariantResult
-from sdopt.report.columns import further_columns, values_of
+from sdopt.report.columns import OF_ONE_STUDY, further_columns, values_of
 from sdopt.schema import Serving
 from sdopt.statistics.rows import Row
 from sdopt.variant import Variant
@@ -365,7 +364,7 @@ def columns_of(
         "throughput/images_per_s": images / seconds,
     }
     row = Row(measured, variant.shapes[0], latency=Interval(seconds), figures=figures)
-    return values_of(row, further_columns(OWN_COLUMNS))
+    return values_of(row, further_columns(OF_ONE_STUDY))
 
 
 def calibrated(engine: Engine) -> dict[int, float]:
