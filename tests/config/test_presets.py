@@ -189,7 +189,7 @@ def test_goes_on_without_the_rows_that_cannot_run_and_lists_them(
         "not measured at" if name == "blade_sd15" else "measured here with model emoji"
     )
     assert (
-        f"| not comparable | {why}" in published
+        f"| not judged | {why}" in published
         or Reproduction.NOT_COMPARABLE not in {c.verdict for c in claims}
     )
 
