@@ -40,9 +40,6 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parsed(argv)
 
-    from sdopt.apps.loadtest.record import RECORD as LOAD
-    from sdopt.apps.loadtest.record import LoadRecord
-    from sdopt.apps.loadtest.record import blocks_of as load_blocks
     from sdopt.config.tracking import tracking_of
     from sdopt.report.answer import answer_shown
     from sdopt.report.header import header_of
@@ -60,10 +57,8 @@ def main(argv: list[str]) -> int:
             say(answers(found, code))
         return code
     console = terminal()
-    if (folder / LOAD).is_file():
-        record = LoadRecord.read(folder)
-        brief = not arguments.all
-        console.print(shown(load_blocks(record, brief), console.width))
+    if (folder / _LOAD).is_file():
+        _print_load_test(folder, brief=not arguments.all)
         return 0
     if (folder / RECORD).is_file():  # a search: its answer, and the study that judged
         _print_search(folder)
@@ -87,6 +82,19 @@ def main(argv: list[str]) -> int:
             console.print(answer_shown(summary, console.width, folder))
     print_problems(found.damaged)
     return UsageError.exit_code if found.damaged else 0
+
+
+_LOAD = "load.json"
+"""The file of a load test."""
+
+
+def _print_load_test(folder: Path, brief: bool) -> None:
+    # Its record knows the client that sends requests, which no other result needs.
+    from sdopt.apps.loadtest.record import LoadRecord, blocks_of
+    from sdopt.report.terminal import shown
+
+    console = terminal()
+    console.print(shown(blocks_of(LoadRecord.read(folder), brief), console.width))
 
 
 def _print_search(folder: Path) -> None:

@@ -64,7 +64,8 @@ class Change:
         """Returns a change that lies between two differences."""
         way = self._way(low)
         if way == self._way(high):
-            amounts = amounts_text(*sorted((abs(low), abs(high))), self.text)
+            small, large = sorted((abs(low), abs(high)))
+            amounts = amounts_text(small, large, self.text)
             return f"{self.subject} {way.format(amounts)}"
         first = way.format(self.text(low))
         last = self._way(high).format(self.text(high))

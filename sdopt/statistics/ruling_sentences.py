@@ -192,16 +192,16 @@ _MEASURED_AS = ("mse", "perceptual", "lpips_alex")
 """Distances whose amount is named after the words for them."""
 
 
-def _distance_amount(name: str, low: float, high: float) -> str:
-    """Returns a distance, or the two between which it lies; of squared errors the likeness, the smaller one first."""
-    ends = [max(0.0, low), high]
-    if name == "mse":
-        ends.reverse()
-    return amounts_text(*ends, _distance(name)[-1])
-
-
 _OF_VALUES = ("at_least", "at_most", "within")
 """Rules on a property itself, and not on how it differs from the baseline's."""
+
+
+def _distance_amount(name: str, low: float, high: float) -> str:
+    """Returns a distance, or the two between which it lies; of squared errors the likeness, the smaller one first."""
+    least = max(0.0, low)
+    if name == "mse":
+        return amounts_text(high, least, decibels_text)
+    return amounts_text(least, high, _distance(name)[-1])
 
 
 def _changed(change: Change, low: float, high: float) -> str:
