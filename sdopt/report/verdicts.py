@@ -39,16 +39,22 @@ _NO_CHARACTER = re.compile(
 def verdict_blocks(result: StudyResult) -> list[Block]:
     """Returns a table with a row for each comparison that a gate has judged, and below it the reasons and notes."""
     rows = []
-    notes = []
+    reasons: dict[str, list[str]] = {}
     for judgement in result.judgements:
         verdict = word(decision_of(judgement.verdict))
         rows.append(
             (judgement.candidate, judgement.reference, judgement.contract, verdict)
         )
-        notes.append(f"{judgement.candidate}: {_because(result, judgement)}")
+        because = _because(result, judgement)
+        reasons.setdefault(because, []).append(judgement.candidate)
+    notes = [f"{', '.join(names)}: {because}" for because, names in reasons.items()]
     table = Table(("variant", "against", "contract", "gate"), rows)
-    notes += [_BOUNDS, *_claims(result.judgements), *spent_of(result)]
-    return [table, Notes(notes)]
+    return [table, Notes([*notes, *spent_of(result)])]
+
+
+def footing_of(result: StudyResult) -> list[str]:
+    """Returns what the rules' figures rest on: the kind of their bounds, the claims together, chance differences."""
+    return [_BOUNDS, *_claims(result.judgements), *floors_of(result)]
 
 
 def against_sentence(result: StudyResult) -> str:
@@ -139,8 +145,8 @@ def verdict_markdown(
     )
     blocks: list[Block] = [Prose(first, strong=True)] if first else []
     blocks += verdict_blocks(summary.result)
-    blocks.append(Notes(floors_of(summary.result)))
-    blocks.append(Fold(f"All {len(rows)} rules", [Table(headings, rows)]))
+    every = [Table(headings, rows), Notes(footing_of(summary.result))]
+    blocks.append(Fold(f"All {len(rows)} rules", every))
     title = (
         f"sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})"
     )
@@ -221,7 +227,7 @@ def _because(
 ) -> str:
     """Returns the reasons of the verdict, each in a sentence. A pass has too many to name."""
     if judgement.verdict is Verdict.PASS:
-        reasons = [f"all {len(judgement.rulings)} rules"]
+        reasons = [f"all {len(judgement.rulings)} rules pass"]
     else:
         reasons = _first_reasons(judgement, result)
     return "; ".join(filter(None, [*reasons, judgement.note]))
