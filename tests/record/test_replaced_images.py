@@ -107,19 +107,21 @@ def test_commands_say_so_and_hand_out_none(
     replaced: tuple[StudyResult, Path], tmp_path: Path
 ) -> None:
     _, folder = replaced
-    for words in (
+    said_by: list[tuple[str, ...]] = [
         ("show", "run"),
         ("report", "run", "tracking=none"),
         ("gate", "run", "--output", "verdicts", "gate.inconclusive_passes=true"),
         ("run", "resume=run"),
-    ):
+    ]
+    for words in said_by:
         said = sdopt(tmp_path, *words).err
         assert "run: 1 image (images/" in said, words
         assert "was replaced or changed" in said
-    for words in (
+    refused_by: list[tuple[str, ...]] = [
         ("score", "run", "--export", "out"),
         ("gate", "run", "--against", str(folder)),
-    ):
+    ]
+    for words in refused_by:
         assert "was replaced or changed" in refused(tmp_path, *words).err
     assert not (tmp_path / "out").exists()
 

@@ -41,8 +41,10 @@ def test_noise_is_other_unless_a_file_gives_it(
 
 
 def entry(name: str, fate: Fate, processes: int, *overrides: str) -> SearchEntry:
-    figures = (1.5, None, None, None, None) if processes else (None,) * 5
-    return SearchEntry(name, list(overrides), fate, "", *figures, processes)
+    speedup = 1.5 if processes else None
+    return SearchEntry(
+        name, list(overrides), fate, "", speedup, None, None, None, None, processes
+    )
 
 
 def test_only_what_was_measured_counts_as_tried() -> None:
