@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdopt.errors import UsageError
-from sdopt.record.files import POINTER, inside, is_pointer
+from sdopt.record.files import POINTER, inside, is_pointer, stays_within
 from sdopt.record.records import StudyResult
 from sdopt.record.scores import ImageRecord
 
@@ -23,8 +23,13 @@ def digest_of(file: Path) -> str:
 
 def is_replaced(folder: Path, record: ImageRecord) -> bool:
     """Returns whether an image of a run's folder is another file than the one that was scored; false without a file."""
-    file = inside(folder, record.path)
-    return bool(record.digest) and file.is_file() and digest_of(file) != record.digest
+    if not record.digest or not stays_within(record.path):
+        return False
+    file = folder / record.path  # or a link, as DVC makes: what it holds counts
+    try:
+        return file.is_file() and digest_of(file) != record.digest
+    except OSError:  # who opens it is told why it cannot be read
+        return False
 
 
 def scored_file(folder: Path, record: ImageRecord) -> Path:

@@ -58,6 +58,19 @@ def test_images_that_are_gone_are_no_news(
     assert remarks_on_images(result, folder) == []
 
 
+def test_a_link_to_the_same_image_is_no_news(
+    finished: Finished, tmp_path: Path
+) -> None:
+    """DVC puts the images elsewhere, and links to them where they were."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished.folder, folder)
+    file = _first(finished.result, folder)
+    file.rename(tmp_path / "elsewhere.png")
+    file.symlink_to(tmp_path / "elsewhere.png")
+    assert remarks_on_images(finished.result, folder) == []
+    assert sdopt(tmp_path, "show", "run").code == 0
+
+
 def test_nothing_is_computed_of_them(replaced: tuple[StudyResult, Path]) -> None:
     result, folder = replaced
     pictures = Pictures(folder, result.variant(ROW).images)
