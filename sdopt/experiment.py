@@ -403,7 +403,7 @@ class Experiment:
                 require_measured(plan, config.gate, config.quality, config.model)
         self.timeline.enter("composing and planning")
         remarks = (
-            *unused_options(plan, self.composer.chosen()),
+            *unused_options(config.study, plan, self.composer.chosen()),
             *remarks_on_variants(plan.variants, machine),
             *self._remarks(plan.variants),
         )

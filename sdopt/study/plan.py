@@ -31,7 +31,7 @@ from sdopt.record.records import (
 )
 from sdopt.schema import Model, Protocol
 from sdopt.scratch import CACHES, named_caches
-from sdopt.study.designs import CONTROL, Plan
+from sdopt.study.designs import CONTROL, Design, Plan
 from sdopt.study.fingerprint import code, inputs_of, of_model
 from sdopt.variant import Variant
 from sdopt.worker.child import in_process
@@ -100,11 +100,13 @@ _PACKAGES = (
 _LOGS_BYTES = 4 * 2**20
 
 
-def unused_options(plan: Plan, chosen: Sequence[str]) -> list[str]:
-    """Returns remarks on options that a job chose and no variant has, since a design begins without any.
+def unused_options(design: Design, plan: Plan, chosen: Sequence[str]) -> list[str]:
+    """Returns remarks on options that a job chose and no variant of a plan has, since its design begins without any.
 
     `chosen` are those options, as `Composer.chosen` lists them.
     """
+    if not design.drops_choices:
+        return []
     used: set[str] = set()
     for variant in plan.variants:
         for axis, option in variant.choices.items():
