@@ -28,7 +28,12 @@ from sdopt.pipelines.parts import (
     unwrapped,
 )
 from sdopt.pipelines.random_weights import empty_like, empty_part
-from sdopt.pipelines.transformer_loras import Converted, converted, scales_beside
+from sdopt.pipelines.transformer_loras import (
+    Converted,
+    converted,
+    scales_beside,
+    settings_beside,
+)
 from sdopt.pipelines.weights import Header, state_of
 from sdopt.reference import LORAS
 from sdopt.schema import Model
@@ -323,6 +328,8 @@ def source_for(pipe: Any, file: Path) -> Any:
 def reads_itself(file: Path) -> bool:
     """Returns whether diffusers reads a LoRA as it is, and needs no tensors made of it."""
     names = _header(file).shapes
+    if settings_beside(file) is not None:
+        return False  # diffusers does not read them
     if all(re.fullmatch(r"transformer\..+\.lora_[AB]\.weight", name) for name in names):
         return True
     of_unet = all(name.startswith(("unet.", "text_encoder", "lora_")) for name in names)
