@@ -205,7 +205,15 @@ def tensors_of(file: Path) -> dict[str, torch.Tensor] | None:
         for module in _pairs(found)
         if module not in with_alpha or not module.startswith("lora_")
     ]
-    differ = len(set(alphas.values())) > 1 or bool(alphas and others)
+    ranks = {
+        found[pair["down"]].shape[0]
+        for pair in _pairs(found).values()
+        if "down" in pair
+    }
+    # peft finds no rank of a layer's own when it exchanges a LoRA: it divides each alpha by the usual rank.
+    differ = bool(alphas) and (
+        len(set(alphas.values())) > 1 or bool(others) or len(ranks) > 1
+    )
     if (
         not differ
         and found.keys() == stored.keys()

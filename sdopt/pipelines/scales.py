@@ -44,6 +44,14 @@ _HARMLESS = ("format", "full_precision_matrix_mult", "orig_dtype")
 """What may be said of a format without changing the weights. Others, such as `convrot`, turn them first."""
 
 
+_IN_HEADER = "_quantization_metadata"
+
+UNREAD = "what its header names"
+"""Stands for all layers where a header says something of them that cannot be read."""
+
+_UNREADABLE = {"format": "unreadable"}
+
+
 @dataclass(frozen=True)
 class Scales:
     """What a file says of its weights of 8 bits.
@@ -67,16 +75,18 @@ def formats_in(file: Path, header: Header) -> dict[str, dict[str, Any]]:
     from safetensors import safe_open
 
     found: dict[str, dict[str, Any]] = {}
-    said = header.metadata.get("_quantization_metadata")
-    layers = _object_in(said).get("layers") if said else None
-    for layer, described in (layers or {}).items():
-        found[layer] = dict(described)
+    if said := header.metadata.get(_IN_HEADER):
+        layers = _object_in(said).get("layers")
+        if not isinstance(layers, dict):
+            layers = {UNREAD: None}
+        for layer, described in layers.items():
+            found[layer] = described if isinstance(described, dict) else _UNREADABLE
     named = [name for name in header.shapes if name.endswith(_FORMAT)]
     if not named:
         return found
     with safe_open(file, "np") as opened:
         for name in named:
-            text = bytes(opened.get_tensor(name).tolist())
+            text = opened.get_tensor(name).tobytes()
             found[name.removesuffix(_FORMAT)] = _object_in(text)
     return found
 
@@ -87,7 +97,7 @@ def _object_in(text: str | bytes) -> dict[str, Any]:
         said = json.loads(text)
     except ValueError:
         said = None
-    return said if isinstance(said, dict) else {"format": "unreadable"}
+    return said if isinstance(said, dict) else _UNREADABLE
 
 
 def scales_of(header: Header, formats: Mapping[str, Mapping[str, Any]]) -> Scales:

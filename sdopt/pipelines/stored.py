@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 from sdopt.errors import UsageError
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.originals import pipeline_in, prefix_in
-from sdopt.pipelines.scales import Scales, formats_in, multiplied, scales_of
+from sdopt.pipelines.scales import (
+    UNREAD,
+    Scales,
+    formats_in,
+    multiplied,
+    scales_of,
+)
 from sdopt.pipelines.weights import Header, state_of
 from sdopt.record.files import begins
 
@@ -55,11 +61,12 @@ class Stored:
         if self.file.suffix == ".gguf":
             return Scales()
         formats = _formats(self.file, state_of(self.file))
-        own = {}
+        own = {UNREAD: formats[UNREAD]} if UNREAD in formats else {}
         for name, key in self.names.items():
-            layer = key.rpartition(".")[0]
-            if layer in formats:
-                own[name.rpartition(".")[0]] = formats[layer]
+            layer = name.rpartition(".")[0]
+            said = formats.get(key.rpartition(".")[0]) or formats.get(layer)
+            if said:
+                own[layer] = said
         return scales_of(self.header(), own)
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -170,6 +170,27 @@ class TestFormats:
         [problem] = problems_of(file, tiny_folder("flux"))
         assert "img_in is stored as unreadable" in problem
 
+    @pytest.mark.parametrize("said", ["[]", "{}", '{"layers": ["img_in"]}', "{"])
+    def test_of_a_header_that_cannot_be_read_are_refused(
+        self, tiny_folder: Folder, tmp_path: Path, said: str
+    ) -> None:
+        written, _ = scaled(original(tiny("flux").transformer), ".weight_scale")
+        save_file(written, tmp_path / "a.safetensors", {"_quantization_metadata": said})
+        [problem] = problems_of(tmp_path / "a.safetensors", tiny_folder("flux"))
+        assert "is stored as unreadable" in problem
+
+    def test_may_be_named_without_the_prefix_of_the_file(
+        self, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
+        written, _ = scaled(original(tiny("flux").transformer), ".weight_scale")
+        layers = {"img_in": {"format": "float8_e4m3fn", "convrot": True}}
+        text = json.dumps({"layers": layers})
+        prefixed = {f"{PREFIX}{name}": tensor for name, tensor in written.items()}
+        file = tmp_path / "a.safetensors"
+        save_file(prefixed, file, {"_quantization_metadata": text})
+        [problem] = problems_of(file, tiny_folder("flux"))
+        assert "img_in is stored as float8_e4m3fn with convrot" in problem
+
     def test_of_blocks_as_many_as_rows_are_refused(
         self, tiny_folder: Folder, tmp_path: Path
     ) -> None:
