@@ -53,7 +53,7 @@ _UNREADABLE = {"format": "unreadable"}
 
 
 @dataclass(frozen=True)
-class Scales:
+class EightBits:
     """What a file says of its weights of 8 bits.
 
     Attributes:
@@ -100,7 +100,7 @@ def _object_in(text: str | bytes) -> dict[str, Any]:
     return said if isinstance(said, dict) else _UNREADABLE
 
 
-def scales_of(header: Header, formats: Mapping[str, Mapping[str, Any]]) -> Scales:
+def scales_of(header: Header, formats: Mapping[str, Mapping[str, Any]]) -> EightBits:
     """Returns which scale belongs to which weight of a network, and what cannot be read.
 
     A weight is its numbers of 8 bits times its scale: one number, or one for each row. Where nothing speaks of scales,
@@ -115,7 +115,7 @@ def scales_of(header: Header, formats: Mapping[str, Mapping[str, Any]]) -> Scale
         for end, what in _OTHERS.items():
             if name.endswith(end):
                 line = f"holds {what}, such as {name}, which sdopt does not read"
-                return Scales(wrong=[f"{line}: {_WAY}"])
+                return EightBits(wrong=[f"{line}: {_WAY}"])
         for end in _SCALE:
             if name.endswith(end):
                 scales[f"{name.removesuffix(end)}.weight"] = name
@@ -124,7 +124,7 @@ def scales_of(header: Header, formats: Mapping[str, Mapping[str, Any]]) -> Scale
     wrong = (_unknown(formats) or _unread(header, scales, beside, marked)) or _unfit(
         header, scales
     )
-    return Scales(scales, beside, wrong)
+    return EightBits(scales, beside, wrong)
 
 
 def _is_beside(name: str) -> bool:

@@ -15,7 +15,7 @@ from sdopt.pipelines.family import Family
 from sdopt.pipelines.originals import pipeline_in, prefix_in
 from sdopt.pipelines.scales import (
     UNREAD,
-    Scales,
+    EightBits,
     formats_in,
     multiplied,
     scales_of,
@@ -56,10 +56,10 @@ class Stored:
         shapes = {name: whole.shapes[key] for name, key in self.names.items()}
         return Header(whole.metadata, types, shapes)
 
-    def scales(self) -> Scales:
+    def scales(self) -> EightBits:
         """Returns which scale belongs to which weight, and what cannot be read; blocks of GGUF files hold their own."""
         if self.file.suffix == ".gguf":
-            return Scales()
+            return EightBits()
         formats = _formats(self.file, state_of(self.file))
         own = {UNREAD: formats[UNREAD]} if UNREAD in formats else {}
         for name, key in self.names.items():
