@@ -295,7 +295,7 @@ def verdicts_of(row: Row) -> dict[str, str]:
 
 def junit(
     summary: Summary,
-    inconclusive_passes: bool | None = None,
+    undecided_passes: bool | None = None,
 ) -> bytes:
     """Returns JUnit XML, valid for Jenkins and for Ant's schema (windyroad's `JUnit.xsd`).
 
@@ -306,12 +306,12 @@ def junit(
 
     Args:
         summary: of the judged study.
-        inconclusive_passes: as the gate that judged has it; None for the study's own gate.
+        undecided_passes: as the gate that judged has it; None for the study's own gate.
     """
     result = summary.result
-    lenient = inconclusive_passes
+    lenient = undecided_passes
     if lenient is None:
-        lenient = result.config.gate.inconclusive_passes
+        lenient = result.config.gate.undecided_passes
     root = ElementTree.Element("testsuites")
     for number, judgement in enumerate(result.judgements):
         _add_suite(root, number, judgement, summary, lenient)
@@ -394,14 +394,14 @@ def _verdicts(
 
 def _outcome(
     judgement: Judgement,
-    inconclusive_passes: bool,
+    undecided_passes: bool,
 ) -> str:
     """Returns the element of JUnit that says how a judgement ended; "" for a pass."""
     if judgement.verdict is Verdict.PASS:
         return ""
     if judgement.verdict is Verdict.FAIL:
         return "failure"
-    allowed = judgement.verdict is Verdict.INCONCLUSIVE and inconclusive_passes
+    allowed = judgement.verdict is Verdict.INCONCLUSIVE and undecided_passes
     return "skipped" if allowed else "error"
 
 
@@ -423,7 +423,7 @@ def _printable(text: str) -> str:
 def write_verdicts(
     summary: Summary,
     folder: Path,
-    inconclusive_passes: bool | None = None,
+    undecided_passes: bool | None = None,
     against: str = "",
 ) -> None:
     """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder; see `junit`. Raises OSError."""
@@ -431,7 +431,7 @@ def write_verdicts(
     write_atomically(
         folder / "verdicts.md", verdict_markdown(summary, against).encode()
     )
-    write_atomically(folder / "verdicts.xml", junit(summary, inconclusive_passes))
+    write_atomically(folder / "verdicts.xml", junit(summary, undecided_passes))
     append_step_summary(summary, against)
 
 
