@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         with only_json(wanted=True) as say:
             found = find_results(str(folder), tracking_of(arguments.overrides))
-            print_problems(found.damaged)
+            print_problems([*found.damaged, *found.remarks])
             code = UsageError.exit_code if found.damaged else 0
             say(answers(found, code))
         return code
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
             console.print(sections_shown(text_sections(summary)[1:], console.width))
         else:
             console.print(answer_shown(summary, console.width, folder))
-    print_problems(found.damaged)
+    print_problems([*found.damaged, *found.remarks])
     return UsageError.exit_code if found.damaged else 0
 
 

@@ -45,6 +45,7 @@ from sdopt.pipelines.transformer_files import source_of
 from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
 from sdopt.quality.metrics import features_of
 from sdopt.record.files import read_result, write_at_last, write_result
+from sdopt.record.images import remarks_on_images
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
 from sdopt.report.header import announce, show_plan
@@ -58,6 +59,7 @@ from sdopt.study.plan import (
     require_room,
     require_same_task,
     runnable_of,
+    unused_options,
 )
 from sdopt.study.progress import Progress
 from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
@@ -167,6 +169,18 @@ def card_remarks(variants: Sequence[Variant], machine: Machine) -> list[str]:
         f"{machine.device.name}: {fault}"
         for fault in faults_of(machine.device.name, machine.sheet, types)
     ]
+
+
+def remarks_on_variants(variants: Sequence[Variant], machine: Machine) -> list[str]:
+    """Returns what spoils images and nothing says: faults of the card, and how models are sampled; each once."""
+    found = dict.fromkeys(card_remarks(variants, machine))
+    for variant in variants:
+        steps = variant.workload.steps
+        found |= dict.fromkeys(
+            sampling_remarks(variant.model, variant.scheduler, steps)
+        )
+        found |= dict.fromkeys(variant.overdone())
+    return list(found)
 
 
 @dataclass
@@ -311,6 +325,7 @@ class Experiment:
         """Returns the folder's result to continue; a sweep job restarted on another host starts over."""
         file = self.folder / "result.json"
         previous = read_result(file)
+        print_problems(remarks_on_images(previous, self.folder))
         if self.in_sweep and is_elsewhere(previous, fresh):
             host = previous.environment.host
             file.rename(self.folder / f"result.{quote(host, safe='')}.json")
@@ -387,7 +402,11 @@ class Experiment:
                 plan = config.study.plan(self.composer)
                 require_measured(plan, config.gate, config.quality, config.model)
         self.timeline.enter("composing and planning")
-        remarks = (*card_remarks(plan.variants, machine), *self._remarks(plan.variants))
+        remarks = (
+            *unused_options(config.study, plan, self.composer.chosen()),
+            *remarks_on_variants(plan.variants, machine),
+            *self._remarks(plan.variants),
+        )
         machine = replace(machine, warnings=(*machine.warnings, *remarks))
         print_problems(machine.warnings)
         design = type(config.study).__name__.lower()
@@ -419,9 +438,6 @@ class Experiment:
             workload, model = (
                 replace(variant.workload, prompt_count=count),
                 variant.model,
-            )
-            found |= dict.fromkeys(
-                [*sampling_remarks(model, variant.scheduler), *variant.overdone()]
             )
             found |= dict.fromkeys(remarks_on_prompts(workload, model))
             found |= dict.fromkeys(remarks_on(variant.task, model, workload))

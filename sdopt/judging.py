@@ -80,7 +80,7 @@ class Judging:
                 judged.append(self._judge(result, folder, output))
             except UsageError as error:
                 problems += error.problems
-        print_problems(problems)
+        print_problems([*problems, *found.remarks])
         codes = [exit_code(result.judgements, self.config.gate) for result in judged]
         return (
             worst_code([*codes, *[UsageError.exit_code] * len(problems)]),

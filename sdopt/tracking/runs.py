@@ -20,6 +20,7 @@ from sdopt.errors import UnavailableError, UsageError
 from sdopt.quality.metrics import is_imported
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import inside, parse_result, to_json
+from sdopt.record.images import is_replaced
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.report import catalog
 from sdopt.report.catalog import HTML, MARKDOWN, markdown_table
@@ -131,13 +132,19 @@ def update_verdicts(
     result = summary.result
     if tracking.kind == "none" or not store_exists(tracking):
         return None
+    metrics, mine = study_metrics(summary), [_of_study(result)]
+    gone = [name for name in _OF_THE_BEST if name not in metrics]
+    # Of an option that the verdicts have refused. MLflow deletes no metric, and shows no run with one that is NaN.
+    outdated = ask(client.holds, tracking, result.name, mine, gone)
+    if outdated and has_images(result, folder):
+        return log_study(result, folder, tracking, summary, rendered).run
     files = {
         **_texts(summary, folder, images=False, rendered=rendered),
         "result.json": to_json(result),
     }
     # The logged file must equal this result, else a later sync would log it a second time.
     tags = {**judged_tags(summary), DIGEST: digest_of(result)}
-    changes = {"": TrackedRun(tags=tags, files=files, metrics=study_metrics(summary))}
+    changes = {"": TrackedRun(tags=tags, files=files, metrics=metrics)}
     for variant in result.variants:
         judged = {
             key: value
@@ -147,9 +154,7 @@ def update_verdicts(
         changes[variant.name] = TrackedRun(
             tags=verdict_tags(summary, variant), metrics=judged
         )
-    return (
-        ask(client.amend, tracking, result.name, [_of_study(result)], changes) or None
-    )
+    return ask(client.amend, tracking, result.name, mine, changes) or None
 
 
 def download_run(run: str, tracking: Tracking) -> tuple[StudyResult, str | None]:
@@ -400,10 +405,19 @@ def study_metrics(summary: Summary) -> dict[str, float]:
         )
     best = summary.best  # what has a speed-up stands before what has none
     if best is not None and best.speedup is not None:
-        for name in (SPEEDUP.name, MEMORY_RATIO.name, f"quality/{PSNR}"):
-            if name in best.flat:
-                metrics[f"best/{name}"] = best.flat[name]
+        for name in _OF_THE_BEST:
+            figure = name.removeprefix("best/")
+            if figure in best.flat:
+                metrics[name] = best.flat[figure]
     return metrics
+
+
+_OF_THE_BEST = (
+    f"best/{SPEEDUP.name}",
+    f"best/{MEMORY_RATIO.name}",
+    f"best/quality/{PSNR}",
+)
+"""Metrics of a study's run that are figures of the option that it recommends."""
 
 
 def variant_run(
@@ -429,7 +443,8 @@ def variant_run(
             record.image_index,
         )
         for record, file in files[:shown]
-        if file.is_file()  # a record may be kept without its images
+        # A record may be kept without its images.
+        if file.is_file() and not is_replaced(folder, record)
     ]
     evidence = list(_evidence(result, variant))
     # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
@@ -504,10 +519,9 @@ def described_in_note(summary: Summary, variant: VariantResult) -> str:
     row = summary.row(variant.name)
     lines = [variant.reason]
     if variant.is_control:
-        lines.insert(
-            0,
-            "The baseline once more. What the two differ by is chance: no option is credited with less.",
-        )
+        known = bool(variant.samples or variant.images)
+        chance = "What the two differ by is chance: no option is credited with less."
+        lines.insert(0, f"The baseline once more. {chance if known else ''}".strip())
     elif row is None or row.is_baseline:
         lines.insert(0, "The baseline, with which the others are compared.")
     else:

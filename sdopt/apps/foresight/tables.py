@@ -73,7 +73,12 @@ def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
             words.append(f"{name}{sign}")
         yield f"fastest per image first, with the chance that each beats the next; = is a tie: {' '.join(words)}"
     if any(each.state == EXTRAPOLATED and each.card != "cpu" for each in predictions):
-        yield "extrapolated: no or few published figures of that generation or size; the interval is wider"
+        yield (
+            "extrapolated: no or few published figures of that generation, size or cache; the interval is wider"
+        )
+    priced = {each.card for each in predictions if each.price is not None}
+    if len(priced) > 1:
+        yield "per 1,000 images: at the same hardware.price_per_hour for each of the cards"
     if any(each.fits != "does not fit" for each in predictions):
         yield f"to measure it there: {command}"
 

@@ -392,8 +392,13 @@ def _not_measured(record: LoadRecord) -> Iterator[str]:
         for each in row.replicates
         for window in each.windows
     )
-    if counted or record.price_per_hour is not None:
-        yield "energy and cost are those of the whole device at that rate, idle time included"
+    shown = []
+    if counted:
+        shown.append("energy")
+    if record.price_per_hour is not None:
+        shown.append("cost")
+    if shown:
+        yield f"{' and '.join(shown)}: of the whole device at that rate, idle time included"
     if not counted:
         here = any(row.service_s for row in record.rows)
         why = (
