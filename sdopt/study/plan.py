@@ -86,8 +86,11 @@ _PACKAGES = (
     *(
         "bitsandbytes",
         "cache-dit",
+        "flash-attn",
         "gguf",
+        "kernels",
         "peft",
+        "sageattention",
         "sdnq",
         "tomesd",
         "torchao",
