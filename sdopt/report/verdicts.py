@@ -145,7 +145,7 @@ def verdict_markdown(
     )
     blocks: list[Block] = [Prose(first, strong=True)] if first else []
     blocks += verdict_blocks(summary.result)
-    every = [Table(headings, rows), Notes(footing_of(summary.result))]
+    every: list[Block] = [Table(headings, rows), Notes(footing_of(summary.result))]
     blocks.append(Fold(f"All {len(rows)} rules", every))
     title = (
         f"sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})"
