@@ -117,7 +117,7 @@ class Judging:
         target = output or folder
         try:
             target.mkdir(parents=True, exist_ok=True)
-            write_verdicts(summary, target, gate.inconclusive_passes, against)
+            write_verdicts(summary, target, gate.undecided_passes, against)
         except OSError as error:
             raise UnavailableError(
                 f"{target}: {error.strerror}; choose another folder with --output"

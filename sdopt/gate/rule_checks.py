@@ -6,6 +6,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
@@ -20,7 +21,9 @@ from sdopt.quality.metrics import (
 )
 from sdopt.schema import Gate, Model, Quality, Rule
 from sdopt.statistics.measures import FIRST_IMAGE, RULED
-from sdopt.study.designs import Plan
+
+if TYPE_CHECKING:
+    from sdopt.study.designs import Plan
 
 _THRESHOLDS = {
     **dict.fromkeys(("non_inferior", "equivalent"), ("margin", "deviations")),
@@ -208,7 +211,7 @@ def _left_out(gate: Gate, quality: Quality, model: Model) -> dict[str, str]:
     return left_out
 
 
-def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> None:
+def require_measured(plan: "Plan", gate: Gate, quality: Quality, model: Model) -> None:
     """Checks, before anything is loaded, that the gate will have what it judges by.
 
     That is every metric of its rules, and the calibration that it names. Does not check rules for contracts that no
@@ -232,7 +235,7 @@ def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> 
 
 
 def _unmeasured_rules(
-    plan: Plan,
+    plan: "Plan",
     gate: Gate,
     quality: Quality,
     model: Model,
@@ -279,7 +282,7 @@ def _with_rules(gate: Gate, fits: Callable[[Rule], bool]) -> Gate:
     return replace(gate, rules=rules)
 
 
-def _contracts(plan: Plan) -> list[Contract]:
+def _contracts(plan: "Plan") -> list[Contract]:
     """Returns the contracts by which a gate may judge the variants of a plan."""
     candidates = [variant for variant in plan.variants if variant is not plan.baseline]
     if not candidates:

@@ -308,11 +308,7 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
             ("images/" if file.suffix == ".png" else "") + file.name: file
             for file in files
         },
-        # MLflow lists the latest run first.
-        below=[
-            trial_run(entry, record, tags, started + rank)
-            for rank, entry in enumerate(reversed(record.entries), start=1)
-        ],
+        below=_trials(record, tags, started),
     )
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[
         :16
@@ -332,6 +328,18 @@ _TAGS = {
     "workload.size": "size",
 }
 """Tags of the work of a run, by the keys that they have the values of."""
+
+
+def _trials(
+    record: SearchRecord, tags: Mapping[str, str], started: int
+) -> list[TrackedRun]:
+    """Returns the runs of the candidates that were not judged: the others have one of the study that judged them."""
+    trials = []
+    # MLflow lists the latest run first.
+    for rank, entry in enumerate(reversed(record.entries), start=1):
+        if not entry.judged:
+            trials.append(trial_run(entry, record, tags, started + rank))
+    return trials
 
 
 def trial_run(

@@ -38,7 +38,7 @@ class Reproduction(StrEnum):
     NOT_REPRODUCED = "not reproduced"
     UNDECIDED = "undecided"
     """It was measured without an interval."""
-    NOT_COMPARABLE = "not comparable"
+    NOT_COMPARABLE = "not judged"
     """The figure measured here is a different quantity."""
     NOT_RUN = "not run"
     NO_FIGURE = "no figure"

@@ -123,7 +123,7 @@ def test_commands_say_so_and_hand_out_none(
     said_by: list[tuple[str, ...]] = [
         ("show", "run"),
         ("report", "run", "tracking=none"),
-        ("gate", "run", "--output", "verdicts", "gate.inconclusive_passes=true"),
+        ("gate", "run", "--output", "verdicts", "gate.undecided_passes=true"),
         ("run", "resume=run"),
     ]
     for words in said_by:
