@@ -145,8 +145,9 @@ def verdict_markdown(
     )
     blocks: list[Block] = [Prose(first, strong=True)] if first else []
     blocks += verdict_blocks(summary.result)
-    every = [Table(headings, rows), Notes(footing_of(summary.result))]
-    blocks.append(Fold(f"All {len(rows)} rules", every))
+    table = Table(headings, rows)
+    footing = Notes(footing_of(summary.result))
+    blocks.append(Fold(f"All {len(rows)} rules", [table, footing]))
     title = (
         f"sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})"
     )
