@@ -145,9 +145,8 @@ def verdict_markdown(
     )
     blocks: list[Block] = [Prose(first, strong=True)] if first else []
     blocks += verdict_blocks(summary.result)
-    table = Table(headings, rows)
-    footing = Notes(footing_of(summary.result))
-    blocks.append(Fold(f"All {len(rows)} rules", [table, footing]))
+    every: list[Block] = [Table(headings, rows), Notes(footing_of(summary.result))]
+    blocks.append(Fold(f"All {len(rows)} rules", every))
     title = (
         f"sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})"
     )

@@ -87,8 +87,11 @@ _PACKAGES = (
     *(
         "bitsandbytes",
         "cache-dit",
+        "flash-attn",
         "gguf",
+        "kernels",
         "peft",
+        "sageattention",
         "sdnq",
         "tomesd",
         "torchao",

@@ -10,7 +10,7 @@ import torch
 import sdopt.options.text_encoder_offload as room
 from sdopt.options.compiler.inductor import Inductor
 from sdopt.options.memory import PrecomputedEmbeddings
-from sdopt.options.offload import ModelOffload
+from sdopt.options.offload import ModelOffload, bytes_of
 from sdopt.options.text_encoder_offload import TextEncoderOffload
 from sdopt.pipelines.parts import denoiser_of, text_encoders_of
 from tests.fixtures import CPU
@@ -85,10 +85,9 @@ def test_the_proof_asks_where_they_rest(
     _, finding, _ = applied.traced()
     assert not finding.engaged
     assert finding.facts["resting_on_device_gib"] == finding.facts["encoders_gib"] > 0
-    whole = room.bytes_of
 
     def elsewhere(network: Any, device: str | None = None) -> int:
-        return whole(network) if device is None else 0
+        return bytes_of(network) if device is None else 0
 
     monkeypatch.setattr(room, "bytes_of", elsewhere)
     assert applied.traced()[1].engaged
@@ -121,11 +120,12 @@ def test_on_cuda_the_denoiser_runs_without_them(name: str) -> None:
     pipe.__dict__["_sdopt_device"] = device
     TextEncoderOffload().apply(pipe)
     held: list[int] = []
-    denoiser_of(pipe).register_forward_pre_hook(
-        lambda *_: held.append(
-            sum(room.bytes_of(each, "cuda") for each in text_encoders_of(pipe))
-        )
-    )
+
+    def note(*_: object) -> None:
+        encoders = text_encoders_of(pipe)
+        held.append(sum(bytes_of(encoder, "cuda") for encoder in encoders))
+
+    denoiser_of(pipe).register_forward_pre_hook(note)
     with TextEncoderOffload().context(pipe):
         pipe("a red circle", height=64, width=64, num_inference_steps=2)
     assert held

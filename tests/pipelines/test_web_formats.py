@@ -31,7 +31,7 @@ def loaded(tiny_folder: Folder) -> Callable[..., Any]:
     def load(name: str, file: Path, part: str = "transformer", **parts: str) -> Any:
         base = tiny_folder(name)
         assert problems_of(file, base, **parts) == []
-        model = Model("folder", "path", path=str(file), base=str(base), parts=parts)
+        model = Model("folder", "path", path=str(file), base=str(base), parts={**parts})
         return load_part(model, part, torch.float32)
 
     return load
