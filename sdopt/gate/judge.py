@@ -34,7 +34,7 @@ from sdopt.gate.rulings import unjudged, worst
 from sdopt.gate.trust import trust_rulings
 from sdopt.record.comparisons import Comparison
 from sdopt.record.records import Status, StudyResult
-from sdopt.record.verdicts import Judgement, Look, Payoff, Ruling, Verdict
+from sdopt.record.verdicts import Judgement, Look, Ruling, Verdict
 from sdopt.schema import Gate
 from sdopt.statistics.changes import changes_of
 from sdopt.statistics.giving_up import at_least_slower
@@ -93,7 +93,7 @@ def _judged(
 ) -> Judgement:
     """Returns the judgement of one comparison, from the answers to its claims."""
     context = case.contexts[0]
-    paying = [answer.claim for answer in answers if answer.answer is Payoff.PAYS]
+    paying = [answer.claim for answer in answers if answer.answer == "it pays"]
     rulings = rulings_of(case.contexts, gate, context.contract)
     if context.comparable:
         changes = changes_of(result, context.candidate, context.reference)

@@ -130,14 +130,12 @@ def _result(
     if (gains or harms) and exceeds(claim.gain.ratio, claim.floor):
         return ClaimResult(
             claim,
-            Payoff.PAYS if gains else Payoff.HARM,
+            "it pays" if gains else "harm",
             ratio,
         )
     counts = percent(claim.smallest)
     if bounds.high < claim.smallest:
-        return ClaimResult(
-            claim, Payoff.NO_BENEFIT, f"{ratio} excludes a gain of {counts}"
-        )
+        return ClaimResult(claim, "no benefit", f"{ratio} excludes a gain of {counts}")
     if gains or harms:
         why = f"is no more than the {percent(claim.floor)} by which two identical baselines differ"
     elif claim.p_gain is not None and claim.p_gain <= level:
@@ -183,19 +181,19 @@ def must_pay(
     doubt = "; ".join(dict.fromkeys(result.doubt for result in results if result.doubt))
     answers = {result.answer for result in results}
     doubted = f"{reason}; but {doubt}" if doubt else reason
-    if Payoff.HARM in answers:
-        return _ruling(Verdict.FAIL, Payoff.HARM, doubted)
-    if Payoff.PAYS in answers:
+    if "harm" in answers:
+        return _ruling(Verdict.FAIL, "harm", doubted)
+    if "it pays" in answers:
         gains = {
-            result.claim.measure for result in results if result.answer is Payoff.PAYS
+            result.claim.measure for result in results if result.answer == "it pays"
         }
         if not changes and gains == {SPEEDUP}:
             doubt = _SAME_TRACE if changes is not None else _NO_TRACE
             return Ruling("must pay", "", Verdict.INCONCLUSIVE, doubted, doubt=doubt)
-        return _ruling(Verdict.PASS, Payoff.PAYS, doubted)
+        return _ruling(Verdict.PASS, "it pays", doubted)
     if None in answers:
         return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason, doubt=doubt)
-    return _ruling(Verdict.FAIL, Payoff.NO_BENEFIT, reason)
+    return _ruling(Verdict.FAIL, "no benefit", reason)
 
 
 def _ruling(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,15 +20,12 @@ class Verdict(StrEnum):
     FAIL = "fail"
 
 
-class Payoff(StrEnum):
-    """What a gate found of an option's claims of a gain; its reason begins with the same word."""
+Payoff = Literal["it pays", "harm", "no benefit"]
+"""What a gate found of an option's claims of a gain; its reason begins with the same word.
 
-    PAYS = "it pays"
-    """A gain holds together with all other claims of the study."""
-    HARM = "harm"
-    """The option harms a measure that it claims to improve."""
-    NO_BENEFIT = "no benefit"
-    """It does no harm, and every gain that counts is excluded."""
+It pays if a gain holds together with all other claims of the study; it has no benefit if it does no harm, and every
+gain that counts is excluded.
+"""
 
 
 @dataclass

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sdopt.record.verdicts import Payoff, Ruling, Verdict
+from sdopt.record.verdicts import Ruling, Verdict
 
 Text = Callable[[float], str]
 
@@ -176,9 +176,9 @@ CHECKS = {
 """What a check of the measurement itself found, by the name of its ruling."""
 
 _PAYOFFS = {
-    Payoff.HARM: "It makes worse what it is meant to improve",
-    Payoff.NO_BENEFIT: "It gains nothing that counts",
-    Payoff.PAYS: "It gains what it is meant to gain",
+    "harm": "It makes worse what it is meant to improve",
+    "no benefit": "It gains nothing that counts",
+    "it pays": "It gains what it is meant to gain",
 }
 
 

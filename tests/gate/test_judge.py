@@ -342,11 +342,11 @@ class TestItMustPay:
     @pytest.mark.parametrize(
         ("change_mib", "seconds", "payoff"),
         [
-            (-0.0005, 0.1, Payoff.NO_BENEFIT),
-            (0.0005, 0.05, Payoff.PAYS),
-            (-15, 0.1, Payoff.NO_BENEFIT),
-            (-40, 0.1, Payoff.PAYS),
-            (40, 0.05, Payoff.HARM),
+            (-0.0005, 0.1, "no benefit"),
+            (0.0005, 0.05, "it pays"),
+            (-15, 0.1, "no benefit"),
+            (-40, 0.1, "it pays"),
+            (40, 0.05, "harm"),
         ],
     )
     def test_one_block_of_the_allocator_decides_nothing(
@@ -361,7 +361,7 @@ class TestItMustPay:
                 0.1, 9.0, cuda_peak_allocated_gib=1.0 + change_mib / 1024
             )
         compare(result)
-        assert paying(verdict(result)).payoff is payoff
+        assert paying(verdict(result)).payoff == payoff
 
     @pytest.mark.parametrize(
         ("before", "after", "limit", "device", "spare", "expected"),
@@ -403,13 +403,13 @@ class TestItMustPay:
             # A gain must exceed that of two equal baselines.
             (
                 Claim(SPEEDUP, LogRatio(math.log(1.2), 0.001, 4.0, 3), 1.02, 1.1),
-                Payoff.PAYS,
+                "it pays",
             ),
             (Claim(SPEEDUP, LogRatio(math.log(1.2), 0.001, 4.0, 3), 1.02, 1.3), None),
             # Of two looks each has half of the error: a p value of 3.5 % is none.
             (
                 Claim(SPEEDUP, LogRatio(math.log(1.2), 0.0663, 4.0, 3), 1.02, 1.1),
-                Payoff.PAYS,
+                "it pays",
             ),
             (
                 Claim(
@@ -430,7 +430,7 @@ class TestItMustPay:
                     1.01,
                     spared=4.0,
                 ),
-                Payoff.NO_BENEFIT,
+                "no benefit",
             ),
             (
                 Claim(
@@ -440,13 +440,13 @@ class TestItMustPay:
                     1.01,
                     spared=1.5,
                 ),
-                Payoff.HARM,
+                "harm",
             ),
         ],
     )
     def test_a_claim_by_itself(self, claim: Claim, answer: Payoff | None) -> None:
         [found] = answer_claims([claim], 0.95)
-        assert found.answer is answer
+        assert found.answer == answer
 
     def test_a_gain_must_hold_among_all_claims_of_the_study(self) -> None:
         """Alone it would pay; beside nine that gain nothing it may be the luckiest of ten."""
@@ -790,4 +790,4 @@ class TestSeveralShapes:
         [found] = made.judgements
         assert found.gains == ["speedup/64x64b1"]
         assert paying(found).verdict is Verdict.FAIL
-        assert paying(found).payoff is Payoff.HARM
+        assert paying(found).payoff == "harm"

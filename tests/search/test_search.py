@@ -23,7 +23,6 @@ from sdopt.search.config import search_file
 from sdopt.search.plot import search_plot
 from sdopt.search.record import (
     FINAL,
-    Fate,
     SearchEntry,
     SearchRecord,
     blocks_of,
@@ -308,7 +307,7 @@ def test_a_search_calibrates_only_where_it_is_needed(
 EAGER = SearchEntry(
     "layout=channels_last",
     ["layout=channels_last"],
-    Fate.PASSED,
+    "pass",
     "",
     1.1,
     1.0,
@@ -320,7 +319,7 @@ EAGER = SearchEntry(
 COMPILED = replace(
     EAGER,
     name="compiler=inductor",
-    fate=Fate.WINNER,
+    fate="winner",
     start=BreakEven(32.0, 31.2, 1.0, 310.0),
     recompiles=2.0,
 )
@@ -367,7 +366,7 @@ def test_a_name_breaks_between_its_options_in_a_narrow_terminal(
     many = replace(
         EAGER,
         name=", ".join(options),
-        fate=Fate.UNDECIDED,
+        fate="undecided",
         low=0.95,
         high=1.25,
         start=start,

@@ -19,7 +19,7 @@ from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, ShapeSamples
-from sdopt.record.verdicts import Payoff, Verdict
+from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate, Protocol, Rule
 from sdopt.statistics.comparing import compare
 from tests.records import recorded, timed
@@ -125,7 +125,7 @@ def _judged(
                 if ruling.verdict is Verdict.PASS and not spent
             }
             harms |= {
-                judgement.candidate for ruling in paying if ruling.payoff is Payoff.HARM
+                judgement.candidate for ruling in paying if ruling.payoff == "harm"
             }
     return gains, harms
 
