@@ -8,8 +8,8 @@ estimate with a limit passes if the whole one-sided interval lies on the right s
 and is inconclusive in between (non-inferiority as in Piaggio et al. 2012, with prompts as the unit that is resampled).
 
 A candidate passes only if all its rules do, so the rules need no correction for their number. Claims of a gain need
-one: they are tested together (`paying`). A study that is judged again as it grows divides its error rate α among its
-looks (`looks`). If other programs disturbed the timings, rules on time are inconclusive and the candidate cannot pass.
+one: they are tested together (`paying`). A study that was extended after it was judged cannot pass (`looks`). If other
+programs disturbed the timings, rules on time are inconclusive and the candidate cannot pass.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,7 +69,7 @@ def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
     all_claims: list[Claim] = []
     for comparison in judged_comparisons(result):
         look = look_at(result, comparison, gate)
-        contexts = _contexts(result, comparison, gate, fit, 1 / look.allowed)
+        contexts = _contexts(result, comparison, gate, fit)
         claims = claims_of(contexts) if gate.must_pay else []
         cases.append(_Case(comparison, look, contexts, claims))
         all_claims += claims
@@ -177,7 +177,6 @@ def _contexts(
     comparison: Comparison,
     gate: Gate,
     fit: Fit,
-    share: float,
 ) -> list[RuleContext]:
     """Returns the comparison at each shape."""
     sees_calls = not result.is_imported
@@ -199,7 +198,6 @@ def _contexts(
             fit,
             lambda metric: RULED[metric].log_ratio(candidate, reference),
             lambda metric: RULED[metric].floor(view, edge),
-            share,
             "; ".join(disturbances(view, candidate, reference)),
             trust=tuple(trust),
             sees_calls=sees_calls,
@@ -228,7 +226,6 @@ def claims_of(contexts: Sequence[RuleContext]) -> list[Claim]:
                     context.ratio(metric),
                     smallest,
                     context.floor(metric),
-                    context.alpha_share,
                     context.disturbed if measure is SPEEDUP else "",
                     context.shape,
                     context.memory_growth if measure is MEMORY_RATIO else 1.0,

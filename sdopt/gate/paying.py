@@ -28,7 +28,6 @@ class Claim:
         smallest: the smallest factor, at least 1, that counts.
         spared: the factor, at least 1, by which the measure may grow worse without harm (`gate.spare_memory`).
         floor: the factor by which two identical baselines differed; None if it is not known.
-        share: the share of α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
         shape: the name of the shape if the study has several; "" if it has one.
     """
@@ -37,7 +36,6 @@ class Claim:
     ratio: LogRatio | None
     smallest: float
     floor: float | None
-    share: float = 1.0
     disturbed: str = ""
     shape: str = ""
     spared: float = 1.0
@@ -90,18 +88,18 @@ def answer_claims(
     A claim that cannot be tested still counts among them.
     """
     level = 1 - confidence
-    gains = holm([_spent(claim.p_gain, claim) for claim in claims], level)
-    harms = holm([_spent(claim.p_harm, claim) for claim in claims], level)
+    gains = holm([_tested(claim.p_gain, claim) for claim in claims], level)
+    harms = holm([_tested(claim.p_harm, claim) for claim in claims], level)
     tested = zip(claims, gains, harms, strict=True)
     return [
         _result(claim, gain, harm, len(claims), level) for claim, gain, harm in tested
     ]
 
 
-def _spent(p_value: float | None, claim: Claim) -> float:
+def _tested(p_value: float | None, claim: Claim) -> float:
     if p_value is None or claim.disturbed:
         return 1.0
-    return min(1.0, p_value / claim.share)
+    return p_value
 
 
 def _result(
@@ -117,7 +115,6 @@ def _result(
             None,
             f"{with_shape(claim.measure.claim, claim.shape)}: not measured",
         )
-    level *= claim.share
     bounds = claim.gain.interval(1 - 2 * level)
     ratio = _ratio_text(claim, level)
     if bounds.high is None or claim.floor is None:

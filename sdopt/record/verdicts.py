@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from sdopt.contract import Contract
 
@@ -84,7 +82,7 @@ class Judgement:
 
 @dataclass
 class Look:
-    """One judging of one comparison: a digest of its data, and the share of the error rate α that it spent."""
+    """One judging of one comparison, with a digest of its data."""
 
     candidate: str
     reference: str
@@ -93,10 +91,7 @@ class Look:
     data: str
     """Digest of the judged data: judging the same data again is the same look."""
     number: int
-    allowed: Annotated[int, Field(ge=1, le=1000)]
-    """Number of looks that the first look planned; later ones decide nothing."""
-    spent: float
-    """Share of α, over all looks so far; 1 is all of it."""
+    """1 for the first look, which alone can pass."""
     processes: int
     rounds: int
     prompts: int

@@ -10,7 +10,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from sdopt.errors import print_problems
-from sdopt.gate.looks import spent_of
 from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
@@ -47,7 +46,7 @@ def verdict_blocks(result: StudyResult) -> list[Block]:
         )
         notes.append(f"{judgement.candidate}: {_because(result, judgement)}")
     table = Table(("variant", "against", "contract", "gate"), rows)
-    notes += [_BOUNDS, *_claims(result.judgements), *spent_of(result)]
+    notes += [_BOUNDS, *_claims(result.judgements)]
     return [table, Notes(notes)]
 
 

@@ -169,7 +169,7 @@ CHECKS = {
     "reference": "There is nothing sound to compare it with",
     "variant": "Only one of the two results has it",
     "rules": "The gate has no rules for it",
-    "looks": "This study was judged more often than planned",
+    "looks": "It was judged before it was extended",
     "fresh prompts": "The gain may hold for repeated prompts alone",
     UNDISTURBED: "Other programs disturbed the timing",
 }
