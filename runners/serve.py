@@ -42,11 +42,11 @@ Exit codes: 0 it was told to end; 2 usage, configuration or conflict; 3 the pipe
 
 
 def _help() -> str:
-    from sdopt.config.own import ServeCommand, serving_config
+    from sdopt.config.own import serving_config
 
     from .reference import own_keys
 
-    return _HELP.format(keys=indented(own_keys(ServeCommand(serving_config([])[0]))))
+    return _HELP.format(keys=indented(own_keys(serving_config([])[0], "serving")))
 
 
 @end_with_code
