@@ -31,8 +31,7 @@ def look_at(
         of_these = (look.candidate, look.reference) == (candidate.name, reference.name)
         if of_these and look.data not in seen:
             seen.append(look.data)
-    if data not in seen:
-        seen.append(data)
+    seen.append(data)
     return Look(
         candidate=candidate.name,
         reference=reference.name,
