@@ -93,8 +93,8 @@ def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> Non
     from sdopt.apps.serving.engine import Engine, unservable
     from sdopt.apps.serving.server import listen, serve
     from sdopt.config.groups import data_sheets
-    from sdopt.experiment import check_models, fetch
     from sdopt.locks import reserve
+    from sdopt.preparation import check_models, fetch
     from sdopt.worker.machine import find_machine
     from sdopt.worker.process import WorkerProcess
 

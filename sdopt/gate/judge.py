@@ -13,7 +13,7 @@ programs disturbed the timings, rules on time are inconclusive and the candidate
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import chain
 
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
@@ -48,16 +48,6 @@ from sdopt.statistics.measures import (
 )
 
 
-@dataclass(frozen=True)
-class _Case:
-    """A comparison to judge, the look that judging it now counts as, and the candidate's claims."""
-
-    comparison: Comparison
-    look: Look
-    contexts: list[RuleContext]
-    claims: list[Claim]
-
-
 def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
     """Fills in `result.judgements`: one for each of `judged_comparisons`.
 
@@ -65,36 +55,37 @@ def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
     """
     result.gate = gate.name
     gate = applicable(gate, result.config.quality, result.config.model)
-    cases = []
-    all_claims: list[Claim] = []
-    for comparison in judged_comparisons(result):
-        look = look_at(result, comparison, gate)
-        contexts = _contexts(result, comparison, gate, fit)
-        claims = claims_of(contexts) if gate.must_pay else []
-        cases.append(_Case(comparison, look, contexts, claims))
-        all_claims += claims
+    comparisons = judged_comparisons(result)
+    at_shapes = [_contexts(result, comparison, gate, fit) for comparison in comparisons]
+    claims: list[list[Claim]] = []
+    for contexts in at_shapes:
+        claims.append(claims_of(contexts) if gate.must_pay else [])
     # A claim is tested together with those of all other comparisons.
-    answers = {
-        answer.claim: answer for answer in answer_claims(all_claims, gate.confidence)
-    }
+    tested = answer_claims(list(chain.from_iterable(claims)), gate.confidence)
+    answers = {answer.claim: answer for answer in tested}
     result.judgements = []
-    for case in cases:
-        case_answers = [answers[claim] for claim in case.claims]
-        judged = _judged(result, case, gate, case_answers)
+    for comparison, contexts, claimed in zip(
+        comparisons, at_shapes, claims, strict=True
+    ):
+        look = look_at(result, comparison, gate)
+        own = [answers[claim] for claim in claimed]
+        judged = _judged(result, comparison, contexts, gate, own, look)
         result.judgements.append(judged)
-        record_look(result, case.look, judged.verdict)
+        record_look(result, look, judged.verdict)
 
 
 def _judged(
     result: StudyResult,
-    case: _Case,
+    comparison: Comparison,
+    contexts: Sequence[RuleContext],
     gate: Gate,
     answers: Sequence[ClaimResult],
+    look: Look,
 ) -> Judgement:
     """Returns the judgement of one comparison, from the answers to its claims."""
-    context = case.contexts[0]
+    context = contexts[0]
     paying = [answer.claim for answer in answers if answer.answer == "it pays"]
-    rulings = rulings_of(case.contexts, gate, context.contract)
+    rulings = rulings_of(contexts, gate, context.contract)
     if context.comparable:
         changes = changes_of(result, context.candidate, context.reference)
         if answers:
@@ -103,10 +94,10 @@ def _judged(
             rulings += effect_seen(changes, context.paired)
         if any(claim.measure is SPEEDUP for claim in paying):
             rulings += repeated_prompts(context.candidate, context.reference)
-        rulings += ruling_of(case.look)
+        rulings += ruling_of(look)
     note = "; ".join(_notes(result, context))
-    judged = judgement(case.comparison, context.contract, rulings, note)
-    for claim in case.claims:
+    judged = judgement(comparison, context.contract, rulings, note)
+    for claim in (answer.claim for answer in answers):
         if claim.p_gain is not None:
             judged.claims[claim.name] = claim.p_gain
     judged.gains = [claim.name for claim in paying]

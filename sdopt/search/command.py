@@ -14,9 +14,9 @@ from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
-from sdopt.experiment import awaits_clip, fetch_clip
 from sdopt.forecast import expected_call_s, lines_of
 from sdopt.locks import lock_folder
+from sdopt.preparation import awaits_clip, fetch_clip
 from sdopt.record.files import inside, write_atomically
 from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.schema import Tracking
@@ -40,7 +40,8 @@ from sdopt.search.studies import Studies
 from sdopt.search.trials import Trials
 from sdopt.tracking import client
 from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, TrackedRun
-from sdopt.tracking.runs import common_tags, digest_of, note_of, time_of
+from sdopt.tracking.contents import common_tags, note_of, time_of
+from sdopt.tracking.runs import digest_of
 from sdopt.tracking.store import ask, require_store
 from sdopt.worker.forkserver import StartContext, start_fork_server
 from sdopt.worker.machine import Machine, find_machine

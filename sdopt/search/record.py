@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from sdopt.errors import UsageError
 from sdopt.record.comparisons import BreakEven, Interval
+from sdopt.record.files import first_problem
 from sdopt.report.blocks import (
     Block,
     Cell,
@@ -158,7 +159,8 @@ def read_record(folder: Path) -> SearchRecord:
         written = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         return TypeAdapter(SearchRecord).validate_python(written, extra="forbid")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{folder / RECORD}: cannot be read: {error}") from error
+        wrong = first_problem(error) if isinstance(error, ValidationError) else error
+        raise UsageError(f"{folder / RECORD}: cannot be read: {wrong}") from error
 
 
 _MEANING = {

@@ -36,7 +36,7 @@ from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.client import TrackedRun
-from sdopt.tracking.runs import logged_metrics, verdict_tags
+from sdopt.tracking.contents import logged_metrics, verdict_tags
 from tests.apps.loadtest.test_loadtest import record as load_record
 from tests.command import ROOT, SMOKE
 

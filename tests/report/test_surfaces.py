@@ -26,7 +26,7 @@ from sdopt.report.verdicts import junit, summary_markdown, verdict_json
 from sdopt.statistics.reproduction import Reproduction
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
-from sdopt.tracking.runs import verdict_tags
+from sdopt.tracking.contents import verdict_tags
 from tests.command import ROOT
 from tests.pages import table
 

@@ -16,7 +16,7 @@ from sdopt.search.record import Fate
 from sdopt.statistics.outcomes import Standing
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
-from sdopt.tracking.runs import study_tags, variant_run
+from sdopt.tracking.contents import study_tags, variant_run
 from tests.command import ROOT
 
 SCALE = {

@@ -23,11 +23,13 @@ from sdopt.search.config import search_file
 from sdopt.search.plot import search_plot
 from sdopt.search.record import (
     FINAL,
+    RECORD,
     SearchEntry,
     SearchRecord,
     blocks_of,
     markdown_of,
     page_of,
+    read_record,
 )
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
@@ -356,6 +358,17 @@ def test_the_start_has_a_column_where_it_says_something() -> None:
     assert " +31.2 s\n" in terminal(record(COMPILED)), "without when it is repaid"
     assert "again later" in terminal(record(replace(COMPILED, start=None)))
     assert '"images": 310.0' in json.dumps(asdict(record(COMPILED)))
+
+
+def test_a_record_is_read_as_it_was_written_and_no_other_one(tmp_path: Path) -> None:
+    written = asdict(record(COMPILED, EAGER))
+    (tmp_path / RECORD).write_text(json.dumps(written))
+    assert read_record(tmp_path) == record(COMPILED, EAGER)
+    for key, value in (("fate", "lost"), ("speedup", "fast"), ("shape", 1)):
+        changed = {**written, "entries": [written["entries"][0] | {key: value}]}
+        (tmp_path / RECORD).write_text(json.dumps(changed))
+        with pytest.raises(UsageError, match=key):
+            read_record(tmp_path)
 
 
 @pytest.mark.parametrize("start", [None, BreakEven(32.0, 31.2, 1.0, 310.0)])

@@ -26,7 +26,7 @@ from sdopt.report.catalog import HTML, MARKDOWN, REPORTS, ReportFile, markdown_t
 from sdopt.schema import Tracking
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.sentences import described
-from sdopt.statistics.summary import Summary, summary_of
+from sdopt.statistics.summary import summary_of
 from sdopt.tracking import client
 from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
 from sdopt.tracking.runs import digest_of, download_run, log_study
@@ -537,7 +537,7 @@ def test_a_report_of_any_bytes_is_an_artifact(
     """One entry of `REPORTS` is all that it takes, and what was rendered for the run's folder is not made again."""
     content, made = b"\x89\xff\xfe\x00 no text", []
 
-    def render(_summary: Summary, _folder: Path) -> bytes:
+    def render(_: catalog.Rendering) -> bytes:
         made.append(1)
         return content
 
