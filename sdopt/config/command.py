@@ -100,6 +100,10 @@ class CommandLine:
             raise UsageError(
                 f"--config-dir {given.config_dir[1]}: only one folder can be given; add it with {further}"
             )
+        if given.package and not given.cfg:  # else nothing is measured or shown
+            raise UsageError(
+                f"--package {given.package}: names what --cfg shows: add --cfg job, or leave it out"
+            )
         folder = own_folder(given.config_dir[0]) if given.config_dir else None
         informative = any(getattr(given, flag) for flag in _INFORMATIVE)
         overrides = with_own_options(given.overrides, options_of("model", folder))

@@ -411,6 +411,18 @@ class TestPlaces:
             ):
                 download_run("a name with blanks", tracking)
 
+    def test_a_server_elsewhere_keeps_no_artifacts_near_here(self) -> None:
+        """They would lie on this machine, where its users do not look for them."""
+        away, folder = "http://team:5000", "/nowhere/mlartifacts/1"
+        with pytest.raises(RefusedError, match="--artifacts-destination"):
+            client._require_near(folder, Tracking(uri=away))
+        for uri, place in (
+            ("http://localhost:5000", folder),
+            ("sqlite:///mlflow.db", folder),
+            (away, "mlflow-artifacts:/1"),
+        ):
+            client._require_near(place, Tracking(uri=uri))
+
     def test_a_folder_may_have_any_name_that_a_checkout_has(
         self, copied: Copied, tmp_path: Path
     ) -> None:
