@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
             lambda line: print(line, flush=True),
         )
     if record.rows:  # a dry run has none
-        console.print(shown(blocks_of(record), console.width))
+        console.print(shown(blocks_of(record, brief=True), console.width))
     return 3 if any(row.reason for row in record.rows) else 0
 
 

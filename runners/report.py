@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
                 source, files, chosen if overrides or source.downloaded else None
             )
         )
-        print_problems(source.damaged)
+        print_problems([*source.damaged, *source.remarks])
         code = UsageError.exit_code if source.damaged else code
     return code
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from sdopt.errors import command_line
+from sdopt.errors import UsageError, command_line, print_problems
 from sdopt.schema import Tracking
 
 from . import Arguments, end_with_code
@@ -46,6 +46,7 @@ def main(argv: list[str]) -> int:
 
     from sdopt.exchange.scores import export, import_scores
     from sdopt.record.files import write_result
+    from sdopt.record.images import remarks_on_images
     from sdopt.report.catalog import write_reports
     from sdopt.statistics.summary import summary_of
     from sdopt.tracking.finding import find_result
@@ -55,7 +56,10 @@ def main(argv: list[str]) -> int:
         export(result, folder, arguments.export)
         print(f"images and times: {arguments.export}")
         return 0
+    if replaced := remarks_on_images(result, folder):
+        raise UsageError(replaced)  # nobody tells which of the two were scored
     lower = tuple(filter(None, map(str.strip, arguments.lower.split(","))))
+    judged, judging = bool(result.judgements), result.gate
     names = import_scores(result, arguments.table, lower)
     write_result(result, folder)
     for _ in write_reports(summary_of(result), folder):
@@ -63,6 +67,13 @@ def main(argv: list[str]) -> int:
     print(
         f"{folder}: has {', '.join(names)}; `{command_line('sync', folder)}` logs it to MLflow"
     )
+    if judged and not result.judgements:
+        again = command_line("gate", folder, f"gate={judging}")
+        print_problems(
+            [
+                f"{folder}: its verdicts were of other scores, and are dropped; `{again}` judges again"
+            ]
+        )
     return 0
 
 

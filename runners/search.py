@@ -135,18 +135,20 @@ def _run(
     question: str,
 ) -> int:
     """Runs a search that was not answered before, or says what it would try (`dry`); returns the exit code."""
-    from sdopt.config.models import with_own_models
-    from sdopt.config.paths import options_of
-    from sdopt.report.terminal import shown
-    from sdopt.search.command import answered, begun, concluded, logged, prepare
-    from sdopt.search.record import PAGE, space_table
-    from sdopt.tracking.client import TrackingError
-    from sdopt.worker.forkserver import independent_children
-
     console = terminal()
-    overrides = with_own_models(overrides, options_of("model", config_dir))
+    with console.status("starting: importing PyTorch and diffusers"):
+        from sdopt.config.models import with_own_models
+        from sdopt.config.paths import options_of
+        from sdopt.report.terminal import shown
+        from sdopt.search.command import answered, begun, concluded, logged, prepare
+        from sdopt.search.record import PAGE, space_table
+        from sdopt.tracking.client import TrackingError
+        from sdopt.worker.forkserver import independent_children
+
+        overrides = with_own_models(overrides, options_of("model", config_dir))
     with independent_children():
-        prepared = prepare(overrides, config_dir, dry)
+        with console.status("starting: looking at this machine"):
+            prepared = prepare(overrides, config_dir, dry)
         if dry:
             console.print(shown(space_table(prepared.space), console.width))
             for line in prepared.foreseen():

@@ -94,7 +94,7 @@ def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> Non
     from sdopt.apps.serving.server import listen, serve
     from sdopt.config.groups import data_sheets
     from sdopt.locks import reserve
-    from sdopt.preparation import check_models, fetch
+    from sdopt.preparation import check_models, fetch, remarks_on_variants
     from sdopt.worker.machine import find_machine
     from sdopt.worker.process import WorkerProcess
 
@@ -105,7 +105,7 @@ def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> Non
         )
     if problems := unservable(variant, serving, machine.device):
         raise ConflictError(problems)
-    print_problems(machine.warnings)
+    print_problems([*machine.warnings, *remarks_on_variants([variant], machine)])
     if serving.host not in ("127.0.0.1", "::1", "localhost"):
         print_problems(
             [

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "result",
         metavar="RESULT",
-        help="a run's folder, its result.json, the folder of a sweep or a search, or an MLflow run id",
+        help="a run's folder, its result.json, the folder of a sweep, a search or a load test, or an MLflow run id",
     )
     parser.add_argument(
         "--all",
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     from sdopt.report.answer import answer_shown
     from sdopt.report.header import header_of
     from sdopt.report.terminal import sections_shown, shown
-    from sdopt.search.record import FINAL, PAGE, RECORD
+    from sdopt.search.record import FINAL, RECORD
     from sdopt.statistics.summary import summary_of
     from sdopt.tracking.finding import find_results
 
@@ -52,25 +52,19 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         with only_json(wanted=True) as say:
             found = find_results(str(folder), tracking_of(arguments.overrides))
-            print_problems(found.damaged)
+            print_problems([*found.damaged, *found.remarks])
             code = UsageError.exit_code if found.damaged else 0
             say(answers(found, code))
         return code
     console = terminal()
+    if (folder / _LOAD).is_file():
+        _print_load_test(folder, brief=not arguments.all)
+        return 0
     if (folder / RECORD).is_file():  # a search: its answer, and the study that judged
-        console.print(
-            json.loads((folder / RECORD).read_text(encoding="utf-8"))["sentence"],
-            style="bold",
-            markup=False,
-        )
-        console.print(
-            f"Everything that was tried: {folder / PAGE}\n",
-            markup=False,
-            soft_wrap=True,
-        )
-        folder = (
-            folder / FINAL if (folder / FINAL / "result.json").is_file() else folder
-        )
+        _print_search(folder)
+        folder = folder / FINAL
+        if not (folder / "result.json").is_file():
+            return 0
     found = find_results(str(folder), tracking_of(arguments.overrides))
     if found.sweep and found.studies:
         console.print(shown(found.sweep.blocks(arguments.all), console.width))
@@ -88,8 +82,36 @@ def main(argv: list[str]) -> int:
             )
         else:
             console.print(answer_shown(summary, console.width, folder))
-    print_problems(found.damaged)
+    print_problems([*found.damaged, *found.remarks])
     return UsageError.exit_code if found.damaged else 0
+
+
+_LOAD = "load.json"
+"""The file of a load test."""
+
+
+def _print_load_test(folder: Path, brief: bool) -> None:
+    # Its record knows the client that sends requests, which no other result needs.
+    from sdopt.apps.loadtest.record import LoadRecord, blocks_of
+    from sdopt.report.terminal import shown
+
+    console = terminal()
+    console.print(shown(blocks_of(LoadRecord.read(folder), brief), console.width))
+
+
+def _print_search(folder: Path) -> None:
+    """Prints the answer of a search, and where everything is that it tried."""
+    from sdopt.search.record import PAGE, RECORD
+
+    console = terminal()
+    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    console.print(record["sentence"], style="bold", markup=False)
+    if (folder / PAGE).is_file():
+        console.print(
+            f"Everything that was tried: {folder / PAGE}\n",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ def main(argv: list[str]) -> int:
     from sdopt.config.tracking import tracking_of
     from sdopt.gate.judge import worst_code
     from sdopt.record.files import read_result
+    from sdopt.record.images import remarks_on_images
     from sdopt.report.markdown import written
     from sdopt.report.sweep import read_sweep
     from sdopt.tracking.runs import log_study, log_sweep
@@ -51,7 +52,9 @@ def main(argv: list[str]) -> int:
     for path in [path for folder in folders for path in _results(folder)]:
         with _noted(path.parent, problems):
             own = path.parent.resolve()  # of `.`, the name
-            _say(path.parent, log_study(read_result(path), own, tracking))
+            result = read_result(path)
+            print_problems(remarks_on_images(result, path.parent))
+            _say(path.parent, log_study(result, own, tracking))
             # A job's folder may lie several folders below that of its sweep.
             if above := next(
                 (

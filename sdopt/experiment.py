@@ -32,20 +32,20 @@ from sdopt.forecast import expected_call_s, lines_of
 from sdopt.gate.calibration import remarks_on_calibration
 from sdopt.gate.rule_checks import applicable, remarks_on_rules, require_measured
 from sdopt.locks import reserve
-from sdopt.pipelines.loading import sampling_remarks
 from sdopt.pipelines.prompts import remarks_on_length, remarks_on_prompts
 from sdopt.pipelines.tasks import remarks_on
 from sdopt.preparation import (
     awaits_clip,
-    card_remarks,
     check_models,
     check_sampling,
     fetch,
     fetch_clip,
+    remarks_on_variants,
 )
 from sdopt.quality.available import fetch_features
 from sdopt.quality.metrics import features_of
 from sdopt.record.files import read_result, write_at_last, write_result
+from sdopt.record.images import remarks_on_images
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
 from sdopt.report.header import announce, show_plan
@@ -59,6 +59,7 @@ from sdopt.study.plan import (
     require_room,
     require_same_task,
     runnable_of,
+    unused_options,
 )
 from sdopt.study.progress import Progress
 from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
@@ -229,6 +230,7 @@ class Experiment:
         """Returns the folder's result to continue; a sweep job restarted on another host starts over."""
         file = self.folder / "result.json"
         previous = read_result(file)
+        print_problems(remarks_on_images(previous, self.folder))
         if self.in_sweep and is_elsewhere(previous, fresh):
             host = previous.environment.host
             file.rename(self.folder / f"result.{quote(host, safe='')}.json")
@@ -305,7 +307,11 @@ class Experiment:
                 plan = config.study.plan(self.composer)
                 require_measured(plan, config.gate, config.quality, config.model)
         self.timeline.enter("composing and planning")
-        remarks = (*card_remarks(plan.variants, machine), *self._remarks(plan.variants))
+        remarks = (
+            *unused_options(config.study, plan, self.composer.chosen()),
+            *remarks_on_variants(plan.variants, machine),
+            *self._remarks(plan.variants),
+        )
         machine = replace(machine, warnings=(*machine.warnings, *remarks))
         print_problems(machine.warnings)
         design = type(config.study).__name__.lower()
@@ -337,9 +343,6 @@ class Experiment:
             workload, model = (
                 replace(variant.workload, prompt_count=count),
                 variant.model,
-            )
-            found |= dict.fromkeys(
-                [*sampling_remarks(model, variant.scheduler), *variant.overdone()]
             )
             found |= dict.fromkeys(remarks_on_prompts(workload, model))
             found |= dict.fromkeys(remarks_on(variant.task, model, workload))

@@ -80,7 +80,7 @@ class Judging:
                 judged.append(self._judge(result, folder, output))
             except UsageError as error:
                 problems += error.problems
-        print_problems(problems)
+        print_problems([*problems, *found.remarks])
         codes = [exit_code(result.judgements, self.config.gate) for result in judged]
         return (
             worst_code([*codes, *[UsageError.exit_code] * len(problems)]),
@@ -117,7 +117,7 @@ class Judging:
         target = output or folder
         try:
             target.mkdir(parents=True, exist_ok=True)
-            write_verdicts(summary, target, gate.inconclusive_passes, against)
+            write_verdicts(summary, target, gate.undecided_passes, against)
         except OSError as error:
             raise UnavailableError(
                 f"{target}: {error.strerror}; choose another folder with --output"

@@ -192,17 +192,25 @@ def _require_folder(command: Command) -> None:
         raise UsageError(
             f"{above}: no folder that can be written; choose another with {command.place}=…"
         )
-    if command.composer is None:
-        return
-    if (folder / "result.json").is_file() and not command.composer.current.resume:
+    if not command.resumes and (held := _held_in(folder)):
         again = command_line("run", f"resume={folder}")
         raise OccupiedError(
-            f"{folder}: holds a result; continue it with `{again}`, or choose another"
+            f"{folder}: holds {held}; continue it with `{again}`, or choose another"
         )
-    if folder.is_dir():
+    if folder.is_dir() and not command.sweep:
         with lock_folder(folder) as ours:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
+
+
+def _held_in(folder: Path) -> str:
+    """Returns what a folder holds whose recorded command another one there would replace; "" if nothing is lost."""
+    if (folder / "result.json").is_file():
+        return "a result"
+    swept = (folder / "multirun.yaml").is_file()
+    if swept and next(folder.glob("*/**/result.json"), None) is not None:
+        return "results of a sweep"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -100,3 +100,15 @@ def card_remarks(variants: Sequence[Variant], machine: Machine) -> list[str]:
         f"{machine.device.name}: {fault}"
         for fault in faults_of(machine.device.name, machine.sheet, types)
     ]
+
+
+def remarks_on_variants(variants: Sequence[Variant], machine: Machine) -> list[str]:
+    """Returns what spoils images and nothing says: faults of the card, and how models are sampled; each once."""
+    found = dict.fromkeys(card_remarks(variants, machine))
+    for variant in variants:
+        steps = variant.workload.steps
+        found |= dict.fromkeys(
+            sampling_remarks(variant.model, variant.scheduler, steps)
+        )
+        found |= dict.fromkeys(variant.overdone())
+    return list(found)

@@ -561,7 +561,7 @@ class Gate(Configured):
     1 - `confidence`."""
     report_only: bool = False
     """Whether verdicts are only shown and logged, with exit code 0."""
-    inconclusive_passes: bool = False
+    undecided_passes: bool = False
     """Whether a variant about which the measurements do not decide ends with exit code 0 instead of 3, as on a busy
     runner of CI. What could not be measured or compared still ends with 3."""
     replicates: Annotated[int, Field(ge=1, le=1000)] = 3

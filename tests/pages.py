@@ -1,8 +1,8 @@
 """Writes figures of records into Markdown pages, so that none on a page is typed by hand: `python -m tests.pages`.
 
 A block begins with `<!-- sdopt:table FOLDER -->` and ends with `<!-- sdopt:end -->`; FOLDER holds a record and is
-relative to the page. What stands between the marks is replaced. Other kinds are `sdopt:answer`, `sdopt:plot`, and
-`sdopt:load` for a load test.
+relative to the page. What stands between the marks is replaced. Other kinds are `sdopt:answer`, `sdopt:plot`,
+`sdopt:tradeoff`, and `sdopt:load` for a load test. A folder that is not there yet is said to be not measured.
 """
 
 import argparse
@@ -21,7 +21,9 @@ from sdopt.statistics.summary import summary_of
 from sdopt.statistics.words import has_intervals, intervals_text, sampling_text
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "sdopt/apps/serving/README.md")
+PAGES = ("README.md", "sdopt/README.md", "sdopt/apps/serving/README.md")
+
+NOT_MEASURED = "Not measured yet."
 
 _BLOCK = re.compile(r"(?s)(<!-- sdopt:(?!end)(\S+) (\S+) -->)\n.*?(<!-- sdopt:end -->)")
 
@@ -55,6 +57,11 @@ def _plot(folder: Path) -> str:
     return f"![{result.name}: speed-up of each variant{intervals}]({{folder}}/plot.png)"
 
 
+def _tradeoff(folder: Path) -> str:
+    name = read_result(folder).name
+    return f"![{name}: speed-up of each variant against the likeness of its images]({{folder}}/tradeoff.png)"
+
+
 def _load(folder: Path) -> str:
     return page_table(LoadRecord.read(folder))
 
@@ -63,6 +70,7 @@ KINDS: dict[str, Callable[[Path], str]] = {
     "table": table,
     "answer": _answer,
     "plot": _plot,
+    "tradeoff": _tradeoff,
     "load": _load,
 }
 
@@ -72,7 +80,9 @@ def filled(page: Path) -> str:
 
     def block(match: re.Match[str]) -> str:
         begin, kind, folder, end = match.groups()
-        content = KINDS[kind](page.parent / folder).replace("{folder}", folder)
+        write, record = KINDS[kind], page.parent / folder
+        content = write(record) if record.is_dir() else NOT_MEASURED
+        content = content.replace("{folder}", folder)
         return f"{begin}\n\n{content.strip()}\n\n{end}"
 
     text, count = _BLOCK.subn(block, page.read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from sdopt.record.records import StudyResult
 from sdopt.report.tables import ranking
 from sdopt.statistics.summary import summary_of
 from tests.command import ROOT, Finished
-from tests.pages import PAGES, filled
+from tests.pages import NOT_MEASURED, PAGES, filled
 
 END = "<!-- sdopt:end -->"
 
@@ -37,6 +37,13 @@ def test_a_block_holds_the_figures_of_its_result_and_nothing_else_changes(
     assert "\n> " in text[text.index("\nBetween.\n") :]
     page.write_text(text)
     assert filled(page) == text
+
+
+def test_a_record_that_is_not_there_yet_is_said_to_be_so(page: Path) -> None:
+    page.write_text(f"<!-- sdopt:tradeoff later -->\n{END}\n")
+    assert NOT_MEASURED in filled(page)
+    (page.parent / "run").rename(page.parent / "later")
+    assert "](later/tradeoff.png)" in filled(page)
 
 
 @pytest.mark.parametrize("name", PAGES)

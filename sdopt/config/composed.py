@@ -86,6 +86,7 @@ class Command:
                 _require_job(cfg.hydra, sweep, line)
             _require_place(line, sweep)
             if sweep:
+                _require_kept(line.task)
                 _require_options(line, compositions)
                 return cls(line, folder, bool(cfg.get("dry_run")), None)
             from sdopt.config.composer import (
@@ -117,6 +118,14 @@ class Command:
     def sweep(self) -> bool:
         """Whether it asks for a sweep, by `-m` or by `hydra.mode`."""
         return self.composer is None
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it continues what its folder holds."""
+        if self.composer is not None:
+            return bool(self.composer.current.resume)
+        given = [each for each in self.line.task if key_of(each) == "resume"]
+        return bool(given) and parsed_override(given[-1]).value() is not None
 
     @property
     def place(self) -> str:
@@ -167,6 +176,19 @@ def _require_once(overrides: Sequence[str]) -> None:
             options = ",".join(given.values())
             raise UsageError(
                 f"{' '.join(given)}: only the last would be used; {group}=[{options}] combines them"
+            )
+
+
+def _require_kept(overrides: Sequence[str]) -> None:
+    """Raises UsageError if mappings of one key are given apart: a run merges them, a sweep takes the last."""
+    mappings: dict[str, list[str]] = {}
+    for override in overrides:
+        if isinstance(parsed_override(override).value(), dict):
+            mappings.setdefault(key_of(override), []).append(override)
+    for key, words in mappings.items():
+        if len(words) > 1:
+            raise UsageError(
+                f"{' '.join(words)}: in a sweep only the last would be used; give all keys of {key} at once"
             )
 
 

@@ -193,10 +193,8 @@ class HydraComposer:
         ]
         if lora := self._lora_of(edit):
             staying.append(_LORA)
-            before = [
-                *before,
-                *(override for override in lora if override not in before),
-            ]
+            before = [override for override in before if not _is_of_lora(override)]
+            before += lora
             edit.settings[:0] = map(KeyValue.of, lora)
         merged = merge_overrides(before, edit.overrides, staying)
         merged = [override for override in merged if override.lstrip("~") not in groups]
@@ -215,14 +213,19 @@ class HydraComposer:
         return self._parsed[key], merged
 
     def _lora_of(self, edit: Edit) -> list[str]:
-        """Returns the job's keys of its LoRA, if an edit chooses another way to use one: its file stays the same."""
+        """Returns the job's keys of its LoRA, if an edit chooses another way to use one: its file stays the same.
+
+        Keys that this way does not have, such as that of a second LoRA, are left behind.
+        """
         chosen = edit.choices.get(_LORA, {}).get(_LORA, NONE)
-        keys = [
-            override
-            for override in self._overrides
-            if key_of(override).startswith(f"{_LORA}.")
-        ]
-        return keys if chosen != NONE else []
+        if chosen == NONE:
+            return []
+        option = at(self._compositions.load_option(_LORA, chosen), _LORA) or {}
+        keys = []
+        for override in self._overrides:
+            if _is_of_lora(override) and key_of(override).partition(".")[2] in option:
+                keys.append(override)
+        return keys
 
     def _groups(self) -> set[str]:
         """Returns the groups of the optimizations."""
@@ -290,6 +293,10 @@ class HydraComposer:
                     for key in wrong
                 ]
             )
+
+
+def _is_of_lora(override: str) -> bool:
+    return key_of(override).startswith(f"{_LORA}.")
 
 
 _ONE_THREAD = threading.RLock()

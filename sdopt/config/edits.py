@@ -156,6 +156,10 @@ def _with_setting(values: Values, setting: KeyValue) -> dict[str, Any]:
     group, _, name = setting.key.rpartition(".")
     there = at(values, group) if group else values
     is_there = isinstance(there, dict) and name in there
+    if setting.value == {} and is_there and there[name]:
+        raise UsageError(
+            f"{setting.key}={{}}: keys are merged into those that are there, so that this changes nothing; set them"
+        )
     if not setting.new and (not is_there or _adds_keys(there[name], setting.value)):
         raise UsageError(
             f"{setting.key}: there is no such key here; a new one takes a +, as in +{setting.key}=…"

@@ -49,7 +49,10 @@ def parsed_override(override: str) -> Override:
         UsageError: the text is no override.
     """
     try:
-        return OverridesParser.create().parse_override(override)
+        parsed = OverridesParser.create().parse_override(override)
+        if not parsed.key_or_group:
+            raise UsageError(f"{override}: names no key; write key=value")
+        return parsed
     except HydraException as error:
         said = str(error).splitlines()[0]
         raise UsageError(f"{override or repr('')}: not an override: {said}") from error

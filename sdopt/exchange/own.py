@@ -9,6 +9,7 @@ from sdopt.errors import UsageError
 from sdopt.exchange.metadata import Origin
 from sdopt.exchange.settings import settings_of
 from sdopt.record.files import read_result
+from sdopt.record.images import is_replaced
 from sdopt.record.records import StudyResult, VariantResult
 
 
@@ -31,7 +32,7 @@ def origins_in(folder: Path) -> dict[str, Origin]:
         said = settings_of(settings_of_variant(result, variant))
         for record in images:
             file = run / record.path
-            if file.parent == folder.resolve():
+            if file.parent == folder.resolve() and not is_replaced(run, record):
                 origins[file.name] = Origin(
                     "sdopt", record.prompt, record.negative, record.seed, said
                 )

@@ -7,7 +7,7 @@ A table of scores has a row for each image: `variant` and `file`, as in the `ima
 import csv
 import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from sdopt.exchange.study import TIMES
 from sdopt.quality.by_prompt import by_prompt
 from sdopt.quality.metrics import slug
 from sdopt.record.files import inside
+from sdopt.record.images import remarks_on_images
 from sdopt.record.records import StudyResult, VariantResult
-from sdopt.record.scores import ImageRecord
+from sdopt.record.scores import ImageRecord, Score
 
 _IMAGES = "images.csv"
 
@@ -35,7 +36,7 @@ def export(result: StudyResult, folder: Path, target: Path) -> None:
     Times are per image where calls of the variants make different numbers of images.
 
     Raises:
-        UsageError: the study has no images, or the target holds something.
+        UsageError: the study has no images, one was replaced since it was recorded, or the target holds something.
         UnavailableError: the target cannot be written.
     """
     pictured = [variant for variant in result.variants if variant.images]
@@ -43,6 +44,8 @@ def export(result: StudyResult, folder: Path, target: Path) -> None:
         raise UsageError(
             f"{folder}: has no images to export; measure with quality=default"
         )
+    if replaced := remarks_on_images(result, folder):
+        raise UsageError(replaced)
     require_new(target)
     try:
         listed = [
@@ -111,7 +114,8 @@ def import_scores(
 ) -> list[str]:
     """Adds scores of images by another program to a study's variants, and returns the names of the metrics.
 
-    A metric is named `score_…` if more is better, and `penalty_…` otherwise. Where it was there before, it is replaced.
+    A metric is named `score_…` if more is better, and `penalty_…` otherwise. Where it was there before, it is replaced;
+    verdicts that rest on what it was before are dropped.
 
     Raises:
         UsageError: a row names no image of the study, or an image of a variant has no value.
@@ -147,6 +151,7 @@ def import_scores(
                 f"{row.place}: this image of '{variant.name}' has a row already"
             )
         found[variant.name][record.path] = row
+    before = {name: dict(result.variant(name).quality) for name in found}
     for name, by_path in found.items():
         variant = result.variant(name)
         if lacking := [
@@ -162,7 +167,25 @@ def import_scores(
             for other in ("score", "penalty"):  # of an import with another --lower
                 variant.quality.pop(f"{other}_{slug(column)}", None)
             variant.quality[metric] = by_prompt(prompts, values)
+    _drop_verdicts(result, before)
     return list(names.values())
+
+
+def _drop_verdicts(
+    result: StudyResult, before: Mapping[str, Mapping[str, Score]]
+) -> None:
+    """Drops the verdicts of a gate if they rest on scores that have changed; the looks that they took stay spent.
+
+    `before` are the scores of variants as they were, by name.
+    """
+    changed: set[str] = set()
+    for name, scores in before.items():
+        now = result.variant(name).quality
+        changed.update(each for each in scores if scores[each] != now.get(each))
+    for judgement in result.judgements:
+        if any(ruling.metric in changed for ruling in judgement.rulings):
+            result.gate, result.judgements = "", []
+            return
 
 
 def _value(row: ImportedRow, column: str) -> float:

@@ -215,6 +215,9 @@ SETTINGS = (
     Setting(
         "LoRA", ("lora", "loras", "useloramodel", "loramodel"), _loras, default="none"
     ),
+    Setting("VAE file", ("vaehash",), _digest),
+    Setting("LoRA files", ("lorahashes",), _text),
+    Setting("embeddings", ("tihashes",), _text, default="none"),
     Setting(
         "hires upscale",
         ("hiresupscale", "refinerupscale"),
@@ -295,6 +298,10 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, str]:
             continue
         if _word(value) not in _NOT_SAID and (text := setting.alike(value)):
             settings.setdefault(setting.name, text)
+    # stable-diffusion.cpp names both, and FLUX reads the one that is distilled.
+    plain = {plain_key(key): value for key, value in values.items()}
+    if "guidance" in plain and not plain.keys().isdisjoint(("cfgscale", "cfg")):
+        settings.setdefault("distilled guidance", number_or_word(plain["guidance"]))
     # diffusers calls its samplers schedulers.
     if settings.get("schedule", "").endswith("scheduler"):
         settings.setdefault("sampler", _sampler(settings.pop("schedule")))
@@ -313,7 +320,7 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, str]:
 _NOT_OF_IMAGES = frozenset((
     "version", "app", "appversion", "swarmversion", "metadataversion", "metadatascheme", "createdby", "software",
     "time", "date", "createddate", "generationtime", "preptime", "user", "id", "sessionid", "requestid", "requesttype",
-    "signedhash", "hashes", "vaehash", "tihashes", "lorahashes", "civitairesources", "civitaimetadata", "remixof",
+    "signedhash", "hashes", "civitairesources", "civitaimetadata", "remixof",
     "sourceidentifier", "template", "negativetemplate", "wildcardprompt", "batchsize", "batchpos", "batchcount",
     "images", "numoutputs", "nsamples", "outputformat", "outputquality", "vramusagelevel", "streamprogressupdates",
     "showonlyfilteredimage", "blocknsfw", "usedrandomseed", "savetodiskpath", "activetags", "inactivetags",
@@ -425,6 +432,9 @@ def _apart(
             continue
         if values[0] is not None and values[1] is not None and values[0] != values[1]:
             apart[setting.name] = values[0], values[1]
+    for file, name in (("VAE file", "VAE"), ("LoRA files", "LoRA")):
+        if name in apart:
+            apart.pop(file, None)
     hashes = first.get("model hash"), second.get("model hash")
     if None not in hashes:
         if _one_digest(hashes[0] or "", hashes[1] or ""):

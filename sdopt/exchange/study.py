@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.exchange.formats import common_format
+from sdopt.exchange.formats import Format, common_format
 from sdopt.exchange.pairing import (
     of_other_noise,
     other_settings,
@@ -31,6 +31,7 @@ from sdopt.exchange.settings import (
 )
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
+from sdopt.record.images import digest_of
 from sdopt.record.records import (
     IMPORTED,
     Environment,
@@ -140,10 +141,12 @@ def import_study(
         options={"precision": {"weights": given.precision}} if given.precision else {},
     )
     rows = []
+    plain: Format | None = None
     for number, side in enumerate(sides):
         control = given.again is not None and side.name == AGAIN
         _require_size(first[0], side)
         written = common_format(picture.written for picture in side.pictures)
+        plain = plain or written
         rows.append(
             VariantResult(
                 side.name,
@@ -161,7 +164,7 @@ def import_study(
                 unlike=side.unlike,
                 inputs={IMAGES: _digest(side.pictures)},
                 made_by=program_of(side.pictures),
-                file_format=written.name,
+                file_format=written.named_beside(plain),
                 lossy_files=written.lossy,
             )
         )
@@ -222,8 +225,9 @@ def _require_chance_alone(first: Sequence[ImportedPicture], side: _Side) -> None
         for pictures in (first, side.pictures)
     )
     unlike = list(side.unlike)
-    if mine != other and (mine.lossy or other.lossy):
-        unlike.append(f"files: {other.name} (baseline {mine.name})")
+    name = other.named_beside(mine)
+    if name != mine.name and (mine.lossy or other.lossy):
+        unlike.append(f"files: {name} (baseline {mine.name})")
     if unlike:
         raise UsageError(
             f"{side.folder}: was not made like the baseline, so that more than chance would differ: "
@@ -393,7 +397,7 @@ def _copied(
         records.append(
             ImageRecord(
                 theirs.prompt or "", prompt, image, theirs.seed or 0, str(path.relative_to(output)),
-                negative=theirs.negative,
+                negative=theirs.negative, digest=digest_of(path),
             )
         )  # fmt: skip
     return records

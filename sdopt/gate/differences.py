@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sdopt.record.choices import NONE, PATCH, PLAIN
-from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.records import Environment, StudyResult, VariantResult
 from sdopt.schema import AMOUNT, CHOICES, WORK
+from sdopt.scratch import CACHES
 
 WAIVERS = ("versions", "sdopt", "options")
-"""Differences that may be waived by name: `versions` of torch, diffusers and the like, the code of `sdopt`, and the
+"""Differences that may be waived by name: `versions` of torch, diffusers and the like
+and variables that change how these compute, the code of `sdopt`, and the
 choices of variants of the same name (`options`), including the keys of these options."""
 
 _OF_OPTIONS = ("contents of options", "contents of parts")
@@ -77,6 +79,7 @@ def _of_results(
     settings: _Values = {
         "device": (now.device.get("name"), then.device.get("name")),
         "cpu": (now.cpu.get("name"), then.cpu.get("name")),
+        **_machine_settings(now, then),
         "baseline": (later.baseline, earlier.baseline),
         **later.config.differing(earlier.config, WORK),
         **_contents(later.feature_digests, earlier.feature_digests),
@@ -84,6 +87,38 @@ def _of_results(
     for name, values in settings.items():
         if values[0] != values[1]:
             yield Difference(_against(name, *values))
+
+
+_OF_CARDS = ("power_limit_w", "max_sm_clock_mhz", "mig_slice")
+"""Settings of a card by which the same option gains more or less."""
+
+
+def _machine_settings(
+    now: Environment,
+    then: Environment,
+) -> _Values:
+    """Returns settings of the two devices that change what options gain, as far as both are recorded."""
+    settings: dict[str, tuple[Any, Any]] = {}
+    for name in _OF_CARDS:
+        if name in now.gpu and name in then.gpu:
+            settings[f"gpu.{name}"] = (now.gpu[name], then.gpu[name])
+    if now.device.get("type") == then.device.get("type") == "cpu":
+        for name in ("cores", "capability"):
+            settings[f"cpu.{name}"] = (now.cpu.get(name), then.cpu.get(name))
+    return settings
+
+
+def changed_variables(
+    now: Environment,
+    then: Environment,
+) -> _Values:
+    """Returns the environment variables that change how libraries compute, and differ; None where one is not set."""
+    changed: dict[str, tuple[Any, Any]] = {}
+    for name in sorted({*now.variables, *then.variables} - {*CACHES}):
+        values = (now.variables.get(name), then.variables.get(name))
+        if values[0] != values[1]:
+            changed[name] = values
+    return changed
 
 
 def _of_code(
@@ -98,6 +133,8 @@ def _of_code(
             yield Difference(_against(name, *versions), "versions")
     if now.python.rpartition(".")[0] != then.python.rpartition(".")[0]:
         yield Difference(_against("python", now.python, then.python), "versions")
+    for name, values in changed_variables(now, then).items():
+        yield Difference(_against(name, *values), "versions")
     code = (now.sdopt_version, now.sdopt_commit, now.sdopt_dirty)
     earlier_code = (then.sdopt_version, then.sdopt_commit, then.sdopt_dirty)
     if code != earlier_code or now.sdopt_dirty:

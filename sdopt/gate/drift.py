@@ -69,7 +69,8 @@ def judge_drift(
     notes = "; ".join(_notes(allowed, folders, fit))
 
     def of(name: str, rulings: list[Ruling], note: str = "") -> Judgement:
-        reference = f"{name} of {earlier.started}"
+        moment = earlier.started[:16].replace("T", " ")
+        reference = f"{name} of {moment}"
         comparison = Comparison(name, reference, SINCE)
         return judgement(comparison, contract, rulings, note)
 

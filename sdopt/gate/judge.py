@@ -149,7 +149,7 @@ def exit_code(judgements: Sequence[Judgement], gate: Gate) -> int:
     if Verdict.FAIL in verdicts:
         return 1
     passing = {Verdict.PASS}
-    if gate.inconclusive_passes:
+    if gate.undecided_passes:
         passing.add(Verdict.INCONCLUSIVE)
     return 0 if verdicts <= passing else 3
 

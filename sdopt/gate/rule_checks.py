@@ -6,6 +6,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
@@ -20,7 +21,9 @@ from sdopt.quality.metrics import (
 )
 from sdopt.schema import Gate, Model, Quality, Rule
 from sdopt.statistics.measures import FIRST_IMAGE, RULED
-from sdopt.study.designs import Plan
+
+if TYPE_CHECKING:
+    from sdopt.study.designs import Plan
 
 _THRESHOLDS = {
     **dict.fromkeys(("non_inferior", "equivalent"), ("margin", "deviations")),
@@ -85,6 +88,8 @@ def _problems_of_ratio(rule: Rule) -> Iterator[str]:
         yield f".metric={rule.metric}: {advice}, and no {', '.join(unused)}"
     elif rule.limit is None:
         yield f".metric={rule.metric}: {advice}"
+    elif rule.limit <= 0:
+        yield f".limit={rule.limit:g}: {rule.metric} is {unit}, and above 0 in any case"
 
 
 def _problems_of_metric(rule: Rule) -> Iterator[str]:
@@ -101,8 +106,7 @@ def _problems_of_metric(rule: Rule) -> Iterator[str]:
         yield f": test={rule.test} takes one of {', '.join(needed)}"
     if rule.limits and rule.limits.keys() != UNIT_ROUNDOFF.keys():
         yield f".limits: must have one limit for each of {', '.join(UNIT_ROUNDOFF)}"
-    if rule.test == "within" and None in (rule.low, rule.high):
-        yield ": test=within needs low and high"
+    yield from _problems_of_window(rule, thresholds)
     if (rule.test == "rarely") != (rule.share is not None):
         yield ": test=rarely needs a share, and no other test takes one"
     if rule.of_floor is not None and rule.test not in ("every", "at_most"):
@@ -110,6 +114,33 @@ def _problems_of_metric(rule: Rule) -> Iterator[str]:
     relative = _set_keys(rule, "of_seeds", "deviations", "of_floor")
     if rule.least and (rule.test == "at_least" or not relative):
         yield ": least can only be used with of_seeds, deviations or of_floor, and not with test=at_least"
+
+
+def _problems_of_window(rule: Rule, thresholds: Sequence[str]) -> Iterator[str]:
+    """Yields why the ends of a window, or other thresholds that are set, would have no effect, or let nothing pass."""
+    if rule.test == "within":
+        yield from _problems_of_ends(rule)
+    else:
+        yield from _taken_by_others(rule, _set_keys(rule, "low", "high"))
+    if rule.test not in _THRESHOLDS:
+        yield from _taken_by_others(rule, thresholds)
+
+
+def _problems_of_ends(rule: Rule) -> Iterator[str]:
+    """Yields why no value could lie between the ends of a window."""
+    low = rule.low
+    high = rule.high
+    if low is None or high is None:
+        yield ": test=within needs low and high"
+    elif low >= high:
+        yield f".low={low:g}: must be below high={high:g}"
+
+
+def _taken_by_others(rule: Rule, keys: Sequence[str]) -> Iterator[str]:
+    """Yields the keys that a rule sets, and only other tests read."""
+    if keys:
+        named = " and no ".join(keys)
+        yield f": test={rule.test} takes no {named}"
 
 
 def _set_keys(rule: Rule, *keys: str) -> list[str]:
@@ -180,7 +211,7 @@ def _left_out(gate: Gate, quality: Quality, model: Model) -> dict[str, str]:
     return left_out
 
 
-def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> None:
+def require_measured(plan: "Plan", gate: Gate, quality: Quality, model: Model) -> None:
     """Checks, before anything is loaded, that the gate will have what it judges by.
 
     That is every metric of its rules, and the calibration that it names. Does not check rules for contracts that no
@@ -204,7 +235,7 @@ def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> 
 
 
 def _unmeasured_rules(
-    plan: Plan,
+    plan: "Plan",
     gate: Gate,
     quality: Quality,
     model: Model,
@@ -251,7 +282,7 @@ def _with_rules(gate: Gate, fits: Callable[[Rule], bool]) -> Gate:
     return replace(gate, rules=rules)
 
 
-def _contracts(plan: Plan) -> list[Contract]:
+def _contracts(plan: "Plan") -> list[Contract]:
     """Returns the contracts by which a gate may judge the variants of a plan."""
     candidates = [variant for variant in plan.variants if variant is not plan.baseline]
     if not candidates:

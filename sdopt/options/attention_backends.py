@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -10,8 +10,11 @@ from typing import Annotated, Any, ClassVar
 
 from typing_extensions import override
 
+from sdopt.hardware.cards import FLASH_ATTENTION
 from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.attention import backend_of
+from sdopt.options.base import Need
+from sdopt.options.declarations import Extra
 from sdopt.pipelines.loading import family_of, published_denoiser
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
 from sdopt.schema import Model, OneOf
@@ -35,7 +38,32 @@ _OF_PACKAGES = (
     ),
     *("_sage_qk_int8_pv_fp16_cuda", "_sage_qk_int8_pv_fp16_triton"),
 )
-"""Backends of installed packages. Those that fetch a kernel from the hub would run code that nobody named."""
+"""Backends of installed packages."""
+
+_OF_THE_HUB = (
+    *("flash_hub", "flash_varlen_hub", "_flash_3_hub", "_flash_3_varlen_hub"),
+    *("flash_4_hub", "sage_hub", "sage_blackwell_hub"),
+)
+"""Backends whose compiled kernel diffusers fetches from a repository of the hub."""
+
+_FLEX = "flex"
+"""PyTorch's flex_attention, which a compiler turns into one kernel; without one it writes all scores to memory."""
+
+_KERNELS = {
+    # CuTe names a kernel by module and class, and SageAttention 3 begins as FlashAttention 3 did.
+    "flash_4": ("FlashAttentionForward",),
+    "flash_3": ("FlashAttnFwd",),
+    "flash": ("flash_fwd",),
+    "sage_blackwell": ("compute_attn_ws",),
+    # On cards of capability 8.6 it runs its Triton kernels.
+    "sage": ("qk_int_sv", "qk_int8_sv", "_attn_fwd"),
+    "xformers": ("fmha_cutlass", "flash_fwd", "FlashAttnFwd"),
+    _FLEX: ("flex_attention",),
+}
+"""Parts of the names of kernels, by how a backend's name begins; the first that fits counts."""
+
+_COPY_OF_PYTORCH = "pytorch_"
+"""The name space that PyTorch gives its copies of these kernels."""
 
 _NO_MASK = "`attn_mask` is not supported"
 """How the error of a backend begins that takes no mask."""
@@ -51,7 +79,7 @@ class Dispatched(Optimization):
 
     stage: ClassVar[Stage] = Stage.ATTENTION
 
-    backend: Annotated[str, OneOf((*_OF_PYTORCH, *_OF_PACKAGES))] = "native"
+    backend: Annotated[str, OneOf((*_OF_PYTORCH, *_OF_PACKAGES, _FLEX))] = "native"
     """The name that diffusers gives it; those of other packages need these."""
 
     @property
@@ -121,27 +149,110 @@ class Dispatched(Optimization):
 
         def proof(trace: Trace) -> Finding:
             chosen = chosen_backends(unwrapped(denoiser_of(pipe)))
-            kernels = {
-                name: count
-                for name, count in trace.fused_attention.items()
-                if backend_of(name)
-            }
-            kinds = {backend_of(name) for name in kernels}
-            compiled = trace.is_compiled(denoiser_of(pipe))
+            kernels = self._of_pytorch(trace)
             if self.backend in _OF_PYTORCH:
-                wanted = _OF_PYTORCH[self.backend]
-                ran = bool(kinds) and (wanted is None or kinds == {wanted})
-                ran = ran or (wanted in (None, "math") and compiled and not kinds)
+                ran = self._only_its_own(trace, kernels, pipe)
             else:
-                ran = not kinds  # a package's kernel ran in their place
+                others, kernels = kernels, _of_package(self.backend, trace)
+                ran = bool(kernels) and not others
+                if self.backend == _FLEX and not trace.kernels:  # of a CPU
+                    unfused = trace.denoiser.operators["aten::logsumexp"]
+                    ran = trace.denoiser.compiled_regions > 0 and not (
+                        unfused or others
+                    )
             shown = ", ".join(
                 f"{name.strip('_')[:60]} ×{count}" for name, count in kernels.items()
             )
-            summary = f"{len(layers)} layers with {', '.join(chosen) or 'no backend'}; {shown or 'no kernel of PyTorch'}"
+            summary = f"{len(layers)} layers with {', '.join(chosen) or 'no backend'}; {shown or 'no kernel of it'}"
             engaged = bool(layers) and chosen == [self.backend] and ran
             return Finding(engaged, summary, {"backends": chosen, "kernels": kernels})
 
         return proof
+
+    def _of_pytorch(self, trace: Trace) -> dict[str, int]:
+        """Returns the operators of PyTorch's attention; if a graph hides them, its kernels."""
+        found = {}
+        for name, count in trace.fused_attention.items():
+            if backend_of(name) and not _is_of_package(self.backend, name):
+                found[name] = count
+        return found
+
+    def _only_its_own(
+        self, trace: Trace, kernels: Mapping[str, int], pipe: Pipeline
+    ) -> bool:
+        """Returns whether attention ran in the back end of PyTorch that the backend allows."""
+        wanted = _OF_PYTORCH[self.backend]
+        kinds = {backend_of(name) for name in kernels}
+        if kinds:
+            return wanted is None or kinds == {wanted}
+        # A compiler decomposes the back end `math` into products.
+        return wanted in (None, "math") and trace.is_compiled(denoiser_of(pipe))
+
+
+def _of_package(backend: str, trace: Trace) -> dict[str, int]:
+    """Returns how often each kernel of a package's backend ran in the denoiser."""
+    ran = {}
+    for name, count in trace.kernels.items():
+        if _is_of_package(backend, name):
+            ran[name] = count
+    return ran
+
+
+def _is_of_package(backend: str, name: str) -> bool:
+    """Returns whether a name is of a kernel that a package's backend runs, and not of PyTorch's copy of it."""
+    if backend in _OF_PYTORCH or _COPY_OF_PYTORCH in name or name.startswith(_OPERATOR):
+        return False
+    for begin, parts in _KERNELS.items():
+        if backend.lstrip("_").startswith(begin):
+            return any(part in name for part in parts)
+    return False
+
+
+_OPERATOR = "_scaled_dot_product"
+"""How operators of PyTorch's attention begin, in `Trace.fused_attention`."""
+
+
+@dataclass(frozen=True)
+class HubKernel(Dispatched):
+    """A backend whose compiled kernel is fetched from the hub (package kernels), and runs once its repository is named.
+
+    diffusers says which repository; it refuses those of publishers that the hub does not trust.
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = (
+        FLASH_ATTENTION,
+        Extra("kernels", ("kernels",)),
+    )
+
+    backend: Annotated[str, OneOf(_OF_THE_HUB)] = "_flash_3_hub"
+    """The name that diffusers gives it."""
+    kernel: str | None = None
+    """The repository of the hub whose compiled code is to run, as owner/name."""
+
+    @override
+    def lacking(self, ctx: Context) -> list[str]:
+        if family_of(ctx.model).is_unet:
+            return []
+        repository = _repository_of(self.backend)
+        if self.kernel is None:
+            return [
+                f"compiled code of the hub would run: name it, attention.kernel={repository}"
+            ]
+        if self.kernel == repository:
+            return []
+        return [
+            f"attention.kernel={self.kernel}: diffusers runs {repository} as {self.backend}"
+        ]
+
+
+def _repository_of(backend: str) -> str:
+    """Returns the repository of the hub from which diffusers fetches the kernel of a backend."""
+    from diffusers.models.attention_dispatch import (
+        _HUB_KERNELS_REGISTRY,
+        AttentionBackendName,
+    )
+
+    return str(_HUB_KERNELS_REGISTRY[AttentionBackendName(backend)].repo_id)
 
 
 _CHOSEN = "_attention_backend"
@@ -188,7 +299,9 @@ def _is_dispatched(name: str) -> bool:
 
 
 def _takes_masks(backend: str) -> bool:
-    """Returns whether a backend takes a mask, from its code."""
+    """Returns whether a backend takes a mask of the texts of a batch, from its code."""
+    if backend == _FLEX:  # diffusers 0.42 masks queries where the others mask keys
+        return False
     from diffusers.models.attention_dispatch import (
         AttentionBackendName,
         _AttentionBackendRegistry,

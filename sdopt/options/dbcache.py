@@ -12,9 +12,11 @@ from sdopt.options.assumptions import one_call_a_step, own_blocks
 from sdopt.options.base import Need
 from sdopt.options.caching import Caching
 from sdopt.options.declarations import Extra
-from sdopt.options.transformer import Given, Watching
+from sdopt.options.transformer import Given, Watching, guidance_of_call
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_of
+
+_TOGETHER = "cache-dit decides for all images of a batch at once, so that each would depend on the others"
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,8 @@ class DualBlockCache(Caching):
             ]
         problems = super().conflicts(ctx)
         if ctx.workload.batch_size * ctx.workload.images_per_prompt > 1:
-            together = "cache-dit decides for all images of a batch at once, so that each would depend on the others"
             problems.append(
-                f"{together}: set workload.batch_size=1 and workload.images_per_prompt=1"
+                f"{_TOGETHER}: set workload.batch_size=1 and workload.images_per_prompt=1"
             )
         return problems
 
@@ -172,6 +173,7 @@ class DualBlocks(Watching):
         branch = self._at.next()[1]
         if not self._on:
             return self._plain(*given.args, return_dict=False, **given.others)[0]
+        self._require_one_image(len(given.hidden))
         if branch not in self._states:
             self._states[branch] = {
                 group: self._new_state(group) for group in self._groups
@@ -186,6 +188,13 @@ class DualBlocks(Watching):
         self.skipped += skipped
         self.calls["outer" if skipped else "whole"] += 1
         return prediction
+
+    def _require_one_image(self, samples: int) -> None:
+        """Raises UsageError for a call of several images; `samples` are those of both branches where they are joined."""
+        joined = guidance_of_call(self._pipe).form == "batched"
+        guided = getattr(self._pipe, "do_classifier_free_guidance", True)
+        if samples > (2 if joined and guided else 1):
+            raise UsageError(f"caching=dbcache: {_TOGETHER}: make one image in a call")
 
     def _new_state(self, group: str) -> Any:
         settings = self._manager.get_context(group)._init_kwargs

@@ -319,7 +319,7 @@ class GroupOffload(Offload):
                 sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
                 / 2**30
             )
-            needed = sum(map(_size, networks.values())) / 2**30
+            needed = sum(map(bytes_of, networks.values())) / 2**30
             return Finding(
                 whole and stored >= needed,
                 f"{what}; {stored:.2f} GiB on disk",
@@ -359,7 +359,9 @@ def _finding(
     ran = pipe._execution_device.type == device.type and (
         device.type != "cuda" or bool(trace.kernels)
     )
-    resting = sum(_size(network, device.type) for network in networks_of(pipe).values())
+    resting = sum(
+        bytes_of(network, device.type) for network in networks_of(pipe).values()
+    )
     summary = (
         f"{what}; {resting / 2**30:.2f} GiB of weights on {device.type} between calls"
     )
@@ -370,7 +372,7 @@ def _finding(
     )
 
 
-def _size(network: torch.nn.Module, device: str | None = None) -> int:
+def bytes_of(network: torch.nn.Module, device: str | None = None) -> int:
     """Returns the bytes of a network's parameters, optionally only those on one type of device."""
     held = [tensor for weight in network.parameters() for tensor in _held(weight)]
     return sum(

@@ -134,7 +134,22 @@ def _published_transformer(file: Path, kind: str) -> str | None:
             f"model.path={file}: holds {family_named(kind).title}, and nothing in it says of which model, whose steps "
             f"and guidance differ: choose {choice} beside model.path=…"
         )
-    return fitting[0] if fitting else None
+    if not fitting:
+        return None
+    said = _SAYS_BASE.search(file.stem)
+    if kind == _DISTILLED_ALONE and said:
+        raise UsageError(
+            f"model.path={file}: its name says {said[0]}, and model={fitting[0]} is distilled to 4 "
+            "steps without guidance, with the same tensors: name its own pipeline, as "
+            "model.base=black-forest-labs/FLUX.2-klein-base-4B"
+        )
+    return fitting[0]
+
+
+_DISTILLED_ALONE = "Flux2KleinPipeline"
+"""A pipeline whose published architectures are those of distilled models alone."""
+
+_SAYS_BASE = re.compile(r"(?<![a-z])base(?![a-z])", re.IGNORECASE)
 
 
 def predicts_noise(file: Path) -> bool | None:

@@ -28,6 +28,7 @@ from sdopt.pipelines.parts import Pipeline, cast, place
 from sdopt.pipelines.random_weights import build_pipeline, random_network
 from sdopt.pipelines.sampling import (
     is_flow,
+    late_start,
     marks_in,
     misnamed,
     remarks,
@@ -212,10 +213,12 @@ def _is_original(model: Model) -> bool:
     )
 
 
-def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
+def sampling_remarks(model: Model, scheduler: Scheduler, steps: int = 20) -> list[str]:
     """Returns what a user should know of how a model is sampled, for each a line that names the model."""
     own, marks = part_config(model, "scheduler"), marks_of(model)
     found = remarks(own, marks, scheduler) if own else []
+    if own:
+        found += late_start(own, scheduler, steps)
     if scheduler.timesteps is not None:
         from diffusers.schedulers import AysSchedules
 

@@ -28,7 +28,12 @@ from sdopt.pipelines.parts import (
     unwrapped,
 )
 from sdopt.pipelines.random_weights import empty_like, empty_part
-from sdopt.pipelines.transformer_loras import Converted, converted, scales_beside
+from sdopt.pipelines.transformer_loras import (
+    Converted,
+    converted,
+    scales_beside,
+    settings_beside,
+)
 from sdopt.pipelines.weights import Header, state_of
 from sdopt.reference import LORAS
 from sdopt.schema import Model
@@ -200,7 +205,15 @@ def tensors_of(file: Path) -> dict[str, torch.Tensor] | None:
         for module in _pairs(found)
         if module not in with_alpha or not module.startswith("lora_")
     ]
-    differ = len(set(alphas.values())) > 1 or bool(alphas and others)
+    ranks = {
+        found[pair["down"]].shape[0]
+        for pair in _pairs(found).values()
+        if "down" in pair
+    }
+    # peft finds no rank of a layer's own when it exchanges a LoRA: it divides each alpha by the usual rank.
+    differ = bool(alphas) and (
+        len(set(alphas.values())) > 1 or bool(others) or len(ranks) > 1
+    )
     if (
         not differ
         and found.keys() == stored.keys()
@@ -323,6 +336,8 @@ def source_for(pipe: Any, file: Path) -> Any:
 def reads_itself(file: Path) -> bool:
     """Returns whether diffusers reads a LoRA as it is, and needs no tensors made of it."""
     names = _header(file).shapes
+    if settings_beside(file) is not None:
+        return False  # diffusers does not read them
     if all(re.fullmatch(r"transformer\..+\.lora_[AB]\.weight", name) for name in names):
         return True
     of_unet = all(name.startswith(("unet.", "text_encoder", "lora_")) for name in names)

@@ -230,8 +230,20 @@ _OF_CLASS = {
     "QwenImageTransformer2DModel": _QWEN,
 }
 
-PREFIX = "model.diffusion_model."
-"""What begins the names of a denoiser's tensors in a file that may hold other networks, too."""
+_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.")
+
+
+def prefix_in(names: Iterable[str]) -> str:
+    """Returns how the names of a denoiser's tensors begin in a file that may hold other networks, too; "" if they do not.
+
+    Programs that save a model write `model.` before all of its tensors, and language models before theirs.
+    """
+    given = tuple(names)
+    for prefix in _PREFIXES[:-1]:
+        if any(name.startswith(prefix) for name in given):
+            return prefix
+    everywhere = bool(given) and all(name.startswith(_PREFIXES[-1]) for name in given)
+    return _PREFIXES[-1] if everywhere else ""
 
 
 def pipeline_in(names: Iterable[str]) -> str | None:
@@ -239,7 +251,9 @@ def pipeline_in(names: Iterable[str]) -> str | None:
 
     None if the names are those of no original program that is known. FLUX.2 [klein] has no embedded guidance.
     """
-    plain = [name.removeprefix(PREFIX) for name in names]
+    given = tuple(names)
+    prefix = prefix_in(given)
+    plain = [name.removeprefix(prefix) for name in given]
     for naming in NAMINGS:
         if all(any(re.match(mark, name) for name in plain) for mark in naming.marks):
             if naming is _FLUX2 and any(
@@ -252,7 +266,8 @@ def pipeline_in(names: Iterable[str]) -> str | None:
 
 def shapes_as_config(kind: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
     """Returns what the tensors of a transformer of this pipeline say of its configuration, as diffusers names it."""
-    plain = {name.removeprefix(PREFIX): shape for name, shape in shapes.items()}
+    prefix = prefix_in(shapes)
+    plain = {name.removeprefix(prefix): shape for name, shape in shapes.items()}
     if kind == "StableDiffusion3Pipeline":
         places = plain.get("pos_embed", [1, 0])[1]
         return {

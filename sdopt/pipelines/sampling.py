@@ -315,7 +315,13 @@ def unanswered(questions: Iterable[Question]) -> list[Question]:
 
 def answers_to(questions: Iterable[Question]) -> dict[str, list[str]]:
     """Returns what `unsuited` finds, for `remember` in another process, which need not import diffusers then."""
-    return {_key(*question): unsuited(*question) for question in questions}
+    answers = {}
+    for question in questions:
+        own, scheduler, steps = question
+        answers[_key(*question)] = unsuited(*question)
+        if steps == 1:
+            answers[f"first of {_key(*question)}"] = late_start(own, scheduler, steps)
+    return answers
 
 
 def remember(answers: Mapping[str, list[str]]) -> None:
@@ -464,8 +470,7 @@ def _sampled(
         {"mu": 1.0} if made.config.get("use_dynamic_shifting") else {}
     )  # of the number of tokens, in a pipeline
     made.set_timesteps(steps, **mu)
-    if made.timesteps[0] < made.timesteps[-1]:
-        raise ValueError("its timesteps rise: it makes noise of an image")
+    _require_falling(made.timesteps, steps)
     latents = torch.full((1, 4, 8, 8), float(getattr(made, "init_noise_sigma", 1.0)))
     scaled = getattr(made, "scale_model_input", None)  # a flow scales nothing
     takes = inspect.signature(made.step).parameters
@@ -478,6 +483,48 @@ def _sampled(
         output = torch.ones_like(scaled(latents, timestep) if scaled else latents)
         latents = made.step(output, timestep, latents, **noise)[0]
     return latents
+
+
+def _require_falling(timesteps: torch.Tensor, steps: int) -> None:
+    """Raises ValueError for timesteps of which no image follows: of more steps than a model has, rounding may leave 0."""
+    first, last = float(timesteps[0]), float(timesteps[-1])
+    if first < last:
+        raise ValueError("its timesteps rise: it makes noise of an image")
+    if steps > 1 and first == last:
+        raise ValueError(f"all its timesteps are {first:g}: it removes no noise")
+    # Of the EDM schedulers they are logarithms, and no two are equal.
+    if last < 0 and float(timesteps.diff().max()) == 0:
+        raise ValueError(f"it goes on to timestep {last:g}, which no model has")
+
+
+def late_start(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list[str]:
+    """Returns a remark if a single step begins where a model expects hardly any noise, so that images stay noise.
+
+    Most schedulers space one step so, unless `timestep_spacing` is `trailing`.
+    """
+    if steps > 1:
+        return []
+    key = f"first of {_key(own, scheduler, steps)}"
+    if key not in _found:
+        _found[key] = _late(own, scheduler)
+    return list(_found[key])
+
+
+def _late(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
+    if _mismatches(own, scheduler) or not _has_levels(scheduler_class(scheduler)):
+        return []
+    try:
+        with quiet():
+            made = scheduler_like(SimpleNamespace(config=own), scheduler)
+            made.set_timesteps(1)
+    except Exception:  # each scheduler raises its own, as `unsuited` says
+        return []
+    first, whole = float(made.timesteps[0]), int(made.config.num_train_timesteps)
+    if first > whole / 2:
+        return []
+    begins = f"{scheduler.class_name} begins one step at timestep {first:g} of {whole}"
+    way = "+scheduler.options.timestep_spacing=trailing begins at the last one"
+    return [f"workload.steps=1: {begins}, so that images stay noise; {way}"]
 
 
 def misnamed(name: str, own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:

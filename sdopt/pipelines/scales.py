@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sdopt.pipelines.weights import Header
 
@@ -14,7 +16,10 @@ if TYPE_CHECKING:
 _SCALE = (".scale_weight", ".weight_scale")
 """Ends of the names of a weight's scale: in ComfyUI's files of 2024, and in its later ones and those of the makers."""
 
-_BESIDE = (".scale_input", ".input_scale", ".comfy_quant")
+_FORMAT = ".comfy_quant"
+"""The end of the name of a tensor that holds JSON: how the weight beside it is stored."""
+
+_BESIDE = (".scale_input", ".input_scale", _FORMAT)
 """Ends of the names of what is of use only where activations are quantized, too."""
 
 _MARKER = "scaled_fp8"
@@ -22,7 +27,7 @@ _MARKER = "scaled_fp8"
 
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
-_PLAIN = ("F64", "F32", "F16", "BF16", *_FLOAT8)
+_FLOATS = ("F64", "F32", "F16", "BF16")
 
 _OTHERS = {
     ".weight_scale_2": "weights of 4 bits in blocks (nvfp4)",
@@ -32,27 +37,94 @@ _OTHERS = {
 }
 """Formats that are not read, by the end of a name."""
 
+_READ = ("float8_e4m3fn", "float8_e4m3fn_rowwise", "float8_e5m2")
+"""Formats that are numbers of 8 bits times a scale, as ComfyUI names them."""
 
-def scales_of(header: Header) -> tuple[dict[str, str], set[str], list[str]]:
-    """Returns for each scaled weight the name of its scale, the names of what is no weight, and what is wrong.
+_HARMLESS = ("format", "full_precision_matrix_mult", "orig_dtype")
+"""What may be said of a format without changing the weights. Others, such as `convrot`, turn them first."""
 
-    A weight is its numbers of 8 bits times its scale: one number, or one for each row. Without any scale in the file,
+
+_IN_HEADER = "_quantization_metadata"
+
+UNREAD = "what its header names"
+"""Stands for all layers where a header says something of them that cannot be read."""
+
+_UNREADABLE = {"format": "unreadable"}
+
+
+@dataclass(frozen=True)
+class EightBits:
+    """What a file says of its weights of 8 bits.
+
+    Attributes:
+        of_weights: for each scaled weight, the name of its scale.
+        beside: names of what is no weight.
+        wrong: what cannot be read; one line at most.
+    """
+
+    of_weights: Mapping[str, str] = field(default_factory=dict)
+    beside: frozenset[str] = frozenset()
+    wrong: list[str] = field(default_factory=list)
+
+
+def formats_in(file: Path, header: Header) -> dict[str, dict[str, Any]]:
+    """Returns how a file says that its layers are stored, by their names in it.
+
+    ComfyUI writes so into tensors beside the weights, and makers of models into the header.
+    """
+    from safetensors import safe_open
+
+    found: dict[str, dict[str, Any]] = {}
+    if said := header.metadata.get(_IN_HEADER):
+        layers = _object_in(said).get("layers")
+        if not isinstance(layers, dict):
+            layers = {UNREAD: None}
+        for layer, described in layers.items():
+            found[layer] = described if isinstance(described, dict) else _UNREADABLE
+    named = [name for name in header.shapes if name.endswith(_FORMAT)]
+    if not named:
+        return found
+    with safe_open(file, "np") as opened:
+        for name in named:
+            text = opened.get_tensor(name).tobytes()
+            found[name.removesuffix(_FORMAT)] = _object_in(text)
+    return found
+
+
+def _object_in(text: str | bytes) -> dict[str, Any]:
+    """Returns the object of a JSON text; what cannot be read says so as its format, and is refused by that."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    return said if isinstance(said, dict) else _UNREADABLE
+
+
+def scales_of(header: Header, formats: Mapping[str, Mapping[str, Any]]) -> EightBits:
+    """Returns which scale belongs to which weight of a network, and what cannot be read.
+
+    A weight is its numbers of 8 bits times its scale: one number, or one for each row. Where nothing speaks of scales,
     numbers of 8 bits are the weights themselves.
+
+    Args:
+        header: of the network's tensors.
+        formats: how the file says that some of its layers are stored.
     """
     scales: dict[str, str] = {}
     for name in header.shapes:
-        if other := next(
-            (what for end, what in _OTHERS.items() if name.endswith(end)), None
-        ):
-            return (
-                {},
-                set(),
-                [f"holds {other}, such as {name}, which sdopt does not read: {_WAY}"],
-            )
-        if end := next((end for end in _SCALE if name.endswith(end)), None):
-            scales[f"{name.removesuffix(end)}.weight"] = name
-    beside = {name for name in header.shapes if _is_beside(name)}
-    return scales, beside, _unread(header, scales, beside) or _unfit(header, scales)
+        for end, what in _OTHERS.items():
+            if name.endswith(end):
+                line = f"holds {what}, such as {name}, which sdopt does not read"
+                return EightBits(wrong=[f"{line}: {_WAY}"])
+        for end in _SCALE:
+            if name.endswith(end):
+                scales[f"{name.removesuffix(end)}.weight"] = name
+    beside = frozenset(name for name in header.shapes if _is_beside(name))
+    marked = bool(scales or formats) or any(map(_is_marker, beside))
+    wrong = (_unknown(formats) or _unread(header, scales, beside, marked)) or _unfit(
+        header, scales
+    )
+    return EightBits(scales, beside, wrong)
 
 
 def _is_beside(name: str) -> bool:
@@ -64,19 +136,33 @@ def _is_marker(name: str) -> bool:
     return name.rpartition(".")[2] == _MARKER
 
 
-def _unread(header: Header, scales: Mapping[str, str], beside: set[str]) -> list[str]:
-    """Returns which matrix cannot be read by its type, or lacks its scale in a file that has scales."""
-    marked = bool(scales) or any(map(_is_marker, beside))
+def _unknown(formats: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns which layer is stored in a way that is not read."""
+    for layer, said in formats.items():
+        further = [key for key, value in said.items() if value and key not in _HARMLESS]
+        if said.get("format") in _READ and not further:
+            continue
+        what = " with ".join([str(said.get("format")), *further])
+        return [
+            f"says that {layer} is stored as {what}, which sdopt does not read: {_WAY}"
+        ]
+    return []
+
+
+def _unread(
+    header: Header, scales: Mapping[str, str], beside: frozenset[str], marked: bool
+) -> list[str]:
+    """Returns which matrix cannot be read by its type, or lacks its scale in a file that speaks of scales."""
     for name, kind in header.types.items():
         if name in beside or len(header.shapes[name]) < 2:
             continue
-        if kind not in _PLAIN:
+        if kind not in (*_FLOATS, *_FLOAT8) and not name.endswith("position_ids"):
             return [
                 f"holds {name} in {kind}, which means nothing without its scales: {_WAY}"
             ]
         if marked and kind in _FLOAT8 and name not in scales:
             return [
-                f"holds scales, but none for {name}, whose 8 bits mean nothing without it: {_WAY}"
+                f"speaks of scales, but holds none for {name}, whose 8 bits mean nothing without it: {_WAY}"
             ]
     return []
 
@@ -87,12 +173,12 @@ def _unfit(header: Header, scales: Mapping[str, str]) -> list[str]:
         shape = header.shapes.get(weight)
         if shape is None:
             return [f"holds {scale}, and no {weight}"]
-        columns = len(header.shapes[scale]) > 1 and header.shapes[scale][0] == 1
-        numbers = math.prod(header.shapes[scale])
-        if numbers != 1 and (numbers != shape[0] or columns):
-            return [
-                f"holds {scale} of shape {header.shapes[scale]}, as scales of blocks or columns have: {_WAY}"
-            ]
+        own = header.shapes[scale]
+        by_rows = own[:1] == shape[:1] and all(size == 1 for size in own[1:])
+        single = all(size == 1 for size in own)
+        if header.types[scale] not in _FLOATS or not (single or by_rows):
+            what = f"{scale} of shape {own} in {header.types[scale]}"
+            return [f"holds {what}, as scales of blocks or columns have: {_WAY}"]
     return []
 
 

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.family import Family
-from sdopt.pipelines.originals import PREFIX, pipeline_in
-from sdopt.pipelines.scales import multiplied, scales_of
+from sdopt.pipelines.originals import pipeline_in, prefix_in
+from sdopt.pipelines.scales import (
+    UNREAD,
+    EightBits,
+    formats_in,
+    multiplied,
+    scales_of,
+)
 from sdopt.pipelines.weights import Header, state_of
 from sdopt.record.files import begins
 
@@ -21,6 +27,9 @@ if TYPE_CHECKING:
     import torch
 
 VAE = ("first_stage_model.", "vae.")
+
+_AVERAGES = "model_ema."
+"""How the names of averages begin, which are of use in training alone."""
 
 _TEXT = re.compile(
     r"text_encoders\.(\w+?)\.(?:transformer\.(.+)|(?:logit_scale|\w+_model))"
@@ -47,16 +56,28 @@ class Stored:
         shapes = {name: whole.shapes[key] for name, key in self.names.items()}
         return Header(whole.metadata, types, shapes)
 
+    def scales(self) -> EightBits:
+        """Returns which scale belongs to which weight, and what cannot be read; blocks of GGUF files hold their own."""
+        if self.file.suffix == ".gguf":
+            return EightBits()
+        formats = _formats(self.file, state_of(self.file))
+        own = {UNREAD: formats[UNREAD]} if UNREAD in formats else {}
+        for name, key in self.names.items():
+            layer = name.rpartition(".")[0]
+            said = formats.get(key.rpartition(".")[0]) or formats.get(layer)
+            if said:
+                own[layer] = said
+        return scales_of(self.header(), own)
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Reads the tensors; those of 8 bits with scales are multiplied by them, and are in float32."""
         if self.file.suffix == ".gguf":
             return self._blocks()
         from safetensors import safe_open
 
-        scales, _, _ = scales_of(self.header())
         with safe_open(self.file, "pt") as opened:
             tensors = {name: opened.get_tensor(key) for name, key in self.names.items()}
-        return multiplied(tensors, scales)
+        return multiplied(tensors, self.scales().of_weights)
 
     def _blocks(self) -> dict[str, torch.Tensor]:
         """Reads a GGUF file, whose matrices stay in blocks: their first dimension is that of the rows."""
@@ -76,10 +97,9 @@ class Stored:
         """Returns tensors of the same shapes, without values and without scales."""
         import torch
 
-        header = self.header()
-        _, beside, _ = scales_of(header)
+        beside = self.scales().beside
         tensors = {}
-        for name, shape in header.shapes.items():
+        for name, shape in self.header().shapes.items():
             if name not in beside:
                 tensors[name] = torch.empty(shape, device="meta")
         return tensors
@@ -121,6 +141,24 @@ def _header(file: Path, _state: tuple[int, ...]) -> Header:
     return Header({}, types, shapes)
 
 
+@lru_cache(maxsize=16)
+def _formats(file: Path, _state: tuple[int, ...]) -> dict[str, dict[str, Any]]:
+    return formats_in(file, header_of(file))
+
+
+def unread_blocks(file: Path) -> list[str]:
+    """Returns which tensor of a GGUF file is of a type that diffusers does not read; [] if it reads all of them."""
+    from diffusers.quantizers.gguf.utils import SUPPORTED_GGUF_QUANT_TYPES
+
+    read = {kind.name for kind in SUPPORTED_GGUF_QUANT_TYPES} | {"F32", "F16"}
+    for name, kind in header_of(file).types.items():
+        if kind not in read:
+            return [
+                f"holds {name} in {kind}, which diffusers does not read: give the model in another type, as Q8_0 or Q4_K"
+            ]
+    return []
+
+
 def transformer_in(file: Path) -> str | None:
     """Returns the class name of the pipeline whose transformer a file holds; None if it holds none that is known."""
     return _pipeline_in(file, state_of(file) if file.exists() else ())
@@ -136,13 +174,14 @@ def networks_in(
 ) -> dict[str, Stored]:
     """Returns the networks in one file; without prefixes, all of it is the transformer."""
     names = header_of(file).shapes
-    if not any(name.startswith(PREFIX) for name in names):
+    prefix = prefix_in(names)
+    if not prefix:
         return {family.denoiser: Stored(file, {name: name for name in names})}
     networks: dict[str, dict[str, str]] = {}
     for name in names:
         text = _TEXT.fullmatch(name)
-        if name.startswith(PREFIX):
-            networks.setdefault(family.denoiser, {})[name.removeprefix(PREFIX)] = name
+        if name.startswith(prefix):
+            networks.setdefault(family.denoiser, {})[name.removeprefix(prefix)] = name
         elif name.startswith(VAE):
             networks.setdefault("vae", {})[name.partition(".")[2]] = name
         elif text:
@@ -153,7 +192,7 @@ def networks_in(
                 )
             if text[2]:
                 networks.setdefault(part, {})[text[2]] = name
-        elif not name.endswith("scaled_fp8"):
+        elif not name.startswith(_AVERAGES) and not name.endswith("scaled_fp8"):
             raise UsageError(
                 f"model.path={file}: holds {name}, which is of no network of {family.title}"
             )

@@ -15,8 +15,14 @@ from sdopt.pipelines.family import family_named
 from sdopt.pipelines.originals import renamed
 from sdopt.pipelines.parts import kept_in_float32, quiet
 from sdopt.pipelines.random_weights import empty_network
-from sdopt.pipelines.scales import scales_of
-from sdopt.pipelines.stored import VAE, Stored, header_of, networks_in, transformer_in
+from sdopt.pipelines.stored import (
+    VAE,
+    Stored,
+    header_of,
+    networks_in,
+    transformer_in,
+    unread_blocks,
+)
 from sdopt.pipelines.weights import wrong_numbers
 from sdopt.schema import Model
 
@@ -145,10 +151,8 @@ def problems(model: Model, folder: Path) -> list[str]:
 
 
 def _problems_of(part: str, stored: Stored, folder: Path) -> list[str]:
-    _, _, wrong = (
-        scales_of(stored.header()) if stored.file.suffix != ".gguf" else ({}, set(), [])
-    )
-    if wrong:
+    blocks = unread_blocks(stored.file) if stored.file.suffix == ".gguf" else []
+    if wrong := blocks or stored.scales().wrong:
         return wrong
     if part.startswith("text_encoder"):
         _, faults = _text_encoder(stored.empty(), part, folder, None)
@@ -252,7 +256,7 @@ def load_stored(
     """Loads one network from its file on the CPU, with weights of the given type."""
     tensors = stored.tensors()
     if part.startswith("text_encoder"):
-        network, faults = _text_encoder(tensors, part, folder, dtype)
+        network, faults = _text_encoder(_plain(tensors), part, folder, dtype)
     else:
         network = empty_network(folder / part, *parts_in(folder)[part])
         placed, left = _placed(tensors, part, network)
@@ -280,6 +284,13 @@ def _filled(
         )
     network.load_state_dict(values, assign=True)
     return network.requires_grad_(False)
+
+
+def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns tensors as numbers, where some are blocks of a GGUF file, which transformers does not know."""
+    from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
+
+    return {name: dequantize_gguf_tensor(tensor) for name, tensor in tensors.items()}
 
 
 def _in_blocks(
@@ -339,6 +350,8 @@ def _text_encoder(
         tensors = {
             name: tensor for name, tensor in tensors.items() if name != projection
         }
+    if cls.__name__.endswith(_WITH_A_HEAD) and _HEAD not in tensors:
+        tensors = tensors | _embeddings_as_head(tensors)
     with quiet():
         place = {"device_map": {"": "meta"}} if dtype is None else {"dtype": dtype}
         network, info = cls.from_pretrained(
@@ -360,13 +373,28 @@ def _text_encoder(
         return network, [
             f"holds {name} of shape {list(has)}, and the {part} of the base has {list(wanted)}"
         ]
-    left = [
-        name
-        for name in info["unexpected_keys"]
-        if not name.endswith(("position_ids", "logit_scale"))
-    ]
+    left = [name for name in info["unexpected_keys"] if not name.endswith(_IDLE)]
     if left:
         return network, [
             f"holds {left[0]}{_more(left)}, which the {part} of the base has not"
         ]
     return network, []
+
+
+_HEAD = "lm_head.weight"
+"""The last matrix of a language model, which predicts words; pipelines read the states before it."""
+
+_WITH_A_HEAD = ("ForCausalLM", "ForConditionalGeneration")
+
+_IDLE = ("position_ids", "logit_scale", _HEAD, "spiece_model", "tekken_model")
+"""Ends of the names of what a text encoder's file may hold beside its weights: counts, and ComfyUI's tokenizers."""
+
+
+def _embeddings_as_head(
+    tensors: Mapping[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """Returns a head for a language model that was saved without one: its embeddings, so that it takes no memory."""
+    for name, tensor in tensors.items():
+        if name.endswith("embed_tokens.weight"):
+            return {_HEAD: tensor}
+    return {}

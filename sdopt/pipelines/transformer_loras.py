@@ -8,6 +8,7 @@ Kohya's scripts and musubi write `lora_unet_double_blocks_0_img_attn_qkv.lora_do
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -91,16 +92,17 @@ class Converted:
 def converted(
     stored: Mapping[str, torch.Tensor],
     networks: Mapping[str, Any],
-    scales: Scales | None = None,
+    scales: Mapping[str, Scales] | None = None,
 ) -> Converted:
     """Returns a LoRA as diffusers names it.
 
     Args:
         stored: the tensors of a file.
         networks: those that diffusers loads a LoRA into, by the attribute of the pipeline, with or without weights.
-        scales: of the matrices without an alpha; None is 1.
+        scales: of the matrices without an alpha, by network; None is 1.
     """
     found, modules = Converted(), dict[str, dict[str, str]]()
+    settings = scales or {}
     for name in stored:
         match = _MATRIX.fullmatch(name)
         if match:
@@ -120,7 +122,7 @@ def converted(
         scale = (
             float(alpha) / down.shape[0]
             if alpha is not None
-            else (scales or Scales()).of(plain, down.shape[0])
+            else settings.get(part, Scales()).of(plain, down.shape[0])
         )
         _place(found, module, part, place, networks[part], down, up * scale)
     with_matrices = {f"{module}{_ALPHA}" for module in modules}
@@ -141,7 +143,16 @@ def _place(
 ) -> None:
     """Adds the matrices of one module of a file for each layer of diffusers that has some of its rows."""
     shapes = [_shape(network.get_submodule(name).weight) for name in place.modules]
+    if down.shape[0] != up.shape[1]:
+        ranks = f"{down.shape[0]} and {up.shape[1]}"
+        found.widths.append(f"the two matrices of {module} are of ranks {ranks}")
+        return
+    down, up = _as_layers(down, up, len(shapes[0]))
     parts = parted(up, place, [shape[0] for shape in shapes])
+    if down.shape[2:] != shapes[0][2:]:
+        sizes = f"{list(down.shape[2:])}, and this model's layer {list(shapes[0][2:])}"
+        found.widths.append(f"its update of {module} has a kernel of {sizes}")
+        return
     if parts is None or down.shape[1] != shapes[0][1]:
         own, layer = (
             (down.shape[1], up.shape[0]),
@@ -159,6 +170,17 @@ def _place(
             return
         found.tensors[f"{key}.lora_A.weight"] = down.clone()
         found.tensors[f"{key}.lora_B.weight"] = rows.clone()
+
+
+def _as_layers(
+    down: torch.Tensor, up: torch.Tensor, dimensions: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns matrices with as many dimensions as a layer: some trainers save all of them as convolutions of one pixel."""
+    if math.prod(down.shape[2:]) == 1:
+        down = down.reshape(*down.shape[:2], *[1] * (dimensions - 2))
+    if math.prod(up.shape[2:]) == 1:
+        up = up.reshape(*up.shape[:2], *[1] * (dimensions - 2))
+    return down, up
 
 
 def _shape(weight: Any) -> Any:
@@ -225,32 +247,34 @@ class Scales:
     rooted: bool = False
 
     def of(self, module: str, rank: int) -> float:
-        """Returns the scale of a module's update, by the end of its name."""
-        own = (
-            alpha
-            for end, alpha in self.alphas.items()
-            if module == end or module.endswith(f".{end}")
-        )
-        alpha = next(own, self.alpha)
+        """Returns the scale of a module's update; patterns are expressions that match the end of its name, as in peft."""
+        alpha = self.alpha
+        for pattern, other in self.alphas.items():
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                alpha = other
+                break
         if alpha is None:
             return 1.0
         return float(alpha) / (rank**0.5 if self.rooted else rank)
 
 
-def scales_beside(file: Path, metadata: Mapping[str, str]) -> Scales:
-    """Returns the scales that the header of a file says, or peft's `adapter_config.json` beside it."""
-    said: dict[str, Any] = {}
+def scales_beside(file: Path, metadata: Mapping[str, str]) -> dict[str, Scales]:
+    """Returns the scales that the header of a file says, or peft's `adapter_config.json` beside it, by network."""
+    said: dict[str, dict[str, Any]] = {}
     if text := metadata.get("lora_adapter_metadata"):
-        said = {
-            key.removeprefix("transformer."): value
-            for key, value in json.loads(text).items()
-        }
+        for key, value in json.loads(text).items():
+            part, _, setting = key.rpartition(".")
+            said.setdefault(part or "transformer", {})[setting] = value
     elif (beside := settings_beside(file)) is not None:
-        said = json.loads(beside.read_text(encoding="utf-8"))
+        said["transformer"] = json.loads(beside.read_text(encoding="utf-8"))
+    return {part: _scales_in(settings) for part, settings in said.items()}
+
+
+def _scales_in(settings: Mapping[str, Any]) -> Scales:
     return Scales(
-        said.get("lora_alpha"),
-        said.get("alpha_pattern") or {},
-        bool(said.get("use_rslora")),
+        settings.get("lora_alpha"),
+        settings.get("alpha_pattern") or {},
+        bool(settings.get("use_rslora")),
     )
 
 

@@ -17,7 +17,7 @@ from sdopt.hardware.device import Device
 from sdopt.pipelines.factory import Built, built, remember
 from sdopt.programs.code import Unwritable
 from sdopt.programs.writer import SAVING, written
-from sdopt.record.images import open_image
+from sdopt.record.images import open_image, scored_file
 from sdopt.record.programs import Program
 from sdopt.record.records import VariantResult
 from sdopt.variant import Variant
@@ -89,7 +89,7 @@ class Programs:
             variant,
             built(variant.model),
             self.device,
-            self.folder / first.path,
+            scored_file(self.folder, first),
             limit,
             log,
             self.scratch,

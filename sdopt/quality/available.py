@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.hub import fetch_files
 from sdopt.reference import CLIP
 
 NAMES = (
@@ -72,6 +71,9 @@ def fetch_features(name: str) -> None:
         return
     kind, source = kind_and_source(name)
     if not Path(source).is_dir() and not is_in_cache(name):
+        # What the hub needs knows all kinds of pipelines, which no report does.
+        from sdopt.pipelines.hub import fetch_files
+
         fetch_files(
             source,
             _FILES[kind],

@@ -187,6 +187,7 @@ def _spreads(
             mine.seed,
             other.path,
             other.finite,
+            digest=other.digest,
         )
         for mine, other in zip(first.records, again.records, strict=True)
     ]

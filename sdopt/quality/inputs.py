@@ -15,6 +15,7 @@ from sdopt.quality.images import channels_first, read_images
 from sdopt.quality.paired import Lpips, pixel_differences
 from sdopt.quality.reference_sets import ReferenceSet, reference_set
 from sdopt.record.files import inside
+from sdopt.record.images import scored_file
 from sdopt.record.scores import ImageRecord, Score
 from sdopt.worker.draws import LATENTS
 
@@ -28,9 +29,9 @@ class Pictures:
 
     @cached_property
     def images(self) -> np.ndarray:
-        """All images, uint8 (n, height, width, 3)."""
+        """All images, uint8 (n, height, width, 3). Raises UsageError if one was replaced since it was recorded."""
         return read_images(
-            [inside(self.folder, record.path) for record in self.records]
+            [scored_file(self.folder, record) for record in self.records]
         )
 
     @cached_property

@@ -1,15 +1,67 @@
 """Opens image files, which may come from anybody."""
 
+import hashlib
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdopt.errors import UsageError
-from sdopt.record.files import POINTER, is_pointer
+from sdopt.record.files import POINTER, inside, is_pointer, stays_within
+from sdopt.record.records import StudyResult
+from sdopt.record.scores import ImageRecord
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+def digest_of(file: Path) -> str:
+    """Returns what tells a file from another one that takes its place. Raises OSError."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+
+
+def is_replaced(folder: Path, record: ImageRecord) -> bool:
+    """Returns whether an image of a run's folder is another file than the one that was scored; false without a file."""
+    if not record.digest or not stays_within(record.path):
+        return False
+    file = folder / record.path  # or a link, as DVC makes: what it holds counts
+    try:
+        return file.is_file() and digest_of(file) != record.digest
+    except OSError:  # who opens it is told why it cannot be read
+        return False
+
+
+def scored_file(folder: Path, record: ImageRecord) -> Path:
+    """Returns the file of an image. Raises UsageError if another one has taken its place since it was recorded."""
+    if is_replaced(folder, record):
+        raise UsageError(
+            f"{folder / record.path}: {REPLACED}, so that figures would be of another image; put it back, or measure "
+            "again"
+        )
+    return inside(folder, record.path)
+
+
+def replaced_images(result: StudyResult, folder: Path) -> list[str]:
+    """Returns the paths of a study's images that other files have taken the place of."""
+    records = [record for variant in result.variants for record in variant.images]
+    for more in result.redrawn.values():
+        records += more
+    return [record.path for record in records if is_replaced(folder, record)]
+
+
+def remarks_on_images(result: StudyResult, folder: Path) -> list[str]:
+    """Returns a line if images of a study were replaced; none if they are there, or all gone."""
+    replaced = replaced_images(result, folder)
+    if not replaced:
+        return []
+    named = ", ".join(replaced[:3]) + (", …" if len(replaced) > 3 else "")
+    what = f"{len(replaced)} image{'s' * (len(replaced) > 1)} ({named})"
+    kept = "figures and verdicts are of what was recorded, and reports leave these files out"
+    return [f"{folder}: {what}: each {REPLACED}; {kept}"]
+
+
+REPLACED = "was replaced or changed after it was recorded"
 
 
 def open_image(file: Path) -> "Image":

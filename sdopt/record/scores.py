@@ -20,6 +20,8 @@ class ImageRecord:
     """Its negative prompt."""
     process: int | None = None
     """The process, from 0, of whose timed calls it is an image; None if the quality pass generated it."""
+    digest: str = ""
+    """Of its file when it was written; "" in records that older versions wrote."""
 
 
 @dataclass

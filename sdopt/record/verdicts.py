@@ -11,11 +11,20 @@ class Verdict(StrEnum):
     """A gate's verdict on a rule, a variant or a study; of several, the worst counts, in this order."""
 
     PASS = "pass"
-    INCONCLUSIVE = "inconclusive"
+    INCONCLUSIVE = "undecided"
     """The interval includes the margin: more prompts, rounds or processes would decide."""
-    NOT_COMPARABLE = "not comparable"
+    NOT_COMPARABLE = "not judged"
     """Something is missing, not finite, or belongs to other work."""
     FAIL = "fail"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Verdict | None":
+        """Returns the verdict that an earlier version recorded in another word."""
+        earlier = {
+            "inconclusive": cls.INCONCLUSIVE,
+            "not comparable": cls.NOT_COMPARABLE,
+        }
+        return earlier.get(str(value))
 
 
 Payoff = Literal["it pays", "harm", "no benefit"]
@@ -41,7 +50,7 @@ class Ruling:
     payoff: Payoff | None = None
     """Of the rule that an option must pay; None for other rules, and where its claims are open."""
     doubt: str = ""
-    """What keeps an inconclusive ruling open whatever its bounds say; rulings of one comparison may share it."""
+    """What keeps an undecided ruling open whatever its bounds say; rulings of one comparison may share it."""
 
     @property
     def because(self) -> str:

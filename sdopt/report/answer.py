@@ -71,7 +71,7 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
     ]
     reasons = [f"{row.name}: {shortened(row.because)}" for row in told if row.because]
     left_out = f"{len(reasons) - _REASONS} more have reasons like these"
-    cut = [_cut(line, 2 * width - 8) for line in reasons[:_REASONS]] + (
+    cut = [_cut(line, 3 * width - 12) for line in reasons[:_REASONS]] + (
         [left_out] if len(reasons) > _REASONS else []
     )
     notes: list[Block] = [Notes(cut)] if cut else []

@@ -5,6 +5,7 @@ from sdopt.record.records import StudyResult
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.columns import word
 from sdopt.report.header import header_of
+from sdopt.scratch import CACHES
 from sdopt.statistics.figures import first_rows
 from sdopt.statistics.measures import SPEEDUP, ratio_text
 from sdopt.statistics.ratios import speedup_drift
@@ -13,6 +14,10 @@ from sdopt.statistics.words import gib_text, seconds_parts, unit_text
 
 _OWN = ("study", "tracking", "gate", "hydra", "dry_run", "objective")
 """Keys that change no measurement."""
+
+
+_CHANGE = "B/A"
+"""Of which result a line of the table is, where it is of both."""
 
 
 def comparison_of(
@@ -28,10 +33,11 @@ def comparison_of(
     if reasons:
         blocks.append(Prose("Not comparable, so no ratio of A and B is shown:"))
         blocks.append(Notes(reasons))
-    blocks.append(_table(first, second, ratios=not reasons))
+    table = _table(first, second, ratios=not reasons)
+    blocks.append(table)
     notes = ["Each speed-up is against the baseline of its own run."]
-    if not reasons:
-        notes.append("B/A: the speed-up in B over that in A.")
+    if any(row[1] == _CHANGE for row in table.rows):
+        notes.append(f"{_CHANGE}: the speed-up in B over that in A.")
     blocks.append(Notes(notes))
     changed = []
     for change, names in changed_choices(second, first).items():
@@ -101,6 +107,9 @@ def _settings(result: StudyResult) -> dict[str, object]:
     settings["platform"] = environment.platform
     settings["python"] = environment.python
     settings["sdopt"] = environment.sdopt
+    for name, value in environment.variables.items():
+        if name not in CACHES:
+            settings[name] = value
     return {**settings, **environment.packages}
 
 
@@ -131,7 +140,7 @@ def _table(
             else ""
         )
         if change:
-            rows.append(["", "B/A", "", "", change, ""])
+            rows.append(["", _CHANGE, "", "", change, ""])
     headings = ("variant", "", "status", f"latency{unit}", f"speed-up{unit}", "memory")
     return Table(headings, rows, headings[3:])
 

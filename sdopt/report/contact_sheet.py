@@ -8,7 +8,7 @@ from textwrap import wrap
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from sdopt.record.files import inside
-from sdopt.record.images import open_image
+from sdopt.record.images import is_replaced, open_image
 from sdopt.record.scores import ImageRecord
 from sdopt.report.columns import TableView, images_cell
 from sdopt.statistics.rows import Row
@@ -138,7 +138,9 @@ def _draw(
 
 
 def _opened(folder: Path, record: ImageRecord | None) -> Image.Image | None:
-    return open_image(inside(folder, record.path)).convert("RGB") if record else None
+    if record is None or is_replaced(folder, record):
+        return None
+    return open_image(inside(folder, record.path)).convert("RGB")
 
 
 def _difference(

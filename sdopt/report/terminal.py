@@ -28,6 +28,9 @@ _GAP = 2
 _NAME = 16
 """Least width of the column that names the rows, beside columns to spare."""
 
+_WHOLE_NAME = 30
+"""Names up to this width are shown whole before any figure has its details."""
+
 _WORD = 30
 """Greatest width that this column claims so that no word of it is broken."""
 
@@ -104,10 +107,10 @@ class _Layout:
         """Returns the table with as many details and columns as there is room for."""
         headings = list(self.table.headings)
         for heading in self.table.spare:
-            if self._room() < 0:
+            if self._room(_WHOLE_NAME) < 0:
                 self.detailed[headings.index(heading)] = False
         for heading in self.table.needless:
-            if self._room() < 0:
+            if self._room(_NAME) < 0:
                 del self.detailed[headings.index(heading)]
         grid = Grid(
             box=None if self.table.spare else box.SIMPLE_HEAD,
@@ -123,10 +126,10 @@ class _Layout:
             grid.add_row(*cells)
         return grid
 
-    def _room(self) -> int:
-        """Returns how much room the columns leave; negative if they take too much."""
+    def _room(self, name_width: int) -> int:
+        """Returns how much room the columns leave beside names; negative if they take too much."""
         widths = [self._width(column) for column in self.detailed if column]
-        name = min(_NAME, self.longest_name)
+        name = min(name_width, self.longest_name)
         return self.width - name - sum(widths) - _GAP * len(self.detailed)
 
     def _width(self, column: int) -> int:
@@ -137,7 +140,8 @@ class _Layout:
         return max(map(len, texts))
 
     def _add_columns(self, grid: Grid) -> None:
-        fits = self._room() >= 0 and bool(self.table.spare)
+        room = self._room(_NAME)
+        fits = room >= 0 and bool(self.table.spare)
         for column in self.detailed:
             heading = self.table.headings[column]
             names = column == 0
@@ -147,9 +151,7 @@ class _Layout:
                 header_style="dim",
                 no_wrap=fits,
                 overflow="ellipsis" if fits else "fold",
-                width=min(self.longest_name, _NAME + self._room())
-                if fits and names
-                else None,
+                width=min(self.longest_name, _NAME + room) if fits and names else None,
                 min_width=min(self.longest_word, _WORD) if names and not fits else None,
             )
 

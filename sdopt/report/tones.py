@@ -38,7 +38,6 @@ _MEMBERS: Mapping[Tone, tuple[str, ...]] = {
         Speed.CLOSE,
         Speed.FEW,
         Decision.UNDECIDED,
-        "not comparable",
     ),
     "bad": (
         Status.NOT_ENGAGED,

@@ -38,16 +38,22 @@ _NO_CHARACTER = re.compile(
 def verdict_blocks(result: StudyResult) -> list[Block]:
     """Returns a table with a row for each comparison that a gate has judged, and below it the reasons and notes."""
     rows = []
-    notes = []
+    reasons: dict[str, list[str]] = {}
     for judgement in result.judgements:
         verdict = word(decision_of(judgement.verdict))
         rows.append(
             (judgement.candidate, judgement.reference, judgement.contract, verdict)
         )
-        notes.append(f"{judgement.candidate}: {_because(result, judgement)}")
+        because = _because(result, judgement)
+        reasons.setdefault(because, []).append(judgement.candidate)
+    notes = [f"{', '.join(names)}: {because}" for because, names in reasons.items()]
     table = Table(("variant", "against", "contract", "gate"), rows)
-    notes += [_BOUNDS, *_claims(result.judgements)]
     return [table, Notes(notes)]
+
+
+def footing_of(result: StudyResult) -> list[str]:
+    """Returns what the rules' figures rest on: the kind of their bounds, the claims together, chance differences."""
+    return [_BOUNDS, *_claims(result.judgements), *floors_of(result)]
 
 
 def against_sentence(result: StudyResult) -> str:
@@ -138,8 +144,8 @@ def verdict_markdown(
     )
     blocks: list[Block] = [Prose(first, strong=True)] if first else []
     blocks += verdict_blocks(summary.result)
-    blocks.append(Notes(floors_of(summary.result)))
-    blocks.append(Fold(f"All {len(rows)} rules", [Table(headings, rows)]))
+    every: list[Block] = [Table(headings, rows), Notes(footing_of(summary.result))]
+    blocks.append(Fold(f"All {len(rows)} rules", every))
     title = (
         f"sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})"
     )
@@ -220,7 +226,7 @@ def _because(
 ) -> str:
     """Returns the reasons of the verdict, each in a sentence. A pass has too many to name."""
     if judgement.verdict is Verdict.PASS:
-        reasons = [f"all {len(judgement.rulings)} rules"]
+        reasons = [f"all {len(judgement.rulings)} rules pass"]
     else:
         reasons = _first_reasons(judgement, result)
     return "; ".join(filter(None, [*reasons, judgement.note]))
@@ -294,7 +300,7 @@ def verdicts_of(row: Row) -> dict[str, str]:
 
 def junit(
     summary: Summary,
-    inconclusive_passes: bool | None = None,
+    undecided_passes: bool | None = None,
 ) -> bytes:
     """Returns JUnit XML, valid for Jenkins and for Ant's schema (windyroad's `JUnit.xsd`).
 
@@ -305,12 +311,12 @@ def junit(
 
     Args:
         summary: of the judged study.
-        inconclusive_passes: as the gate that judged has it; None for the study's own gate.
+        undecided_passes: as the gate that judged has it; None for the study's own gate.
     """
     result = summary.result
-    lenient = inconclusive_passes
+    lenient = undecided_passes
     if lenient is None:
-        lenient = result.config.gate.inconclusive_passes
+        lenient = result.config.gate.undecided_passes
     root = ElementTree.Element("testsuites")
     for number, judgement in enumerate(result.judgements):
         _add_suite(root, number, judgement, summary, lenient)
@@ -393,14 +399,14 @@ def _verdicts(
 
 def _outcome(
     judgement: Judgement,
-    inconclusive_passes: bool,
+    undecided_passes: bool,
 ) -> str:
     """Returns the element of JUnit that says how a judgement ended; "" for a pass."""
     if judgement.verdict is Verdict.PASS:
         return ""
     if judgement.verdict is Verdict.FAIL:
         return "failure"
-    allowed = judgement.verdict is Verdict.INCONCLUSIVE and inconclusive_passes
+    allowed = judgement.verdict is Verdict.INCONCLUSIVE and undecided_passes
     return "skipped" if allowed else "error"
 
 
@@ -422,7 +428,7 @@ def _printable(text: str) -> str:
 def write_verdicts(
     summary: Summary,
     folder: Path,
-    inconclusive_passes: bool | None = None,
+    undecided_passes: bool | None = None,
     against: str = "",
 ) -> None:
     """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder; see `junit`. Raises OSError."""
@@ -430,7 +436,7 @@ def write_verdicts(
     write_atomically(
         folder / "verdicts.md", verdict_markdown(summary, against).encode()
     )
-    write_atomically(folder / "verdicts.xml", junit(summary, inconclusive_passes))
+    write_atomically(folder / "verdicts.xml", junit(summary, undecided_passes))
     append_step_summary(summary, against)
 
 

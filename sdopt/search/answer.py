@@ -175,7 +175,7 @@ def _sentence(judgements: Judgements, entries: Sequence[SearchEntry]) -> str:
     if passed:
         return _winning(judgements, tried)
     if not judgements.studies:
-        return _nothing_judged(entries)
+        return _nothing_judged(entries, tried)
     if judgements.undecided:
         first = judgements.undecided[0]
         return unconfirmed(judgements.rows[first], judgements.baseline_of(first))
@@ -205,9 +205,9 @@ def _winning(judgements: Judgements, tried: int) -> str:
     return f"{said}. {best}.{f' {len(others)} more passed.' if others else ''}"
 
 
-def _nothing_judged(entries: Sequence[SearchEntry]) -> str:
+def _nothing_judged(entries: Sequence[SearchEntry], tried: int) -> str:
     """Returns the answer of a search of which no combination was worth to be judged."""
-    if not entries:
+    if not tried:
         return "No combination was tried."
     best = _fastest(entries, "fail")
     refused = (
@@ -215,7 +215,7 @@ def _nothing_judged(entries: Sequence[SearchEntry]) -> str:
         if best
         else ""
     )
-    kept = f"none of the {len(entries)} combinations that were tried is faster and keeps the images"
+    kept = f"none of the {tried} combinations that were tried is faster and keeps the images"
     return f"Keep the baseline: {kept}{refused}."
 
 

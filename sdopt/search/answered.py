@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -26,7 +27,12 @@ ANSWERED = "answered.json"
 
 _HOW_LONG = ("search.budget_s", "search.trials")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
-_ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS")
+_ENVIRONMENT = ("MLFLOW_TRACKING_URI",)
+_LIBRARIES = (
+    *("ATEN_", "CUBLAS", "CUDA_", "CUDNN", "DIFFUSERS_", "DNNL_", "KMP_", "LD_PRELOAD"),
+    *("MKL_", "NVIDIA_", "OMP_", "ONEDNN_", "PYTORCH_", "TORCH", "TRITON_"),
+)
+"""How the names of variables begin that libraries read which measure."""
 _MOST_FILES = 500
 """Files of a model's folder that are looked at."""
 
@@ -85,6 +91,7 @@ def question_of(overrides: Sequence[str], config_dir: Path | None) -> str:
         *words,
         *_stamps(words),
         *_machine(),
+        *_software(),
     ]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
@@ -137,6 +144,15 @@ def _stamps_of(path: Path) -> Iterator[str]:
 def _stamp(file: Path) -> str:
     stat = file.stat()
     return f"{file} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _software() -> Iterator[str]:
+    """Yields what is installed, by the names of its folders, and variables by which libraries compute otherwise."""
+    installed = Path(sysconfig.get_path("purelib")).glob("*.dist-info")
+    yield from sorted(folder.name for folder in installed)
+    for name in sorted(os.environ):
+        if name.startswith(_LIBRARIES):
+            yield f"{name}={os.environ[name]}"
 
 
 def _machine() -> Iterator[str]:

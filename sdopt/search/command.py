@@ -16,8 +16,10 @@ from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.forecast import expected_call_s, lines_of
 from sdopt.locks import lock_folder
+from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.preparation import awaits_clip, fetch_clip
-from sdopt.record.files import inside, write_atomically
+from sdopt.record.files import inside, read_result, write_atomically
+from sdopt.record.records import StudyResult
 from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.schema import Tracking
 from sdopt.search.answer import record_of
@@ -38,6 +40,9 @@ from sdopt.search.run import Search
 from sdopt.search.space import Space
 from sdopt.search.studies import Studies
 from sdopt.search.trials import Trials
+from sdopt.study.fingerprint import NOT_FETCHED, inputs_of, of_model
+from sdopt.study.plan import describe_environment
+from sdopt.study.resume import other_surroundings
 from sdopt.tracking import client
 from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, TrackedRun
 from sdopt.tracking.contents import common_tags, note_of, time_of
@@ -155,6 +160,15 @@ def begun(
             raise UsageError(
                 f"{where}: one of them was removed; begin another search with --again"
             )
+        if there and (
+            differing := list(_since(read_result(folder / min(there)), prepared))
+        ):
+            raise UsageError(
+                [
+                    f"{folder}: cannot go on, since its studies were of others: {each}; begin another search with --again"
+                    for each in differing
+                ]
+            )
         studies = Studies(prepared.given, config, prepared.config_dir, folder)
         answered = read_answered(folder)
         yield Search(
@@ -170,6 +184,27 @@ def begun(
             goes_on=answered is not None
             and not answered.covers(config.budget_s, config.trials),
         )
+
+
+def _since(earlier: StudyResult, prepared: Prepared) -> Iterator[str]:
+    """Yields what has changed since a study of a search: what it is called by, and its settings, are the same."""
+    was, now = earlier.environment, describe_environment(prepared.machine, [])
+    yield from other_surroundings(was, now)
+    if was.code != now.code:
+        yield f"sdopt: was {was.sdopt}, now {now.sdopt}"
+    [baseline] = prepared.space.variants([])
+    row = earlier.variant(earlier.baseline)
+    inputs = inputs_of(baseline, of_model)
+    for name, digest in row.inputs.items():
+        known = NOT_FETCHED not in (digest, inputs.get(name, digest))
+        if name != "prompts" and known and inputs.get(name, digest) != digest:
+            yield f"the contents of its {name}: was {digest}, now {inputs[name]}"
+    count = max((image.prompt_index + 1 for image in row.images), default=0)
+    if count:
+        workload = replace(baseline.workload, prompt_count=count)
+        prompts = resolve_prompts(workload, baseline.model)
+        if any(prompts[image.prompt_index] != image.prompt for image in row.images):
+            yield "its prompts"
 
 
 def _folder_of(base: Path, again: bool) -> Path:
@@ -274,11 +309,7 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
             ("images/" if file.suffix == ".png" else "") + file.name: file
             for file in files
         },
-        # MLflow lists the latest run first.
-        below=[
-            trial_run(entry, record, tags, started + rank)
-            for rank, entry in enumerate(reversed(record.entries), start=1)
-        ],
+        below=_trials(record, tags, started),
     )
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[
         :16
@@ -290,6 +321,26 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
     mine = [f"tags.`{_SEARCH}` = '{folder.name}'"]
     note = note_of(f"**{name}:** {record.sentence}")
     return ask(client.put, tracking, record.name, run, mine, digest, complete, note)
+
+
+_TAGS = {
+    "workload.steps": "steps",
+    "workload.batch_size": "batch",
+    "workload.size": "size",
+}
+"""Tags of the work of a run, by the keys that they have the values of."""
+
+
+def _trials(
+    record: SearchRecord, tags: Mapping[str, str], started: int
+) -> list[TrackedRun]:
+    """Returns the runs of the candidates that were not judged: the others have one of the study that judged them."""
+    trials = []
+    # MLflow lists the latest run first.
+    for rank, entry in enumerate(reversed(record.entries), start=1):
+        if not entry.judged:
+            trials.append(trial_run(entry, record, tags, started + rank))
+    return trials
 
 
 def trial_run(
@@ -321,13 +372,20 @@ def trial_run(
         "command": entry.command,
         NOTE: note_of(answer),
     }
+    parameters = dict(
+        override.lstrip("+").partition("=")[::2] for override in entry.overrides
+    )
+    # The tags that all have are of the baseline's work; a combination may choose other steps, or more images.
+    own = {
+        tag: parameters[key]
+        for key, tag in _TAGS.items()
+        if tag in tags and key in parameters
+    }
     return TrackedRun(
         name=entry.name,
-        tags={**tags, ROLE: "trial", **tracked_tags(entry.columns), **words},
+        tags={**tags, **own, ROLE: "trial", **tracked_tags(entry.columns), **words},
         started=started,
-        parameters=dict(
-            override.lstrip("+").partition("=")[::2] for override in entry.overrides
-        ),
+        parameters=parameters,
         metrics=tracked_metrics(entry.columns)
         | {name: value for name, value in figures.items() if value is not None},
     )

@@ -14,6 +14,7 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.columns import OF_ONE_STUDY, further_columns, values_of
 from sdopt.schema import Gate
+from sdopt.statistics.change_words import percent_text
 from sdopt.statistics.figures import rows_of
 from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import (
@@ -26,7 +27,6 @@ from sdopt.statistics.measures import (
 from sdopt.statistics.objections import broken_because
 from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.rows import Row
-from sdopt.statistics.ruling_sentences import percent_text
 
 if TYPE_CHECKING:
     from sdopt.search.config import SearchConfig

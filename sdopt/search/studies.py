@@ -191,9 +191,14 @@ class Studies:
         ]
         result = self._measured(CALIBRATE, [*overrides, _variants([])], True, limit_s)
         if result.status == "interrupted":
+            made = sum(len(variant.images) for variant in result.variants)
+            needed = ""
+            if made and limit_s is not None:
+                minutes = math.ceil(2 * limit_s * images / made / 60)
+                needed = f" (about {minutes} min at this pace)"
             raise UsageError(
                 f"search.budget_s={self.config.budget_s:g}: half of it is too short to measure how much images differ "
-                "by chance, without which no image can be judged; the same command with more time goes on"
+                f"by chance, without which no image can be judged; the same command with more time{needed} goes on"
             )
         write_calibration(calibration_of(result), self._calibration)
 

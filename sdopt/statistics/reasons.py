@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.statistics.bounds import differences
+from sdopt.statistics.change_words import PROPERTIES
 from sdopt.statistics.ruling_sentences import (
     CHECKS,
-    PROPERTIES,
     UNDISTURBED,
     family,
     lower,

@@ -35,7 +35,7 @@ Reproduction = Literal[
     "reproduced",
     "not reproduced",
     "undecided",  # measured without an interval
-    "not comparable",  # the figure measured here is a different quantity
+    "not judged",  # the figure measured here is a different quantity
     "not run",
     "no figure",  # the article gives none
 ]
@@ -264,7 +264,7 @@ def _judged(
     if not_run is not None:
         verdict, reason = not_run
     elif at_shape is None:
-        verdict = "not comparable"
+        verdict = "not judged"
         reason = f"not measured at {table.shape}"
     else:
         verdict, reason = _verdict(result, published, at_shape, figure, measured, gpu)
@@ -313,17 +313,17 @@ def _verdict(
     """Judges a figure of a comparison whose two sides both ran."""
     if figure.out_of_memory:
         reason = f"{gpu} ran out of memory, and this machine did not"
-        return "not comparable", reason
+        return "not judged", reason
     if figure.value is None:
         return "no figure", "the article gives none"
     differing = _differing(result, published.setup)
     if differing:
         reason = f"measured here with {', '.join(differing)}"
-        return "not comparable", reason
+        return "not judged", reason
     memory, _ = row.headline_memory or ("", 0.0)
     if figure.measure != SPEEDUP.name and memory != "peak_allocated_gib":
         reason = "here the memory of a process on a CPU, in the article that of a GPU"
-        return "not comparable", reason
+        return "not judged", reason
     return _compared(figure.measure, figure.value, measured)
 
 

@@ -4,153 +4,24 @@ A sentence is made of what the record holds of a ruling (its test, metric, verdi
 results of earlier versions are told in the same words. The figures of the statistics are `Ruling.reason`.
 """
 
-import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from sdopt.record.verdicts import Ruling, Verdict
-
-Text = Callable[[float], str]
-
-
-def percent_text(share: float) -> str:
-    """Returns a share as a percentage of two digits, and no more: `4.3 %`, `0.05 %`."""
-    return f"{float(f'{100 * abs(share):.2g}'):g} %"
-
-
-def _number(value: float) -> str:
-    return f"{float(f'{abs(value):.2g}'):g}"
-
-
-def _decibels(mse: float) -> str:
-    return "identical" if mse <= 0 else f"{-10 * math.log10(mse):.0f} dB"
-
-
-@dataclass(frozen=True)
-class _Property:
-    """A property of a whole set of images, of which candidate and reference have a mean; a change has a direction.
-
-    Attributes:
-        less: what it means if the candidate has less of it.
-        more: what it means if it has more.
-        turned: whether the recorded difference is the reference's value less the candidate's, as it is for properties
-            of which neither way is better.
-    """
-
-    less: str
-    more: str
-    text: Text
-    turned: bool = False
-
-    def change(self, difference: float) -> str:
-        """Returns how images changed, for a difference as it is recorded."""
-        grew = difference < 0 if self.turned else difference > 0
-        return (self.more if grew else self.less).format(self.text(difference))
-
-
-PROPERTIES = {
-    "brightness": _Property(
-        "are {} darker", "are {} brighter", percent_text, turned=True
-    ),
-    "contrast": _Property(
-        "have {} less contrast",
-        "have {} more contrast",
-        percent_text,
-        turned=True,
-    ),
-    "fine_detail": _Property(
-        "have {} less fine detail", "have {} more fine detail", percent_text
-    ),
-    "ssim": _Property("are {} less alike", "are {} more alike", _number),
-    "psnr_db": _Property("are {} dB less alike", "are {} dB more alike", _number),
-    "clip_score": _Property(
-        "fit their prompts less (CLIP score {} lower)",
-        "fit more (CLIP score {} higher)",
-        _number,
-    ),
-    "score": _Property("score {} lower", "score {} higher", _number),
-    "penalty": _Property(
-        "have a penalty {} higher", "have a penalty {} lower", _number
-    ),
-    "fid": _Property(
-        "are {} further from the reference set",
-        "are {} closer to the reference set",
-        _number,
-    ),
-    "kid": _Property(
-        "are {} further from the reference set",
-        "are {} closer to the reference set",
-        _number,
-    ),
-    "cmmd": _Property(
-        "are {} further from the reference set",
-        "are {} closer to the reference set",
-        _number,
-    ),
-}
-
-_ABSOLUTE = {
-    "brightness": "a brightness",
-    "contrast": "a contrast",
-    "fine_detail": "fine detail",
-    "ssim": "a structural similarity",
-    "psnr_db": "a peak signal-to-noise ratio in dB",
-    "clip_score": "a CLIP score",
-    "score": "a score",
-    "penalty": "a penalty",
-    "fid": "a distance from the reference set (FID)",
-    "kid": "a distance from the reference set (KID)",
-    "cmmd": "a distance from the reference set (CMMD)",
-}
-"""What a rule on the value itself is about, where it does not compare with the baseline's."""
-
-_DISTANCES: Mapping[str, tuple[str, Text]] = {
-    "mse": ("pixels", _decibels),
-    "latents_error": ("latents", percent_text),
-    "perceptual": ("what images show (perceptual distance)", _number),
-    "lpips_alex": ("what images show (LPIPS)", _number),
-    "colour_error": ("colours", percent_text),
-    "brightness_error": ("brightness", percent_text),
-    "contrast_error": ("contrast", percent_text),
-    "detail_error": ("fine detail", percent_text),
-}
-"""What a distance between an image and the baseline's image of the same prompt is about, and how it is written."""
-
-
-def _slower(factor: float) -> str:
-    return (
-        f"is {percent_text(1 / factor - 1)} slower"
-        if factor < 1
-        else f"is {percent_text(factor - 1)} faster"
-    )
-
-
-def _gains_less(factor: float) -> str:
-    if factor < 1:
-        return f"gains {percent_text(1 / factor - 1)} less over its own baseline"
-    return f"gains {percent_text(factor - 1)} more over its own baseline"
-
-
-def _larger(factor: float) -> str:
-    way = "more" if factor >= 1 else "less"
-    return f"takes {percent_text(factor - 1)} {way} memory"
-
-
-def _longer(factor: float) -> str:
-    way = "longer" if factor >= 1 else "less long"
-    return f"has slowest calls that take {percent_text(factor - 1)} {way}"
-
-
-_RATIOS: Mapping[str, tuple[Callable[[float], str], Text]] = {
-    "speedup": (_slower, lambda limit: percent_text(1 / limit - 1)),
-    "memory_ratio": (_larger, lambda limit: percent_text(limit - 1)),
-    "tail_ratio": (_longer, lambda limit: percent_text(limit - 1)),
-    "first_image_s": (
-        lambda seconds: f"takes {seconds:.3g} s to the first image",
-        lambda limit: f"{limit:.3g} s",
-    ),
-}
+from sdopt.statistics.change_words import (
+    DISTANCES,
+    OVER_ITS_BASELINE,
+    PLAIN,
+    PROPERTIES,
+    RATIOS,
+    Change,
+    Text,
+    amounts_text,
+    decibels_text,
+    duration_text,
+    excess,
+    number_text,
+    percent_text,
+)
 
 UNDISTURBED = "undisturbed"
 """The rule that other programs broke; every ruling on a time has the same doubt."""
@@ -186,7 +57,7 @@ def family(metric: str) -> str:
     """Returns a metric's name without its shape and its features: `perceptual` of `perceptual_emojiclip`."""
     name = metric.partition("/")[0]
     fitting = []
-    for known in [*PROPERTIES, *_DISTANCES, *_RATIOS]:
+    for known in [*PROPERTIES, *DISTANCES, *RATIOS, "first_image_s"]:
         if name == known or name.startswith(f"{known}_"):
             fitting.append(known)
     return max(fitting, key=len, default=name)
@@ -222,24 +93,43 @@ def _payoff_sentence(ruling: Ruling) -> str:
 
 
 _CLAIM = re.compile(
-    r"(?P<ratio>speedup|memory_ratio)(?P<shape>/\S+)? [\d.e+-]+× \[(?P<low>[\d.e+-]+), (?P<high>[\d.e+-]+)\] "
-    r"\(one-sided [\d.]+ % bounds\) (?:straddles|excludes) a gain of (?P<gain>[\d.]+ %)"
+    r"(?P<ratio>speedup|memory_ratio)(?:/(?P<shape>\S+))? (?P<estimate>[\d.e+-]+)×"
+    r"(?: \[(?P<low>[\d.e+-]+), (?P<high>[\d.e+-]+)\] \(one-sided [\d.]+ % bounds\))?"
 )
+"""A claim of a gain in the reason of a ruling, with its bounds where it has some."""
+
+_AFTER_A_CLAIM = (
+    (
+        re.compile(r" (?:straddles|excludes) a gain of ([\d.]+ %)"),
+        r", and a gain counts from \1 on",
+    ),
+    (
+        re.compile(r" has no interval: that takes (\d+ processes)"),
+        r", in too few runs to tell: it takes \1",
+    ),
+    (re.compile(r"(?<=\w) (?=is no more than|could be chance)"), ", which "),
+)
+"""What reasons say of a claim, and how it reads in a sentence."""
 
 
 def _claims_in_words(reason: str) -> str:
     """Returns what was found of each claim of a gain, without the names of ratios and of statistics."""
+    reason = _CLAIM.sub(_claim_in_words, reason)
+    for pattern, words in _AFTER_A_CLAIM:
+        reason = pattern.sub(words, reason)
+    return reason
 
-    def worded(claim: re.Match[str]) -> str:
-        shape = f" at {claim['shape'][1:]}" if claim["shape"] else ""
-        bounds = f"{claim['low']}× to {claim['high']}×"
-        if claim["ratio"] == "speedup":
-            change = f"its speed is {bounds}{shape}, and a gain"
-        else:
-            change = f"it takes {bounds} the memory{shape}, and a saving"
-        return f"{change} counts from {claim['gain']} on"
 
-    return _CLAIM.sub(worded, reason)
+def _claim_in_words(claim: re.Match[str]) -> str:
+    name = claim["ratio"]
+    change = RATIOS[name]
+    at_shape = f" at {claim['shape']}" if claim["shape"] else ""
+    if claim["low"] is None:
+        text = change.by(excess(name, float(claim["estimate"])))
+    else:
+        low, high = (excess(name, float(claim[end])) for end in ("low", "high"))
+        text = change.between(low, high)
+    return f"{lower(text)}{at_shape}"
 
 
 def _of_figures(ruling: Ruling, drift: bool) -> str:
@@ -248,17 +138,13 @@ def _of_figures(ruling: Ruling, drift: bool) -> str:
         return f"{subject(ruling)}: {ruling.reason}"
     if ruling.rule == "exact":
         return f"Images must be identical to {_others(drift)}, and {_counted(ruling)} differ"
-    change, allowed = _change_and_limit(
-        ruling,
-        ruling.estimate,
-        ruling.margin,
-        drift,
-    )
+    change = f"{_change(ruling, ruling.estimate, drift)}{_at_shape(ruling)}"
+    limit = _limit(ruling, ruling.estimate, ruling.margin)
     if ruling.verdict is not Verdict.INCONCLUSIVE:
-        return f"{change} ({allowed} allowed)"
-    lacking = "runs" if family(ruling.metric) in _RATIOS else "prompts"
-    text = f"Not enough {lacking} to tell: {lower(change)}, give or take, and {allowed} is allowed"
+        return f"{change} ({limit})"
+    lacking = "runs" if family(ruling.metric) in RATIOS else "prompts"
     _, separator, needed = ruling.reason.rpartition("; ")
+    text = f"Not enough {lacking} to tell: {lower(change)} ({limit})"
     return f"{text}: {needed}" if separator else text
 
 
@@ -273,62 +159,118 @@ def _others(drift: bool) -> str:
     return "those of the earlier result" if drift else "the baseline's"
 
 
-def _change_and_limit(
-    ruling: Ruling,
-    estimate: float,
-    limit: float,
-    drift: bool,
-) -> tuple[str, str]:
-    """Returns what a ruling says of its estimate, as the beginning of a sentence, and how much of it is allowed."""
+def _change(ruling: Ruling, estimate: float, drift: bool) -> str:
+    """Returns what a ruling found, as the beginning of a sentence; between its bounds where they leave it open."""
     name = family(ruling.metric)
-    if name in _RATIOS:
-        change_text, limit_text = _RATIOS[name]
-        if drift and name == "speedup":
-            change_text = _gains_less
-        text = f"It {change_text(estimate)}{_at_shape(ruling)}"
-        return text, limit_text(limit)
     if ruling.rule == "rarely":
-        return _rarely_text(ruling), f"{percent_text(limit)} of prompts"
-    if name == "mse":
-        pixels = "Pixels"
-        if ruling.rule == "every":
-            pixels = f"Pixels of {_counted(ruling)}"
-        alike = f"alike to {_decibels(estimate)} only"
-        return (
-            f"{pixels} are too far off, {alike}",
-            f"no less than {_decibels(limit)}",
-        )
+        return _rarely_text(ruling, drift)
+    low, high = estimate, estimate
+    is_open = ruling.verdict is Verdict.INCONCLUSIVE
+    if is_open and ruling.low is not None and ruling.high is not None:
+        low, high = ruling.low, ruling.high
+    if name in RATIOS:
+        is_gain = drift and name == "speedup"
+        change = OVER_ITS_BASELINE if is_gain else RATIOS[name]
+        return _changed(change, excess(name, low), excess(name, high))
+    if name == "first_image_s":
+        return f"It takes {amounts_text(low, high, duration_text)} to the first image"
     if name in PROPERTIES:
-        if ruling.rule in ("at_least", "at_most", "within"):
-            return (
-                f"Images have {_ABSOLUTE[name]} of {estimate:.4g}",
-                f"{limit:.4g}",
-            )
-        image_property = PROPERTIES[name]
-        change = image_property.change(estimate)
-        text = f"Images {change} than {_others(drift)}"
-        return text, image_property.text(limit)
-    about, text_of = _distance(name)
-    change = f"differ from {_others(drift)} in {about}"
+        change = PROPERTIES[name]
+        if ruling.rule in _OF_VALUES:
+            return f"{change.subject} {amounts_text(low, high, _figure)}"
+        return f"{_changed(change, low, high)} than {_others(drift)}"
+    whose = "Images"
     if ruling.rule == "every":
-        text = f"Images of {_counted(ruling)} {change} by up to {text_of(estimate)}"
+        whose = f"Images of {_counted(ruling)}"
+    amount = _distance_amount(name, low, high)
+    if ruling.rule == "every" and name not in _MEASURED_AS:
+        amount = f"up to {amount}"
+    return f"{whose} {_distance_text(name, amount, drift)}"
+
+
+_MEASURED_AS = ("mse", "perceptual", "lpips_alex")
+"""Distances whose amount is named after the words for them."""
+
+
+_OF_VALUES = ("at_least", "at_most", "within")
+"""Rules on a property itself, and not on how it differs from the baseline's."""
+
+
+def _distance_amount(name: str, low: float, high: float) -> str:
+    """Returns a distance, or the two between which it lies; of squared errors the likeness, the smaller one first."""
+    least = max(0.0, low)
+    if name == "mse":
+        return amounts_text(high, least, decibels_text)
+    return amounts_text(least, high, _distance(name)[-1])
+
+
+def _changed(change: Change, low: float, high: float) -> str:
+    return change.by(low) if low == high else change.between(low, high)
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _limit(ruling: Ruling, estimate: float, limit: float) -> str:
+    """Returns how much a rule allows, or how much it asks for."""
+    name = family(ruling.metric)
+    if name in RATIOS:
+        return _limit_of_ratio(name, limit)
+    if name in PROPERTIES and ruling.rule in _OF_VALUES:
+        return _limit_of_value(ruling, estimate, limit)
+    if name == "mse" and ruling.rule != "rarely":
+        return f"at least {decibels_text(limit)} needed"
+    if name == "first_image_s":
+        allowed = duration_text(limit)
+    elif ruling.rule == "rarely":
+        allowed = f"{percent_text(limit)} of prompts"
+    elif name in PROPERTIES:
+        allowed = PROPERTIES[name].text(limit)
     else:
-        text = f"Images {change} by {text_of(estimate)}"
-    return text, text_of(limit)
+        allowed = _distance(name)[-1](limit)
+    return f"{allowed} allowed"
 
 
-def _rarely_text(ruling: Ruling) -> str:
+def _limit_of_value(ruling: Ruling, estimate: float, limit: float) -> str:
+    """Returns the least or the largest value that a rule allows."""
+    if ruling.rule == "within" and ruling.verdict is Verdict.INCONCLUSIVE:
+        return f"the limit is {_figure(limit)}"
+    if ruling.rule == "at_least" or estimate < limit:
+        return f"at least {_figure(limit)} needed"
+    return f"at most {_figure(limit)} allowed"
+
+
+def _limit_of_ratio(name: str, limit: float) -> str:
+    """Returns the harm that a rule allows, or the gain that it asks for."""
+    is_gain = limit > 1 if name == "speedup" else limit < 1
+    amount = percent_text(excess(name, limit))
+    if not is_gain:
+        return f"{amount} allowed"
+    change = RATIOS[name]
+    way = change.more if name == "speedup" else change.less
+    return f"{way.format(amount)} needed"
+
+
+def _rarely_text(ruling: Ruling, drift: bool) -> str:
     """Returns for how many prompts images differ by more than a limit."""
-    about, text_of = _distance(family(ruling.metric))
-    text = f"{_counted(ruling)} differ in {about}"
+    name = family(ruling.metric)
+    whose = f"Images of {_counted(ruling)}"
     exceeded = re.search(r"exceed ([\d.e+-]+)", ruling.reason)
     if exceeded is None:
-        return text
-    return f"{text} by more than {text_of(float(exceeded[1]))}"
+        return f"{whose} differ from {_others(drift)} in {_distance(name)[0]}"
+    amount = f"more than {_distance(name)[-1](float(exceeded[1]))}"
+    return f"{whose} {_distance_text(name, amount, drift)}"
 
 
-def _distance(name: str) -> tuple[str, Text]:
-    return _DISTANCES.get(name, (name, _number))
+def _distance(name: str) -> tuple[str, str, Text]:
+    return DISTANCES.get(name, (name, "", number_text))
+
+
+def _distance_text(name: str, amount: str, drift: bool) -> str:
+    """Returns by how much images differ from others, after whose images they are."""
+    about, words, _ = _distance(name)
+    return (words or PLAIN).format(others=_others(drift), about=about, amount=amount)
 
 
 def _at_shape(ruling: Ruling) -> str:
@@ -354,8 +296,8 @@ def subject(ruling: Ruling) -> str:
     }
     if name in subjects:
         return f"{subjects[name]}{_at_shape(ruling)}"
-    if name in _DISTANCES:
-        return f"Whether images differ in {_DISTANCES[name][0]}"
+    if name in DISTANCES:
+        return f"Whether images differ in {DISTANCES[name][0]}"
     if ruling.metric:
         return f"Whether images differ ({ruling.metric})"
     return CHECKS.get(ruling.rule, ruling.rule)

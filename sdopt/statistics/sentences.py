@@ -66,11 +66,12 @@ def _keep_the_baseline(
     candidates: Sequence[Row],
     baseline: Row | None,
 ) -> str:
-    speeds = Counter(row.speed for row in candidates)
+    found = Counter(map(_speed_and_images, candidates))
+    order = [f"{speed}{images}" for speed in Speed for images in _IMAGES_APART]
     counts = []
-    for speed in (*Speed, None):
-        if speeds[speed]:
-            counts.append(f"{speeds[speed]} {speed or 'not measured'}")
+    for words in (*order, _NOT_MEASURED):
+        if found[words]:
+            counts.append(f"{found[words]} {words}")
     text = (
         f"Keep the baseline: none of {len(candidates)} is shown to be better "
         f"({', '.join(counts)})."
@@ -83,6 +84,18 @@ def _keep_the_baseline(
         if row.pays:
             return f"{text} A trade: {described(row, baseline)}."
     return text
+
+
+_NOT_MEASURED = "not measured"
+
+_IMAGES_APART = ("", f" with {Images.WORSE} images")
+
+
+def _speed_and_images(row: Row) -> str:
+    """Returns a variant's speed in words, and whether it costs the images, so that "faster" alone is no riddle."""
+    if row.speed is None:
+        return _NOT_MEASURED
+    return f"{row.speed}{_IMAGES_APART[row.images is Images.WORSE]}"
 
 
 def unconfirmed(

@@ -130,10 +130,17 @@ def sampling_text(result: StudyResult) -> str:
         return f"up to {max(calls)} calls of each process, {intervals}"
     # Within a budget, a variant that is shown to be faster or slower is not timed in further rounds.
     rounds = _counted(calls, "round", "rounds")
-    if result.schedule.kind == "interleaved":
+    # Each session that resumed or extended the study has chosen anew.
+    kinds = {session.schedule for session in result.sessions}
+    kinds = kinds or {result.schedule.kind}
+    if kinds == {"interleaved"}:
         rounds = _counted(calls, "interleaved round", "interleaved rounds")
-    else:
+    elif len(kinds) == 1:
         rounds = f"Measured in blocks ({result.schedule.reason}), {rounds}"
+    else:
+        rounds = (
+            f"Measured in blocks in some of {len(result.sessions)} sessions, {rounds}"
+        )
     return f"{rounds}, {_counted(processes, 'process', 'processes')} per variant, {intervals}"
 
 

@@ -6,7 +6,7 @@ A design is a frozen dataclass with a yaml in `conf/study/`. It asks a `Composer
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, product
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from typing_extensions import override
 
@@ -86,6 +86,9 @@ class Composer(Protocol):
 class Design(Configured):
     """The base class of all designs."""
 
+    drops_choices: ClassVar[bool] = False
+    """Whether every variant begins without the options that the job chose."""
+
     name: str = "study"
     """The name of the study, of its MLflow experiment and of its folder."""
     skip_conflicts: bool = False
@@ -122,6 +125,8 @@ class Pair(Design):
 class OneAtATime(Design):
     """Adds each of `options` alone to the baseline."""
 
+    drops_choices: ClassVar[bool] = True
+
     name: str = "one_at_a_time"
     options: list[str] = field(default_factory=list)
     """The options or keys to try, as in `[precision:bf16,workload.steps:10]`. The name of a group, as in `[attention]`,
@@ -143,6 +148,8 @@ class OneAtATime(Design):
 @dataclass(frozen=True)
 class Cumulative(Design):
     """Adds `options` to the baseline in the order given, and compares each step with the one before it."""
+
+    drops_choices: ClassVar[bool] = True
 
     name: str = "cumulative"
     options: list[str] = field(default_factory=list)
@@ -169,6 +176,8 @@ class Factorial(Design):
 
     `sdopt.statistics.effects` estimates main effects and pairwise interactions from it.
     """
+
+    drops_choices: ClassVar[bool] = True
 
     name: str = "factorial"
     options: list[str] = field(default_factory=list)

@@ -18,6 +18,7 @@ from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.device import Device
 from sdopt.options.base import loading_arguments
 from sdopt.pipelines.components import count_weights
+from sdopt.record.choices import as_choice, option_name
 from sdopt.record.comparisons import Comparison, ShapeRatios
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import (
@@ -30,7 +31,7 @@ from sdopt.record.records import (
 )
 from sdopt.schema import Model, Protocol
 from sdopt.scratch import CACHES, named_caches
-from sdopt.study.designs import CONTROL, Plan
+from sdopt.study.designs import CONTROL, Design, Plan
 from sdopt.study.fingerprint import code, inputs_of, of_model
 from sdopt.variant import Variant
 from sdopt.worker.child import in_process
@@ -86,8 +87,11 @@ _PACKAGES = (
     *(
         "bitsandbytes",
         "cache-dit",
+        "flash-attn",
         "gguf",
+        "kernels",
         "peft",
+        "sageattention",
         "sdnq",
         "tomesd",
         "torchao",
@@ -97,6 +101,25 @@ _PACKAGES = (
 """Distributions whose code decides how images are computed; a study is not continued with another version."""
 
 _LOGS_BYTES = 4 * 2**20
+
+
+def unused_options(design: Design, plan: Plan, chosen: Sequence[str]) -> list[str]:
+    """Returns remarks on options that a job chose and no variant of a plan has, since its design begins without any.
+
+    `chosen` are those options, as `Composer.chosen` lists them.
+    """
+    if not design.drops_choices:
+        return []
+    used: set[str] = set()
+    for variant in plan.variants:
+        for axis, option in variant.choices.items():
+            used.add(as_choice(axis, option_name(option)))
+    return [
+        f"{option}: no variant has it, since this design adds study.options to a baseline without any; "
+        "study=explicit keeps what the command chooses"
+        for option in chosen
+        if option not in used
+    ]
 
 
 def refused(plan: Plan, device: Device) -> list[str]:

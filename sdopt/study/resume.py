@@ -9,7 +9,13 @@ from typing import Any
 from sdopt.errors import UsageError
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import parse_result, to_json
-from sdopt.record.records import Budget, Status, StudyResult, VariantResult
+from sdopt.record.records import (
+    Budget,
+    Environment,
+    Status,
+    StudyResult,
+    VariantResult,
+)
 from sdopt.scratch import CACHES
 from sdopt.statistics.pairs import paired_rounds
 from sdopt.study.designs import CONTROL, Plan
@@ -177,11 +183,7 @@ def _differences(
     if is_elsewhere(previous, fresh):
         hosts = f"it was measured on {previous.environment.host}, but this is {fresh.environment.host}"
         yield f"{hosts}: all variants of a study must be measured on one machine"
-    yield from _between(
-        vars(previous.environment),
-        vars(fresh.environment),
-        (*_OF_THE_MOMENT, *_OWN_CODE),
-    )
+    yield from other_surroundings(previous.environment, fresh.environment)
     if previous.environment.code != fresh.environment.code:
         # Another version of sdopt records other keys: each would differ, though the user changed none of them.
         commit = (previous.environment.sdopt_commit or "")[:9]
@@ -223,6 +225,11 @@ def _differences(
     ]
     if edges[0] != edges[1]:
         yield "the comparisons between its variants are others"
+
+
+def other_surroundings(was: Environment, now: Environment) -> Iterator[str]:
+    """Yields what differs of software, machine and settings, so that samples are not of the same; sdopt's code apart."""
+    yield from _between(vars(was), vars(now), (*_OF_THE_MOMENT, *_OWN_CODE))
 
 
 def _between(

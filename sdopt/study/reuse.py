@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
+from sdopt.record.images import digest_of
 from sdopt.record.records import VariantResult
 from sdopt.record.scores import ImageRecord
 from sdopt.worker.draws import LATENTS, Draw, draw_of
@@ -140,8 +141,9 @@ class TimedImages:
             record = replace(
                 draw.record_of(*place, count, image.finite), process=replicate
             )
-            Image.fromarray(image.pixels).save(folder / record.path)
-            records.append(record)
+            file = folder / record.path
+            Image.fromarray(image.pixels).save(file)
+            records.append(replace(record, digest=digest_of(file)))
             latents[place] = image.latents
         if latents and (folder / LATENTS).is_file():
             _join_latents(folder / LATENTS, drawn, latents)

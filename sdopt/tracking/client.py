@@ -426,6 +426,20 @@ def amend(
     return above
 
 
+def holds(
+    client: "MlflowClient",
+    tracking: Tracking,
+    experiment: str,
+    mine: Sequence[str],
+    metrics: Sequence[str],
+) -> bool:
+    """Returns whether a run that queries find has one of some metrics."""
+    known: set[str] = set()
+    for run in _found(client, mine, experiment):
+        known.update(run.data.metrics)
+    return not known.isdisjoint(metrics)
+
+
 def read(
     client: "MlflowClient", tracking: Tracking, run: str
 ) -> tuple[bytes, str | None]:

@@ -13,6 +13,7 @@ import yaml  # type: ignore[import-untyped]  # PyYAML has none
 from sdopt.quality.metrics import is_imported
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import inside, to_json
+from sdopt.record.images import is_replaced
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.report.catalog import markdown_table
 from sdopt.report.columns import tracked_metrics, tracked_tags, values_of
@@ -158,10 +159,19 @@ def study_metrics(summary: Summary) -> dict[str, float]:
         )
     best = summary.best  # what has a speed-up stands before what has none
     if best is not None and best.speedup is not None:
-        for name in (SPEEDUP.name, MEMORY_RATIO.name, f"quality/{PSNR}"):
-            if name in best.flat:
-                metrics[f"best/{name}"] = best.flat[name]
+        for name in OF_THE_BEST:
+            figure = name.removeprefix("best/")
+            if figure in best.flat:
+                metrics[name] = best.flat[figure]
     return metrics
+
+
+OF_THE_BEST = (
+    f"best/{SPEEDUP.name}",
+    f"best/{MEMORY_RATIO.name}",
+    f"best/quality/{PSNR}",
+)
+"""Metrics of a study's run that are figures of the option that it recommends."""
 
 
 def variant_run(
@@ -187,7 +197,8 @@ def variant_run(
             record.image_index,
         )
         for record, file in files[:shown]
-        if file.is_file()  # a record may be kept without its images
+        # A record may be kept without its images.
+        if file.is_file() and not is_replaced(folder, record)
     ]
     evidence = list(_evidence(result, variant))
     # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
@@ -262,10 +273,9 @@ def described_in_note(summary: Summary, variant: VariantResult) -> str:
     row = summary.row(variant.name)
     lines = [variant.reason]
     if variant.is_control:
-        lines.insert(
-            0,
-            "The baseline once more. What the two differ by is chance: no option is credited with less.",
-        )
+        known = bool(variant.samples or variant.images)
+        chance = "What the two differ by is chance: no option is credited with less."
+        lines.insert(0, f"The baseline once more. {chance if known else ''}".strip())
     elif row is None or row.is_baseline:
         lines.insert(0, "The baseline, with which the others are compared.")
     else:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.record.files import read_error, read_result, write_atomically
+from sdopt.record.images import remarks_on_images
 from sdopt.record.records import StudyResult
 from sdopt.report.catalog import HTML, MARKDOWN
 from sdopt.report.markdown import markdown_page
@@ -36,6 +37,14 @@ class Found:
     def damaged(self) -> list[str]:
         """The unreadable files of a sweep's other jobs, a line each."""
         return self.sweep.damaged if self.sweep else []
+
+    @property
+    def remarks(self) -> list[str]:
+        """A line for each study of which images were replaced since."""
+        lines = []
+        for study, folder in self.studies:
+            lines += remarks_on_images(study, folder)
+        return lines
 
     @property
     def downloaded(self) -> bool:

@@ -28,6 +28,7 @@ from sdopt.tracking.client import (
     TrackedRun,
 )
 from sdopt.tracking.contents import (
+    OF_THE_BEST,
     config_yaml,
     judged_tags,
     logged_metrics,
@@ -126,13 +127,19 @@ def update_verdicts(
     result = summary.result
     if tracking.kind == "none" or not store_exists(tracking):
         return None
+    metrics, mine = study_metrics(summary), [_of_study(result)]
+    gone = [name for name in OF_THE_BEST if name not in metrics]
+    # Of an option that the verdicts have refused. MLflow deletes no metric, and shows no run with one that is NaN.
+    outdated = ask(client.holds, tracking, result.name, mine, gone)
+    if outdated and has_images(result, folder):
+        return log_study(result, folder, tracking, summary, rendered).run
     files = {
         **_texts(summary, folder, images=False, rendered=rendered),
         "result.json": to_json(result),
     }
     # The logged file must equal this result, else a later sync would log it a second time.
     tags = {**judged_tags(summary), DIGEST: digest_of(result)}
-    changes = {"": TrackedRun(tags=tags, files=files, metrics=study_metrics(summary))}
+    changes = {"": TrackedRun(tags=tags, files=files, metrics=metrics)}
     for variant in result.variants:
         judged = {
             key: value
@@ -142,9 +149,7 @@ def update_verdicts(
         changes[variant.name] = TrackedRun(
             tags=verdict_tags(summary, variant), metrics=judged
         )
-    return (
-        ask(client.amend, tracking, result.name, [_of_study(result)], changes) or None
-    )
+    return ask(client.amend, tracking, result.name, mine, changes) or None
 
 
 def download_run(run: str, tracking: Tracking) -> tuple[StudyResult, str | None]:

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,6 +39,7 @@ from sdopt.pipelines.loading import call_arguments, family_of, guidance_of
 from sdopt.pipelines.parts import denoiser_of
 from sdopt.pipelines.prompts import read_latents
 from sdopt.pipelines.tasks import noise_in_float32
+from sdopt.record.images import digest_of
 from sdopt.record.records import Status
 from sdopt.record.samples import Evidence, Memory
 from sdopt.scratch import named_caches
@@ -474,8 +476,9 @@ class PipelineHost:
                 latents[number].isfinite().all()
             )
             record = draw.record_of(position, image_index, count, finite)
-            Image.fromarray(pixels[number]).save(folder / record.path)
-            records.append(record)
+            file = folder / record.path
+            Image.fromarray(pixels[number]).save(file)
+            records.append(replace(record, digest=digest_of(file)))
         self._latents.append(latents[: len(records)])
         if batch == draw.calls - 1:
             save_file(

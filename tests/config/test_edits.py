@@ -61,6 +61,11 @@ def test_what_refers_to_another_key_follows_it(composer: Composers) -> None:
         (["~workload.steps"], "~workload.steps: a variant takes nothing out"),
         (["precision@layout=bf16"], "an option has its own place"),
         (["workload.steps=${model.steps}"], "a variant refers to no other key"),
+        ([":"], "names no key"),
+        (
+            ["+scheduler.options.timestep_spacing=leading", "scheduler.options={}"],
+            "this changes nothing",
+        ),
         (["workload.steps=2,3"], "a variant has one value"),
         (
             ["workload.stepz=3"],

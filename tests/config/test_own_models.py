@@ -197,5 +197,17 @@ class TestLora:
             assert (Path(lora.path), lora.scale) == (Path(chosen[1][11:-1]), 0.5)
             assert type(lora).__name__.lower() == way
 
+    def test_keys_that_only_the_jobs_way_has_are_left_behind(
+        self, composer: Composers, chosen: list[str]
+    ) -> None:
+        """A second LoRA, to which a hot-swapped one is exchanged, is none of a fused one."""
+        swapped = ["lora=hotswap", chosen[1], f"lora.other='{chosen[1][11:-1]}/b'"]
+        made = composer(swapped).variant("x", ["lora=fused"])
+        lora: Any = made.optimizations["lora"]
+        assert lora.path == chosen[1][11:-1]
+        assert not [override for override in made.overrides if "other" in override]
+        with pytest.raises(UsageError, match="otter"):
+            composer([*swapped, "lora.otter=x"])
+
     def test_not_without_one(self, composer: Composers, chosen: list[str]) -> None:
         assert composer(chosen).variant("x", ["lora=none"]).choices["lora"] == "none"

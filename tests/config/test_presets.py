@@ -181,13 +181,13 @@ def test_goes_on_without_the_rows_that_cannot_run_and_lists_them(
     # The packaged model reproduces no article.
     assert {claim.verdict for claim in claims} <= {
         "not run",
-        "not comparable",
+        "not judged",
         "no figure",
     }
     why = (
         "not measured at" if name == "blade_sd15" else "measured here with model emoji"
     )
-    assert f"| not comparable | {why}" in published or "not comparable" not in {
+    assert f"| not judged | {why}" in published or "not judged" not in {
         c.verdict for c in claims
     }
 

@@ -412,6 +412,31 @@ class TestScores:
             == 0
         )
 
+    def test_that_are_replaced_leave_no_verdict_of_the_earlier_ones(
+        self, tmp_path: Path, prepared: Path
+    ) -> None:
+        shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+        judged = tmp_path / "outputs" / "judged"
+
+        def taken(worse: float) -> str:
+            rows = self.rows(tmp_path, worse)
+            listed = [list(row.values()) for row in rows]
+            table(tmp_path / "scores.csv", list(rows[0]), listed)
+            done = sdopt(tmp_path, "score", str(judged), "--import", "scores.csv")
+            assert done.code == 0
+            return done.err
+
+        rule = "{metric:score_reward,margin:0.5,confidence:null}"
+        taken(worse=0.0)
+        gate = ["gate=default", f"gate.rules={{exact:[{rule}]}}"]
+        assert sdopt(tmp_path, "gate", str(judged), *gate).code == 0
+        assert taken(worse=0.0) == "", "the same scores, and so the same verdicts"
+        assert read_result(judged).judgements
+        assert "its verdicts were of other scores" in taken(worse=2.0)
+        result = read_result(judged)
+        assert (result.gate, result.judgements) == ("", [])
+        assert result.looks
+
     def test_go_by_folders_of_their_own_and_a_missing_image_is_named(
         self, tmp_path: Path, prepared: Path
     ) -> None:

@@ -221,6 +221,24 @@ class TestFiles:
             result.variants[0]
         )
 
+    @pytest.mark.parametrize(
+        ("quality", "apart"), [(80, False), (78, False), (40, True), (100, True)]
+    )
+    def test_of_webp_tell_by_their_quantizers(
+        self, tmp_path: Path, quality: int, apart: bool
+    ) -> None:
+        base = plain(tmp_path / "base", suffix=".webp", quality=80)
+        other = plain(
+            tmp_path / "other", suffix=".webp", quality=quality, exif=b"Exif\0\0"
+        )
+        result = judged(base, other)
+        said = result.candidates[0].files_apart(result.variants[0])
+        assert bool(said) == apart
+        assert ("lossy WebP of quantizer" in said) == apart
+        if apart:
+            with pytest.raises(UsageError, match="was not made like the baseline"):
+                judged(base, plain(tmp_path / "third", suffix=".webp"), again=other)
+
     def test_with_a_hidden_text_in_their_alpha_are_opaque(self, tmp_path: Path) -> None:
         base, other = plain(tmp_path / "base"), plain(tmp_path / "other")
         for file in other.iterdir():

@@ -240,6 +240,26 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         web_ui(),
         "LoRA none (baseline ships)",
     ),
+    "A1111, other files of one name": (
+        web_ui('Lora hashes: "ships: 5ca3", Version: v1.9'),
+        web_ui('Lora hashes: "ships: 77aa", Version: v1.9'),
+        "LoRA files ships: 77aa (baseline ships: 5ca3)",
+    ),
+    "A1111, another VAE of one name": (
+        web_ui("VAE hash: 735e4c3a44, VAE: mse.safetensors, Version: v1.9"),
+        web_ui("VAE hash: 1111111111, VAE: mse.safetensors, Version: v1.9"),
+        "VAE file 1111111111 (baseline 735e4c3a44)",
+    ),
+    "A1111, an embedding that was not found": (
+        web_ui('TI hashes: "easyneg: c74b4e810b03", Version: v1.9'),
+        web_ui("Version: v1.9"),
+        "embeddings none (baseline easyneg: c74b4e810b03)",
+    ),
+    "stable-diffusion.cpp, another distilled guidance": (
+        web_ui("Guidance: 3.5, Version: stable-diffusion.cpp"),
+        web_ui("Guidance: 2.0, Version: stable-diffusion.cpp"),
+        "distilled guidance 2 (baseline 3.5)",
+    ),
     "RuinedFooocus, another model": (
         ruined_fooocus("a.safetensors", "0.8 - ships"),
         ruined_fooocus("b.safetensors", "0.8 - ships"),

@@ -176,10 +176,10 @@ class TestGate:
         )
         found = {j["candidate"]: j for j in written["judgements"]}
         # Its images are broken then as now: there is nothing to hold it against.
-        assert found.pop("black")["verdict"] == "not comparable"
-        assert found.pop("fewer")["verdict"] == "not comparable"
+        assert found.pop("black")["verdict"] == "not judged"
+        assert found.pop("fewer")["verdict"] == "not judged"
         assert found.pop("at first")["verdict"] == "fail"
-        assert {j["verdict"] for j in found.values()} <= {"pass", "inconclusive"}, (
+        assert {j["verdict"] for j in found.values()} <= {"pass", "undecided"}, (
             done.shown
         )
         assert all(

@@ -15,6 +15,8 @@ from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.samples import TimedImage
 from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import Verdict
+from sdopt.report.comparing import comparison_of
+from sdopt.report.markdown import written
 from sdopt.schema import Gate, Rule
 from tests.gate.test_judge import FIT, NON_INFERIOR, clip
 from tests.records import disturb, known, reconfigure, retime, samples_of
@@ -82,12 +84,22 @@ def test_a_speedup_that_was_lost_fails(results: Results) -> None:
             lambda r: reconfigure(r, "scheduler", class_name="Euler"),
             "scheduler.class_name: Euler against",
         ),
+        (
+            lambda r: r.environment.cpu.update(cores=64),
+            "cpu.cores: 64 against None",
+        ),
+        (
+            lambda r: r.environment.gpu.update(power_limit_w=350.0),
+            r"gpu.power_limit_w: 350\.0 against 700\.0",
+        ),
     ],
 )
 def test_other_work_is_refused_and_named(
     results: Results, change: Callable[[StudyResult], None], named: str
 ) -> None:
     later, earlier = results
+    for result in results:
+        result.environment.gpu = {"power_limit_w": 700.0}
     change(later)
     with pytest.raises(UsageError, match=named):
         judge_drift(later, earlier, GATE, FIT, waived=("versions", "sdopt"))
@@ -104,6 +116,23 @@ def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(
     assert {judgement.contract for judgement in found} == {"lossy"}
     assert "torch: 9 against None" in found[0].note
     assert {judgement.verdict for judgement in found} == {Verdict.PASS}
+
+
+def test_other_arithmetic_by_a_variable_needs_a_waiver(results: Results) -> None:
+    """Of another shell: oneDNN rounds float32 to bfloat16 then, and no version tells."""
+    later, earlier = results
+    later.environment.variables["ONEDNN_DEFAULT_FPMATH_MODE"] = "BF16"
+    said = "ONEDNN_DEFAULT_FPMATH_MODE: BF16 against None"
+    with pytest.raises(UsageError, match=f"{said}.*--waive versions"):
+        judge_drift(later, earlier, GATE, FIT)
+    text = written(comparison_of(earlier, later))
+    assert f"Not comparable, so no ratio of A and B is shown:\n\n- {said}" in text
+    assert "ONEDNN_DEFAULT_FPMATH_MODE: None → BF16" in text
+    assert "environment agree" not in text
+    later.environment.variables.clear()
+    later.environment.variables["TRITON_CACHE_DIR"] = "/tmp/kernels"
+    assert differences(later, earlier) == []
+    assert "environment agree" in written(comparison_of(earlier, later))
 
 
 def test_a_package_that_no_variant_loads_may_differ(results: Results) -> None:

@@ -666,7 +666,7 @@ class TestCodesAndReports:
         assert exit_code(judgements, Gate()) == code
         assert exit_code(judgements, Gate(report_only=True)) == 0
         open_passes = 0 if {*verdicts} <= {Verdict.PASS, Verdict.INCONCLUSIVE} else code
-        assert exit_code(judgements, Gate(inconclusive_passes=True)) == open_passes
+        assert exit_code(judgements, Gate(undecided_passes=True)) == open_passes
 
     @pytest.mark.parametrize(
         ("verdict", "errors", "code"),

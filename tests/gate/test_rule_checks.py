@@ -254,6 +254,31 @@ def test_a_rule_that_cannot_judge_a_ratio_is_refused(unfit: Rule, said: str) -> 
     require_rules(Gate("g", {"exact": fit}))
 
 
+@pytest.mark.parametrize(
+    ("unfit", "said"),
+    [
+        (Rule("mse", "exact", limit=0.01), "test=exact takes no limit"),
+        (Rule("mse", "at_most", limit=1, low=0.0), "test=at_most takes no low"),
+        (Rule("clip_score", margin=1, high=3.0), "test=non_inferior takes no high"),
+        (
+            Rule("clip_score", "within", low=2.0, high=1.0),
+            "low=2: must be below high=1",
+        ),
+        (
+            Rule("clip_score", "within", low=1.0, high=2.0, margin=1),
+            "test=within takes no margin",
+        ),
+        (Rule("speedup", "at_least", limit=-1), "above 0 in any case"),
+        (Rule("memory_ratio", "at_most", limit=0), "above 0 in any case"),
+    ],
+)
+def test_a_key_that_would_decide_nothing_is_refused(unfit: Rule, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        require_rules(Gate("g", {"lossy": [unfit]}))
+    [problem] = refused.value.problems
+    assert said in problem
+
+
 def test_a_result_of_too_few_images_is_not_judged_by_what_decides_nothing_then() -> (
     None
 ):

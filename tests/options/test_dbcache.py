@@ -110,6 +110,15 @@ def test_is_refused_where_images_would_depend_on_each_other_or_nothing_is_skippe
     assert CPU.type == "cpu"
 
 
+@pytest.mark.parametrize("kind", ["flux", "pixart"])
+def test_a_call_of_several_images_is_refused(kind: str) -> None:
+    """A program may call its pipeline so, of which no study knows."""
+    applied = Applied(kind, {"caching": ALWAYS})
+    applied.images(ONE)
+    with pytest.raises(UsageError, match="each would depend on the others"):
+        applied.images(PROMPTS[:2])
+
+
 def _traced(applied: Applied) -> Any:
     """Draws one image, and returns it with what the trace shows."""
     images = applied.images

@@ -19,7 +19,7 @@ from sdopt.gate.calibration import Fit
 from sdopt.gate.rule_context import RuleContext
 from sdopt.measure.trace import Trace
 from sdopt.options import Contract
-from sdopt.options.offload import _size
+from sdopt.options.offload import bytes_of
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.record.records import VariantResult
@@ -228,14 +228,14 @@ def test_a_quantized_weight_rests_where_its_own_tensors_are() -> None:
     quantization = pytest.importorskip("torchao.quantization")
     network = torch.nn.Sequential(torch.nn.Linear(64, 32, bias=False))
     quantization.quantize_(network, quantization.Int8WeightOnlyConfig(version=2))
-    assert 64 * 32 <= _size(network) < 2 * 64 * 32
-    assert _size(network, "cpu") == _size(network)
+    assert 64 * 32 <= bytes_of(network) < 2 * 64 * 32
+    assert bytes_of(network, "cpu") == bytes_of(network)
     weight: Any = network[0].weight
     names, _ = weight.__tensor_flatten__()
     for name in names:
         setattr(weight, name, getattr(weight, name).to("meta"))
     assert weight.device.type == "cpu"
-    assert _size(network, "cpu") == 0
+    assert bytes_of(network, "cpu") == 0
 
 
 class TestSequential:

@@ -26,7 +26,10 @@ OPTIONS = [
 CUDA = "needs a CUDA device; this runs on "
 ELSEWHERE = {
     **dict.fromkeys(
-        (("attention", option) for option in ("mem_efficient", "cudnn", "xformers")),
+        (
+            ("attention", option)
+            for option in ("mem_efficient", "cudnn", "xformers", "flash_3", "flash_4")
+        ),
         CUDA,
     ),
     **dict.fromkeys(
@@ -45,7 +48,7 @@ ELSEWHERE = {
     ),
     ("precision", "fp16_vae_fix"): "this VAE is for SDXL",
     **dict.fromkeys(
-        (("attention", option) for option in ("dispatched", "sage")),
+        (("attention", option) for option in ("dispatched", "flex", "sage")),
         "runs no attention of UNets",
     ),
 }

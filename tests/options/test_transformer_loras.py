@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch._dynamo.testing import CompileCounter
 
+from sdopt.options.lora import Hotswap, Loaded
 from sdopt.pipelines.originals import renamed
 from sdopt.pipelines.transformer_loras import Scales, converted, scales_beside
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Tiny
+from tests.options.applied import Applied, far
 from tests.options.hosts import proved
 from tests.pipelines.tiny import tiny
 from tests.pipelines.web_files import Tensors, original
@@ -260,6 +263,16 @@ class TestNames:
                 "from 64 to 63 channels",
             ),
             (
+                lambda t: t.update({kohya("txt_in", "up"): torch.ones(64, 5)}),
+                "lora_unet_txt_in are of ranks 4 and 5",
+            ),
+            (
+                lambda t: t.update(
+                    {kohya("txt_in", "down"): torch.ones(RANK, 64, 3, 3)}
+                ),
+                "lora_unet_txt_in has a kernel of [3, 3]",
+            ),
+            (
                 lambda t: t.update({"lora_unet_nothing.alpha": torch.ones(())}),
                 "lora_unet_nothing.alpha",
             ),
@@ -275,6 +288,8 @@ class TestNames:
             "unknown kind",
             "half",
             "other width",
+            "other rank",
+            "other kernel",
             "alpha alone",
             "zero",
         ],
@@ -286,6 +301,27 @@ class TestNames:
         change(tensors)
         [problem] = converted(tensors, {"transformer": transformer("flux")}).problems()
         assert reason in problem
+
+    def test_of_one_pixel_are_those_of_linear_layers(self) -> None:
+        tensors, updates = lora("flux", kohya, ALPHA, LAYERS["flux"])
+        for name, tensor in tensors.items():
+            if tensor.ndim == 2:
+                tensors[name] = tensor[:, :, None, None]
+        found = converted(tensors, {"transformer": transformer("flux")})
+        assert found.problems() == []
+        assert_means(found.tensors, updates, transformer("flux"))
+
+    def test_of_a_convolution_have_its_kernel(self) -> None:
+        layer = transformer("sd3").pos_embed.proj
+        pair = {
+            "lora_A": torch.randn(RANK, *layer.weight.shape[1:]),
+            "lora_B": torch.randn(layer.weight.shape[0], RANK, 1, 1),
+        }
+        names = {f"transformer.pos_embed.proj.{end}.weight": end for end in pair}
+        stored = {name: pair[end] for name, end in names.items()}
+        found = converted(stored, {"transformer": transformer("sd3")})
+        assert found.problems() == []
+        assert all(found.tensors[name].equal(stored[name]) for name in stored)
 
 
 class TestScales:
@@ -301,7 +337,32 @@ class TestScales:
             for name, update in updates.items()
         }
         assert_means(found.tensors, meant, transformer("flux"))
-        assert scales_beside(tmp_path / "other.safetensors", {}) == Scales()
+        assert scales_beside(tmp_path / "other.safetensors", {}) == {}
+
+    def test_of_layers_are_found_by_patterns_as_in_peft(self) -> None:
+        scales = Scales(8, {r"transformer_blocks\.\d+\.attn\.to_q": 2, "proj_out": 1})
+        assert scales.of("transformer_blocks.3.attn.to_q", RANK) == 0.5
+        assert scales.of("single_transformer_blocks.3.proj_out", RANK) == 0.25
+        assert scales.of("transformer_blocks.3.attn.to_k", RANK) == 2
+
+    def test_of_a_text_encoder_are_its_own(self) -> None:
+        said = {"transformer.lora_alpha": 8, "text_encoder.lora_alpha": 2}
+        header = {"lora_adapter_metadata": json.dumps(said)}
+        scales = scales_beside(Path("x.safetensors"), header)
+        pipe = tiny("flux")
+        networks = {"transformer": pipe.transformer, "text_encoder": pipe.text_encoder}
+        ends = {"lora_A": torch.ones(RANK, 32), "lora_B": torch.ones(32, RANK)}
+        layer = "text_encoder.text_model.encoder.layers.1.self_attn.q_proj"
+        tensors = {f"{layer}.{end}.weight": each for end, each in ends.items()}
+        tensors["transformer.x_embedder.lora_A.weight"] = torch.ones(RANK, 64)
+        tensors["transformer.x_embedder.lora_B.weight"] = torch.ones(64, RANK)
+        found = converted(tensors, networks, scales)
+        assert found.problems() == []
+        seen = {}
+        for name, tensor in found.tensors.items():
+            if "lora_B" in name:
+                seen[name.partition(".")[0]] = float(tensor[0, 0])
+        assert seen == {"text_encoder": 0.5, "transformer": 2.0}
 
     def test_are_those_in_the_header_as_diffusers_saves_them(self) -> None:
         said = {
@@ -312,7 +373,7 @@ class TestScales:
         scales = scales_beside(
             Path("x.safetensors"), {"lora_adapter_metadata": json.dumps(said)}
         )
-        assert scales.of("x_embedder", RANK) == 4.0
+        assert scales["transformer"].of("x_embedder", RANK) == 4.0
 
 
 @pytest.fixture
@@ -371,6 +432,43 @@ class TestOptions:
         finding = proved(host, "lora")
         assert finding.engaged
         assert finding.facts["other_images"]
+
+    @pytest.mark.parametrize("name", ["flux", "z_image"])
+    def test_the_other_one_does_in_compiled_code_what_it_does_alone(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        """Of another rank and scale, and for fewer layers: those that it lacks are switched off."""
+        whole = LAYERS[name]
+        files = {
+            "one": lora(name, toolkit, 2.0, whole)[0],
+            "two": lora(name, toolkit, 6.0, whole[:2])[0],
+        }
+        for key, tensor in list(files["two"].items()):
+            if "lora_A" in key:
+                files["two"][key] = torch.cat([tensor, tensor.flip(1)])
+            elif "lora_B" in key:
+                files["two"][key] = torch.cat([tensor, tensor.flip(0)], 1)
+        for stem, tensors in files.items():
+            save_file(tensors, tmp_path / f"{stem}.safetensors")
+        plain = {}
+        for stem in files:
+            path = str(tmp_path / f"{stem}.safetensors")
+            plain[stem] = Applied(name, {"lora": Loaded(path=path)}).images()
+        assert far(plain["one"], plain["two"]) > 1e-2
+        names = {stem: f"{stem}.safetensors" for stem in files}
+        option = Hotswap(str(tmp_path), names["one"], names["two"])
+        swapping = Applied(name, {"lora": option})
+        pipe, graphs = swapping.pipe, CompileCounter()
+        pipe.transformer.forward = torch.compile(
+            pipe.transformer.forward, backend=graphs
+        )
+        assert far(swapping.images(), plain["one"]) < 1e-4
+        compiled = graphs.frame_count
+        assert compiled
+        for stem in ("two", "one"):
+            option._load(pipe, names[stem], hotswap=True)
+            assert far(swapping.images(), plain[stem]) < 1e-4
+        assert graphs.frame_count == compiled, "nothing was compiled anew"
 
     def test_a_file_for_another_model_is_refused(
         self, variant_of: Tiny, style: tuple[Path, Tensors]

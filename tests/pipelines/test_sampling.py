@@ -25,7 +25,14 @@ from sdopt.pipelines.loading import (
     sampling_remarks,
 )
 from sdopt.pipelines.loras import misfits
-from sdopt.pipelines.sampling import few_steps, marks_in, scheduler_like, unsuited
+from sdopt.pipelines.sampling import (
+    answers_to,
+    few_steps,
+    late_start,
+    marks_in,
+    scheduler_like,
+    unsuited,
+)
 from sdopt.schema import Model, Scheduler
 from tests.fixtures import CPU, Compose
 from tests.pipelines.loaded import load
@@ -380,6 +387,51 @@ def test_a_lora_of_all_layers_goes_with_clip_skip(
         lora,
     )
     assert misfits(lora, Model(weights="path", path=str(file))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "spacing", "steps", "said"),
+    [
+        ("EulerDiscreteScheduler", "leading", 1001, "all its timesteps are 1"),
+        ("DPMSolverMultistepScheduler", "leading", 1000, "all its timesteps are 1"),
+        ("UniPCMultistepScheduler", "leading", 1000, "all its timesteps are 1"),
+        ("EulerDiscreteScheduler", "trailing", 2000, "goes on to timestep -1"),
+        ("DPMSolverMultistepScheduler", "trailing", 2000, "goes on to timestep -1"),
+    ],
+)
+def test_more_steps_than_a_model_has_timesteps_leave_noise(
+    name: str, spacing: str, steps: int, said: str
+) -> None:
+    """Only few schedulers of diffusers check the number."""
+    chosen = Scheduler(name, {"timestep_spacing": spacing})
+    [found] = unsuited(own(steps_offset=1), chosen, steps)
+    assert said in found
+    assert not unsuited(own(steps_offset=1), chosen, 900)
+
+
+@pytest.mark.parametrize(
+    ("name", "spacing", "first"),
+    [
+        ("DDIMScheduler", "leading", 1),
+        ("DDIMScheduler", "linspace", 0),
+        ("EulerDiscreteScheduler", "linspace", 0),
+        ("DDIMScheduler", "trailing", None),
+        ("EulerDiscreteScheduler", "trailing", None),
+        ("DPMSolverMultistepScheduler", "linspace", None),
+        ("LCMScheduler", "leading", None),
+    ],
+)
+def test_one_step_that_begins_at_the_last_timestep_is_said(
+    name: str, spacing: str, first: int | None
+) -> None:
+    """Most schedulers space one step so, and then images are the noise that they start from."""
+    values, chosen = own(steps_offset=1), Scheduler(name, {"timestep_spacing": spacing})
+    found = late_start(values, chosen, steps=1)
+    assert bool(found) == (first is not None)
+    assert not late_start(values, chosen, steps=2)
+    assert all(f"begins one step at timestep {first} of 1000" in each for each in found)
+    answers = answers_to([(values, chosen, 1)])
+    assert found in answers.values()
 
 
 def test_an_option_overrides_a_mark(marked: Model) -> None:

@@ -1,12 +1,16 @@
 """Programs of the packaged transformer, by the same measure: the image that a worker made, in plain diffusers."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from sdopt.config.paths import CONF
-from tests.fixtures import CPU, Composers
+from tests.fixtures import CPU, Composers, Tiny
+from tests.pipelines.tiny import tiny
+from tests.pipelines.web_files import gguf_file, original, save, scaled
 from tests.programs.test_programs import _options, _word, made, of
 
 DIT = "model=emoji_dit"
@@ -76,3 +80,47 @@ def test_every_scheduler(
         f"precision={precision}",
         "workload.steps=4",
     )
+
+
+def scaled_file(folder: Path) -> Path:
+    written, _ = scaled(original(tiny("flux").transformer), ".weight_scale", rows=True)
+    return save(written, folder / "scaled.safetensors", "diffusion_model.")
+
+
+def file_of_blocks(folder: Path) -> Path:
+    pytest.importorskip("gguf")
+    file = folder / "flux.gguf"
+    gguf_file(original(tiny("flux").transformer), file, "Q8_0")
+    return file
+
+
+@pytest.mark.parametrize("written", [scaled_file, file_of_blocks])
+def test_reads_a_file_of_the_web_as_a_worker_does(
+    variant_of: Tiny,
+    tiny_folder: Callable[[str], Path],
+    tmp_path: Path,
+    written: Callable[[Path], Path],
+) -> None:
+    file = written(tmp_path)
+    variant = variant_of(file, f"model.base={tiny_folder('flux')}")
+    assert variant.conflicts(CPU) == []
+    found, program = made(variant, tmp_path / "program")
+    assert program.draws, f"{program.reason}\n{found.text}"
+
+
+@pytest.mark.parametrize("option", ["loaded", "fused"])
+def test_reads_a_lora_with_the_settings_beside_it(
+    variant_of: Tiny, tmp_path: Path, option: str
+) -> None:
+    """Diffusers would read the file, and not the scale."""
+    ends = {"lora_A": torch.randn(4, 64) / 8, "lora_B": torch.randn(64, 4)}
+    tensors = {
+        f"transformer.x_embedder.{end}.weight": each for end, each in ends.items()
+    }
+    file = save(tensors, tmp_path / "adapter_model.safetensors")
+    settings = json.dumps({"r": 4, "lora_alpha": 16})
+    file.with_name("adapter_config.json").write_text(settings)
+    variant = variant_of("flux", f"lora={option}", f"lora.path={file}")
+    assert variant.conflicts(CPU) == []
+    found, program = made(variant, tmp_path / "program")
+    assert program.draws, f"{program.reason}\n{found.text}"

@@ -18,15 +18,18 @@ from sdopt.record.records import (
     IMPORTED,
     Budget,
     MeasurementSession,
+    Schedule,
     Status,
     StudyResult,
     VariantResult,
 )
+from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.answer import answer_shown
 from sdopt.report.answer_json import answer_of, to_json
 from sdopt.report.catalog import markdown_table
-from sdopt.report.markdown import markdown_page
+from sdopt.report.comparing import comparison_of
+from sdopt.report.markdown import markdown_page, written
 from sdopt.report.page.sections import study_page
 from sdopt.report.tables import to_csv
 from sdopt.report.verdicts import summary_markdown
@@ -224,6 +227,33 @@ def in_blocks() -> StudyResult:
     result.schedule = replace(
         result.schedule, kind="blocks", reason="one process has room"
     )
+    for session in result.sessions:
+        session.schedule = "blocks"
+    return result
+
+
+def resumed_in_blocks() -> StudyResult:
+    """All variants fitted beside each other at first, and did not when it was resumed."""
+    result = resumed()
+    result.sessions[-1].schedule = "blocks"
+    result.schedule = Schedule("blocks", "one process has room")
+    return result
+
+
+def resumed_interleaved() -> StudyResult:
+    """The other way round: the last session is interleaved, and the first one was not."""
+    result = resumed()
+    result.sessions[0].schedule = "blocks"
+    return result
+
+
+def scores_taken_in() -> StudyResult:
+    """Another program scored the images; sdopt computed nothing of them."""
+    result = measured()
+    for row in result.variants:
+        row.quality = {"score_reward": Score(1.0, [1.0 for _ in row.images])}
+    for edge in result.comparisons:
+        edge.quality = {}
     return result
 
 
@@ -263,6 +293,9 @@ KINDS: dict[str, Callable[[], StudyResult]] = {
     "given up": given_up,
     "within a budget": within_a_budget,
     "in blocks": in_blocks,
+    "resumed in blocks": resumed_in_blocks,
+    "resumed interleaved": resumed_interleaved,
+    "scores taken in": scores_taken_in,
     "two shapes": two_shapes,
 }
 
@@ -303,8 +336,17 @@ SURFACES: dict[str, Callable[[Summary], str]] = {
     "step summary": lambda summary: (
         summary_markdown(summary) if summary.result.judgements else ""
     ),
+    "compare": lambda summary: written(
+        comparison_of(summary.result, deepcopy(summary.result))
+    ),
     "in a program": repr,
 }
+
+
+def schedules(result: StudyResult) -> set[str]:
+    """How its sessions laid out their rounds."""
+    kinds = {session.schedule for session in result.sessions}
+    return kinds or {result.schedule.kind}
 
 
 def active(result: StudyResult) -> int:
@@ -386,8 +428,23 @@ CLAIMS: dict[str, Callable[[StudyResult], bool]] = {
     r"protocol\.replicates": lambda result: not result.is_imported,
     r"\"device\": |\"torch\": ": lambda result: not result.is_imported,
     r"(?<!to )\b4 interleaved rounds": lambda result: fewest_rounds(result) == 4,
-    r"interleaved rounds": lambda result: result.schedule.kind == "interleaved",
-    r"[Mm]easured in blocks": lambda result: result.schedule.kind == "blocks",
+    r"interleaved rounds": lambda result: schedules(result) == {"interleaved"},
+    r"[Mm]easured in blocks": lambda result: "blocks" in schedules(result),
+    r"[Mm]easured in blocks \(": lambda result: schedules(result) == {"blocks"},
+    r"B/A: the speed-up in B": compared,
+    r"reward": lambda result: any(
+        "score_reward" in row.quality for row in result.variants
+    ),
+    r"\"best/speedup\"|\"options/recommended\": \"[1-9]": lambda result: (
+        summary_of(result).best is not None
+    ),
+    r"\"because\": \"recommended\"": lambda result: any(
+        row.recommended for row in summary_of(result).rows
+    ),
+    r"What the two differ by is chance": lambda result: (
+        result.control is not None
+        and bool(result.control.samples or result.control.images)
+    ),
     r"at least \d+\.\d×": lambda result: any(row.given_up for row in result.variants),
     r"gate's bounds|sdopt gate: |Interim analyses": lambda result: bool(
         result.judgements

@@ -1,6 +1,8 @@
 """The words of verdicts: one scale, wherever a user meets one."""
 
+import json
 import re
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import get_args
@@ -9,11 +11,24 @@ from xml.etree import ElementTree
 import pytest
 
 from sdopt.apps.doctor.matrix import State
+from sdopt.apps.loadtest.record import LoadRecord
+from sdopt.apps.loadtest.record import blocks_of as load_blocks
 from sdopt.config.paths import CONF
 from sdopt.record.files import read_result
-from sdopt.report.verdicts import junit, summary_markdown, verdict_markdown, verdicts_of
-from sdopt.search.record import Fate
+from sdopt.record.verdicts import Verdict
+from sdopt.report.answer_json import answer_of, to_json
+from sdopt.report.catalog import published_markdown
+from sdopt.report.markdown import written
+from sdopt.report.verdicts import (
+    junit,
+    summary_markdown,
+    verdict_json,
+    verdict_markdown,
+    verdicts_of,
+)
+from sdopt.search.record import Fate, SearchEntry, SearchRecord, markdown_of
 from sdopt.statistics.outcomes import Standing
+from sdopt.statistics.reproduction import Reproduction
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.contents import study_tags, variant_run
@@ -28,6 +43,9 @@ SCALE = {
 NO_VERDICT = {"cannot run", "impossible"}
 """What nothing was measured of."""
 
+OF_ARTICLES = {"reproduced", "not reproduced", "not run", "no figure"}
+"""What is shown of an article's figure, which is no verdict on an option."""
+
 OTHERS = re.compile(
     r"\b(unproven|proven|refuted|inconclusive|ruled out|left out|dropped|not passed|passed over|straddles)\b",
     re.I,
@@ -35,7 +53,7 @@ OTHERS = re.compile(
 """Words for a verdict that an earlier version had beside the scale."""
 
 
-@pytest.mark.parametrize("verdicts", [Speed, Images, Decision])
+@pytest.mark.parametrize("verdicts", [Speed, Images, Decision, Verdict])
 def test_a_verdict_is_a_word_of_the_scale(verdicts: type[StrEnum]) -> None:
     assert {str(verdict) for verdict in verdicts} <= SCALE
 
@@ -55,6 +73,10 @@ def test_each_word_of_the_scale_is_one_of_a_verdict() -> None:
     assert {
         str(verdict) for verdicts in (Speed, Images, Decision) for verdict in verdicts
     } == SCALE
+
+
+def test_an_article_s_figures_have_words_of_their_own_and_those_of_the_scale() -> None:
+    assert {*get_args(Reproduction)} <= SCALE | OF_ARTICLES
 
 
 @pytest.fixture(
@@ -117,3 +139,79 @@ def test_on_the_page_of_options_and_models() -> None:
     }
     assert len(lines) > 100
     assert states <= SCALE | NO_VERDICT
+
+
+def verdicts_in(content: object) -> Iterator[str]:
+    """Yields the words below the keys of verdicts in a JSON document."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            if key in ("speed", "images", "gate", "verdict") and isinstance(value, str):
+                yield value
+            yield from verdicts_in(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from verdicts_in(value)
+
+
+def test_in_json(summary: Summary) -> None:
+    verdicts = json.loads(verdict_json(summary))
+    gate = verdicts.pop("gate")
+    answer = to_json(answer_of(summary, Path()))
+    assert gate == summary.result.gate
+    assert set(verdicts_in([verdicts, answer])) <= SCALE
+    assert not OTHERS.search(answer["answer"])
+
+
+def test_in_the_report_of_a_search() -> None:
+    entries = []
+    for fate in get_args(Fate):
+        entries.append(
+            SearchEntry(fate, [], fate, "it is slower", 1.1, 0.9, 0.1, 1.0, 0.1, 3)
+        )
+    record = SearchRecord(
+        "a", "a", "", [], ["latency"], "mse", "Keep the baseline.", entries, {}, [], []
+    )
+    text = markdown_of(record)
+    outcomes = {
+        line.split("|")[2].strip() for line in text.splitlines() if "1.10×" in line
+    }
+    assert outcomes - {"winner"} <= SCALE
+    assert not OTHERS.search(text)
+
+
+def test_in_the_report_of_a_load_test() -> None:
+    record = LoadRecord.read(ROOT / "outputs" / "records" / "intel-xeon" / "load")
+    assert not OTHERS.search(written(load_blocks(record)))
+
+
+def test_beside_published_figures() -> None:
+    folder = ROOT / "outputs" / "records" / "amd-epyc" / "hf_sdxl"
+    text = published_markdown(summary_of(read_result(folder)))
+    assert (folder / "published.md").read_text(encoding="utf-8") == text
+    words = {
+        line.split("|")[-3].strip()
+        for line in text.splitlines()
+        if line.startswith("|")
+    }
+    assert words - {"verdict", "---"} <= SCALE | OF_ARTICLES
+    assert not OTHERS.search(text)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "conf/README.md",
+        "sdopt/gate/README.md",
+        "sdopt/gate/SENTENCES.md",
+        "sdopt/agents/SKILL.md",
+    ],
+)
+def test_on_pages(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = OTHERS.findall(text)
+    assert not {word.lower() for word in found} - PLAIN
+
+
+PLAIN = {"left out", "dropped", "ruled out"}
+"""Plain words that pages have where they give no verdict."""

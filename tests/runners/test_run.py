@@ -2,11 +2,13 @@
 
 import math
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from rich.console import Console
@@ -393,6 +395,43 @@ class TestSweep:
         ]
         assert "×" in rows[2][2]
         assert lines[0].strip("*") in sweep.shown
+
+    def test_of_another_command_leaves_the_record_of_this_one(
+        self, sweep_folder: Path, tmp_path: Path
+    ) -> None:
+        """By that record `resume` finds the jobs again; a single run there would be taken for the sweep."""
+        folder = tmp_path / "swept"
+        shutil.copytree(sweep_folder, folder)
+        record = (folder / "multirun.yaml").read_text()
+        other = ("precision=bf16", "attention=math,vanilla")
+        for words in (
+            ("-m", *other, "hydra.sweep.dir=swept", "hydra.sweep.subdir=more_\\${hydra.job.num}"),
+            ("precision=bf16", "hydra.run.dir=swept"),
+        ):  # fmt: skip
+            done = refused(tmp_path, "run", *SMOKE, *words)
+            assert "swept: holds results of a sweep" in done.err
+        assert (folder / "multirun.yaml").read_text() == record
+        assert not (folder / ".hydra").exists()
+        resumed = sdopt(tmp_path, "run", "resume=swept")
+        assert "holds results" not in resumed.err
+
+    def test_in_the_folder_of_a_run_leaves_its_record(
+        self, sweep_folder: Path, tmp_path: Path
+    ) -> None:
+        shutil.copytree(sweep_folder / "1", tmp_path / "one")
+        words = ("-m", "attention=math,vanilla", "hydra.sweep.dir=one")
+        done = refused(tmp_path, "run", *SMOKE, *words)
+        assert "one: holds a result" in done.err
+        assert not (tmp_path / "one" / "multirun.yaml").exists()
+
+    def test_uses_each_mapping_that_is_given(self, tmp_path: Path) -> None:
+        """Hydra merges those of one key in a run, and takes the last one in a sweep."""
+        words = ("+scheduler.options={steps_offset: 0}", "+scheduler.options={timestep_spacing: leading}")  # fmt: skip
+        done = refused(tmp_path, "run", "-m", *SMOKE, *words, "attention=math,vanilla")
+        assert "in a sweep only the last would be used" in done.err
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+            once = compose("config", list(words))
+        assert set(once.scheduler.options) == {"steps_offset", "timestep_spacing"}
 
     def test_with_a_typo_runs_nothing(self, tmp_path: Path) -> None:
         finished = refused(tmp_path, "run", "-m", *SMOKE, "attention=math,nope")

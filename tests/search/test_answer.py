@@ -1,11 +1,14 @@
-"""The notes of a search say no more than what its judged studies did."""
+"""The answer of a search, its notes and its runs say no more than what its studies did."""
 
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from sdopt.search.answer import _notes
+from sdopt.search.answer import _notes, _sentence
+from sdopt.search.command import trial_run
+from sdopt.search.judgements import Judgements
+from sdopt.search.record import Fate, SearchEntry, SearchRecord
 from sdopt.search.run import Search
 from tests.records import reconfigure
 from tests.report.test_claims import measured
@@ -35,3 +38,36 @@ def test_noise_is_other_unless_a_file_gives_it(
     again, judged = _notes(search, [study, study])
     assert said in again
     assert f"each on {noise};" in judged
+
+
+def entry(name: str, fate: Fate, processes: int, *overrides: str) -> SearchEntry:
+    speedup = 1.5 if processes else None
+    return SearchEntry(
+        name, list(overrides), fate, "", speedup, None, None, None, None, processes
+    )
+
+
+def test_only_what_was_measured_counts_as_tried() -> None:
+    """A study that its time ends leaves combinations that were proposed, and never ran."""
+    entries = [
+        entry("precision=bf16", "fail", 1),
+        entry("attention=math", "not enough runs", 0),
+        entry("attention=flash", "not enough runs", 0),
+    ]
+    judgements = cast(Judgements, SimpleNamespace(passed=[], studies={}, undecided=[]))
+    assert "none of the 1 combinations that were tried" in _sentence(
+        judgements, entries
+    )
+    assert _sentence(judgements, entries[1:]) == "No combination was tried."
+
+
+def test_a_run_of_a_combination_has_tags_of_its_own_work() -> None:
+    record = cast(SearchRecord, SimpleNamespace(distance="mse"))
+    tags = {"steps": "25", "batch": "1", "size": "64", "device": "a card"}
+    chosen = entry(
+        "fewer", "not enough runs", 1, "workload.steps=15", "+workload.batch_size=4"
+    )
+    run = trial_run(chosen, record, tags, started=0)
+    assert run.tags["steps"] == run.parameters["workload.steps"] == "15"
+    assert run.tags["batch"] == "4"
+    assert (run.tags["size"], run.tags["device"]) == ("64", "a card")

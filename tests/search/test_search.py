@@ -201,6 +201,33 @@ class TestSearch:
         assert entry["low"] > 1
         assert entry["command"].startswith("sdopt run hardware=cpu")
 
+    def test_goes_on_with_the_same_libraries_and_files_alone(
+        self, searched: Searched, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else its candidates would be compared across two arithmetics, or an old answer be given of a new model."""
+        monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+        store = f"tracking.uri=sqlite:///{searched.finished.cwd}/outputs/mlflow.db"
+        for more in ([store], ["tracking=none", "search.budget_s=9000"]):
+            with fake_workers():
+                said = refused(searched.finished.cwd, *SEARCH, *more).shown
+            assert "cannot go on, since its studies were of others" in said
+            assert "ONEDNN_DEFAULT_FPMATH_MODE: was None, now BF16" in said
+            assert "--again" in said
+
+    def test_does_not_go_on_with_another_model_at_its_path(
+        self, searched: Searched
+    ) -> None:
+        [first] = searched.folder.glob("screen-00/result.json")
+        result = read_result(first)
+        before = first.read_bytes()
+        for row in result.variants:
+            row.inputs["model"] = "0123456789abcdef"
+        write_result(result, first.parent)
+        longer = (*SEARCH, "tracking=none", "search.budget_s=9000")
+        said = refused(searched.finished.cwd, *longer).shown
+        first.write_bytes(before)
+        assert "the contents of its model: was 0123456789abcdef" in said
+
     def test_of_files_that_do_not_belong_to_the_trials_is_refused(
         self, searched: Searched
     ) -> None:

@@ -211,7 +211,7 @@ class TestVerdicts:
             "scheduler": "PNDMScheduler",
         }
         claim = article(setup, time=TIMES)[0]
-        assert claim.verdict == "not comparable"
+        assert claim.verdict == "not judged"
         for said in (
             "model emoji instead of sd15",
             "steps 2 instead of 50",
@@ -239,7 +239,7 @@ class TestMemory:
         claim = article(memory_gb={"baseline": "28.09", "bfloat16": "21.72"})[0]
         assert (claim.measure, claim.verdict) == (
             "memory_ratio",
-            "not comparable",
+            "not judged",
         )
         assert "on a CPU" in claim.reason
 
@@ -285,7 +285,7 @@ class TestMemory:
             "time": {"baseline": "OOM", "bfloat16": "13.86"},
             "memory_gb": {"baseline": "OOM", "bfloat16": "6.89"},
         }
-        assert {claim.verdict for claim in article(**table)[:2]} == {"not comparable"}
+        assert {claim.verdict for claim in article(**table)[:2]} == {"not judged"}
         result.variant("baseline").status = Status.OUT_OF_MEMORY
         assert {claim.verdict for claim in article(**table)[:2]} == {"reproduced"}
 

@@ -346,7 +346,7 @@ class TestWithAGate:
                 Verdict.FAIL,
                 "harm: speedup 0.9×",
                 Decision.FAIL,
-                "It makes worse what it is meant to improve: speedup 0.9×",
+                "It makes worse what it is meant to improve: it is 11 % slower",
             ),
             (
                 Verdict.NOT_COMPARABLE,

@@ -10,6 +10,7 @@ from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.record.choices import difference
 from sdopt.study.designs import BASELINE, Edge, Plan
+from sdopt.study.plan import unused_options
 from sdopt.variant import Variant
 from tests.fixtures import Composers
 
@@ -183,6 +184,28 @@ class TestOneAtATime:
         assert found.variants[1].choices == plain | {"precision": "bf16"}
         assert found.variants[2].choices == plain | {"memory.vae_tiling": "vae_tiling"}
         assert all(variant.workload.steps == 3 for variant in found.variants)
+
+    @pytest.mark.parametrize(
+        ("study", "left_out"),
+        [
+            ("one_at_a_time study.options=[attention:math,layout:channels_last]", True),
+            ("cumulative study.options=[attention:math,layout:channels_last]", True),
+            ("one_at_a_time study.options=[precision:bf16,lora:fused]", False),
+            ("leave_one_out", False),
+            ("pair", False),
+            ("explicit study.variants={a:['precision:fp32'],b:['lora:none']}", False),
+        ],
+    )
+    def test_what_the_job_chose_and_no_variant_has_is_said(
+        self, composer: Composers, study: str, left_out: bool
+    ) -> None:
+        """Who asks for options on top of bfloat16 would read figures of float32."""
+        job = ("precision=bf16", "lora=fused")
+        made = composer([*job, *f"study={study}".split()])
+        design = made.current.study
+        found = unused_options(design, design.plan(made), made.chosen())
+        said = [remark.partition(":")[0] for remark in found]
+        assert said == (list(job) if left_out else [])
 
     def test_a_group_is_all_of_its_options(self, composer: Composers) -> None:
         found = plan(

@@ -21,6 +21,7 @@ from sdopt.errors import UsageError
 from sdopt.locks import exclusive
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import StudyResult
+from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report import catalog
 from sdopt.report.catalog import HTML, MARKDOWN, REPORTS, ReportFile, markdown_table
 from sdopt.schema import Tracking
@@ -28,9 +29,15 @@ from sdopt.statistics.scale import decision_of
 from sdopt.statistics.sentences import described
 from sdopt.statistics.summary import summary_of
 from sdopt.tracking import client
-from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
-from sdopt.tracking.runs import digest_of, download_run, log_study
-from sdopt.tracking.store import end_process, require_store, shown_by, ui_pages
+from sdopt.tracking.client import (
+    Logged,
+    RefusedError,
+    TrackedRun,
+    TrackingError,
+    cause_of,
+)
+from sdopt.tracking.runs import digest_of, download_run, log_study, update_verdicts
+from sdopt.tracking.store import ask, end_process, require_store, shown_by, ui_pages
 from tests.command import SMOKE, Finished, refused, sdopt
 from tests.fakes import fake_workers
 from tests.records import known, reconfigure
@@ -274,6 +281,38 @@ class TestStudy:
         assert (again.run, again.new) == (run, False)
         assert len(store.runs("shared")) == before
 
+    def test_has_no_figures_of_a_best_option_once_the_gate_has_refused_it(
+        self, copied: Copied, store: Store
+    ) -> None:
+        result, folder = copied
+        result.judgements, result.gate = [], ""
+        log_study(result, folder, store.tracking)
+        summary = summary_of(result)
+        if summary.best is None:  # by chance of the times
+            recommended = {"best/speedup": 2.0}
+            changes = {"": TrackedRun(metrics=recommended)}
+            query = [f"tags.`sdopt.study_id` = '{result.id}'"]
+            ask(client.amend, store.tracking, result.name, query, changes)
+        for candidate in result.candidates:
+            ruling = Ruling("every", "mse", Verdict.FAIL, "worse")
+            result.judgements.append(
+                Judgement(
+                    candidate.name,
+                    result.baseline,
+                    "",
+                    candidate.contract,
+                    Verdict.FAIL,
+                    [ruling],
+                )
+            )
+        result.gate = "default"
+        refused = summary_of(result)
+        assert refused.best is None
+        assert update_verdicts(refused, folder, store.tracking, {})
+        parent, _ = store.of_study(result)
+        assert not [name for name in parent.data.metrics if name.startswith("best/")]
+        assert parent.data.metrics["options/recommended"] == 0
+
     def test_a_variant_has_tags_parameters_metrics_images_and_evidence(
         self, logged: Store, result: StudyResult
     ) -> None:
@@ -320,7 +359,9 @@ class TestOnce:
         self, store: Store, copied: Copied
     ) -> None:
         result, folder = copied
-        picture = folder / result.variant("bfloat16").images[-1].path
+        record = result.variant("bfloat16").images[-1]
+        record.digest = ""  # as of an older record: a replaced image would be left out
+        picture = folder / record.path
         content = picture.read_bytes()
         picture.write_bytes(b"")
         with pytest.raises(UsageError, match=r"cannot be read as an image"):
@@ -387,7 +428,7 @@ class TestPlaces:
     ) -> None:
         first = log_study(*copied, own.tracking)
         elsewhere = replace(own.tracking, artifacts=str(tmp_path / "elsewhere"))
-        for ask in (
+        for request in (
             lambda: require_store(elsewhere, "shared"),
             lambda: log_study(*copied, elsewhere),
         ):
@@ -395,7 +436,7 @@ class TestPlaces:
                 (UsageError, RefusedError),
                 match=r"tracking\.artifacts=.*elsewhere would have no effect",
             ):
-                ask()
+                request()
         (own.folder / "artifacts").rename(tmp_path / "elsewhere")
         with pytest.raises(
             UsageError, match=r"its artifacts were in .*artifacts, which is not here"

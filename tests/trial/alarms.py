@@ -119,7 +119,7 @@ def count_alarms(found: list[tuple[int, Judgement]]) -> str:
                 bound,
             )
         )
-    counts = ("false alarms", "inconclusive", "not comparable", "passed")
+    counts = ("false alarms", "undecided", "not judged", "passed")
     failed = [
         f"seed {seed}, {judged.contract}: {ruling.metric or ruling.rule}: {ruling.reason}"
         for seed, judged in found

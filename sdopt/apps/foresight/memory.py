@@ -32,6 +32,7 @@ from sdopt.options.memory import (
 from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
 from sdopt.options.precision import FixedVae, FullVae, Precision
 from sdopt.options.quantization import Quantized, QuantizedTextEncoders, Sdnq
+from sdopt.options.text_encoder_offload import TextEncoderOffload
 from sdopt.pipelines.catalog import (
     ARCHITECTURES,
     PACKAGED,
@@ -193,6 +194,9 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
         weights["unet"] * 2**30 if {SequentialOffload, GroupOffload} & chosen else 0.0
     )
     once = whole - moved if moved or ModelOffload in chosen else 0.0
+    if TextEncoderOffload in chosen:
+        texts = [size for name, size in weights.items() if name in TEXT_ENCODERS]
+        once = sum(texts) * 2**30
     layer = (
         max(
             _bytes(module, recurse=False)
@@ -272,6 +276,14 @@ def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint
         # A stream holds the next layer too.
         held = plan.layer * (2 if GroupOffload in chosen else 1)
         stages = [(held, denoiser, 0.0), (held, 0.0, decoder)]
+    elif TextEncoderOffload in chosen:
+        encoders = [
+            plan.weights[name] for name in TEXT_ENCODERS if name in plan.weights
+        ]
+        stages = [
+            (network + vae, denoiser, decoder),
+            (network + vae + max(encoders, default=0.0), 0.0, 0.0),
+        ]
     elif PrecomputedEmbeddings in chosen:
         stages = [(network + vae, denoiser, decoder), (network + vae + texts, 0.0, 0.0)]
     else:

@@ -19,8 +19,10 @@ from sdopt.apps.foresight.transformer_rows import (
     architecture_of,
     is_guided,
     is_transformer,
+    is_undistilled,
     memory_kind,
     moves_layers,
+    runs_twice,
     software_of_row,
     storage_of_row,
     why_untimed,
@@ -224,9 +226,14 @@ def _of_transformer(row: Mapping[str, str]) -> tuple[PublishedWork, Software]:
         _positive(row["steps"] or ("50" if part == STEP or not timed else ""), "steps")
     )
     batch = int(_positive(row["batch"] or "1", "batch"))
-    guidance = guidance_from(*_configs(architecture))
+    family, configs = _configs(architecture)
+    guidance = guidance_from(family, configs)
+    if is_undistilled(row["model"]):
+        guidance = family.guidance
     scale = 2 + guidance.above if is_guided(row) else guidance.above
     calls, samples = guidance.calls_a_step(scale), guidance.samples_a_call(scale)
+    if guidance.form == "embedded" and runs_twice(row):
+        calls = 2
     work = PublishedWork(
         architecture,
         width,

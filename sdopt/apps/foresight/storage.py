@@ -27,10 +27,20 @@ BITS = {
     "fp6": 6.1,
     "fp4": 4.1,
     "q8": 8.5,
-    "q4": 5.0,
+    "q6": 6.6,
+    "q5_1": 6.0,
+    "q5": 5.6,
+    "q4_1": 5.0,
+    "q4": 4.6,
+    "q3": 3.5,
     "q2": 2.7,
 }
 """Bits of a stored weight with its share of the scales; `…_tokens` are layers that read a row for each token alone."""
+
+GGUF = ("q8", "q6", "q5_1", "q5", "q4_1", "q4", "q3", "q2")
+"""Those of GGUF files, as files of FLUX.1 are large."""
+
+Outputs = Literal["", "whole", "float32"]
 
 _UNCAST = re.compile(r"pos_embed|patch_embed|norm|^proj_in$|^proj_out$")
 """Layers that diffusers' layerwise casting leaves alone, by a part of their names."""
@@ -59,7 +69,7 @@ class Storage:
     offload: str = ""
     loads_whole: bool = False
     fused: bool = False
-    outputs: Literal["", "whole", "float32"] = ""
+    outputs: Outputs = ""
 
 
 def weights_in(folder: Path, storage: Storage, dtype: torch.dtype) -> dict[str, float]:

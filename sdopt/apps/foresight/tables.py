@@ -50,11 +50,11 @@ def plan_table(predictions: Sequence[Prediction]) -> Table:
 
 def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
     """Yields what stands below the table: refusals, the ranking, and the command that measures."""
-    refusals = {
-        f"{each.card}, {each.variant}: {each.reason}"
-        for each in predictions
-        if each.state == REFUSED
-    }
+    refusals = set()
+    for each in predictions:
+        # The line of a single prediction has said it.
+        if each.state == REFUSED and len(predictions) > 1:
+            refusals.add(f"{each.card}, {each.variant}: {each.reason}")
     for refusal in sorted(refusals):
         yield f"no time for {refusal}"
     ordered = list(ranks(predictions))
@@ -73,8 +73,14 @@ def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
             words.append(f"{name}{sign}")
         yield f"fastest per image first, with the chance that each beats the next; = is a tie: {' '.join(words)}"
     if any(each.state == EXTRAPOLATED and each.card != "cpu" for each in predictions):
-        yield "extrapolated: no or few published figures of that generation or size; the interval is wider"
-    yield f"to measure it there: {command}"
+        yield (
+            "extrapolated: no or few published figures of that generation, size or cache; the interval is wider"
+        )
+    priced = {each.card for each in predictions if each.price is not None}
+    if len(priced) > 1:
+        yield "per 1,000 images: at the same hardware.price_per_hour for each of the cards"
+    if any(each.fits != "does not fit" for each in predictions):
+        yield f"to measure it there: {command}"
 
 
 def check_blocks(found: Check) -> list[Block]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sdopt.options.base import Optimization
 from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
+from sdopt.options.text_encoder_offload import TextEncoderOffload
 from sdopt.schema import Sheet
 
 Shares = tuple[float, float]
@@ -64,10 +65,11 @@ def transfer_of(
         sheet: of the card.
     """
     kinds = {type(option): option for option in options}
-    if not {ModelOffload, SequentialOffload, GroupOffload} & kinds.keys():
+    networks = {ModelOffload, TextEncoderOffload} & kinds.keys()
+    if not networks | ({SequentialOffload, GroupOffload} & kinds.keys()):
         return None
     group = kinds.get(GroupOffload)
     beside = isinstance(group, GroupOffload) and group.use_stream is not False
-    shares = _STREAM if beside else _NETWORKS if ModelOffload in kinds else _LAYERS
+    shares = _STREAM if beside else _NETWORKS if networks else _LAYERS
     at_peak = (each_step * steps + once) / ((sheet.pcie_gb_s or _PCIE_GB_S) * 1e9)
     return Transfer(at_peak / shares[1], at_peak / shares[0], beside, at_peak)

@@ -45,6 +45,7 @@ from sdopt.options.memory import LayerwiseCasting, TinyVae, VaeInPieces, Without
 from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
 from sdopt.options.precision import FullVae
 from sdopt.options.quantization import Quantized, QuantizedTextEncoders, TorchAo
+from sdopt.options.text_encoder_offload import TextEncoderOffload
 from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.pipelines.families import family_of_folder
 from sdopt.pipelines.family import Family
@@ -96,6 +97,10 @@ def of_transformer(variant: Variant, shape: Shape) -> Blueprint:
     )
     offloads = bool({ModelOffload, SequentialOffload, GroupOffload} & kinds)
     denoiser = weights[family.denoiser]
+    once = sum(weights.values())
+    if TextEncoderOffload in kinds:
+        once = sum(weights.get(name, 0.0) for name in family.encoders)
+        offloads = True
     moves = bool({SequentialOffload, GroupOffload} & kinds)
     return Blueprint(
         weights,
@@ -105,9 +110,7 @@ def of_transformer(variant: Variant, shape: Shape) -> Blueprint:
         denoiser * 2**30 * guidance.calls_a_step(variant.guidance_scale)
         if moves
         else 0.0,
-        (sum(weights.values()) - (denoiser if moves else 0.0)) * 2**30
-        if offloads
-        else 0.0,
+        (once - (denoiser if moves else 0.0)) * 2**30 if offloads else 0.0,
         isinstance(chosen.get("precision"), FullVae) and dtype != torch.float32,
         name=family.denoiser,
         texts=encoder_stage(family, weights, both and guidance.takes_negative),

@@ -21,7 +21,7 @@ from sdopt.config.tracking import tracking_of
 from sdopt.errors import ConflictError, command_line, print_problems, without_passwords
 from sdopt.locks import reserve
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.preparation import check_models, fetch
+from sdopt.preparation import check_models, fetch, remarks_on_variants
 from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.report.markdown import written
 from sdopt.schema import Serving, Tracking
@@ -163,7 +163,7 @@ def _measure(
     most = max(shape.batch_size for shape in first.shapes)
     work = f"{first.model.name} {first.size}×{first.size}, {first.workload.steps} steps"
     record.header = [f"{work}, batches of up to {most}, on {machine.device.name}"]
-    print_problems(machine.warnings)
+    print_problems([*machine.warnings, *remarks_on_variants(variants, machine)])
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder("load"))
         if holder := stack.enter_context(reserve(machine.device, "sdopt load-test")):

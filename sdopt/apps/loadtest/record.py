@@ -371,15 +371,18 @@ def _replicates_text(count: int, arrivals: str) -> str:
     return f"{count} replicates, each with a fresh trace, the same for all rows"
 
 
-def blocks_of(record: LoadRecord) -> list[Block]:
-    """Returns the answer, the table, and what the figures rest on."""
+def blocks_of(record: LoadRecord, brief: bool = False) -> list[Block]:
+    """Returns the answer, the table, and what the figures rest on; `brief` is as a terminal shows it."""
     missing = [
         f"{row.name}: not measured to the end: {row.reason}"
         for row in record.rows
         if row.reason
     ]
     notes = [*_header_texts(record), *_not_measured(record), *missing]
-    return [Prose(answer_of(record), strong=True), rows_table(record), Notes(notes)]
+    table = rows_table(record)
+    if brief:
+        table = table.filled("p99", "queue", "call", "measured/simulated")
+    return [Prose(answer_of(record), strong=True), table, Notes(notes)]
 
 
 def _not_measured(record: LoadRecord) -> Iterator[str]:
@@ -389,8 +392,13 @@ def _not_measured(record: LoadRecord) -> Iterator[str]:
         for each in row.replicates
         for window in each.windows
     )
-    if counted or record.price_per_hour is not None:
-        yield "energy and cost are those of the whole device at that rate, idle time included"
+    shown = []
+    if counted:
+        shown.append("energy")
+    if record.price_per_hour is not None:
+        shown.append("cost")
+    if shown:
+        yield f"{' and '.join(shown)}: of the whole device at that rate, idle time included"
     if not counted:
         here = any(row.service_s for row in record.rows)
         why = (
@@ -431,7 +439,22 @@ def rows_table(record: LoadRecord) -> Table:
     for figures in record.figures:
         cells = [value_cell(figures.row.columns.get(column.name)) for column in further]
         lines.append([*_line(record, figures), *cells])
-    return Table(headings, lines, numbers=headings[1:]).filled()
+    return Table(
+        headings,
+        lines,
+        numbers=headings[1:],
+        spare=["of the baseline's", "most requests/s", *_NEEDLESS],
+        needless=_NEEDLESS,
+    ).filled()
+
+
+_NEEDLESS = (
+    "memory",
+    "batch",
+    "p50",
+    "at",
+)
+"""Columns that a narrow terminal does not show, the first ones first."""
 
 
 def page_table(record: LoadRecord) -> str:
@@ -453,8 +476,8 @@ def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:
     lost = (figures.mean(rate, "rejected") or 0) + (figures.mean(rate, "errors") or 0)
     return [
         figures.row.name,
-        rate_text(figures),
-        f"{_SIGNS[figures.ratio_bound]}{ratio_text(figures.ratio)}"
+        _with_bounds(rate_text(figures)),
+        _with_bounds(f"{_SIGNS[figures.ratio_bound]}{ratio_text(figures.ratio)}")
         if figures.ratio
         else "",
         f"{rate:.3g}/s",
@@ -466,6 +489,12 @@ def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:
         "" if image_j is None else f"{image_j:.3g} kJ",
         "" if cost is None else f"{cost:.3g}",
     ]
+
+
+def _with_bounds(text: str) -> Cell:
+    """Returns a cell of a figure, whose bounds a narrow terminal leaves out."""
+    figure, _, bounds = text.partition(" [")
+    return Cell(figure, f"[{bounds}" if bounds else "")
 
 
 def windows_table(figures: Sequence[RowFigures]) -> Table:

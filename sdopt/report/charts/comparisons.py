@@ -23,7 +23,7 @@ from sdopt.report.charts.parts import (
 )
 from sdopt.report.charts.spec import Spec, study_picture
 from sdopt.report.columns import TableView, images_cell, memory_cell, slower_cell
-from sdopt.report.tones import BLUE, GREY, INK, MUTED, VERMILION
+from sdopt.report.tones import BLUE, GREY, INK, LINE, MUTED, VERMILION
 from sdopt.statistics.figures import floor_range
 from sdopt.statistics.measures import SPEEDUP, Ratio, ratio_text
 from sdopt.statistics.rows import Row
@@ -95,6 +95,7 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
             *(row[end] for row in data for end in ("estimate", "low", "high")),
             *((1 / floor, floor) if floor else ()),
         ],
+        grid=False,
     )
     rows = Rows(data, columns)
     layers = [*([_floor_band(floor)] if floor else []), *_speedups(rows, axis)]
@@ -148,12 +149,7 @@ def _floor_band(floor: float) -> alt.Chart:
 
 def _speedups(rows: Rows, axis: dict[str, Any]) -> list[alt.Chart]:
     """Returns the layers of a line at 1, and of an interval and a dot for each row."""
-    # In pieces beside the marks, so that the line crosses no name.
-    pieces = [
-        {"one": 1, "from": row["at"] - 0.22, "to": row["at"] + 0.22}
-        for row in rows.placed
-    ]
-    one = inline(pieces).mark_rule(color=MUTED, clip=True, aria=False)
+    ticks = axis["axis"]["values"]
     interval = (
         alt.Chart()
         .transform_filter(HAS_BOUNDS)
@@ -173,7 +169,8 @@ def _speedups(rows: Rows, axis: dict[str, Any]) -> list[alt.Chart]:
         "memory": "memory",
     }
     return [
-        one.encode(x="one:Q", y=rows.vertical("from"), y2="to"),
+        rows.grid("low", axis, ticks, LINE),
+        rows.grid("low", axis, [1.0], MUTED),
         interval.encode(
             x=alt.X("low:Q", **axis), x2="high", y=rows.y, color=looks["color"]
         ),
@@ -219,6 +216,7 @@ def waterfall(summary: Summary) -> Spec | None:
     axis = ratio_axis(
         f"speed-up{unit_text(summary.result.per_image)} over the baseline so far, log scale",
         [row[end] for row in data for end in ("start", "end", "low", "high")],
+        grid=False,
     )
     tooltip = {
         "name": "step",
@@ -239,6 +237,7 @@ def waterfall(summary: Summary) -> Spec | None:
         color=kinds("speed", _LOOKS, legend=BARS)["color"],
     )
     whisker = alt.Chart().transform_filter(HAS_BOUNDS)
+    grid = rows.grid("start", axis, axis["axis"]["values"], LINE)
     cap = whisker.mark_tick(color=INK, thickness=1.5, size=10, clip=True, aria=False)
     whiskers = [
         whisker.mark_rule(color=INK, strokeWidth=1.5, clip=True, aria=False).encode(
@@ -246,7 +245,10 @@ def waterfall(summary: Summary) -> Spec | None:
         ),
         *(cap.encode(x=alt.X(f"{end}:Q", **axis), y=rows.y) for end in ("low", "high")),
     ]
-    return rows.spec([connectors, bars, *whiskers], "Waterfall of the steps")
+    return rows.spec(
+        [grid, connectors, bars, *whiskers],
+        "Waterfall of the steps",
+    )
 
 
 def interactions(summary: Summary) -> Spec | None:

@@ -24,6 +24,9 @@ BARS = alt.Legend(symbolType="square", symbolStrokeWidth=8, symbolSize=40)
 _MARKED, _NAMED = 0.18, -0.24
 """Vertical positions of the marks and of the name in a row; the middle of the row is 0."""
 
+_PIECE = 0.22
+"""Half the height of a line beside the marks of a row."""
+
 _NAME_LENGTH = 58
 """Number of a name's letters that fit on a phone."""
 
@@ -95,6 +98,20 @@ class Rows:
         return bar.encode(x=x, x2=x2, y=self.y, **facts(tooltip), **marks).add_params(
             zoom()
         )
+
+    def grid(
+        self, x: str, axis: Mapping[str, Any], ticks: Sequence[float], color: str
+    ) -> alt.Chart:
+        """Returns the layer of lines at ticks of an axis, in pieces beside the marks, so that they cross no name.
+
+        `x` is the field of the axis, whose arguments are those of `ratio_axis`.
+        """
+        pieces = []
+        for row in self.placed:
+            ends = {"from": row["at"] - _PIECE, "to": row["at"] + _PIECE}
+            pieces += [{x: tick, **ends} for tick in ticks]
+        lines = inline(pieces).mark_rule(color=color, clip=True, aria=False)
+        return lines.encode(x=alt.X(f"{x}:Q", **axis), y=self.vertical("from"), y2="to")
 
     def spec(self, layers: Sequence[alt.Chart], summary: str = "") -> Spec:
         """Returns the specification of layers, the lowest one first, with the names and figures of the rows.
@@ -178,7 +195,9 @@ def shortened(name: str) -> str:
     )
 
 
-def ratio_axis(title: str, values: Sequence[float | None]) -> dict[str, Any]:
+def ratio_axis(
+    title: str, values: Sequence[float | None], grid: bool = True
+) -> dict[str, Any]:
     """Returns the arguments of an encoding of ratios around 1: logarithmic, so that a gain and a loss are as long."""
     known = [value for value in values if value is not None]
     low, high = min([*known, 1.0]), max([*known, 1.0])
@@ -189,7 +208,7 @@ def ratio_axis(title: str, values: Sequence[float | None]) -> dict[str, Any]:
         "title": title,
         "scale": alt.Scale(type="log", domain=domain, nice=False),
         "axis": alt.Axis(
-            values=ratio_ticks(low, high), labelExpr=label, tickCount=_TICKS
+            values=ratio_ticks(low, high), labelExpr=label, tickCount=_TICKS, grid=grid
         ),
     }
 

@@ -10,9 +10,9 @@ from PIL import Image
 
 from sdopt.quality.metrics import in_reading_order, known_family
 from sdopt.record.files import inside
-from sdopt.record.images import open_image
+from sdopt.record.images import REPLACED, is_replaced, open_image, replaced_images
 from sdopt.record.records import StudyResult, VariantResult
-from sdopt.record.scores import Score
+from sdopt.record.scores import ImageRecord, Score
 from sdopt.report.blocks import Gallery, PromptImages, ShownImage
 from sdopt.report.tables import headline_columns, worst_prompts
 
@@ -43,6 +43,8 @@ def gallery_of(
         return None
     metric, losses = _losses(result, others)
     ordered = _ordered(result, folder, others, losses)
+    if not ordered:
+        return None
     with Image.open(inside(folder, baseline.images[0].path)) as image:
         edge = max(image.size)
     rows: list[PromptImages] = []
@@ -60,6 +62,10 @@ def gallery_of(
             "compares it to its reference)"
         )
     noise = "" if result.is_imported else " All variants start from the same noise."
+    if replaced := replaced_images(result, folder):
+        noise += (
+            f" {len(replaced)} images of the folder are not shown: each {REPLACED}."
+        )
     return Gallery(
         rows,
         width=min(max(edge, 160), 260),
@@ -78,8 +84,8 @@ def _ordered(
     prompts: dict[int, bool] = {}
     """Whether an image of each prompt is there."""
     for image in result.variant(result.baseline).images:
-        is_there = inside(folder, image.path).is_file()
-        prompts[image.prompt_index] = prompts.get(image.prompt_index, False) or is_there
+        prompts.setdefault(image.prompt_index, False)
+        prompts[image.prompt_index] |= _is_there(folder, image)
     # The worst by each metric first: a prompt may lose its subject and change few pixels.
     first: set[int] = set()
     for variant in variants:
@@ -97,6 +103,11 @@ def _ordered(
     return sorted(
         there, key=lambda prompt: (prompt not in first, -largest_loss(prompt))
     )
+
+
+def _is_there(folder: Path, record: ImageRecord) -> bool:
+    """Returns whether the image that was scored is in the run's folder."""
+    return inside(folder, record.path).is_file() and not is_replaced(folder, record)
 
 
 def has_images(
@@ -152,12 +163,12 @@ def _row(
 ) -> PromptImages:
     baseline = result.variant(result.baseline)
     of_prompt = (image for image in baseline.images if image.prompt_index == prompt)
-    first = next(image for image in of_prompt if inside(folder, image.path).is_file())
+    first = next(image for image in of_prompt if _is_there(folder, image))
     plain = inside(folder, first.path).read_bytes()
     images = []
     for variant in variants:
         record = variant.image(prompt, first.image_index)
-        if record is None or not inside(folder, record.path).is_file():
+        if record is None or not _is_there(folder, record):
             continue
         loss = losses.get(variant.name, {}).get(prompt)
         reference = _reference_text(result, variant)

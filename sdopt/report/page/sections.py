@@ -37,7 +37,7 @@ from sdopt.report.tables import (
     stage_memory_table,
     worst_table,
 )
-from sdopt.report.verdicts import floors_of, verdict_blocks
+from sdopt.report.verdicts import footing_of, verdict_blocks
 from sdopt.statistics.break_even import images_text, start_text
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import floor_range
@@ -184,7 +184,7 @@ def _results(summary: Summary) -> Section:
             else []
         )
     if result.judgements:
-        verdicts = [*verdict_blocks(result), Notes(floors_of(result))]
+        verdicts = [*verdict_blocks(result), Notes(footing_of(result))]
         blocks.append(Fold(f"What the gate says (gate={result.gate})", verdicts))
     if lines := evidence(summary):
         blocks.append(Fold("What shows that each option was active", [Notes(lines)]))

@@ -23,6 +23,7 @@ from sdopt.apps.foresight.plan import (
     text_of,
 )
 from sdopt.apps.foresight.software import software_of
+from sdopt.apps.foresight.tables import remarks
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
@@ -131,6 +132,16 @@ class TestMemory:
 
 
 class TestStates:
+    def test_what_stands_below_names_every_cause(self, planned: Planned) -> None:
+        cached = planned("t4", *USUAL, "caching=deepcache")
+        assert cached.state == "extrapolated"
+        [said] = [line for line in remarks([cached], "") if "extrapolated" in line]
+        assert "cache" in said, "it is a T4 at a size of the figures"
+        priced = [replace(cached, price=1.0), replace(cached, card="l4", price=2.0)]
+        assert any("same hardware.price_per_hour" in one for one in remarks(priced, ""))
+        one_card = "\n".join(remarks(priced[:1], ""))
+        assert "price_per_hour" not in one_card
+
     def test_known_extrapolated_and_refused(self, planned: Planned) -> None:
         assert planned("rtx4090", *USUAL).state == "known"
         assert planned("rtx5090", *USUAL).state == "extrapolated"

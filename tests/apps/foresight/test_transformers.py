@@ -130,6 +130,32 @@ class TestMemory:
         assert encoder_stage(family, weights, both=True) == pytest.approx(12.04)
         assert encoder_stage(family, weights, both=False) == pytest.approx(10.75)
 
+    def test_text_encoders_that_wait_in_host_memory_are_not_beside_the_denoiser(
+        self,
+    ) -> None:
+        with composer_of(["model=flux_dev", "model.weights=random"]) as composer:
+            alone, waiting = (
+                composer.variant(None, choices)
+                for choices in ([], ["memory=[text_encoder_offload]"])
+            )
+            plans = [
+                blueprint(variant, variant.shapes[0]) for variant in (alone, waiting)
+            ]
+        held = [
+            footprint(variant, plan).floor
+            for variant, plan in zip((alone, waiting), plans, strict=True)
+        ]
+        clip, t5 = (
+            plans[0].weights[name] for name in ("text_encoder", "text_encoder_2")
+        )
+        plan = plans[0]
+        alive = max(plan.denoiser.peak, plan.decoder.peak) / 2**30
+        # T5 beside the denoiser's weights, or activations without T5.
+        assert held[0] - held[1] == pytest.approx(
+            min(clip + t5, clip + alive), rel=0.01
+        )
+        assert plans[1].call_bytes == pytest.approx((clip + t5) * 2**30)
+
     def test_quantizing_on_the_card_needs_all_weights_there_first(self) -> None:
         with composer_of(["model=emoji_dit"]) as composer:
             whole, packed = (

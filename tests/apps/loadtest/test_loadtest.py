@@ -375,6 +375,23 @@ class TestTheAnswer:
         assert "empty" not in text
         assert "no card whose own counter" not in text
 
+    @pytest.mark.parametrize("image_j", [None, 40.0])
+    @pytest.mark.parametrize("price_per_hour", [None, 2.0])
+    def test_energy_and_cost_are_named_where_they_are_known(
+        self, image_j: float | None, price_per_hour: float | None
+    ) -> None:
+        found = replace(record([2.0], [4.0]), price_per_hour=price_per_hour)
+        for row in found.rows:
+            for each in row.replicates:
+                each.windows = [replace(one, image_j=image_j) for one in each.windows]
+        text = written(blocks_of(found))
+        shown = re.search("(.*): of the whole device at that rate", text)
+        named = {"energy": image_j, "cost": price_per_hour}
+        for name, figure in named.items():
+            said = shown is not None and name in shown[1]
+            assert said == (figure is not None)
+            assert (f"{name}: not measured here" in text) == (figure is None)
+
     def test_says_that_images_were_fetched(self) -> None:
         linked = record([2.0], [4.0])
         assert "links" not in written(blocks_of(linked))

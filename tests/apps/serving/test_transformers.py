@@ -1,6 +1,7 @@
 """Serving diffusion transformers: images of one call are those that each request gets alone."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -60,6 +61,7 @@ class Served:
         self.engine = Engine(variant, Serving(), lambda: cast(Worker, self.worker))
         self.engine.start()
         self.worker.renders = 0
+        self.negative = False
         self.requests = [Asked(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
 
     def work(self, scale: float | None = None) -> EngineWork:
@@ -67,7 +69,7 @@ class Served:
         return EngineWork(
             variant.workload.steps,
             variant.guidance_scale if scale is None else scale,
-            negative=False,
+            negative=self.negative,
         )
 
     def alone(self, scales: Sequence[float | None]) -> list[np.ndarray]:
@@ -120,6 +122,39 @@ def test_prompts_of_other_lengths_leave_an_image_as_it_is(
     alone = server.alone(same)
     assert worst(server.together(same), alone) <= SMALLEST_ERROR
     assert worst(alone[1:], alone[:-1]) > 100 * SMALLEST_ERROR, "the requests differ"
+
+
+NEGATIVES = ("", "a blurred picture with words and borders, in grey", "fog")
+
+GUIDED = [pytest.param("qwen_image", marks=pytest.mark.slow), "z_image"]
+
+
+@pytest.mark.parametrize("name", GUIDED)
+@pytest.mark.walk(1)
+def test_negative_prompts_of_other_lengths_leave_an_image_as_it_is(
+    served: Callable[..., Served], name: str
+) -> None:
+    """Both branches are masked: by the prompts of a call, and by its negative prompts."""
+    server = served(name)
+    same = [None] * len(PROMPTS)
+    without = server.alone(same)
+    for number, negative in enumerate(NEGATIVES):
+        request = replace(server.requests[number], negative=negative)
+        server.requests[number] = request
+    server.negative = True
+    alone = server.alone(same)
+    assert worst(server.together(same), alone) <= SMALLEST_ERROR
+    assert worst(alone, without) > 100 * SMALLEST_ERROR, "they count"
+
+
+@pytest.mark.parametrize("name", GUIDED)
+def test_a_scale_of_its_own_is_that_of_a_server_with_it(
+    served: Callable[..., Served], name: str
+) -> None:
+    others = [2.0] * len(PROMPTS)
+    images = served(name).alone(others)
+    same = served(name, "workload.guidance_scale=2").alone([None] * len(PROMPTS))
+    assert worst(images, same) == 0
 
 
 def test_each_image_has_the_scale_that_its_request_names(

@@ -66,7 +66,9 @@ CALL_S = 540
 """A call's budget, where a command on a lent machine may take ten minutes."""
 
 
-FOR_TRANSFORMERS = {"attention=dispatched", "attention=sage"}
+FOR_TRANSFORMERS = {
+    f"attention={name}" for name in ("dispatched", "flash_3", "flash_4", "flex", "sage")
+}
 """Options that are impossible with every UNet."""
 
 
@@ -184,7 +186,12 @@ def test_every_published_preset_is_a_part() -> None:
         if "\n  published:" in path.read_text()
     }
     # One needs a hub, one a LoRA for FLUX, and one is for sdopt load-test.
-    apart = {"blade_altdiffusion", "hf_flux_lora", "lightning_serving"}
+    apart = {
+        "blade_altdiffusion",
+        "hf_flux_lora",
+        "hf_flux_lora_fa3",
+        "lightning_serving",
+    }
     assert published - apart | {"fastest_cuda", "mlperf_sdxl"} <= presets
 
 

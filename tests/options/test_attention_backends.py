@@ -1,0 +1,125 @@
+"""Attention by kernels of others, on transformers: what shows each, and where it is refused.
+
+No such kernel runs on a CPU but PyTorch's flex_attention: the others are told from traces that name kernels as profiles
+of them do.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from diffusers.models import attention_dispatch
+from diffusers.models.attention_dispatch import (
+    AttentionBackendName,
+    _AttentionBackendRegistry,
+    dispatch_attention_fn,
+)
+
+from sdopt.measure.trace import StageTrace, Trace
+from sdopt.options.attention_backends import Dispatched, HubKernel
+from sdopt.options.caching import WholeSteps
+from tests.options.applied import Applied, context_of, far
+from tests.pipelines.tiny import tiny
+
+LAYERS = 6
+"""Attention layers of the tiny FLUX.1."""
+
+OF_PYTORCH = "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_traits>"
+
+KERNELS = {
+    "flash": "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128>>",
+    "flash_hub": "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64>>",
+    "_flash_3": "void cutlass::device_kernel<flash::FlashAttnFwdSm90<…>>",
+    "_flash_3_hub": "void cutlass::device_kernel<flash::FlashAttnFwdSm80<…>>",
+    "flash_4_hub": "kernel_cutlass_kernel_flash_fwd_sm100FlashAttentionForwardSm100_0",
+    "sage": "void qk_int8_sv_f8_attn_kernel<64u, 128u, 128u, 128u>",
+    "_sage_qk_int8_pv_fp16_cuda": "void qk_int_sv_f16_attn_kernel<128u, 64u>",
+    "_sage_qk_int8_pv_fp16_triton": "_attn_fwd",
+    "sage_blackwell_hub": "void flash::compute_attn_ws<Flash_fwd_kernel_traits>",
+    "flex": "triton_tem_fused_flex_attention_0",
+}
+
+
+@pytest.fixture
+def same_default() -> Iterator[None]:
+    """Puts the backend of the whole process back, which diffusers changes too."""
+    before = _AttentionBackendRegistry.get_active_backend()[0]
+    yield
+    _AttentionBackendRegistry.set_active_backend(before)
+
+
+def of_card(kernels: dict[str, int], operators: dict[str, int] | None = None) -> Trace:
+    trace = Trace(kernels=Counter(kernels))
+    trace.stages["denoiser"] = StageTrace(calls=1, operators=Counter(operators or {}))
+    return trace
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_a_kernel_is_told_by_its_name(
+    backend: str, monkeypatch: pytest.MonkeyPatch, same_default: None
+) -> None:
+    for check in ("_check_attention_backend_requirements", "_maybe_download_kernel_for_backend"):  # fmt: skip
+        monkeypatch.setattr(attention_dispatch, check, lambda backend: None)
+    option = HubKernel(backend) if backend.endswith("_hub") else Dispatched(backend)
+    pipe, kernel = tiny("flux"), KERNELS[backend]
+    proof = option.apply(pipe)
+    operator = "aten::_scaled_dot_product_flash_attention"
+    assert proof(of_card({kernel: LAYERS})).engaged
+    assert not proof(of_card({"ampere_bf16_s16816gemm": LAYERS})).engaged
+    assert not proof(of_card({kernel: LAYERS - 1, OF_PYTORCH: 1})).engaged
+    assert not proof(of_card({kernel: LAYERS}, {operator: 1})).engaged
+    pipe.transformer.set_attention_backend("native")
+    assert not proof(of_card({kernel: LAYERS})).engaged, "another is chosen"
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_draws_the_same_and_counts_once_it_is_compiled(
+    same_default: None,
+) -> None:
+    plain = Applied("flux", {"caching": WholeSteps()}).images()
+    applied = Applied("flux", {"attention": Dispatched("flex")})
+    images, finding, trace = applied.traced()
+    assert far(images, plain) < 1e-3
+    assert not trace.fused_attention
+    assert not finding.engaged, "without a compiler it writes all scores"
+    [proof] = applied.assembly.proofs.values()
+    compiled = {"Torch-Compiled Region: 1/0": LAYERS}
+    assert proof(of_card({}, compiled)).engaged
+    assert not proof(of_card({}, compiled | {"aten::logsumexp": 1})).engaged
+    operator = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert not proof(of_card({}, compiled | {operator: 1})).engaged
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_refused_where_texts_are_masked() -> None:
+    """Fails once diffusers masks keys there; the refusal can go then."""
+    one = context_of(tiny("z_image"))
+    two = replace(one, workload=replace(one.workload, batch_size=2))
+    flex = Dispatched("flex")
+    assert flex.obstacles(one) == []
+    assert flex.fixed_for(one.model)
+    [reason] = flex.obstacles(two)
+    assert "takes no mask" in reason
+    query, key, value = torch.randn(3, 2, 16, 4, 8)
+    mask = torch.ones(2, 16, dtype=torch.bool)
+    mask[0, 8:] = False
+    right, drawn = (
+        dispatch_attention_fn(
+            query, key, value, attn_mask=mask, backend=AttentionBackendName(name)
+        )
+        for name in ("native", "flex")
+    )
+    assert float((right - drawn)[0, :8].abs().max()) > 0.1
+    assert float((right - drawn)[1].abs().max()) < 1e-4
+
+
+def test_a_kernel_of_the_hub_runs_once_its_repository_is_named() -> None:
+    context = context_of(tiny("flux"))
+    repository = "kernels-community/flash-attn3"
+    [reason] = HubKernel().lacking(context)
+    assert f"attention.kernel={repository}" in reason
+    [reason] = HubKernel(kernel="someone/flash").lacking(context)
+    assert repository in reason
+    assert HubKernel(kernel=repository).lacking(context) == []

@@ -1,0 +1,300 @@
+"""What files of the web say of their weights beside the names: prefixes, marks of 8 bits, averages, tokenizers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sdopt.errors import UsageError
+from sdopt.pipelines.families import family_of
+from sdopt.pipelines.loading import load_part
+from sdopt.pipelines.originals import renamed
+from sdopt.schema import Model
+from tests.pipelines.test_web_files import (
+    Folder,
+    clip_names,
+    problems_of,
+    t5_names,
+)
+from tests.pipelines.tiny import tiny
+from tests.pipelines.web_files import PREFIX, Tensors, gguf_file, original, save, scaled
+
+
+@pytest.fixture
+def loaded(tiny_folder: Folder) -> Callable[..., Any]:
+    """Loads a part of a file beside the pipeline in a folder, after all checks."""
+
+    def load(name: str, file: Path, part: str = "transformer", **parts: str) -> Any:
+        base = tiny_folder(name)
+        assert problems_of(file, base, **parts) == []
+        model = Model("folder", "path", path=str(file), base=str(base), parts={**parts})
+        return load_part(model, part, torch.float32)
+
+    return load
+
+
+def assert_same(network: Any, weights: Tensors) -> None:
+    found = network.state_dict()
+    assert found.keys() == weights.keys()
+    assert all(found[name].equal(weights[name]) for name in weights)
+
+
+@pytest.fixture
+def flux_file(tmp_path: Path) -> Path:
+    return save(original(tiny("flux").transformer), tmp_path / "flux.safetensors")
+
+
+class TestPrefixes:
+    @pytest.mark.parametrize("prefix", ["diffusion_model.", "transformer.", "model."])
+    @pytest.mark.parametrize(
+        "written", [original, lambda network: network.state_dict()]
+    )
+    def test_of_other_programs_are_read(
+        self,
+        loaded: Callable[..., Any],
+        tmp_path: Path,
+        prefix: str,
+        written: Callable[[Any], Tensors],
+    ) -> None:
+        transformer = tiny("flux").transformer
+        file = save(written(transformer), tmp_path / "a.safetensors", prefix)
+        assert_same(loaded("flux", file), transformer.state_dict())
+
+    def test_of_averages_are_those_of_training_alone(
+        self, loaded: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        transformer = tiny("flux").transformer
+        tensors = original(transformer)
+        averages = {f"model_ema.{name}": 2 * each for name, each in tensors.items()}
+        own = {f"{PREFIX}{name}": each for name, each in tensors.items()}
+        file = save(own | averages, tmp_path / "a.safetensors")
+        assert_same(loaded("flux", file), transformer.state_dict())
+
+
+def layers_of(tensors: Tensors) -> list[str]:
+    """Returns the names of the layers that have a scale."""
+    end = ".weight_scale"
+    return [name.removesuffix(end) for name in tensors if name.endswith(end)]
+
+
+def described(tensors: Tensors, **says: Any) -> Tensors:
+    """Returns tensors in 8 bits with what ComfyUI writes beside each of them."""
+    text = json.dumps({"format": "float8_e4m3fn"} | says)
+    mark = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    return tensors | {f"{layer}.comfy_quant": mark for layer in layers_of(tensors)}
+
+
+def with_header(tensors: Tensors, path: Path, **says: Any) -> Path:
+    """Writes tensors in 8 bits with what makers of models write into the header."""
+    entry = {"format": "float8_e4m3fn"} | says
+    layers = dict.fromkeys(layers_of(tensors), entry)
+    text = json.dumps({"format_version": "1.0", "layers": layers})
+    save_file(tensors, path, {"_quantization_metadata": text})
+    return path
+
+
+class TestFormats:
+    @pytest.mark.parametrize("rows", [False, True])
+    @pytest.mark.parametrize("in_header", [False, True])
+    def test_of_8_bits_are_multiplied(
+        self, loaded: Callable[..., Any], tmp_path: Path, rows: bool, in_header: bool
+    ) -> None:
+        transformer = tiny("z_image").transformer
+        written, meant = scaled(original(transformer), ".weight_scale", rows)
+        file = tmp_path / "a.safetensors"
+        if in_header:
+            with_header(written, file)
+        else:
+            save(described(written, full_precision_matrix_mult=True), file)
+        by_hand, left = renamed(meant, transformer)
+        assert not left
+        assert_same(loaded("z_image", file), by_hand)
+
+    @pytest.mark.parametrize("in_header", [False, True])
+    @pytest.mark.parametrize(
+        ("says", "reason"),
+        [
+            ({"convrot": True}, "as float8_e4m3fn with convrot"),
+            ({"format": "mxfp8"}, "as mxfp8"),
+            ({"format": "int8_tensorwise"}, "as int8_tensorwise"),
+        ],
+    )
+    def test_that_are_not_read_are_refused(
+        self,
+        tiny_folder: Folder,
+        tmp_path: Path,
+        says: dict[str, Any],
+        reason: str,
+        in_header: bool,
+    ) -> None:
+        """Turned weights have the shapes and the types of plain ones, and would draw noise."""
+        written, _ = scaled(original(tiny("flux").transformer), ".weight_scale", True)
+        file = tmp_path / "a.safetensors"
+        if in_header:
+            with_header(written, file, **says)
+        else:
+            save(described(written, **says), file)
+        [problem] = problems_of(file, tiny_folder("flux"))
+        assert reason in problem
+
+    @pytest.mark.parametrize("in_header", [False, True])
+    def test_whose_scales_are_lost_are_refused(
+        self, tiny_folder: Folder, tmp_path: Path, in_header: bool
+    ) -> None:
+        written, _ = scaled(original(tiny("flux").transformer), ".weight_scale")
+        file = tmp_path / "a.safetensors"
+        marked = described(written)
+        lost = {n: each for n, each in marked.items() if not n.endswith("weight_scale")}
+        if in_header:
+            entry = {"format": "float8_e4m3fn"}
+            layers = dict.fromkeys(layers_of(written), entry)
+            text = json.dumps({"layers": layers})
+            bare = {n: each for n, each in lost.items() if not n.endswith("quant")}
+            save_file(bare, file, {"_quantization_metadata": text})
+        else:
+            save(lost, file)
+        [problem] = problems_of(file, tiny_folder("flux"))
+        assert "speaks of scales, but holds none for" in problem
+
+    @pytest.mark.parametrize("mark", ["[1, 2]", "{", '"float8_e4m3fn"'])
+    def test_that_cannot_be_read_are_refused(
+        self, tiny_folder: Folder, tmp_path: Path, mark: str
+    ) -> None:
+        written, _ = scaled(original(tiny("flux").transformer), ".weight_scale")
+        text = torch.tensor(list(mark.encode()), dtype=torch.uint8)
+        file = save(written | {"img_in.comfy_quant": text}, tmp_path / "a.safetensors")
+        [problem] = problems_of(file, tiny_folder("flux"))
+        assert "img_in is stored as unreadable" in problem
+
+    @pytest.mark.parametrize("said", ["[]", "{}", '{"layers": ["img_in"]}', "{"])
+    def test_of_a_header_that_cannot_be_read_are_refused(
+        self, tiny_folder: Folder, tmp_path: Path, said: str
+    ) -> None:
+        written, _ = scaled(original(tiny("flux").transformer), ".weight_scale")
+        save_file(written, tmp_path / "a.safetensors", {"_quantization_metadata": said})
+        [problem] = problems_of(tmp_path / "a.safetensors", tiny_folder("flux"))
+        assert "is stored as unreadable" in problem
+
+    def test_may_be_named_without_the_prefix_of_the_file(
+        self, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
+        written, _ = scaled(original(tiny("flux").transformer), ".weight_scale")
+        layers = {"img_in": {"format": "float8_e4m3fn", "convrot": True}}
+        text = json.dumps({"layers": layers})
+        prefixed = {f"{PREFIX}{name}": tensor for name, tensor in written.items()}
+        file = tmp_path / "a.safetensors"
+        save_file(prefixed, file, {"_quantization_metadata": text})
+        [problem] = problems_of(file, tiny_folder("flux"))
+        assert "img_in is stored as float8_e4m3fn with convrot" in problem
+
+    def test_of_blocks_as_many_as_rows_are_refused(
+        self, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
+        written, _ = scaled(original(tiny("flux").transformer), ".weight_scale")
+        written["img_in.weight_scale"] = torch.ones(4, 16)
+        file = save(written, tmp_path / "a.safetensors")
+        [problem] = problems_of(file, tiny_folder("flux"))
+        assert "img_in.weight_scale of shape [4, 16]" in problem
+
+
+class TestNames:
+    def test_say_which_of_two_models_with_the_same_tensors(
+        self, tmp_path: Path
+    ) -> None:
+        """FLUX.2 [klein] is published with guidance, and distilled to 4 steps without."""
+        shapes = {
+            "double_stream_modulation_img.lin.weight": [1, 1],
+            "img_in.weight": [1, 128],
+            "txt_in.weight": [1, 7680],
+            "double_blocks.4.x": [1],
+            "double_blocks.0.x": [1],
+            "single_blocks.19.x": [1],
+        }
+        tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        distilled = save(tensors, tmp_path / "flux-2-klein-4b.safetensors")
+        assert family_of(distilled) == "flux2_klein_4b"
+        base = save(tensors, tmp_path / "flux-2-klein-base-4b.safetensors")
+        with pytest.raises(UsageError, match="its name says base"):
+            family_of(base)
+
+
+class TestTextEncoders:
+    def test_have_tokenizers_and_counts_beside_them(
+        self, loaded: Callable[..., Any], flux_file: Path, tmp_path: Path
+    ) -> None:
+        pipe = tiny("flux")
+        words = {"spiece_model": torch.zeros(9000, dtype=torch.uint8)}
+        t5 = save(t5_names(pipe.text_encoder_2) | words, tmp_path / "t5.safetensors")
+        counts = {
+            "text_model.embeddings.position_ids": torch.arange(77)[None],
+            "logit_scale": torch.ones(()),
+        }
+        names = clip_names(pipe.text_encoder)
+        clip = save(names | counts, tmp_path / "clip_l.safetensors")
+        parts = {"text_encoder": str(clip), "text_encoder_2": str(t5)}
+        for part in parts:
+            network = loaded("flux", flux_file, part, **parts)
+            assert_same(network, getattr(pipe, part).state_dict())
+
+    @pytest.mark.parametrize("name", ["flux2", "qwen_image"])
+    def test_draw_the_same_without_a_head(
+        self, loaded: Callable[..., Any], tmp_path: Path, name: str
+    ) -> None:
+        """What predicts words is not read: ComfyUI saves language models without it."""
+        pipe = tiny(name)
+        file = save(original(pipe.transformer), tmp_path / "a.safetensors")
+        own = dict(pipe.text_encoder.state_dict())
+        own.pop("lm_head.weight")
+        without = save(own, tmp_path / "encoder.safetensors")
+        encoder = loaded(name, file, "text_encoder", text_encoder=str(without))
+        tokens = torch.arange(1, 9)[None]
+        mask = torch.ones_like(tokens)
+        states = []
+        for network in (encoder, pipe.text_encoder):
+            with torch.no_grad():
+                given = {"input_ids": tokens, "attention_mask": mask}
+                states.append(network(**given, output_hidden_states=True).hidden_states)
+        assert all(map(torch.equal, *states))
+
+    def test_may_have_a_head_that_is_not_run(
+        self, loaded: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        pipe = tiny("z_image")
+        file = save(original(pipe.transformer), tmp_path / "a.safetensors")
+        own = pipe.text_encoder.state_dict()
+        named = {f"model.{key}": each for key, each in own.items()}
+        whole = named | {"lm_head.weight": own["embed_tokens.weight"]}
+        encoder = save(whole, tmp_path / "encoder.safetensors")
+        network = loaded("z_image", file, "text_encoder", text_encoder=str(encoder))
+        assert_same(network, own)
+
+
+class TestBlocks:
+    def test_that_diffusers_does_not_read_are_refused_before_loading(
+        self, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
+        pytest.importorskip("gguf")
+        file = tmp_path / "flux.gguf"
+        gguf_file(original(tiny("flux").transformer), file, "MXFP4")
+        [problem] = problems_of(file, tiny_folder("flux"))
+        assert "in MXFP4, which diffusers does not read" in problem
+
+    def test_of_a_text_encoder_are_read_as_numbers(
+        self, loaded: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        pytest.importorskip("gguf")
+        pipe = tiny("z_image")
+        own = pipe.text_encoder.state_dict()
+        start = "text_encoders.qwen3_4b.transformer.model."
+        tensors = {f"{start}{name}": each for name, each in own.items()}
+        for name, each in original(pipe.transformer).items():
+            tensors[PREFIX + name] = each
+        file = tmp_path / "all.gguf"
+        meant = gguf_file(tensors, file, "Q8_0")
+        found = loaded("z_image", file, "text_encoder").state_dict()
+        for name in own:
+            assert torch.allclose(found[name], meant[start + name], atol=1e-3), name

@@ -1,0 +1,120 @@
+"""Writes `sdopt/gate/SENTENCES.md`: what each rule of the packaged gates says when it fails and when it is undecided.
+
+`python -m tests.statistics.reasons_page` writes the page again; `test_reasons.py` fails if it is out of date.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from sdopt.config.composer import gate_of
+from sdopt.config.paths import CONF
+from sdopt.gate.rulings import against, bounds_of, every, exact, rarely, two_sided
+from sdopt.record.scores import Score
+from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.report.markdown import markdown
+from sdopt.schema import Rule
+from sdopt.statistics.bounds import Bounds
+from sdopt.statistics.measures import FIRST_IMAGE, RULED
+from sdopt.statistics.ruling_sentences import sentence
+from tests.command import ROOT
+
+PAGE = ROOT / "sdopt" / "gate" / "SENTENCES.md"
+
+_HEAD = """# What the gates say
+
+What each rule of the [packaged gates](README.md) says when an option fails it, and when it is undecided.
+The figures are examples.
+<!-- Written by python -m tests.statistics.reasons_page -->
+
+"""
+
+_LIMITS = {
+    "perceptual": 0.002,
+    "latents_error": 0.02,
+    "clip_score": 0.5,
+    "cmmd": 0.011,
+    "mse": 1e-5,
+}
+"""Limits like those of the packaged model, for rules that take a share of a calibration."""
+
+GATES = sorted(
+    path.stem for path in (CONF / "gate").glob("*.yaml") if path.stem != "none"
+)
+
+
+def rules() -> list[Rule]:
+    """Returns every rule of the packaged gates, each once."""
+    found: dict[str, Rule] = {}
+    for gate in GATES:
+        for of_contract in gate_of([f"gate={gate}"]).gate.rules.values():
+            found |= {f"{rule.metric} {rule.test}": rule for rule in of_contract}
+    return list(found.values())
+
+
+def ruled(rule: Rule, verdict: Verdict) -> Ruling:
+    """Returns a ruling as the gate makes it, of figures that lead to a verdict."""
+    failing = verdict is Verdict.FAIL
+    if rule.metric in RULED or rule.metric == FIRST_IMAGE:
+        return of_ratio(rule, failing)
+    limit = rule.limit or rule.margin or rule.low or _LIMITS.get(rule.metric, 0.01)
+    values = limit * (
+        (4 if failing else 1.2) + (0.1 if failing else 3.0) * np.sin(np.arange(32))
+    )
+    score = Score(float(values.mean()), list(map(float, values)))
+    bounds = bounds_of(score, rule.confidence or 0.95)
+    few_prompts: list[float | None] = [
+        *[4 * limit] * (16 if failing else 2),
+        *[0.0] * 30,
+    ]
+    few = replace(score, per_prompt=few_prompts)
+    worse = Bounds(
+        -bounds.estimate,
+        -(bounds.high or 0),
+        -(bounds.low or 0),
+        bounds.deviation,
+        bounds.n,
+    )
+    made = {
+        "exact": lambda: exact(rule, rule.metric, score),
+        "every": lambda: every(rule, rule.metric, score, limit),
+        "rarely": lambda: rarely(rule, rule.metric, few, limit),
+        "equivalent": lambda: two_sided(rule, rule.metric, bounds, -limit, limit),
+        "within": lambda: two_sided(rule, rule.metric, bounds, 0.0, limit),
+        "non_inferior": lambda: against(
+            rule, rule.metric, worse, -limit, at_least=True
+        ),
+        "at_most": lambda: against(rule, rule.metric, bounds, limit, at_least=False),
+        "at_least": lambda: against(rule, rule.metric, worse, -limit, at_least=True),
+    }
+    return made[rule.test]()
+
+
+def of_ratio(rule: Rule, failing: bool) -> Ruling:
+    """Returns a ruling on a speed-up or another ratio, of an interval beyond the limit or on both sides of it."""
+    limit, at_least = rule.limit or 1.0, rule.test == "at_least"
+    estimate = limit * (0.8 if at_least else 1.25)
+    half = 0.01 if failing else 0.3
+    bounds = Bounds(estimate, estimate - half, estimate + half, 0.1, 3, "process")
+    return against(rule, rule.metric, bounds, limit, at_least)
+
+
+def said(rule: Rule, verdict: Verdict) -> str:
+    """Returns what a rule says, with a worst prompt where it is on images."""
+    if verdict is Verdict.INCONCLUSIVE and rule.test in ("exact", "every"):
+        return "–"
+    is_ratio = rule.metric in RULED or rule.metric == FIRST_IMAGE
+    return sentence(ruled(rule, verdict), worst="" if is_ratio else "a red fox")
+
+
+def page() -> str:
+    """Returns the page."""
+    rows = []
+    for rule in rules():
+        name = f"`{rule.metric}` {rule.test}"
+        rows.append((name, said(rule, Verdict.FAIL), said(rule, Verdict.INCONCLUSIVE)))
+    return f"{_HEAD}{markdown(('rule', 'fail', 'undecided'), rows, [])}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
