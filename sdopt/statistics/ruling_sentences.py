@@ -6,7 +6,7 @@ results of earlier versions are told in the same words. The figures of the stati
 
 import re
 
-from sdopt.record.verdicts import Payoff, Ruling, Verdict
+from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.statistics.change_words import (
     DISTANCES,
     OVER_ITS_BASELINE,
@@ -40,16 +40,16 @@ CHECKS = {
     "reference": "There is nothing sound to compare it with",
     "variant": "Only one of the two results has it",
     "rules": "The gate has no rules for it",
-    "looks": "This study was judged more often than planned",
+    "looks": "It was judged before it was extended",
     "fresh prompts": "The gain may hold for repeated prompts alone",
     UNDISTURBED: "Other programs disturbed the timing",
 }
 """What a check of the measurement itself found, by the name of its ruling."""
 
 _PAYOFFS = {
-    Payoff.HARM: "It makes worse what it is meant to improve",
-    Payoff.NO_BENEFIT: "It gains nothing that counts",
-    Payoff.PAYS: "It gains what it is meant to gain",
+    "harm": "It makes worse what it is meant to improve",
+    "no benefit": "It gains nothing that counts",
+    "it pays": "It gains what it is meant to gain",
 }
 
 

@@ -23,12 +23,13 @@ from sdopt.search.config import search_file
 from sdopt.search.plot import search_plot
 from sdopt.search.record import (
     FINAL,
-    Fate,
+    RECORD,
     SearchEntry,
     SearchRecord,
     blocks_of,
     markdown_of,
     page_of,
+    read_record,
 )
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
@@ -338,7 +339,7 @@ def test_a_search_calibrates_only_where_it_is_needed(
 EAGER = SearchEntry(
     "layout=channels_last",
     ["layout=channels_last"],
-    Fate.PASSED,
+    "pass",
     "",
     1.1,
     1.0,
@@ -350,7 +351,7 @@ EAGER = SearchEntry(
 COMPILED = replace(
     EAGER,
     name="compiler=inductor",
-    fate=Fate.WINNER,
+    fate="winner",
     start=BreakEven(32.0, 31.2, 1.0, 310.0),
     recompiles=2.0,
 )
@@ -389,6 +390,17 @@ def test_the_start_has_a_column_where_it_says_something() -> None:
     assert '"images": 310.0' in json.dumps(asdict(record(COMPILED)))
 
 
+def test_a_record_is_read_as_it_was_written_and_no_other_one(tmp_path: Path) -> None:
+    written = asdict(record(COMPILED, EAGER))
+    (tmp_path / RECORD).write_text(json.dumps(written))
+    assert read_record(tmp_path) == record(COMPILED, EAGER)
+    for key, value in (("fate", "lost"), ("speedup", "fast"), ("shape", 1)):
+        changed = {**written, "entries": [written["entries"][0] | {key: value}]}
+        (tmp_path / RECORD).write_text(json.dumps(changed))
+        with pytest.raises(UsageError, match=key):
+            read_record(tmp_path)
+
+
 @pytest.mark.parametrize("start", [None, BreakEven(32.0, 31.2, 1.0, 310.0)])
 def test_a_name_breaks_between_its_options_in_a_narrow_terminal(
     start: BreakEven | None,
@@ -397,7 +409,7 @@ def test_a_name_breaks_between_its_options_in_a_narrow_terminal(
     many = replace(
         EAGER,
         name=", ".join(options),
-        fate=Fate.UNDECIDED,
+        fate="undecided",
         low=0.95,
         high=1.25,
         start=start,
