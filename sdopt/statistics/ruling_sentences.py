@@ -127,9 +127,11 @@ def _claim_in_words(claim: re.Match[str]) -> str:
     if claim["low"] is None:
         text = change.by(excess(name, float(claim["estimate"])))
     else:
-        low, high = (excess(name, float(claim[end])) for end in ("low", "high"))
+        low = excess(name, float(claim["low"]))
+        high = excess(name, float(claim["high"]))
         text = change.between(low, high)
-    return f"{lower(text)}{at_shape}"
+    text = lower(text)
+    return f"{text}{at_shape}"
 
 
 def _of_figures(ruling: Ruling, drift: bool) -> str:
@@ -137,8 +139,9 @@ def _of_figures(ruling: Ruling, drift: bool) -> str:
     if ruling.estimate is None or ruling.margin is None:
         return f"{subject(ruling)}: {ruling.reason}"
     if ruling.rule == "exact":
-        return f"Images must be identical to {_others(drift)}, and {_counted(ruling)} differ"
-    change = f"{_change(ruling, ruling.estimate, drift)}{_at_shape(ruling)}"
+        prompts = _counted(ruling)
+        return f"Images must be identical to {_others(drift)}, and {prompts} differ"
+    change = _change(ruling, ruling.estimate, drift) + _at_shape(ruling)
     limit = _limit(ruling, ruling.estimate, ruling.margin)
     if ruling.verdict is not Verdict.INCONCLUSIVE:
         return f"{change} ({limit})"
@@ -171,14 +174,17 @@ def _change(ruling: Ruling, estimate: float, drift: bool) -> str:
     if name in RATIOS:
         is_gain = drift and name == "speedup"
         change = OVER_ITS_BASELINE if is_gain else RATIOS[name]
-        return _changed(change, excess(name, low), excess(name, high))
+        low = excess(name, low)
+        high = excess(name, high)
+        return _changed(change, low, high)
     if name == "first_image_s":
         return f"It takes {amounts_text(low, high, duration_text)} to the first image"
     if name in PROPERTIES:
         change = PROPERTIES[name]
         if ruling.rule in _OF_VALUES:
             return f"{change.subject} {amounts_text(low, high, _figure)}"
-        return f"{_changed(change, low, high)} than {_others(drift)}"
+        changed = _changed(change, low, high)
+        return f"{changed} than {_others(drift)}"
     whose = "Images"
     if ruling.rule == "every":
         whose = f"Images of {_counted(ruling)}"

@@ -15,7 +15,9 @@ from diffusers.schedulers import AysSchedules
 from safetensors.torch import load_file, save_file
 
 from sdopt.config.composer import HydraComposer
+from sdopt.config.groups import data_sheets
 from sdopt.errors import ConflictError, UsageError
+from sdopt.experiment import remarks_on_variants
 from sdopt.library.planning import plan_for
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.loading import (
@@ -34,6 +36,7 @@ from sdopt.pipelines.sampling import (
     unsuited,
 )
 from sdopt.schema import Model, Scheduler
+from sdopt.worker.machine import planned_machine
 from tests.fixtures import CPU, Compose
 from tests.pipelines.loaded import load
 from tests.pipelines.single_file import edit
@@ -559,3 +562,15 @@ def test_more_steps_than_fit_between_the_given_ones_are_a_conflict(
     assert variant("scheduler=ays", "workload.steps=100").conflicts(CPU) == []
     [found] = variant("scheduler=ays", "workload.steps=101").conflicts(CPU)
     assert found == "workload.steps=101: at most 100 fit between scheduler.timesteps"
+
+
+def test_what_spoils_images_is_said_of_what_is_served_too(variant: Compose) -> None:
+    """Of half precision on a card that computes it wrongly, and of one step of a model that spaces it so."""
+    sheet = next(
+        sheet for name, sheet in data_sheets().items() if name.startswith("gtx16")
+    )
+    said = remarks_on_variants([variant("precision=fp16")], planned_machine(sheet))
+    assert any("GTX 16" in one for one in said)
+    one_step = variant("model=sd15", "model.weights=random", "workload.steps=1")
+    said = remarks_on_variants([one_step], planned_machine(sheet))
+    assert any("begins one step at timestep" in one for one in said)

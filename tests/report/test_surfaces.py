@@ -18,6 +18,7 @@ from sdopt.report.answer import answer_shown
 from sdopt.report.catalog import markdown_table
 from sdopt.report.charts.comparisons import forest
 from sdopt.report.charts.tradeoff import _SHAPES, tradeoffs
+from sdopt.report.outcome import load_result
 from sdopt.report.page import html
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page
@@ -217,3 +218,13 @@ def test_every_verdict_has_a_tone_and_every_tone_a_look() -> None:
 def test_verdicts_of_one_colour_differ_in_their_shapes() -> None:
     assert {*_SHAPES} == {BASELINE, *Images}
     assert len({*_SHAPES.values()}) == len(_SHAPES)
+
+
+def test_a_notebook_shows_the_ranking_and_no_table_of_metrics() -> None:
+    result = load_result(RECORDS / "quickstart")
+    shown = result._repr_markdown_()
+    assert [said.name for said in of_markdown(shown)] == [
+        row.name for row in result.answer().rows
+    ]
+    assert "perceptual_emojiclip" in markdown_table(result.answer())
+    assert "perceptual_emojiclip" not in shown

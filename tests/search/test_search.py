@@ -138,7 +138,7 @@ class TestSearch:
         assert prompts[1]
         assert not prompts[0] & prompts[1]
 
-    def test_is_a_run_with_one_for_each_trial_in_mlflow(
+    def test_is_a_run_with_one_for_each_option_in_mlflow(
         self, searched: Searched
     ) -> None:
         from mlflow import MlflowClient
@@ -150,19 +150,22 @@ class TestSearch:
         runs = client.search_runs([experiment.experiment_id])
         [parent] = [run for run in runs if run.data.tags["sdopt.role"] == "search"]
         trials = [run for run in runs if run.data.tags["sdopt.role"] == "trial"]
-        assert {run.info.run_name for run in trials} == COMBINATIONS
+        record = json.loads((searched.folder / "search.json").read_text())
+        judged = {entry["name"] for entry in record["entries"] if entry["judged"]}
+        assert judged
+        assert {run.info.run_name for run in trials} == COMBINATIONS - judged
+        assert judged <= {run.info.run_name for run in runs}
         assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {
             parent.info.run_id
         }
         assert all(run.data.metrics["speedup"] > 0 for run in trials)
         assert all(run.data.metrics["start/first_image_s"] > 0 for run in trials)
-        record = json.loads((searched.folder / "search.json").read_text())
         assert parent.data.tags["mlflow.note.content"].startswith(
             f"**{record['sentence']}**"
         )
         youngest_first = sorted(trials, key=lambda run: -run.info.start_time)
         assert [run.info.run_name for run in youngest_first] == [
-            entry["name"] for entry in record["entries"]
+            entry["name"] for entry in record["entries"] if not entry["judged"]
         ]
         [study] = [run for run in runs if run.data.tags["sdopt.role"] == "study"]
         assert study.data.tags["mlflow.parentRunId"] == parent.info.run_id
@@ -185,7 +188,7 @@ class TestSearch:
         again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none")
         assert again.code == 0
         assert (
-            "answered before: a larger budget goes on from there, and --again begins anew"
+            "answered before (a larger budget goes on from there, --again begins anew)"
             in again.shown
         )
         assert f"{finalist.name} is " in again.shown
