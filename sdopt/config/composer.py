@@ -366,12 +366,15 @@ def require_sections(overrides: Sequence[str], *sections: str) -> None:
     ]
     if passed:
         known = " and ".join(sections)
-        raise UsageError(
-            [
-                f"{each}: has no effect on a finished result, only keys of {known} have"
-                for each in passed
-            ]
-        )
+        problems = []
+        for override in passed:
+            hint = ""
+            if key_of(override) in {f"protocol.{name}" for name in THRESHOLDS}:
+                hint = f"; `sdopt gate FOLDER {override}` decides by it"
+            problems.append(
+                f"{override}: has no effect on a finished result, only keys of {known} have{hint}"
+            )
+        raise UsageError(problems)
 
 
 def with_gate(overrides: Sequence[str]) -> list[str]:

@@ -172,9 +172,14 @@ def _programs_note(result: StudyResult) -> Iterator[str]:
 
 def _floor_note(result: StudyResult) -> str:
     """Returns by how much two identical baselines differed."""
-    if result.control is not None and floor_range(result) is not None:
+    known = floor_range(result)
+    if result.control is not None and known is not None:
         floors = "; ".join(_floors_at_shapes(result))
-        return f"Two identical baselines differed by {floors}; a speed-up that is no larger is too close to call."
+        smallest = result.config.protocol.smallest_speedup
+        unless = ""
+        if smallest >= min(known) - 1:
+            unless = f", or not shown to be above {100 * smallest:g} % (protocol.smallest_speedup),"
+        return f"Two identical baselines differed by {floors}; a speed-up that is no larger{unless} is too close to call."
     if not any(variant.status.timed and variant.samples for variant in result.variants):
         return ""
     if result.is_imported and result.control is None:

@@ -14,6 +14,7 @@ from sdopt.record.verdicts import Verdict
 from sdopt.report.answer_json import answer_of
 from sdopt.report.catalog import markdown_table
 from sdopt.report.charts.comparisons import forest
+from sdopt.report.notes import caveats_of
 from sdopt.report.tables import to_csv
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.scale import Speed
@@ -90,6 +91,7 @@ def test_every_surface_follows_it(study: StudyResult) -> None:
     assert said(study) == {"too close to call"}
     summary = summary_of(study)
     assert "protocol.smallest_speedup" in summary.candidates[0].because
+    assert any("20 % (protocol.smallest_speedup)" in note for note in caveats_of(summary))
     reconfigure(study, "protocol", smallest_speedup=0.01)
     study.comparisons[0].shapes[0].speedup = Interval(
         0.9, 0.88, 0.92, 0.95, 3, "process"
@@ -146,6 +148,9 @@ def test_a_gate_sets_another_one_for_a_finished_result(
     assert read_result(folder).config.protocol.smallest_speedup == 0.2, (
         "what was recorded holds until it is set again"
     )
+    shown = sdopt(tmp_path, "show", str(folder), "protocol.smallest_speedup=0.2")
+    assert shown.code == 2
+    assert "sdopt gate FOLDER protocol.smallest_speedup=0.2" in shown.shown
     refused = sdopt(tmp_path, "gate", str(folder), "protocol.rounds=9")
     assert refused.code == 2
     assert "protocol.rounds=9: has no effect on a finished result" in refused.shown
