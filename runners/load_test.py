@@ -33,17 +33,12 @@ Exit codes: 0 measured; 2 usage, configuration or conflict; 3 a row could not be
 
 
 def _help() -> str:
-    from sdopt.apps.loadtest.config import LoadCommand, load_config
+    from sdopt.apps.loadtest.config import load_config
 
     from .reference import own_keys
 
-    load, policies, _ = load_config([])
-    keys = list(own_keys(LoadCommand(load, next(iter(policies.values())))))
-    return _HELP.format(
-        keys=indented(
-            keys[: next(n for n, key in enumerate(keys) if key.startswith("serving."))]
-        )
-    )
+    load, _, _ = load_config([])
+    return _HELP.format(keys=indented(own_keys(load, "load")))
 
 
 @end_with_code

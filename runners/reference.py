@@ -306,10 +306,13 @@ def key_rows(axis: str, cls: type) -> Iterator[tuple[str, ...]]:
             )
 
 
-def own_keys(plain: Any) -> Iterator[str]:
-    """Yields each key of a configuration with its value, type and range, and its meaning on the next line."""
+def own_keys(plain: Any, place: str = "") -> Iterator[str]:
+    """Yields each key of a configuration with its value, type and range, and its meaning on the next line.
+
+    `place` is the section in which the configuration is; "" if it is the whole file.
+    """
     for group, section in [
-        ("", plain),
+        (place, plain),
         *((key, part) for key, part in vars(plain).items() if is_dataclass(part)),
     ]:
         for name, kind, _, meaning in key_rows(group, type(section)):

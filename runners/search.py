@@ -44,11 +44,11 @@ Exit codes: 0 a winner was found; 2 usage or configuration; 3 none passed, or so
 
 
 def _help() -> str:
-    from sdopt.search.config import SearchCommand, search_file
+    from sdopt.search.config import search_file
 
     from .reference import own_keys
 
-    return _HELP.format(keys=indented(own_keys(SearchCommand(search_file()))))
+    return _HELP.format(keys=indented(own_keys(search_file(), "search")))
 
 
 @end_with_code

@@ -42,11 +42,11 @@ Exit codes: 0 it was told to end; 2 usage, configuration or conflict; 3 the pipe
 
 
 def _help() -> str:
-    from sdopt.config.own import ServeCommand, serving_config
+    from sdopt.config.own import serving_config
 
     from .reference import own_keys
 
-    return _HELP.format(keys=indented(own_keys(ServeCommand(serving_config([])[0]))))
+    return _HELP.format(keys=indented(own_keys(serving_config([])[0], "serving")))
 
 
 @end_with_code
@@ -93,8 +93,8 @@ def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> Non
     from sdopt.apps.serving.engine import Engine, unservable
     from sdopt.apps.serving.server import listen, serve
     from sdopt.config.groups import data_sheets
-    from sdopt.experiment import check_models, fetch, remarks_on_variants
     from sdopt.locks import reserve
+    from sdopt.preparation import check_models, fetch, remarks_on_variants
     from sdopt.worker.machine import find_machine
     from sdopt.worker.process import WorkerProcess
 

@@ -77,7 +77,9 @@ def main(argv: list[str]) -> int:
 
             console.print(answer_shown(summary, console.width))
             console.print(*header_of(result), sep="\n", markup=False, highlight=False)
-            console.print(sections_shown(text_sections(summary)[1:], console.width))
+            console.print(
+                sections_shown(list(text_sections(summary))[1:], console.width)
+            )
         else:
             console.print(answer_shown(summary, console.width, folder))
     print_problems([*found.damaged, *found.remarks])

@@ -6,7 +6,7 @@ The command line, the Python API, launchers in other processes and tests all run
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,18 +31,18 @@ from sdopt.errors import (
 from sdopt.forecast import expected_call_s, lines_of
 from sdopt.gate.calibration import remarks_on_calibration
 from sdopt.gate.rule_checks import applicable, remarks_on_rules, require_measured
-from sdopt.hardware.faults import faults_of
 from sdopt.locks import reserve
-from sdopt.pipelines.components import require_parts
-from sdopt.pipelines.factory import describe, remember
-from sdopt.pipelines.hub import fetch_models
-from sdopt.pipelines.loading import part_config, sampling_remarks
 from sdopt.pipelines.prompts import remarks_on_length, remarks_on_prompts
-from sdopt.pipelines.sampling import answers_to, unanswered
-from sdopt.pipelines.sampling import remember as remember_sampling
 from sdopt.pipelines.tasks import remarks_on
-from sdopt.pipelines.transformer_files import source_of
-from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
+from sdopt.preparation import (
+    awaits_clip,
+    check_models,
+    check_sampling,
+    fetch,
+    fetch_clip,
+    remarks_on_variants,
+)
+from sdopt.quality.available import fetch_features
 from sdopt.quality.metrics import features_of
 from sdopt.record.files import read_result, write_at_last, write_result
 from sdopt.record.images import remarks_on_images
@@ -86,101 +86,6 @@ _UNTRAINED = (
 
 _POLL_S = 1.0
 """Seconds between two looks whether a device that another study measures on is free."""
-
-
-def awaits_clip(composer: HydraComposer) -> bool:
-    """Returns whether the images of a model on the hub would be scored by a published CLIP, which is not here yet."""
-    return (
-        composer.chooses_features
-        and composer.current.model.weights == "hub"
-        and not is_in_cache(PUBLISHED)
-    )
-
-
-def fetch_clip(composer: HydraComposer) -> None:
-    """Downloads the CLIP that a study awaits, and composes again; where it cannot be had, says so and goes on."""
-    try:
-        fetch_features(PUBLISHED)
-    except UsageError as error:
-        print_problems(f"no CLIP score: {problem}" for problem in error.problems)
-    else:
-        composer.refresh()
-
-
-def fetch(variants: Sequence[Variant], context: StartContext) -> None:
-    """Downloads or builds the models of variants, and downloads what their options read. Raises UsageError."""
-    for model, task in dict.fromkeys(
-        (v.model, v.task) for v in variants if v.model.factory is not None
-    ):
-        found = in_process(context, describe, model, task, what=model.origin)
-        remember(model, found)
-        if found.size not in (None, model.size) and any(
-            v.model == model and v.workload.size is None for v in variants
-        ):
-            raise UsageError(
-                f"{model.origin}: its images have {found.size}×{found.size} pixels, and model.size={model.size}: "
-                f"add model.size={found.size}, or choose another size by workload.size"
-            )
-    fetch_models(variant.model for variant in variants)
-    for variant in variants:
-        variant.files(fetch=True)
-
-
-def check_models(
-    variants: Sequence[Variant], weights: Collection[str], context: StartContext
-) -> None:
-    """Checks that models whose weights are of some origins can be built, since options read their configuration.
-
-    Raises:
-        UsageError: a model cannot be built; with the remarks on it, which are not printed any more.
-    """
-    for model in dict.fromkeys(
-        variant.model for variant in variants if source_of(variant.model) in weights
-    ):
-        try:
-            in_process(context, require_parts, model, what=f"model={model.name}")
-        except UsageError as error:
-            scheduler = next(
-                variant.scheduler for variant in variants if variant.model == model
-            )
-            raise UsageError(
-                [*error.problems, *sampling_remarks(model, scheduler)]
-            ) from error
-
-
-def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
-    """Lets a process that has diffusers find out whether schedulers suit their models: this one need not import it."""
-    own = ((part_config(variant.model, "scheduler"), variant) for variant in variants)
-    asked = unanswered(
-        (dict(config), each.scheduler, each.workload.steps)
-        for config, each in own
-        if config
-    )
-    if asked:
-        remember_sampling(in_process(context, answers_to, asked, what="the scheduler"))
-
-
-def card_remarks(variants: Sequence[Variant], machine: Machine) -> list[str]:
-    """Returns known faults of the card in the number types of the variants, each once."""
-    types = {kind for variant in variants for kind in variant.number_types}
-    if not machine.device.is_cuda:
-        return []
-    return [
-        f"{machine.device.name}: {fault}"
-        for fault in faults_of(machine.device.name, machine.sheet, types)
-    ]
-
-
-def remarks_on_variants(variants: Sequence[Variant], machine: Machine) -> list[str]:
-    """Returns what spoils images and nothing says: faults of the card, and how models are sampled; each once."""
-    found = dict.fromkeys(card_remarks(variants, machine))
-    for variant in variants:
-        steps = variant.workload.steps
-        found |= dict.fromkeys(
-            sampling_remarks(variant.model, variant.scheduler, steps)
-        )
-        found |= dict.fromkeys(variant.overdone())
-    return list(found)
 
 
 @dataclass

@@ -559,9 +559,6 @@ class Gate(Configured):
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """Confidence level for all claims of a gain together: any of them is false with a probability of at most
     1 - `confidence`."""
-    looks: Annotated[int, Field(ge=1, le=1000)] = 1
-    """How often a growing study may be judged. The error probability is divided among the looks, and a study that is
-    extended further cannot pass. The first look fixes the number."""
     report_only: bool = False
     """Whether verdicts are only shown and logged, with exit code 0."""
     undecided_passes: bool = False

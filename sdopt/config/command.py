@@ -1,7 +1,6 @@
 """Reads a command line as Hydra does, and runs Hydra with it. Imports nothing heavy."""
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,11 +37,7 @@ _REFUSED = ("config_name", "config_path", "experimental_rerun")
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        dashed = re.match(r"unrecognized arguments: --([\w.]+=\S*)", message)
-        way = f"; keys have no dashes: {dashed[1]}" if dashed else ""
-        raise UsageError(
-            f"{message}{way}; `sdopt run --help` lists the groups and keys, and --hydra-help Hydra's flags"
-        )
+        raise UsageError(message)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -105,7 +100,7 @@ class CommandLine:
             raise UsageError(
                 f"--config-dir {given.config_dir[1]}: only one folder can be given; add it with {further}"
             )
-        if given.package and not given.cfg:
+        if given.package and not given.cfg:  # else nothing is measured or shown
             raise UsageError(
                 f"--package {given.package}: names what --cfg shows: add --cfg job, or leave it out"
             )

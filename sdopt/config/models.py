@@ -28,26 +28,12 @@ _ANY_FOLDER = "folder"
 """The option whose keys a folder, or a repository of no published model, starts from."""
 
 
-_REMOVED = {
-    "quality.cache": "images are drawn anew in every study, so that the times of their pass count"
-}
-"""Keys that sdopt had, with what is always so since; null, which said so, is still understood."""
-
-
 def with_own_options(overrides: Sequence[str], models: Collection[str]) -> list[str]:
     """Returns overrides that choose a user's own models and functions as options, which are there from now on.
 
-    Raises UsageError as `with_own_models` does, and for a key that is gone.
+    Raises UsageError as `with_own_models` does.
     """
-    kept = []
-    for override in overrides:
-        if (always := _REMOVED.get(written_key(override))) is None:
-            kept.append(override)
-        elif override.partition("=")[2].strip() != "null":
-            raise UsageError(
-                f"{override}: there is no such key any more: {always}; leave it out"
-            )
-    return [_of_functions(each) for each in with_own_models(kept, models)]
+    return [_of_functions(each) for each in with_own_models(overrides, models)]
 
 
 def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[str]:
@@ -190,13 +176,6 @@ def _option(
         return quoted(_registered("model", str(path), _at_path(path, base)))
     if _HUB_ID.fullmatch(value) and not value.endswith((".safetensors", ".ckpt")):
         return quoted(_registered("model", value, _on_hub(value, revision)))
-    if "://" in value:
-        way = "give a file that you have fetched, or a repository of the Hugging Face Hub as owner/name"
-        raise UsageError(
-            f"model={value}: an address, of which sdopt fetches nothing: {way}"
-        )
-    if Path(value).is_symlink():
-        raise UsageError(f"model={value}: is a link to what is gone; fetch it again")
     if "/" in value or Path(value).suffix in (
         ".safetensors",
         ".ckpt",

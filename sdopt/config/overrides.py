@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
-from sdopt.errors import UsageError, shell_word
+from sdopt.errors import UsageError
 from sdopt.record.choices import quoted as quoted  # noqa: PLC0414 (passed on)
 
 
@@ -54,24 +54,8 @@ def parsed_override(override: str) -> Override:
             raise UsageError(f"{override}: names no key; write key=value")
         return parsed
     except HydraException as error:
-        key, sign, value = override.partition("=")
-        if written := _within_list(override):
-            raise UsageError(written) from error
-        reason = str(error).splitlines()[0]
-        way = (
-            f"put the value in quotes: {shell_word(f'{key}={quoted(value)}')}"
-            if sign
-            else "write key=value"
-        )
-        if key != key.strip() or re.search(r"\s[+~]*[\w./]+=", value):
-            way = "each key=value is a word of its own, without spaces and without quotes around several"
-        elif re.search(r"""[{,]\s*(["']).*?\1\s*:""", value):
-            way = "in a mapping, keys have no quotes, as in {my team: vision}"
-        elif value.startswith("["):
-            way = f"""put each text in quotes, as in {shell_word(f'{key}=["a","b"]')}"""
-        raise UsageError(
-            f"{override or repr('')}: not an override ({reason}); {way}"
-        ) from error
+        said = str(error).splitlines()[0]
+        raise UsageError(f"{override or repr('')}: not an override: {said}") from error
 
 
 def listed(override: str) -> list[str] | None:
@@ -82,22 +66,6 @@ def listed(override: str) -> list[str] | None:
     parsed = parsed_override(override)
     lists = parsed.value_type in (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP)
     return [str(value) for value in parsed.sweep_string_iterator()] if lists else None
-
-
-def _within_list(override: str) -> str:
-    """Returns how to write options within a list, if an override has them as on a command line; else ""."""
-    key, _, value = override.partition("=")
-    options = (
-        re.findall(r"(?<!['\"\w./])[\w./]+=[^,\[\]{}='\"]+", value)
-        if value.startswith(("[", "{"))
-        else []
-    )
-    if not options:
-        return ""
-    written = ", ".join(
-        f"{option.replace('=', ':', 1)} instead of {option}" for option in options
-    )
-    return f"{key}: in a list, write {written}"
 
 
 def key_of(override: str) -> str:

@@ -1,8 +1,8 @@
 """Composes the configuration of a command that has a file of its own in `conf/`, beside that of `sdopt run`."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import TypeVar
+from dataclasses import fields
+from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -30,10 +30,12 @@ _SERVED = (
 """Sections, and keys of others, that a server reads beside the options."""
 
 
-def own_config(command: str, kind: type[T], overrides: Sequence[str]) -> T:
-    """Returns the file of a command with overrides applied, typed and within its ranges.
+def own_config(
+    command: str, kind: type[T], overrides: Sequence[str], section: str = ""
+) -> T:
+    """Returns the file of a command, or a section of it, with overrides applied, typed and within its ranges.
 
-    The file of `train-reference` is `conf/train_reference.yaml`; `kind` is its dataclass.
+    The file of `train-reference` is `conf/train_reference.yaml`; `kind` is its dataclass, or that of the section.
 
     Raises:
         UsageError: an override names no key, or a value is of another type or out of its range; all such values are
@@ -43,21 +45,14 @@ def own_config(command: str, kind: type[T], overrides: Sequence[str]) -> T:
         composition_errors(),
         initialize_config_dir(version_base="1.3", config_dir=str(CONF)),
     ):
-        values = OmegaConf.to_container(
+        values: Any = OmegaConf.to_container(
             compose(config_name_of(command), list(overrides)), resolve=True
         )
     problems: list[str] = []
-    config: T = typed("", values, kind, problems)
+    config: T = typed(section, values[section] if section else values, kind, problems)
     if problems:
         raise UsageError(problems)
     return config
-
-
-@dataclass(frozen=True)
-class ServeCommand:
-    """The file of `sdopt serve` as a whole."""
-
-    serving: Serving
 
 
 def serving_config(overrides: Sequence[str]) -> tuple[Serving, list[str]]:
@@ -75,7 +70,7 @@ def serving_config(overrides: Sequence[str]) -> tuple[Serving, list[str]]:
         override for override in overrides if group_of(key_of(override)) == "serving"
     ]
     others = [override for override in overrides if override not in own]
-    serving = own_config("serve", ServeCommand, own).serving
+    serving = own_config("serve", Serving, own, "serving")
     problems = list(without_effect(others))
     if serving.engine == "local":
         given = [

@@ -8,12 +8,12 @@ estimate with a limit passes if the whole one-sided interval lies on the right s
 and is inconclusive in between (non-inferiority as in Piaggio et al. 2012, with prompts as the unit that is resampled).
 
 A candidate passes only if all its rules do, so the rules need no correction for their number. Claims of a gain need
-one: they are tested together (`paying`). A study that is judged again as it grows divides its error rate α among its
-looks (`looks`). If other programs disturbed the timings, rules on time are inconclusive and the candidate cannot pass.
+one: they are tested together (`paying`). A study that was extended after it was judged cannot pass (`looks`). If other
+programs disturbed the timings, rules on time are inconclusive and the candidate cannot pass.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import chain
 
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
@@ -34,7 +34,7 @@ from sdopt.gate.rulings import unjudged, worst
 from sdopt.gate.trust import trust_rulings
 from sdopt.record.comparisons import Comparison
 from sdopt.record.records import Status, StudyResult
-from sdopt.record.verdicts import Judgement, Look, Payoff, Ruling, Verdict
+from sdopt.record.verdicts import Judgement, Look, Ruling, Verdict
 from sdopt.schema import Gate
 from sdopt.statistics.changes import changes_of
 from sdopt.statistics.giving_up import at_least_slower
@@ -48,16 +48,6 @@ from sdopt.statistics.measures import (
 )
 
 
-@dataclass(frozen=True)
-class _Case:
-    """A comparison to judge, the look that judging it now counts as, and the candidate's claims."""
-
-    comparison: Comparison
-    look: Look
-    contexts: list[RuleContext]
-    claims: list[Claim]
-
-
 def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
     """Fills in `result.judgements`: one for each of `judged_comparisons`.
 
@@ -65,36 +55,37 @@ def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
     """
     result.gate = gate.name
     gate = applicable(gate, result.config.quality, result.config.model)
-    cases = []
-    all_claims: list[Claim] = []
-    for comparison in judged_comparisons(result):
-        look = look_at(result, comparison, gate)
-        contexts = _contexts(result, comparison, gate, fit, 1 / look.allowed)
-        claims = claims_of(contexts) if gate.must_pay else []
-        cases.append(_Case(comparison, look, contexts, claims))
-        all_claims += claims
+    comparisons = judged_comparisons(result)
+    at_shapes = [_contexts(result, comparison, gate, fit) for comparison in comparisons]
+    claims: list[list[Claim]] = []
+    for contexts in at_shapes:
+        claims.append(claims_of(contexts) if gate.must_pay else [])
     # A claim is tested together with those of all other comparisons.
-    answers = {
-        answer.claim: answer for answer in answer_claims(all_claims, gate.confidence)
-    }
+    tested = answer_claims(list(chain.from_iterable(claims)), gate.confidence)
+    answers = {answer.claim: answer for answer in tested}
     result.judgements = []
-    for case in cases:
-        case_answers = [answers[claim] for claim in case.claims]
-        judged = _judged(result, case, gate, case_answers)
+    for comparison, contexts, claimed in zip(
+        comparisons, at_shapes, claims, strict=True
+    ):
+        look = look_at(result, comparison, gate)
+        own = [answers[claim] for claim in claimed]
+        judged = _judged(result, comparison, contexts, gate, own, look)
         result.judgements.append(judged)
-        record_look(result, case.look, judged.verdict)
+        record_look(result, look, judged.verdict)
 
 
 def _judged(
     result: StudyResult,
-    case: _Case,
+    comparison: Comparison,
+    contexts: Sequence[RuleContext],
     gate: Gate,
     answers: Sequence[ClaimResult],
+    look: Look,
 ) -> Judgement:
     """Returns the judgement of one comparison, from the answers to its claims."""
-    context = case.contexts[0]
-    paying = [answer.claim for answer in answers if answer.answer is Payoff.PAYS]
-    rulings = rulings_of(case.contexts, gate, context.contract)
+    context = contexts[0]
+    paying = [answer.claim for answer in answers if answer.answer == "it pays"]
+    rulings = rulings_of(contexts, gate, context.contract)
     if context.comparable:
         changes = changes_of(result, context.candidate, context.reference)
         if answers:
@@ -103,10 +94,10 @@ def _judged(
             rulings += effect_seen(changes, context.paired)
         if any(claim.measure is SPEEDUP for claim in paying):
             rulings += repeated_prompts(context.candidate, context.reference)
-        rulings += ruling_of(case.look)
+        rulings += ruling_of(look)
     note = "; ".join(_notes(result, context))
-    judged = judgement(case.comparison, context.contract, rulings, note)
-    for claim in case.claims:
+    judged = judgement(comparison, context.contract, rulings, note)
+    for claim in (answer.claim for answer in answers):
         if claim.p_gain is not None:
             judged.claims[claim.name] = claim.p_gain
     judged.gains = [claim.name for claim in paying]
@@ -177,7 +168,6 @@ def _contexts(
     comparison: Comparison,
     gate: Gate,
     fit: Fit,
-    share: float,
 ) -> list[RuleContext]:
     """Returns the comparison at each shape."""
     sees_calls = not result.is_imported
@@ -199,7 +189,6 @@ def _contexts(
             fit,
             lambda metric: RULED[metric].log_ratio(candidate, reference),
             lambda metric: RULED[metric].floor(view, edge),
-            share,
             "; ".join(disturbances(view, candidate, reference)),
             trust=tuple(trust),
             sees_calls=sees_calls,
@@ -228,7 +217,6 @@ def claims_of(contexts: Sequence[RuleContext]) -> list[Claim]:
                     context.ratio(metric),
                     smallest,
                     context.floor(metric),
-                    context.alpha_share,
                     context.disturbed if measure is SPEEDUP else "",
                     context.shape,
                     context.memory_growth if measure is MEMORY_RATIO else 1.0,

@@ -1,8 +1,7 @@
 """Counts how often a study was judged as it grew, because each look is another chance to pass by luck.
 
-`gate.looks` fixes the number of looks before the first one, and each spends an equal share of the error rate α
-(Bonferroni). So the probability that any look errs is at most α, however much data two looks share. Judging the same
-data again is the same look. A look beyond the fixed number cannot pass.
+The first look has the whole error rate α, so a later one, at a study that was extended, cannot pass: a new study can.
+Judging the same data again is the same look.
 """
 
 import hashlib
@@ -27,23 +26,19 @@ def look_at(
     pairs = flattened(paired(candidate, reference))
     images = [_images(candidate), _images(reference)]
     data = _digest([list(map(_times, pairs)), images])
-    before = []
+    seen: list[str] = []
     for look in result.looks:
-        same_candidate = look.candidate == candidate.name
-        if same_candidate and look.reference == reference.name:
-            before.append(look)
-    seen = list(dict.fromkeys([*(look.data for look in before), data]))
-    number = seen.index(data) + 1
-    allowed = before[0].allowed if before else gate.looks
+        of_these = (look.candidate, look.reference) == (candidate.name, reference.name)
+        if of_these and look.data not in seen:
+            seen.append(look.data)
+    seen.append(data)
     return Look(
         candidate=candidate.name,
         reference=reference.name,
         gate=gate.name,
         judged=now(),
         data=data,
-        number=number,
-        allowed=allowed,
-        spent=min(1.0, number / allowed),
+        number=seen.index(data) + 1,
         processes=len(pairs),
         rounds=sum(map(_rounds, pairs)),
         prompts=min(map(_prompts, images)),
@@ -89,28 +84,11 @@ def _identity(look: Look) -> tuple[str, ...]:
 
 
 def ruling_of(look: Look) -> list[Ruling]:
-    """Returns the ruling on a look; none if `gate.looks` allows a single one and this is it."""
-    if look.number > look.allowed:
-        reason = (
-            f"look {look.number} of {look.allowed} allowed (gate.looks): the allowed chance of an error is used up, "
-            "so more data cannot make this study pass; start a new study"
-        )
-        return [Ruling("looks", "", Verdict.INCONCLUSIVE, reason)]
-    if look.allowed == 1:
+    """Returns the ruling on a look; none if it is the first one."""
+    if look.number == 1:
         return []
-    reason = f"look {look.number} of {look.allowed}: {look.spent:.0%} of the allowed chance of an error is used up"
-    return [Ruling("looks", "", Verdict.PASS, reason)]
-
-
-def spent_of(result: StudyResult) -> list[str]:
-    """Returns what the looks at a study have spent, in a line for its report."""
-    if not result.looks:
-        return []
-    last = max(result.looks, key=lambda look: (look.spent, look.number))
-    if last.number >= last.allowed:
-        rest = "extending this study cannot make it pass, a new study can"
-    else:
-        rest = f"{1 - last.spent:.0%} of the allowed chance of an error is left"
-    return [
-        f"This study was judged {last.number} of {last.allowed} times that were planned (gate.looks); {rest}."
-    ]
+    reason = (
+        f"it was judged before it was extended, and this is look {look.number}: more data cannot make this study pass, "
+        "a new study can"
+    )
+    return [Ruling("looks", "", Verdict.INCONCLUSIVE, reason)]

@@ -28,7 +28,6 @@ class Claim:
         smallest: the smallest factor, at least 1, that counts.
         spared: the factor, at least 1, by which the measure may grow worse without harm (`gate.spare_memory`).
         floor: the factor by which two identical baselines differed; None if it is not known.
-        share: the share of α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
         shape: the name of the shape if the study has several; "" if it has one.
     """
@@ -37,7 +36,6 @@ class Claim:
     ratio: LogRatio | None
     smallest: float
     floor: float | None
-    share: float = 1.0
     disturbed: str = ""
     shape: str = ""
     spared: float = 1.0
@@ -90,18 +88,18 @@ def answer_claims(
     A claim that cannot be tested still counts among them.
     """
     level = 1 - confidence
-    gains = holm([_spent(claim.p_gain, claim) for claim in claims], level)
-    harms = holm([_spent(claim.p_harm, claim) for claim in claims], level)
+    gains = holm([_tested(claim.p_gain, claim) for claim in claims], level)
+    harms = holm([_tested(claim.p_harm, claim) for claim in claims], level)
     tested = zip(claims, gains, harms, strict=True)
     return [
         _result(claim, gain, harm, len(claims), level) for claim, gain, harm in tested
     ]
 
 
-def _spent(p_value: float | None, claim: Claim) -> float:
+def _tested(p_value: float | None, claim: Claim) -> float:
     if p_value is None or claim.disturbed:
         return 1.0
-    return min(1.0, p_value / claim.share)
+    return p_value
 
 
 def _result(
@@ -117,7 +115,6 @@ def _result(
             None,
             f"{with_shape(claim.measure.claim, claim.shape)}: not measured",
         )
-    level *= claim.share
     bounds = claim.gain.interval(1 - 2 * level)
     ratio = _ratio_text(claim, level)
     if bounds.high is None or claim.floor is None:
@@ -130,14 +127,12 @@ def _result(
     if (gains or harms) and exceeds(claim.gain.ratio, claim.floor):
         return ClaimResult(
             claim,
-            Payoff.PAYS if gains else Payoff.HARM,
+            "it pays" if gains else "harm",
             ratio,
         )
     counts = percent(claim.smallest)
     if bounds.high < claim.smallest:
-        return ClaimResult(
-            claim, Payoff.NO_BENEFIT, f"{ratio} excludes a gain of {counts}"
-        )
+        return ClaimResult(claim, "no benefit", f"{ratio} excludes a gain of {counts}")
     if gains or harms:
         why = f"is no more than the {percent(claim.floor)} by which two identical baselines differ"
     elif claim.p_gain is not None and claim.p_gain <= level:
@@ -183,19 +178,19 @@ def must_pay(
     doubt = "; ".join(dict.fromkeys(result.doubt for result in results if result.doubt))
     answers = {result.answer for result in results}
     doubted = f"{reason}; but {doubt}" if doubt else reason
-    if Payoff.HARM in answers:
-        return _ruling(Verdict.FAIL, Payoff.HARM, doubted)
-    if Payoff.PAYS in answers:
+    if "harm" in answers:
+        return _ruling(Verdict.FAIL, "harm", doubted)
+    if "it pays" in answers:
         gains = {
-            result.claim.measure for result in results if result.answer is Payoff.PAYS
+            result.claim.measure for result in results if result.answer == "it pays"
         }
         if not changes and gains == {SPEEDUP}:
             doubt = _SAME_TRACE if changes is not None else _NO_TRACE
             return Ruling("must pay", "", Verdict.INCONCLUSIVE, doubted, doubt=doubt)
-        return _ruling(Verdict.PASS, Payoff.PAYS, doubted)
+        return _ruling(Verdict.PASS, "it pays", doubted)
     if None in answers:
         return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason, doubt=doubt)
-    return _ruling(Verdict.FAIL, Payoff.NO_BENEFIT, reason)
+    return _ruling(Verdict.FAIL, "no benefit", reason)
 
 
 def _ruling(

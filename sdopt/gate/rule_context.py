@@ -53,7 +53,6 @@ class RuleContext:
         fit: the model's calibration, for limits and margins that are shares of its spread.
         ratio: returns a measure in `RULED` with its error; None if it was not measured.
         floor: returns the ratio by which two identical baselines differed in a measure; None if it is not known.
-        alpha_share: the share of each rule's α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
         trust: rulings on whether the measurements can be believed; only the first shape has them.
         shape: the shape's name if the study has several; "" if it has one.
@@ -70,7 +69,6 @@ class RuleContext:
     fit: Fit
     ratio: Callable[[str], LogRatio | None]
     floor: Callable[[str], float | None]
-    alpha_share: float = 1.0
     disturbed: str = ""
     trust: tuple[Ruling, ...] = ()
     shape: str = ""
@@ -112,7 +110,7 @@ class RuleContext:
         return not comparable(self.candidate, self.reference)
 
     def apply(self, rule: Rule, gate: Gate) -> Ruling:
-        """Applies one rule, at the share of its α that this look may spend.
+        """Applies one rule.
 
         Most rules pass if the whole one-sided interval is on the right side of the limit, fail if it is on the wrong
         side, and are inconclusive in between (`rulings.against`); `exact` and `every` fail by a single prompt. A rule
@@ -126,9 +124,6 @@ class RuleContext:
           spread (`of_seeds`, `deviations`): of the file `gate.calibration`, or that which sdopt ships for the model
           (`_threshold`). `of_floor` lowers it to a multiple of what rounding alone changes (`_tied`).
         """
-        if rule.confidence is not None:
-            alpha = (1 - rule.confidence) * self.alpha_share
-            rule = replace(rule, confidence=1 - alpha)
         try:
             if rule.metric in RULED:
                 return self._performance(rule, gate)

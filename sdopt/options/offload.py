@@ -36,6 +36,7 @@ from sdopt.options.memory import VaeTiling
 from sdopt.options.quantization import TorchAo
 from sdopt.pipelines.parts import (
     Pipeline,
+    bytes_of,
     denoiser_of,
     device_of,
     hook_of,
@@ -359,9 +360,8 @@ def _finding(
     ran = pipe._execution_device.type == device.type and (
         device.type != "cuda" or bool(trace.kernels)
     )
-    resting = sum(
-        bytes_of(network, device.type) for network in networks_of(pipe).values()
-    )
+    networks = networks_of(pipe).values()
+    resting = sum(bytes_of(network, device.type) for network in networks)
     summary = (
         f"{what}; {resting / 2**30:.2f} GiB of weights on {device.type} between calls"
     )
@@ -370,27 +370,6 @@ def _finding(
         summary,
         facts | {"resting_on_device_gib": resting / 2**30},
     )
-
-
-def bytes_of(network: torch.nn.Module, device: str | None = None) -> int:
-    """Returns the bytes of a network's parameters, optionally only those on one type of device."""
-    held = [tensor for weight in network.parameters() for tensor in _held(weight)]
-    return sum(
-        tensor.numel() * tensor.element_size()
-        for tensor in held
-        if device in (None, tensor.device.type)
-    )
-
-
-def _held(weight: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the plain tensors that store a weight: the weight itself, or the inner tensors of a quantized weight.
-
-    diffusers moves only the inner tensors, so the device that a quantized weight reports may be wrong.
-    """
-    if not hasattr(weight, "__tensor_flatten__"):
-        return [weight]
-    names, _ = weight.__tensor_flatten__()
-    return [tensor for name in names for tensor in _held(getattr(weight, name))]
 
 
 def _groups(network: torch.nn.Module) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -36,6 +36,7 @@ from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import (
     TEXT_ENCODERS,
     Pipeline,
+    bytes_of,
     denoiser_of,
     layers_with_weights,
     text_encoders_of,
@@ -130,7 +131,9 @@ class Quantized(Optimization):
     def apply(self, pipe: Pipeline) -> Proof:
         denoiser = denoiser_of(pipe)
         kinds = {name: type(layer).__name__ for name, layer in denoiser.named_modules()}
+        before = _mib(denoiser)
         self._quantize(denoiser)
+        mib = [before, _mib(denoiser)]
 
         def names() -> set[str]:
             network = unwrapped(denoiser_of(pipe))
@@ -183,10 +186,11 @@ class Quantized(Optimization):
                 "left_alone": left,
                 "products": dict(trace.denoiser.product_dtypes),
                 "kernels": ran,
+                "weights_mib": mib,
                 "arithmetic": sorted(trace.denoiser.product_dtypes)
                 or [self.weights if self.activations else self.others],
             }
-            summary = f"{', '.join(shown)} layers in {self.weights}; {products}"
+            summary = f"{', '.join(shown)} layers in {self.weights}; {_shrunk(mib)}; {products}"
             complete = done == wanted and all(quantized[kind] for kind in needed)
             return Finding(complete and multiplied, summary, facts)
 
@@ -199,6 +203,17 @@ class Quantized(Optimization):
     def _is_quantized(self, layer: torch.nn.Module) -> bool:
         """Returns whether a layer's own weights are quantized."""
         raise NotImplementedError
+
+
+def _mib(network: torch.nn.Module) -> float:
+    """Returns the MiB of a network's parameters as they are stored."""
+    return round(bytes_of(network) / 2**20, 3)
+
+
+def _shrunk(mib: Sequence[float]) -> str:
+    """Returns a network's size before and after."""
+    before, after = mib
+    return f"{before:.1f} → {after:.1f} MiB"
 
 
 @dataclass(frozen=True)
@@ -434,13 +449,16 @@ class QuantizedTextEncoders(Optimization):
     def apply(self, pipe: Pipeline) -> Proof:
         import torch
 
+        mib = {}
         for name in self._chosen(pipe):
             encoder = getattr(pipe, name)
+            before = _mib(encoder)
             _quantize_by_sdnq(
                 encoder,
                 weights_dtype=self.weights,
                 torch_dtype=next(encoder.parameters()).dtype,
             )
+            mib[name] = [before, _mib(encoder)]
 
         def quantized() -> dict[str, int]:
             """Counts the quantized layers of each text encoder."""
@@ -476,10 +494,12 @@ class QuantizedTextEncoders(Optimization):
                 "left_alone": left,
                 "calls": calls,
                 "by_encoder": done,
+                "weights_mib": mib,
             }
+            sizes = ", ".join(f"{name} {_shrunk(sides)}" for name, sides in mib.items())
             return Finding(
                 done == wanted and everywhere and calls > 0,
-                f"{summary}; text encoders ran {calls} times",
+                f"{summary}; {sizes}; text encoders ran {calls} times",
                 facts,
             )
 

@@ -13,8 +13,14 @@ from typing_extensions import override
 from sdopt.measure.stages import TEXT_ENCODER
 from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.memory import PrecomputedEmbeddings
-from sdopt.options.offload import Offload, bytes_of
-from sdopt.pipelines.parts import Pipeline, device_of, networks_of, text_encoders_of
+from sdopt.options.offload import Offload
+from sdopt.pipelines.parts import (
+    Pipeline,
+    bytes_of,
+    device_of,
+    networks_of,
+    text_encoders_of,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -243,3 +243,30 @@ def quiet() -> Iterator[None]:
     finally:
         for log, level in zip(logs, before, strict=True):
             log.set_verbosity(level)
+
+
+def bytes_of(network: torch.nn.Module, device: str | None = None) -> int:
+    """Returns the bytes of a network's parameters as they are stored, optionally only those on one type of device."""
+    total = 0
+    for weight in network.parameters():
+        for tensor in held_tensors(weight):
+            if device in (None, tensor.device.type):
+                total += tensor.numel() * tensor.element_size()
+    return total
+
+
+def held_tensors(weight: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the plain tensors that store a weight: the weight itself, or the inner tensors of a quantized weight.
+
+    diffusers moves only the inner tensors, so the device that a quantized weight reports may be wrong.
+    """
+    if hasattr(weight, "__tensor_flatten__"):
+        names, _ = weight.__tensor_flatten__()
+        inner = (getattr(weight, name) for name in names)
+        return [tensor for part in inner for tensor in held_tensors(part)]
+    # bitsandbytes keeps the scales beside the parameter, and quantizes them once more.
+    held, state = [weight], getattr(weight, "quant_state", None)
+    while state is not None:
+        held.append(state.absmax)
+        state = getattr(state, "state2", None)
+    return held

@@ -12,7 +12,7 @@ from torch import Tensor
 from sdopt.quality.by_prompt import by_prompt
 from sdopt.quality.features import FeatureExtractor, feature_extractor
 from sdopt.quality.images import channels_first, read_images
-from sdopt.quality.paired import Lpips, PairedValues, pixel_differences
+from sdopt.quality.paired import Lpips, pixel_differences
 from sdopt.quality.reference_sets import ReferenceSet, reference_set
 from sdopt.record.files import inside
 from sdopt.record.images import scored_file
@@ -140,8 +140,8 @@ class Inputs:
     _features: dict[str, Tensor] = field(default_factory=dict)
 
     @cached_property
-    def pixels(self) -> PairedValues:
-        """Differences in pixels, pair by pair."""
+    def pixels(self) -> tuple[list[float], list[float]]:
+        """Mean squared error and structural similarity, pair by pair."""
         return pixel_differences(self.pictures.images, self.other.images)
 
     def features(self, name: str) -> Tensor:

@@ -91,14 +91,14 @@ class QualityMetric:
 
 
 def _mse(given: Inputs, _features: str) -> Score:
-    return given.by_prompt(given.pixels.mse)
+    return given.by_prompt(given.pixels[0])
 
 
 def _psnr_db(given: Inputs, _features: str) -> Score | None:
     """Returns the PSNR of the mean squared error over all images, because identical images have no PSNR."""
     from sdopt.quality.paired import psnr_db
 
-    mse = given.by_prompt(given.pixels.mse).estimate
+    mse = given.by_prompt(given.pixels[0]).estimate
     if mse is None:
         return None
     return Score(
@@ -108,7 +108,7 @@ def _psnr_db(given: Inputs, _features: str) -> Score | None:
 
 
 def _ssim(given: Inputs, _features: str) -> Score:
-    return given.by_prompt(given.pixels.ssim)
+    return given.by_prompt(given.pixels[1])
 
 
 # Features that are trained to recognise objects hardly change if all images become a little noisier, softer or paler.

@@ -6,7 +6,6 @@ does not exist.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,21 +19,15 @@ from sdopt.quality.images import channels_first
 _BATCH = 16
 
 
-@dataclass(frozen=True)
-class PairedValues:
-    """Differences in pixels, one value for each pair of images.
+def pixel_differences(
+    images: np.ndarray, reference: np.ndarray
+) -> tuple[list[float], list[float]]:
+    """Compares uint8 images (n, height, width, 3) pair by pair.
 
-    Attributes:
-        mse: mean squared error of values between 0 and 1.
-        ssim: structural similarity (Wang et al. 2004), 1 for the same image.
+    Returns:
+        the mean squared error of each pair, of values between 0 and 1; and its structural similarity (Wang et al. 2004,
+        through torchmetrics), which is 1 for the same image.
     """
-
-    mse: tuple[float, ...]
-    ssim: tuple[float, ...]
-
-
-def pixel_differences(images: np.ndarray, reference: np.ndarray) -> PairedValues:
-    """Compares uint8 images (n, height, width, 3) pair by pair; SSIM through torchmetrics."""
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     mse: list[float] = []
@@ -50,7 +43,7 @@ def pixel_differences(images: np.ndarray, reference: np.ndarray) -> PairedValues
             one / 255, other / 255, data_range=1.0, reduction="none"
         )
         ssim += values.double().tolist()
-    return PairedValues(tuple(mse), tuple(ssim))
+    return mse, ssim
 
 
 def psnr_db(mse: float) -> float | None:

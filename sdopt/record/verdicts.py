@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
-
-from pydantic import Field
+from typing import Literal
 
 from sdopt.contract import Contract
 
@@ -29,15 +27,12 @@ class Verdict(StrEnum):
         return earlier.get(str(value))
 
 
-class Payoff(StrEnum):
-    """What a gate found of an option's claims of a gain; its reason begins with the same word."""
+Payoff = Literal["it pays", "harm", "no benefit"]
+"""What a gate found of an option's claims of a gain; its reason begins with the same word.
 
-    PAYS = "it pays"
-    """A gain holds together with all other claims of the study."""
-    HARM = "harm"
-    """The option harms a measure that it claims to improve."""
-    NO_BENEFIT = "no benefit"
-    """It does no harm, and every gain that counts is excluded."""
+It pays if a gain holds together with all other claims of the study; it has no benefit if it does no harm, and every
+gain that counts is excluded.
+"""
 
 
 @dataclass
@@ -96,7 +91,7 @@ class Judgement:
 
 @dataclass
 class Look:
-    """One judging of one comparison: a digest of its data, and the share of the error rate α that it spent."""
+    """One judging of one comparison, with a digest of its data."""
 
     candidate: str
     reference: str
@@ -105,10 +100,7 @@ class Look:
     data: str
     """Digest of the judged data: judging the same data again is the same look."""
     number: int
-    allowed: Annotated[int, Field(ge=1, le=1000)]
-    """Number of looks that the first look planned; later ones decide nothing."""
-    spent: float
-    """Share of α, over all looks so far; 1 is all of it."""
+    """1 for the first look, which alone can pass."""
     processes: int
     rounds: int
     prompts: int

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -27,12 +28,12 @@ class ReportFile:
     Attributes:
         name: its content, in a word or two.
         file: its name in the run's folder and among a tracker's artifacts.
-        render: makes its content from a summary and the run's folder; returns None if the study has nothing to show.
+        render: makes its content; returns None if the study has nothing to show.
     """
 
     name: str
     file: str
-    render: Callable[[Summary, Path], bytes | None]
+    render: Callable[["Rendering"], bytes | None]
 
     @property
     def is_picture(self) -> bool:
@@ -40,23 +41,31 @@ class ReportFile:
         return self.file.endswith(".png")
 
 
+class Rendering:
+    """A study whose reports are made, and the run's folder; the page and its Markdown share what takes time."""
+
+    def __init__(self, summary: Summary, folder: Path) -> None:
+        self.summary, self.folder = summary, folder
+
+    @cached_property
+    def page(self) -> Page:
+        """The page with its images; Markdown links to the pictures beside it."""
+        from sdopt.report.page.sections import study_page
+
+        return study_page(self.summary, self.folder)
+
+
 def _of_verdicts(
     render: Callable[[Summary], bytes],
-) -> Callable[[Summary, Path], bytes | None]:
-    return lambda summary, _: render(summary) if summary.result.judgements else None
+) -> Callable[[Rendering], bytes | None]:
+    return lambda of: render(of.summary) if of.summary.result.judgements else None
 
 
-def _page(summary: Summary, folder: Path, *images_bytes: int) -> Page:
-    from sdopt.report.page.sections import study_page
-
-    return study_page(summary, folder, *images_bytes)
-
-
-def _picture(module: str, name: str) -> Callable[[Summary, Path], bytes | None]:
+def _picture(module: str, name: str) -> Callable[[Rendering], bytes | None]:
     # Altair takes half a second to load: only a study that is plotted needs it.
-    return lambda summary, _: getattr(
-        import_module(f"sdopt.report.charts.{module}"), name
-    )(summary)
+    return lambda of: getattr(import_module(f"sdopt.report.charts.{module}"), name)(
+        of.summary
+    )
 
 
 def markdown_table(summary: Summary) -> str:
@@ -75,21 +84,10 @@ def published_markdown(summary: Summary) -> str:
 
 
 REPORTS = (
-    ReportFile(
-        "table", "table.md", lambda summary, _: markdown_table(summary).encode()
-    ),
-    ReportFile(
-        "report", HTML, lambda summary, folder: html_page(_page(summary, folder))
-    ),
-    # It links to the pictures beside it, so that no image has to be encoded.
-    ReportFile(
-        "report as Markdown",
-        MARKDOWN,
-        lambda summary, folder: markdown_page(_page(summary, folder, 0)),
-    ),
-    ReportFile(
-        "table as data", "table.csv", lambda summary, _: to_csv(summary).encode()
-    ),
+    ReportFile("table", "table.md", lambda of: markdown_table(of.summary).encode()),
+    ReportFile("report", HTML, lambda of: html_page(of.page)),
+    ReportFile("report as Markdown", MARKDOWN, lambda of: markdown_page(of.page)),
+    ReportFile("table as data", "table.csv", lambda of: to_csv(of.summary).encode()),
     ReportFile("plot", "plot.png", _picture("comparisons", "study_plot")),
     ReportFile(
         "speed against quality",
@@ -97,11 +95,13 @@ REPORTS = (
         _picture("tradeoff", "tradeoff_picture"),
     ),
     ReportFile("time by stage", "stages.png", _picture("times", "stages_picture")),
-    ReportFile("images", "comparison.png", comparison_sheet),
+    ReportFile(
+        "images", "comparison.png", lambda of: comparison_sheet(of.summary, of.folder)
+    ),
     ReportFile(
         "published figures",
         "published.md",
-        lambda summary, _: published_markdown(summary).encode() or None,
+        lambda of: published_markdown(of.summary).encode() or None,
     ),
     ReportFile(
         "verdicts",
@@ -126,10 +126,11 @@ def write_reports(summary: Summary, folder: Path) -> Iterator[RenderedReport]:
 
     If one report cannot be made, the others are still written.
     """
+    rendering = Rendering(summary, folder)
     for report in REPORTS:
         content = None
         try:
-            content = report.render(summary, folder)
+            content = report.render(rendering)
             if content is None:
                 continue
             write_atomically(folder / report.file, content)

@@ -6,7 +6,6 @@ and MLflow's metrics, tags and leaderboard are made from it. They show a column 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status
@@ -110,7 +109,7 @@ def slower_cell(row: Row) -> Cell:
     return Cell(f"≤ {1 / times:.2f}×") if times is not None else Cell()
 
 
-def word(verdict: StrEnum | None) -> Cell:
+def word(verdict: str | None) -> Cell:
     """Returns a cell with a verdict or a status, in its tone; an empty one for None."""
     return Cell(str(verdict), tone=TONES[verdict]) if verdict is not None else Cell()
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from sdopt.errors import UsageError
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
-from sdopt.report.catalog import markdown_table
+from sdopt.report.answer import answer_blocks
+from sdopt.report.markdown import written
 from sdopt.report.tables import to_dataframe
 from sdopt.statistics.rows import Row
 from sdopt.statistics.summary import Summary, summary_of
@@ -94,8 +95,8 @@ class Outcome(StudyResult):
         )
 
     def _repr_markdown_(self) -> str:
-        """Returns the table that a notebook shows."""
-        return markdown_table(summary_of(self))
+        """Returns what a notebook shows: the answer and the ranking; `table()` has all figures."""
+        return written(answer_blocks(summary_of(self)))
 
 
 def _paper_row(row: Row) -> dict[str, str]:

@@ -16,16 +16,6 @@ TARGETS = {"wall_over_calls": 1.2, "worker_start_s": 0.1, "first_timed_call_s": 
 
 
 @dataclass
-class Phase:
-    """One phase over all variants."""
-
-    phase: str
-    seconds: float
-    in_calls_s: float
-    entered: int
-
-
-@dataclass
 class Overhead:
     """Seconds of one command; its phases add up to its wall time."""
 
@@ -38,7 +28,8 @@ class Overhead:
     """From the start of the command to the first call of the first round, when all workers are loaded and warm."""
     worker_start_s: list[float]
     """Start of each worker but the first: from starting its process to its first answer."""
-    phases: list[Phase]
+    phases: list[Span]
+    """Each over all variants."""
 
 
 def read_overhead(folder: Path, wall_s: float, command: list[str]) -> Overhead:
@@ -50,9 +41,9 @@ def read_overhead(folder: Path, wall_s: float, command: list[str]) -> Overhead:
     """
     spans = read_timeline(folder)
     outside = wall_s - sum(span.seconds for span in spans)
-    phases: dict[str, Phase] = {}
+    phases: dict[str, Span] = {}
     for span in [*spans, Span(EXIT, "", wall_s, outside, 0.0, 1)]:
-        phase = phases.setdefault(span.phase, Phase(span.phase, 0.0, 0.0, 0))
+        phase = phases.setdefault(span.phase, Span(span.phase, "", span.begun_s))
         phase.seconds += span.seconds
         phase.in_calls_s += span.in_calls_s
         phase.entered += span.entered
@@ -88,7 +79,7 @@ def write_overhead(found: Overhead, folder: Path) -> Path:
 
 def overhead_blocks(found: Overhead) -> list[Block]:
     """Returns tables of the time by phase, and of the figures that have a target."""
-    whole = Phase("wall time", found.wall_s, found.calls_s, 1)
+    whole = Span("wall time", "", 0.0, found.wall_s, found.calls_s, 1)
     phases = [
         (
             phase.phase,

@@ -1,10 +1,9 @@
 """Gives every verdict and status a tone, and every tone its look: in a terminal, on a page and in a plot."""
 
 from collections.abc import Mapping
-from enum import StrEnum
+from typing import Literal
 
 from sdopt.record.records import Status
-from sdopt.statistics.reproduction import Reproduction
 from sdopt.statistics.scale import Decision, Images, Speed
 
 INK, MUTED, LINE = "#1f2933", "#5d6b79", "#d5dbe1"
@@ -15,38 +14,32 @@ BLUE, VERMILION, GREY, PURPLE, GREEN, AMBER, SKY = (
 """Colours that differ for every kind of colour vision (Okabe and Ito 2008), and by 3:1 from white and from black."""
 
 
-class Tone(StrEnum):
-    """How a reader should take a verdict; the values are classes of the page's style sheet."""
+Tone = Literal["good", "open", "bad", "broken", "plain"]
+"""How a reader should take a verdict: `open` if more measurements may decide it, `plain` if it judges nothing.
 
-    GOOD = "good"
-    OPEN = "open"
-    """More measurements may decide it."""
-    BAD = "bad"
-    BROKEN = "broken"
-    PLAIN = "plain"
-    """It judges nothing."""
+The page's style sheet has a class for each.
+"""
 
 
 BASELINE, BROKEN = "baseline", "broken"
 """What stands where other variants have a verdict, and where an image tripped a wire."""
 
 _MEMBERS: Mapping[Tone, tuple[str, ...]] = {
-    Tone.GOOD: (
+    "good": (
         Status.OK,
         Speed.FASTER,
         Images.EQUAL,
         Images.WITHIN,
         Decision.PASS,
-        Reproduction.REPRODUCED,
+        "reproduced",
     ),
-    Tone.OPEN: (
+    "open": (
         Status.INTERRUPTED,
         Speed.CLOSE,
         Speed.FEW,
         Decision.UNDECIDED,
-        Reproduction.NOT_COMPARABLE,
     ),
-    Tone.BAD: (
+    "bad": (
         Status.NOT_ENGAGED,
         Status.SLOWER,
         Status.FAILED,
@@ -56,30 +49,30 @@ _MEMBERS: Mapping[Tone, tuple[str, ...]] = {
         Speed.SLOWER,
         Images.WORSE,
         Decision.FAIL,
-        Reproduction.NOT_REPRODUCED,
+        "not reproduced",
     ),
-    Tone.BROKEN: (BROKEN,),
-    Tone.PLAIN: (
+    "broken": (BROKEN,),
+    "plain": (
         BASELINE,
         Status.PENDING,
         Status.SKIPPED,
         Images.NOT_JUDGED,
-        Reproduction.NOT_RUN,
-        Reproduction.NO_FIGURE,
+        "not run",
+        "no figure",
     ),
 }
-"""`Reproduction.UNDECIDED` has the text, and so the tone, of `Decision.UNDECIDED`."""
+"""Verdicts on published figures are among them; `undecided` is also one of these."""
 
 TONES: dict[str, Tone] = {}
 for _tone, _members in _MEMBERS.items():
     TONES |= dict.fromkeys(_members, _tone)
 
 _LOOKS = {
-    Tone.GOOD: ("green", "✓", BLUE),
-    Tone.OPEN: ("yellow", "?", GREY),
-    Tone.BAD: ("red", "✗", VERMILION),
-    Tone.BROKEN: ("red", "⚠", PURPLE),
-    Tone.PLAIN: ("dim", "–", INK),
+    "good": ("green", "✓", BLUE),
+    "open": ("yellow", "?", GREY),
+    "bad": ("red", "✗", VERMILION),
+    "broken": ("red", "⚠", PURPLE),
+    "plain": ("dim", "–", INK),
 }
 
 RICH = {tone: style for tone, (style, _, _) in _LOOKS.items()}

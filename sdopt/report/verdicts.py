@@ -10,7 +10,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from sdopt.errors import print_problems
-from sdopt.gate.looks import spent_of
 from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
@@ -49,7 +48,7 @@ def verdict_blocks(result: StudyResult) -> list[Block]:
         reasons.setdefault(because, []).append(judgement.candidate)
     notes = [f"{', '.join(names)}: {because}" for because, names in reasons.items()]
     table = Table(("variant", "against", "contract", "gate"), rows)
-    return [table, Notes([*notes, *spent_of(result)])]
+    return [table, Notes(notes)]
 
 
 def footing_of(result: StudyResult) -> list[str]:

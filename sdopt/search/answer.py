@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 from sdopt.record.records import StudyResult
 from sdopt.report.header import header_of
@@ -31,7 +32,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
                 _judged_entry(candidate, judgements, search.config.objectives)
             )
         else:
-            fate, why = search.dropped.get(candidate.name, (Fate.OPEN, ""))
+            fate, why = search.dropped.get(candidate.name, ("not enough runs", ""))
             entries.append(
                 entry_of(candidate, fate, why, found.get(candidate.name, []))
             )
@@ -50,7 +51,10 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
         sentence=_answer(search, judgements, entries, ended),
         entries=sorted(
             entries,
-            key=lambda entry: (list(Fate).index(entry.fate), -(entry.speedup or 0.0)),
+            key=lambda entry: (
+                get_args(Fate).index(entry.fate),
+                -(entry.speedup or 0.0),
+            ),
         ),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
@@ -68,10 +72,11 @@ def _judged_entry(
 ) -> SearchEntry:
     """Returns the entry of a candidate that was judged, with the figures of that study."""
     name, passed = candidate.name, judgements.passed
+    fate: Fate
     row, finding = judgements.rows[name], judgements.findings[name]
-    fate = Fate.FAILED if name in judgements.failed else Fate.UNDECIDED
+    fate = "fail" if name in judgements.failed else "undecided"
     if name in passed:
-        fate = Fate.WINNER if name == passed[0] else Fate.PASSED
+        fate = "winner" if name == passed[0] else "pass"
     losses = {
         other: [
             judgements.findings[other].losses[objective] for objective in objectives
@@ -100,7 +105,7 @@ def _answer(
     """Returns the answer, and what is still to do where the search did not come to its end."""
     if ended and search.unjudged is None:
         return _sentence(judgements, entries)
-    best = _fastest(entries, Fate.OPEN)
+    best = _fastest(entries, "not enough runs")
     shown = f"{_sentence(judgements, entries)} " if judgements.passed else ""
     if search.unjudged is not None and best is not None:
         return f"{shown}{_unjudged(best, search)}"
@@ -163,7 +168,9 @@ def entry_of(
 
 
 def _sentence(judgements: Judgements, entries: Sequence[SearchEntry]) -> str:
-    tried = sum(entry.fate is not Fate.OPEN or entry.processes > 0 for entry in entries)
+    tried = sum(
+        entry.fate != "not enough runs" or entry.processes > 0 for entry in entries
+    )
     passed = judgements.passed
     if passed:
         return _winning(judgements, tried)
@@ -202,7 +209,7 @@ def _nothing_judged(entries: Sequence[SearchEntry], tried: int) -> str:
     """Returns the answer of a search of which no combination was worth to be judged."""
     if not tried:
         return "No combination was tried."
-    best = _fastest(entries, Fate.FAILED)
+    best = _fastest(entries, "fail")
     refused = (
         f"; {best.name} was about {best.speedup:.2f}×, but: {shortened(best.because)}"
         if best
@@ -214,7 +221,7 @@ def _nothing_judged(entries: Sequence[SearchEntry], tried: int) -> str:
 
 def _fastest(entries: Sequence[SearchEntry], fate: Fate) -> SearchEntry | None:
     faster = [
-        entry for entry in entries if entry.fate is fate and (entry.speedup or 0) > 1
+        entry for entry in entries if entry.fate == fate and (entry.speedup or 0) > 1
     ]
     return max(faster, key=lambda entry: entry.speedup or 0, default=None)
 

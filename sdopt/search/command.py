@@ -14,10 +14,10 @@ from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
-from sdopt.experiment import awaits_clip, fetch_clip
 from sdopt.forecast import expected_call_s, lines_of
 from sdopt.locks import lock_folder
 from sdopt.pipelines.prompts import resolve_prompts
+from sdopt.preparation import awaits_clip, fetch_clip
 from sdopt.record.files import inside, read_result, write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.report.columns import tracked_metrics, tracked_tags
@@ -45,7 +45,8 @@ from sdopt.study.plan import describe_environment
 from sdopt.study.resume import other_surroundings
 from sdopt.tracking import client
 from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, TrackedRun
-from sdopt.tracking.runs import common_tags, digest_of, note_of, time_of
+from sdopt.tracking.contents import common_tags, note_of, time_of
+from sdopt.tracking.runs import digest_of
 from sdopt.tracking.store import ask, require_store
 from sdopt.worker.forkserver import StartContext, start_fork_server
 from sdopt.worker.machine import Machine, find_machine

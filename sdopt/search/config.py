@@ -75,13 +75,6 @@ class SearchConfig(Configured):
     """Overrides of the studies that race, likewise."""
 
 
-@dataclass(frozen=True)
-class SearchCommand:
-    """The file as a whole."""
-
-    search: SearchConfig
-
-
 def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits overrides into those of the search itself and those of its studies."""
     own = [
@@ -100,7 +93,7 @@ def search_config(
             not exist, or a key of the study is one that a search sets itself.
     """
     own, others = split(overrides)
-    config = own_config("search", SearchCommand, own).search
+    config = own_config("search", SearchConfig, own, "search")
     problems = [
         f"{override}: not possible in a search, which makes its own studies; leave it out"
         for override in others
@@ -116,7 +109,7 @@ def search_config(
 
 def search_file() -> SearchConfig:
     """Returns `conf/search.yaml` as it is."""
-    return own_config("search", SearchCommand, []).search
+    return own_config("search", SearchConfig, [], "search")
 
 
 def _wrong_space(config: SearchConfig, config_dir: Path | None) -> list[str]:

@@ -17,18 +17,18 @@ from sdopt.report.charts.labels import (
 from sdopt.report.charts.parts import built, kinds, ratio_axis
 from sdopt.report.charts.spec import Spec
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, MUTED, VERMILION
-from sdopt.search.record import Fate, SearchRecord
+from sdopt.search.record import SearchRecord
 from sdopt.statistics.words import unit_text
 
 _KINDS: dict[str, tuple[str, str]] = {
     "baseline": (INK, "square"),
-    Fate.WINNER: (GREEN, "circle"),
-    Fate.PASSED: (BLUE, "circle"),
-    Fate.UNDECIDED: (AMBER, "triangle-up"),
-    Fate.LEFT_OUT: (GREY, "diamond"),
-    Fate.DROPPED: (GREY, "triangle-down"),
-    Fate.FAILED: (VERMILION, "cross"),
-    Fate.OPEN: (GREY, "circle"),
+    "winner": (GREEN, "circle"),
+    "pass": (BLUE, "circle"),
+    "undecided": (AMBER, "triangle-up"),
+    "not judged": (GREY, "diamond"),
+    "slower": (GREY, "triangle-down"),
+    "fail": (VERMILION, "cross"),
+    "not enough runs": (GREY, "circle"),
 }
 """Colour and shape by fate."""
 

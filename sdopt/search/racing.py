@@ -236,7 +236,7 @@ def race(
         }
         order = contenders(standings, config.error / (config.races + 1))
         gone |= standings.keys() - set(order)
-        drop(standings.keys() - set(order), Fate.DROPPED, why)
+        drop(standings.keys() - set(order), "slower", why)
         most = max(config.side_by_side, config.finalists)
         if (
             number == config.races
@@ -247,13 +247,13 @@ def race(
         gone |= set(order[most:])
         drop(
             order[most:],
-            Fate.LEFT_OUT,
+            "not judged",
             f"{most} other candidates ranked higher and took the places in the race",
         )
     without = [name for name in order if not is_gain(standings[name])]
     drop(
         without,
-        Fate.LEFT_OUT,
+        "not judged",
         f"no gain in {' or '.join(config.objectives)} was measured",
     )
     return [name for name in order if name not in without]

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from sdopt.errors import UsageError
 from sdopt.record.comparisons import BreakEven, Interval
+from sdopt.record.files import first_problem
 from sdopt.report.blocks import (
     Block,
     Cell,
@@ -58,19 +60,16 @@ def start_said(start: BreakEven | None) -> str:
     return "" if words is None else f"+{words[0]}, {words[2]}"
 
 
-class Fate(StrEnum):
-    """How far a candidate came in the search; `_MEANING` says more of some."""
-
-    WINNER = "winner"
-    PASSED = "pass"
-    """The gate passes the candidate, but another one that passes was ranked higher."""
-    UNDECIDED = "undecided"
-    """The gate judged it, and neither a gain nor a harm is shown."""
-    LEFT_OUT = "not judged"
-    DROPPED = "slower"
-    FAILED = "fail"
-    OPEN = "not enough runs"
-    """The search has not ended."""
+Fate = Literal[
+    "winner",
+    "pass",  # the gate passes it, but another one that passes was ranked higher
+    "undecided",
+    "not judged",
+    "slower",
+    "fail",
+    "not enough runs",  # the search has not ended
+]
+"""How far a candidate came in the search, the best first; `_MEANING` says more of some."""
 
 
 @dataclass(frozen=True)
@@ -158,34 +157,23 @@ def read_record(folder: Path) -> SearchRecord:
     """
     try:
         written = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        entries = [_entry_of(entry) for entry in written.pop("entries")]
-        return SearchRecord(**written, entries=entries)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{folder / RECORD}: cannot be read: {error}") from error
-
-
-def _entry_of(written: dict[str, Any]) -> SearchEntry:
-    start = written.pop("start")
-    return SearchEntry(
-        **written
-        | {
-            "fate": Fate(written["fate"]),
-            "start": BreakEven(**start) if start else None,
-        }
-    )
+        return TypeAdapter(SearchRecord).validate_python(written, extra="forbid")
+    except (OSError, ValueError) as error:
+        wrong = first_problem(error) if isinstance(error, ValidationError) else error
+        raise UsageError(f"{folder / RECORD}: cannot be read: {wrong}") from error
 
 
 _MEANING = {
-    Fate.UNDECIDED: "the gate judged it, and neither a gain nor a harm is shown",
-    Fate.LEFT_OUT: "others promised more",
-    Fate.DROPPED: "another one is better by more than chance explains",
-    Fate.FAILED: "it cannot run, exceeds a limit, or its images or its speed are worse than the gate allows",
+    "undecided": "the gate judged it, and neither a gain nor a harm is shown",
+    "not judged": "others promised more",
+    "slower": "another one is better by more than chance explains",
+    "fail": "it cannot run, exceeds a limit, or its images or its speed are worse than the gate allows",
 }
 
-_TONES = {
-    Fate.WINNER: Tone.GOOD,
-    Fate.PASSED: Tone.GOOD,
-    Fate.FAILED: Tone.BAD,
+_TONES: dict[Fate, Tone] = {
+    "winner": "good",
+    "pass": "good",
+    "fail": "bad",
 }
 
 _SHOWN = 15
@@ -346,7 +334,7 @@ def _reasons(entries: Sequence[SearchEntry], count: int) -> Iterator[str]:
         if entry.judged:
             said = start_said(entry.start)
             yield f"{entry.name}: {entry.because}" + (f"; start {said}" if said else "")
-        elif entry.fate is Fate.FAILED:
+        elif entry.fate == "fail":
             yield f"{entry.name}: {shortened(entry.because)}"
     if count > len(entries):
         yield f"and {count - len(entries)} more"

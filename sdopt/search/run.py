@@ -379,7 +379,7 @@ class Search:
             finalists = self._finalists(self._earlier.open_among(order), candidates)
         self._drop(
             [name for name in order if name not in finalists],
-            Fate.LEFT_OUT,
+            "not judged",
             "others came first: search.finalists",
         )
         return [candidates[name] for name in finalists]
@@ -397,7 +397,7 @@ class Search:
         found: dict[str, list[Standing]] = {}
         for name, findings in self.all_findings(stages).items():
             if out := next((finding.out for finding in findings if finding.out), ""):
-                self._drop([name], Fate.FAILED, out)
+                self._drop([name], "fail", out)
             else:
                 found[name] = [
                     standing_of(findings, objective, noise[objective])

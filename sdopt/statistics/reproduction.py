@@ -7,7 +7,7 @@ of different machines are never compared.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal, get_args
 
 from pydantic import TypeAdapter
 
@@ -31,18 +31,15 @@ MEMORY = "memory"
 """The measure of a claim that an amount of memory suffices; other claims have the name of their `Measure`."""
 
 
-class Reproduction(StrEnum):
-    """Whether one published figure was reproduced here."""
-
-    REPRODUCED = "reproduced"
-    NOT_REPRODUCED = "not reproduced"
-    UNDECIDED = "undecided"
-    """It was measured without an interval."""
-    NOT_COMPARABLE = "not judged"
-    """The figure measured here is a different quantity."""
-    NOT_RUN = "not run"
-    NO_FIGURE = "no figure"
-    """The article gives none."""
+Reproduction = Literal[
+    "reproduced",
+    "not reproduced",
+    "undecided",  # measured without an interval
+    "not judged",  # the figure measured here is a different quantity
+    "not run",
+    "no figure",  # the article gives none
+]
+"""Whether one published figure was reproduced here."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ def notes_of_published(
         return []
     verdicts = Counter(claim.verdict for claim in claims)
     counts = []
-    for verdict in Reproduction:
+    for verdict in get_args(Reproduction):
         if verdicts[verdict]:
             counts.append(f"{verdicts[verdict]} {verdict}")
     notes = []
@@ -267,7 +264,7 @@ def _judged(
     if not_run is not None:
         verdict, reason = not_run
     elif at_shape is None:
-        verdict = Reproduction.NOT_COMPARABLE
+        verdict = "not judged"
         reason = f"not measured at {table.shape}"
     else:
         verdict, reason = _verdict(result, published, at_shape, figure, measured, gpu)
@@ -316,17 +313,17 @@ def _verdict(
     """Judges a figure of a comparison whose two sides both ran."""
     if figure.out_of_memory:
         reason = f"{gpu} ran out of memory, and this machine did not"
-        return Reproduction.NOT_COMPARABLE, reason
+        return "not judged", reason
     if figure.value is None:
-        return Reproduction.NO_FIGURE, "the article gives none"
+        return "no figure", "the article gives none"
     differing = _differing(result, published.setup)
     if differing:
         reason = f"measured here with {', '.join(differing)}"
-        return Reproduction.NOT_COMPARABLE, reason
+        return "not judged", reason
     memory, _ = row.headline_memory or ("", 0.0)
     if figure.measure != SPEEDUP.name and memory != "peak_allocated_gib":
         reason = "here the memory of a process on a CPU, in the article that of a GPU"
-        return Reproduction.NOT_COMPARABLE, reason
+        return "not judged", reason
     return _compared(figure.measure, figure.value, measured)
 
 
@@ -354,7 +351,7 @@ def _not_run(result: StudyResult, row: Row, figure: _Figure) -> _Reasoned | None
         sides.append(result.variant(row.reference))
     statuses = [side.status for side in sides]
     if figure.out_of_memory and Status.OUT_OF_MEMORY in statuses:
-        return Reproduction.REPRODUCED, "ran out of memory here too"
+        return "reproduced", "ran out of memory here too"
     reasons = []
     for side in sides:
         if side.status is Status.OK:
@@ -363,7 +360,7 @@ def _not_run(result: StudyResult, row: Row, figure: _Figure) -> _Reasoned | None
         reasons.append(reason if side is row.variant else f"{side.name}: {reason}")
     if not reasons:
         return None
-    return Reproduction.NOT_RUN, "; ".join(reasons)
+    return "not run", "; ".join(reasons)
 
 
 def _failure_text(variant: VariantResult) -> str:
@@ -376,14 +373,14 @@ def _failure_text(variant: VariantResult) -> str:
 def _compared(measure: str, published: Printed, measured: Interval | None) -> _Reasoned:
     """Returns whether a published figure lies in the measured interval, widened by its rounding, or is exceeded."""
     if measured is None:
-        return Reproduction.NOT_RUN, "it was not measured"
+        return "not run", "it was not measured"
     if measure == MEMORY:
         if measured.estimate <= published.high:
-            return Reproduction.REPRODUCED, "suffices here"
-        return Reproduction.NOT_REPRODUCED, "more is needed here"
+            return "reproduced", "suffices here"
+        return "not reproduced", "more is needed here"
     if measured.low is None or measured.high is None:
         return (
-            Reproduction.UNDECIDED,
+            "undecided",
             f"no interval, which needs protocol.replicates={MINIMUM_PROCESSES} or more",
         )
     if measure == SPEEDUP.name:
@@ -394,10 +391,10 @@ def _compared(measure: str, published: Printed, measured: Interval | None) -> _R
         exceeded = measured.high < published.low
     if not reached:
         return (
-            Reproduction.NOT_REPRODUCED,
+            "not reproduced",
             "the whole interval falls short of it",
         )
     return (
-        Reproduction.REPRODUCED,
+        "reproduced",
         "exceeded" if exceeded else "within its interval",
     )

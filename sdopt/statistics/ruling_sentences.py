@@ -6,7 +6,7 @@ results of earlier versions are told in the same words. The figures of the stati
 
 import re
 
-from sdopt.record.verdicts import Payoff, Ruling, Verdict
+from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.statistics.change_words import (
     DISTANCES,
     OVER_ITS_BASELINE,
@@ -40,16 +40,16 @@ CHECKS = {
     "reference": "There is nothing sound to compare it with",
     "variant": "Only one of the two results has it",
     "rules": "The gate has no rules for it",
-    "looks": "This study was judged more often than planned",
+    "looks": "It was judged before it was extended",
     "fresh prompts": "The gain may hold for repeated prompts alone",
     UNDISTURBED: "Other programs disturbed the timing",
 }
 """What a check of the measurement itself found, by the name of its ruling."""
 
 _PAYOFFS = {
-    Payoff.HARM: "It makes worse what it is meant to improve",
-    Payoff.NO_BENEFIT: "It gains nothing that counts",
-    Payoff.PAYS: "It gains what it is meant to gain",
+    "harm": "It makes worse what it is meant to improve",
+    "no benefit": "It gains nothing that counts",
+    "it pays": "It gains what it is meant to gain",
 }
 
 
@@ -127,9 +127,11 @@ def _claim_in_words(claim: re.Match[str]) -> str:
     if claim["low"] is None:
         text = change.by(excess(name, float(claim["estimate"])))
     else:
-        low, high = (excess(name, float(claim[end])) for end in ("low", "high"))
+        low = excess(name, float(claim["low"]))
+        high = excess(name, float(claim["high"]))
         text = change.between(low, high)
-    return f"{lower(text)}{at_shape}"
+    text = lower(text)
+    return f"{text}{at_shape}"
 
 
 def _of_figures(ruling: Ruling, drift: bool) -> str:
@@ -137,8 +139,9 @@ def _of_figures(ruling: Ruling, drift: bool) -> str:
     if ruling.estimate is None or ruling.margin is None:
         return f"{subject(ruling)}: {ruling.reason}"
     if ruling.rule == "exact":
-        return f"Images must be identical to {_others(drift)}, and {_counted(ruling)} differ"
-    change = f"{_change(ruling, ruling.estimate, drift)}{_at_shape(ruling)}"
+        prompts = _counted(ruling)
+        return f"Images must be identical to {_others(drift)}, and {prompts} differ"
+    change = _change(ruling, ruling.estimate, drift) + _at_shape(ruling)
     limit = _limit(ruling, ruling.estimate, ruling.margin)
     if ruling.verdict is not Verdict.INCONCLUSIVE:
         return f"{change} ({limit})"
@@ -171,14 +174,17 @@ def _change(ruling: Ruling, estimate: float, drift: bool) -> str:
     if name in RATIOS:
         is_gain = drift and name == "speedup"
         change = OVER_ITS_BASELINE if is_gain else RATIOS[name]
-        return _changed(change, excess(name, low), excess(name, high))
+        low = excess(name, low)
+        high = excess(name, high)
+        return _changed(change, low, high)
     if name == "first_image_s":
         return f"It takes {amounts_text(low, high, duration_text)} to the first image"
     if name in PROPERTIES:
         change = PROPERTIES[name]
         if ruling.rule in _OF_VALUES:
             return f"{change.subject} {amounts_text(low, high, _figure)}"
-        return f"{_changed(change, low, high)} than {_others(drift)}"
+        changed = _changed(change, low, high)
+        return f"{changed} than {_others(drift)}"
     whose = "Images"
     if ruling.rule == "every":
         whose = f"Images of {_counted(ruling)}"

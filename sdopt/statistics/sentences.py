@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from operator import itemgetter
 
 from sdopt.record.records import Status, StudyResult
@@ -67,7 +68,7 @@ def _keep_the_baseline(
     baseline: Row | None,
 ) -> str:
     found = Counter(map(_speed_and_images, candidates))
-    order = [f"{speed}{images}" for speed in Speed for images in _IMAGES_APART]
+    order = [f"{speed}{images}" for speed, images in product(Speed, _IMAGES_APART)]
     counts = []
     for words in (*order, _NOT_MEASURED):
         if found[words]:

@@ -26,7 +26,7 @@ from sdopt.schema import Tracking
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import TrackedRun as LoggedRun
+    from mlflow.entities import Run
 
 ROLE, STUDY, VARIANT = "sdopt.role", "sdopt.study_id", "sdopt.variant"
 """Tags: what a run stands for, and of which study and variant it is. MLflow's UI can rename a run."""
@@ -274,43 +274,19 @@ _PASSING = (
 """Errors of a database while another process writes it, creates its schema, or adds the same row first, such as an
 experiment or a tag of it: MLflow looks whether there is one, and then adds it."""
 
-_CREDENTIALS = (
-    "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+_REFUSING = re.compile(
+    r"status (?!408|429)[34]\d\d|UNAUTHENTICATED|PERMISSION_DENIED|ENDPOINT_NOT_FOUND"
+    r"|CERTIFICATE_VERIFY_FAILED|SSLError|ProxyError|credentials|[Dd]atabricks auth"
+    r"|valid JSON|<html"
 )
+"""What a server, or what answers in its place, says until the user changes something."""
 
-_KNOWN = {
-    # A pattern of the error's text, after its HTTP status: the way out. A final "…" marks what may pass by itself.
-    "ProxyError": "the proxy that HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names does not let it be reached: unset that, "
-    "or add the server's name to NO_PROXY",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted here: name the certificate, or that of its authority, "
-    "with MLFLOW_TRACKING_SERVER_CERT_PATH=<file>",
-    "SSLError": "it does not speak HTTPS as expected: try http://, or another port",
-    "[Dd]atabricks authentication|configure default credentials": "it does not know who you are: set "
-    "DATABRICKS_HOST and DATABRICKS_TOKEN",
-    "status 401|UNAUTHENTICATED|CUSTOMER_UNAUTHORIZED": f"401, it does not know who you are: set {_CREDENTIALS}",
-    "Invalid Host header": "403, Invalid Host header, it does not answer under this name: start it with "
-    "--allowed-hosts=…, or name it as it expects to be named",
-    "status 403|PERMISSION_DENIED": f"403, this user may not do that: ask for the permission, or set {_CREDENTIALS}",
-    "status 413": "413, a request is larger than it or its proxy allows: allow more (client_max_body_size in nginx)",
-    "status 429": "429, it gets too many requests, and asks to wait …",
-    "status 30[12378]": "it redirects: let tracking.uri name the address that it redirects to",
-    "status 40[45]|ENDPOINT_NOT_FOUND": "it is no MLflow server, or one of another version, or the path is wrong",
-    "not in a valid JSON format|<html": "it answers with a web page, not as an MLflow server: is there a page to log "
-    "in, or another program on that port?",
-    "status 50[0234]": "it fails, or its proxy does not reach it …",
-    "service not known|NameResolution|nodename nor|failure in name": "there is no such host …",
-    "[Rr]efused|reset by peer|aborted|NewConnection|timed out|[Tt]imeout|[Nn]o route|RemoteDisconnected|unreachable"
-    "|could not connect|closed the connection|ConnectionError": "it does not answer …",
-    "unsupported URI|Can't load plugin|Could not parse|Invalid SQLite URL": "name a database, as in "
-    "tracking.uri=sqlite:///outputs/mlflow.db, or a server, as in tracking.uri=http://localhost:5000",
-    "out-of-date database schema|Can't locate revision": "it has the tables of another version of MLflow: install that "
-    "version, or copy the database and run `mlflow db upgrade`",
-    "not a database|malformed": "it is damaged, or no database: choose another",
-    "No module named": "install its driver with pip",
-    "filesystem tracking backend|[Ff]ile store|maintenance mode": "MLflow no longer keeps runs in folders: name a "
-    "database, as in tracking.uri=sqlite:///outputs/mlflow.db",
-    "No space left|disk is full|quota": "make room …",
-}
+_UNREACHED = re.compile(
+    r"service not known|NameResolution|nodename nor|failure in name|[Rr]efused"
+    r"|reset by peer|aborted|[Tt]imeout|timed out|[Nn]o route|unreachable"
+    r"|could not connect|closed the connection|No space left|disk is full|quota"
+)
+"""What is said of a database that may be there later."""
 
 
 def cause_of(error: BaseException) -> str:
@@ -320,7 +296,7 @@ def cause_of(error: BaseException) -> str:
         for line in str(error).splitlines()
         if line and not line.startswith("(raised as a result of")
     ]
-    return lines[0][:300] if lines else type(error).__name__
+    return lines[0].strip()[:400] if lines else type(error).__name__
 
 
 def _status(error: Exception) -> str:
@@ -333,15 +309,13 @@ def _status(error: Exception) -> str:
 
 
 def _explained(error: Exception, tracking: Tracking) -> TrackingError:
-    """Returns an error of MLflow or of a database with the way out."""
-    cause, remote = cause_of(error), is_server(tracking)
-    for pattern, todo in _KNOWN.items():
-        if re.search(pattern, f"status {_status(error)} {error}"):
-            said = todo.removesuffix(" …")
-            return (RefusedError if said == todo else TrackingError)(
-                said if remote else f"{cause}; {said}"
-            )
-    return (TrackingError if remote else RefusedError)(cause)
+    """Returns an error of MLflow or of a database in its own words, refused where waiting does not help."""
+    cause = cause_of(error)
+    if is_server(tracking):
+        refused = bool(_REFUSING.search(f"status {_status(error)} {error}"))
+    else:
+        refused = not _UNREACHED.search(str(error))
+    return RefusedError(cause) if refused else TrackingError(cause)
 
 
 # What is asked --------------------------------------------------------------------------------------------------------
@@ -352,11 +326,9 @@ def check(client: "MlflowClient", tracking: Tracking, experiment: str) -> None:
     found = client.get_experiment_by_name(experiment)
     if found is None:
         client.search_experiments(max_results=1)
-        location = place_of(tracking, experiment)
     else:
-        _require_active(found, tracking)
-        location = _place(client, tracking, found.experiment_id)
-    require_place(location, tracking)
+        _require_active(found)
+        _require_near(_place(client, tracking, found.experiment_id), tracking)
 
 
 def put(
@@ -381,7 +353,7 @@ def put(
         if earlier
         else _experiment(client, tracking, experiment, run.leaderboard)
     )
-    require_place(_place(client, tracking, home), tracking)
+    _require_near(_place(client, tracking, home), tracking)
     kept = next(
         (
             str(one.info.run_id)
@@ -534,18 +506,18 @@ def _experiment(
     found = client.get_experiment_by_name(name)
     if found is None:
         return str(client.create_experiment(name, place_of(tracking, name), tags))
-    _require_active(found, tracking)
+    _require_active(found)
     for key, value in tags.items():
         if found.tags.get(key) != value:  # made by an earlier version, or by hand
             client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
 
 
-def _require_active(found: Any, tracking: Tracking) -> None:
+def _require_active(found: Any) -> None:
     if found.lifecycle_stage == "deleted":
-        command = f"MLFLOW_TRACKING_URI={tracking.uri} mlflow experiments restore --experiment-id {found.experiment_id}"
         raise RefusedError(
-            f"its experiment {found.name!r} was deleted: restore it (`{command}`), or choose another with study.name=…"
+            f"its experiment {found.name!r} was deleted: restore it (mlflow experiments restore --experiment-id "
+            f"{found.experiment_id}), or choose another with study.name=…"
         )
 
 
@@ -581,7 +553,7 @@ def _bars(metric: str) -> dict[str, Any]:
 
 def _found(
     client: "MlflowClient", queries: Sequence[str], experiment: str
-) -> list["LoggedRun"]:
+) -> list["Run"]:
     """Returns the runs that queries find, in the experiment of a name and in all that sdopt has made."""
     if not queries:
         return []
@@ -722,32 +694,16 @@ def path_of(location: str | None) -> Path | None:
     return Path(unquote(address.path) if address.scheme else location)
 
 
-def require_place(location: str | None, tracking: Tracking) -> None:
-    """Raises RefusedError if artifacts cannot be written, or would lie where nobody looks for them."""
+def _require_near(location: str | None, tracking: Tracking) -> None:
+    """Raises RefusedError if artifacts would lie on this machine, where users of a server do not look for them."""
     folder = path_of(location)
-    if folder is None:
-        return
-    above = next(path for path in (folder, *folder.parents) if path.exists())
-    away = urlparse(tracking.uri).hostname not in (
-        None,
-        "localhost",
-        "127.0.0.1",
-        "::1",
-    )
-    if away and not folder.parent.exists():
+    here = (None, "localhost", "127.0.0.1", "::1")
+    if (
+        folder is not None
+        and urlparse(tracking.uri).hostname not in here
+        and not folder.parent.exists()
+    ):
         raise RefusedError(
             f"its artifacts are in a folder that this machine does not have, {folder}: log to a server that was "
             "started with --artifacts-destination=…, to an experiment that was made since (study.name=…)"
         )
-    try:
-        with tempfile.TemporaryFile(dir=above):
-            pass
-    except OSError as error:
-        todo = (
-            "start it with --artifacts-destination=…"
-            if is_server(tracking)
-            else "choose tracking.artifacts=…"
-        )
-        raise RefusedError(
-            f"artifacts cannot be written to {folder} ({error.strerror}): allow it, or {todo}"
-        ) from error

@@ -8,11 +8,9 @@ import atexit
 import os
 import posixpath
 import re
-import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -42,9 +40,6 @@ from sdopt.tracking.client import (
     is_server,
     late,
     pages,
-    path_of,
-    place_of,
-    require_place,
 )
 
 T = TypeVar("T")
@@ -207,17 +202,7 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
     _require_usable(tracking)
     file = file_of(tracking)
     try:
-        if file is not None and (problem := _why_unwritable(file.absolute())):
-            raise RefusedError(f"{tracking.uri}: {problem}: choose another")
-        place = place_of(_located(tracking), experiment)
-        if (
-            file is not None and not file.exists() and path_of(place) is not None
-        ):  # made when there is a result
-            try:
-                require_place(place, tracking)
-            except RefusedError as error:
-                raise RefusedError(f"{tracking.uri}: {error}") from error
-        else:
+        if file is None or file.exists():
             ask(
                 check,
                 tracking,
@@ -236,30 +221,6 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
     if tracking.uri != Tracking().uri or named == tracking.uri:
         return None
     return f"MLFLOW_TRACKING_URI={named}: is not read, and results go to {tracking.uri}; tracking.uri={named} uses it"
-
-
-def _why_unwritable(path: Path) -> str | None:
-    """Returns why a SQLite database cannot be written, as found without MLflow; None if it can be."""
-    if not path.exists():
-        parent = next(parent for parent in path.parents if parent.exists())
-        return (
-            None
-            if parent.is_dir() and os.access(parent, os.W_OK)
-            else f"{parent} cannot be written"
-        )
-    if not (
-        os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
-    ):  # SQLite writes its journal beside it
-        return "it cannot be written"
-    try:
-        with closing(
-            sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)
-        ) as database:
-            database.execute("BEGIN IMMEDIATE")
-    except sqlite3.Error as error:
-        # Another writer is no problem: it is waited for.
-        return None if error.sqlite_errorcode == sqlite3.SQLITE_BUSY else str(error)
-    return None
 
 
 def _require_address(tracking: Tracking) -> None:

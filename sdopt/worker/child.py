@@ -9,12 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import process as multiprocessing_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sdopt.errors import UsageError
 from sdopt.measure.processes import end, started_by
@@ -27,25 +26,8 @@ _STOP_LIMIT_S = 5.0
 """Seconds that a process may take to end by itself after its pipe was closed."""
 
 
-@dataclass(frozen=True)
-class Note:
-    """A progress message that a child sends before its answer."""
-
-    content: Any
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The answer of a child to a request."""
-
-    value: Any
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The error that a child ended its work with, instead of an answer."""
-
-    error: Exception
+Message = tuple[Literal["note", "reply", "failure"], Any]
+"""What a child sends: notes of its progress, then what it was asked for, or the error that it ended with instead."""
 
 
 class ChildDiedError(Exception):
@@ -153,14 +135,14 @@ class ChildProcess:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            message = self._next(deadline)
-            if isinstance(message, Reply):
-                return message.value
-            if isinstance(message, Failure):
-                raise message.error
-            note(message.content)
+            kind, content = self._next(deadline)
+            if kind == "reply":
+                return content
+            if kind == "failure":
+                raise content
+            note(content)
 
-    def _next(self, deadline: float | None) -> Note | Reply | Failure:
+    def _next(self, deadline: float | None) -> Message:
         timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             ready = wait([self._connection, self._process.sentinel], timeout_s)
@@ -169,7 +151,7 @@ class ChildProcess:
                 raise ChildTimeoutError
             if self._connection not in ready and not self._connection.poll(0.2):
                 raise EOFError
-            message: Note | Reply | Failure = self._connection.recv()
+            message: Message = self._connection.recv()
         except (EOFError, OSError):
             raise self._died() from None
         return message
@@ -305,10 +287,12 @@ def _serve(
     notes: bool,
 ) -> None:
     """Sends the result of `function` to the parent, or the error that it raises; does nothing if the pipe is closed."""
-    keywords = {"note": lambda content: connection.send(Note(content))} if notes else {}
+    keywords = (
+        {"note": lambda content: connection.send(("note", content))} if notes else {}
+    )
     try:
-        pickled = ForkingPickler.dumps(Reply(function(*arguments, **keywords)))
+        pickled = ForkingPickler.dumps(("reply", function(*arguments, **keywords)))
     except Exception as error:
-        pickled = ForkingPickler.dumps(Failure(_portable(error)))
+        pickled = ForkingPickler.dumps(("failure", _portable(error)))
     with suppress(OSError):
         connection.send_bytes(pickled)

@@ -44,7 +44,7 @@ from sdopt.record.records import Status
 from sdopt.record.samples import Evidence, Memory
 from sdopt.scratch import named_caches
 from sdopt.variant import Variant
-from sdopt.worker.child import Failure, Note, Reply
+from sdopt.worker.child import Message
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
 from sdopt.worker.guidance import scales_embedded
 from sdopt.worker.inputs import asked_inputs, prompts_and_noise
@@ -83,7 +83,7 @@ def serve(
         failure = WorkerError(Status.FAILED, os_problem(error))
         with suppress(EOFError, OSError):
             connection.recv()
-            connection.send(Failure(failure))
+            connection.send(("failure", failure))
         return
     # Where memory runs out, the kernel shall end a worker, which is tried again, and not the server that starts them.
     with suppress(OSError):
@@ -104,14 +104,14 @@ def serve(
             except (EOFError, OSError):
                 return
             before = host.in_calls_s
-            answer: Reply | Failure
+            answer: Message
             try:
-                answer = Reply(getattr(host, request)(*args, **kwargs))
+                answer = "reply", getattr(host, request)(*args, **kwargs)
             except Exception as error:
                 traceback.print_exc()
-                answer = Failure(describe_error(error))
+                answer = "failure", describe_error(error)
             with suppress(OSError):  # nobody waits for it any more
-                connection.send(Note(host.in_calls_s - before))
+                connection.send(("note", host.in_calls_s - before))
                 connection.send(answer)
 
 

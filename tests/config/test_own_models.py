@@ -211,16 +211,3 @@ class TestLora:
 
     def test_not_without_one(self, composer: Composers, chosen: list[str]) -> None:
         assert composer(chosen).variant("x", ["lora=none"]).choices["lora"] == "none"
-
-
-def test_a_key_that_is_gone_may_say_what_is_always_so(composer: Composers) -> None:
-    assert (
-        composer(["quality.cache=null", "precision=bf16"])
-        .variant("it", ["quality.cache=null"])
-        .name
-        == "it"
-    )
-    with pytest.raises(
-        UsageError, match="there is no such key any more: images are drawn anew"
-    ):
-        composer(["quality.cache=/tmp"])

@@ -342,11 +342,11 @@ class TestItMustPay:
     @pytest.mark.parametrize(
         ("change_mib", "seconds", "payoff"),
         [
-            (-0.0005, 0.1, Payoff.NO_BENEFIT),
-            (0.0005, 0.05, Payoff.PAYS),
-            (-15, 0.1, Payoff.NO_BENEFIT),
-            (-40, 0.1, Payoff.PAYS),
-            (40, 0.05, Payoff.HARM),
+            (-0.0005, 0.1, "no benefit"),
+            (0.0005, 0.05, "it pays"),
+            (-15, 0.1, "no benefit"),
+            (-40, 0.1, "it pays"),
+            (40, 0.05, "harm"),
         ],
     )
     def test_one_block_of_the_allocator_decides_nothing(
@@ -361,7 +361,7 @@ class TestItMustPay:
                 0.1, 9.0, cuda_peak_allocated_gib=1.0 + change_mib / 1024
             )
         compare(result)
-        assert paying(verdict(result)).payoff is payoff
+        assert paying(verdict(result)).payoff == payoff
 
     @pytest.mark.parametrize(
         ("before", "after", "limit", "device", "spare", "expected"),
@@ -403,22 +403,16 @@ class TestItMustPay:
             # A gain must exceed that of two equal baselines.
             (
                 Claim(SPEEDUP, LogRatio(math.log(1.2), 0.001, 4.0, 3), 1.02, 1.1),
-                Payoff.PAYS,
+                "it pays",
             ),
             (Claim(SPEEDUP, LogRatio(math.log(1.2), 0.001, 4.0, 3), 1.02, 1.3), None),
-            # Of two looks each has half of the error: a p value of 3.5 % is none.
+            # A p value of 3.5 % is a gain, and one of 9 % is none.
             (
                 Claim(SPEEDUP, LogRatio(math.log(1.2), 0.0663, 4.0, 3), 1.02, 1.1),
-                Payoff.PAYS,
+                "it pays",
             ),
             (
-                Claim(
-                    SPEEDUP,
-                    LogRatio(math.log(1.2), 0.0663, 4.0, 3),
-                    1.02,
-                    1.1,
-                    share=0.5,
-                ),
+                Claim(SPEEDUP, LogRatio(math.log(1.2), 0.1, 4.0, 3), 1.02, 1.1),
                 None,
             ),
             # An option that saves some memory, on top of one that takes much: what there is to spare is no harm.
@@ -430,7 +424,7 @@ class TestItMustPay:
                     1.01,
                     spared=4.0,
                 ),
-                Payoff.NO_BENEFIT,
+                "no benefit",
             ),
             (
                 Claim(
@@ -440,13 +434,28 @@ class TestItMustPay:
                     1.01,
                     spared=1.5,
                 ),
-                Payoff.HARM,
+                "harm",
             ),
         ],
     )
     def test_a_claim_by_itself(self, claim: Claim, answer: Payoff | None) -> None:
         [found] = answer_claims([claim], 0.95)
-        assert found.answer is answer
+        assert found.answer == answer
+
+    def test_a_disturbed_claim_makes_no_other_one_easier(self) -> None:
+        """Of two claims, a p value of 3.5 % is a gain only once the other one holds, which disturbed times cannot."""
+        other = Claim(
+            SPEEDUP,
+            LogRatio(math.log(1.5), 0.001, 4.0, 3),
+            1.02,
+            1.1,
+            disturbed="a run",
+        )
+        claim = Claim(SPEEDUP, LogRatio(math.log(1.2), 0.0663, 4.0, 3), 1.02, 1.1)
+        assert [found.answer for found in answer_claims([other, claim], 0.95)] == [
+            None,
+            None,
+        ]
 
     def test_a_gain_must_hold_among_all_claims_of_the_study(self) -> None:
         """Alone it would pay; beside nine that gain nothing it may be the luckiest of ten."""
@@ -562,10 +571,8 @@ class TestLooks:
         self.extend(result)
         found = verdict(result, self.RULE)
         assert found.verdict is Verdict.INCONCLUSIVE
-        assert (
-            "look 2 of 1 allowed (gate.looks): the allowed chance of an error is used up"
-            in str(found.rulings)
-        )
+        [ruling] = [ruling for ruling in found.rulings if ruling.rule == "looks"]
+        assert "a new study can" in ruling.reason
         assert [
             (look.number, look.processes, look.rounds, look.verdict)
             for look in result.looks
@@ -574,37 +581,12 @@ class TestLooks:
             (2, 6, 48, Verdict.INCONCLUSIVE),
         ]
 
-    def test_looks_settled_beforehand_share_the_chance_of_error(self) -> None:
-        result = study(
-            variant("it", seconds=0.05, claims=["latency"]),
-            mse=Score(0.0, [0.0] * PROMPTS),
-        )
-        found = verdict(result, self.RULE, looks=2)
-        assert "(one-sided 97.5 % bounds)" in paying(found).reason
-        assert "look 1 of 2: 50% of the allowed chance of an error is used up" in str(
-            found.rulings
-        )
-        self.extend(result)
-        assert verdict(result, self.RULE, looks=2).verdict is Verdict.PASS
-        self.extend(result)
-        assert verdict(result, self.RULE, looks=2).verdict is Verdict.INCONCLUSIVE
-
     def test_more_prompts_are_another_look(self) -> None:
         result = clip(0.0)
         assert verdict(result, NON_INFERIOR).verdict is Verdict.PASS
         for row in result.variants:
             row.images = [*row.images, ImageRecord("b", 1, 0, 0, "images/b.png")]
         assert verdict(result, NON_INFERIOR).verdict is Verdict.INCONCLUSIVE
-
-    def test_rules_on_quality_share_it_too(self) -> None:
-        (alone,) = [r for r in verdict(clip(0.0), NON_INFERIOR).rulings if r.metric]
-        (shared,) = [
-            r for r in verdict(clip(0.0), NON_INFERIOR, looks=5).rulings if r.metric
-        ]
-        assert alone.low is not None
-        assert shared.low is not None
-        assert shared.low < alone.low
-        assert "99 %" in shared.reason
 
 
 SCORES = json.loads((Path(__file__).parent / "bf16_scores.json").read_text())["mse"]
@@ -790,4 +772,4 @@ class TestSeveralShapes:
         [found] = made.judgements
         assert found.gains == ["speedup/64x64b1"]
         assert paying(found).verdict is Verdict.FAIL
-        assert paying(found).payoff is Payoff.HARM
+        assert paying(found).payoff == "harm"

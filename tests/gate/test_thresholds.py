@@ -18,7 +18,7 @@ from sdopt.report.tables import to_csv
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import summary_of
-from sdopt.tracking.runs import verdict_tags
+from sdopt.tracking.contents import verdict_tags
 from tests.command import sdopt
 from tests.fixtures import Composers
 from tests.gate.test_judge import FIT

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from sdopt import gate
 from sdopt.gate import comparability, paying, trust
 from sdopt.quality.metrics import FAMILIES
-from sdopt.record.verdicts import Payoff, Ruling, Verdict
+from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.reference import PROMPTS, TRANSFORMER
 from sdopt.statistics.measures import RULED
 from tests.trial import CONF
@@ -169,7 +169,7 @@ def test_what_counts_as_caught() -> None:
     ).fits
     assert caught("it", "time", "lossy", [FAIL], [PASS], "perceptual|mse").effect == 2.0
     no_benefit = Ruling(
-        "must pay", "", Verdict.FAIL, "no benefit: 0.995×", payoff=Payoff.NO_BENEFIT
+        "must pay", "", Verdict.FAIL, "no benefit: 0.995×", payoff="no benefit"
     )
     for rulings, fits in (
         ([OPEN], True),

@@ -19,9 +19,9 @@ from sdopt.gate.calibration import Fit
 from sdopt.gate.rule_context import RuleContext
 from sdopt.measure.trace import Trace
 from sdopt.options import Contract
-from sdopt.options.offload import bytes_of
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.loading import load_pipeline
+from sdopt.pipelines.parts import bytes_of
 from sdopt.record.records import VariantResult
 from sdopt.scratch import own_folder
 from sdopt.worker.draws import draw_of, timed_draw

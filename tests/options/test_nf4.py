@@ -24,6 +24,10 @@ def test_linear_layers_are_quantized_and_images_stay(
     found = evidence(host, "precision")
     assert found.engaged, found.summary
     assert found.facts["quantized"]["Linear"] > 40
+    before, after = found.facts["weights_mib"]
+    assert 0.25 < after / before < 0.5, (
+        "4 of 16 bits, with the scales, and small layers"
+    )
     plain = image(session(*DIT, "precision=bf16"))
     assert 0 < np.abs(image(host) - plain).mean() < 0.1
 

@@ -22,6 +22,7 @@ from sdopt.measure.trace import Trace
 from sdopt.options import Contract
 from sdopt.options.precision import _run_in_own_type
 from sdopt.options.quantization import Sdnq, TorchAo
+from sdopt.pipelines.parts import bytes_of
 from sdopt.reference import MODEL
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import Compose, Load
@@ -122,6 +123,8 @@ class TestProof:
         assert found.facts["kernels"]["aten::_int_mm"] >= quantized["Linear"]
         assert "int8" in found.facts["arithmetic"]
         assert f"{quantized['Linear']} of 80 Linear" in found.summary
+        before, after = found.facts["weights_mib"]
+        assert 0.4 * before < after < before
         other = Trace()
         other.denoiser.product_dtypes["bfloat16"] = 100
         assert not loaded._assembly.proofs["precision"](other).engaged
@@ -237,7 +240,12 @@ def test_text_encoders_hold_fewer_bytes_and_show_it(session: Load) -> None:
     found = evidence(quantized, "memory")
     assert found.engaged, found
     counts = {"quantized": 18, "left_alone": 0, "by_encoder": {"text_encoder": 18}}
-    assert found.facts == {**counts, "calls": found.facts["calls"]}
+    before, after = found.facts["weights_mib"]["text_encoder"]
+    sizes = {"calls": found.facts["calls"], "weights_mib": found.facts["weights_mib"]}
+    assert found.facts == counts | sizes
+    assert before == pytest.approx(bytes_of(plain._pipe.text_encoder) / 2**20, 1e-3)
+    assert after < before
+    assert f"text_encoder {before:.1f} → {after:.1f} MiB" in found.summary
     assert size(quantized) < 0.25 * size(plain)
     encoder = quantized._pipe.text_encoder
     name, layer = next(

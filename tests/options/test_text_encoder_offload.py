@@ -10,9 +10,9 @@ import torch
 import sdopt.options.text_encoder_offload as room
 from sdopt.options.compiler.inductor import Inductor
 from sdopt.options.memory import PrecomputedEmbeddings
-from sdopt.options.offload import ModelOffload, bytes_of
+from sdopt.options.offload import ModelOffload
 from sdopt.options.text_encoder_offload import TextEncoderOffload
-from sdopt.pipelines.parts import denoiser_of, text_encoders_of
+from sdopt.pipelines.parts import bytes_of, denoiser_of, text_encoders_of
 from tests.fixtures import CPU
 from tests.options.applied import Applied, context_of
 from tests.options.hosts import card

@@ -299,7 +299,7 @@ class TestFolders:
         ),
         (
             "model=https://civitai.com/models/1",
-            "model=https://civitai.com/models/1: an address, of which",
+            "model=https://civitai.com/models/1: there is no such file or folder",
         ),
         (
             "model.path=x model.weights=hub",
@@ -339,7 +339,7 @@ def test_a_file_of_an_architecture_that_sdopt_does_not_have(
     assert "its denoiser reads 7 channels of text" in problem(composer, f"model={path}")
     (link := tmp_path / "link.safetensors").symlink_to(path)
     path.unlink()
-    assert "is a link to what is gone" in problem(composer, f"model={link}")
+    assert "there is no such file or folder" in problem(composer, f"model={link}")
 
 
 SCHEDULERS = ["ddim", "plms", "euler", "dpmpp_2m", "unipc"]

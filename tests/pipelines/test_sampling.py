@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.errors import ConflictError, UsageError
-from sdopt.experiment import remarks_on_variants
 from sdopt.library.planning import plan_for
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.loading import (
@@ -35,6 +34,7 @@ from sdopt.pipelines.sampling import (
     scheduler_like,
     unsuited,
 )
+from sdopt.preparation import remarks_on_variants
 from sdopt.schema import Model, Scheduler
 from sdopt.worker.machine import planned_machine
 from tests.fixtures import CPU, Compose

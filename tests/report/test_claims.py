@@ -38,7 +38,7 @@ from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import floor_range
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
 from sdopt.statistics.summary import Summary, summary_of
-from sdopt.tracking.runs import study_metrics, study_tags, variant_run
+from sdopt.tracking.contents import study_metrics, study_tags, variant_run
 from tests.records import reconfigure
 
 RECORD = Path(__file__).parents[2] / "outputs" / "records" / "amd-epyc" / "quickstart"

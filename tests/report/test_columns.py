@@ -31,12 +31,12 @@ from sdopt.search.answer import entry_of
 from sdopt.search.command import trial_run
 from sdopt.search.config import search_config
 from sdopt.search.findings import findings_of
-from sdopt.search.record import Fate, SearchRecord, markdown_of
+from sdopt.search.record import SearchRecord, markdown_of
 from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.client import TrackedRun
-from sdopt.tracking.runs import logged_metrics, verdict_tags
+from sdopt.tracking.contents import logged_metrics, verdict_tags
 from tests.apps.loadtest.test_loadtest import record as load_record
 from tests.command import ROOT, SMOKE
 
@@ -126,7 +126,7 @@ def test_a_search(summary: Summary) -> None:
     config = search_config(["search.groups=[caching]"])
     finding = findings_of(summary.result, config, Gate())[NAME]
     entry = entry_of(
-        Combination(NAME, ("caching=deepcache",)), Fate.OPEN, "", [finding]
+        Combination(NAME, ("caching=deepcache",)), "not enough runs", "", [finding]
     )
     record = SearchRecord(
         "mine", "", "", [], ["latency"], "mse", "", [entry], {}, [], []

@@ -9,7 +9,7 @@ import pytest
 
 from sdopt.report.charts.labels import MOST_NAMES, LabelPlace, places
 from sdopt.search.plot import search_chart, search_plot
-from sdopt.search.record import Fate, SearchEntry, SearchRecord
+from sdopt.search.record import SearchEntry, SearchRecord
 
 
 def overlaps(
@@ -51,7 +51,7 @@ def record(count: int) -> SearchRecord:
         SearchEntry(
             f"option {n}",
             [],
-            Fate.LEFT_OUT,
+            "not judged",
             "",
             math.exp(n / count),
             1.0,

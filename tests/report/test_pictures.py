@@ -8,7 +8,15 @@ from PIL import Image
 
 from sdopt.record.records import StudyResult
 from sdopt.report import catalog
-from sdopt.report.catalog import REPORTS, ReportFile, write_reports
+from sdopt.report.blocks import Page
+from sdopt.report.catalog import (
+    HTML,
+    MARKDOWN,
+    REPORTS,
+    Rendering,
+    ReportFile,
+    write_reports,
+)
 from sdopt.report.charts.comparisons import study_plot
 from sdopt.report.charts.times import stages_picture
 from sdopt.report.charts.tradeoff import tradeoff_picture
@@ -95,13 +103,13 @@ class TestCatalog:
     def test_one_that_cannot_be_made_keeps_no_other_from_being_written(
         self, result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def broken(_summary: Summary, _folder: Path) -> bytes:
+        def broken(_: Rendering) -> bytes:
             raise ValueError("no ink")
 
         mine = ReportFile(
-            "mine", "mine.txt", lambda summary, _: summary.result.name.encode()
+            "mine", "mine.txt", lambda of: of.summary.result.name.encode()
         )
-        nothing = ReportFile("nothing", "nothing.txt", lambda *_: None)
+        nothing = ReportFile("nothing", "nothing.txt", lambda _: None)
         monkeypatch.setattr(
             catalog,
             "REPORTS",
@@ -113,3 +121,19 @@ class TestCatalog:
         ]
         assert found == [("broken", "no ink"), ("mine", "")]
         assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+    def test_the_page_and_its_markdown_are_made_of_one(
+        self, result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = []
+
+        def page(summary: Summary, folder: Path) -> Page:
+            made.append(folder)
+            return Page(summary.result.name, [], [])
+
+        monkeypatch.setattr("sdopt.report.page.sections.study_page", page)
+        pages = [report for report in REPORTS if report.file in (HTML, MARKDOWN)]
+        monkeypatch.setattr(catalog, "REPORTS", pages)
+        written = list(write_reports(summary_of(result), tmp_path))
+        assert [content is not None for _, content, _ in written] == [True, True]
+        assert made == [tmp_path]

@@ -1,11 +1,10 @@
 """All that shows a result says the same of each variant: one scale, one ranking, one look for each verdict."""
 
 import json
-from enum import StrEnum
 from importlib.resources import files
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 from xml.etree import ElementTree
 
 import html5lib
@@ -18,6 +17,7 @@ from sdopt.report.answer import answer_shown
 from sdopt.report.catalog import markdown_table
 from sdopt.report.charts.comparisons import forest
 from sdopt.report.charts.tradeoff import _SHAPES, tradeoffs
+from sdopt.report.outcome import load_result
 from sdopt.report.page import html
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page
@@ -27,7 +27,7 @@ from sdopt.report.verdicts import junit, summary_markdown, verdict_json
 from sdopt.statistics.reproduction import Reproduction
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
-from sdopt.tracking.runs import verdict_tags
+from sdopt.tracking.contents import verdict_tags
 from tests.command import ROOT
 from tests.pages import table
 
@@ -200,20 +200,30 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(
 
 
 def test_every_verdict_has_a_tone_and_every_tone_a_look() -> None:
-    scales: tuple[type[StrEnum], ...] = (Status, Speed, Images, Decision, Reproduction)
+    scales = (Status, Speed, Images, Decision, get_args(Reproduction))
     assert not [
         verdict for scale in scales for verdict in scale if verdict not in TONES
     ]
     style = (files("sdopt.report.page") / "templates" / "page.css").read_text(
         encoding="utf-8"
     )
-    for tone in Tone:
+    for tone in get_args(Tone):
         assert tone in RICH
         assert tone in COLOUR
         assert f".badge.{tone} " in style
-    assert len({GLYPH[tone] for tone in Tone}) == len(Tone)
+    assert len({GLYPH[tone] for tone in get_args(Tone)}) == len(get_args(Tone))
 
 
 def test_verdicts_of_one_colour_differ_in_their_shapes() -> None:
     assert {*_SHAPES} == {BASELINE, *Images}
     assert len({*_SHAPES.values()}) == len(_SHAPES)
+
+
+def test_a_notebook_shows_the_ranking_and_no_table_of_metrics() -> None:
+    result = load_result(RECORDS / "quickstart")
+    shown = result._repr_markdown_()
+    assert [said.name for said in of_markdown(shown)] == [
+        row.name for row in result.answer().rows
+    ]
+    assert "perceptual_emojiclip" in markdown_table(result.answer())
+    assert "perceptual_emojiclip" not in shown

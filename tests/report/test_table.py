@@ -19,7 +19,7 @@ from sdopt.report.page.sections import text_sections
 from sdopt.report.tables import quality_columns, quality_heading, quality_table, ranking
 from sdopt.report.terminal import sections_shown, shown
 from sdopt.statistics.summary import summary_of
-from sdopt.tracking.runs import study_tags
+from sdopt.tracking.contents import study_tags
 from tests.command import ROOT
 from tests.records import retime
 
@@ -45,7 +45,7 @@ def rendered(result: StudyResult, width: int) -> str:
     """All sections, as `sdopt show --all` prints them."""
     text = StringIO()
     Console(file=text, width=width).print(
-        sections_shown(text_sections(summary_of(result)), width)
+        sections_shown(list(text_sections(summary_of(result))), width)
     )
     return text.getvalue()
 

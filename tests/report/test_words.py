@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -30,7 +31,7 @@ from sdopt.statistics.outcomes import Standing
 from sdopt.statistics.reproduction import Reproduction
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
-from sdopt.tracking.runs import study_tags, variant_run
+from sdopt.tracking.contents import study_tags, variant_run
 from tests.command import ROOT
 
 SCALE = {
@@ -58,7 +59,7 @@ def test_a_verdict_is_a_word_of_the_scale(verdicts: type[StrEnum]) -> None:
 
 
 def test_a_search_adds_its_winner_and_no_other_word() -> None:
-    assert {str(fate) for fate in Fate} - SCALE == {str(Fate.WINNER)}
+    assert {*get_args(Fate)} - SCALE == {"winner"}
 
 
 @pytest.mark.parametrize("verdicts", [State, Standing])
@@ -75,7 +76,7 @@ def test_each_word_of_the_scale_is_one_of_a_verdict() -> None:
 
 
 def test_an_article_s_figures_have_words_of_their_own_and_those_of_the_scale() -> None:
-    assert {str(verdict) for verdict in Reproduction} <= SCALE | OF_ARTICLES
+    assert {*get_args(Reproduction)} <= SCALE | OF_ARTICLES
 
 
 @pytest.fixture(
@@ -163,7 +164,7 @@ def test_in_json(summary: Summary) -> None:
 
 def test_in_the_report_of_a_search() -> None:
     entries = []
-    for fate in Fate:
+    for fate in get_args(Fate):
         entries.append(
             SearchEntry(fate, [], fate, "it is slower", 1.1, 0.9, 0.1, 1.0, 0.1, 3)
         )
@@ -174,7 +175,7 @@ def test_in_the_report_of_a_search() -> None:
     outcomes = {
         line.split("|")[2].strip() for line in text.splitlines() if "1.10×" in line
     }
-    assert outcomes - {str(Fate.WINNER)} <= SCALE
+    assert outcomes - {"winner"} <= SCALE
     assert not OTHERS.search(text)
 
 

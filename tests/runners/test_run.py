@@ -150,11 +150,11 @@ class TestMistakes:
             (["lora.scale=0.5"], "lora.scale: "),
             (
                 ["study.options=[precision=bf16]"],
-                "study.options: in a list, write precision:bf16 instead of ",
+                "study.options=[precision=bf16]: not an override",
             ),
             (
                 ["study.variants={a: [precision=bf16]}"],
-                "study.variants: in a list, write precision:bf16 instead of ",
+                "study.variants={a: [precision=bf16]}: not an override",
             ),
         ],
     )

@@ -50,9 +50,9 @@ def entry(name: str, fate: Fate, processes: int, *overrides: str) -> SearchEntry
 def test_only_what_was_measured_counts_as_tried() -> None:
     """A study that its time ends leaves combinations that were proposed, and never ran."""
     entries = [
-        entry("precision=bf16", Fate.FAILED, 1),
-        entry("attention=math", Fate.OPEN, 0),
-        entry("attention=flash", Fate.OPEN, 0),
+        entry("precision=bf16", "fail", 1),
+        entry("attention=math", "not enough runs", 0),
+        entry("attention=flash", "not enough runs", 0),
     ]
     judgements = cast(Judgements, SimpleNamespace(passed=[], studies={}, undecided=[]))
     assert "none of the 1 combinations that were tried" in _sentence(
@@ -64,7 +64,9 @@ def test_only_what_was_measured_counts_as_tried() -> None:
 def test_a_run_of_a_combination_has_tags_of_its_own_work() -> None:
     record = cast(SearchRecord, SimpleNamespace(distance="mse"))
     tags = {"steps": "25", "batch": "1", "size": "64", "device": "a card"}
-    chosen = entry("fewer", Fate.OPEN, 1, "workload.steps=15", "+workload.batch_size=4")
+    chosen = entry(
+        "fewer", "not enough runs", 1, "workload.steps=15", "+workload.batch_size=4"
+    )
     run = trial_run(chosen, record, tags, started=0)
     assert run.tags["steps"] == run.parameters["workload.steps"] == "15"
     assert run.tags["batch"] == "4"

@@ -23,12 +23,13 @@ from sdopt.search.config import search_file
 from sdopt.search.plot import search_plot
 from sdopt.search.record import (
     FINAL,
-    Fate,
+    RECORD,
     SearchEntry,
     SearchRecord,
     blocks_of,
     markdown_of,
     page_of,
+    read_record,
 )
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
@@ -138,7 +139,7 @@ class TestSearch:
         assert prompts[1]
         assert not prompts[0] & prompts[1]
 
-    def test_is_a_run_with_one_for_each_trial_in_mlflow(
+    def test_is_a_run_with_one_for_each_option_in_mlflow(
         self, searched: Searched
     ) -> None:
         from mlflow import MlflowClient
@@ -150,19 +151,22 @@ class TestSearch:
         runs = client.search_runs([experiment.experiment_id])
         [parent] = [run for run in runs if run.data.tags["sdopt.role"] == "search"]
         trials = [run for run in runs if run.data.tags["sdopt.role"] == "trial"]
-        assert {run.info.run_name for run in trials} == COMBINATIONS
+        record = json.loads((searched.folder / "search.json").read_text())
+        judged = {entry["name"] for entry in record["entries"] if entry["judged"]}
+        assert judged
+        assert {run.info.run_name for run in trials} == COMBINATIONS - judged
+        assert judged <= {run.info.run_name for run in runs}
         assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {
             parent.info.run_id
         }
         assert all(run.data.metrics["speedup"] > 0 for run in trials)
         assert all(run.data.metrics["start/first_image_s"] > 0 for run in trials)
-        record = json.loads((searched.folder / "search.json").read_text())
         assert parent.data.tags["mlflow.note.content"].startswith(
             f"**{record['sentence']}**"
         )
         youngest_first = sorted(trials, key=lambda run: -run.info.start_time)
         assert [run.info.run_name for run in youngest_first] == [
-            entry["name"] for entry in record["entries"]
+            entry["name"] for entry in record["entries"] if not entry["judged"]
         ]
         [study] = [run for run in runs if run.data.tags["sdopt.role"] == "study"]
         assert study.data.tags["mlflow.parentRunId"] == parent.info.run_id
@@ -185,7 +189,7 @@ class TestSearch:
         again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none")
         assert again.code == 0
         assert (
-            "answered before: a larger budget goes on from there, and --again begins anew"
+            "answered before (a larger budget goes on from there, --again begins anew)"
             in again.shown
         )
         assert f"{finalist.name} is " in again.shown
@@ -335,7 +339,7 @@ def test_a_search_calibrates_only_where_it_is_needed(
 EAGER = SearchEntry(
     "layout=channels_last",
     ["layout=channels_last"],
-    Fate.PASSED,
+    "pass",
     "",
     1.1,
     1.0,
@@ -347,7 +351,7 @@ EAGER = SearchEntry(
 COMPILED = replace(
     EAGER,
     name="compiler=inductor",
-    fate=Fate.WINNER,
+    fate="winner",
     start=BreakEven(32.0, 31.2, 1.0, 310.0),
     recompiles=2.0,
 )
@@ -386,6 +390,17 @@ def test_the_start_has_a_column_where_it_says_something() -> None:
     assert '"images": 310.0' in json.dumps(asdict(record(COMPILED)))
 
 
+def test_a_record_is_read_as_it_was_written_and_no_other_one(tmp_path: Path) -> None:
+    written = asdict(record(COMPILED, EAGER))
+    (tmp_path / RECORD).write_text(json.dumps(written))
+    assert read_record(tmp_path) == record(COMPILED, EAGER)
+    for key, value in (("fate", "lost"), ("speedup", "fast"), ("shape", 1)):
+        changed = {**written, "entries": [written["entries"][0] | {key: value}]}
+        (tmp_path / RECORD).write_text(json.dumps(changed))
+        with pytest.raises(UsageError, match=key):
+            read_record(tmp_path)
+
+
 @pytest.mark.parametrize("start", [None, BreakEven(32.0, 31.2, 1.0, 310.0)])
 def test_a_name_breaks_between_its_options_in_a_narrow_terminal(
     start: BreakEven | None,
@@ -394,7 +409,7 @@ def test_a_name_breaks_between_its_options_in_a_narrow_terminal(
     many = replace(
         EAGER,
         name=", ".join(options),
-        fate=Fate.UNDECIDED,
+        fate="undecided",
         low=0.95,
         high=1.25,
         start=start,

@@ -17,7 +17,7 @@ from sdopt.statistics.disturbance import noise_of
 from sdopt.statistics.figures import first_rows
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, Ratio
 from sdopt.statistics.summary import summary_of
-from sdopt.tracking.runs import logged_metrics
+from sdopt.tracking.contents import logged_metrics
 from tests.command import Finished
 from tests.records import known
 

@@ -38,7 +38,7 @@ from sdopt.statistics.ratios import log_tail, speedup_drift
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.study.plan import require_same_task
-from sdopt.tracking.runs import judged_tags, logged_metrics
+from sdopt.tracking.contents import judged_tags, logged_metrics
 from tests.fixtures import Composers
 from tests.gate.test_judge import FIT
 from tests.records import known, reconfigure, recorded, timed

@@ -157,11 +157,11 @@ class TestVerdicts:
     @pytest.mark.parametrize(
         ("bounds", "verdict", "reason"),
         [
-            ((2.0, 1.8, 2.2), Reproduction.REPRODUCED, "within"),
-            ((3.0, 2.5, 3.5), Reproduction.REPRODUCED, "exceeded"),
-            ((1.95, 1.9, 1.97), Reproduction.REPRODUCED, "within"),
-            ((1.5, 1.3, 1.7), Reproduction.NOT_REPRODUCED, "falls short"),
-            ((2.5,), Reproduction.UNDECIDED, "protocol.replicates=3"),
+            ((2.0, 1.8, 2.2), "reproduced", "within"),
+            ((3.0, 2.5, 3.5), "reproduced", "exceeded"),
+            ((1.95, 1.9, 1.97), "reproduced", "within"),
+            ((1.5, 1.3, 1.7), "not reproduced", "falls short"),
+            ((2.5,), "undecided", "protocol.replicates=3"),
         ],
         ids=[
             "within",
@@ -181,7 +181,7 @@ class TestVerdicts:
     ) -> None:
         speedup_of(result, *bounds)
         claim = article(time=TIMES)[0]
-        assert claim.verdict is verdict
+        assert claim.verdict == verdict
         assert reason in claim.reason
 
     def test_a_row_that_did_not_run_says_why_and_one_whose_reference_did_not_names_it(
@@ -192,13 +192,13 @@ class TestVerdicts:
             for c in article(time={"baseline": "6", "TensorFloat-32": "3"})
             if c.variant == "TensorFloat-32"
         ]
-        assert claim.verdict is Reproduction.NOT_RUN
+        assert claim.verdict == "not run"
         assert "needs a CUDA device" in claim.reason
         assert (claim.figure.value is None, claim.measured) == (False, None)
         result.variant("baseline").status = Status.KILLED
         claim = article(time=TIMES)[0]
         assert (claim.verdict, claim.reason) == (
-            Reproduction.NOT_RUN,
+            "not run",
             "baseline: killed",
         )
 
@@ -211,7 +211,7 @@ class TestVerdicts:
             "scheduler": "PNDMScheduler",
         }
         claim = article(setup, time=TIMES)[0]
-        assert claim.verdict is Reproduction.NOT_COMPARABLE
+        assert claim.verdict == "not judged"
         for said in (
             "model emoji instead of sd15",
             "steps 2 instead of 50",
@@ -229,8 +229,8 @@ class TestVerdicts:
             "TensorFloat-32",
         ]
         assert [claim.verdict for claim in claims[1:]] == [
-            Reproduction.NO_FIGURE,
-            Reproduction.NOT_RUN,
+            "no figure",
+            "not run",
         ]
 
 
@@ -239,13 +239,13 @@ class TestMemory:
         claim = article(memory_gb={"baseline": "28.09", "bfloat16": "21.72"})[0]
         assert (claim.measure, claim.verdict) == (
             "memory_ratio",
-            Reproduction.NOT_COMPARABLE,
+            "not judged",
         )
         assert "on a CPU" in claim.reason
 
     @pytest.mark.parametrize(
         ("ratio", "verdict"),
-        [(0.7732, Reproduction.REPRODUCED), (0.78, Reproduction.NOT_REPRODUCED)],
+        [(0.7732, "reproduced"), (0.78, "not reproduced")],
         ids=["equal as far as it was printed", "more"],
     )
     def test_ratio(
@@ -254,12 +254,12 @@ class TestMemory:
         on_a_gpu(result, {"baseline": 10.0, "bfloat16": 10.0 * ratio})
         result.comparisons[0].shapes[0].memory_ratio = Interval(ratio, ratio, ratio)
         claim = article(memory_gb={"baseline": "28.09", "bfloat16": "21.72"})[0]
-        assert claim.verdict is verdict
+        assert claim.verdict == verdict
         assert claim.figure.printed == "28.09 GB → 21.72 GB"
 
     @pytest.mark.parametrize(
         ("gib", "verdict"),
-        [(2.7, Reproduction.REPRODUCED), (2.9, Reproduction.NOT_REPRODUCED)],
+        [(2.7, "reproduced"), (2.9, "not reproduced")],
     )
     def test_limit_is_of_the_variant_alone(
         self, result: StudyResult, article: Article, gib: float, verdict: Reproduction
@@ -285,13 +285,9 @@ class TestMemory:
             "time": {"baseline": "OOM", "bfloat16": "13.86"},
             "memory_gb": {"baseline": "OOM", "bfloat16": "6.89"},
         }
-        assert {claim.verdict for claim in article(**table)[:2]} == {
-            Reproduction.NOT_COMPARABLE
-        }
+        assert {claim.verdict for claim in article(**table)[:2]} == {"not judged"}
         result.variant("baseline").status = Status.OUT_OF_MEMORY
-        assert {claim.verdict for claim in article(**table)[:2]} == {
-            Reproduction.REPRODUCED
-        }
+        assert {claim.verdict for claim in article(**table)[:2]} == {"reproduced"}
 
 
 def test_a_page_shows_the_main_card_and_markdown_all_cards_and_reasons(

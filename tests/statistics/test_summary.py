@@ -3,6 +3,7 @@
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -319,7 +320,9 @@ class TestWithAGate:
                 "",
                 verdict,
                 reason,
-                payoff=next((p for p in Payoff if reason.startswith(p)), None),
+                payoff=next(
+                    (p for p in get_args(Payoff) if reason.startswith(p)), None
+                ),
             ),
         ]
         study.gate = "default"

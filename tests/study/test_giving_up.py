@@ -23,7 +23,7 @@ from sdopt.statistics.effects import effects_of
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import summary_of
 from sdopt.study.resume import missing_of
-from sdopt.tracking.runs import logged_metrics, variant_run
+from sdopt.tracking.contents import logged_metrics, variant_run
 from sdopt.variant import Variant
 from tests.fakes import Fakes, NoMeter, failing, fake_study, run_fake
 

@@ -20,7 +20,7 @@ from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.resume import merge_resumed, missing_of
-from sdopt.tracking.runs import study_tags
+from sdopt.tracking.contents import study_tags
 from sdopt.worker.machine import Machine
 from sdopt.worker.protocol import WorkerError
 from tests.fakes import Fakes, FakeWorker, Fault, failing, fake_study, run_fake

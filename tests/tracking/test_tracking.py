@@ -27,7 +27,7 @@ from sdopt.report.catalog import HTML, MARKDOWN, REPORTS, ReportFile, markdown_t
 from sdopt.schema import Tracking
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.sentences import described
-from sdopt.statistics.summary import Summary, summary_of
+from sdopt.statistics.summary import summary_of
 from sdopt.tracking import client
 from sdopt.tracking.client import (
     Logged,
@@ -452,6 +452,18 @@ class TestPlaces:
             ):
                 download_run("a name with blanks", tracking)
 
+    def test_a_server_elsewhere_keeps_no_artifacts_near_here(self) -> None:
+        """They would lie on this machine, where its users do not look for them."""
+        away, folder = "http://team:5000", "/nowhere/mlartifacts/1"
+        with pytest.raises(RefusedError, match="--artifacts-destination"):
+            client._require_near(folder, Tracking(uri=away))
+        for uri, place in (
+            ("http://localhost:5000", folder),
+            ("sqlite:///mlflow.db", folder),
+            (away, "mlflow-artifacts:/1"),
+        ):
+            client._require_near(place, Tracking(uri=uri))
+
     def test_a_folder_may_have_any_name_that_a_checkout_has(
         self, copied: Copied, tmp_path: Path
     ) -> None:
@@ -507,16 +519,16 @@ class TestPlaces:
             *(
                 (Tracking(uri=uri), f"tracking.uri=.*{said}")
                 for uri, said in {
-                    "./mlruns": "folders",
+                    "./mlruns": "filesystem",
                     "sqlite:///:memory:": "names no database",
                     "": "names no database",
-                    "ftp://somewhere": "ftp.* or a server, as in",
-                    "localhost:5000": "or a server, as in",
-                    "sqlite:mine.db": "name a database, as in",
-                    "file:///mlruns": "name a database, as in",
+                    "ftp://somewhere": "dialects:ftp",
+                    "localhost:5000": "unsupported URI",
+                    "sqlite:mine.db": "SQLAlchemy URL",
+                    "file:///mlruns": "dialects:file",
                     "mysql+nodriver://a:secret@with@at@somewhere/b?password=secret": "nodriver",
                     "postgresql://a:***@somewhere/b": "password is not recorded",
-                    "databricks": "set DATABRICKS_HOST and DATABRICKS_TOKEN",
+                    "databricks": "[Dd]atabricks authentication",
                 }.items()
             ),
         ],
@@ -534,21 +546,11 @@ class TestPlaces:
         assert "secret" not in str(caught.value)
         assert list(tmp_path.iterdir()) == []
 
-    def test_another_database_and_other_tables_are_refused(
-        self, tmp_path: Path, own: Store
-    ) -> None:
+    def test_a_database_with_other_tables_is_refused(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "other.db")) as other, other:
             other.execute("CREATE TABLE mine (x)")
         with pytest.raises(UsageError, match="other tables"):
             require_store(Tracking(uri=f"sqlite:///{tmp_path}/other.db"), "shared")
-        (tmp_path / "file").write_text("")
-        with pytest.raises(
-            UsageError, match=r"artifacts cannot be written .*tracking\.artifacts"
-        ):
-            require_store(
-                Tracking(uri=own.tracking.uri, artifacts=str(tmp_path / "file")),
-                "shared",
-            )
 
     def test_another_store_that_the_environment_names_is_told(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -588,7 +590,7 @@ def test_a_report_of_any_bytes_is_an_artifact(
     """One entry of `REPORTS` is all that it takes, and what was rendered for the run's folder is not made again."""
     content, made = b"\x89\xff\xfe\x00 no text", []
 
-    def render(_summary: Summary, _folder: Path) -> bytes:
+    def render(_: catalog.Rendering) -> bytes:
         made.append(1)
         return content
 
@@ -693,6 +695,33 @@ class TestNothingIsLost:
         how = "(raised as a result of Query-invoked autoflush; consider using a session.no_autoflush block)"
         assert cause_of(OSError(f"{how}\n{full}\n[SQL: INSERT INTO tags]")) == full
         assert cause_of(TimeoutError()) == "TimeoutError"
+
+    @pytest.mark.parametrize(
+        ("uri", "said", "refused"),
+        [
+            ("http://host", "failed with error code 403 != 200. Response: no", True),
+            (
+                "http://host",
+                "failed with error code 429 != 200. Response: later",
+                False,
+            ),
+            ("http://host", "too many 502 error responses", False),
+            ("http://host", "SSLError(certificate has expired)", True),
+            ("http://host", "NewConnectionError(Connection refused)", False),
+            ("http://host", "Response body is not in a valid JSON format", True),
+            ("postgresql://host/b", "could not connect to server", False),
+            ("postgresql://host/b", "password authentication failed", True),
+            ("sqlite:///here.db", "file is not a database", True),
+            ("sqlite:///here.db", "database or disk is full", False),
+        ],
+    )
+    def test_what_waiting_does_not_mend_is_refused(
+        self, uri: str, said: str, refused: bool
+    ) -> None:
+        """What passes by itself lets a study be measured: its result is logged later."""
+        error = client._explained(OSError(said), Tracking(uri=uri))
+        assert str(error) == said
+        assert isinstance(error, RefusedError) is refused
 
     def test_where_the_server_is_dead(
         self, tmp_path: Path, dead: str, store: Store

@@ -30,7 +30,7 @@ from sdopt.quality.metrics import family_of
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.record.scores import ImageRecord
-from sdopt.record.verdicts import Payoff, Ruling, Verdict
+from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.statistics.measures import RULED
 from sdopt.variant import Variant
 from sdopt.worker.child import call_apart
@@ -85,9 +85,7 @@ def caught(
     }
     failed = [ruling for ruling in rulings if ruling.verdict is Verdict.FAIL]
     if kind == HONEST:
-        decisive = [
-            ruling for ruling in failed if ruling.payoff is not Payoff.NO_BENEFIT
-        ]
+        decisive = [ruling for ruling in failed if ruling.payoff != "no benefit"]
     else:
         decisive = failed or [
             r

@@ -18,7 +18,6 @@ from sdopt.worker.child import (
     ChildDiedError,
     ChildProcess,
     ChildTimeoutError,
-    Reply,
     call_apart,
     in_process,
 )
@@ -66,17 +65,19 @@ def sleep() -> None:
 
 def parent_of_a_sleeper(connection: Connection) -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as apart:
-        connection.send(Reply(apart.pid))
+        connection.send(("reply", apart.pid))
 
 
 def answers_and_leaves_a_sleeper(connection: Connection) -> None:
-    connection.send(Reply(os.spawnlp(os.P_NOWAIT, "setsid", "setsid", "sleep", "600")))
+    connection.send(
+        ("reply", os.spawnlp(os.P_NOWAIT, "setsid", "setsid", "sleep", "600"))
+    )
     with suppress(EOFError):
         connection.recv()
 
 
 def sleeper(connection: Connection) -> None:
-    connection.send(Reply(os.getpid()))
+    connection.send(("reply", os.getpid()))
     time.sleep(600)
 
 

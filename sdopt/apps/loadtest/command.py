@@ -19,9 +19,9 @@ from sdopt.config.overrides import key_of
 from sdopt.config.own import BATCHES
 from sdopt.config.tracking import tracking_of
 from sdopt.errors import ConflictError, command_line, print_problems, without_passwords
-from sdopt.experiment import check_models, fetch, remarks_on_variants
 from sdopt.locks import reserve
 from sdopt.pipelines.prompts import resolve_prompts
+from sdopt.preparation import check_models, fetch, remarks_on_variants
 from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.report.markdown import written
 from sdopt.schema import Serving, Tracking
@@ -29,7 +29,7 @@ from sdopt.scratch import scratch_folder
 from sdopt.study.plan import require_same_task
 from sdopt.tracking import client
 from sdopt.tracking.client import NOTE, ROLE, TrackedRun
-from sdopt.tracking.runs import note_of
+from sdopt.tracking.contents import note_of
 from sdopt.tracking.store import ask, require_store
 from sdopt.variant import Variant
 from sdopt.worker.forkserver import StartContext

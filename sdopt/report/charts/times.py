@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import altair as alt
@@ -168,7 +167,6 @@ def _unit(seconds: Sequence[float]) -> tuple[str, float]:
     return ("ms", 1e3) if max(seconds) < 1 else ("s", 1.0)
 
 
-@lru_cache(maxsize=1)  # for the page, and for the picture
 def stages_plot(summary: Summary) -> Spec | None:
     """Draws the times of the stages of a call, one after the other; None if stages were not measured."""
     rows = [row for row in summary.rows if row.stages_ms]

@@ -4,7 +4,6 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 from sdopt.report.answer import answer_blocks
@@ -60,13 +59,8 @@ def study_page(summary: Summary, folder: Path, budget: int = IMAGES_BYTES) -> Pa
     )
 
 
-@lru_cache(maxsize=1)  # the page and its Markdown have the same
-def text_sections(summary: Summary) -> tuple[Section, ...]:
-    """Returns all sections of a report but its images."""
-    return tuple(_sections(summary))
-
-
-def _sections(summary: Summary) -> Iterator[Section]:
+def text_sections(summary: Summary) -> Iterator[Section]:
+    """Yields all sections of a report but its images."""
     result = summary.result
     yield Section("answer", "Answer", answer_blocks(summary))
     yield _results(summary)

@@ -1,0 +1,391 @@
+"""Derives what runs in MLflow hold of a study and its variants: tags, parameters, metrics, files and pictures."""
+
+import getpass
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]  # PyYAML has none
+
+from sdopt.quality.metrics import is_imported
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.files import inside, to_json
+from sdopt.record.images import is_replaced
+from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.report.catalog import markdown_table
+from sdopt.report.columns import tracked_metrics, tracked_tags, values_of
+from sdopt.report.verdicts import verdict_markdown
+from sdopt.statistics.disturbance import count_rounds
+from sdopt.statistics.figures import floor_range
+from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, with_shape
+from sdopt.statistics.row_figures import IMAGES_PER_CALL
+from sdopt.statistics.rows import PSNR, Row
+from sdopt.statistics.scale import Decision
+from sdopt.statistics.sentences import described
+from sdopt.statistics.summary import Summary
+from sdopt.tracking.client import (
+    NOTE,
+    ROLE,
+    STUDY,
+    VARIANT,
+    LoggedImage,
+    TrackedRun,
+)
+
+_TAG_LIMIT = 5000
+"""Characters of a tag, and so of a note, that a server takes: the newest take more."""
+
+_NO_KEY = re.compile(r"[^A-Za-z0-9 _-]+")
+"""What the key of an image in MLflow cannot hold."""
+
+
+def time_of(moment: str) -> int:
+    """Returns a recorded time in milliseconds since 1970, as MLflow needs it."""
+    return int(1000 * datetime.fromisoformat(moment).timestamp())
+
+
+def note_of(text: str) -> str:
+    """Returns a note, cut to the length that MLflow accepts."""
+    if len(text) <= _TAG_LIMIT:
+        return text
+    return (
+        text[: _TAG_LIMIT - 60].rsplit("\n", 1)[0]
+        + "\n\n… cut here: the tables among the artifacts are whole."
+    )
+
+
+def newest_note(summary: Summary, name: str) -> str:
+    """Returns the note of an experiment: the answer of its newest study, above the leaderboard."""
+    return note_of(
+        f"**{name}:** {summary.sentence}\n\nStudies have notes with all verdicts and figures."
+    )
+
+
+def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
+    """Returns the common tags of a study's run and its variants' runs: work, machine, software and user."""
+    environment = result.environment
+    versions = {"sdopt": environment.sdopt_version, **environment.packages}
+    # Nobody tells on which device, and with which versions, images came about that were made elsewhere.
+    named = ("sdopt",) if result.is_imported else ("torch", "diffusers", "sdopt")
+    return {
+        **{
+            key: str(value)[:_TAG_LIMIT]
+            for key, value in (result.config.tracking.tags or {}).items()
+        },
+        STUDY: result.id,
+        "study": result.name,
+        **{
+            name: str(value) for name, value in study_parameters(result, config).items()
+        },
+        **({} if result.is_imported else {"device": str(environment.device["name"])}),
+        **{name: versions[name] for name in named if name in versions},
+        "mlflow.user": _user(),
+        "mlflow.source.name": " ".join(environment.command)[:_TAG_LIMIT],
+        "mlflow.source.type": "LOCAL",
+        **(
+            {"mlflow.source.git.commit": environment.sdopt_commit}
+            if environment.sdopt_commit
+            else {}
+        ),
+    }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        return "unknown"
+
+
+def study_tags(summary: Summary) -> dict[str, str]:
+    """Returns the tags of a study's run; its note begins with the answer."""
+    result = summary.result
+    counts, floors = count_rounds(result), floor_range(result)
+    environment = result.environment
+    return common_tags(result, result.config) | {
+        ROLE: "study",
+        "sdopt.design": result.design,
+        "sdopt.status": result.status,
+        "sdopt.commit": (environment.sdopt_commit or "none")
+        + ("+dirty" if environment.sdopt_dirty else ""),
+        "sdopt.sessions": str(len(result.sessions)),
+        **({"sdopt.disturbed": str(bool(counts.undecided)).lower()} if counts else {}),
+        **(
+            {"sdopt.floor": " to ".join(dict.fromkeys(f"{end:.4f}" for end in floors))}
+            if floors
+            else {}
+        ),
+        **(
+            {"sdopt.rounds": f"{counts.timed} timed, {counts.disturbed} disturbed"}
+            if counts
+            else {}
+        ),
+        **judged_tags(summary),
+    }
+
+
+def judged_tags(summary: Summary) -> dict[str, str]:
+    """Returns the tags of a study's run that change when a gate judges later."""
+    result = summary.result
+    verdicts = [verdict_markdown(summary)] if result.judgements else []
+    own = [f"{result.config.tracking.note}\n"] if result.config.tracking.note else []
+    return {
+        NOTE: note_of("\n".join([*own, markdown_table(summary), *verdicts])),
+        "answer": summary.sentence[:_TAG_LIMIT],
+        **({"gate.name": result.gate} if result.judgements else {}),
+    }
+
+
+def study_metrics(summary: Summary) -> dict[str, float]:
+    """Returns the few metrics of a study's run: how many options pay, and the figures of the best one.
+
+    They have names of their own, so that the study is no second row and no second bar beside its winner.
+    """
+    candidates = summary.candidates
+    metrics = {
+        "options/tried": float(
+            sum(
+                row.status not in (Status.SKIPPED, Status.PENDING) for row in candidates
+            )
+        ),
+        "options/recommended": float(sum(row.recommended for row in candidates)),
+    }
+    if any(row.decision for row in candidates):
+        metrics["options/passed"] = float(
+            sum(row.decision is Decision.PASS for row in candidates)
+        )
+    best = summary.best  # what has a speed-up stands before what has none
+    if best is not None and best.speedup is not None:
+        for name in OF_THE_BEST:
+            figure = name.removeprefix("best/")
+            if figure in best.flat:
+                metrics[name] = best.flat[figure]
+    return metrics
+
+
+OF_THE_BEST = (
+    f"best/{SPEEDUP.name}",
+    f"best/{MEMORY_RATIO.name}",
+    f"best/quality/{PSNR}",
+)
+"""Metrics of a study's run that are figures of the option that it recommends."""
+
+
+def variant_run(
+    summary: Summary, variant: VariantResult, folder: Path, images: bool
+) -> TrackedRun:
+    """Returns the run of a variant; of its images only those of the first prompts, to look at.
+
+    Raises UsageError if the result names an image that is not in its folder.
+    """
+    result = summary.result
+    files = (
+        [(record, inside(folder, record.path)) for record in variant.images]
+        if images
+        else []
+    )
+    shown = (
+        variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
+    )
+    pictures = [
+        LoggedImage(
+            f"{record.prompt_index:02d} {_NO_KEY.sub(' ', record.prompt).strip()[:60]}",
+            file,
+            record.image_index,
+        )
+        for record, file in files[:shown]
+        # A record may be kept without its images.
+        if file.is_file() and not is_replaced(folder, record)
+    ]
+    evidence = list(_evidence(result, variant))
+    # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
+    rank = len(result.variants) - [row.name for row in result.variants].index(
+        variant.name
+    )
+    return TrackedRun(
+        name=variant.name,
+        tags=variant_tags(summary, variant),
+        status="FINISHED" if variant.status.measured else "FAILED",
+        started=time_of(result.started) + rank,
+        ended=time_of(result.finished or result.started),
+        parameters=variant_parameters(result, variant),
+        metrics=logged_metrics(summary, variant),
+        files={"evidence.json": json.dumps({"evidence": evidence}, indent=2).encode()}
+        if evidence
+        else {},
+        pictures=pictures,
+    )
+
+
+def _evidence(result: StudyResult, variant: VariantResult) -> Iterator[dict[str, Any]]:
+    """Yields what each process has shown at each shape."""
+    several = len(result.shapes) > 1
+    for shape_index, shape in enumerate(result.shapes):
+        for measurement in variant.at(shape_index).measurements:
+            process: dict[str, Any] = {
+                "replicate": measurement.replicate,
+                "session": measurement.session,
+            }
+            if several:
+                process["shape"] = shape.name
+            for item in measurement.shapes[0].evidence:
+                shown = {
+                    "axis": item.axis,
+                    "option": item.option,
+                    "engaged": item.engaged,
+                }
+                yield {**process, **shown, **item.facts}
+
+
+def variant_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
+    """Returns the tags of a variant's run."""
+    return {
+        **verdict_tags(summary, variant),  # MLflow's columns are in this order
+        **common_tags(summary.result, variant.config),
+        **variant.choices,
+        ROLE: variant.role,
+        VARIANT: variant.name,
+        "status": str(variant.status),
+        "contract": variant.contract,
+    }
+
+
+def verdict_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
+    """Returns the tags of a variant's run with its verdicts, and what it gains on top of other variants."""
+    row = summary.row(variant.name)
+    note = {NOTE: note_of(described_in_note(summary, variant))}
+    if row is None or row.is_baseline:
+        return note
+    words = {
+        name: word[:_TAG_LIMIT] for name, word in tracked_tags(values_of(row)).items()
+    }
+    words["because"] = row.because[:_TAG_LIMIT] or (
+        "recommended" if row.recommended else "a trade"
+    )
+    return note | words | ({"gate.name": summary.result.gate} if row.decision else {})
+
+
+def described_in_note(summary: Summary, variant: VariantResult) -> str:
+    """Returns the description of a variant's run: what was found of it, why, and how to measure it again."""
+    row = summary.row(variant.name)
+    lines = [variant.reason]
+    if variant.is_control:
+        known = bool(variant.samples or variant.images)
+        chance = "What the two differ by is chance: no option is credited with less."
+        lines.insert(0, f"The baseline once more. {chance if known else ''}".strip())
+    elif row is None or row.is_baseline:
+        lines.insert(0, "The baseline, with which the others are compared.")
+    else:
+        lines.insert(0, f"**{described(row, summary.row(summary.result.baseline))}**")
+        lines.append(": ".join(filter(None, (str(row.decision or ""), row.because))))
+        if row.command:
+            lines.append(f"Measure it again: `{row.command}`")
+    return "\n\n".join(filter(None, lines))
+
+
+def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, Any]:
+    """Returns only a few parameters, because MLflow prints all of them above each image; `config.yaml` has the rest.
+
+    Images and times that came as files tell none.
+    """
+    if result.is_imported:
+        return {}
+    sizes, batches = (
+        dict.fromkeys(getattr(shape, key) for shape in config.shapes)
+        for key in ("size", "batch_size")
+    )
+    return {
+        "model": config.model.name,
+        "size": ", ".join(map(str, sizes)),
+        "steps": config.workload.steps,
+        "batch": ", ".join(map(str, batches)),
+    }
+
+
+def variant_parameters(result: StudyResult, variant: VariantResult) -> dict[str, Any]:
+    """Returns the choices and keys in which variants of the study differ, with this variant's values."""
+    others = [other for other in result.variants if other is not variant]
+    choices = {
+        axis: option
+        for axis, option in variant.choices.items()
+        if any(other.choices.get(axis) != option for other in others)
+    }
+    named = tuple(f"{axis}." for axis in variant.choices)
+    keys = [_flat(other.config).items() for other in result.variants]
+    own = {
+        key: value
+        for key, value in _flat(variant.config).items()
+        if not f"{key}.".startswith(named)
+        and any((key, value) not in other for other in keys)
+    }
+    return choices | own
+
+
+def _flat(config: RecordedConfig) -> dict[str, Any]:
+    """Returns a configuration by full names, without the study's own keys, which are the same in all its variants."""
+    return {
+        key: value
+        for key, value in config.flat().items()
+        if key.partition(".")[0] != "study"
+    }
+
+
+def config_yaml(result: StudyResult) -> str:
+    """Returns the whole configuration of a study as YAML, with the versions of the software."""
+    document = json.loads(to_json(result))
+    sections = document["config"] | {"packages": document["environment"]["packages"]}
+    return str(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
+
+
+_FIGURES = (
+    *(f"{SPEEDUP.name}_low", f"{SPEEDUP.name}_high"),
+    *("latency/image_s", IMAGES_PER_CALL, "latency/cold_start_s", "energy/per_image_j"),
+)
+"""The figures of a variant that are metrics in MLflow beside the tracked `COLUMNS`; `table.csv` and `result.json` have
+all. MLflow draws a chart of each metric."""
+
+
+def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]:
+    """Returns the few figures of a variant that its run has as metrics, the speed-up with its bounds."""
+    row = summary.row(variant.name) or summary.first[variant.name]
+    metrics = tracked_metrics(values_of(row))
+    for name in (*_FIGURES, *_image_figures(row)):
+        if name in row.flat:
+            metrics[name] = row.flat[name]
+    if row.decision is not None:
+        metrics["gate/passed"] = float(row.decision is Decision.PASS)
+    if variant.status.measured:
+        if row.headline_memory is not None:
+            _, metrics["memory_gib"] = row.headline_memory
+        for at in row.further:
+            for name, ratio in at.over_baseline.items():
+                if ratio.measure.claim:
+                    named = with_shape(name, at.shape.name)
+                    metrics[named] = ratio.interval.estimate
+    if not variant.is_control:
+        return metrics
+    # It is no option, so it has no bar beside those of options.
+    return {f"repeated/{name}": value for name, value in metrics.items()}
+
+
+def _image_figures(row: Row) -> Iterator[str]:
+    """Yields the metric of images that is read first, and those that somebody took the trouble to bring."""
+    metric, _ = row.distance
+    if metric and not row.variant.is_control:
+        yield f"quality/{metric}"
+    for name in row.variant.quality:
+        if is_imported(name):
+            yield f"quality/{name}"
+
+
+def run_name(result: StudyResult, folder_name: str) -> str:
+    """Returns the name of a study's run; in a sweep, the job's number and what the job measured.
+
+    The run of a variant has the variant's name.
+    """
+    if not folder_name.isdecimal():
+        return f"{result.name} {folder_name}"
+    return f"{folder_name}: {', '.join(row.name for row in result.candidates) or result.baseline}"
