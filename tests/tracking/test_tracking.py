@@ -262,12 +262,12 @@ class TestStudy:
             artifacts=store.tracking.artifacts,
         )
         write_result(result, folder)
-        run = log_study(result, folder, store.tracking).run
+        log_study(result, folder, store.tracking)
         done = sdopt(tmp_path, "gate", str(folder), *store.overrides)
-        assert f"MLflow: the verdicts of run {run} are up to date" in done.shown
         judged = read_result(folder)
         parent, children = store.of_study(judged)
-        assert parent.info.run_id == run
+        run = parent.info.run_id  # another one, if the gate leaves none to recommend
+        assert f"MLflow: the verdicts of run {run} are up to date" in done.shown
         assert parent.data.tags["gate.name"] == "default"
         assert "sdopt gate" in parent.data.tags["mlflow.note.content"]
         assert "verdicts.md" in store.artifacts(parent)
