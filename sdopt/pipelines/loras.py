@@ -318,11 +318,12 @@ def _lost_in_transformer(file: Path, model: Model) -> list[str]:
 def _for_transformer(file: Path, pipe: Any) -> Converted:
     """Returns a LoRA by the names of diffusers, for the networks of a pipeline that diffusers loads LoRAs into."""
     parts = {name: getattr(pipe, name, None) for name in pipe._lora_loadable_modules}
-    networks = {
-        name: unwrapped(network)
-        for name, network in parts.items()
-        if network is not None
-    }
+    networks = {}
+    for name, network in parts.items():
+        if network is not None:
+            # Layers that have a LoRA already are named otherwise.
+            tuned = bool(lora_layers(network))
+            networks[name] = empty_like(network) if tuned else unwrapped(network)
     return converted(_read(file), networks, scales_beside(file, _header(file).metadata))
 
 

@@ -622,29 +622,6 @@ class TestProof:
         assert np.abs(image(joined) - whole).max() < 1e-3
         assert all(item.engaged for item in joined.prove().evidence)
 
-    def test_one_of_other_ranks_takes_the_place_with_its_own_scales(
-        self, session: Load, tmp_path: Path
-    ) -> None:
-        """With one alpha for all layers, the scale of each follows from its rank."""
-        one, two = kohya(), kohya()
-        modules = sorted(name for name in two if name.endswith(".lora_down.weight"))
-        for down in modules[::3]:
-            up = down.replace("lora_down", "lora_up")
-            two[down] = torch.cat([two[down], two[down].flip(1)])
-            two[up] = torch.cat([two[up], two[up].flip(0)], 1)
-        names = ("one.safetensors", "two.safetensors")
-        for name, tensors in zip(names, (one, two), strict=True):
-            save_file(tensors, tmp_path / name)
-        where = f"lora.path={tmp_path}"
-        chosen = (where, f"lora.weight_name={names[0]}", f"lora.other={names[1]}")
-        loaded = session("lora=hotswap", *chosen, STEPS)
-        first = image(loaded)
-        option = Hotswap(str(tmp_path), *names)
-        option._load(loaded._pipe, names[1], hotswap=True)
-        alone = session("lora=loaded", where, f"lora.weight_name={names[1]}", STEPS)
-        assert np.abs(image(loaded) - image(alone)).max() < 1e-3
-        assert np.abs(image(loaded) - first).mean() > 0.01
-
 
 class TestUndone:
     def test_a_swap_for_which_a_graph_is_made(
