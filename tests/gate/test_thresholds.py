@@ -91,7 +91,9 @@ def test_every_surface_follows_it(study: StudyResult) -> None:
     assert said(study) == {"too close to call"}
     summary = summary_of(study)
     assert "protocol.smallest_speedup" in summary.candidates[0].because
-    assert any("20 % (protocol.smallest_speedup)" in note for note in caveats_of(summary))
+    assert any(
+        "20 % (protocol.smallest_speedup)" in note for note in caveats_of(summary)
+    )
     reconfigure(study, "protocol", smallest_speedup=0.01)
     study.comparisons[0].shapes[0].speedup = Interval(
         0.9, 0.88, 0.92, 0.95, 3, "process"
