@@ -24,6 +24,8 @@ from sdopt.config.command import CommandLine, add_working_folder, run_hydra
 from sdopt.config.composed import Command, hide_passwords, job_folder, with_resumed
 from sdopt.config.compositions import composition_errors, in_one_line
 from sdopt.config.groups import require_overrides
+from sdopt.config.overrides import group_of, key_of
+from sdopt.config.paths import read_yaml
 from sdopt.errors import (
     ENDINGS,
     ConflictError,
@@ -192,7 +194,7 @@ def _require_folder(command: Command) -> None:
         raise UsageError(
             f"{above}: no folder that can be written; choose another with {command.place}=…"
         )
-    if not command.resumes and (held := _held_in(folder)):
+    if not command.resumes and (held := _held_in(folder, command)):
         again = command_line("run", f"resume={folder}")
         raise OccupiedError(
             f"{folder}: holds {held}; continue it with `{again}`, or choose another"
@@ -203,14 +205,25 @@ def _require_folder(command: Command) -> None:
                 raise OccupiedError(f"{folder}: another process is measuring there")
 
 
-def _held_in(folder: Path) -> str:
-    """Returns what a folder holds whose recorded command another one there would replace; "" if nothing is lost."""
+def _held_in(folder: Path, command: Command) -> str:
+    """Returns what a folder holds whose recorded command another one there would replace; "" if nothing is lost.
+
+    A cluster may submit the same sweep again: its jobs go on.
+    """
     if (folder / "result.json").is_file():
         return "a result"
-    swept = (folder / "multirun.yaml").is_file()
-    if swept and next(folder.glob("*/**/result.json"), None) is not None:
-        return "results of a sweep"
-    return ""
+    record = folder / "multirun.yaml"
+    if not record.is_file() or next(folder.glob("*/**/result.json"), None) is None:
+        return ""
+    earlier = read_yaml(record)["hydra"]["overrides"]["task"]
+    if command.sweep and _measuring(earlier) == _measuring(command.line.task):
+        return ""
+    return "results of another sweep" if command.sweep else "results of a sweep"
+
+
+def _measuring(overrides: Sequence[str]) -> list[str]:
+    """Returns the overrides that say what is measured, without those of the tracker, whose passwords no record has."""
+    return [each for each in overrides if group_of(key_of(each)) != "tracking"]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from sdopt.config.overrides import group_of
 from sdopt.config.paths import CONF
 from sdopt.record.records import Status, StudyResult
 from sdopt.report import columns
-from sdopt.report.catalog import markdown_table
+from sdopt.report.catalog import Rendering, markdown_table
 from sdopt.report.columns import Column
 from sdopt.statistics.summary import summary_of
 from tests.command import ROOT, SMOKE, sdopt
@@ -153,7 +153,8 @@ def test_the_documented_report_writes(result: StudyResult, tmp_path: Path) -> No
     )
     exec("globals().update(vars(catalog))\n", names)
     exec(block("Add a report", "python").partition("\n\n\nREPORTS")[0], names)
-    content = names["speedups_csv"](summary_of(result), tmp_path)  # type: ignore[operator]
+    of = Rendering(summary_of(result), tmp_path)
+    content = names["speedups_csv"](of)  # type: ignore[operator]
     assert content.decode().splitlines()[0] == "variant,speedup,verdict"
     assert "bfloat16," in content.decode()
 

@@ -202,7 +202,9 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
     _require_usable(tracking)
     file = file_of(tracking)
     try:
-        if file is None or file.exists():
+        if file is not None and not file.exists():
+            _require_folder(file.absolute(), tracking)
+        else:
             ask(
                 check,
                 tracking,
@@ -221,6 +223,15 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
     if tracking.uri != Tracking().uri or named == tracking.uri:
         return None
     return f"MLFLOW_TRACKING_URI={named}: is not read, and results go to {tracking.uri}; tracking.uri={named} uses it"
+
+
+def _require_folder(file: Path, tracking: Tracking) -> None:
+    """Raises RefusedError if a database that is made when there is a result cannot be made in its folder."""
+    parent = next(parent for parent in file.parents if parent.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise RefusedError(
+            f"{tracking.uri}: {parent} cannot be written: choose another"
+        )
 
 
 def _require_address(tracking: Tracking) -> None:

@@ -86,6 +86,7 @@ WEB_UI_SETTINGS = {
     "clip skip": "2",
     "denoising strength": "0.5",
     "LoRA": "ships_v2:0.8",
+    "LoRA files": "ships_v2: 5ca3e3b1c5a7, cfg scale: 99",
     "hires upscale": "2",
 }
 

@@ -1,6 +1,7 @@
 """The tables of a study, in a terminal and as Markdown."""
 
 import re
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -271,6 +272,7 @@ class TestQuality:
             summary_of(result)
         )
         result.schedule = Schedule("blocks", "memory")
+        result.sessions = [replace(result.sessions[0], schedule="blocks")]
         note = "Measured in blocks (memory), 6 rounds, 2 processes per variant, no intervals (needs protocol"
         assert note in markdown_table(summary_of(result))
         assert "two-sided 95 %" not in markdown_table(summary_of(result))

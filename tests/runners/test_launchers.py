@@ -42,11 +42,13 @@ def test_a_sweep_that_is_submitted_again_measures_what_is_missing(
     moved = json.loads(before[1])
     moved["environment"]["host"] = "another"
     files[1].write_text(json.dumps(moved))
+    other = refused(tmp_path, *again, "attention=vanilla,math")
+    assert "holds results of another sweep" in other.err
     with fake_workers():
-        other = refused(tmp_path, *again, "attention=vanilla,math")
-    assert "cannot continue the study" in other.err
+        third = sdopt(tmp_path, *again, "attention=default,math,vanilla")
+    assert third.code == 0, third.shown
     assert files[0].read_bytes() == before[0]
-    assert "measured on another before; starts over" in other.err
+    assert "measured on another before; starts over" in third.err
     assert read_result(files[1]).id != moved["id"]
     assert (files[1].parent / "result.another.json").is_file()
 

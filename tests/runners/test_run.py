@@ -409,7 +409,7 @@ class TestSweep:
             ("precision=bf16", "hydra.run.dir=swept"),
         ):  # fmt: skip
             done = refused(tmp_path, "run", *SMOKE, *words)
-            assert "swept: holds results of a sweep" in done.err
+            assert "swept: holds results of a" in done.err
         assert (folder / "multirun.yaml").read_text() == record
         assert not (folder / ".hydra").exists()
         resumed = sdopt(tmp_path, "run", "resume=swept")

@@ -71,7 +71,7 @@ def imported(
     return said["code"], set(said["modules"]), done.stdout + done.stderr
 
 
-OPTIONS = {"sdopt.options", "sdopt.pipelines", "sdopt.study.designs", "aiohttp"}
+OPTIONS = {"sdopt.options", "sdopt.pipelines.hub", "sdopt.study.designs", "aiohttp"}
 """What composes variants, and what sends requests: reports know neither."""
 
 

@@ -189,7 +189,7 @@ class TestSearch:
         again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none")
         assert again.code == 0
         assert (
-            "answered before (a larger budget goes on from there, --again begins anew)"
+            "answered before: a larger budget goes on from there, and --again begins anew"
             in again.shown
         )
         assert f"{finalist.name} is " in again.shown

@@ -192,7 +192,7 @@ class TestDatabase:
             (disk / "there.db").touch()
             read_only(disk)
             for name, reason in (
-                ("there.db", "it cannot be written"),
+                ("there.db", "readonly database"),
                 ("new/new.db", "disk cannot be written"),
             ):
                 with pytest.raises(UsageError, match=reason):
