@@ -33,11 +33,11 @@ def test_a_sweep_that_is_submitted_again_measures_what_is_missing(
     before = [file.read_bytes() for file in files[:2]]
     again = ("run", "-m", *SMOKE, "hydra.sweep.dir=sweep")
     with fake_workers():
-        found = sdopt(tmp_path, *again, "attention=default,math,vanilla")
+        found = sdopt(tmp_path, *again, "attention=default,math,cudnn")
     assert found.code == 0, found.shown
     assert found.out.count("already complete") == 2
     assert [file.read_bytes() for file in files[:2]] == before
-    assert read_result(files[2]).variant("attention=vanilla").status is Status.OK
+    assert read_result(files[2]).variant("attention=cudnn").status is Status.SKIPPED
 
     moved = json.loads(before[1])
     moved["environment"]["host"] = "another"
@@ -45,7 +45,7 @@ def test_a_sweep_that_is_submitted_again_measures_what_is_missing(
     other = refused(tmp_path, *again, "attention=vanilla,math")
     assert "holds results of another sweep" in other.err
     with fake_workers():
-        third = sdopt(tmp_path, *again, "attention=default,math,vanilla")
+        third = sdopt(tmp_path, *again, "attention=default,math,cudnn")
     assert third.code == 0, third.shown
     assert files[0].read_bytes() == before[0]
     assert "measured on another before; starts over" in third.err
