@@ -76,8 +76,11 @@ def test_bfloat16_in_software_comes_last_and_with_instructions_stands_between(
 
 def test_a_card_lends_an_option_that_no_processor_has_recorded() -> None:
     recorded = json.loads(RECORDED.read_text())
-    assert "caching=spectrum" not in recorded["cpu"]
-    assert recorded_for(CPU)["caching=spectrum"] == recorded["cuda"]["caching=spectrum"]
+    assert "precision=uint4_sdnq" not in recorded["cpu"]
+    assert (
+        recorded_for(CPU)["precision=uint4_sdnq"]
+        == recorded["cuda"]["precision=uint4_sdnq"]
+    )
     assert recorded_for(CARD)["precision=bf16"] == recorded["cuda"]["precision=bf16"]
 
 
