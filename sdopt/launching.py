@@ -21,11 +21,16 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from sdopt.config.command import CommandLine, add_working_folder, run_hydra
-from sdopt.config.composed import Command, hide_passwords, job_folder, with_resumed
+from sdopt.config.composed import (
+    Command,
+    hide_passwords,
+    job_folder,
+    recorded_command,
+    with_resumed,
+)
 from sdopt.config.compositions import composition_errors, in_one_line
 from sdopt.config.groups import require_overrides
 from sdopt.config.overrides import group_of, key_of
-from sdopt.config.paths import read_yaml
 from sdopt.errors import (
     ENDINGS,
     ConflictError,
@@ -215,10 +220,13 @@ def _held_in(folder: Path, command: Command) -> str:
     record = folder / "multirun.yaml"
     if not record.is_file() or next(folder.glob("*/**/result.json"), None) is None:
         return ""
-    earlier = read_yaml(record)["hydra"]["overrides"]["task"]
-    if command.sweep and _measuring(earlier) == _measuring(command.line.task):
-        return ""
-    return "results of another sweep" if command.sweep else "results of a sweep"
+    if not command.sweep:
+        return "results of a sweep"
+    earlier: list[str] | None = None
+    with suppress(UsageError):  # a damaged record is not that of this sweep
+        earlier = _measuring(recorded_command(record, folder)[0])
+    same = earlier == _measuring(command.line.task)
+    return "" if same else "results of another sweep"
 
 
 def _measuring(overrides: Sequence[str]) -> list[str]:

@@ -340,7 +340,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         )
     sweep = folder / "multirun.yaml"
     source = sweep if sweep.is_file() else folder / ".hydra" / "hydra.yaml"
-    task, hydra, added = _recorded(source, folder)
+    task, hydra, added = recorded_command(source, folder)
     _require_named(task, own_code)
     keys = {written_key(argument) for argument in kept}
     if "tracking=none" in task and "tracking.uri" in keys and "tracking" not in keys:
@@ -399,7 +399,9 @@ def _folder_of(value: str) -> Path:
     return folder
 
 
-def _recorded(source: Path, folder: Path) -> tuple[list[str], list[str], list[str]]:
+def recorded_command(
+    source: Path, folder: Path
+) -> tuple[list[str], list[str], list[str]]:
     """Reads the overrides of a command, those of Hydra's own keys, and the folders that it added.
 
     Raises:

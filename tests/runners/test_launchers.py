@@ -44,6 +44,11 @@ def test_a_sweep_that_is_submitted_again_measures_what_is_missing(
     files[1].write_text(json.dumps(moved))
     other = refused(tmp_path, *again, "attention=vanilla,math")
     assert "holds results of another sweep" in other.err
+    record = (folder / "multirun.yaml").read_text()
+    (folder / "multirun.yaml").write_text("[]")
+    damaged = refused(tmp_path, *again, "attention=default,math,cudnn")
+    assert "holds results of another sweep" in damaged.err
+    (folder / "multirun.yaml").write_text(record)
     with fake_workers():
         third = sdopt(tmp_path, *again, "attention=default,math,cudnn")
     assert third.code == 0, third.shown
