@@ -36,18 +36,19 @@ from sdopt.pipelines.loading import (
     part_config,
     published_denoiser,
 )
-from sdopt.pipelines.loras import (
+from sdopt.pipelines.lora_checks import misfits, unswappable
+from sdopt.pipelines.lora_files import (
     has_biases,
     is_on_hub,
     lora_file,
-    lora_layers,
-    misfits,
-    networks_of_a_lora,
     rank_of,
+    trains_text_encoder,
+)
+from sdopt.pipelines.loras import (
+    lora_layers,
+    networks_of_a_lora,
     reads_itself,
     source_for,
-    trains_text_encoder,
-    unswappable,
 )
 from sdopt.pipelines.parts import (
     Pipeline,

@@ -16,7 +16,7 @@ from sdopt.measure.compilation import compilation
 from sdopt.measure.trace import trace_call
 from sdopt.options.compiler import TorchScript
 from sdopt.options.lora import Distilled, Hotswap, Loaded
-from sdopt.pipelines.loras import lora_file, rank_of
+from sdopt.pipelines.lora_files import lora_file, rank_of
 from sdopt.reference import LORAS
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import evidence, image, proved
