@@ -23,14 +23,15 @@ from sdopt.pipelines.lora_files import (
     MATRIX,
     header_of_lora,
     pairs_in,
+    rank_of,
     read_lora,
     tensors_of,
 )
 from sdopt.pipelines.loras import (
+    exchangeable,
     for_transformer,
     has_adapter,
     networks_of_a_lora,
-    source_for,
 )
 from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
 from sdopt.pipelines.random_weights import empty_like, empty_part
@@ -290,13 +291,12 @@ def unswappable(file: Path, other: Path, model: Model) -> list[str]:
         return []
     if (pipe := _empty_pipeline(model)) is None:
         return []
+    rank = max(rank_of(file), rank_of(other))
     try:
         with quiet():
             for each, how in ((file, {}), (other, {"hotswap": True})):
-                source: Any = source_for(pipe, each) or str(each)
-                pipe.load_lora_weights(
-                    source, adapter_name=_ADAPTER, local_files_only=True, **how
-                )
+                tensors = exchangeable(pipe, each, rank)
+                pipe.load_lora_weights(tensors, adapter_name=_ADAPTER, **how)
     except RuntimeError as error:
         why = " ".join(str(error).split())[:150]
         way = "make the LoRA of the most layers lora.weight_name"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.hub import fetch_files
+from sdopt.pipelines.transformer_loras import MATRIX as ANY_MATRIX
+from sdopt.pipelines.transformer_loras import Scales, scales_beside
 from sdopt.pipelines.weights import Header
 from sdopt.reference import LORAS
 
@@ -100,16 +102,13 @@ def is_on_hub(path: str | None) -> bool:
 
 
 def rank_of(file: Path) -> int:
-    """Returns the highest rank among the matrices of a LoRA."""
-    shapes = header_of_lora(file).shapes
-    return max(
-        (
-            shapes[pair["down"]][0]
-            for pair in pairs_in(shapes).values()
-            if "down" in pair
-        ),
-        default=0,
-    )
+    """Returns the highest rank among the matrices of a LoRA, however its trainer names them."""
+    ranks = [0]
+    for name, shape in header_of_lora(file).shapes.items():
+        matrix = ANY_MATRIX.fullmatch(name)
+        if matrix and matrix[3] in ("A", "down"):
+            ranks.append(shape[0])
+    return max(ranks)
 
 
 def has_biases(file: Path) -> bool:
@@ -135,10 +134,7 @@ def tensors_of(file: Path) -> dict[str, torch.Tensor] | None:
     import torch
 
     stored = read_lora(file)
-    found = {
-        name if name.startswith("lora_") else _of_peft(name): each
-        for name, each in stored.items()
-    }
+    found = _renamed(stored)
     alphas = {name: float(found[name]) for name in found if name.endswith(ALPHA)}
     with_alpha = {name.removesuffix(ALPHA) for name in alphas}
     others = [
@@ -146,32 +142,61 @@ def tensors_of(file: Path) -> dict[str, torch.Tensor] | None:
         for module in pairs_in(found)
         if module not in with_alpha or not module.startswith("lora_")
     ]
-    ranks = {
-        found[pair["down"]].shape[0]
-        for pair in pairs_in(found).values()
-        if "down" in pair
-    }
-    # peft finds no rank of a layer's own when it exchanges a LoRA: it divides each alpha by the usual rank.
-    differ = bool(alphas) and (
-        len(set(alphas.values())) > 1 or bool(others) or len(ranks) > 1
-    )
-    if (
-        not differ
-        and found.keys() == stored.keys()
-        and all(each.element_size() > 1 for each in found.values())
+    if alphas and (len(set(alphas.values())) > 1 or others):
+        return scaled_tensors(file)
+    if found.keys() == stored.keys() and all(
+        each.element_size() > 1 for each in found.values()
     ):
         return None
-    tensors = {
-        name: each.to(torch.float32)
-        for name, each in found.items()
-        if not (differ and name in alphas)
-    }
-    for module, pair in pairs_in(tensors).items() if differ else ():
-        rank = tensors[pair["down"]].shape[0]
-        tensors[pair["up"]] = tensors[pair["up"]] * (
-            alphas.get(module + ALPHA, rank) / rank
-        )
+    return {name: each.to(torch.float32) for name, each in found.items()}
+
+
+def scaled_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """Returns the matrices of a UNet's LoRA in float32, the second of each pair and its bias multiplied by its alpha over its rank.
+
+    Without alphas, the scales are those that the header of the file says.
+    """
+    import torch
+
+    found = _renamed(read_lora(file))
+    said = scales_beside(file, header_of_lora(file).metadata)
+    tensors = {}
+    for name, each in found.items():
+        if not name.endswith(ALPHA):
+            tensors[name] = each.to(torch.float32)
+    for module, pair in pairs_in(tensors).items():
+        rank, alpha = tensors[pair["down"]].shape[0], found.get(module + ALPHA)
+        if alpha is not None:
+            scale = float(alpha) / rank
+        else:
+            network, _, layer = module.partition(".")
+            scale = said.get(network, Scales()).of(layer, rank)
+        for name in (pair["up"], module + BIAS):
+            if name in tensors:
+                tensors[name] = tensors[name] * scale
     return tensors
+
+
+def padded(tensors: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a LoRA with all matrices of one rank: what they lack is zeros, which change nothing."""
+    import torch
+
+    filled = dict(tensors)
+    for pair in pairs_in(tensors).values():
+        for name, dimension in ((pair["down"], 0), (pair["up"], 1)):
+            matrix = filled[name]
+            shape = list(matrix.shape)
+            shape[dimension] = rank - shape[dimension]
+            zeros = torch.zeros(shape, dtype=matrix.dtype)
+            filled[name] = torch.cat([matrix, zeros], dimension)
+    return filled
+
+
+def _renamed(stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    names = {
+        name: name if name.startswith("lora_") else _of_peft(name) for name in stored
+    }
+    return {names[name]: each for name, each in stored.items()}
 
 
 def _of_peft(name: str) -> str:

@@ -6,7 +6,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.pipelines.lora_files import header_of_lora, read_lora, tensors_of
+from sdopt.pipelines.lora_files import (
+    header_of_lora,
+    padded,
+    read_lora,
+    scaled_tensors,
+    tensors_of,
+)
 from sdopt.pipelines.parts import Pipeline, denoiser_of, text_encoders_of, unwrapped
 from sdopt.pipelines.random_weights import empty_like
 from sdopt.pipelines.transformer_loras import (
@@ -59,6 +65,16 @@ def source_for(pipe: Any, file: Path) -> Any:
     if hasattr(pipe, "unet"):
         return tensors_of(file)
     return for_transformer(file, pipe).tensors
+
+
+def exchangeable(pipe: Any, file: Path, rank: int) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a LoRA that another one can take the place of: of one rank, with all scales in them.
+
+    peft exchanges no LoRAs whose ranks or alphas differ between layers, and finds no scale of a layer's own.
+    """
+    if hasattr(pipe, "unet"):
+        return padded(scaled_tensors(file), rank)
+    return padded(for_transformer(file, pipe).tensors, rank)
 
 
 def reads_itself(file: Path) -> bool:

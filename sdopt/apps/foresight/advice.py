@@ -7,8 +7,10 @@ from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.cards import BFLOAT16, has, planned_device
 from sdopt.hardware.faults import faults_of
+from sdopt.options.text_encoder_offload import TextEncoderOffload
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.loading import family_of
+from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.schema import Shape, Sheet
 from sdopt.statistics.words import gib_text
 from sdopt.variant import Variant
@@ -206,7 +208,11 @@ def _on_host(variant: Variant, plan: Blueprint) -> float:
     """Returns the GiB of a transformer's pipeline that wait in the host's memory."""
     if not plan.is_transformer:
         return 0.0
-    waits = any(option.loads_on_host for _, option in variant.applied)
+    options = [option for _, option in variant.applied]
+    if any(isinstance(option, TextEncoderOffload) for option in options):
+        texts = plan.weights.keys() & {*TEXT_ENCODERS}
+        return sum(plan.weights[name] for name in texts)
+    waits = any(option.loads_on_host for option in options)
     return sum(plan.weights.values()) if waits else 0.0
 
 
