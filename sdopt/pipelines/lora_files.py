@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,38 +134,40 @@ def tensors_of(file: Path) -> dict[str, torch.Tensor] | None:
     import torch
 
     stored = read_lora(file)
-    found = _renamed(stored)
-    alphas = {name: float(found[name]) for name in found if name.endswith(ALPHA)}
-    with_alpha = {name.removesuffix(ALPHA) for name in alphas}
-    others = [
-        module
-        for module in pairs_in(found)
-        if module not in with_alpha or not module.startswith("lora_")
-    ]
-    if alphas and (len(set(alphas.values())) > 1 or others):
+    tensors = _renamed(stored)
+    alphas = {float(tensors[name]) for name in tensors if name.endswith(ALPHA)}
+    if alphas and (len(alphas) > 1 or not _all_by_kohya(tensors)):
         return scaled_tensors(file)
-    if found.keys() == stored.keys() and all(
-        each.element_size() > 1 for each in found.values()
-    ):
+    in_8_bits = any(tensor.element_size() == 1 for tensor in stored.values())
+    if tensors.keys() == stored.keys() and not in_8_bits:
         return None
-    return {name: each.to(torch.float32) for name, each in found.items()}
+    return {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
+
+
+def _all_by_kohya(tensors: Collection[str]) -> bool:
+    """Returns whether all modules are named as kohya's scripts name them, and have an alpha."""
+    return all(
+        module.startswith("lora_") and module + ALPHA in tensors
+        for module in pairs_in(tensors)
+    )
 
 
 def scaled_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """Returns the matrices of a UNet's LoRA in float32, the second of each pair and its bias multiplied by its alpha over its rank.
+    """Returns the tensors of a UNet's LoRA in float32, with the scale of each module in its second matrix and its bias.
 
     Without alphas, the scales are those that the header of the file says.
     """
     import torch
 
-    found = _renamed(read_lora(file))
+    stored = _renamed(read_lora(file))
     said = scales_beside(file, header_of_lora(file).metadata)
     tensors = {}
-    for name, each in found.items():
+    for name, tensor in stored.items():
         if not name.endswith(ALPHA):
-            tensors[name] = each.to(torch.float32)
+            tensors[name] = tensor.to(torch.float32)
     for module, pair in pairs_in(tensors).items():
-        rank, alpha = tensors[pair["down"]].shape[0], found.get(module + ALPHA)
+        rank = tensors[pair["down"]].shape[0]
+        alpha = stored.get(module + ALPHA)
         if alpha is not None:
             scale = float(alpha) / rank
         else:
@@ -193,24 +195,24 @@ def padded(tensors: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Te
 
 
 def _renamed(stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    names = {
-        name: name if name.startswith("lora_") else _of_peft(name) for name in stored
-    }
-    return {names[name]: each for name, each in stored.items()}
-
-
-def _of_peft(name: str) -> str:
-    return name.replace(".lora_down.", ".lora_A.").replace(".lora_up.", ".lora_B.")
+    """Returns tensors with peft's names of matrices, except beside kohya's names of modules."""
+    tensors = {}
+    for name, tensor in stored.items():
+        renamed = name.replace(".lora_down.", ".lora_A.")
+        renamed = renamed.replace(".lora_up.", ".lora_B.")
+        tensors[name if name.startswith("lora_") else renamed] = tensor
+    return tensors
 
 
 def pairs_in(tensors: Iterable[str]) -> dict[str, dict[str, str]]:
     """Returns the names of the two matrices (`down`, `up`) of each module."""
-    found: dict[str, dict[str, str]] = {}
-    for match in filter(None, map(MATRIX.fullmatch, tensors)):
-        found.setdefault(match[1], {})[
-            "down" if match[2] in ("A", "down") else "up"
-        ] = match[0]
-    return found
+    pairs: dict[str, dict[str, str]] = {}
+    for name in tensors:
+        matrix = MATRIX.fullmatch(name)
+        if matrix:
+            which = "down" if matrix[2] in ("A", "down") else "up"
+            pairs.setdefault(matrix[1], {})[which] = name
+    return pairs
 
 
 def _names(folder: Path, like: str = "") -> str:
