@@ -163,18 +163,19 @@ def option_matrix() -> str:
 
 def _short(cell: MatrixCell, notes: dict[str, int]) -> str:
     """Returns the state of a cell, with the number of a note that says why."""
-    if cell.state is State.PROVEN or not cell.reasons:
+    if cell.state is State.TOOK_EFFECT or not cell.reasons:
         return str(cell.state)
     return f"{cell.state} ({notes.setdefault('; '.join(cell.reasons), len(notes) + 1)})"
 
 
 _ABOUT = """\
 `sdopt doctor --matrix` prints this table for your machine, and with `hardware=a10` for a card, by its data sheet.
-The verdicts come from the results in `outputs/records/`. **pass**: a variant with the option ended well, and its traced
-call showed that the option took effect. **fail**: it ran but brought no gain, because its trace showed no effect, or it
-was measured alone and its intervals showed none of the gains that it claims. **cannot run**: it failed. **impossible**:
-it conflicts with the device, the model or the task. The notes say why. **not judged**: nothing speaks against it, and
-no record shows it. Requirements of installed software do not count here.
+What was seen comes from the results in `outputs/records/`. **took effect**: a variant with the option ended well, and
+its traced call shows that the option was active; whether images stay as good is the gate's question, and is in the record.
+**no gain**: it ran, but its trace showed no effect, or it was measured alone and its intervals showed none of the gains
+that it claims. **cannot run**: it failed. **impossible**: it conflicts with the device, the model or the task. The notes
+say why. **not measured**: nothing speaks against it, and no record shows it. Requirements of installed software do not
+count here.
 `sdopt gpu-suite` measures all of them on a GPU, and its results belong in `outputs/records/`. On a CPU, a study of
 whole groups does so for a task:
 

@@ -27,13 +27,13 @@ _CPU = "CPU"
 class State(StrEnum):
     """The knowledge about an option with a model and a task on a device."""
 
-    PROVEN = "pass"
+    TOOK_EFFECT = "took effect"
     """A record shows that the option took effect there."""
-    REFUTED = "fail"
+    NO_GAIN = "no gain"
     """A record shows that the option runs there without a gain."""
     FAILED = "cannot run"
     """A record shows that the option failed there."""
-    UNPROVEN = "not judged"
+    NOT_MEASURED = "not measured"
     """No conflict is known."""
     IMPOSSIBLE = "impossible"
     """The option conflicts with the device, the model or the task."""
@@ -60,12 +60,12 @@ class MatrixCell:
         elsewhere = ", ".join(
             f"{standing} on {device}" for device, standing in self.shown.items()
         )
-        if self.state is State.PROVEN:
+        if self.state is State.TOOK_EFFECT:
             return elsewhere
         state = f"{self.state}: {reasons}" if reasons else str(self.state)
         return state + (
             f" ({elsewhere})"
-            if elsewhere and self.state in (State.IMPOSSIBLE, State.UNPROVEN)
+            if elsewhere and self.state in (State.IMPOSSIBLE, State.NOT_MEASURED)
             else ""
         )
 
@@ -122,7 +122,7 @@ class Matrix:
                 if isinstance(made, Variant):
                     fit = fit_on(device, group, variants[group, option], variants)
                     state, reasons = (
-                        State.UNPROVEN if fit.runs else State.IMPOSSIBLE,
+                        State.NOT_MEASURED if fit.runs else State.IMPOSSIBLE,
                         fit.remarks,
                     )
                 else:
@@ -131,7 +131,7 @@ class Matrix:
                 if state is not State.IMPOSSIBLE and here is not None:
                     state = State(str(here.standing))
                     reasons = (
-                        reasons if here.standing is Standing.PROVEN else [here.why]
+                        reasons if here.standing is Standing.TOOK_EFFECT else [here.why]
                     )
                 standings = {
                     name: str(outcome.standing) for name, outcome in outcomes.items()
