@@ -427,38 +427,28 @@ class TestCells:
     def test_states(self, matrix: Matrix) -> None:
         found = cells(matrix, CPU, outcomes(BF16, Standing.PROVEN, "CPU", "a GPU"))
         assert found[BF16].state is State.PROVEN
-        assert found[BF16].text == "pass on CPU, pass on a GPU"
-        assert found["precision", "bf16", "emoji", "img2img"].text == "not judged"
+        assert found["precision", "bf16", "emoji", "img2img"].state is State.UNPROVEN
         impossible = found["attention", "cudnn", "sdxl", "txt2img"]
         assert impossible.state is State.IMPOSSIBLE
-        assert (
-            impossible.text
-            == f"impossible: the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
-        )
-        assert (
-            found["precision", "fp16_vae_fix", "sdxl", "txt2img"].state
-            is State.UNPROVEN
-        )
-        assert (
-            "this VAE is for SDXL"
-            in found["precision", "fp16_vae_fix", "emoji", "txt2img"].text
-        )
+        assert impossible.reasons == [
+            f"the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
+        ]
+        fixed_vae = ("precision", "fp16_vae_fix")
+        assert found[*fixed_vae, "sdxl", "txt2img"].state is State.UNPROVEN
+        [reason] = found[*fixed_vae, "emoji", "txt2img"].reasons
+        assert "this VAE is for SDXL" in reason
 
     def test_proven_elsewhere_is_not_proven_here(self, matrix: Matrix) -> None:
         key = ("attention", "cudnn", "sdxl", "txt2img")
         shown = outcomes(key, Standing.PROVEN, SHEETS["h200"].name)
-        assert cells(matrix, CPU, shown)[key].text.endswith(
-            f"(pass on {SHEETS['h200'].name})"
+        assert cells(matrix, CPU, shown)[key].state is State.IMPOSSIBLE
+        proven, elsewhere = (
+            cells(matrix, planned_device(SHEETS[card]), shown)[key]
+            for card in ("h200", "h100")
         )
-        assert (
-            cells(matrix, planned_device(SHEETS["h200"]), shown)[key].state
-            is State.PROVEN
-        )
-        elsewhere = cells(matrix, planned_device(SHEETS["h100"]), shown)[key]
-        assert (
-            elsewhere.text
-            == f"not judged: together with precision=bf16 (pass on {SHEETS['h200'].name})"
-        )
+        assert proven.state is State.PROVEN
+        assert elsewhere.state is State.UNPROVEN
+        assert elsewhere.reasons == ["together with precision=bf16"]
 
     @pytest.mark.parametrize(
         ("standing", "state"),
@@ -469,7 +459,7 @@ class TestCells:
     ) -> None:
         found = cells(matrix, CPU, outcomes(BF16, standing, "CPU"))[BF16]
         assert found.state is state
-        assert found.text == f"{standing}: it brought nothing"
+        assert found.reasons == ["it brought nothing"]
 
 
 class TestShown:
