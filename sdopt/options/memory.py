@@ -49,7 +49,7 @@ from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import (
     family_of,
     guidance_of,
-    load_network,
+    load_vae,
     network_config,
     part_config,
 )
@@ -338,11 +338,8 @@ class TinyVae(Optimization):
     @override
     def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
         return {
-            "vae": load_network(
-                self._folder(model, fetch=False),
-                "vae",
-                dtype,
-                random=self._is_random(model),
+            "vae": load_vae(
+                self._folder(model, fetch=False), dtype, self._is_random(model)
             )
         }
 

@@ -32,8 +32,8 @@ from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import (
     family_of,
     is_sdxl,
-    load_network,
     load_part,
+    load_vae,
     network_config,
     part_config,
 )
@@ -334,7 +334,7 @@ class FixedVae(Precision):
         vae = (
             load_part(model, "vae", dtype)
             if folder is None
-            else load_network(folder, "vae", dtype, random=False)
+            else load_vae(folder, dtype, random=False)
         )
         vae.register_to_config(force_upcast=False)
         return {"vae": vae}
