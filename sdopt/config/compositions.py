@@ -27,7 +27,7 @@ from sdopt.config.overrides import group_of, key_of, parsed_override, quoted
 from sdopt.config.paths import CONF, CONFIG_NAME, options_of
 from sdopt.config.sections import SECTION_NAMES
 from sdopt.config.sources import read_marked_files
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, one_line
 from sdopt.text_files import decoded
 
 offer_cards()
@@ -275,7 +275,7 @@ def composition_errors() -> Iterator[None]:
 def in_one_line(error: BaseException) -> str:
     """Returns a line on what Hydra, OmegaConf or YAML refuse: the key or the option, and what they say of it."""
     if isinstance(error, YAMLError):  # says where, and that is on its last lines
-        return " ".join(str(error).split())
+        return one_line(error)
     said = str(error).strip().partition("\n")[0]
     if isinstance(error, MissingConfigException):
         group, _, option = str(error.missing_cfg_file).rpartition("/")

@@ -89,9 +89,9 @@ class Spending:
         seconds = self._ahead.seconds(extent, without)
         return seconds is None or seconds * self._pace.factor <= self._left_s
 
-    def _fits_at_least(self, without: Sequence[VariantProcess] = ()) -> bool:
+    def _fits_at_least(self) -> bool:
         """Returns whether the least fits; that loading went quickly says little of rounds."""
-        seconds = self._ahead.seconds(self._least, without)
+        seconds = self._ahead.seconds(self._least)
         return seconds is None or seconds * max(1.0, self._pace.factor) <= self._left_s
 
     def choose_processes(self) -> None:

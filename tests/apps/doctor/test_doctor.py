@@ -430,38 +430,30 @@ class TestCells:
     def test_states(self, matrix: Matrix) -> None:
         found = cells(matrix, CPU, outcomes(BF16, Standing.TOOK_EFFECT, "CPU", "a GPU"))
         assert found[BF16].state is State.TOOK_EFFECT
-        assert found[BF16].text == "took effect on CPU, took effect on a GPU"
-        assert found["precision", "bf16", "emoji", "img2img"].text == "not measured"
+        assert (
+            found["precision", "bf16", "emoji", "img2img"].state is State.NOT_MEASURED
+        )
         impossible = found["attention", "cudnn", "sdxl", "txt2img"]
         assert impossible.state is State.IMPOSSIBLE
-        assert (
-            impossible.text
-            == f"impossible: the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
-        )
-        assert (
-            found["precision", "fp16_vae_fix", "sdxl", "txt2img"].state
-            is State.NOT_MEASURED
-        )
-        assert (
-            "this VAE is for SDXL"
-            in found["precision", "fp16_vae_fix", "emoji", "txt2img"].text
-        )
+        assert impossible.reasons == [
+            f"the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
+        ]
+        fixed_vae = ("precision", "fp16_vae_fix")
+        assert found[*fixed_vae, "sdxl", "txt2img"].state is State.NOT_MEASURED
+        [reason] = found[*fixed_vae, "emoji", "txt2img"].reasons
+        assert "this VAE is for SDXL" in reason
 
     def test_proven_elsewhere_is_not_proven_here(self, matrix: Matrix) -> None:
         key = ("attention", "cudnn", "sdxl", "txt2img")
         shown = outcomes(key, Standing.TOOK_EFFECT, SHEETS["h200"].name)
-        assert cells(matrix, CPU, shown)[key].text.endswith(
-            f"(took effect on {SHEETS['h200'].name})"
+        assert cells(matrix, CPU, shown)[key].state is State.IMPOSSIBLE
+        proven, elsewhere = (
+            cells(matrix, planned_device(SHEETS[card]), shown)[key]
+            for card in ("h200", "h100")
         )
-        assert (
-            cells(matrix, planned_device(SHEETS["h200"]), shown)[key].state
-            is State.TOOK_EFFECT
-        )
-        elsewhere = cells(matrix, planned_device(SHEETS["h100"]), shown)[key]
-        assert (
-            elsewhere.text
-            == f"not measured: together with precision=bf16 (took effect on {SHEETS['h200'].name})"
-        )
+        assert proven.state is State.TOOK_EFFECT
+        assert elsewhere.state is State.NOT_MEASURED
+        assert elsewhere.reasons == ["together with precision=bf16"]
 
     @pytest.mark.parametrize(
         ("standing", "state"),
@@ -472,7 +464,7 @@ class TestCells:
     ) -> None:
         found = cells(matrix, CPU, outcomes(BF16, standing, "CPU"))[BF16]
         assert found.state is state
-        assert found.text == f"{standing}: it brought nothing"
+        assert found.reasons == ["it brought nothing"]
 
 
 class TestShown:
