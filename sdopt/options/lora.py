@@ -36,18 +36,20 @@ from sdopt.pipelines.loading import (
     part_config,
     published_denoiser,
 )
-from sdopt.pipelines.loras import (
+from sdopt.pipelines.lora_checks import misfits, unswappable
+from sdopt.pipelines.lora_files import (
     has_biases,
     is_on_hub,
     lora_file,
-    lora_layers,
-    misfits,
-    networks_of_a_lora,
     rank_of,
+    trains_text_encoder,
+)
+from sdopt.pipelines.loras import (
+    exchangeable,
+    lora_layers,
+    networks_of_a_lora,
     reads_itself,
     source_for,
-    trains_text_encoder,
-    unswappable,
 )
 from sdopt.pipelines.parts import (
     Pipeline,
@@ -191,7 +193,7 @@ class Lora(Optimization):
     def _load(self, pipe: Pipeline, name: str | None, **how: Any) -> None:
         file = lora_file(self.path, name)
         # Without a network, diffusers finds a file in its folder by `weight_name` only.
-        source: Any = source_for(pipe, file) or str(file.parent)
+        source = self._tensors(pipe, file) or str(file.parent)
         pipe.load_lora_weights(
             source,
             weight_name=file.name,
@@ -199,6 +201,10 @@ class Lora(Optimization):
             local_files_only=True,
             **how,
         )
+
+    def _tensors(self, pipe: Pipeline, file: Path) -> Any:
+        """Returns the tensors of a LoRA as diffusers must get them, or None if it can read the file itself."""
+        return source_for(pipe, file)
 
 
 @dataclass(frozen=True)
@@ -412,8 +418,8 @@ class Hotswap(Lora):
     """Loads a LoRA that another LoRA can replace at run time without recompilation.
 
     The layers get the highest rank of all LoRAs and are padded with zeros, so that a swap changes values but no shapes.
-    `pipe.load_lora_weights(folder, weight_name="other.safetensors", adapter_name="sdopt", hotswap=True)` swaps.
-    diffusers cannot hot-swap the LoRA of a text encoder.
+    `pipe.load_lora_weights(folder, weight_name="other.safetensors", adapter_name="sdopt", hotswap=True)` swaps for one
+    whose layers have the same rank and alpha. diffusers cannot hot-swap the LoRA of a text encoder.
     """
 
     other: str | None = None
@@ -448,12 +454,19 @@ class Hotswap(Lora):
         first, other = files
         return found or unswappable(first, other, model)
 
+    @property
+    def _rank(self) -> int:
+        """The rank of all layers."""
+        files = [lora_file(self.path, name) for name in self.names]
+        return self.target_rank or max(map(rank_of, files))
+
+    @override
+    def _tensors(self, pipe: Pipeline, file: Path) -> Any:
+        return exchangeable(pipe, file, self._rank)
+
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        rank = self.target_rank or max(
-            rank_of(lora_file(self.path, name)) for name in self.names
-        )
-        denoiser_of(pipe).enable_lora_hotswap(target_rank=rank)
+        denoiser_of(pipe).enable_lora_hotswap(target_rank=self._rank)
         self._load(pipe, self.names[0])
 
         def proof(trace: Trace) -> Finding:

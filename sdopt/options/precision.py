@@ -47,6 +47,16 @@ FLOATS = ("float32", "float16", "bfloat16")
 """Types of weights that a denoiser computes in."""
 
 
+def overflowing(ctx: Context, instead: str) -> list[str]:
+    """Returns the conflict, if any, of float16 with a model whose numbers overflow it; `instead` is what to choose."""
+    family = family_of(ctx.model)
+    if family.float16 != "overflows":
+        return []
+    return [
+        f"numbers of {family.title} overflow float16, and its images are black: choose {instead}"
+    ]
+
+
 @dataclass(frozen=True)
 class Precision(Optimization):
     """Sets the type of the weights, and the type of the arithmetic with autocast and TensorFloat-32."""
@@ -103,11 +113,8 @@ class Precision(Optimization):
             )
         elif self.tf32 != "default":
             found += missing(ctx.device, TF32)
-        family = family_of(ctx.model)
-        if family.float16 == "overflows" and "float16" in (self.weights, self.autocast):
-            found.append(
-                f"numbers of {family.title} overflow float16, and its images are black: choose precision=bf16"
-            )
+        if "float16" in (self.weights, self.autocast):
+            found += overflowing(ctx, "precision=bf16 or fp32")
         if "bfloat16" in (self.weights, self.autocast) and ctx.device.is_cuda:
             found += missing(ctx.device, BFLOAT16)
         return found

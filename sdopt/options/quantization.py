@@ -31,6 +31,7 @@ from sdopt.options.compiler.base import missing_for_triton
 from sdopt.options.conflicts import compiles, is_channels_last, records_autograd
 from sdopt.options.declarations import Excludes, Extra
 from sdopt.options.lora import Hotswap, Loaded
+from sdopt.options.precision import overflowing
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import (
     TEXT_ENCODERS,
@@ -114,6 +115,8 @@ class Quantized(Optimization):
                 f"{reason}; choose precision.others=float16"
                 for reason in missing(ctx.device, BFLOAT16)
             ]
+        if self.others == "float16":
+            found += overflowing(ctx, "precision.others=bfloat16 or float32")
         return found + records_autograd(ctx, "a quantized weight")
 
     @override

@@ -589,7 +589,8 @@ def few_steps(name: str, steps: int, guidance: float) -> str | None:
 
 
 _FEW_STEPS = re.compile(
-    r"(?i:turbo|lightning|lcm[-_ ]?lora|hyper[-_ ]?(?:sd|xl|\d))|(?<![A-Za-z])(?i:lcm|dmd2?|tcd|pcm)(?![a-z])"
+    r"(?i:turbo|lightning|lcm[-_ ]?lora|hyper[-_ ]?(?:sd|xl|\d)|(?<![a-z])flash(?![a-z]))"
+    r"|(?<![A-Za-z])(?i:lcm|dmd2?|tcd|pcm)(?![a-z])"
     r"|(?<=[a-z])(?:LCM|DMD2?|TCD|PCM)(?![a-z])"
 )
 """How distilled models and LoRAs are named, also within a word: `sdxlTurbo`, `dreamshaper_8LCM`."""

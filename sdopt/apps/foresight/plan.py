@@ -559,7 +559,8 @@ def _notes(
     for made in {
         made.card: made for made in predictions if made.fits == "does not fit"
     }.values():
-        notes.append(what_fits(composer, made.card, made.sheet, made.shape, counted))
+        ways = what_fits(composer, made.sheet, made.shape, counted)
+        notes.append(f"what fits {made.card}: {ways}" if str(ways) else "")
     return [note for note in notes if note]
 
 
