@@ -13,11 +13,12 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.exchange.graphs import facts_of_graph
+from sdopt.exchange.graphs import facts_of_graph, others_of_graph
+from sdopt.exchange.hidden import hidden_text
 from sdopt.exchange.settings import others_of, plain_key, settings_of
 
 if TYPE_CHECKING:
@@ -50,18 +51,47 @@ class Origin:
 
 
 def origin_of(image: "Image", file: Path) -> Origin:
-    """Returns what the program that wrote an image says of it, in the file or in one beside it."""
-    texts = dict(_texts(image))
+    """Returns what the program that wrote an image says of it: in the file, in one beside it, or in its pixels."""
+    origin = _of_texts(dict(_texts(image)))
+    for suffix in _BESIDE:
+        for beside in (file.with_suffix(suffix), Path(f"{file}{suffix}")):
+            origin = origin or _of_file(_beside(beside))
+    return origin or _of_hidden(hidden_text(image)) or Origin()
+
+
+_BESIDE = (".txt", ".json")
+"""How files beside an image end, in place of its own suffix or after it."""
+
+
+def _of_texts(texts: "Texts") -> Origin | None:
     for reader in _READERS:
         origin = reader(texts)
         if origin is not None:
-            return origin
-    for suffix in (".txt", ".json"):
-        text = _beside(file.with_suffix(suffix))
-        origin = _web_ui({"parameters": text}) or _listed(text) or _of_json(_json(text))
-        if origin is not None:
-            return origin
-    return Origin()
+            # Nodes of ComfyUI that save as A1111 does leave the graph in the file as well.
+            graph = _json(texts.get("prompt"))
+            others = {**origin.others, **others_of_graph(graph)}
+            return replace(origin, others=others)
+    return None
+
+
+def _of_file(text: str) -> Origin | None:
+    graph = {"prompt": text} if text.lstrip().startswith("{") else {}
+    return (
+        _web_ui({"parameters": text})
+        or _listed(text)
+        or _of_json(_json(text))
+        or _comfyui(graph)
+    )
+
+
+def _of_hidden(text: str) -> Origin | None:
+    """Reads what stood in chunks as well: the one of A1111, or all of them as NovelAI hides them."""
+    chunks = {
+        str(name).lower(): value
+        for name, value in _json(text).items()
+        if isinstance(value, str)
+    }
+    return _of_texts({"parameters": text}) or _of_texts(chunks)
 
 
 def origin_from(program: str, values: Mapping[str, Any]) -> Origin:
@@ -117,10 +147,17 @@ def _texts(image: "Image") -> Iterator[tuple[str, str]]:
         name, text = str(key).lower(), value
         if isinstance(value, bytes) and name in ("comment", "xmp"):
             text = value.decode("utf-8", errors="replace")
+        elif isinstance(value, str):
+            text = _in_utf8(value)
         if isinstance(text, str):
             yield name, text
             if name in ("xmp", "xml:com.adobe.xmp"):
                 yield from _of_xmp(text)
+    yield from _of_exif(image)
+
+
+def _of_exif(image: "Image") -> Iterator[tuple[str, str]]:
+    """Yields the texts in an image's EXIF."""
     try:
         exif = image.getexif()
         tags = [*exif.items(), *exif.get_ifd(_EXIF).items()]
@@ -129,14 +166,24 @@ def _texts(image: "Image") -> Iterator[tuple[str, str]]:
     for tag, value in tags:
         if tag == _USER_COMMENT:
             yield "usercomment", _comment(value)
-        elif isinstance(value, str) and value.lstrip().startswith(
-            "{"
-        ):  # SwarmUI's, long ago
+        elif isinstance(value, str) and _SETTINGS_IN_EXIF.search(value):
             yield "usercomment", value
         elif (
             isinstance(value, str) and value.partition(":")[0].lower() == "prompt"
         ):  # ComfyUI's WebP
             yield "prompt", value.partition(":")[2]
+
+
+_SETTINGS_IN_EXIF = re.compile(r"^\s*\{|(?m:^)Steps: \d")
+"""How settings are told in tags of any name: in JSON, as SwarmUI wrote them long ago, or as A1111 writes them."""
+
+
+def _in_utf8(text: str) -> str:
+    """Returns the text of a chunk that is Latin-1 by the standard, and UTF-8 as stable-diffusion.cpp writes it."""
+    try:
+        return text.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return text
 
 
 def _comment(value: Any) -> str:
@@ -199,10 +246,10 @@ Texts = Mapping[str, str]
 def _invokeai(texts: Texts) -> Origin | None:
     values = _json(texts.get("invokeai_metadata"))
     if values:
-        return origin_from(
-            "InvokeAI",
-            {_INVOKEAI.get(key, key): value for key, value in values.items()},
-        )
+        named = {_INVOKEAI.get(key, key): value for key, value in values.items()}
+        if isinstance(named.get("clip_skip"), int):
+            named["clip_skip"] += 1  # of others, 1 is the last layer
+        return origin_from("InvokeAI", named)
     values = _json(texts.get("sd-metadata"))
     image = values.get("image")
     if isinstance(image, dict):

@@ -266,8 +266,13 @@ SETTINGS = (
     ),
     Setting("first step", ("startatstep",), _step, default="none"),
     Setting("last step", ("endatstep",), _step, default="none"),
-    Setting("later passes", ("laterpasses",), default="none"),
-    Setting("guides", ("guides",), default="none"),
+    Setting("task", ("task",)),
+    Setting("scheduler options", ("scheduleroptions",), _text, default="none"),
+    Setting("timesteps", ("timesteps",), _text, default="none"),
+    Setting("input files", ("inputfiles",), _text, default="none"),
+    Setting(
+        "tokens of a prompt", ("maxsequencelength",), number_or_word, default="none"
+    ),
 )
 """Settings that decide what an image shows or how long it takes. What only makes it faster is the option's own."""
 

@@ -118,6 +118,22 @@ def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(
     assert {judgement.verdict for judgement in found} == {Verdict.PASS}
 
 
+def test_another_driver_needs_a_waiver_and_is_listed(results: Results) -> None:
+    later, earlier = results
+    earlier.environment.device["driver"] = "570.1"
+    assert differences(later, earlier) == [], "one of them does not say"
+    later.environment.device["driver"] = "580.2"
+    said = "device.driver: 580.2 against 570.1"
+    with pytest.raises(UsageError, match=f"{said}.*--waive versions"):
+        judge_drift(later, earlier, GATE, FIT)
+    text = written(comparison_of(earlier, later))
+    assert "device.driver: 570.1 → 580.2" in text
+    later.environment.device["driver"] = "570.1"
+    assert "environment agree" in written(comparison_of(earlier, later))
+    later.environment.gpu["power_limit_w"] = 300.0
+    assert "environment agree" not in written(comparison_of(earlier, later))
+
+
 def test_other_arithmetic_by_a_variable_needs_a_waiver(results: Results) -> None:
     """Of another shell: oneDNN rounds float32 to bfloat16 then, and no version tells."""
     later, earlier = results
