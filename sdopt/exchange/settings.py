@@ -194,6 +194,7 @@ SETTINGS = (
     Setting("size", ("size", "resolution"), _size),
     Setting("model", _MODELS, _weights),
     Setting("model hash", ("modelhash", "basemodelhash", "sdmodelhash"), _digest),
+    Setting("model file", ("modelfile",), _digest),
     Setting("clip skip", ("clipskip", "clipstopatlayer"), _layers, default="1"),
     Setting(
         "denoising strength",
@@ -437,7 +438,11 @@ def _apart(
             continue
         if values[0] is not None and values[1] is not None and values[0] != values[1]:
             apart[setting.name] = values[0], values[1]
-    for file, name in (("VAE file", "VAE"), ("LoRA files", "LoRA")):
+    for file, name in (
+        ("model file", "model"),
+        ("VAE file", "VAE"),
+        ("LoRA files", "LoRA"),
+    ):
         if name in apart:
             apart.pop(file, None)
     hashes = first.get("model hash"), second.get("model hash")

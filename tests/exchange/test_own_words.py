@@ -38,6 +38,12 @@ def swarm(**more: Any) -> Chunks:
     return {"parameters": json.dumps({"sui_image_params": values | more})}
 
 
+def swarm_file(digest: str) -> Chunks:
+    values = json.loads(swarm()["parameters"])
+    values["sui_models"] = [{"name": "m", "param": "model", "hash": digest}]
+    return {"parameters": json.dumps(values)}
+
+
 def fooocus(**more: Any) -> Chunks:
     values = {
         "prompt": "a harbour",
@@ -161,6 +167,21 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         invokeai(ipAdapters=[{"weight": 1, "image": {"image_name": "a.png"}}]),
         invokeai(),
         "ipAdapters none (baseline",
+    ),
+    "InvokeAI, another file of one name": (
+        invokeai(model={"name": "m", "hash": "blake3:aa"}),
+        invokeai(model={"name": "m", "hash": "blake3:bb"}),
+        "model file bb (baseline aa)",
+    ),
+    "InvokeAI, another LoRA of one name": (
+        invokeai(loras=[{"model": {"name": "l", "hash": "blake3:aa"}, "weight": 1}]),
+        invokeai(loras=[{"model": {"name": "l", "hash": "blake3:bb"}, "weight": 1}]),
+        "LoRA files blake3:bb (baseline blake3:aa)",
+    ),
+    "SwarmUI, another file of one name": (
+        swarm_file("0xaa"),
+        swarm_file("0xbb"),
+        "model file bb (baseline aa)",
     ),
     "SwarmUI, how it refines": (
         swarm(refinermethod="PostApply"),
