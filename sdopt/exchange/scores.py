@@ -120,7 +120,8 @@ def _where(result: StudyResult, variant: VariantResult) -> dict[str, Any]:
         "driver": environment.device.get("driver") or "",
         "cpu": environment.cpu.get("name") or "",
         "torch": environment.packages.get("torch", ""),
-        "threads": variant.config.hardware.threads or "",
+        "threads": variant.config.hardware.threads
+        or environment.cpu.get("threads", ""),
     }
 
 

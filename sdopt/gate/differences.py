@@ -105,10 +105,12 @@ def _machine_settings(
     if now.device.get("type") == then.device.get("type") == "cpu":
         for name in ("cores", "capability"):
             settings[f"cpu.{name}"] = (now.cpu.get(name), then.cpu.get(name))
+        if "threads" in now.cpu and "threads" in then.cpu:
+            settings["cpu.threads"] = (now.cpu["threads"], then.cpu["threads"])
     return settings
 
 
-_OF_DEVICES = ("driver", "cuda", "cudnn")
+_OF_DEVICES = ("driver", "cuda")
 """What computes on a device beside PyTorch, whose version does not tell it."""
 
 

@@ -89,6 +89,10 @@ def test_a_speedup_that_was_lost_fails(results: Results) -> None:
             "cpu.cores: 64 against None",
         ),
         (
+            lambda r: r.environment.cpu.update(threads=1),
+            "cpu.threads: 1 against 4",
+        ),
+        (
             lambda r: r.environment.gpu.update(power_limit_w=350.0),
             r"gpu.power_limit_w: 350\.0 against 700\.0",
         ),
@@ -100,6 +104,7 @@ def test_other_work_is_refused_and_named(
     later, earlier = results
     for result in results:
         result.environment.gpu = {"power_limit_w": 700.0}
+        result.environment.cpu["threads"] = 4
     change(later)
     with pytest.raises(UsageError, match=named):
         judge_drift(later, earlier, GATE, FIT, waived=("versions", "sdopt"))
