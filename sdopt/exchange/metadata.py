@@ -341,16 +341,22 @@ _ENTRY = re.compile(
 """One of A1111's settings, as its own reader has it; that one cuts JSON at its commas."""
 
 
+_SETTINGS = re.compile(r", (?:Seed|Sampler): ")
+
+
 def _web_ui(texts: Texts) -> Origin | None:
     """Reads A1111's web UI, its forks, and the many that write as it does."""
     for name in ("parameters", "usercomment", "comment", "description"):
         parts = _LAST_LINE.match(texts.get(name, ""))
-        if parts is None or "Seed: " not in parts[2]:
+        if parts is None or not _SETTINGS.search(parts[2]):
             continue
         prompt, _, negative = f"\n{parts[1]}".partition("\nNegative prompt:")
         entries: dict[str, str] = {}
-        for key, value in _ENTRY.findall(parts[2].partition("\n")[0]):
-            entries.setdefault(key.strip(), value.strip().strip('"'))
+        # What the tab "Extras" has done to the finished image.
+        further = texts.get("postprocessing") or texts.get("extras", "")
+        for line in (parts[2].partition("\n")[0], further):
+            for key, value in _ENTRY.findall(line):
+                entries.setdefault(key.strip(), value.strip().strip('"'))
         asked = {"prompt": prompt.strip(), "negative_prompt": negative.strip()}
         return origin_from(_fork(entries), {**entries, **_weights_of(entries), **asked})
     return None

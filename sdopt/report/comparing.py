@@ -75,7 +75,9 @@ def incomparable(
             reasons.append(f"{key}: {after} against {before}")
     then = first.environment
     now = second.environment
-    if then.cpu != now.cpu and then.cpu.get("name") == now.cpu.get("name"):
+    both = then.cpu.keys() & now.cpu.keys()
+    changed = any(then.cpu[name] != now.cpu[name] for name in both)
+    if changed and then.cpu.get("name") == now.cpu.get("name"):
         reasons.append(f"cpu: {now.cpu} against {then.cpu}")
     if then.platform != now.platform:
         reasons.append(f"platform: {now.platform} against {then.platform}")

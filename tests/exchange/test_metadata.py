@@ -300,6 +300,12 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
     "A1111, as a description in EXIF": (
         commented(WEB_UI, tag=0x010E, inner=False), "A1111", ("a harbour, dusk", "fog", 42), WEB_UI_SETTINGS
     ),
+    "A1111, without its seed": (
+        chunks({"parameters": "a harbour\nSteps: 20, Sampler: Euler a, CFG scale: 7, Size: 64x64"}),
+        "A1111",
+        ("a harbour", "", None),
+        {"steps": "20", "sampler": "eulera", "guidance scale": "7", "size": "64×64"},
+    ),
     "A1111, hidden in the alpha": (
         hidden(WEB_UI, "stealth_pnginfo"), "A1111", ("a harbour, dusk", "fog", 42), WEB_UI_SETTINGS
     ),

@@ -128,6 +128,11 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         web_ui("Face restoration: CodeFormer, Version: v1.9"),
         "Face restoration codeformer (baseline none)",
     ),
+    "A1111, faces restored afterwards": (
+        web_ui("Version: v1.9"),
+        web_ui("Version: v1.9") | {"postprocessing": "GFPGAN visibility: 0.5"},
+        "GFPGAN visibility 0.5 (baseline none)",
+    ),
     "A1111, tiling": (
         web_ui("Version: v1.9"),
         web_ui("Tiling: True, Version: v1.9"),
