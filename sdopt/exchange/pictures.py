@@ -262,9 +262,9 @@ def _as_it_says(
 
 
 def _as_listed(origin: Origin, listed: Origin) -> Origin:
-    """Returns what is known of an image that a table lists; a seed of its own that the table does not have is kept."""
+    """Returns what is known of an image that a table lists; its own seed is told beside the table's."""
     others = dict(origin.others)
-    if None not in (origin.seed, listed.seed) and origin.seed != listed.seed:
+    if None not in (origin.seed, listed.seed):
         others["seed in the image"] = str(origin.seed)
     return Origin(
         origin.program or listed.program,

@@ -130,7 +130,7 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
     ),
     "A1111, faces restored afterwards": (
         web_ui("Version: v1.9"),
-        web_ui("Version: v1.9") | {"postprocessing": "GFPGAN visibility: 0.5"},
+        {**web_ui("Version: v1.9"), "postprocessing": "GFPGAN visibility: 0.5"},
         "GFPGAN visibility 0.5 (baseline none)",
     ),
     "A1111, tiling": (
@@ -446,9 +446,9 @@ def test_what_a_run_exports_tells_models_sizes_and_loras_apart(
         'input files {"latents": "0123"}',
         "tokens of a prompt 64",
     ]
-    assert [word.partition(" (")[0] for word in _unlike_times(*times, ())] == [
-        "times.csv: device another"
-    ]
+    assert [
+        word.partition(" (")[0] for word in _unlike_times(times[0], times[1], ())
+    ] == ["times.csv: device another"]
 
 
 def test_two_programs_are_said_and_one_is_not(tmp_path: Path) -> None:

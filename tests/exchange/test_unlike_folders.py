@@ -73,7 +73,8 @@ def plain_pixels(folder: Path) -> None:
     """Gives images of any seeds the same pixels, and keeps what they say."""
     for number, file in enumerate(sorted(folder.glob("*.png"))):
         info = PngInfo()
-        info.add_text("parameters", Image.open(file).info["parameters"])
+        with Image.open(file) as image:
+            info.add_text("parameters", image.info["parameters"])
         picture(number).save(file, pnginfo=info)
 
 
@@ -200,7 +201,7 @@ class TestSettings:
                 "\n".join(["file,prompt,seed", *listed])
             )
         assert judged(base, other).candidates[0].unlike == [
-            "seed in the image 100 (baseline none) in 1 of 8 images"
+            "seed in the image 100 (baseline 0)"
         ]
 
     def test_that_one_side_does_not_tell_are_not_compared(self, tmp_path: Path) -> None:
