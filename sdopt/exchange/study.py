@@ -253,7 +253,7 @@ def _times(folder: Path) -> list[ImportedRow]:
 
 
 _OF_TIMES = frozenset((
-    "device", "gpu", "card", "host", "hostname", "machine", "cpu", "driver", "cuda", "torch", "pytorch", "batch",
+    "device", "gpu", "card", "host", "hostname", "machine", "cpu", "threads", "driver", "cuda", "torch", "pytorch", "batch",
     "batchsize", "images", "imagespercall", "n", "numimages",
 ))  # fmt: skip
 """Columns of a table of times that tell where calls ran, and how many images each made."""

@@ -237,6 +237,16 @@ def computes_bfloat16(flags: Collection[str], variables: Mapping[str, str]) -> b
     ) or "avx_ne_convert" in flags
 
 
+def default_threads() -> int:
+    """Returns the threads that PyTorch uses unless it is told: `OMP_NUM_THREADS`, or the cores that it may use.
+
+    By itself it sees all cores of the machine, even if the container is limited to fewer.
+    """
+    import torch
+
+    return min(torch.get_num_threads(), usable_cores())
+
+
 def usable_cores(group: Path = MOUNT) -> int:
     """Returns how many cores this process may use: the cores of its affinity, or its container's limit, if less."""
     affinity = len(os.sched_getaffinity(0))

@@ -187,7 +187,9 @@ def begun(
 
 def _since(earlier: StudyResult, prepared: Prepared) -> Iterator[str]:
     """Yields what has changed since a study of a search: what it is called by, and its settings, are the same."""
-    was, now = earlier.environment, describe_environment(prepared.machine, [])
+    was = earlier.environment
+    threads = earlier.config.hardware.threads
+    now = describe_environment(prepared.machine, [], threads)
     yield from other_surroundings(was, now)
     if was.code != now.code:
         yield f"sdopt: was {was.sdopt}, now {now.sdopt}"

@@ -29,7 +29,8 @@ EXTENSIONS = (*_GROWING, "protocol.precision", "protocol.budget_s")
 """Keys that may change besides `resume`: measurements stay, and more of the same are added."""
 
 _OF_THE_MOMENT = (
-    *("command", "host", "warnings", "device.warning", "device.memory_free_gib", "gpu"),
+    *("command", "host", "warnings", "device.warning", "device.memory_free_gib"),
+    *("gpu.processes", "gpu.persistence_mode", "gpu.compute_mode"),
     *(
         f"variables.{name}" for name in CACHES
     ),  # a cluster gives each job a folder of its own
@@ -232,6 +233,10 @@ def other_surroundings(was: Environment, now: Environment) -> Iterator[str]:
     yield from _between(vars(was), vars(now), (*_OF_THE_MOMENT, *_OWN_CODE))
 
 
+_NEARLY = {"device.memory_total_gib": 0.01, "gpu.power_limit_w": 0.05}
+"""What may differ by this share: a kernel reports other memory after each boot, and laptops shift power by a little."""
+
+
 def _between(
     was: Any, now: Any, ignored: tuple[str, ...] = (), key: str = ""
 ) -> Iterator[str]:
@@ -246,9 +251,8 @@ def _between(
                 ignored,
                 f"{key}.{name}" if key else str(name),
             )
-    elif key == "device.memory_total_gib":
-        # The kernel of one machine reports slightly different memory after each boot.
-        if not math.isclose(was, now, rel_tol=0.01):
+    elif key in _NEARLY and None not in (was, now):
+        if not math.isclose(was, now, rel_tol=_NEARLY[key]):
             yield f"{key}: was {was:.1f}, now {now:.1f}"
     elif was != now:
         yield f"{key}: was {was}, now {now}"
