@@ -1,13 +1,25 @@
 """Reads what a graph of ComfyUI says of an image: the nodes as they were queued, of which links name one another."""
 
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from sdopt.exchange.settings import plain_key
 
 Inputs = Mapping[str, Any]
 """The inputs of a node by name: plain values, or links `[id of a node, number of its output]`."""
 
-_TEXTS = ("text", "text_g", "conditioning", "string", "value")
+_TEXTS = (
+    "text",
+    "text_g",
+    "t5xxl",
+    "clip_l",
+    "prompt",
+    "conditioning",
+    "string",
+    "value",
+)
 
 _SEEDS = ("noise_seed", "seed", "value")
 
@@ -18,12 +30,15 @@ _LATENTS = ("samples", "latent_image", "latent", "pixels", "image")
 
 _MODELS = ("ckpt_name", "unet_name", "model_name", "base_ckpt_name")
 
-_GUIDES = re.compile(
-    r"freeu|perturbed|selfattentionguidance|rescalecfg|skiplayer|ipadapter|downscale|dynamicthreshold|cfgzero|"
-    r"hypernetwork|photomaker|instantid|pulid|differentialdiffusion|apply_?nag|stylemodel|unclipconditioning",
-    re.IGNORECASE,
+_FASTER = re.compile(
+    r"compile|cache|sageattn|sageattention|flashatt|xformers|sdpa|attentionbackend|tomepatch|todopatch|tokenmerging|"
+    r"hypertile|tensorrt|stablefast|onediff|nunchaku|svdq|quanti|gguf|fp8|fp16|bf16|dtype|precision|offload|blockswap|"
+    r"multigpu|distorch|device|vram|tiled|preview|batchsize"
 )
-"""Nodes that change what a model draws, and not how fast it computes."""
+"""Nodes and inputs that make calls faster or smaller, or show what happens: the option that is judged."""
+
+_PASSING = ("reroute", "vaedecode", "getnode", "setnode", "")
+"""Nodes without values that change nothing where they stand."""
 
 _PLAIN = {
     "steps": ("steps",),
@@ -58,8 +73,18 @@ def facts_of_graph(nodes: Mapping[str, Any]) -> dict[str, Any]:
     return common or {}
 
 
+def others_of_graph(nodes: Mapping[str, Any]) -> dict[str, str]:
+    """Returns by class what a graph's nodes say beyond `facts_of_graph`: second passes, patches of models, scaling."""
+    graph = _Graph(nodes)
+    for sampler in graph.first_samplers():
+        graph.facts(sampler)
+    return graph.unread()
+
+
 class _Graph:
     def __init__(self, nodes: Mapping[str, Any]) -> None:
+        self.read: set[tuple[int, str]] = set()
+        """What was read as a setting: the identity of a node's inputs, and the name of one."""
         self.inputs: dict[str, Inputs] = {}
         self.kinds: dict[int, str] = {}
         """The class of each node, by the identity of its inputs."""
@@ -80,8 +105,15 @@ class _Graph:
             node = self.source(value)
             if node is None:
                 return value
-            inputs = self.inputs[node]
-            value = next((inputs[name] for name in names if name in inputs), None)
+            value = self._taken(self.inputs[node], names)
+        return None
+
+    def _taken(self, inputs: Inputs, names: Sequence[str]) -> Any:
+        """Returns the first of the inputs that a node has, which counts as read; None if it has none."""
+        for name in names:
+            if name in inputs:
+                self.read.add((id(inputs), name))
+                return inputs[name]
         return None
 
     def upstream(self, inputs: Inputs, through: Sequence[str] = ()) -> Iterator[Inputs]:
@@ -128,24 +160,19 @@ class _Graph:
             )
         facts |= self.model(parts)
         for inputs in self.upstream(sampler):
-            if "stop_at_clip_layer" in inputs:
-                facts.setdefault(
-                    "clip_skip", self.follow(inputs["stop_at_clip_layer"], ("value",))
-                )
-            elif "clip_skip" in inputs:  # nodes that load and encode in one
-                facts.setdefault(
-                    "clip_skip", self.follow(inputs["clip_skip"], ("value",))
-                )
+            # Some nodes load and encode in one.
+            skip = self._taken(inputs, ("stop_at_clip_layer", "clip_skip"))
+            if skip is not None:
+                facts.setdefault("clip_skip", self.follow(skip, ("value",)))
         facts |= self.conditions(sampler)
-        if passes := self.later_passes(sampler):
-            facts["later_passes"] = "; ".join(passes)
-        decoders = {
-            inputs["vae_name"]
+        decoders = [
+            inputs
             for inputs in self.inputs.values()
             if isinstance(inputs.get("vae_name"), str)
-        }
-        if len(decoders) == 1:
-            facts["vae"] = decoders.pop()
+        ]
+        if len({inputs["vae_name"] for inputs in decoders}) == 1:
+            for inputs in decoders:
+                facts["vae"] = self._taken(inputs, ("vae_name",))
         return {
             name: value
             for name, value in facts.items()
@@ -157,65 +184,81 @@ class _Graph:
         facts: dict[str, Any] = {}
         nets = []
         for inputs in self.upstream(sampler):
-            if "guidance" in inputs and "conditioning" in inputs:
+            if "guidance" in inputs and not _is_sampler(inputs):
+                guidance = self._taken(inputs, ("guidance",))
                 facts.setdefault(
-                    "distilled_guidance", self.follow(inputs["guidance"], ("value",))
+                    "distilled_guidance", self.follow(guidance, ("value",))
                 )
-            shift = next(
-                (inputs[key] for key in ("shift", "max_shift") if key in inputs), None
-            )
-            if shift is not None and "model" in inputs:
-                facts.setdefault("shift", self.follow(shift, ("value",)))
+            if "model" in inputs:
+                shift = self._taken(inputs, ("shift", "max_shift"))
+                if shift is not None:
+                    facts.setdefault("shift", self.follow(shift, ("value",)))
             if "control_net" in inputs:
                 name = self.follow(
                     inputs["control_net"], ("control_net_name", "control_net")
                 )
-                nets.append(f"{name}:{inputs.get('strength', 1)}")
+                strength = self._taken(inputs, ("strength",))
+                nets.append(f"{name}:{1 if strength is None else strength}")
         if nets:
             facts["controlnet"] = ", ".join(sorted(nets))
-        guides = [
-            self._named(inputs)
-            for inputs in self.upstream(sampler)
-            if _GUIDES.search(self.kinds[id(inputs)])
-        ]
-        if guides:
-            facts["guides"] = ", ".join(sorted(guides))
         return facts
 
-    def _named(self, inputs: Inputs) -> str:
-        """Returns a node's class with the values that it has itself."""
-        values = [
-            f"{name}={value}"
-            for name, value in sorted(inputs.items())
-            if isinstance(value, str | int | float)
-        ]
-        return f"{self.kinds[id(inputs)]}({', '.join(values)})"
+    def unread(self) -> dict[str, str]:
+        """Returns by class the values of nodes that make the image, of those that were not read as settings.
 
-    def later_passes(self, sampler: Inputs) -> list[str]:
-        """Returns the samplers that go on from another one, as a second pass in a larger size does, in words."""
-        passes = []
-        for inputs in self.inputs.values():
-            if inputs is sampler or not _is_sampler(inputs):
+        Nodes after which nothing comes save or show it.
+        """
+        by_class: dict[str, list[str]] = {}
+        for inputs in self._making():
+            kind = self.kinds[id(inputs)]
+            if not _FASTER.search(plain_key(kind)):
+                by_class.setdefault(kind, []).append(self._unread_of(inputs))
+        unread = {}
+        for kind, values in by_class.items():
+            if any(values):
+                unread[kind] = "; ".join(sorted(filter(None, values))).lower()
+        return unread
+
+    def _unread_of(self, inputs: Inputs) -> str:
+        """Returns the values of a node that were not read; "" if they all were, or it changes no image."""
+        values = []
+        for name, value in sorted(inputs.items()):
+            known = (id(inputs), name) in self.read
+            plain = isinstance(value, str | int | float) and value != ""
+            if plain and not known and not _FASTER.search(plain_key(name)):
+                text = f"{value:g}" if isinstance(value, float) else str(value)
+                values.append(f"{name}={_short(text)}")
+        if values:
+            return ", ".join(values)
+        read = any(node == id(inputs) for node, _ in self.read)
+        passes = plain_key(self.kinds[id(inputs)]) in _PASSING or _is_sampler(inputs)
+        return "" if read or passes else "in use"
+
+    def _making(self) -> list[Inputs]:
+        """Returns the nodes before those that end the graph, where a sampler is among them."""
+        linked = {
+            self.source(value)
+            for inputs in self.inputs.values()
+            for value in inputs.values()
+        }
+        making: dict[int, Inputs] = {}
+        for name, end in self.inputs.items():
+            before = list(self.upstream(end))
+            if name in linked or not any(map(_is_sampler, before)):
                 continue
-            if any(before is sampler for before in self.upstream(inputs)):
-                parts = list(self.upstream(inputs, _PARTS))
-                steps = self.first_value(parts, ("steps",), ("steps", "value"))
-                denoise = self.first_value(parts, ("denoise",), ("denoise", "value"))
-                passes.append(
-                    f"{steps} steps" + (f" at {denoise}" if denoise is not None else "")
-                )
-        return sorted(passes)
+            making |= {id(inputs): inputs for inputs in before}
+            if not _is_sampler(end):
+                del making[id(end)]
+        return list(making.values())
 
     def first_value(
         self, parts: Sequence[Inputs], names: Sequence[str], through: Sequence[str]
     ) -> Any:
         """Returns what the first part that has one of the names says; the link itself if it is not to be followed."""
         for inputs in parts:
-            for name in names:
-                if name in inputs:
-                    return (
-                        self.follow(inputs[name], through) if through else inputs[name]
-                    )
+            if any(name in inputs for name in names):
+                value = self._taken(inputs, names)
+                return self.follow(value, through) if through else value
         return None
 
     def model(self, parts: Sequence[Inputs]) -> dict[str, Any]:
@@ -225,15 +268,9 @@ class _Graph:
         for start in parts:
             for inputs in self.upstream({"model": start.get("model")}, ("model",)):
                 loras += _loras(inputs)
-                name = next(
-                    (
-                        inputs[key]
-                        for key in _MODELS
-                        if isinstance(inputs.get(key), str)
-                    ),
-                    None,
-                )
-                if name is not None:
+                self.read |= {(id(inputs), name) for name in inputs.keys() & _OF_LORAS}
+                name = self._taken(inputs, _MODELS)
+                if isinstance(name, str):
                     facts.setdefault("model", name)
         if loras:
             facts["loras"] = ", ".join(sorted(set(loras)))
@@ -245,6 +282,20 @@ def _is_sampler(inputs: Inputs) -> bool:
     if "guider" in inputs:
         return "noise" in inputs
     return "positive" in inputs and ("seed" in inputs or "noise_seed" in inputs)
+
+
+_OF_LORAS = {"lora_name", "strength_model", "lora_model_strength"}
+
+
+def _short(text: str) -> str:
+    """Returns a value, of a long text its begin and a digest."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}… ({zlib.crc32(text.encode()):08x})"
+
+
+_LONGEST = 60
+"""Characters of a value that are shown."""
 
 
 def _loras(inputs: Inputs) -> list[str]:

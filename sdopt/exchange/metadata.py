@@ -9,24 +9,20 @@ splits values at commas in quotes, and may hand out one image's comment for the 
 `sd-prompt-reader` brings a graphical interface, and wants one version of Pillow.
 """
 
-import html
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.exchange.graphs import facts_of_graph
+from sdopt.exchange.graphs import facts_of_graph, others_of_graph
+from sdopt.exchange.hidden import hidden_text
 from sdopt.exchange.settings import others_of, plain_key, settings_of
+from sdopt.exchange.texts import json_object, text_beside, texts_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-_USER_COMMENT, _EXIF = 0x9286, 0x8769
-
-_LONGEST_TEXT = 4_000_000
-"""Characters of a text beside an image that are read: graphs of ComfyUI have some hundred thousand."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +46,47 @@ class Origin:
 
 
 def origin_of(image: "Image", file: Path) -> Origin:
-    """Returns what the program that wrote an image says of it, in the file or in one beside it."""
-    texts = dict(_texts(image))
+    """Returns what the program that wrote an image says of it: in the file, in one beside it, or in its pixels."""
+    origin = _of_texts(dict(texts_of(image)))
+    for suffix in _BESIDE:
+        for beside in (file.with_suffix(suffix), Path(f"{file}{suffix}")):
+            origin = origin or _of_file(text_beside(beside))
+    return origin or _of_hidden(hidden_text(image)) or Origin()
+
+
+_BESIDE = (".txt", ".json")
+"""How files beside an image end, in place of its own suffix or after it."""
+
+
+def _of_texts(texts: "Texts") -> Origin | None:
     for reader in _READERS:
         origin = reader(texts)
         if origin is not None:
-            return origin
-    for suffix in (".txt", ".json"):
-        text = _beside(file.with_suffix(suffix))
-        origin = _web_ui({"parameters": text}) or _listed(text) or _of_json(_json(text))
-        if origin is not None:
-            return origin
-    return Origin()
+            # Nodes of ComfyUI that save as A1111 does leave the graph in the file as well.
+            graph = json_object(texts.get("prompt"))
+            others = {**origin.others, **others_of_graph(graph)}
+            return replace(origin, others=others)
+    return None
+
+
+def _of_file(text: str) -> Origin | None:
+    graph = {"prompt": text} if text.lstrip().startswith("{") else {}
+    return (
+        _web_ui({"parameters": text})
+        or _listed(text)
+        or _of_json(json_object(text))
+        or _comfyui(graph)
+    )
+
+
+def _of_hidden(text: str) -> Origin | None:
+    """Reads what stood in chunks as well: the one of A1111, or all of them as NovelAI hides them."""
+    chunks = {
+        str(name).lower(): value
+        for name, value in json_object(text).items()
+        if isinstance(value, str)
+    }
+    return _of_texts({"parameters": text}) or _of_texts(chunks)
 
 
 def origin_from(program: str, values: Mapping[str, Any]) -> Origin:
@@ -108,102 +133,22 @@ def _without_tags(prompt: str) -> tuple[str, str]:
     return _TAG.sub("", prompt).strip(" \n,"), ", ".join(tags)
 
 
-# ---- the texts of a file ---------------------------------------------------------------------------------------------
-
-
-def _texts(image: "Image") -> Iterator[tuple[str, str]]:
-    """Yields the texts in an image by name, in lower case."""
-    for key, value in image.info.items():
-        name, text = str(key).lower(), value
-        if isinstance(value, bytes) and name in ("comment", "xmp"):
-            text = value.decode("utf-8", errors="replace")
-        if isinstance(text, str):
-            yield name, text
-            if name in ("xmp", "xml:com.adobe.xmp"):
-                yield from _of_xmp(text)
-    try:
-        exif = image.getexif()
-        tags = [*exif.items(), *exif.get_ifd(_EXIF).items()]
-    except Exception:  # damaged tags raise whatever their parser meets
-        return
-    for tag, value in tags:
-        if tag == _USER_COMMENT:
-            yield "usercomment", _comment(value)
-        elif isinstance(value, str) and value.lstrip().startswith(
-            "{"
-        ):  # SwarmUI's, long ago
-            yield "usercomment", value
-        elif (
-            isinstance(value, str) and value.partition(":")[0].lower() == "prompt"
-        ):  # ComfyUI's WebP
-            yield "prompt", value.partition(":")[2]
-
-
-def _comment(value: Any) -> str:
-    """Returns the user comment of EXIF, which begins with the name of its encoding; that does not say its order."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, bytes):
-        return ""
-    kind, text = value[:8], value[8:]
-    if kind.startswith(b"UNICODE"):
-        if text[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            return text.decode("utf-16", errors="replace")
-        # Settings are written in ASCII, whose upper bytes are zero.
-        order = (
-            "utf-16-be" if text[::2].count(0) >= text[1::2].count(0) else "utf-16-le"
-        )
-        return text.decode(order, errors="replace")
-    if kind.startswith((b"ASCII", b"\0\0\0\0\0\0\0\0")):
-        return text.decode("utf-8", errors="replace").strip("\0")
-    return value.decode("utf-8", errors="replace").strip("\0")
-
-
-def _of_xmp(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the user comment of XMP, as Draw Things writes it."""
-    comment = re.search(r"(?s)<exif:UserComment>(.*?)</exif:UserComment>", text)
-    if comment:
-        yield "usercomment", html.unescape(re.sub(r"<[^>]*>", "", comment[1])).strip()
-    elif comment := re.search(r'exif:UserComment="([^"]*)"', text):
-        yield "usercomment", html.unescape(comment[1])
-
-
-def _beside(file: Path) -> str:
-    """Returns the text of a file beside an image; "" without one."""
-    try:
-        raw = file.read_bytes()[:_LONGEST_TEXT] if file.is_file() else b""
-    except OSError:
-        return ""
-    return raw.decode(
-        "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig",
-        errors="replace",
-    )
-
-
-def _json(text: Any) -> dict[str, Any]:
-    """Returns the object of a text in JSON; an empty one for anything else."""
-    if not isinstance(text, str) or not text.lstrip().startswith("{"):
-        return {}
-    try:
-        value = json.loads(text.strip("\0"))
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 # ---- the forms of the programs, the most specific ones first ---------------------------------------------------------
 
 Texts = Mapping[str, str]
 
 
 def _invokeai(texts: Texts) -> Origin | None:
-    values = _json(texts.get("invokeai_metadata"))
+    values = json_object(texts.get("invokeai_metadata"))
     if values:
-        return origin_from(
-            "InvokeAI",
-            {_INVOKEAI.get(key, key): value for key, value in values.items()},
-        )
-    values = _json(texts.get("sd-metadata"))
+        named = {_INVOKEAI.get(key, key): value for key, value in values.items()}
+        if isinstance(named.get("clip_skip"), int):
+            named["clip_skip"] += 1  # of others, 1 is the last layer
+        loras = [lora.get("model") for lora in _dicts(values.get("loras"))]
+        named["model_file"] = _hashes([values.get("model")])
+        named["lora_hashes"] = _hashes(loras)
+        return origin_from("InvokeAI", named)
+    values = json_object(texts.get("sd-metadata"))
     image = values.get("image")
     if isinstance(image, dict):
         prompt = image.get("prompt")
@@ -215,6 +160,19 @@ def _invokeai(texts: Texts) -> Origin | None:
             )
         return _bracketed(values | image, prompt)
     return None
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    """Returns the objects in what may be a list of them."""
+    listed = value if isinstance(value, list) else []
+    return [item for item in listed if isinstance(item, dict)]
+
+
+def _hashes(files: list[Any]) -> str:
+    """Returns the digests of files of weights: one name may stand for several files."""
+    return ", ".join(
+        sorted(str(file["hash"]) for file in _dicts(files) if "hash" in file)
+    )
 
 
 _INVOKEAI = {"scheduler": "sampler", "guidance": "distilled_guidance"}
@@ -263,7 +221,7 @@ def _json_settings(texts: Texts) -> Origin | None:
         "metadata",
         "generation_data",
     ):
-        origin = _of_json(_json(texts.get(name)), texts)
+        origin = _of_json(json_object(texts.get(name)), texts)
         if origin is not None:
             return origin
     return None
@@ -275,7 +233,14 @@ def _of_json(values: Mapping[str, Any], texts: Texts | None = None) -> Origin | 
     texts = texts or {}
     program = "JSON"
     if isinstance(values.get("sui_image_params"), dict):
+        files = _dicts(values.get("sui_models"))
         program, values = "SwarmUI", _swarm(values["sui_image_params"])
+        values["model_file"] = _hashes(
+            [one for one in files if one.get("param") == "model"]
+        )
+        values["lora_hashes"] = _hashes(
+            [one for one in files if one.get("param") != "model"]
+        )
     elif texts.get("software") == "NovelAI":
         program, values = (
             "NovelAI",
@@ -337,6 +302,7 @@ def _fooocus(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **values,
         "loras": listed,
+        "lora_hashes": _hashes([{"hash": lora[2]} for lora in loras if len(lora) > 2]),
         "prompt": "\n".join(prompt) if isinstance(prompt, list) else prompt,
     }
 
@@ -375,16 +341,22 @@ _ENTRY = re.compile(
 """One of A1111's settings, as its own reader has it; that one cuts JSON at its commas."""
 
 
+_SETTINGS = re.compile(r", (?:Seed|Sampler): ")
+
+
 def _web_ui(texts: Texts) -> Origin | None:
     """Reads A1111's web UI, its forks, and the many that write as it does."""
     for name in ("parameters", "usercomment", "comment", "description"):
         parts = _LAST_LINE.match(texts.get(name, ""))
-        if parts is None or "Seed: " not in parts[2]:
+        if parts is None or not _SETTINGS.search(parts[2]):
             continue
         prompt, _, negative = f"\n{parts[1]}".partition("\nNegative prompt:")
         entries: dict[str, str] = {}
-        for key, value in _ENTRY.findall(parts[2].partition("\n")[0]):
-            entries.setdefault(key.strip(), value.strip().strip('"'))
+        # What the tab "Extras" has done to the finished image.
+        further = texts.get("postprocessing") or texts.get("extras", "")
+        for line in (parts[2].partition("\n")[0], further):
+            for key, value in _ENTRY.findall(line):
+                entries.setdefault(key.strip(), value.strip().strip('"'))
         asked = {"prompt": prompt.strip(), "negative_prompt": negative.strip()}
         return origin_from(_fork(entries), {**entries, **_weights_of(entries), **asked})
     return None
@@ -433,7 +405,7 @@ def _fork(entries: Mapping[str, str]) -> str:
 
 
 def _comfyui(texts: Texts) -> Origin | None:
-    graph = _json(texts.get("prompt"))
+    graph = json_object(texts.get("prompt"))
     facts = facts_of_graph(graph) if graph else {}
     return origin_from("ComfyUI", facts) if facts else None
 

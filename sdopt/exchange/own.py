@@ -1,5 +1,6 @@
 """Tells what sdopt's own images were made from: by the record of the run in whose folder they lie."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,9 +25,7 @@ def origins_in(folder: Path) -> dict[str, Origin]:
         return {}
     owners = [(variant, variant.images) for variant in result.variants]
     # What shows how far two baselines differ is the baseline's.
-    owners += [
-        (result.variant(result.baseline), images) for images in result.redrawn.values()
-    ]
+    owners += [(result.baseline_variant, images) for images in result.redrawn.values()]
     origins: dict[str, Origin] = {}
     for variant, images in owners:
         said = settings_of(settings_of_variant(result, variant))
@@ -55,21 +54,35 @@ def settings_of_variant(result: StudyResult, variant: VariantResult) -> dict[str
         "guidance_scale": config.workload.guidance(config.model),
         "sampler": scheduler.class_name,
         "size": f"{size}x{size}",
+        "task": task.kind,
     }
     digest = variant.inputs.get("model", "")
     if _DIGEST.fullmatch(digest):
         settings["model_hash"] = digest
     if task.kind != "txt2img":
         settings["strength"] = task.strength
+    further = dict(scheduler.options)
     for name in _SCHEDULES:
-        if scheduler.options.get(f"use_{name}_sigmas"):
+        if further.pop(f"use_{name}_sigmas", False):
             settings["schedule_type"] = name
+    more = {
+        "scheduler_options": further,
+        "timesteps": scheduler.timesteps,
+        "input_files": {
+            name: variant.inputs[name] for name in _FILES if name in variant.inputs
+        },
+        "max_sequence_length": config.model.max_sequence_length,
+    }
+    settings |= {name: json.dumps(value) for name, value in more.items() if value}
     if lora := _lora_of(config.options.get("lora")):
         settings["lora"] = lora
     return settings
 
 
 _DIGEST = re.compile(r"[0-9a-f]{16}")
+
+_FILES = ("image", "mask", "latents")
+"""Inputs of a variant that are files of the user's own, by their digests."""
 
 _SCHEDULES = ("karras", "exponential", "beta")
 

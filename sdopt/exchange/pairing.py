@@ -199,7 +199,7 @@ def require_alike(
         UsageError: images belong to other partners; or they differ as much as images that do not belong together, and
             neither side shows one image alone.
     """
-    if len(first) < 3:
+    if len(first) < 2:
         return
     mine, other = (
         np.stack([picture.looks[1] for picture in side]) for side in (first, second)
@@ -207,6 +207,8 @@ def require_alike(
     _require_own_partners(
         first, second, np.stack([_distances(one, other) for one in mine])
     )
+    if len(first) < 3:
+        return
     apart = _middle(mine, np.roll(other, 1, axis=0))
     varied = [
         _middle(side, np.roll(side, 1, axis=0)) > apart / 4 for side in (mine, other)

@@ -9,7 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -214,9 +214,9 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
         raise UsageError(
             f"{folder}: several images are named {twice}; keep one of them"
         )
+    own = origins_logged(folder) | origins_in(folder)
     tables = [folder / name for name in _TABLES if (folder / name).is_file()]
     if not tables:
-        own = origins_logged(folder) | origins_in(folder)
         return [_as_it_says(file, own=own.get(file.name)) for file in files]
     rows = [
         (Path(row.need("file", "file_name", "filename", "image")).name, row)
@@ -240,7 +240,8 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
         row.whole(
             "seed"
         )  # a table is written to be read, so what it says wrongly is an error
-        pictures.append(_as_it_says(file, origin_from("table", row.values)))
+        listed = origin_from("table", row.values)
+        pictures.append(_as_it_says(file, listed, own.get(file.name)))
     return pictures
 
 
@@ -256,11 +257,24 @@ def _as_it_says(
     if own is not None and origin.seed is None and not origin.settings:
         origin = own
     if listed is not None:
-        settings = {**origin.settings, **listed.settings}
-        origin = replace(
-            listed, program=origin.program or listed.program, settings=settings
-        )
+        origin = _as_listed(origin, listed)
     return ImportedPicture(file, origin, format_of(image, file))
+
+
+def _as_listed(origin: Origin, listed: Origin) -> Origin:
+    """Returns what is known of an image that a table lists; its own seed is told beside the table's."""
+    others = dict(origin.others)
+    if None not in (origin.seed, listed.seed):
+        others["seed in the image"] = str(origin.seed)
+    return Origin(
+        origin.program or listed.program,
+        listed.prompt if listed.prompt is not None else origin.prompt,
+        listed.negative or origin.negative,
+        listed.seed if listed.seed is not None else origin.seed,
+        {**origin.settings, **listed.settings},
+        others,
+        origin.version,
+    )
 
 
 def repeated(values: Iterable[Any]) -> Any:

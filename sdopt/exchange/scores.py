@@ -88,8 +88,10 @@ def _written(
     settings = settings_of_variant(result, variant)
     listed = [[*row[1:], *settings.values()] for row in rows]
     _write(own / "prompts.csv", [*_COLUMNS[1:], *settings], listed)
+    where = _where(result, variant)
     timed = [
         [
+            *where.values(),
             measured.replicate,
             call.round,
             call.seconds / images,
@@ -100,8 +102,27 @@ def _written(
         if not call.left_out
     ]
     if timed:
-        _write(own / TIMES, ("replicate", "round", "seconds", "memory_gib"), timed)
+        _write(
+            own / TIMES,
+            (*where, "replicate", "round", "seconds", "memory_gib"),
+            timed,
+        )
     return rows
+
+
+def _where(result: StudyResult, variant: VariantResult) -> dict[str, Any]:
+    """Returns what calls of two machines or versions are not compared by; see `study.TIMES`."""
+    if result.is_imported:
+        return {}
+    environment = result.environment
+    return {
+        "device": environment.device.get("name"),
+        "driver": environment.device.get("driver") or "",
+        "cpu": environment.cpu.get("name") or "",
+        "torch": environment.packages.get("torch", ""),
+        "threads": variant.config.hardware.threads
+        or environment.cpu.get("threads", ""),
+    }
 
 
 def _write(file: Path, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

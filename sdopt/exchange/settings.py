@@ -194,6 +194,7 @@ SETTINGS = (
     Setting("size", ("size", "resolution"), _size),
     Setting("model", _MODELS, _weights),
     Setting("model hash", ("modelhash", "basemodelhash", "sdmodelhash"), _digest),
+    Setting("model file", ("modelfile",), _digest),
     Setting("clip skip", ("clipskip", "clipstopatlayer"), _layers, default="1"),
     Setting(
         "denoising strength",
@@ -266,8 +267,13 @@ SETTINGS = (
     ),
     Setting("first step", ("startatstep",), _step, default="none"),
     Setting("last step", ("endatstep",), _step, default="none"),
-    Setting("later passes", ("laterpasses",), default="none"),
-    Setting("guides", ("guides",), default="none"),
+    Setting("task", ("task",)),
+    Setting("scheduler options", ("scheduleroptions",), _text, default="none"),
+    Setting("timesteps", ("timesteps",), _text, default="none"),
+    Setting("input files", ("inputfiles",), _text, default="none"),
+    Setting(
+        "tokens of a prompt", ("maxsequencelength",), number_or_word, default="none"
+    ),
 )
 """Settings that decide what an image shows or how long it takes. What only makes it faster is the option's own."""
 
@@ -432,7 +438,11 @@ def _apart(
             continue
         if values[0] is not None and values[1] is not None and values[0] != values[1]:
             apart[setting.name] = values[0], values[1]
-    for file, name in (("VAE file", "VAE"), ("LoRA files", "LoRA")):
+    for file, name in (
+        ("model file", "model"),
+        ("VAE file", "VAE"),
+        ("LoRA files", "LoRA"),
+    ):
         if name in apart:
             apart.pop(file, None)
     hashes = first.get("model hash"), second.get("model hash")

@@ -253,7 +253,7 @@ def _times(folder: Path) -> list[ImportedRow]:
 
 
 _OF_TIMES = frozenset((
-    "device", "gpu", "card", "host", "hostname", "machine", "cpu", "driver", "cuda", "torch", "pytorch", "batch",
+    "device", "gpu", "card", "host", "hostname", "machine", "cpu", "threads", "driver", "cuda", "torch", "pytorch", "batch",
     "batchsize", "images", "imagespercall", "n", "numimages",
 ))  # fmt: skip
 """Columns of a table of times that tell where calls ran, and how many images each made."""
@@ -418,7 +418,7 @@ def judgeable(
     left_out += [] if "memory" in claims else ["memory_ratio"]
     left_out += (
         []
-        if all(record.prompt for record in result.variant(result.baseline).images)
+        if all(record.prompt for record in result.baseline_variant.images)
         else ["clip_score"]
     )
     kept = {

@@ -89,7 +89,7 @@ def _of_results(
             yield Difference(_against(name, *values))
 
 
-_OF_CARDS = ("power_limit_w", "max_sm_clock_mhz", "mig_slice")
+_OF_CARDS = ("power_limit_w", "max_sm_clock_mhz", "mig_slice", "ecc")
 """Settings of a card by which the same option gains more or less."""
 
 
@@ -105,7 +105,37 @@ def _machine_settings(
     if now.device.get("type") == then.device.get("type") == "cpu":
         for name in ("cores", "capability"):
             settings[f"cpu.{name}"] = (now.cpu.get(name), then.cpu.get(name))
+        if "threads" in now.cpu and "threads" in then.cpu:
+            settings["cpu.threads"] = (now.cpu["threads"], then.cpu["threads"])
     return settings
+
+
+_OF_DEVICES = ("driver", "cuda")
+"""What computes on a device beside PyTorch, whose version does not tell it."""
+
+
+def device_software(environment: Environment) -> dict[str, Any]:
+    """Returns the driver and the libraries of a device, as far as they are recorded."""
+    device = environment.device
+    recorded = {**device, **device.get("attributes", {})}
+    return {
+        f"device.{name}": recorded[name]
+        for name in _OF_DEVICES
+        if recorded.get(name) is not None
+    }
+
+
+def _changed_software(
+    now: Environment,
+    then: Environment,
+) -> _Values:
+    """Returns what `device_software` says otherwise of two devices, as far as both are recorded."""
+    earlier = device_software(then)
+    changed: dict[str, tuple[Any, Any]] = {}
+    for name, value in device_software(now).items():
+        if value != earlier.get(name, value):
+            changed[name] = (value, earlier[name])
+    return changed
 
 
 def changed_variables(
@@ -133,7 +163,8 @@ def _of_code(
             yield Difference(_against(name, *versions), "versions")
     if now.python.rpartition(".")[0] != then.python.rpartition(".")[0]:
         yield Difference(_against("python", now.python, then.python), "versions")
-    for name, values in changed_variables(now, then).items():
+    changed = {**changed_variables(now, then), **_changed_software(now, then)}
+    for name, values in changed.items():
         yield Difference(_against(name, *values), "versions")
     code = (now.sdopt_version, now.sdopt_commit, now.sdopt_dirty)
     earlier_code = (then.sdopt_version, then.sdopt_commit, then.sdopt_dirty)

@@ -32,7 +32,7 @@ class Fault:
 FAULTS = (
     Fault(
         ("TU116", "TU117"),
-        r"\bGTX 16[35]0|\bGTX 1660|\bMX450|\bT(?:400|500|550|600|1000|1200)\b",
+        r"\bGTX 16[35]0|\bGTX 1660|\bMX[45]50|\bCMP 30HX|\bT(?:400|500|550|600|1000|1200|2000)\b",
         ("float16",),
         "float16 gives black or NaN images on cards with this die (GTX 16 and others without tensor cores): choose "
         "precision=fp32; environment=[cudnn_benchmark] avoids it on some",

@@ -17,7 +17,7 @@ _WORDLESS = re.compile(
 )
 
 _KINDS = {
-    "laptop": r"laptop|mobile|notebook|max q|maxq",
+    "laptop": r"laptop|mobile|notebook|max ?[qp]",
     "ti": "ti",
     "xt": "xt",
     "xtx": "xtx",
@@ -25,7 +25,7 @@ _KINDS = {
     "d": "d",
     "super": "super|s",
     "ada": "ada",
-    "pro": "pro",
+    "pro": r"pro|(?<=\d000 )blackwell",
     "pcie": "pcie?",
     "nvl": "nvl",
     "sxm": r"sxm\d?",
@@ -48,9 +48,10 @@ _CLOUDS = {
     r"g6e": "l40s",
     r"p3(?:\.|$| )": "v100",
     r"p4de|a2 ultragpu|nc\d*ads a100": "a100_80",
-    r"p4d(?:\.|$| )|a2 highgpu": "a100_40",
-    r"p5(?:\.|$| )|a3 highgpu": "h100",
-    r"p5en?(?:\.|$| )": "h200",
+    r"p4d(?:\.|$| )|a2 (?:high|mega)gpu": "a100_40",
+    r"p5(?:\.|$| )|a3 (?:high|mega)gpu": "h100",
+    r"p5en?(?:\.|$| )|a3 ultragpu": "h200",
+    r"a4 highgpu|p6 b200": "b200",
     r"nv(?:36|72)\w* a10": "a10",
 }
 """Machines of clouds (AWS, GCP, Azure), by what their names contain, and the card that they have."""
@@ -106,6 +107,7 @@ def parsed_name(text: str) -> CardName:
         r"\[([^\]]*\d[^\]]*)\]", name
     )  # as lspci prints the name of a chip's card
     name = re.sub(r"[^a-z0-9.]+", " ", bracketed[1] if bracketed else name)
+    name = re.sub(r"\b\d{1,2}x ?(?=[a-z]+ ?\d)", "", name)  # 8xH100
     name = re.sub(r"(?<=[a-z])(?=\d{3,4}(?!\d| ?gb))", " ", name)  # rtx4060
     name = re.sub(
         r"(\d{3,4} ?ti)(?=super\b|\d)", r"\1 ", name
@@ -233,8 +235,8 @@ def other_forms(option: str, sheets: Mapping[str, Sheet]) -> list[str]:
     return others
 
 
-def nearest_cards(text: str, sheets: Mapping[str, Sheet], count: int = 3) -> list[str]:
-    """Returns the options whose cards are nearest by model and kind; none of another memory than the one named."""
+def nearest_cards(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
+    """Returns the three options whose cards are nearest by model and kind; none of another memory than the one named."""
     asked = parsed_name(text)
     if not asked.model:
         return []
@@ -245,7 +247,7 @@ def nearest_cards(text: str, sheets: Mapping[str, Sheet], count: int = 3) -> lis
         far = min(_distance(asked, name) for name in names_of(option, sheet))
         if far[0] == 0:
             ranked.append((far, option))
-    return [option for _, option in sorted(ranked)[:count]]
+    return [option for _, option in sorted(ranked)[:3]]
 
 
 def _distance(asked: CardName, name: CardName) -> tuple[int, int, int]:
@@ -274,6 +276,25 @@ def _tier(name: CardName) -> tuple[int, int]:
             name.number % 100 - 20,
         )  # an RX 580 was what an RX 5600 is later
     return name.number // 1000, name.number % 1000 // 10
+
+
+_BANDWIDTHS = {
+    "rtx3060_ti": ("GDDR6X", 608),
+    "rtx4070": ("GDDR6", 480),
+    "gtx1650": ("GDDR6", 192),
+}
+"""Cards that are sold with another kind of memory under the same name, and its rate in GB/s by NVIDIA's product pages."""
+
+
+def other_memory_kind(option: str, sheet: Sheet) -> str:
+    """Returns in words with which other kind of memory a card is sold; "" if there is one kind."""
+    if option not in _BANDWIDTHS:
+        return ""
+    kind, rate = _BANDWIDTHS[option]
+    return (
+        f"{option} has {sheet.bandwidth_gb_s:g} GB/s; one of the same name with {kind} has {rate}: "
+        f"hardware.sheet.bandwidth_gb_s={rate}"
+    )
 
 
 _SOLD = (

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, one_line
 from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.cgroups import MOUNT, memory_limits
 from sdopt.hardware.device import Device
@@ -97,7 +97,7 @@ def _cuda(index: int) -> Device:
             "uuid": str(properties.uuid),
         }
     except (RuntimeError, AssertionError) as error:
-        reason = " ".join(str(error).split())[:300].rstrip(".")
+        reason = one_line(error).rstrip(".")
         raise _UnusableError(
             f"CUDA does not start: {reason}; {_what_to_do()}"
         ) from error
@@ -235,6 +235,16 @@ def computes_bfloat16(flags: Collection[str], variables: Mapping[str, str]) -> b
     return {"avx512bw", "avx512dq", "avx512vl"} <= set(
         flags
     ) or "avx_ne_convert" in flags
+
+
+def default_threads() -> int:
+    """Returns the threads that PyTorch uses unless it is told: `OMP_NUM_THREADS`, or the cores that it may use.
+
+    By itself it sees all cores of the machine, even if the container is limited to fewer.
+    """
+    import torch
+
+    return min(torch.get_num_threads(), usable_cores())
 
 
 def usable_cores(group: Path = MOUNT) -> int:

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
+from sdopt.contract import LATENCY
 from sdopt.errors import UsageError
 from sdopt.measure.compilation import compiled_so_far, eagerly
 from sdopt.options import (
-    Assumption,
     Context,
     Contract,
     Finding,
@@ -60,7 +60,7 @@ from sdopt.pipelines.parts import (
 )
 from sdopt.pipelines.transformer_loras import settings_beside
 from sdopt.reference import MODEL
-from sdopt.schema import Model
+from sdopt.schema import Factor, Model, UpToMillion
 
 if TYPE_CHECKING:
     import torch
@@ -75,11 +75,10 @@ CHANGE_A_LORA = (
 """diffusers' methods that change what a LoRA does in all networks of a pipeline."""
 
 
-@dataclass(frozen=True)
 class NoLora(Optimization):
     """Uses the model's own weights, without a LoRA."""
 
-    stage: ClassVar[Stage] = Stage.WEIGHTS
+    stage = Stage.WEIGHTS
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -99,10 +98,10 @@ class NoLora(Optimization):
 class Lora(Optimization):
     """The base class of options that load a LoRA, from safetensors files only."""
 
-    stage: ClassVar[Stage] = Stage.WEIGHTS
-    contract: ClassVar[Contract] = Contract.LOSSY
-    assumes: ClassVar[tuple[Assumption, ...]] = (no_lora, plain_weights)
-    beside_the_weights: ClassVar[bool] = True
+    stage = Stage.WEIGHTS
+    contract = Contract.LOSSY
+    assumes = (no_lora, plain_weights)
+    beside_the_weights = True
     """Whether the LoRA stays in separate layers, which options that join or replace weights would ignore."""
 
     path: str | None = None
@@ -237,7 +236,7 @@ class Loaded(Lora):
 class Fused(Lora):
     """Adds a LoRA to the weights once, so that calls cost the same as without a LoRA."""
 
-    beside_the_weights: ClassVar[bool] = False
+    beside_the_weights = False
 
     scale: Annotated[float, Field(ge=-100, le=100)] = 1.0
     """Scale of the update."""
@@ -323,11 +322,11 @@ class Distilled(Fused):
     Scheduler, steps and guidance scale go with it: they are part of the distillation.
     """
 
-    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    claims = LATENCY
 
     pipeline: str | None = None
     """The class of pipelines of transformers that it is for; null is Stable Diffusion, by `text_width`."""
-    text_width: Annotated[int, Field(ge=1, le=1_000_000)] = 768
+    text_width: UpToMillion = 768
     """Channels of the states of text that the LoRA's model reads: 768 in Stable Diffusion 1.x, 2048 in SDXL."""
     scheduler: str = "lcm"
     """The option of the group `scheduler` for which it was distilled."""
@@ -335,7 +334,7 @@ class Distilled(Fused):
     """What that option sets: the class, and keys of its configuration."""
     steps: list[int] = field(default_factory=lambda: [2, 8])
     """The fewest and the most steps."""
-    guidance_scale: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    guidance_scale: Factor = 1.0
     """The highest guidance scale: guidance is in the weights, and more of it overstates."""
 
     @override

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, one_line, with_type
 from sdopt.pipelines.loading import (
     LoadedModel,
     family_of,
@@ -234,9 +234,7 @@ def _lost(file: Path, model: Model) -> list[str]:
     except (
         Exception
     ) as error:  # diffusers, transformers, peft and PyTorch each raise their own
-        reasons.append(
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-        )
+        reasons.append(f"({with_type(error)})")
         return [f"cannot be loaded into this model: {reasons[0]}"]
     arrived, empty = _arrived(pipe)
     if empty:
@@ -298,7 +296,7 @@ def unswappable(file: Path, other: Path, model: Model) -> list[str]:
                 tensors = exchangeable(pipe, each, rank)
                 pipe.load_lora_weights(tensors, adapter_name=_ADAPTER, **how)
     except RuntimeError as error:
-        why = " ".join(str(error).split())[:150]
+        why = one_line(error)
         way = "make the LoRA of the most layers lora.weight_name"
         return [
             f"{other.name} cannot take the place of {file.name}, which lacks some of its layers: {way} ({why}…)"

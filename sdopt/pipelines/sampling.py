@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, with_type
 from sdopt.pipelines.parts import quiet
 from sdopt.pipelines.weights import Header, state_of
 from sdopt.schema import Scheduler
@@ -430,7 +430,7 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
             )
             return [f"{why}: {way}"]
     except Exception as error:  # each scheduler raises its own
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        why = with_type(error)
     if scheduler.options and not _rehearsed(own, replace(scheduler, options={}), steps):
         given = " ".join(
             f"scheduler.options.{key}={value}"

@@ -27,6 +27,8 @@ SUFFIXES = (
     ".avif",
     ".heic",
     ".heif",
+    ".jxl",
+    ".jp2",
 )
 """Suffixes of images, also of those that cannot be read: a set must not leave some out without a word."""
 

@@ -1,6 +1,6 @@
 """Shows two finished results side by side. Ratios are shown only where the two may be compared."""
 
-from sdopt.gate.differences import changed_choices, differences
+from sdopt.gate.differences import changed_choices, device_software, differences
 from sdopt.record.records import StudyResult
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.columns import word
@@ -75,7 +75,9 @@ def incomparable(
             reasons.append(f"{key}: {after} against {before}")
     then = first.environment
     now = second.environment
-    if then.cpu != now.cpu and then.cpu.get("name") == now.cpu.get("name"):
+    both = then.cpu.keys() & now.cpu.keys()
+    changed = any(then.cpu[name] != now.cpu[name] for name in both)
+    if changed and then.cpu.get("name") == now.cpu.get("name"):
         reasons.append(f"cpu: {now.cpu} against {then.cpu}")
     if then.platform != now.platform:
         reasons.append(f"platform: {now.platform} against {then.platform}")
@@ -104,6 +106,11 @@ def _settings(result: StudyResult) -> dict[str, object]:
             settings[key] = value
     environment = result.environment
     settings["device"] = environment.device["name"]
+    settings |= device_software(environment)
+    for part, values in (("gpu", environment.gpu), ("cpu", environment.cpu)):
+        for name, value in values.items():
+            if name != "processes":  # which are of the moment
+                settings[f"{part}.{name}"] = value
     settings["platform"] = environment.platform
     settings["python"] = environment.python
     settings["sdopt"] = environment.sdopt
@@ -169,8 +176,8 @@ def _change(
     """Returns the second result's speed-up over the first's; "" for a baseline, and if one was not timed."""
     if name in (first.baseline, second.baseline):
         return ""
-    later = second.variant(name), second.variant(second.baseline)
-    earlier = first.variant(name), first.variant(first.baseline)
+    later = second.variant(name), second.baseline_variant
+    earlier = first.variant(name), first.baseline_variant
     if not all(variant.status.measured for variant in (*later, *earlier)):
         return ""
     drift = speedup_drift(later, earlier)

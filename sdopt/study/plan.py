@@ -49,10 +49,13 @@ _VARIABLES = (
     "DIFFUSERS_ATTN_BACKEND",
     "DNNL_DEFAULT_FPMATH_MODE",
     "DNNL_MAX_CPU_ISA",
+    "HSA_OVERRIDE_GFX_VERSION",
     "KMP_AFFINITY",
     "KMP_BLOCKTIME",
     "LD_PRELOAD",
     "MKL_CBWR",
+    "MIOPEN_FIND_ENFORCE",
+    "MIOPEN_FIND_MODE",
     "MKL_ENABLE_INSTRUCTIONS",
     "NVIDIA_TF32_OVERRIDE",
     "OMP_PLACES",
@@ -61,10 +64,15 @@ _VARIABLES = (
     "ONEDNN_MAX_CPU_ISA",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_MIOPEN_SUGGEST_NHWC",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_TUNABLEOP_ENABLED",
+    "PYTORCH_TUNABLEOP_TUNING",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_CUBLASLT",
+    "TORCH_BLAS_PREFER_HIPBLASLT",
     "TORCH_COMPILE_DISABLE",
+    "TRITON_F32_DEFAULT",
 )
 """Environment variables that change how CUDA, libraries of processors, diffusers and PyTorch compute or start."""
 
@@ -212,7 +220,7 @@ def plan_result(
         name=name,
         design=design,
         started=now(),
-        environment=describe_environment(machine, command),
+        environment=describe_environment(machine, command, config.hardware.threads),
         config=config,
         variants=variants,
         comparisons=[
@@ -334,9 +342,17 @@ def _shortage(folder: Path, needed: int, way_out: str) -> list[str]:
     return [f"{folder}: {space}; make room, or {way_out}"]
 
 
-def describe_environment(machine: Machine, command: list[str]) -> Environment:
-    """Returns versions, the commit of a checkout, and the machine that a first worker found."""
+def describe_environment(
+    machine: Machine, command: list[str], threads: int | None = None
+) -> Environment:
+    """Returns versions, the commit of a checkout, and the machine that a first worker found.
+
+    Without `threads`, which are `hardware.threads`, those that PyTorch chooses on a processor are a part of it.
+    """
     commit, dirty = _checkout(CHECKOUT)
+    cpu = dict(machine.cpu)
+    if threads or machine.device.is_cuda:
+        cpu.pop("threads", None)
     caches = named_caches()
     of_compilers = {name for name in os.environ if name.startswith(_OF_COMPILERS)}
     changing = sorted({*_VARIABLES, *of_compilers} - {*CACHES})
@@ -353,7 +369,7 @@ def describe_environment(machine: Machine, command: list[str]) -> Environment:
         packages={name: found for name in _PACKAGES if (found := _version(name))}
         | _cudnn(machine.device),
         device=asdict(machine.device),
-        cpu=machine.cpu,
+        cpu=cpu,
         start_method="forkserver" if machine.preloaded else "spawn",
         command=command,
         code=code(),

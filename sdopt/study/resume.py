@@ -29,7 +29,8 @@ EXTENSIONS = (*_GROWING, "protocol.precision", "protocol.budget_s")
 """Keys that may change besides `resume`: measurements stay, and more of the same are added."""
 
 _OF_THE_MOMENT = (
-    *("command", "host", "warnings", "device.warning", "device.memory_free_gib", "gpu"),
+    *("command", "host", "warnings", "device.warning", "device.memory_free_gib"),
+    *("gpu.processes", "gpu.persistence_mode", "gpu.compute_mode"),
     *(
         f"variables.{name}" for name in CACHES
     ),  # a cluster gives each job a folder of its own
@@ -76,7 +77,7 @@ def merge_resumed(
     if any(row.status is Status.PENDING for row in previous.variants):
         # The looks that these verdicts took stay spent.
         previous.gate, previous.judgements = "", []
-    baseline = previous.variant(previous.baseline)
+    baseline = previous.baseline_variant
     if baseline.status.failure and any(
         row.status is Status.PENDING for row in previous.variants
     ):
@@ -232,6 +233,10 @@ def other_surroundings(was: Environment, now: Environment) -> Iterator[str]:
     yield from _between(vars(was), vars(now), (*_OF_THE_MOMENT, *_OWN_CODE))
 
 
+_NEARLY = {"device.memory_total_gib": 0.01, "gpu.power_limit_w": 0.05}
+"""What may differ by this share: a kernel reports other memory after each boot, and laptops shift power by a little."""
+
+
 def _between(
     was: Any, now: Any, ignored: tuple[str, ...] = (), key: str = ""
 ) -> Iterator[str]:
@@ -246,9 +251,8 @@ def _between(
                 ignored,
                 f"{key}.{name}" if key else str(name),
             )
-    elif key == "device.memory_total_gib":
-        # The kernel of one machine reports slightly different memory after each boot.
-        if not math.isclose(was, now, rel_tol=0.01):
+    elif key in _NEARLY and None not in (was, now):
+        if not math.isclose(was, now, rel_tol=_NEARLY[key]):
             yield f"{key}: was {was:.1f}, now {now:.1f}"
     elif was != now:
         yield f"{key}: was {was}, now {now}"
@@ -282,11 +286,7 @@ def missing_of(result: StudyResult) -> Missing:
     if result.budget is not None:
         rounds, settled = result.budget.rounds or rounds, result.budget.settled
     pending = {row.name for row in result.variants if row.status is Status.PENDING}
-    usable = {
-        row.name
-        for row in result.variants
-        if (row.status is Status.PENDING or row.status.measured) and not row.given_up
-    }
+    usable = {row.name for row in result.variants if row.is_in_the_race}
     lacking: dict[tuple[str, int], int] = {}
     pairs = [(edge.candidate, edge.reference) for edge in result.comparisons]
     for pair in [

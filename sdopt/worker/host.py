@@ -22,10 +22,10 @@ from PIL import Image
 from tqdm import tqdm
 
 from sdopt.assembly import Assembly
-from sdopt.errors import os_problem
+from sdopt.errors import os_problem, with_type
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
-from sdopt.hardware.probe import usable_cores
+from sdopt.hardware.probe import default_threads
 from sdopt.measure.compilation import compiled_so_far, note_cost, packages_so_far
 from sdopt.measure.garbage import garbage_of_block_collected
 from sdopt.measure.memory import PeakMemory, StagePeaks, cap_memory
@@ -160,10 +160,7 @@ class PipelineHost:
         # Imported objects are no garbage, and looking through them takes a fifth of a second.
         with garbage_of_block_collected():
             start = time.perf_counter()
-            # PyTorch sees all cores of the machine, even if the container is limited to fewer.
-            self._threads = hardware.threads or min(
-                torch.get_num_threads(), usable_cores()
-            )
+            self._threads = hardware.threads or default_threads()
             self._use_threads(None)
             if self._device.is_cuda:
                 torch.cuda.set_device(self._device.index)
@@ -617,7 +614,7 @@ def describe_error(error: Exception) -> WorkerError:
         isinstance(link, torch.OutOfMemoryError | MemoryError) for link in chain
     ) or any(words in text for words in _OUT_OF_MEMORY for text in texts)
     maybe = any(words in text for words in _MAYBE_OUT_OF_MEMORY for text in texts)
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    reason = with_type(error)
     return WorkerError(
         Status.OUT_OF_MEMORY if out_of_memory else Status.FAILED,
         reason,

@@ -11,7 +11,7 @@ from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.cards import planned_device, require_card, sheet_of
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import describe_gpu
-from sdopt.hardware.probe import describe_cpu, probe_device
+from sdopt.hardware.probe import default_threads, describe_cpu, probe_device
 from sdopt.schema import Hardware, Sheet
 from sdopt.worker.child import in_process
 from sdopt.worker.forkserver import ServerError, StartContext
@@ -119,7 +119,7 @@ def _probe(wanted: str) -> Machine:
     ]
     return Machine(
         device,
-        describe_cpu(),
+        describe_cpu() | {"threads": default_threads()},
         preloaded=preload is not None and os.getpid() != preload.SERVER_PID,
         bad_fork=bad_fork,
         gpu=describe_gpu(device),

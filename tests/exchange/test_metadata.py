@@ -1,10 +1,12 @@
 """What programs leave in images is read, in the form in which each of them writes it."""
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -53,6 +55,40 @@ def with_file(name: str, text: bytes | str) -> Write:
     def write(folder: Path) -> Path:
         Image.new("RGB", (16, 16)).save(folder / "a.png")
         (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        return folder / "a.png"
+
+    return write
+
+
+def plain_chunk(name: str, text: str) -> Write:
+    """Writes a PNG with UTF-8 in a chunk that is Latin-1 by the standard."""
+
+    def write(folder: Path) -> Path:
+        info = PngInfo()
+        info.add(b"tEXt", name.encode() + b"\0" + text.encode())
+        Image.new("RGB", (16, 16)).save(folder / "a.png", pnginfo=info)
+        return folder / "a.png"
+
+    return write
+
+
+def hidden(text: str, signature: str) -> Write:
+    """Writes a PNG with a text in the lowest bits of its pixels, column by column."""
+
+    def write(folder: Path) -> Path:
+        content = text.encode()
+        if signature.endswith("comp"):
+            content = gzip.compress(content)
+        length = (8 * len(content)).to_bytes(4, "big")
+        bits = np.unpackbits(
+            np.frombuffer(signature.encode() + length + content, dtype=np.uint8)
+        )
+        pixels = np.full((64, 128, 4), 254, dtype=np.uint8)
+        channels = slice(3) if "rgb" in signature else slice(3, 4)
+        columns = pixels[..., channels].transpose(1, 0, 2).copy()
+        columns.reshape(-1)[: len(bits)] |= bits
+        pixels[..., channels] = columns.transpose(1, 0, 2)
+        Image.fromarray(pixels).save(folder / "a.png")
         return folder / "a.png"
 
     return write
@@ -261,6 +297,28 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
         ("a harbour, dusk", "fog", 42),
         WEB_UI_SETTINGS,
     ),
+    "A1111, as a description in EXIF": (
+        commented(WEB_UI, tag=0x010E, inner=False), "A1111", ("a harbour, dusk", "fog", 42), WEB_UI_SETTINGS
+    ),
+    "A1111, without its seed": (
+        chunks({"parameters": "a harbour\nSteps: 20, Sampler: Euler a, CFG scale: 7, Size: 64x64"}),
+        "A1111",
+        ("a harbour", "", None),
+        {"steps": "20", "sampler": "eulera", "guidance scale": "7", "size": "64×64"},
+    ),
+    "A1111, hidden in the alpha": (
+        hidden(WEB_UI, "stealth_pnginfo"), "A1111", ("a harbour, dusk", "fog", 42), WEB_UI_SETTINGS
+    ),
+    "A1111, hidden in the colours": (
+        hidden(WEB_UI, "stealth_rgbcomp"), "A1111", ("a harbour, dusk", "fog", 42), WEB_UI_SETTINGS
+    ),
+    "stable-diffusion.cpp, whose chunk is UTF-8": (
+        plain_chunk("parameters", "ein Hafen in Köln\nSteps: 20, CFG scale: 7.0, Guidance: 3.5, Seed: 42, Size: 64x64, "
+                    "Model: m, Version: stable-diffusion.cpp"),
+        "A1111",
+        ("ein Hafen in Köln", "", 42),
+        {"steps": "20", "guidance scale": "7", "distilled guidance": "3.5", "size": "64×64", "model": "m"},
+    ),
     "Forge": (
         chunks({"parameters": "a harbour\nSteps: 20, Sampler: Euler, Schedule type: Simple, CFG scale: 1, Seed: 42, "
                               "Size: 64x64, Version: f2.0.1v1.10.1"}),
@@ -303,7 +361,22 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
             "guidance scale": "8",
             "size": "1024×1024",
             "model": "base",
-            "later passes": "25 steps",
+        },
+    ),
+    "ComfyUI, its API's file beside it": (
+        with_file("a.png.json", json.dumps(ADVANCED)),
+        "ComfyUI",
+        PLAIN,
+        {
+            "steps": "30",
+            "sampler": "dpm++2m",
+            "schedule": "karras",
+            "guidance scale": "6.5",
+            "size": "512×768",
+            "model": "v1-5",
+            "clip skip": "2",
+            "denoising strength": "1",
+            "LoRA": "ships:0.8",
         },
     ),
     "InvokeAI": (
@@ -316,8 +389,9 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
             "guidance scale": "7.5",
             "size": "512×768",
             "model": "stable-diffusion-v1-5",
-            "clip skip": "0",
+            "clip skip": "1",
             "LoRA": "ships:0.8",
+            "model file": "aa",
         },
     ),
     "InvokeAI 2": (
@@ -362,6 +436,7 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
             "model hash": "aeb7e9e689",
             "VAE": "default (model)",
             "LoRA": "ships:0.8",
+            "LoRA files": "4852686128",
         },
     ),
     "Fooocus, its JPEG": (
@@ -403,6 +478,16 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
         "NovelAI",
         PLAIN,
         {"steps": "28", "sampler": "eulera", "guidance scale": "11", "denoising strength": "0.69"},
+    ),
+    "NovelAI, hidden in the alpha": (
+        hidden(json.dumps({
+            "Software": "NovelAI",
+            "Description": "a harbour",
+            "Comment": json.dumps({"steps": 28, "seed": 42, "scale": 11.0, "uc": "fog"}),
+        }), "stealth_pngcomp"),
+        "NovelAI",
+        PLAIN,
+        {"steps": "28", "guidance scale": "11"},
     ),
     "Easy Diffusion": (chunks(EASY), "Easy Diffusion", PLAIN, EASY_SETTINGS | {"clip skip": "false"}),
     "Easy Diffusion, its JPEG": (
@@ -463,6 +548,8 @@ class TestOrigins:
             with_file("a.txt", b"\xff\xfe\x00\xd8\x00"),
             with_file("a.txt", "a caption for training: a harbour at dusk"),
             with_file("a.json", "[1, 2]"),
+            hidden("x", "stealth_pngcomp"),
+            hidden("{", "stealth_pnginfo"),
             with_file("a.json", '{"license": "CC0", "prompt": null, "model": {}}'),
         ],
     )

@@ -12,8 +12,9 @@ from PIL.PngImagePlugin import PngInfo
 
 from sdopt.errors import UsageError
 from sdopt.exchange.pairing import other_settings
-from sdopt.exchange.pictures import ImportedPicture, read_folder
+from sdopt.exchange.pictures import ImportedPicture, read_folder, read_table
 from sdopt.exchange.scores import export
+from sdopt.exchange.study import _unlike_times
 from sdopt.record.files import read_result, write_result
 from sdopt.report.notes import caveats_of
 from sdopt.statistics.summary import summary_of
@@ -35,6 +36,12 @@ def swarm(**more: Any) -> Chunks:
         "swarm_version": "0.9.6",
     }
     return {"parameters": json.dumps({"sui_image_params": values | more})}
+
+
+def swarm_file(digest: str) -> Chunks:
+    values = json.loads(swarm()["parameters"])
+    values["sui_models"] = [{"name": "m", "param": "model", "hash": digest}]
+    return {"parameters": json.dumps(values)}
 
 
 def fooocus(**more: Any) -> Chunks:
@@ -63,12 +70,39 @@ def draw_things(**more: Any) -> Chunks:
     return {"Comment": json.dumps(values)}
 
 
+def flux(guidance: float, clip_l: str = "ink") -> dict[str, Any]:
+    return node(
+        "CLIPTextEncodeFlux",
+        t5xxl="a harbour",
+        clip_l=clip_l,
+        guidance=guidance,
+        clip=["1", 1],
+    )
+
+
+def lora(clip: float) -> dict[str, Any]:
+    return node(
+        "LoraLoader",
+        lora_name="ships.safetensors",
+        strength_model=1,
+        strength_clip=clip,
+        model=["1", 0],
+        clip=["1", 1],
+    )
+
+
 def comfy(
-    *, guide: Chunks | None = None, second: float | None = None, ends: int = 10000
+    *,
+    guide: Chunks | None = None,
+    second: float | None = None,
+    ends: int = 10000,
+    text: Chunks | None = None,
+    then: Chunks | None = None,
+    prefix: str = "a",
 ) -> Chunks:
     graph: dict[str, Any] = {
         "1": node("CheckpointLoaderSimple", ckpt_name="m.safetensors"),
-        "2": node("CLIPTextEncode", text="a harbour", clip=["1", 1]),
+        "2": text or node("CLIPTextEncode", text="a harbour", clip=["1", 1]),
         "3": node("CLIPTextEncode", text="fog", clip=["1", 1]),
         "4": guide or node("Reroute", model=["1", 0]),
         "5": node("KSamplerAdvanced", noise_seed=42, steps=30, end_at_step=ends, model=["4", 0], positive=["2", 0],
@@ -78,6 +112,11 @@ def comfy(
         inputs = {"seed": 1, "steps": 12, "denoise": second, "model": ["4", 0]}
         inputs |= {"positive": ["2", 0], "negative": ["3", 0], "latent_image": ["5", 0]}
         graph["6"] = node("KSampler", **inputs)
+    last = "5" if second is None else "6"
+    graph["7"] = node("VAEDecode", samples=[last, 0], vae=["1", 2])
+    graph["8"] = then or node("Reroute", image=["7", 0])
+    graph["9"] = node("SaveImage", filename_prefix=prefix, images=["8", 0])
+    graph["10"] = node("LoadImage", image=prefix)  # of no use to the image
     return {"prompt": json.dumps(graph)}
 
 
@@ -88,6 +127,11 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         web_ui("Version: v1.9"),
         web_ui("Face restoration: CodeFormer, Version: v1.9"),
         "Face restoration codeformer (baseline none)",
+    ),
+    "A1111, faces restored afterwards": (
+        web_ui("Version: v1.9"),
+        {**web_ui("Version: v1.9"), "postprocessing": "GFPGAN visibility: 0.5"},
+        "GFPGAN visibility 0.5 (baseline none)",
     ),
     "A1111, tiling": (
         web_ui("Version: v1.9"),
@@ -129,6 +173,21 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         invokeai(),
         "ipAdapters none (baseline",
     ),
+    "InvokeAI, another file of one name": (
+        invokeai(model={"name": "m", "hash": "blake3:aa"}),
+        invokeai(model={"name": "m", "hash": "blake3:bb"}),
+        "model file bb (baseline aa)",
+    ),
+    "InvokeAI, another LoRA of one name": (
+        invokeai(loras=[{"model": {"name": "l", "hash": "blake3:aa"}, "weight": 1}]),
+        invokeai(loras=[{"model": {"name": "l", "hash": "blake3:bb"}, "weight": 1}]),
+        "LoRA files blake3:bb (baseline blake3:aa)",
+    ),
+    "SwarmUI, another file of one name": (
+        swarm_file("0xaa"),
+        swarm_file("0xbb"),
+        "model file bb (baseline aa)",
+    ),
     "SwarmUI, how it refines": (
         swarm(refinermethod="PostApply"),
         swarm(refinermethod="StepSwap"),
@@ -169,16 +228,61 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         },
         "dynamic_thresholding true (baseline none)",
     ),
-    "ComfyUI, FreeU": (comfy(), comfy(guide=FREE_U), "guides freeu_v2(b1=1.3"),
+    "ComfyUI, FreeU": (comfy(), comfy(guide=FREE_U), "FreeU_V2 b1=1.3, b2=1.4"),
     "ComfyUI, a second pass": (
         comfy(),
         comfy(second=0.5),
-        "later passes 12 steps at 0.5 (baseline none)",
+        "KSampler denoise=0.5, seed=1, steps=12 (baseline none)",
     ),
     "ComfyUI, another second pass": (
         comfy(second=0.3),
         comfy(second=0.5),
-        "later passes 12 steps at 0.5 (baseline 12",
+        "KSampler denoise=0.5, seed=1, steps=12 (baseline denoise=0.3",
+    ),
+    "ComfyUI, another prediction": (
+        comfy(guide=node("ModelSamplingDiscrete", sampling="eps", model=["1", 0])),
+        comfy(guide=node("ModelSamplingDiscrete", sampling="v", model=["1", 0])),
+        "ModelSamplingDiscrete sampling=v (baseline sampling=eps)",
+    ),
+    "ComfyUI, a guide that nobody listed": (
+        comfy(guide=node("SkimmedCFG", scale=4.0, model=["1", 0])),
+        comfy(guide=node("SkimmedCFG", scale=7, model=["1", 0])),
+        "SkimmedCFG scale=7 (baseline scale=4)",
+    ),
+    "ComfyUI, guided by attention": (
+        comfy(),
+        comfy(guide=node("PerturbedAttentionGuidance", scale=3, model=["1", 0])),
+        "PerturbedAttentionGuidance scale=3 (baseline none)",
+    ),
+    "ComfyUI, a patch without a value": (
+        comfy(),
+        comfy(guide=node("DifferentialDiffusion", model=["1", 0])),
+        "DifferentialDiffusion in use (baseline none)",
+    ),
+    "ComfyUI, a LoRA for texts alone": (
+        comfy(guide=lora(clip=1)),
+        comfy(guide=lora(clip=0.5)),
+        "LoraLoader strength_clip=0.5 (baseline strength_clip=1)",
+    ),
+    "ComfyUI, scaled after it was decoded": (
+        comfy(then=node("ImageScaleBy", scale_by=1.0, image=["7", 0])),
+        comfy(then=node("ImageScaleBy", scale_by=1.5, image=["7", 0])),
+        "ImageScaleBy scale_by=1.5 (baseline scale_by=1)",
+    ),
+    "ComfyUI, FLUX's guidance in the node of the prompt": (
+        comfy(text=flux(3.5)),
+        comfy(text=flux(2)),
+        "distilled guidance 2 (baseline 3.5)",
+    ),
+    "ComfyUI, another text for FLUX's other encoder": (
+        comfy(text=flux(3.5)),
+        comfy(text=flux(3.5, clip_l="oil")),
+        "CLIPTextEncodeFlux clip_l=oil (baseline clip_l=ink)",
+    ),
+    "ComfyUI, saved as A1111 does": (
+        {**comfy(), **web_ui("Version: ComfyUI")},
+        {**comfy(guide=FREE_U), **web_ui("Version: ComfyUI")},
+        "FreeU_V2 b1=1.3, b2=1.4",
     ),
     "ComfyUI, a sampler that ends early": (
         comfy(),
@@ -239,6 +343,11 @@ def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
             comfy(),
             comfy(guide=node("TorchCompileModel", backend="inductor", model=["1", 0])),
         ),
+        (
+            comfy(),
+            comfy(guide=node("PathchSageAttentionKJ", mode="auto", model=["1", 0])),
+        ),
+        (comfy(), comfy(prefix="b")),
     ],
     ids=[
         *(
@@ -250,6 +359,7 @@ def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
         ),
         "an extension's version",
         *("two programs", "dates", "ComfyUI, a compiler"),
+        *("ComfyUI, another attention", "ComfyUI, what does not make the image"),
     ],
 )
 def test_options_times_and_versions_are_no_difference(
@@ -317,16 +427,28 @@ def test_what_a_run_exports_tells_models_sizes_and_loras_apart(
                 row.config, options={**row.config.options, "lora": option}
             )
             row.inputs = {**row.inputs, "model": "0123456789abcdef"}
-            reconfigure(row, "scheduler", options={"use_karras_sigmas": True})
+            options = {"use_karras_sigmas": True, "timestep_spacing": "trailing"}
+            reconfigure(row, "scheduler", options=options, timesteps=[9, 1])
+            reconfigure(row, "model", max_sequence_length=64)
+            row.inputs["latents"] = "0123"
+            result.environment.device["name"] = "another"
         export(result, finished.folder, tmp_path / name)
         folders.append(tmp_path / name / "baseline")
     first, second = (read_folder(folder) for folder in folders)
+    times = [read_table(folder / "times.csv") for folder in folders]
     words = other_settings(first, second)
     assert [word.partition(" (")[0] for word in words] == [
         "schedule karras",
         "model hash 0123456789abcdef",
         "LoRA mine:0.5",
+        'scheduler options {"timestep_spacing": "trailing"}',
+        "timesteps [9, 1]",
+        'input files {"latents": "0123"}',
+        "tokens of a prompt 64",
     ]
+    assert [
+        word.partition(" (")[0] for word in _unlike_times(times[0], times[1], ())
+    ] == ["times.csv: device another"]
 
 
 def test_two_programs_are_said_and_one_is_not(tmp_path: Path) -> None:

@@ -69,6 +69,15 @@ def plain(
     return folder
 
 
+def plain_pixels(folder: Path) -> None:
+    """Gives images of any seeds the same pixels, and keeps what they say."""
+    for number, file in enumerate(sorted(folder.glob("*.png"))):
+        info = PngInfo()
+        with Image.open(file) as image:
+            info.add_text("parameters", image.info["parameters"])
+        picture(number).save(file, pnginfo=info)
+
+
 def comfy(folder: Path, start: int, batch: int = 1) -> Path:
     """Writes images as ComfyUI does, whose numbers go on from call to call; a batch has one seed."""
     folder.mkdir(parents=True)
@@ -159,6 +168,40 @@ class TestSettings:
         assert judged(base, other).candidates[0].unlike == [
             "steps 6 (baseline 30)",
             "LoRA lcm:1 (baseline none)",
+        ]
+
+    @pytest.mark.parametrize("columns", ["file,prompt", "file,prompt,seed"])
+    def test_that_images_say_count_beside_a_table(
+        self, tmp_path: Path, columns: str
+    ) -> None:
+        base = web_ui(tmp_path / "base")
+        other = web_ui(tmp_path / "other", Tiling="True")
+        for folder in (base, other):
+            rows = [f"{n:05d}.png,a harbour,{n}" for n in range(COUNT)]
+            count = len(columns.split(","))
+            lines = [columns, *(",".join(row.split(",")[:count]) for row in rows)]
+            (folder / "prompts.csv").write_text("\n".join(lines))
+        assert judged(base, other).candidates[0].unlike == [
+            "Tiling true (baseline none)"
+        ]
+
+    def test_seeds_that_images_say_count_beside_a_table(self, tmp_path: Path) -> None:
+        base = web_ui(tmp_path / "base")
+        other = web_ui(tmp_path / "other", first=100)
+        table = "\n".join(["file,prompt", *(f"{n:05d}.png,x" for n in range(COUNT))])
+        for folder in (base, other):
+            (folder / "prompts.csv").write_text(table)
+            plain_pixels(folder)
+        with pytest.raises(UsageError, match=r"another seed than .*100 against 0"):
+            judged(base, other)
+        # Who lists seeds may number the images of a call, which have one seed in the files.
+        listed = [f"{n:05d}.png,x,{n}" for n in range(COUNT)]
+        for folder in (base, other):
+            (folder / "prompts.csv").write_text(
+                "\n".join(["file,prompt,seed", *listed])
+            )
+        assert judged(base, other).candidates[0].unlike == [
+            "seed in the image 100 (baseline 0)"
         ]
 
     def test_that_one_side_does_not_tell_are_not_compared(self, tmp_path: Path) -> None:
@@ -315,6 +358,12 @@ class TestPairs:
         spoil(other)
         with pytest.raises(UsageError, match=refusal):
             judged(base, other)
+
+    def test_of_two_images_may_be_swapped_as_well(self, tmp_path: Path) -> None:
+        base = plain(tmp_path / "base", (0, 1))
+        with pytest.raises(UsageError, match="2 of 2 images"):
+            judged(base, plain(tmp_path / "swapped", (1, 0)))
+        assert judged(base, plain(tmp_path / "other", (0, 1))).candidates
 
     @pytest.mark.parametrize(
         "seeds", [[0] * COUNT, range(COUNT)], ids=["one motif", "several"]

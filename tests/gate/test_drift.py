@@ -89,6 +89,10 @@ def test_a_speedup_that_was_lost_fails(results: Results) -> None:
             "cpu.cores: 64 against None",
         ),
         (
+            lambda r: r.environment.cpu.update(threads=1),
+            "cpu.threads: 1 against 4",
+        ),
+        (
             lambda r: r.environment.gpu.update(power_limit_w=350.0),
             r"gpu.power_limit_w: 350\.0 against 700\.0",
         ),
@@ -100,6 +104,7 @@ def test_other_work_is_refused_and_named(
     later, earlier = results
     for result in results:
         result.environment.gpu = {"power_limit_w": 700.0}
+        result.environment.cpu["threads"] = 4
     change(later)
     with pytest.raises(UsageError, match=named):
         judge_drift(later, earlier, GATE, FIT, waived=("versions", "sdopt"))
@@ -116,6 +121,22 @@ def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(
     assert {judgement.contract for judgement in found} == {"lossy"}
     assert "torch: 9 against None" in found[0].note
     assert {judgement.verdict for judgement in found} == {Verdict.PASS}
+
+
+def test_another_driver_needs_a_waiver_and_is_listed(results: Results) -> None:
+    later, earlier = results
+    earlier.environment.device["driver"] = "570.1"
+    assert differences(later, earlier) == [], "one of them does not say"
+    later.environment.device["driver"] = "580.2"
+    said = "device.driver: 580.2 against 570.1"
+    with pytest.raises(UsageError, match=f"{said}.*--waive versions"):
+        judge_drift(later, earlier, GATE, FIT)
+    text = written(comparison_of(earlier, later))
+    assert "device.driver: 570.1 → 580.2" in text
+    later.environment.device["driver"] = "570.1"
+    assert "environment agree" in written(comparison_of(earlier, later))
+    later.environment.gpu["power_limit_w"] = 300.0
+    assert "environment agree" not in written(comparison_of(earlier, later))
 
 
 def test_other_arithmetic_by_a_variable_needs_a_waiver(results: Results) -> None:

@@ -9,6 +9,7 @@ from sdopt.hardware.names import (
     cards_named,
     nearest_cards,
     other_forms,
+    other_memory_kind,
     sold_memory,
     why_out_of_scope,
 )
@@ -27,6 +28,8 @@ MEANT = {
     "NVIDIA GeForce RTX 3080 Laptop GPU": ["rtx3080_laptop", "rtx3080_laptop_8gb"],
     "rtx3070m": ["rtx3070_laptop"],
     "4090m": ["rtx4090_laptop"],
+    "RTX 3070 Max-P": ["rtx3070_laptop"],
+    "GeForce RTX 2070 with Max-Q Design": [],
     "1660 super": ["gtx1660_super"],
     "1660ti": ["gtx1660_ti"],
     "1060 3gb": ["gtx1060_3gb"],
@@ -79,6 +82,11 @@ MEANT = {
     "g5.2xlarge": ["a10g"],
     "p4d.24xlarge": ["a100_40"],
     "a2-highgpu-1g": ["a100_40"],
+    "a2-megagpu-16g": ["a100_40"],
+    "p6-b200.48xlarge": ["b200"],
+    "8xH100 SXM": ["h100"],
+    "2xT4": ["t4"],
+    "RTX 6000 Blackwell": ["rtx_pro_6000"],
     "g2-standard-4": ["l4"],
     "Standard_NC4as_T4_v3": ["t4"],
     "rtx4060_ti_12gb": [],
@@ -125,6 +133,13 @@ def test_a_number_of_several_generations_is_said(name: str, told: bool) -> None:
     )
 
 
+def test_another_kind_of_memory_under_one_name_is_said() -> None:
+    assert "608" in other_memory_kind("rtx3060_ti", SHEETS["rtx3060_ti"])
+    for option, sheet in SHEETS.items():
+        said = other_memory_kind(option, sheet)
+        assert f"{sheet.bandwidth_gb_s:g} GB/s" in said or not said
+
+
 def test_no_card_of_another_memory_is_near() -> None:
     assert all(
         sold_memory(SHEETS[card]) == 12
@@ -167,7 +182,8 @@ def test_faults_are_those_of_the_die_in_the_types_that_have_them() -> None:
     for card in ("gtx1660", "gtx1660_ti", "gtx1660_super", "gtx1650", "gtx1650_super"):
         assert "black" in faults_of(SHEETS[card].name, SHEETS[card], ["float16"])[0]
         assert faults_of(SHEETS[card].name, SHEETS[card], ["bfloat16"]) == []
-    assert "black" in faults_of("NVIDIA T550 Laptop GPU", None)[0]
+    for named in ("NVIDIA T550 Laptop GPU", "NVIDIA GeForce MX550"):
+        assert "black" in faults_of(named, None)[0]
     for card in ("rtx2060", "rtx3060", "p100", "t4", "rx6900_xt"):
         assert faults_of(SHEETS[card].name, SHEETS[card]) == [], card
     assert faults_of("NVIDIA GeForce RTX 2060", None) == []

@@ -227,6 +227,16 @@ def test_the_folder_of_a_cache_is_recorded_and_said(
     assert any(f"{name}=/scratch/1" in warning for warning in environment.warnings)
 
 
+@pytest.mark.parametrize(("threads", "told"), [(None, {"threads": 3}), (2, {})])
+def test_threads_that_pytorch_chooses_are_recorded(
+    threads: int | None, told: dict[str, int]
+) -> None:
+    """OMP_NUM_THREADS decides, which Slurm and containers set, where hardware.threads does not."""
+    machine = replace(MACHINE, device=Device("cpu"), cpu={"threads": 3})
+    assert describe_environment(machine, [], threads).cpu == told
+    assert describe_environment(replace(MACHINE, cpu={"threads": 3}), []).cpu == {}
+
+
 @pytest.mark.parametrize(
     "name",
     ["ONEDNN_DEFAULT_FPMATH_MODE", "DIFFUSERS_ATTN_BACKEND", "TORCHINDUCTOR_FREEZING"],

@@ -272,6 +272,7 @@ class TestRefused:
             "NVIDIA A10",
         )
         result.environment.packages["torch"] = "2.0.0"
+        result.environment.gpu = {"power_limit_w": 300.0, "processes": []}
         result.variant("baseline").inputs |= {
             "model": "other weights",
             "prompts": "other words",
@@ -284,6 +285,7 @@ class TestRefused:
             "it was measured on another, but this is",
             "packages.torch: was 2.0.0",
             "device.name: was NVIDIA A10, now",
+            "gpu.power_limit_w: was 300.0, now None",
             "baseline: the contents of its model: was other weights, now",
             "baseline: the contents of its prompts: was other words, now",
         ]

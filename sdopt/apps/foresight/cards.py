@@ -15,6 +15,7 @@ from sdopt.hardware.names import (
     generation_assumed,
     nearest_cards,
     other_forms,
+    other_memory_kind,
     sold_memory,
     why_out_of_scope,
 )
@@ -74,11 +75,11 @@ def asked_for(names: Sequence[str]) -> AskedCard:
     if not asked.options:
         raise UsageError(problems)
     asked.notes += [f"left out: {problem}" for problem in problems]
-    asked.notes += [
-        note
-        for option in asked.options
-        if (note := _note_on_forms(option, asked.options))
-    ]
+    for option in asked.options:
+        notes = [_note_on_forms(option, asked.options)]
+        if option in sheets:
+            notes.append(other_memory_kind(option, sheets[option]))
+        asked.notes += filter(None, notes)
     return asked
 
 

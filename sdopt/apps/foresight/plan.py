@@ -577,7 +577,7 @@ def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant
 def _learned(folder: Path) -> tuple[tuple[int, int], Learned]:
     """Returns the PyTorch of a measured run, and what its baseline tells of software and host. Raises UsageError."""
     result = read_result(folder)
-    row = result.variant(result.baseline)
+    row = result.baseline_variant
     device = str(result.environment.device["name"])
     sheet = sheet_of(device, data_sheets().values())
     if sheet is None:

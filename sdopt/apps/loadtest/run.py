@@ -138,6 +138,8 @@ class LoadTest:
         row.rates = list(self._load.rates or ())
         row.own_seeds = "seed" not in target.fields
         row.asked_size = str(target.fields.get("size") or "")
+        count = target.fields.get("n")
+        row.asked_images = count if isinstance(count, int) else 1
         for replicate in range(self._load.replicates):
             windows = [
                 self._window(target, rate, prompts, replicate, row, None)

@@ -58,6 +58,8 @@ class Window:
     """Sizes of the images, as in `512x768`, where their headers say it."""
     most_images: int = 1
     """Images of one answer at most; an answer counts as one image."""
+    fewest_images: int = 1
+    """Images of one answer at least."""
 
 
 def window_of(
@@ -104,6 +106,7 @@ def window_of(
         repeated=len(digests) - len({*digests} - earlier),
         sizes=sorted({each.size for each in served if each.size}),
         most_images=max((each.images for each in served), default=1),
+        fewest_images=min((each.images for each in served), default=1),
     )
 
 

@@ -26,10 +26,12 @@ _SAID = 300
 """Bytes of an answer without an image that are kept."""
 _LARGEST_IMAGE = 64 * 2**20
 """Bytes of an image behind a link that are read at most."""
-_IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"\x00\x00\x00")
-"""How files of images begin: PNG, JPEG, WebP, GIF, AVIF."""
-_BEGIN_ENCODED = 8
-"""Characters of base64 that hold so many bytes."""
+_IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8")
+"""How files of images begin: PNG, JPEG, WebP, GIF."""
+_AVIF = b"ftyp"
+"""What an AVIF has after the length of its first box."""
+_BEGIN_ENCODED = 12
+"""Characters of base64 that hold the bytes by which a file is known."""
 _HEADER_ENCODED = 2**16
 """Characters of base64 that are decoded for the size of an image; a multiple of 4."""
 _TOLD = ("batch_size", "queue_s", "compute_s")
@@ -75,7 +77,7 @@ class Sent:
     size: str = ""
     """Width and height of the image, as in `512x768`; "" where its header does not say."""
     images: int = 0
-    """Images of the answer; their first one is looked at."""
+    """Images of the answer, of which the first one is looked at; entries without one do not count."""
 
     @property
     def latency_s(self) -> float:
@@ -164,7 +166,7 @@ async def _send(
             digest, size = zlib.crc32(file), _size_of(file)
         elif there:
             encoded = str(image["b64_json"])
-            there = _is_image(encoded)
+            there = _is_image(_decoded(encoded, _BEGIN_ENCODED))
             digest, size = (
                 zlib.crc32(encoded.encode()),
                 _size_of(_decoded(encoded, _HEADER_ENCODED)),
@@ -196,7 +198,7 @@ async def _send(
         link_s=link_s,
         digest=digest,
         size=size,
-        images=len(images),
+        images=sum(1 for one in images if one.get("b64_json") or one.get("url")),
     )
 
 
@@ -208,9 +210,9 @@ def _images_in(content: bytes) -> list[dict[str, Any]]:
         return []
 
 
-def _is_image(encoded: str) -> bool:
-    """Returns whether a text in base64 begins as an image does."""
-    return _decoded(encoded, _BEGIN_ENCODED).startswith(_IMAGES)
+def _is_image(file: bytes | bytearray) -> bool:
+    """Returns whether a file begins as an image does."""
+    return file.startswith(_IMAGES) or file[4:8] == _AVIF
 
 
 def _decoded(encoded: str, characters: int) -> bytes:
@@ -242,7 +244,8 @@ async def _fetched(session: aiohttp.ClientSession, link: str) -> tuple[bytes, st
         :_SAID
     ]  # what follows may be a key
     if link.startswith("data:image/"):
-        return _decoded(link, len(link)), ""
+        inline = _decoded(link, len(link))
+        return inline, "" if _is_image(inline) else "a data URL that holds no image"
     if parts.scheme not in ("http", "https"):
         return b"", f"a link that is not fetched: {shown}"
     without_key = aiohttp.ClientSession(
@@ -259,9 +262,8 @@ async def _fetched(session: aiohttp.ClientSession, link: str) -> tuple[bytes, st
                 )
         if answer.status != 200:
             return b"", f"a link that answers {answer.status}: {shown}"
-    return bytes(file), "" if file.startswith(
-        _IMAGES
-    ) else f"a link to what is no image: {shown}"
+    said = "" if _is_image(file) else f"a link to what is no image: {shown}"
+    return bytes(file), said
 
 
 if __name__ == "__main__":

@@ -415,6 +415,21 @@ class TestTheAnswer:
             blocks_of(cached)
         )
 
+    @pytest.mark.parametrize(("fewest", "said"), [(1, True), (4, False)])
+    def test_says_that_answers_have_fewer_images_than_were_asked_for(
+        self, fewest: int, said: bool
+    ) -> None:
+        counted = record([2.0])
+        [row] = counted.rows
+        row.asked_images = 4
+        for replicate in row.replicates:
+            replicate.windows = [
+                replace(window, fewest_images=fewest, most_images=4)
+                for window in replicate.windows
+            ]
+        text = written(blocks_of(counted))
+        assert ("ask for 4 images each, and answers have as few as 1" in text) == said
+
     def test_claims_seeds_sizes_and_intervals_only_as_they_were(self) -> None:
         found = record([2.0, 4.0, 3.0])
         [row] = found.rows

@@ -37,7 +37,9 @@ LINKS = {
     "a page": "/page.png",
     "a file": "file:///etc/hostname",
     "no address": "http://[",
-    "an inline image": "data:image/png;base64,iVBO",
+    "an inline image": "data:image/png;base64,iVBORw0KGgo=",
+    "an inline text": "data:image/png;base64,c29ycnksIG5vIGltYWdl",
+    "an inline drawing": "data:image/svg+xml;utf8,<svg/>",
 }
 """What a server links to, by the prompt."""
 
@@ -259,6 +261,8 @@ class TestTheGenerator:
             "a page": 0,
             "a file": 0,
             "no address": 0,
+            "an inline text": 0,
+            "an inline drawing": 0,
         }
         slow = sent["a slow link"]
         assert slow.latency_s >= (slow.link_s or 0) >= 0.3
@@ -348,6 +352,9 @@ class TestFigures:
         ]
         found = window_of(images, 10.0, limit_s=0.5, lag_limit_s=0.02, earlier={1, 2})
         assert (found.repeated, found.sizes, found.most_images) == (2, ["8x8"], 2)
+        fewer = [replace(images[0], images=1), *images[1:]]
+        found = window_of(fewer, 10.0, limit_s=0.5, lag_limit_s=0.02)
+        assert (found.fewest_images, found.most_images) == (1, 2)
 
     def test_of_a_window_have_what_links_take(self) -> None:
         behind_links = [replace(one, link_s=0.2) for one in sent([0.3, 0.3])]

@@ -1,0 +1,113 @@
+"""Finds the texts that programs leave in an image's chunks, in EXIF or XMP, and in files beside it."""
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_USER_COMMENT, _EXIF = 0x9286, 0x8769
+
+_LONGEST_TEXT = 4_000_000
+"""Characters of a text beside an image that are read: graphs of ComfyUI have some hundred thousand."""
+
+
+def texts_of(image: "Image") -> Iterator[tuple[str, str]]:
+    """Yields the texts in an image by name, in lower case."""
+    for key, value in image.info.items():
+        name, text = str(key).lower(), value
+        if isinstance(value, bytes) and name in ("comment", "xmp"):
+            text = value.decode("utf-8", errors="replace")
+        elif isinstance(value, str):
+            text = _in_utf8(value)
+        if isinstance(text, str):
+            yield name, text
+            if name in ("xmp", "xml:com.adobe.xmp"):
+                yield from _of_xmp(text)
+    yield from _of_exif(image)
+
+
+def _of_exif(image: "Image") -> Iterator[tuple[str, str]]:
+    """Yields the texts in an image's EXIF."""
+    try:
+        exif = image.getexif()
+        tags = [*exif.items(), *exif.get_ifd(_EXIF).items()]
+    except Exception:  # damaged tags raise whatever their parser meets
+        return
+    for tag, value in tags:
+        if tag == _USER_COMMENT:
+            yield "usercomment", _comment(value)
+        elif isinstance(value, str) and _SETTINGS_IN_EXIF.search(value):
+            yield "usercomment", value
+        elif (
+            isinstance(value, str) and value.partition(":")[0].lower() == "prompt"
+        ):  # ComfyUI's WebP
+            yield "prompt", value.partition(":")[2]
+
+
+_SETTINGS_IN_EXIF = re.compile(r"^\s*\{|(?m:^)Steps: \d")
+"""How settings are told in tags of any name: in JSON, as SwarmUI wrote them long ago, or as A1111 writes them."""
+
+
+def _in_utf8(text: str) -> str:
+    """Returns the text of a chunk that is Latin-1 by the standard, and UTF-8 as stable-diffusion.cpp writes it."""
+    try:
+        return text.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return text
+
+
+def _comment(value: Any) -> str:
+    """Returns the user comment of EXIF, which begins with the name of its encoding; that does not say its order."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, bytes):
+        return ""
+    kind, text = value[:8], value[8:]
+    if kind.startswith(b"UNICODE"):
+        if text[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            return text.decode("utf-16", errors="replace")
+        # Settings are written in ASCII, whose upper bytes are zero.
+        order = (
+            "utf-16-be" if text[::2].count(0) >= text[1::2].count(0) else "utf-16-le"
+        )
+        return text.decode(order, errors="replace")
+    if kind.startswith((b"ASCII", b"\0\0\0\0\0\0\0\0")):
+        return text.decode("utf-8", errors="replace").strip("\0")
+    return value.decode("utf-8", errors="replace").strip("\0")
+
+
+def _of_xmp(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the user comment of XMP, as Draw Things writes it."""
+    comment = re.search(r"(?s)<exif:UserComment>(.*?)</exif:UserComment>", text)
+    if comment:
+        yield "usercomment", html.unescape(re.sub(r"<[^>]*>", "", comment[1])).strip()
+    elif comment := re.search(r'exif:UserComment="([^"]*)"', text):
+        yield "usercomment", html.unescape(comment[1])
+
+
+def text_beside(file: Path) -> str:
+    """Returns the text of a file beside an image; "" without one."""
+    try:
+        raw = file.read_bytes()[:_LONGEST_TEXT] if file.is_file() else b""
+    except OSError:
+        return ""
+    return raw.decode(
+        "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig",
+        errors="replace",
+    )
+
+
+def json_object(text: Any) -> dict[str, Any]:
+    """Returns the object of a text in JSON; an empty one for anything else."""
+    if not isinstance(text, str) or not text.lstrip().startswith("{"):
+        return {}
+    try:
+        value = json.loads(text.strip("\0"))
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
