@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError, one_line, with_type
+from sdopt.pipelines.catalog import state_of
 from sdopt.pipelines.hub import fetch_files
 from sdopt.pipelines.loading import (
     LoadedModel,
@@ -34,7 +35,7 @@ from sdopt.pipelines.transformer_loras import (
     scales_beside,
     settings_beside,
 )
-from sdopt.pipelines.weights import Header, state_of
+from sdopt.pipelines.weights import Header
 from sdopt.reference import LORAS
 from sdopt.schema import Model
 
