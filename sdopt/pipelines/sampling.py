@@ -20,8 +20,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError, with_type
+from sdopt.pipelines.catalog import state_of
 from sdopt.pipelines.parts import quiet
-from sdopt.pipelines.weights import Header, state_of
+from sdopt.pipelines.weights import Header
 from sdopt.schema import Scheduler
 
 if TYPE_CHECKING:
