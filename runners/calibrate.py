@@ -168,7 +168,7 @@ def _write_magnitudes(result: "StudyResult", output: Path | None) -> int:
     from sdopt.record.files import write_atomically
 
     config = result.config
-    [measurement] = result.variant(result.baseline).measurements
+    [measurement] = result.baseline_variant.measurements
     [evidence] = [
         item for item in measurement.shapes[0].evidence if item.axis == "caching"
     ]

@@ -19,7 +19,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hydra.utils import get_class
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 
 from sdopt.apps.doctor.matrix import (
@@ -41,7 +41,6 @@ from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization
 from sdopt.options.compiler import Eager
 from sdopt.options.declarations import Excludes, Extra
-from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.report.markdown import markdown
 from sdopt.schema import OneOf, OneOrMore
@@ -123,23 +122,28 @@ def _card_rows() -> Iterator[str]:
         yield f"- {option_comment(path).split(':')[0]}: {', '.join(f'`{name}`' for name in sorted(map(str, names)))}"
 
 
+def columns() -> dict[str, Device]:
+    """Returns the devices that the matrix has columns for, by their headings."""
+    sheets = data_sheets()
+    devices = {"cpu": Device("cpu", name="a CPU")}
+    for card in CARDS:
+        devices[card] = planned_device(sheets[card])
+    return devices
+
+
 @cache
 def option_matrix() -> str:
     """Returns the matrix of options, models and tasks. It depends on options and records, and on no machine."""
-    sheets = data_sheets()
-    shown = shown_in(records_in(CONF.parent / RECORDS), sheets)
-    devices = {
-        "cpu": Device("cpu", name="a CPU"),
-        **{card: planned_device(sheets[card]) for card in CARDS},
-    }
+    sheets, devices = data_sheets(), columns()
+    shown = shown_in(records(), sheets)
     with composer_of([]) as composer:
         matrix = Matrix(
             composer, optimization_options(), options_of("model"), options_of("task")
         )
     notes: dict[str, int] = {}
-    columns = [matrix.cells(device, shown, sheets) for device in devices.values()]
+    by_device = [matrix.cells(device, shown, sheets) for device in devices.values()]
     by_option: dict[str, dict[tuple[str, str], str]] = {}
-    for cells in zip(*columns, strict=True):
+    for cells in zip(*by_device, strict=True):
         [key] = {(cell.group, cell.option, cell.model, cell.task) for cell in cells}
         by_option.setdefault(f"`{key[0]}={key[1]}`", {})[key[2:]] = "\n".join(
             _short(cell, notes) for cell in cells
@@ -163,18 +167,18 @@ def option_matrix() -> str:
 
 def _short(cell: MatrixCell, notes: dict[str, int]) -> str:
     """Returns the state of a cell, with the number of a note that says why."""
-    if cell.state is State.PROVEN or not cell.reasons:
+    if cell.state is State.TOOK_EFFECT or not cell.reasons:
         return str(cell.state)
     return f"{cell.state} ({notes.setdefault('; '.join(cell.reasons), len(notes) + 1)})"
 
 
 _ABOUT = """\
-`sdopt doctor --matrix` prints this table for your machine, and with `hardware=a10` for a card, by its data sheet.
-The verdicts come from the results in `outputs/records/`. **pass**: a variant with the option ended well, and its traced
-call showed that the option took effect. **fail**: it ran but brought no gain, because its trace showed no effect, or it
-was measured alone and its intervals showed none of the gains that it claims. **cannot run**: it failed. **impossible**:
-it conflicts with the device, the model or the task. The notes say why. **not judged**: nothing speaks against it, and
-no record shows it. Requirements of installed software do not count here.
+What was seen comes from the results in `outputs/records/`. **took effect**: a variant with the option ended well, and
+its traced call shows that the option was active; whether images stay as good is the gate's question, and is in the record.
+**no gain**: it ran, but its trace showed no effect, or it was measured alone and its intervals showed none of the gains
+that it claims. **cannot run**: it failed. **impossible**: it conflicts with the device, the model or the task. The notes
+say why. **not measured**: nothing speaks against it, and no record shows it. Requirements of installed software do not
+count here.
 `sdopt gpu-suite` measures all of them on a GPU, and its results belong in `outputs/records/`. On a CPU, a study of
 whole groups does so for a task:
 
@@ -184,13 +188,19 @@ sdopt run study=one_at_a_time "study.options=[attention,caching,grad_mode,layout
 ```"""
 
 
+@cache
+def _keys_in(path: Path) -> dict[str, Any]:
+    """Returns the keys of an option's file, with their values."""
+    node: Any = OmegaConf.to_container(OmegaConf.load(path))
+    return node if isinstance(node, dict) else {}
+
+
 def class_of(group: str, path: Path) -> type | None:
     """Returns the class that types an option's keys; None for a preset."""
     if group == PRESETS:
         return None
-    node = OmegaConf.load(path)
-    target = node.get("_target_") if isinstance(node, DictConfig) else None
-    return SECTIONS.get(group) if target is None else get_class(str(target))
+    target = _keys_in(path).get("_target_")
+    return SECTIONS.get(group) if target is None else get_class(target)
 
 
 def _option_row(path: Path, cls: type | None, is_default: bool) -> tuple[str, ...]:
@@ -198,11 +208,9 @@ def _option_row(path: Path, cls: type | None, is_default: bool) -> tuple[str, ..
     comment = option_comment(path)
     if cls is None or not issubclass(cls, Optimization):
         return name, comment
-    node = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(node, dict)
-    option = cls(
-        **{str(key): value for key, value in node.items() if key != "_target_"}
-    )
+    keys = dict(_keys_in(path))
+    del keys["_target_"]
+    option = cls(**keys)
     needs, excluded = "; ".join(_needs(cls)), "; ".join(_excluded(cls))
     return (
         name,
@@ -405,11 +413,16 @@ def _attribute_docs(cls: type) -> dict[str, str]:
     return found
 
 
+@cache
+def records() -> list[StudyResult]:
+    """Returns the results in `outputs/records`, each read once."""
+    return records_in(CONF.parent / RECORDS)
+
+
 def expected_speedups() -> str:
     """Returns the median speed-up of each option in the records, by kind of device, as a search expects it."""
     by_kind: dict[str, list[StudyResult]] = {}
-    for file in sorted((CONF.parent / RECORDS).glob("**/result.json")):
-        result = read_result(file)
+    for result in records():
         by_kind.setdefault(result.environment.device["type"], []).append(result)
     expected = {
         kind: rounded(medians(results)) for kind, results in sorted(by_kind.items())

@@ -48,7 +48,9 @@ def main(argv: list[str]) -> int:
             # The thread that shows it is begun here, so that it takes no signal either.
             ready = (lambda: None) if informative else stack.enter_context(_starting())
             from sdopt.launching import launch
-        code, folder = _run(argv, partial(launch, ready=ready), given.export)
+            from sdopt.study.timeline import process_begun
+        command = partial(launch, ready=ready, began=process_begun())
+        code, folder = _run(argv, command, given.export)
         if given.json:
             say(answers(found_in(folder), code))
         return code

@@ -135,17 +135,21 @@ def _run(
     question: str,
 ) -> int:
     """Runs a search that was not answered before, or says what it would try (`dry`); returns the exit code."""
+    from sdopt.config.compositions import composition_of
+    from sdopt.config.models import with_own_models
+    from sdopt.config.paths import options_of
+    from sdopt.search.config import split
+
+    overrides = with_own_models(overrides, options_of("model", config_dir))
+    composition_of(split(overrides)[1], config_dir)
     console = terminal()
     with console.status("starting: importing PyTorch and diffusers"):
-        from sdopt.config.models import with_own_models
-        from sdopt.config.paths import options_of
         from sdopt.report.terminal import shown
         from sdopt.search.command import answered, begun, concluded, logged, prepare
         from sdopt.search.record import PAGE, space_table
         from sdopt.tracking.client import TrackingError
         from sdopt.worker.forkserver import independent_children
 
-        overrides = with_own_models(overrides, options_of("model", config_dir))
     with independent_children():
         with console.status("starting: looking at this machine"):
             prepared = prepare(overrides, config_dir, dry)

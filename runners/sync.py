@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdopt.errors import UnavailableError, UsageError, print_problems
+from sdopt.errors import UnavailableError, UsageError, print_problems, with_type
 
 from . import Arguments, end_with_code
 
@@ -96,7 +96,7 @@ def _noted(folder: Path, problems: dict[str, int]) -> Iterator[None]:
     except UsageError as error:
         problems.update((problem, error.exit_code) for problem in error.problems)
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reason = with_type(error)
         problems[f"{folder}: could not be logged ({reason})"] = (
             UnavailableError.exit_code
         )

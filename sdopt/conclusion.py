@@ -10,7 +10,13 @@ from pathlib import Path
 from rich.console import Console
 
 from sdopt.config.parse import RunConfig
-from sdopt.errors import UnavailableError, UsageError, command_line, print_problems
+from sdopt.errors import (
+    UnavailableError,
+    UsageError,
+    command_line,
+    print_problems,
+    with_type,
+)
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge, left_unjudged
 from sdopt.gate.trust import error_limit
@@ -167,7 +173,7 @@ class Conclusion:
                 reason = (
                     str(error)
                     if isinstance(error, UnavailableError)
-                    else f"{type(error).__name__}: {error}"
+                    else with_type(error)
                 )
                 missing.setdefault(reason, []).append(report.name)
             elif (

@@ -1,4 +1,4 @@
-"""Defines what an option may promise about its images."""
+"""Defines what an option may promise about its images, and what it may be for."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -13,6 +13,14 @@ class Contract(StrEnum):
     """The mathematics is the same, in another order: images differ by rounding."""
     LOSSY = "lossy"
     """The computation is approximated."""
+
+
+NOTHING, LATENCY, MEMORY = (
+    frozenset[str](),
+    frozenset({"latency"}),
+    frozenset({"memory"}),
+)
+"""What an option may claim to be for: it shortens calls, or takes less memory; both are `LATENCY | MEMORY`."""
 
 
 def weakest(

@@ -111,11 +111,21 @@ def way_out(error: Exception) -> str:
 
 def os_problem(error: OSError, folder: Path | None = None) -> str:
     """Returns a line on an error of the operating system: the file, what is wrong with it, and how to solve it."""
-    reason = error.strerror or " ".join(str(error).split())
+    reason = error.strerror or one_line(error)
     where = (
         error.filename if isinstance(error.filename, str) and error.filename else folder
     )
     return f"{f'{where}: ' if where else ''}{reason}{'' if ';' in reason else way_out(error)}"
+
+
+def one_line(error: BaseException) -> str:
+    """Returns what an error says as one line, of at most 300 characters."""
+    return " ".join(str(error).split())[:300]
+
+
+def with_type(error: BaseException) -> str:
+    """Returns an error as one line: its type, and what it says."""
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def command_line(*words: object) -> str:

@@ -20,6 +20,7 @@ from sdopt.errors import (
     SdoptError,
     UnavailableError,
     UsageError,
+    one_line,
     os_problem,
     print_problems,
     way_out,
@@ -82,7 +83,7 @@ def explained(error: Exception) -> str:
     if isinstance(error, OSError):
         return os_problem(error)
     if todo := way_out(error):
-        return f"{' '.join(str(error).split()) or 'out of memory'}{todo}"
+        return f"{one_line(error) or 'out of memory'}{todo}"
     if isinstance(error, ModuleNotFoundError):
         return f"{error}; is sdopt installed with its dependencies? pip install sdopt"
     frames = traceback.extract_tb(error.__traceback__)
@@ -94,7 +95,7 @@ def explained(error: Exception) -> str:
     where = (
         f" (at {Path(inside[-1].filename).name}:{inside[-1].lineno})" if inside else ""
     )
-    said = " ".join(str(error).split())[:300]
+    said = one_line(error)
     return (
         f"a defect of sdopt: {type(error).__name__}{f': {said}' if said else ''}{where}; please report it, with what "
         "the same command shows with HYDRA_FULL_ERROR=1 set"

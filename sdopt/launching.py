@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> Outcome:
         *(("--config-dir", str(config_dir)) if config_dir is not None else ()),
         *overrides,
     ]
-    folder = launch(argv, one_study=True).folder
+    folder = launch(argv, one_study=True, began=process_begun()).folder
     if folder is None or not (folder / "result.json").is_file():
         raise UsageError(
             "dry_run=true: a dry run has no result; use the command `sdopt run … dry_run=true`"
@@ -103,6 +104,7 @@ def launch(
     brief: bool = False,
     one_study: bool = False,
     deadline: float = math.inf,
+    began: float | None = None,
 ) -> Launched:
     """Runs the studies of a command line, and returns where they are.
 
@@ -112,6 +114,8 @@ def launch(
         brief: whether to skip tables and reports of a single study, for a caller that reads the results.
         deadline: when a single study ends with what is measured, as `interrupted`, in seconds of the monotonic clock.
         one_study: whether a sweep, and what prints something instead of measuring, is refused.
+        began: when the command began, by `time.monotonic`, from which on a single study's time and its budget count;
+            None for now, as in a program that has run for long.
 
     Raises:
         UsageError: the command line cannot be composed; nothing was measured.
@@ -121,6 +125,7 @@ def launch(
     from sdopt.record.files import read_error
 
     launched = Launched()
+    began = time.monotonic() if began is None else began
     try:
         line = CommandLine.of(with_resumed(argv))
         add_working_folder()
@@ -160,7 +165,7 @@ def launch(
                         "brief": brief,
                         "deadline": deadline,
                     }
-                    job = LaunchedJob(_this_process(), command.composer, how)
+                    job = LaunchedJob(_this_process(), command.composer, how, began)
                 command.run(job, folder)
                 launched.occupied = any(
                     isinstance(error, OccupiedError) for error in job.errors
@@ -245,12 +250,14 @@ class LaunchedJob:
         process: the process of the command.
         composer: that of a single study; None in a sweep, whose jobs have one each.
         how: the settings of the `Experiment` of a single study.
+        began: when the command of a single study began; a sweep's job begins when the previous one ends.
         errors: those of the jobs that ran in the process of the command.
     """
 
     process: tuple[str, int]
     composer: HydraComposer | None = None
     how: Mapping[str, Any] = field(default_factory=dict)
+    began: float | None = None
     errors: list[Exception] = field(default_factory=list)
 
     def __call__(self, cfg: DictConfig) -> Any:
@@ -279,20 +286,18 @@ class LaunchedJob:
             Experiment,
         )  # a command line that is wrong has ended by now
 
-        # A sweep's job starts when the previous one ends, not when the process started.
-        begun: float | None = process_begun()
         how = self.how
         composer = self.composer
         if composer is None:
             task: Any = OmegaConf.to_container(
                 HydraConfig.get().overrides.task, resolve=False
             )
-            begun, how = None, {"in_sweep": True, "command": ["sdopt", "run", *task]}
+            how = {"in_sweep": True, "command": ["sdopt", "run", *task]}
             composer = HydraComposer.of_this_job(cfg)
         with independent_children(), lock_folder(folder) as ours:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
-            timeline = Timeline("Python, Hydra and their imports", begun)
+            timeline = Timeline("Python, Hydra and their imports", self.began)
             result = Experiment(
                 composer, folder, start_fork_server(), timeline, **how
             ).run()

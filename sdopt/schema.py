@@ -76,6 +76,18 @@ HIGHEST_SEED = 2**53
 
 Seed = Annotated[int, Field(ge=0, le=HIGHEST_SEED)]
 
+# Ranges that several keys have.
+Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Amount = Annotated[float, Field(ge=0, le=1e9)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+Factor = Annotated[float, Field(ge=0, le=1000)]
+UpTo4096 = Annotated[int, Field(ge=1, le=4096)]
+UpTo10000 = Annotated[int, Field(ge=1, le=10_000)]
+UpToMillion = Annotated[int, Field(ge=1, le=1_000_000)]
+EveryNth = Annotated[int, Field(ge=2, le=1000)]
+
 
 @dataclass(frozen=True)
 class Model(Configured):
@@ -114,15 +126,15 @@ class Model(Configured):
     Scheduler and precision are then sdopt's, as for other models."""
     size: Annotated[int, Field(ge=8, le=16384, multiple_of=8)] = 64
     """Height and width of the training images, in pixels: the default of `workload.size`."""
-    guidance_scale: Annotated[float, Field(ge=0, le=1000)] = 7.5
+    guidance_scale: Factor = 7.5
     """The default of `workload.guidance_scale`."""
-    steps: Annotated[int, Field(ge=1, le=10_000)] = 25
+    steps: UpTo10000 = 25
     """The default of `workload.steps`."""
     distilled: bool = False
     """Whether the model itself was distilled to a few steps, so that such a scheduler needs no LoRA."""
-    threads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    threads: UpTo4096 | None = None
     """The default of `hardware.threads`."""
-    max_sequence_length: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    max_sequence_length: UpToMillion | None = None
     """For a diffusion transformer: tokens of a prompt that a call reads; null is the pipeline's own number.
     CLIP's encoders read 77 beside it."""
 
@@ -153,7 +165,7 @@ class Task(Configured):
     """File of the starting image, or `packaged`; all prompts share the image, scaled to the workload's size."""
     mask: str | None = None
     """For `inpaint`: file of the mask, or `packaged`; white areas are replaced."""
-    strength: Annotated[float, Field(gt=0, le=1)] = 1.0
+    strength: PositiveShare = 1.0
     """Share of the steps to run, and noise level of the starting image; 1 starts from noise only."""
 
     def steps_of(self, steps: int) -> int:
@@ -209,17 +221,17 @@ class Workload(Configured):
     A column named negative_prompt holds the negative prompts."""
     negative_prompt: str | None = None
     """What images should not show: the negative prompt of all prompts that have none of their own."""
-    prompt_count: Annotated[int, Field(ge=1, le=1_000_000)] = 8
+    prompt_count: UpToMillion = 8
     """Number of prompts to use, starting at `prompt_start`."""
     prompt_start: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
     """Number of prompts to skip at the start, for images that no earlier decision was based on."""
-    images_per_prompt: Annotated[int, Field(ge=1, le=4096)] = 1
+    images_per_prompt: UpTo4096 = 1
     """Images per prompt, each from different noise."""
-    batch_size: Annotated[Any, OneOrMore(Annotated[int, Field(ge=1, le=4096)])] = 1
+    batch_size: Annotated[Any, OneOrMore(UpTo4096)] = 1
     """Prompts per pipeline call, which makes `batch_size * images_per_prompt` images. For a list, see `size`."""
-    steps: Annotated[int, Field(ge=1, le=10_000)] = 25
+    steps: UpTo10000 = 25
     """Denoising steps."""
-    guidance_scale: Annotated[float, Field(ge=0, le=1000)] | None = None
+    guidance_scale: Factor | None = None
     """Guidance scale; null is `model.guidance_scale`, 1 or less disables guidance."""
     size: (
         Annotated[Any, OneOrMore(Annotated[int, Field(ge=8, le=16384, multiple_of=8)])]
@@ -270,7 +282,7 @@ class Protocol(Configured):
     again after the last round. At least 2 if a variant's compiler records CUDA graphs in the second call."""
     replicates: Annotated[int, Field(ge=1, le=1000)] | None = None
     """Processes per variant; null is `gate.replicates`. With fewer than three, no interval is given."""
-    precision: Annotated[float, Field(gt=0, lt=1)] | None = None
+    precision: Fraction | None = None
     """Target half-width of every speed-up's interval, as a share such as 0.03; processes are added until it is reached.
     `replicates` is then the size of the pilot, whose standard deviation determines the number of processes."""
     budget_s: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
@@ -279,11 +291,11 @@ class Protocol(Configured):
     complete; with `precision`, its pilot."""
     estimator: Literal["median", "mean", "last", "min"] = "median"
     """Summary statistic of a variant's latency. Speed-ups are always ratios of geometric means over the same rounds."""
-    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    confidence: Fraction = 0.95
     """Confidence level of the intervals in tables."""
     schedule: Literal["auto", "interleaved", "blocks"] = "auto"
     """`auto` interleaves all variants if they fit in memory together, and otherwise uses blocks."""
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.85
+    memory_fraction: PositiveShare = 0.85
     """Share of the initially free memory that all variants together may use."""
     shuffle_seed: Seed = 0
     """Seed of the order of the variants within each round."""
@@ -295,7 +307,7 @@ class Protocol(Configured):
     measures none."""
     timeout_s: Annotated[float, Field(gt=0, le=604800)] = 1800.0
     """Time limit for preparing a worker, and for each of its calls, in seconds; at most a week."""
-    interference: Annotated[float, Field(ge=0, le=1)] | None = 0.02
+    interference: Share | None = 0.02
     """A round is repeated if other programs took more than this share of the CPU (or GPU) time of any of its calls;
     null repeats none."""
     extra_rounds: Annotated[int, Field(ge=0, le=100_000)] | None = None
@@ -307,12 +319,12 @@ class Protocol(Configured):
     """Seconds for running, after everything else, the program that reports hand out for each variant; null is a tenth
     of the time that the study took, but at least 180 s. The best variant's is run in any case, unless this is 0: then
     none is run, and none is handed out."""
-    smallest_speedup: Annotated[float, Field(ge=0, le=1000)] = 0.01
+    smallest_speedup: Factor = 0.01
     """The smallest change of speed that counts as faster or slower, as a share; a smaller one is too close to call. It
     holds for every table, plot and answer, and for a gate. `sdopt gate` may set another one for a finished result."""
-    smallest_memory: Annotated[float, Field(ge=0, le=1000)] = 0.01
+    smallest_memory: Factor = 0.01
     """The smallest change of peak memory that counts, as a share of the reference's peak; likewise."""
-    smallest_memory_mib: Annotated[float, Field(ge=0, le=1e9)] = 16.0
+    smallest_memory_mib: Amount = 16.0
     """The smallest change of peak memory that counts, in MiB; both thresholds must be exceeded."""
 
 
@@ -328,12 +340,12 @@ class Rates(Configured):
     unit.
     """
 
-    fp32: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    tf32: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    fp16: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    bf16: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    fp8: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    int8: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    fp32: Positive | None = None
+    tf32: Positive | None = None
+    fp16: Positive | None = None
+    bf16: Positive | None = None
+    fp8: Positive | None = None
+    int8: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -345,7 +357,7 @@ class Sheet(Configured):
     """The device's names in the driver; case and a leading `NVIDIA` are ignored."""
     memory_gib: Annotated[float, Field(gt=0, le=1e6)]
     """Memory that a program sees (`torch.cuda.mem_get_info`): less than advertised, and dependent on the driver."""
-    bandwidth_gb_s: Annotated[float, Field(gt=0, le=1e9)]
+    bandwidth_gb_s: Positive
     compute_capability: Annotated[float, Field(ge=1, le=100)] | None = None
     """CUDA compute capability, such as 8.6; null for a CPU."""
     vector: Rates = field(default_factory=Rates)
@@ -360,7 +372,7 @@ class Sheet(Configured):
     pcie_gb_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Rate of the link to the host in one direction."""
     power_w: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    half_accumulation: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    half_accumulation: Positive | None = None
     """Tensor rate in fp16 with accumulation in fp16, where it differs: GeForce cards halve it for float32."""
 
     @property
@@ -387,10 +399,10 @@ class Hardware(Configured):
 
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
-    threads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    threads: UpTo4096 | None = None
     """CPU threads of a worker and of the process that scores images; null is `model.threads`, or else PyTorch's default
     of one per core."""
-    price_per_hour: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    price_per_hour: Amount | None = None
     """Price of this machine per hour, in any currency, for the cost per image."""
     exclusive: bool = True
     """Waits while another study of this user measures on the device; with several cards, `auto` takes a free one."""
@@ -408,7 +420,7 @@ class Serving(Configured):
     `workload.batch_size`.
     """
 
-    max_batch: Annotated[int, Field(ge=1, le=4096)] | None = None
+    max_batch: UpTo4096 | None = None
     """Images of one call at most; null is the largest batch size of the workload."""
     window_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
     """How long an image may wait for others to fill its batch, in milliseconds; with 0 a call takes what waits."""
@@ -418,14 +430,14 @@ class Serving(Configured):
     """Seconds after which a request that still waits is answered with 504, and never drawn."""
     drain_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
     """Seconds that a server which is told to end waits for the call that runs."""
-    max_n: Annotated[int, Field(ge=1, le=4096)] = 4
+    max_n: UpTo4096 = 4
     """Images of one request at most."""
     body_kib: Annotated[int, Field(ge=1, le=1024)] = 64
     """Size of a request at most, in KiB."""
     mixed: bool = False
     """Whether requests may ask for other steps and guidance scales than those of the workload, which alone are measured
     and warm. They are drawn in calls of their own."""
-    max_steps: Annotated[int, Field(ge=1, le=10_000)] = 100
+    max_steps: UpTo10000 = 100
     """Steps that a request may ask for at most, with `mixed`."""
     host: str = "127.0.0.1"
     """Address to listen on. The default is reached from this machine alone; a server has no passwords."""
@@ -476,10 +488,10 @@ class Quality(Configured):
 
     metrics: bool = True
     """Whether to compute metrics from the images."""
-    prompt_count: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    prompt_count: UpToMillion | None = None
     """Number of prompts of the quality pass, from the first of `workload.prompts`; null is `gate.prompt_count`, or 0
     without metrics."""
-    batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
+    batch_size: UpTo4096 | None = None
     """Prompts per call, for all variants; null is up to 12 for small images, and `workload.batch_size` for large
     images, if an option is compiled for a batch size, and if a gate judges."""
     floor_prompts: Annotated[int, Field(ge=2, le=1_000_000)] = 12
@@ -517,23 +529,23 @@ class Rule(Configured):
         "rarely",
         "every",
     ] = "non_inferior"
-    margin: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    margin: Amount | None = None
     """Allowed difference, in the metric's unit."""
-    deviations: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    deviations: Amount | None = None
     """Instead of `margin`: a share of the calibration's standard deviation for one prompt."""
     limit: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
     limits: dict[str, float] = field(default_factory=dict)
     """Instead of `limit`: a limit for each coarsest type of the reference's arithmetic (`float32`, `float16`,
     `bfloat16`), because the rounding of that type sets the difference between two equivalent computations."""
-    of_seeds: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    of_seeds: Amount | None = None
     """Instead of `limit`: a share of the calibrated mean between two images of a prompt from different noise."""
-    of_floor: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    of_floor: Positive | None = None
     """In addition to one of these: the limit is at most this multiple of the numerical floor, the mean difference
     between two baselines that compute in different orders. The cap does not apply if the two sides differ in
     precision, where the floor is not meaningful."""
-    least: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    least: Amount = 0.0
     """Lower bound of the limit from `of_seeds`, `deviations` and `of_floor`, whose reference values may be zero."""
-    share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    share: Fraction | None = None
     """For `rarely`: allowed share of the prompts."""
     low: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
     high: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
@@ -553,7 +565,7 @@ class Gate(Configured):
     must_pay: bool = True
     """Whether an option that claims latency or memory must show a gain: above what two identical baselines differ by,
     and corrected for all claims of the study."""
-    spare_memory: Annotated[float, Field(ge=0, le=1)] | None = None
+    spare_memory: Share | None = None
     """Growth of peak memory by less than this share of the device's memory, or of the machine's on a CPU, is no harm.
     Null is 0.02 on a GPU, and 0 on a CPU, whose memory other programs share."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
@@ -566,7 +578,7 @@ class Gate(Configured):
     runner of CI. What could not be measured or compared still ends with 3."""
     replicates: Annotated[int, Field(ge=1, le=1000)] = 3
     """Processes per variant if `protocol.replicates` is null."""
-    prompt_count: Annotated[int, Field(ge=1, le=1_000_000)] = 24
+    prompt_count: UpToMillion = 24
     """Prompts of the quality pass if `quality.prompt_count` is null."""
     calibration: str | None = None
     """A file written by `sdopt calibrate`; null is the packaged file for the model and workload. A calibration for

@@ -1,7 +1,7 @@
 """Defines `Variant`: one point of an ablation, in the form that is sent to a worker."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,15 @@ class Variant:
             for path in option.files(self.model, fetch)
         ]
 
+    def folders_with(self, options: Collection[str]) -> list[Path]:
+        """Returns the folders of the user's own groups that have one of some options' files."""
+        folders = [Path(folder).absolute() for folder in self.config_dirs]
+        return [
+            folder
+            for folder in folders
+            if any((folder / file).is_file() for file in options)
+        ]
+
     def context(self, device: Device, shape: Shape | None = None) -> Context:
         """Returns the context for checking conflicts at a shape, by default the main shape."""
         return Context(
@@ -163,10 +172,8 @@ class Variant:
             ctx = self.context(device, shape)
             for axis, option in self.optimizations.items():
                 for reason in [*option.obstacles(ctx), *option.ineffective(ctx)]:
-                    chosen = as_choice(
-                        axis, self.choices.get(axis, type(option).__name__)
-                    )
-                    found.setdefault(f"{chosen}: {reason}", []).append(shape)
+                    line = f"{self._choice_on(axis)}: {reason}"
+                    found.setdefault(line, []).append(shape)
         everywhere = len(self.shapes)
         return [
             reason
@@ -181,11 +188,16 @@ class Variant:
             *self._unsampled(),
         ]
 
+    def _choice_on(self, axis: str) -> str:
+        """Returns the option of an axis as a command line chooses it; without its name, by that of its class."""
+        named = type(self.optimizations[axis]).__name__
+        return as_choice(axis, self.choices.get(axis, named))
+
     def slow_here(self, device: Device) -> list[str]:
         """Returns why options are expected to make calls slower on a device, each with the choice that causes it."""
         ctx = self.context(device)
         return [
-            f"{as_choice(axis, self.choices.get(axis, type(option).__name__))}: {reason}"
+            f"{self._choice_on(axis)}: {reason}"
             for axis, option in self.optimizations.items()
             for reason in option.slow_here(ctx)
         ]
@@ -218,9 +230,8 @@ class Variant:
                 Stage.WEIGHTS,
                 Stage.QUANTIZE,
             ):
-                chosen = as_choice(axis, self.choices.get(axis, type(option).__name__))
                 found.append(
-                    f"{chosen}: reads weights, and those of a GGUF file are blocks of few bits"
+                    f"{self._choice_on(axis)}: reads weights, and those of a GGUF file are blocks of few bits"
                 )
         return found
 

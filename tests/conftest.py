@@ -15,7 +15,7 @@ LONGEST = (
     "study/test_study.py",
     "test_guest.py",
     "library/test_applying.py",
-    "loadtest/test_loadtest.py",
+    "apps/loadtest/test_loadtest.py",
     "tracking/test_tracking.py",
     "exchange/test_judge.py",
     "tracking/test_tracking_server.py",

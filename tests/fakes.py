@@ -76,8 +76,8 @@ class FakeWorker(Worker):
         self.given: list[tuple[int, int]] = []
         """The shape and the number of the batch of each call."""
         self.graphs = self.packages = 0
-        self.earlier_s = 0.0
-        """What the next call compiles."""
+        self.compile_s, self.earlier_s = 0.1, 0.0
+        """What the next call compiles, in seconds for each graph, and what an earlier command did."""
         self.draw: Draw | None = None
         """That of the images it was last asked for."""
         self._alive = True
@@ -141,7 +141,7 @@ class FakeWorker(Worker):
         self.given.append((shape_index, number))
         self.fakes.called.append(self.log.stem)
         compiled = Compiled(
-            0.1 * self.graphs, self.graphs, self.packages, self.earlier_s
+            self.compile_s * self.graphs, self.graphs, self.packages, self.earlier_s
         )
         self.graphs, self.packages, self.earlier_s = 0, 0, 0.0
         seconds = self.fakes.seconds.get(self.variant.name, 0.1) * float(

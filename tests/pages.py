@@ -2,7 +2,8 @@
 
 A block begins with `<!-- sdopt:table FOLDER -->` and ends with `<!-- sdopt:end -->`; FOLDER holds a record and is
 relative to the page. What stands between the marks is replaced. Other kinds are `sdopt:answer`, `sdopt:plot`,
-`sdopt:tradeoff`, and `sdopt:load` for a load test. A folder that is not there yet is said to be not measured.
+`sdopt:tradeoff`, `sdopt:load` for a load test, and `sdopt:fits` for what was counted of cards. A folder that is not
+there yet is said to be not measured.
 """
 
 import argparse
@@ -19,9 +20,15 @@ from sdopt.report.markdown import escaped, written
 from sdopt.report.tables import ranking
 from sdopt.statistics.summary import summary_of
 from sdopt.statistics.words import has_intervals, intervals_text, sampling_text
+from tests.apps.foresight import fits
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "sdopt/README.md", "sdopt/apps/serving/README.md")
+PAGES = (
+    "README.md",
+    "sdopt/README.md",
+    "sdopt/apps/serving/README.md",
+    "sdopt/apps/foresight/README.md",
+)
 
 NOT_MEASURED = "Not measured yet."
 
@@ -66,12 +73,17 @@ def _load(folder: Path) -> str:
     return page_table(LoadRecord.read(folder))
 
 
+def _fits(folder: Path) -> str:
+    return written([fits.table(fits.read(folder / fits.COUNTED.name))])
+
+
 KINDS: dict[str, Callable[[Path], str]] = {
     "table": table,
     "answer": _answer,
     "plot": _plot,
     "tradeoff": _tradeoff,
     "load": _load,
+    "fits": _fits,
 }
 
 

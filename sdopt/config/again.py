@@ -1,7 +1,6 @@
 """Writes the command that measures a variant again, and composes it: only one that gives what was measured is kept."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from sdopt.config.composer import HydraComposer
@@ -252,10 +251,7 @@ def _folders_of(variant: Variant, baseline: Variant) -> list[str]:
             if group_of(key) in _ELSEWHERE:  # what an experiment sets is written out
                 continue
             files.add(f"{key}/{value}.yaml")
-    folders = [Path(folder).absolute() for folder in variant.config_dirs]
-    holding = [
-        folder for folder in folders if any((folder / file).is_file() for file in files)
-    ]
+    holding = variant.folders_with(files)
     if len(holding) > 1:
         paths = ",".join(quoted(f"file://{folder}") for folder in holding)
         return [f"hydra.searchpath=[{paths}]"]

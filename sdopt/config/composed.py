@@ -30,7 +30,7 @@ from sdopt.config.overrides import (
 )
 from sdopt.config.paths import CONF, CONFIG_NAME
 from sdopt.config.sections import COMMAND_KEYS
-from sdopt.errors import UsageError, without_passwords
+from sdopt.errors import UsageError, with_type, without_passwords
 
 if TYPE_CHECKING:
     from sdopt.config.composer import HydraComposer
@@ -443,7 +443,7 @@ def recorded_command(
         YAMLError,
         OmegaConfBaseException,
     ) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        reason = with_type(error)
         raise UsageError(
             f"resume={folder}: {name}, which records what was run there, is damaged ({reason}); "
             "run the command again in another folder"

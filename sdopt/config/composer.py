@@ -1,23 +1,25 @@
 """Composes variants from the overrides of a command."""
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobRuntime
-from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 
-from sdopt.config.compositions import Composition, Compositions, composition_errors
+from sdopt.config.compositions import (
+    Composition,
+    Compositions,
+    composition_errors,
+    initialized,
+    search_path,
+)
 from sdopt.config.edits import Edit, KeyValue, at, edited, in_group, read_edit
 from sdopt.config.groups import default_choice, has_default, override_of
 from sdopt.config.models import with_own_options
-from sdopt.config.overrides import group_of, key_of, merge_overrides, quoted
+from sdopt.config.overrides import group_of, key_of, merge_overrides
 from sdopt.config.parse import (
     SECTIONS,
     RunConfig,
@@ -25,8 +27,7 @@ from sdopt.config.parse import (
     drawn_prompts,
     parse,
 )
-from sdopt.config.paths import CONF
-from sdopt.config.sections import COMMAND_KEYS, LOAD, WORK_SECTIONS
+from sdopt.config.sections import COMMAND_KEYS, WORK_SECTIONS
 from sdopt.config.typed import typed
 from sdopt.errors import UsageError
 from sdopt.options.base import Optimization
@@ -299,49 +300,13 @@ def _is_of_lora(override: str) -> bool:
     return key_of(override).startswith(f"{_LORA}.")
 
 
-_ONE_THREAD = threading.RLock()
-
-
-@contextmanager
-def _initialized() -> Iterator[None]:
-    """Initializes Hydra, whose state is the process's, in one thread at a time; a program's own use of it stays."""
-    with _ONE_THREAD:
-        base, job = VersionBase.instance().version_base, JobRuntime().get("name")
-        try:
-            with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-                yield
-        finally:
-            VersionBase.instance().version_base = base
-            JobRuntime().set("name", job)
-
-
 @contextmanager
 def composer_of(
     overrides: Sequence[str], config_dir: Path | None = None
 ) -> Iterator[HydraComposer]:
     """Yields a composer outside of any Hydra job. Raises UsageError if the configuration is not valid."""
-    with _initialized():
-        yield HydraComposer(overrides, _search_path(config_dir))
-
-
-def load_of(overrides: Sequence[str], config_dir: Path | None) -> dict[str, Any]:
-    """Returns the section of a load test that a preset has; {} if it has none. Raises UsageError as `composer_of`."""
-    with _initialized():
-        return dict(
-            Compositions(_search_path(config_dir)).of(overrides).values.get(LOAD) or {}
-        )
-
-
-def _search_path(config_dir: Path | None) -> list[str]:
-    if config_dir is not None and not config_dir.is_dir():
-        raise UsageError(
-            f"config_dir={config_dir}: there is no such folder; name one with groups of your own"
-        )
-    return (
-        [f"hydra.searchpath=[{quoted(f'file://{config_dir.absolute()}')}]"]
-        if config_dir
-        else []
-    )
+    with initialized():
+        yield HydraComposer(overrides, search_path(config_dir))
 
 
 def gate_of(overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:

@@ -1,5 +1,6 @@
 """Composes `conf/` and the user's own groups by Hydra's public calls."""
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -8,23 +9,25 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
+from hydra import compose, initialize_config_dir
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
 from sdopt.config.card_options import offer_cards
 from sdopt.config.groups import require_chosen, require_overrides
-from sdopt.config.overrides import group_of, key_of, parsed_override
+from sdopt.config.overrides import group_of, key_of, parsed_override, quoted
 from sdopt.config.paths import CONF, CONFIG_NAME, options_of
 from sdopt.config.sections import SECTION_NAMES
 from sdopt.config.sources import read_marked_files
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, one_line
 from sdopt.text_files import decoded
 
 offer_cards()
@@ -32,6 +35,9 @@ read_marked_files()
 
 PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
 """The search path of a command without folders of the user's own."""
+
+
+_ONE_THREAD = threading.RLock()
 
 
 Values = Mapping[str, Any]
@@ -269,7 +275,7 @@ def composition_errors() -> Iterator[None]:
 def in_one_line(error: BaseException) -> str:
     """Returns a line on what Hydra, OmegaConf or YAML refuse: the key or the option, and what they say of it."""
     if isinstance(error, YAMLError):  # says where, and that is on its last lines
-        return " ".join(str(error).split())
+        return one_line(error)
     said = str(error).strip().partition("\n")[0]
     if isinstance(error, MissingConfigException):
         group, _, option = str(error.missing_cfg_file).rpartition("/")
@@ -356,3 +362,39 @@ def _combines(key: str, node: Any, choices: Values) -> bool:
     if key in SECTION_NAMES or not isinstance(node, dict):
         return False
     return key not in choices or "_target_" not in node
+
+
+@contextmanager
+def initialized() -> Iterator[None]:
+    """Initializes Hydra, whose state is the process's, in one thread at a time; a program's own use of it stays."""
+    with _ONE_THREAD:
+        base, job = VersionBase.instance().version_base, JobRuntime().get("name")
+        try:
+            with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+                yield
+        finally:
+            VersionBase.instance().version_base = base
+            JobRuntime().set("name", job)
+
+
+def composition_of(overrides: Sequence[str], config_dir: Path | None) -> Composition:
+    """Composes overrides outside of any Hydra job.
+
+    Raises:
+        UsageError: Hydra cannot compose them, or there is no such folder.
+    """
+    with initialized():
+        return Compositions(search_path(config_dir)).of(overrides)
+
+
+def search_path(config_dir: Path | None) -> list[str]:
+    """Returns the override that has Hydra look into the user's own folder, too. Raises UsageError if it is none."""
+    if config_dir is not None and not config_dir.is_dir():
+        raise UsageError(
+            f"config_dir={config_dir}: there is no such folder; name one with groups of your own"
+        )
+    return (
+        [f"hydra.searchpath=[{quoted(f'file://{config_dir.absolute()}')}]"]
+        if config_dir
+        else []
+    )

@@ -25,9 +25,7 @@ def origins_in(folder: Path) -> dict[str, Origin]:
         return {}
     owners = [(variant, variant.images) for variant in result.variants]
     # What shows how far two baselines differ is the baseline's.
-    owners += [
-        (result.variant(result.baseline), images) for images in result.redrawn.values()
-    ]
+    owners += [(result.baseline_variant, images) for images in result.redrawn.values()]
     origins: dict[str, Origin] = {}
     for variant, images in owners:
         said = settings_of(settings_of_variant(result, variant))

@@ -418,7 +418,7 @@ def judgeable(
     left_out += [] if "memory" in claims else ["memory_ratio"]
     left_out += (
         []
-        if all(record.prompt for record in result.variant(result.baseline).images)
+        if all(record.prompt for record in result.baseline_variant.images)
         else ["clip_score"]
     )
     kept = {

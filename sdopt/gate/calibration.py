@@ -154,7 +154,7 @@ def calibration_for(result: StudyResult, path: str | None) -> Fit:
 
 def _digests(result: StudyResult) -> dict[str, str]:
     """Returns the hashes of the weights of a study: of its baseline, and of each feature extractor."""
-    model = result.variant(result.baseline).inputs.get("model", "")
+    model = result.baseline_variant.inputs.get("model", "")
     return {"model": model, **result.feature_digests}
 
 

@@ -184,7 +184,7 @@ def _contexts(
 
 
 def _sides(result: StudyResult, name: str) -> _Sides:
-    return result.variant(name), result.variant(result.baseline)
+    return result.variant(name), result.baseline_variant
 
 
 def _smaller_floors(

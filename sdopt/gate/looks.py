@@ -4,11 +4,11 @@ The first look has the whole error rate α, so a later one, at a study that was 
 Judging the same data again is the same look.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 
 from sdopt.record.comparisons import Comparison
+from sdopt.record.files import short_digest
 from sdopt.record.records import StudyResult, VariantResult, now
 from sdopt.record.verdicts import Look, Ruling, Verdict
 from sdopt.schema import Gate
@@ -64,7 +64,7 @@ def _prompts(images: Sequence[tuple[int, int]]) -> int:
 
 
 def _digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    return short_digest(json.dumps(content).encode())
 
 
 def record_look(

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sdopt.errors import with_type
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, TF32, has
 from sdopt.hardware.device import Device
 
@@ -89,7 +90,7 @@ def _guarded(device: Device, kind: str) -> Ceiling:
             kind,
             0,
             0.0,
-            failure=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            failure=with_type(error),
         )
 
 

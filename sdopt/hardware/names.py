@@ -235,8 +235,8 @@ def other_forms(option: str, sheets: Mapping[str, Sheet]) -> list[str]:
     return others
 
 
-def nearest_cards(text: str, sheets: Mapping[str, Sheet], count: int = 3) -> list[str]:
-    """Returns the options whose cards are nearest by model and kind; none of another memory than the one named."""
+def nearest_cards(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
+    """Returns the three options whose cards are nearest by model and kind; none of another memory than the one named."""
     asked = parsed_name(text)
     if not asked.model:
         return []
@@ -247,7 +247,7 @@ def nearest_cards(text: str, sheets: Mapping[str, Sheet], count: int = 3) -> lis
         far = min(_distance(asked, name) for name in names_of(option, sheet))
         if far[0] == 0:
             ranked.append((far, option))
-    return [option for _, option in sorted(ranked)[:count]]
+    return [option for _, option in sorted(ranked)[:3]]
 
 
 def _distance(asked: CardName, name: CardName) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, one_line
 from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.cgroups import MOUNT, memory_limits
 from sdopt.hardware.device import Device
@@ -97,7 +97,7 @@ def _cuda(index: int) -> Device:
             "uuid": str(properties.uuid),
         }
     except (RuntimeError, AssertionError) as error:
-        reason = " ".join(str(error).split())[:300].rstrip(".")
+        reason = one_line(error).rstrip(".")
         raise _UnusableError(
             f"CUDA does not start: {reason}; {_what_to_do()}"
         ) from error

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
 from typing_extensions import override
 
+from sdopt.contract import LATENCY, MEMORY, NOTHING
 from sdopt.hardware.cards import (
     CUDNN_ATTENTION,
     FLASH_ATTENTION,
@@ -30,7 +30,6 @@ from sdopt.options.assumptions import (
     common_attention,
     unchanged_layers,
 )
-from sdopt.options.base import Need
 from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out
 from sdopt.options.declarations import Extra
 from sdopt.pipelines.loading import (
@@ -39,8 +38,8 @@ from sdopt.pipelines.loading import (
     heads_by_level,
     published_denoiser,
 )
-from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
-from sdopt.schema import Model, OneOf
+from sdopt.pipelines.parts import Pipeline, attention_layers, denoiser_of, unwrapped
+from sdopt.schema import Model, OneOf, UpToMillion
 
 
 @dataclass(frozen=True)
@@ -96,14 +95,13 @@ def _set(pipe: Pipeline, processor: str) -> Any:
 _OTHER_PROCESSORS = "the processor would leave out what else its attention does, such as rotary positions: choose "
 
 
-@dataclass(frozen=True)
 class Default(Optimization):
     """The default of diffusers: PyTorch's scaled dot-product attention, with a kernel that PyTorch selects."""
 
-    stage: ClassVar[Stage] = Stage.ATTENTION
-    assumes: ClassVar[tuple[Assumption, ...]] = (common_attention,)
+    stage = Stage.ATTENTION
+    assumes = (common_attention,)
     # `set_default_attn_processor` sets AttnProcessor on a UNet, which is attention=vanilla.
-    diffusers_lines: ClassVar[tuple[str, ...]] = _setting("AttnProcessor2_0")
+    diffusers_lines = _setting("AttnProcessor2_0")
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -128,21 +126,19 @@ class Default(Optimization):
         return proof
 
 
-@dataclass(frozen=True)
 class EquivalentAttention(Optimization):
     """The base class of other implementations of the same attention, whose results differ only by rounding."""
 
-    stage: ClassVar[Stage] = Stage.ATTENTION
+    stage = Stage.ATTENTION
     assumes: ClassVar[tuple[Assumption, ...]] = (common_attention,)
-    contract: ClassVar[Contract] = Contract.EQUIVALENT
+    contract = Contract.EQUIVALENT
 
 
-@dataclass(frozen=True)
 class Vanilla(EquivalentAttention):
     """diffusers' `AttnProcessor`: two matrix products and a softmax, the "default attention" of older articles."""
 
-    unet_only: ClassVar[str | None] = f"{_OTHER_PROCESSORS}attention=math"
-    diffusers_lines: ClassVar[tuple[str, ...]] = _setting("AttnProcessor")
+    unet_only = f"{_OTHER_PROCESSORS}attention=math"
+    diffusers_lines = _setting("AttnProcessor")
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -169,7 +165,7 @@ class Sdpa(EquivalentAttention):
     support the VAE's single head of 512 channels.
     """
 
-    assumes: ClassVar[tuple[Assumption, ...]] = ()  # any processor may call it
+    assumes = ()  # any processor may call it
 
     backend: Annotated[str, OneOf(_BACKENDS)] = "math"
     """The back end; PyTorch raises an error if the back end does not support the denoiser."""
@@ -177,9 +173,7 @@ class Sdpa(EquivalentAttention):
     @property
     @override
     def claims(self) -> frozenset[str]:
-        return (
-            frozenset() if self.backend == "math" else frozenset({"latency", "memory"})
-        )
+        return NOTHING if self.backend == "math" else LATENCY | MEMORY
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -279,12 +273,12 @@ class Sdpa(EquivalentAttention):
 class Sliced(EquivalentAttention):
     """Computes attention for a few heads at a time (`enable_attention_slicing`), without a fused kernel."""
 
-    unet_only: ClassVar[str | None] = (
+    unet_only = (
         "diffusers slices the attention of UNets alone: choose attention=mem_efficient"
     )
-    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+    claims = MEMORY
 
-    slice_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    slice_size: UpToMillion | None = None
     """Number of (batch × head) rows per slice; null is half of the heads (`auto` in diffusers)."""
 
     @property
@@ -350,16 +344,13 @@ class Sliced(EquivalentAttention):
         return proof
 
 
-@dataclass(frozen=True)
 class Xformers(EquivalentAttention):
     """xFormers' memory-efficient attention, with an operator that xFormers selects."""
 
-    claims: ClassVar[frozenset[str]] = frozenset({"latency", "memory"})
-    unet_only: ClassVar[str | None] = (
-        f"{_OTHER_PROCESSORS}attention=dispatched attention.backend=xformers"
-    )
-    diffusers_lines: ClassVar[tuple[str, ...]] = _setting("XFormersAttnProcessor")
-    needs: ClassVar[tuple[Need, ...]] = (
+    claims = LATENCY | MEMORY
+    unet_only = f"{_OTHER_PROCESSORS}attention=dispatched attention.backend=xformers"
+    diffusers_lines = _setting("XFormersAttnProcessor")
+    needs = (
         XFORMERS_ATTENTION,
         Extra("xformers", ("xformers",)),
     )
@@ -421,14 +412,13 @@ _XFORMERS_OPERATORS = (
 the same kernel (see `OPERATOR` in xformers/ops/fmha)."""
 
 
-@dataclass(frozen=True)
 class FusedProjections(EquivalentAttention):
     """Fuses the projections of query, key and value, and of the text's key and value (`fuse_qkv_projections`)."""
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (common_attention, unchanged_layers)
-    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
-    keeps_structure: ClassVar[bool] = True
-    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.unet.fuse_qkv_projections()",)
+    assumes = (common_attention, unchanged_layers)
+    claims = LATENCY
+    keeps_structure = True
+    diffusers_lines = ("pipe.unet.fuse_qkv_projections()",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -549,16 +539,9 @@ def backend_of(name: str) -> str | None:
 
 
 def _processors(denoiser: Any) -> list[str]:
-    return sorted({type(layer.processor).__name__ for layer in _layers(denoiser)})
-
-
-def _layers(denoiser: Any) -> list[Any]:
-    """Returns the attention layers of a denoiser."""
-    return [
-        layer
-        for layer in denoiser.modules()
-        if getattr(layer, "processor", None) is not None
-    ]
+    return sorted(
+        {type(layer.processor).__name__ for layer in attention_layers(denoiser)}
+    )
 
 
 def _replaceable(denoiser: Any) -> bool:
@@ -573,7 +556,7 @@ def _backends_of(denoiser: Any) -> list[str]:
     """Returns the backends that diffusers' dispatcher was told for the layers of a denoiser."""
     kinds = {
         getattr(layer.processor, "_attention_backend", None)
-        for layer in _layers(denoiser)
+        for layer in attention_layers(denoiser)
     }
     return sorted(str(getattr(kind, "value", kind)) for kind in kinds - {None})
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from typing_extensions import override
 
+from sdopt.contract import LATENCY, MEMORY, NOTHING
 from sdopt.hardware.cards import FLASH_ATTENTION
 from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.attention import backend_of
-from sdopt.options.base import Need
 from sdopt.options.declarations import Extra
 from sdopt.pipelines.loading import family_of, published_denoiser
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
@@ -77,7 +77,7 @@ class Dispatched(Optimization):
     that back.
     """
 
-    stage: ClassVar[Stage] = Stage.ATTENTION
+    stage = Stage.ATTENTION
 
     backend: Annotated[str, OneOf((*_OF_PYTORCH, *_OF_PACKAGES, _FLEX))] = "native"
     """The name that diffusers gives it; those of other packages need these."""
@@ -91,9 +91,7 @@ class Dispatched(Optimization):
     @override
     def claims(self) -> frozenset[str]:
         return (
-            frozenset()
-            if self.backend in ("native", "_native_math")
-            else frozenset({"latency", "memory"})
+            NOTHING if self.backend in ("native", "_native_math") else LATENCY | MEMORY
         )
 
     @property
@@ -219,7 +217,7 @@ class HubKernel(Dispatched):
     diffusers says which repository; it refuses those of publishers that the hub does not trust.
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (
+    needs = (
         FLASH_ATTENTION,
         Extra("kernels", ("kernels",)),
     )

@@ -8,20 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sdopt.options.transformer import Given, Watching
-from sdopt.pipelines.parts import Pipeline
+from sdopt.options.transformer import Given, Watched, Watching
+from sdopt.pipelines.parts import Pipeline, attention_layers
 
 Place = tuple["_Layer", int]
 """An attention layer and a branch of guidance."""
-
-
-def attention_layers(denoiser: nn.Module) -> list[nn.Module]:
-    """Returns the attention layers of a denoiser: the modules that have a processor."""
-    return [
-        layer
-        for layer in denoiser.modules()
-        if getattr(layer, "processor", None) is not None
-    ]
 
 
 def is_cross(layer: nn.Module) -> bool:
@@ -64,22 +55,14 @@ class Layers(Watching):
         raise NotImplementedError
 
 
-class _Layer:
+class _Layer(Watched):
     """The forward of an attention layer, which its watcher calls or leaves out."""
 
     several, dtype = False, torch.float32
 
     def __init__(self, watcher: Layers, layer: nn.Module) -> None:
-        self._watcher, self.forward, self.cross = (
-            watcher,
-            layer.forward,
-            is_cross(layer),
-        )
-
-    def __call__(self, *args: Any, **others: Any) -> Any:
-        if self._watcher.is_elsewhere:
-            return self.forward(*args, **others)
-        return self._watcher.run(self, Given(args, others))
+        super().__init__(watcher, layer)
+        self.cross = is_cross(layer)
 
 
 class Broadcasts(Layers):

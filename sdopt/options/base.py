@@ -9,7 +9,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sdopt.contract import Contract
+from sdopt.contract import NOTHING, Contract
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import Feature, missing
 from sdopt.hardware.device import Device
@@ -146,7 +146,7 @@ class Optimization(Configured):
     @property
     def claims(self) -> frozenset[str]:
         """The gains that the option claims: `latency`, `memory`, both or none; a gate checks each claim."""
-        return frozenset()
+        return NOTHING
 
     @property
     def contract(self) -> Contract:

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from sdopt.errors import UsageError
-from sdopt.options.transformer import Given, Watching, blocks_of, guidance_of_call
+from sdopt.options.transformer import (
+    Given,
+    Watched,
+    Watching,
+    blocks_of,
+    guidance_of_call,
+)
 from sdopt.pipelines.parts import Pipeline
 
 
@@ -78,22 +84,16 @@ class WatchedBlocks(Watching):
         return tuple(parts)
 
 
-class _Block:
+class _Block(Watched):
     """The forward of a block, which its transformer's watcher runs or leaves out."""
 
     def __init__(
         self, watcher: WatchedBlocks, place: str, number: int, block: nn.Module
     ) -> None:
-        self._watcher = watcher
+        super().__init__(watcher, block)
         self.place = place
         self.number = number
         self.kind = type(block)
-        self.forward = block.forward
-
-    def __call__(self, *args: Any, **others: Any) -> Any:
-        if self._watcher.is_elsewhere:
-            return self.forward(*args, **others)
-        return self._watcher.run(self, Given(args, others))
 
 
 def _hidden_index(block: type) -> int:

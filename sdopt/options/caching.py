@@ -12,9 +12,9 @@ from numpy.polynomial.chebyshev import chebvander
 from pydantic import Field
 from typing_extensions import override
 
+from sdopt.contract import LATENCY
 from sdopt.errors import UsageError
 from sdopt.options import (
-    Assumption,
     Context,
     Contract,
     Finding,
@@ -31,7 +31,6 @@ from sdopt.options.assumptions import (
     unchanged_layers,
     ungated_blocks,
 )
-from sdopt.options.base import Need
 from sdopt.options.compiler import (
     Aot,
     CudaGraphs,
@@ -52,19 +51,25 @@ from sdopt.pipelines.loading import (
     heads_by_level,
     part_config,
 )
-from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, unwrapped
-from sdopt.schema import Seed
+from sdopt.pipelines.parts import (
+    STEPS,
+    Pipeline,
+    attention_layers,
+    denoiser_name,
+    denoiser_of,
+    unwrapped,
+)
+from sdopt.schema import EveryNth, Factor, PositiveShare, Seed, Share
 
 if TYPE_CHECKING:
     from sdopt.options.skipping import Skipping
     from sdopt.options.transformer import Watching
 
 
-@dataclass(frozen=True)
 class WholeSteps(Optimization):
     """Runs the whole denoiser on all samples in every step."""
 
-    stage: ClassVar[Stage] = Stage.CACHING
+    stage = Stage.CACHING
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -89,13 +94,13 @@ class WholeSteps(Optimization):
 class Caching(Optimization):
     """The base class of options that make a step cheaper than the whole denoiser."""
 
-    stage: ClassVar[Stage] = Stage.CACHING
+    stage = Stage.CACHING
     saves_operations: ClassVar[bool | None] = True
-    contract: ClassVar[Contract] = Contract.LOSSY
-    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    contract = Contract.LOSSY
+    claims = LATENCY
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {}
     """Compatible compilers, by their names in the group; they compile only code that does not depend on the step."""
-    leaves_calls_whole: ClassVar[bool] = False
+    leaves_calls_whole = False
     """Whether a call of a transformer runs all of it or none, so that compilers may have it."""
     batch_sizes: ClassVar[int] = 1
     """Number of batch sizes of the denoiser in one image."""
@@ -179,7 +184,7 @@ class SkippedLayers(Caching):
         "onnxruntime": OnnxRuntime,
     }
     idle: ClassVar[str] = "the first step skips nothing"
-    begins: ClassVar[bool] = True
+    begins = True
     """Whether every step runs the UNet's first layer."""
     others: ClassVar[str]
     """What the steps do that do not run the whole UNet."""
@@ -239,14 +244,14 @@ class SkippedLayers(Caching):
 class DeepCaching(SkippedLayers):
     """Runs the whole UNet on every `interval`-th step, and only its outer layers on the others (DeepCache)."""
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks, one_call_a_step)
-    keeps_structure: ClassVar[bool] = True
-    unet_only: ClassVar[str | None] = (
+    assumes = (own_blocks, one_call_a_step)
+    keeps_structure = True
+    unet_only = (
         "no skip connection leads around its inner blocks: choose caching=first_block"
     )
-    others: ClassVar[str] = "only the outer layers"
+    others = "only the outer layers"
 
-    interval: Annotated[int, Field(ge=2, le=1000)] = 3
+    interval: EveryNth = 3
     """The whole UNet runs once per this number of steps."""
     branch: Annotated[int, Field(ge=0, le=1000)] = 0
     """The layers that run on the other steps, numbered as in the paper: 0 is only the outermost layer; each increment
@@ -286,10 +291,10 @@ class FirstBlockCaching(SkippedLayers):
     How many steps that are depends on the image: one that changes much skips nothing, and `not_engaged` says so.
     """
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks, two_halves)
-    keeps_structure: ClassVar[bool] = True
-    saves_operations: ClassVar[bool | None] = None
-    others: ClassVar[str] = "only the outermost layers, at least for some images"
+    assumes = (own_blocks, two_halves)
+    keeps_structure = True
+    saves_operations = None
+    others = "only the outermost layers, at least for some images"
 
     threshold: Annotated[float, Field(gt=0, le=10)] = 0.2
     """The change of what the first layer adds, relative to its mean, from which the inner layers run again."""
@@ -329,25 +334,25 @@ class SpectralForecast(SkippedLayers):
     each, and all steps from `stop` on.
     """
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step)
-    begins: ClassVar[bool] = False
-    leaves_calls_whole: ClassVar[bool] = True
-    others: ClassVar[str] = "were forecast"
-    idle: ClassVar[str] = "all of {steps} steps run, and none is forecast"
+    assumes = (counted_steps, one_call_a_step)
+    begins = False
+    leaves_calls_whole = True
+    others = "were forecast"
+    idle = "all of {steps} steps run, and none is forecast"
 
-    warmup: Annotated[int, Field(ge=2, le=1000)] = 4
+    warmup: EveryNth = 4
     """Number of steps at the start that run."""
     window: Annotated[float, Field(ge=2, le=1000)] = 2.0
     """After them, one step runs per this number of steps, rounded down."""
-    growth: Annotated[float, Field(ge=0, le=1000)] = 0.5
+    growth: Factor = 0.5
     """What is added to `window` after each such step."""
-    stop: Annotated[float, Field(gt=0, le=1)] = 0.9
+    stop: PositiveShare = 0.9
     """Share of the steps after which all run."""
     degree: Annotated[int, Field(ge=1, le=10)] = 3
     """Degree of the polynomials."""
     ridge: Annotated[float, Field(ge=1e-6, le=100)] = 0.1
     """Weight of the squared coefficients in the fit."""
-    blend: Annotated[float, Field(ge=0, le=1)] = 0.3
+    blend: Share = 0.3
     """Share of the polynomials in the forecast; the rest is a line through the last two steps that ran."""
 
     def runs(self, steps: int) -> list[bool]:
@@ -405,12 +410,10 @@ class SpectralForecast(SkippedLayers):
 class PyramidAttention(Caching):
     """Reuses the outputs of attention layers from earlier steps (pyramid attention broadcast)."""
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step)
-    idle: ClassVar[str] = (
-        "no step of {steps} reuses an output between the shares {self.start} and {self.stop}"
-    )
+    assumes = (counted_steps, one_call_a_step)
+    idle = "no step of {steps} reuses an output between the shares {self.start} and {self.stop}"
 
-    excludes: ClassVar[tuple[Excludes, ...]] = (
+    excludes = (
         Excludes(
             "attention",
             "reuses outputs of diffusers' layers, which attention=deepspeed replaces: choose another",
@@ -418,13 +421,13 @@ class PyramidAttention(Caching):
         ),
     )
 
-    spatial: Annotated[int, Field(ge=2, le=1000)] | None = 2
+    spatial: EveryNth | None = 2
     """Self-attention is computed once per this number of steps; null computes it on every step."""
-    cross: Annotated[int, Field(ge=2, le=1000)] | None = 4
+    cross: EveryNth | None = 4
     """Cross-attention to the text is computed once per this number of steps; null computes it on every step."""
     start: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of the steps, at the start, that compute all attention."""
-    stop: Annotated[float, Field(gt=0, le=1)] = 0.9
+    stop: PositiveShare = 0.9
     """Share of the steps after which all attention is computed again, until the end."""
 
     @override
@@ -495,11 +498,7 @@ class PyramidAttention(Caching):
 
     def _apply_to_transformer(self, pipe: Pipeline) -> Proof:
         """Applies it to a transformer, whose layers may attend to image and text at once, and count as spatial then."""
-        from sdopt.options.attention_caches import (
-            Broadcasts,
-            attention_layers,
-            is_cross,
-        )
+        from sdopt.options.attention_caches import Broadcasts, is_cross
 
         denoiser = denoiser_of(pipe)
         layers = {layer: is_cross(layer) for layer in attention_layers(denoiser)}
@@ -589,15 +588,15 @@ class TaylorSeer(Caching):
     As TaylorSeer of diffusers does, and for each branch of guidance on its own.
     """
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (
+    assumes = (
         counted_steps,
         one_call_a_step,
         unchanged_layers,
     )
-    keeps_structure: ClassVar[bool] = True
-    idle: ClassVar[str] = "all of {steps} steps run every layer"
+    keeps_structure = True
+    idle = "all of {steps} steps run every layer"
 
-    excludes: ClassVar[tuple[Excludes, ...]] = (
+    excludes = (
         Excludes(
             "attention",
             "expands outputs of diffusers' layers, which attention=deepspeed replaces: choose another",
@@ -605,9 +604,9 @@ class TaylorSeer(Caching):
         ),
     )
 
-    interval: Annotated[int, Field(ge=2, le=1000)] = 3
+    interval: EveryNth = 3
     """After the steps at the start, the layers run once per this number of steps."""
-    warmup: Annotated[int, Field(ge=2, le=1000)] = 3
+    warmup: EveryNth = 3
     """Number of steps at the start in which they run."""
     order: Annotated[int, Field(ge=1, le=5)] = 1
     """Order of the series: 1 is a line through the last two steps in which they ran."""
@@ -629,7 +628,7 @@ class TaylorSeer(Caching):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        from sdopt.options.attention_caches import Expansions, attention_layers
+        from sdopt.options.attention_caches import Expansions
 
         denoiser = denoiser_of(pipe)
         layers = set(attention_layers(denoiser))
@@ -663,16 +662,14 @@ class TaylorSeer(Caching):
 class GuidanceInterval(Caching):
     """Applies guidance only between two shares of the steps; other steps run the denoiser on half of the samples."""
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (two_halves,)
+    assumes = (two_halves,)
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {"inductor": Inductor}
-    batch_sizes: ClassVar[int] = 2
-    idle: ClassVar[str] = (
-        "all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"
-    )
+    batch_sizes = 2
+    idle = "all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"
 
     start: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the steps before guidance begins."""
-    stop: Annotated[float, Field(gt=0, le=1)] = 0.8
+    stop: PositiveShare = 0.8
     """Share of the steps at which guidance ends."""
 
     def guides(self, step: int, steps: int) -> bool:
@@ -736,11 +733,9 @@ class GuidanceInterval(Caching):
 class TokenMerging(Caching):
     """Merges similar tokens before each self-attention, and unmerges them afterwards (ToMe, package tomesd)."""
 
-    needs: ClassVar[tuple[Need, ...]] = (Extra("tome", ("tomesd",)),)
-    assumes: ClassVar[tuple[Assumption, ...]] = (ungated_blocks, unchanged_layers)
-    unet_only: ClassVar[str | None] = (
-        "tomesd merges tokens in the blocks of a UNet alone"
-    )
+    needs = (Extra("tome", ("tomesd",)),)
+    assumes = (ungated_blocks, unchanged_layers)
+    unet_only = "tomesd merges tokens in the blocks of a UNet alone"
 
     ratio: Annotated[float, Field(gt=0, le=0.75)] = 0.5
     """Share of the tokens to merge into others."""

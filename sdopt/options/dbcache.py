@@ -1,20 +1,20 @@
 """caching: cache-dit's DBCache, which skips the blocks in the middle while the first ones add nearly the same."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field
 from typing_extensions import override
 
 from sdopt.errors import UsageError
-from sdopt.options import Assumption, Context, Finding, Proof, Trace
+from sdopt.options import Context, Finding, Proof, Trace
 from sdopt.options.assumptions import one_call_a_step, own_blocks
-from sdopt.options.base import Need
 from sdopt.options.caching import Caching
 from sdopt.options.declarations import Extra
 from sdopt.options.transformer import Given, Watching, guidance_of_call
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_of
+from sdopt.schema import Fraction
 
 _TOGETHER = "cache-dit decides for all images of a batch at once, so that each would depend on the others"
 
@@ -27,19 +27,17 @@ class DualBlockCache(Caching):
     How many steps that are depends on the image: one that changes much skips nothing, and `not_engaged` says so.
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (Extra("cache-dit", ("cache_dit",)),)
-    assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks, one_call_a_step)
-    keeps_structure: ClassVar[bool] = True
-    saves_operations: ClassVar[bool | None] = None
-    idle: ClassVar[str] = (
-        "all of {steps} steps are among the first caching.warmup={self.warmup}"
-    )
+    needs = (Extra("cache-dit", ("cache_dit",)),)
+    assumes = (own_blocks, one_call_a_step)
+    keeps_structure = True
+    saves_operations = None
+    idle = "all of {steps} steps are among the first caching.warmup={self.warmup}"
 
     first_blocks: Annotated[int, Field(ge=1, le=1000)] = 1
     """Number of blocks at the start that run in each step, and by which the others are skipped (F)."""
     last_blocks: Annotated[int, Field(ge=0, le=1000)] = 0
     """Number of blocks at the end that run in each step (B)."""
-    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.08
+    threshold: Fraction = 0.08
     """The change of what the first blocks add, relative to its mean, from which the others run again."""
     warmup: Annotated[int, Field(ge=1, le=1000)] = 8
     """Number of steps at the start that skip nothing."""

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 
 from typing_extensions import override
 
+from sdopt.contract import LATENCY
 from sdopt.hardware.cards import ANY_CARD, Feature
 from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace
-from sdopt.options.base import Need
 from sdopt.options.compiler import Inductor, InductorDynamic, Regional, WholeStep
 from sdopt.options.conflicts import compiles, keeps_gradients
 from sdopt.options.declarations import Excludes
@@ -28,17 +28,16 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLO
 _FIND_MODE = "MIOPEN_FIND_MODE"
 
 
-@dataclass(frozen=True)
 class CudnnBenchmark(Optimization):
     """Lets cuDNN (on ROCm: MIOpen) time its algorithms for each new shape of a convolution, and use the fastest."""
 
-    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
-    contract: ClassVar[Contract] = Contract.EQUIVALENT
-    diffusers_lines: ClassVar[tuple[str, ...]] = (
+    claims = LATENCY
+    contract = Contract.EQUIVALENT
+    diffusers_lines = (
         "import torch",
         "torch.backends.cudnn.benchmark = True",
     )
-    needs: ClassVar[tuple[Need, ...]] = (Feature("cuDNN", ANY_CARD),)
+    needs = (Feature("cuDNN", ANY_CARD),)
 
     @override
     def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
@@ -85,11 +84,10 @@ def _switched_on(
 _CONVOLUTIONS = ("aten::cudnn_convolution", "aten::miopen_convolution")
 
 
-@dataclass(frozen=True)
 class AtStart(Optimization):
     """The base class of options that a process must set before it allocates or computes anything on the device."""
 
-    stage: ClassVar[Stage] = Stage.LOAD
+    stage = Stage.LOAD
 
     def variable(self) -> tuple[str, str]:
         """Returns the environment variable that does the same for a whole program, and its value."""
@@ -109,13 +107,10 @@ class AtStart(Optimization):
         ]
 
 
-@dataclass(frozen=True)
 class ExpandableSegments(AtStart):
     """Lets CUDA's allocator grow its segments, which then fragment less where sizes change."""
 
-    needs: ClassVar[tuple[Need, ...]] = (
-        Feature("the allocator of PyTorch's device memory", ANY_CARD),
-    )
+    needs = (Feature("the allocator of PyTorch's device memory", ANY_CARD),)
 
     @override
     def variable(self) -> tuple[str, str]:
@@ -167,8 +162,8 @@ class MiopenFind(AtStart):
     MIOpen does not report its mode: the proof checks that it computed convolutions after the mode was set.
     """
 
-    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
-    contract: ClassVar[Contract] = Contract.EQUIVALENT
+    claims = LATENCY
+    contract = Contract.EQUIVALENT
 
     mode: Literal["NORMAL", "FAST", "HYBRID", "DYNAMIC_HYBRID"] = "FAST"
     """`NORMAL` times every algorithm, `FAST` takes the best one that is known, and the others time only without one."""
@@ -206,20 +201,19 @@ class MiopenFind(AtStart):
         return proof
 
 
-@dataclass(frozen=True)
 class TunableOp(Optimization):
     """Times the matrix products of cuBLAS or rocBLAS for each new shape, and uses the fastest (PyTorch's TunableOp).
 
     Tuning takes place in the first calls. Its results are not kept: each process tunes again.
     """
 
-    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
-    contract: ClassVar[Contract] = Contract.EQUIVALENT
-    diffusers_lines: ClassVar[tuple[str, ...]] = (
+    claims = LATENCY
+    contract = Contract.EQUIVALENT
+    diffusers_lines = (
         "import torch",
         "torch.cuda.tunable.enable(True)",
     )
-    needs: ClassVar[tuple[Need, ...]] = (Feature("TunableOp", ANY_CARD),)
+    needs = (Feature("TunableOp", ANY_CARD),)
 
     @override
     def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
@@ -247,8 +241,8 @@ class TunableOp(Optimization):
 class InductorSetting(Optimization):
     """The base class of options that change a setting of Inductor while it compiles."""
 
-    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
-    contract: ClassVar[Contract] = Contract.EQUIVALENT
+    claims = LATENCY
+    contract = Contract.EQUIVALENT
     setting: ClassVar[str]
     """Its name in `torch._inductor.config`."""
 
@@ -260,15 +254,14 @@ class InductorSetting(Optimization):
         return patched
 
 
-@dataclass(frozen=True)
 class InductorFreezing(InductorSetting):
     """Lets Inductor treat weights as constants: it folds them, and on a CPU repacks them for oneDNN.
 
     PyTorch's variable for it is `TORCHINDUCTOR_FREEZING`. The frozen weights are copies beside the pipeline's own.
     """
 
-    setting: ClassVar[str] = "freezing"
-    excludes: ClassVar[tuple[Excludes, ...]] = (
+    setting = "freezing"
+    excludes = (
         Excludes(
             "lora",
             "frozen weights would not change with the LoRA: choose lora=loaded or fused",
@@ -312,7 +305,6 @@ class InductorFreezing(InductorSetting):
         return proof
 
 
-@dataclass(frozen=True)
 class CoordinateDescent(InductorSetting):
     """Lets Inductor search the launch settings of each Triton kernel further, one setting after another.
 
@@ -320,10 +312,8 @@ class CoordinateDescent(InductorSetting):
     include it.
     """
 
-    setting: ClassVar[str] = "coordinate_descent_tuning"
-    needs: ClassVar[tuple[Need, ...]] = (
-        Feature("the tuning of Triton kernels", ANY_CARD),
-    )
+    setting = "coordinate_descent_tuning"
+    needs = (Feature("the tuning of Triton kernels", ANY_CARD),)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

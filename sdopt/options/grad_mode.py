@@ -2,10 +2,11 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from typing_extensions import override
 
+from sdopt.contract import LATENCY, NOTHING
 from sdopt.options import Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.assumptions import call_without_gradients
 from sdopt.pipelines.parts import Pipeline
@@ -15,7 +16,7 @@ from sdopt.pipelines.parts import Pipeline
 class GradMode(Optimization):
     """Sets the gradient mode of a call."""
 
-    stage: ClassVar[Stage] = Stage.CALL
+    stage = Stage.CALL
 
     mode: Literal["enabled", "no_grad", "inference_mode"] = "no_grad"
     """`no_grad` is the default of diffusers' pipelines; `enabled` removes it; `inference_mode` is stricter."""
@@ -23,7 +24,7 @@ class GradMode(Optimization):
     @property
     @override
     def claims(self) -> frozenset[str]:
-        return frozenset({"latency"}) if self.mode == "inference_mode" else frozenset()
+        return LATENCY if self.mode == "inference_mode" else NOTHING
 
     @property
     @override

@@ -1,12 +1,12 @@
 """layout: the order of a tensor's dimensions in memory."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from typing_extensions import override
 
+from sdopt.contract import LATENCY, NOTHING
 from sdopt.options import (
-    Assumption,
     Context,
     Contract,
     Finding,
@@ -24,8 +24,8 @@ from sdopt.pipelines.parts import Pipeline, denoiser_of
 class Layout(Optimization):
     """Sets the memory format of the convolution weights of the denoiser and the VAE."""
 
-    stage: ClassVar[Stage] = Stage.LAYOUT
-    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights, a_vae)
+    stage = Stage.LAYOUT
+    assumes = (plain_weights, a_vae)
 
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     """`contiguous` is PyTorch's default, NCHW; `channels_last` is NHWC."""
@@ -42,11 +42,7 @@ class Layout(Optimization):
     @property
     @override
     def claims(self) -> frozenset[str]:
-        return (
-            frozenset()
-            if self.memory_format == "contiguous"
-            else frozenset({"latency"})
-        )
+        return NOTHING if self.memory_format == "contiguous" else LATENCY
 
     @property
     @override

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
+from sdopt.contract import LATENCY
 from sdopt.errors import UsageError
 from sdopt.measure.compilation import compiled_so_far, eagerly
 from sdopt.options import (
-    Assumption,
     Context,
     Contract,
     Finding,
@@ -36,18 +36,20 @@ from sdopt.pipelines.loading import (
     part_config,
     published_denoiser,
 )
-from sdopt.pipelines.loras import (
+from sdopt.pipelines.lora_checks import misfits, unswappable
+from sdopt.pipelines.lora_files import (
     has_biases,
     is_on_hub,
     lora_file,
-    lora_layers,
-    misfits,
-    networks_of_a_lora,
     rank_of,
+    trains_text_encoder,
+)
+from sdopt.pipelines.loras import (
+    exchangeable,
+    lora_layers,
+    networks_of_a_lora,
     reads_itself,
     source_for,
-    trains_text_encoder,
-    unswappable,
 )
 from sdopt.pipelines.parts import (
     Pipeline,
@@ -58,7 +60,7 @@ from sdopt.pipelines.parts import (
 )
 from sdopt.pipelines.transformer_loras import settings_beside
 from sdopt.reference import MODEL
-from sdopt.schema import Model
+from sdopt.schema import Factor, Model, UpToMillion
 
 if TYPE_CHECKING:
     import torch
@@ -73,11 +75,10 @@ CHANGE_A_LORA = (
 """diffusers' methods that change what a LoRA does in all networks of a pipeline."""
 
 
-@dataclass(frozen=True)
 class NoLora(Optimization):
     """Uses the model's own weights, without a LoRA."""
 
-    stage: ClassVar[Stage] = Stage.WEIGHTS
+    stage = Stage.WEIGHTS
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -97,10 +98,10 @@ class NoLora(Optimization):
 class Lora(Optimization):
     """The base class of options that load a LoRA, from safetensors files only."""
 
-    stage: ClassVar[Stage] = Stage.WEIGHTS
-    contract: ClassVar[Contract] = Contract.LOSSY
-    assumes: ClassVar[tuple[Assumption, ...]] = (no_lora, plain_weights)
-    beside_the_weights: ClassVar[bool] = True
+    stage = Stage.WEIGHTS
+    contract = Contract.LOSSY
+    assumes = (no_lora, plain_weights)
+    beside_the_weights = True
     """Whether the LoRA stays in separate layers, which options that join or replace weights would ignore."""
 
     path: str | None = None
@@ -192,7 +193,7 @@ class Lora(Optimization):
     def _load(self, pipe: Pipeline, name: str | None, **how: Any) -> None:
         file = lora_file(self.path, name)
         # Without a network, diffusers finds a file in its folder by `weight_name` only.
-        source: Any = source_for(pipe, file) or str(file.parent)
+        source = self._tensors(pipe, file) or str(file.parent)
         pipe.load_lora_weights(
             source,
             weight_name=file.name,
@@ -200,6 +201,10 @@ class Lora(Optimization):
             local_files_only=True,
             **how,
         )
+
+    def _tensors(self, pipe: Pipeline, file: Path) -> Any:
+        """Returns the tensors of a LoRA as diffusers must get them, or None if it can read the file itself."""
+        return source_for(pipe, file)
 
 
 @dataclass(frozen=True)
@@ -231,7 +236,7 @@ class Loaded(Lora):
 class Fused(Lora):
     """Adds a LoRA to the weights once, so that calls cost the same as without a LoRA."""
 
-    beside_the_weights: ClassVar[bool] = False
+    beside_the_weights = False
 
     scale: Annotated[float, Field(ge=-100, le=100)] = 1.0
     """Scale of the update."""
@@ -317,11 +322,11 @@ class Distilled(Fused):
     Scheduler, steps and guidance scale go with it: they are part of the distillation.
     """
 
-    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    claims = LATENCY
 
     pipeline: str | None = None
     """The class of pipelines of transformers that it is for; null is Stable Diffusion, by `text_width`."""
-    text_width: Annotated[int, Field(ge=1, le=1_000_000)] = 768
+    text_width: UpToMillion = 768
     """Channels of the states of text that the LoRA's model reads: 768 in Stable Diffusion 1.x, 2048 in SDXL."""
     scheduler: str = "lcm"
     """The option of the group `scheduler` for which it was distilled."""
@@ -329,7 +334,7 @@ class Distilled(Fused):
     """What that option sets: the class, and keys of its configuration."""
     steps: list[int] = field(default_factory=lambda: [2, 8])
     """The fewest and the most steps."""
-    guidance_scale: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    guidance_scale: Factor = 1.0
     """The highest guidance scale: guidance is in the weights, and more of it overstates."""
 
     @override
@@ -413,8 +418,8 @@ class Hotswap(Lora):
     """Loads a LoRA that another LoRA can replace at run time without recompilation.
 
     The layers get the highest rank of all LoRAs and are padded with zeros, so that a swap changes values but no shapes.
-    `pipe.load_lora_weights(folder, weight_name="other.safetensors", adapter_name="sdopt", hotswap=True)` swaps.
-    diffusers cannot hot-swap the LoRA of a text encoder.
+    `pipe.load_lora_weights(folder, weight_name="other.safetensors", adapter_name="sdopt", hotswap=True)` swaps for one
+    whose layers have the same rank and alpha. diffusers cannot hot-swap the LoRA of a text encoder.
     """
 
     other: str | None = None
@@ -449,12 +454,19 @@ class Hotswap(Lora):
         first, other = files
         return found or unswappable(first, other, model)
 
+    @property
+    def _rank(self) -> int:
+        """The rank of all layers."""
+        files = [lora_file(self.path, name) for name in self.names]
+        return self.target_rank or max(map(rank_of, files))
+
+    @override
+    def _tensors(self, pipe: Pipeline, file: Path) -> Any:
+        return exchangeable(pipe, file, self._rank)
+
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        rank = self.target_rank or max(
-            rank_of(lora_file(self.path, name)) for name in self.names
-        )
-        denoiser_of(pipe).enable_lora_hotswap(target_rank=rank)
+        denoiser_of(pipe).enable_lora_hotswap(target_rank=self._rank)
         self._load(pipe, self.names[0])
 
         def proof(trace: Trace) -> Finding:

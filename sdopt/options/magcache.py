@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import override
 
 from sdopt.errors import UsageError
-from sdopt.options import Assumption, Context, Finding, Proof, Trace
+from sdopt.options import Context, Finding, Proof, Trace
 from sdopt.options.assumptions import one_call_a_step, own_blocks
 from sdopt.options.caching import Caching, on_transformer
 from sdopt.pipelines.loading import LoadedModel, family_of
@@ -87,9 +87,9 @@ class MagCache(Caching):
     depends on the ratios alone, so that all images skip the same.
     """
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks, one_call_a_step)
-    keeps_structure: ClassVar[bool] = True
-    idle: ClassVar[str] = "all of {steps} steps run the blocks"
+    assumes = (own_blocks, one_call_a_step)
+    keeps_structure = True
+    idle = "all of {steps} steps run the blocks"
 
     path: str | None = None
     """The file of ratios; null is one that comes with sdopt. `sdopt calibrate --magnitudes` writes it."""

@@ -11,15 +11,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 from typing_extensions import override
 
+from sdopt.contract import LATENCY, MEMORY
 from sdopt.errors import UsageError
 from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
 from sdopt.options import (
-    Assumption,
     Context,
     Contract,
     Finding,
@@ -49,7 +49,7 @@ from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import (
     family_of,
     guidance_of,
-    load_network,
+    load_vae,
     network_config,
     part_config,
 )
@@ -86,13 +86,12 @@ _OVERLAP, _TINY_OVERLAP = 4, 8
 """Tiles of diffusers' `AutoencoderKL` overlap by a fourth, those of `AutoencoderTiny` by an eighth."""
 
 
-@dataclass(frozen=True)
 class VaeInPieces(Optimization):
     """The base class of options that pass the VAE its input in pieces."""
 
-    stage: ClassVar[Stage] = Stage.COMPONENTS
-    assumes: ClassVar[tuple[Assumption, ...]] = (a_vae,)
-    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+    stage = Stage.COMPONENTS
+    assumes = (a_vae,)
+    claims = MEMORY
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -104,12 +103,11 @@ class VaeInPieces(Optimization):
         )
 
 
-@dataclass(frozen=True)
 class VaeSlicing(VaeInPieces):
     """Decodes a batch one image at a time, so that peak memory does not grow with the batch."""
 
-    contract: ClassVar[Contract] = Contract.EQUIVALENT
-    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.vae.enable_slicing()",)
+    contract = Contract.EQUIVALENT
+    diffusers_lines = ("pipe.vae.enable_slicing()",)
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
@@ -144,7 +142,7 @@ class VaeSlicing(VaeInPieces):
 class VaeTiling(VaeInPieces):
     """Decodes an image in overlapping, blended tiles, so that peak memory does not grow with the image."""
 
-    contract: ClassVar[Contract] = Contract.LOSSY
+    contract = Contract.LOSSY
 
     tile_size: Annotated[int, Field(ge=64, le=16384)] | None = None
     """Height and width of a tile in pixels, a multiple of 32; null is the VAE's default, the size of its training
@@ -268,9 +266,9 @@ class TinyVae(Optimization):
     (https://github.com/madebyollin/taesd). A model with random weights gets a tiny autoencoder with random weights.
     """
 
-    stage: ClassVar[Stage] = Stage.LOAD
-    contract: ClassVar[Contract] = Contract.LOSSY
-    claims: ClassVar[frozenset[str]] = frozenset({"latency", "memory"})
+    stage = Stage.LOAD
+    contract = Contract.LOSSY
+    claims = LATENCY | MEMORY
 
     path: str | None = None
     """Folder with a diffusers `AutoencoderTiny`, instead of the model's default."""
@@ -340,11 +338,8 @@ class TinyVae(Optimization):
     @override
     def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
         return {
-            "vae": load_network(
-                self._folder(model, fetch=False),
-                "vae",
-                dtype,
-                random=self._is_random(model),
+            "vae": load_vae(
+                self._folder(model, fetch=False), dtype, self._is_random(model)
             )
         }
 
@@ -385,19 +380,16 @@ class TinyVae(Optimization):
         return proof
 
 
-@dataclass(frozen=True)
 class WithoutT5(Optimization):
     """Loads the pipeline without the text encoder that it can do without, for which zeros stand in the states.
 
     It is T5 of Stable Diffusion 3 (Esser et al. 2024, section 5.3.2), which has most of the weights of a medium model.
     """
 
-    stage: ClassVar[Stage] = Stage.LOAD
-    contract: ClassVar[Contract] = Contract.LOSSY
-    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
-    diffusers_lines: ClassVar[tuple[str, ...]] = (
-        "pipe.register_modules(text_encoder_3=None, tokenizer_3=None)",
-    )
+    stage = Stage.LOAD
+    contract = Contract.LOSSY
+    claims = MEMORY
+    diffusers_lines = ("pipe.register_modules(text_encoder_3=None, tokenizer_3=None)",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -438,11 +430,11 @@ class PrecomputedEmbeddings(Optimization):
     Calls then exclude the time of the text encoders: the measurement applies to prompts that were encoded before.
     """
 
-    stage: ClassVar[Stage] = Stage.COMPONENTS
-    assumes: ClassVar[tuple[Assumption, ...]] = (usual_encoding,)
+    stage = Stage.COMPONENTS
+    assumes = (usual_encoding,)
     # Each prompt is encoded alone, and a batch computes in another order.
-    contract: ClassVar[Contract] = Contract.EQUIVALENT
-    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+    contract = Contract.EQUIVALENT
+    claims = MEMORY
 
     max_sequence_length: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """How many tokens of a prompt the calls read; null is `model.max_sequence_length`, or what the pipeline's call does
@@ -740,16 +732,15 @@ def guidance_of_pipe(pipe: Pipeline) -> Guidance:
     return guidance_from(family, configs)
 
 
-@dataclass(frozen=True)
 class SequentialGuidance(Optimization):
     """Runs the denoiser without and then with the prompt, on half of the samples each, instead of on both in a batch.
 
     Halves what the denoiser's layers keep while they compute. A large GPU is slower on small batches.
     """
 
-    stage: ClassVar[Stage] = Stage.COMPONENTS
-    assumes: ClassVar[tuple[Assumption, ...]] = (two_halves,)
-    excludes: ClassVar[tuple[Excludes, ...]] = (
+    stage = Stage.COMPONENTS
+    assumes = (two_halves,)
+    excludes = (
         Excludes(
             "caching",
             "calls the denoiser twice in a step, which this cache counts: choose caching=none or spectrum",
@@ -761,10 +752,8 @@ class SequentialGuidance(Optimization):
             unless=(Inductor, Regional),
         ),
     )
-    contract: ClassVar[Contract] = (
-        Contract.EQUIVALENT
-    )  # another batch size computes in another order
-    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+    contract = Contract.EQUIVALENT  # another batch size computes in another order
+    claims = MEMORY
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -803,12 +792,12 @@ class LayerwiseCasting(Optimization):
     Normalization layers keep their type, as diffusers recommends (`enable_layerwise_casting`).
     """
 
-    stage: ClassVar[Stage] = Stage.QUANTIZE
-    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights, no_projected_pictures)
-    contract: ClassVar[Contract] = Contract.LOSSY
-    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+    stage = Stage.QUANTIZE
+    assumes = (plain_weights, no_projected_pictures)
+    contract = Contract.LOSSY
+    claims = MEMORY
 
-    excludes: ClassVar[tuple[Excludes, ...]] = (
+    excludes = (
         Excludes(
             "compiler",
             "its hooks would cast weights inside compiled code: choose compiler=eager",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
 from sdopt.options import Context
-from sdopt.options.base import Need
 from sdopt.options.declarations import Excludes, Extra
 from sdopt.options.lora import Loaded
 from sdopt.options.quantization import Quantized
@@ -30,8 +29,8 @@ class BitsAndBytes(Quantized):
     Layers whose numbers of inputs and outputs are no multiples of 64 and 32 keep their type, and so do convolutions.
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (Extra("bitsandbytes", ("bitsandbytes",)),)
-    excludes: ClassVar[tuple[Excludes, ...]] = (
+    needs = (Extra("bitsandbytes", ("bitsandbytes",)),)
+    excludes = (
         Excludes(
             "lora",
             "bitsandbytes replaces the layers that a LoRA wraps: choose lora=fused",

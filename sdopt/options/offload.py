@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
 from typing_extensions import override
 
+from sdopt.contract import MEMORY
 from sdopt.hardware.device import Device
 from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.caching import (
@@ -43,6 +43,7 @@ from sdopt.pipelines.parts import (
     layers_with_weights,
     networks_of,
 )
+from sdopt.schema import UpTo10000
 from sdopt.scratch import own_folder
 
 if TYPE_CHECKING:
@@ -52,13 +53,12 @@ _AUTOENCODER = ["quant_conv", "post_quant_conv", "encoder", "decoder"]
 """The blocks that diffusers' `AutoencoderKL` declares; an `AutoencoderTiny` has only the last two."""
 
 
-@dataclass(frozen=True)
 class Offload(Optimization):
     """The base class of options that keep weights off the device until they are used; the arithmetic is unchanged."""
 
-    stage: ClassVar[Stage] = Stage.OFFLOAD
-    loads_on_host: ClassVar[bool] = True
-    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+    stage = Stage.OFFLOAD
+    loads_on_host = True
+    claims = MEMORY
     excludes: ClassVar[tuple[Excludes, ...]] = (
         Excludes(
             "compiler",
@@ -80,14 +80,13 @@ class Offload(Optimization):
         )
 
 
-@dataclass(frozen=True)
 class ModelOffload(Offload):
     """Keeps each network in host memory, and moves the whole network to the device while it is used.
 
     This is diffusers' `enable_model_cpu_offload`: the device holds one of text encoder, denoiser and VAE at a time.
     """
 
-    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.enable_model_cpu_offload()",)
+    diffusers_lines = ("pipe.enable_model_cpu_offload()",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -117,16 +116,13 @@ class ModelOffload(Offload):
         return proof
 
 
-@dataclass(frozen=True)
 class SequentialOffload(Offload):
     """Keeps all weights in host memory, and moves one layer at a time to the device.
 
     This is diffusers' `enable_sequential_cpu_offload`, which needs the least memory and is by far the slowest.
     """
 
-    diffusers_lines: ClassVar[tuple[str, ...]] = (
-        "pipe.enable_sequential_cpu_offload()",
-    )
+    diffusers_lines = ("pipe.enable_sequential_cpu_offload()",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -177,7 +173,7 @@ class GroupOffload(Offload):
     CPU, weights stay on disk, so that host memory holds one group at a time.
     """
 
-    excludes: ClassVar[tuple[Excludes, ...]] = (
+    excludes = (
         Excludes(
             "lora",
             "each load would restore the weights from before lora=hotswap: choose lora=loaded",
@@ -187,7 +183,7 @@ class GroupOffload(Offload):
 
     offload_type: Literal["leaf_level", "block_level"] = "leaf_level"
     """The group: a single layer, or `num_blocks_per_group` blocks of the denoiser."""
-    num_blocks_per_group: Annotated[int, Field(ge=1, le=10_000)] = 1
+    num_blocks_per_group: UpTo10000 = 1
     """Number of blocks per group, for `block_level` without a stream."""
     use_stream: bool | None = None
     """Whether a separate CUDA stream prefetches the next group; null is true on a GPU."""

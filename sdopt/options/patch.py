@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typing_extensions import override
 
+from sdopt.contract import LATENCY, MEMORY, NOTHING
 from sdopt.errors import UsageError
 from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.pipelines.functions import absolute, defined, loaded
@@ -18,18 +19,17 @@ if TYPE_CHECKING:
     import torch
 
 _CLAIMS = {
-    "latency": frozenset({"latency"}),
-    "memory": frozenset({"memory"}),
-    "both": frozenset({"latency", "memory"}),
-    "nothing": frozenset[str](),
+    "latency": LATENCY,
+    "memory": MEMORY,
+    "both": LATENCY | MEMORY,
+    "nothing": NOTHING,
 }
 
 
-@dataclass(frozen=True)
 class NoPatch(Optimization):
     """Leaves the pipeline as it is."""
 
-    stage: ClassVar[Stage] = Stage.LAYOUT
+    stage = Stage.LAYOUT
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -43,7 +43,7 @@ class Patch(Optimization):
     They are code: nothing but a command line, a preset or a program names them, never a result that is read.
     """
 
-    stage: ClassVar[Stage] = Stage.LAYOUT
+    stage = Stage.LAYOUT
 
     functions: list[str] = field(default_factory=list)
     """`file.py:function`, in the order in which they are called."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typing_extensions import override
 
@@ -16,7 +16,6 @@ from sdopt.hardware.cards import BFLOAT16, CPU_BFLOAT16, TF32, arithmetic, missi
 from sdopt.hardware.ceilings import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.measure.stages import VAE_DECODER
 from sdopt.options import (
-    Assumption,
     Context,
     Contract,
     Finding,
@@ -33,8 +32,8 @@ from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import (
     family_of,
     is_sdxl,
-    load_network,
     load_part,
+    load_vae,
     network_config,
     part_config,
 )
@@ -48,12 +47,22 @@ FLOATS = ("float32", "float16", "bfloat16")
 """Types of weights that a denoiser computes in."""
 
 
+def overflowing(ctx: Context, instead: str) -> list[str]:
+    """Returns the conflict, if any, of float16 with a model whose numbers overflow it; `instead` is what to choose."""
+    family = family_of(ctx.model)
+    if family.float16 != "overflows":
+        return []
+    return [
+        f"numbers of {family.title} overflow float16, and its images are black: choose {instead}"
+    ]
+
+
 @dataclass(frozen=True)
 class Precision(Optimization):
     """Sets the type of the weights, and the type of the arithmetic with autocast and TensorFloat-32."""
 
-    stage: ClassVar[Stage] = Stage.LOAD
-    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights,)
+    stage = Stage.LOAD
+    assumes = (plain_weights,)
 
     weights: Annotated[str, OneOf(FLOATS)] = "float32"
     """The type of all parameters."""
@@ -104,11 +113,8 @@ class Precision(Optimization):
             )
         elif self.tf32 != "default":
             found += missing(ctx.device, TF32)
-        family = family_of(ctx.model)
-        if family.float16 == "overflows" and "float16" in (self.weights, self.autocast):
-            found.append(
-                f"numbers of {family.title} overflow float16, and its images are black: choose precision=bf16"
-            )
+        if "float16" in (self.weights, self.autocast):
+            found += overflowing(ctx, "precision=bf16 or fp32")
         if "bfloat16" in (self.weights, self.autocast) and ctx.device.is_cuda:
             found += missing(ctx.device, BFLOAT16)
         return found
@@ -211,7 +217,6 @@ class Precision(Optimization):
         return proof
 
 
-@dataclass(frozen=True)
 class FullVae(Precision):
     """Runs the pipeline in half precision, but the VAE in float32, with casts of the VAE's inputs and outputs.
 
@@ -220,7 +225,7 @@ class FullVae(Precision):
     diffusers decodes in half precision, which may overflow.
     """
 
-    diffusers_lines: ClassVar[tuple[str, ...]] = ()
+    diffusers_lines = ()
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -281,7 +286,7 @@ class FixedVae(Precision):
     with random weights keeps its own VAE, in half precision.
     """
 
-    diffusers_lines: ClassVar[tuple[str, ...]] = ()
+    diffusers_lines = ()
 
     path: str | None = None
     """Folder of the VAE, which takes precedence over `hub_id`."""
@@ -336,7 +341,7 @@ class FixedVae(Precision):
         vae = (
             load_part(model, "vae", dtype)
             if folder is None
-            else load_network(folder, "vae", dtype, random=False)
+            else load_vae(folder, dtype, random=False)
         )
         vae.register_to_config(force_upcast=False)
         return {"vae": vae}

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
+from sdopt.contract import LATENCY, MEMORY
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
 from sdopt.measure.stages import TEXT_ENCODER
 from sdopt.options import (
-    Assumption,
     Context,
     Contract,
     Finding,
@@ -26,12 +26,12 @@ from sdopt.options import (
     Trace,
 )
 from sdopt.options.assumptions import no_lora, plain_weights, unchanged_layers
-from sdopt.options.base import Need
 from sdopt.options.compiler import CudaGraphs, Regional
 from sdopt.options.compiler.base import missing_for_triton
 from sdopt.options.conflicts import compiles, is_channels_last, records_autograd
 from sdopt.options.declarations import Excludes, Extra
 from sdopt.options.lora import Hotswap, Loaded
+from sdopt.options.precision import overflowing
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import (
     TEXT_ENCODERS,
@@ -64,11 +64,11 @@ _SDNQ = Extra("sdnq", ("sdnq",))
 class Quantized(Optimization):
     """The base class of options that store weights of the denoiser in few bits, and all others in another type."""
 
-    stage: ClassVar[Stage] = Stage.QUANTIZE
-    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights, unchanged_layers)
-    contract: ClassVar[Contract] = Contract.LOSSY
+    stage = Stage.QUANTIZE
+    assumes = (plain_weights, unchanged_layers)
+    contract = Contract.LOSSY
     # Rounding to 8 bits amplifies the small differences between batch sizes.
-    fixed_batch: ClassVar[bool] = True
+    fixed_batch = True
     excludes: ClassVar[tuple[Excludes, ...]] = (
         Excludes(
             "memory.layerwise_casting",
@@ -96,11 +96,7 @@ class Quantized(Optimization):
     @property
     @override
     def claims(self) -> frozenset[str]:
-        return (
-            frozenset({"memory", "latency"})
-            if self.activations
-            else frozenset({"memory"})
-        )
+        return LATENCY | MEMORY if self.activations else MEMORY
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -119,6 +115,8 @@ class Quantized(Optimization):
                 f"{reason}; choose precision.others=float16"
                 for reason in missing(ctx.device, BFLOAT16)
             ]
+        if self.others == "float16":
+            found += overflowing(ctx, "precision.others=bfloat16 or float32")
         return found + records_autograd(ctx, "a quantized weight")
 
     @override
@@ -216,7 +214,6 @@ def _shrunk(mib: Sequence[float]) -> str:
     return f"{before:.1f} → {after:.1f} MiB"
 
 
-@dataclass(frozen=True)
 class TorchAo(Quantized):
     """Quantizes linear layers with TorchAO, with one scale per row; convolutions keep their type.
 
@@ -226,7 +223,7 @@ class TorchAo(Quantized):
     many minutes, and what it gains is no gain of 8 bits.
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (Extra("torchao", ("torchao",)),)
+    needs = (Extra("torchao", ("torchao",)),)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -318,8 +315,8 @@ class Sdnq(Quantized):
     `compiler=inductor` compiles its layers with the rest of the denoiser.
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (_SDNQ,)
-    excludes: ClassVar[tuple[Excludes, ...]] = (
+    needs = (_SDNQ,)
+    excludes = (
         Excludes(
             "lora",
             "SDNQ replaces the layers that a LoRA wraps: choose lora=fused or precision=int8_torchao",
@@ -391,13 +388,13 @@ class Sdnq(Quantized):
 class QuantizedTextEncoders(Optimization):
     """Stores the linear layers of the text encoders in 8 or 4 bits with SDNQ, and dequantizes them for each use."""
 
-    stage: ClassVar[Stage] = Stage.QUANTIZE
-    assumes: ClassVar[tuple[Assumption, ...]] = (no_lora,)
-    contract: ClassVar[Contract] = Contract.LOSSY
-    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+    stage = Stage.QUANTIZE
+    assumes = (no_lora,)
+    contract = Contract.LOSSY
+    claims = MEMORY
 
-    needs: ClassVar[tuple[Need, ...]] = (_SDNQ,)
-    excludes: ClassVar[tuple[Excludes, ...]] = (
+    needs = (_SDNQ,)
+    excludes = (
         Excludes(
             "memory.precomputed_embeddings",
             "memory=precomputed_embeddings removes the text encoders: choose one of them",

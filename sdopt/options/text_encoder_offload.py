@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from sdopt.contract import MEMORY
 from sdopt.measure.stages import TEXT_ENCODER
 from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.memory import PrecomputedEmbeddings
@@ -29,7 +29,6 @@ _HOOKS = "_sdopt_text_encoder_hooks"
 """Attribute of a pipeline with what moves its text encoders, one for each."""
 
 
-@dataclass(frozen=True)
 class TextEncoderOffload(Optimization):
     """Keeps the text encoders in host memory, and brings one at a time to the device while it encodes prompts.
 
@@ -37,10 +36,10 @@ class TextEncoderOffload(Optimization):
     pays for moving them; `memory=precomputed_embeddings` pays once.
     """
 
-    stage: ClassVar[Stage] = Stage.OFFLOAD
-    loads_on_host: ClassVar[bool] = True
-    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
-    contract: ClassVar[Contract] = Contract.EXACT
+    stage = Stage.OFFLOAD
+    loads_on_host = True
+    claims = MEMORY
+    contract = Contract.EXACT
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

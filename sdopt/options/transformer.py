@@ -158,6 +158,20 @@ class Watching(OfOneCall):
         return self._forward(*given.args, return_dict=False, **given.others)[0]
 
 
+class Watched:
+    """The forward of a layer or of a block, which a `watcher` with `is_elsewhere` and `run` runs or leaves out."""
+
+    def __init__(self, watcher: Any, part: torch.nn.Module) -> None:
+        self._watcher = watcher
+        self.forward = part.forward
+
+    def __call__(self, *args: Any, **others: Any) -> Any:
+        """Replaces the part's forward."""
+        if self._watcher.is_elsewhere:
+            return self.forward(*args, **others)
+        return self._watcher.run(self, Given(args, others))
+
+
 class SecondCalls(Watching):
     """Leaves out the branch without the prompt in some steps, where each branch has a call of its own.
 

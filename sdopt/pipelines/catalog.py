@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, one_line
 from sdopt.pipelines.family import FAMILIES, family_named
 from sdopt.schema import Model
 
@@ -48,7 +48,7 @@ def missing_alt_diffusion() -> list[str]:
         ):
             import_module(f"{_DEPRECATED}.{module}")
     except ImportError as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         return [
             f"is an {ALT_DIFFUSION}, which the installed diffusers no longer imports ({reason}); choose model=sd15"
         ]

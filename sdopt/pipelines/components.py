@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, one_line
 from sdopt.pipelines.catalog import NOT_RUN, part_class, parts_in, read_json
 from sdopt.pipelines.families import further_inputs
 from sdopt.pipelines.hub import NETWORK_WEIGHTS
@@ -93,7 +93,7 @@ def _network_problems(folder: Path, _state: tuple[int, ...]) -> tuple[str, ...]:
 
 def _unmade(what: str, error: Exception) -> str:
     """Returns what a constructor says of a configuration that it does not support."""
-    reason = " ".join(str(error).split())[:200]
+    reason = one_line(error)
     return (
         f"no {what} can be made of its configuration ({type(error).__name__}: {reason})"
     )

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, with_type
 from sdopt.pipelines.catalog import PIPELINES, text_to_image
 from sdopt.pipelines.families import (
     further_inputs,
@@ -74,9 +74,7 @@ def build(model: Model, task: Task) -> Pipeline:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"{at}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise UsageError(f"{at}: {with_type(error)}") from error
     kind = _known_class(pipe)
     if kind is None:
         raise UsageError(

@@ -136,20 +136,38 @@ def _published_transformer(file: Path, kind: str) -> str | None:
         )
     if not fitting:
         return None
-    said = _SAYS_BASE.search(file.stem)
-    if kind == _DISTILLED_ALONE and said:
+    pattern, other = _RELATIVES.get(kind, (_NOTHING, ""))
+    if said := pattern.search(file.stem):
         raise UsageError(
-            f"model.path={file}: its name says {said[0]}, and model={fitting[0]} is distilled to 4 "
-            "steps without guidance, with the same tensors: name its own pipeline, as "
-            "model.base=black-forest-labs/FLUX.2-klein-base-4B"
+            f"model.path={file}: its name says {said[0]}, and its tensors are those of model={fitting[0]}: {other}"
         )
     return fitting[0]
 
 
-_DISTILLED_ALONE = "Flux2KleinPipeline"
-"""A pipeline whose published architectures are those of distilled models alone."""
+_NOTHING = re.compile(r"(?!)")
 
-_SAYS_BASE = re.compile(r"(?<![a-z])base(?![a-z])", re.IGNORECASE)
+_EDITS = (
+    "it edits images by an instruction, which sdopt does not run; name the architecture beside model.path=… if it "
+    "draws from text alone"
+)
+
+_DISTILLED = (
+    "that one is distilled to 4 steps without guidance: name the file's own pipeline, as "
+    "model.base=black-forest-labs/FLUX.2-klein-base-4B"
+)
+
+_RELATIVES = {
+    "Flux2KleinPipeline": (
+        re.compile(r"(?<![a-z])base(?![a-z])", re.IGNORECASE),
+        _DISTILLED,
+    ),
+    "FluxPipeline": (re.compile("kontext", re.IGNORECASE), _EDITS),
+    "QwenImagePipeline": (
+        re.compile(r"(?<![a-z])edit(?![a-z])", re.IGNORECASE),
+        _EDITS,
+    ),
+}
+"""Models with the tensors of a published one that do other work or are sampled otherwise: how files of them are named."""
 
 
 def predicts_noise(file: Path) -> bool | None:

@@ -72,13 +72,11 @@ class Encoding:
         returns: for each output of `encode_prompt`, the argument of the call that takes it; "" for what the call makes
             anew. An argument of the other branch has the same name after `negative_`.
         tokens: how many tokens of a prompt a call reads, by encoder; None is the tokenizer's limit.
-        alters: whether a call changes the list of prompts that it is given.
         masks: whether attention gets a mask: for a batch of prompts of different lengths only, or always.
     """
 
     returns: tuple[str, ...]
     tokens: tuple[int | None, ...] = (None,)
-    alters: bool = False
     masks: Literal["never", "batches", "always"] = "never"
 
 
@@ -338,7 +336,6 @@ FAMILIES = (
         encoding=Encoding(
             ("prompt_embeds", "negative_prompt_embeds"),
             tokens=(512,),
-            alters=True,
             masks="batches",
         ),
         latents=Latents(kept="float32", multiple=2),

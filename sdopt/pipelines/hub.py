@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, one_line
 from sdopt.pipelines.catalog import (
     NOT_RUN,
     parts_of,
@@ -288,7 +288,7 @@ def _explained(
     try:
         yield
     except (HTTPError, OSError, ValueError) as error:  # what all of them derive from
-        other = f"{at}: could not be fetched: {' '.join(str(error).split())[:200] or type(error).__name__}"
+        other = f"{at}: could not be fetched: {one_line(error) or type(error).__name__}"
         raise UsageError(
             next(
                 (text for kind, text in said.items() if isinstance(error, kind)), other

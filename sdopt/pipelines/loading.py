@@ -310,11 +310,11 @@ def network_config(folder: Path) -> dict[str, Any]:
     return dict(read_json(folder / "config.json"))
 
 
-def load_network(folder: Path, name: str, dtype: torch.dtype, random: bool) -> Any:
-    """Loads a standalone diffusers network on the CPU, or builds it with random weights as the part `name`."""
+def load_vae(folder: Path, dtype: torch.dtype, random: bool) -> Any:
+    """Loads a VAE that lies in a folder of its own, on the CPU, or builds it with random weights."""
     class_name = network_config(folder)["_class_name"]
     if random:
-        return random_network(folder, "diffusers", class_name, name, dtype)
+        return random_network(folder, "diffusers", class_name, "vae", dtype)
     import diffusers
 
     cls: Any = getattr(diffusers, class_name)

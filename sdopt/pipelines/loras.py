@@ -1,146 +1,29 @@
-"""Finds LoRA files, reads them, and checks that all they hold would arrive in the networks of a model."""
+"""Finds the layers of networks that have a LoRA, and gives a pipeline the tensors of a LoRA's file."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.errors import UsageError
-from sdopt.pipelines.hub import fetch_files
-from sdopt.pipelines.loading import (
-    LoadedModel,
-    family_of,
-    folder_of,
-    is_sdxl,
-    part_config,
+from sdopt.pipelines.lora_files import (
+    header_of_lora,
+    padded,
+    read_lora,
+    scaled_tensors,
+    tensors_of,
 )
-from sdopt.pipelines.parts import (
-    TEXT_ENCODERS,
-    Pipeline,
-    denoiser_of,
-    quiet,
-    text_encoders_of,
-    unwrapped,
-)
-from sdopt.pipelines.random_weights import empty_like, empty_part
+from sdopt.pipelines.parts import Pipeline, denoiser_of, text_encoders_of, unwrapped
+from sdopt.pipelines.random_weights import empty_like
 from sdopt.pipelines.transformer_loras import (
     Converted,
     converted,
     scales_beside,
     settings_beside,
 )
-from sdopt.pipelines.weights import Header, state_of
-from sdopt.reference import LORAS
-from sdopt.schema import Model
 
 if TYPE_CHECKING:
     import torch
-
-_MATRIX = re.compile(r"(.+?)[._]lora(?:_linear_layer)?[._](A|B|down|up)\.weight")
-"""The names of a LoRA's two matrices, by peft (`….lora_A.weight`), by kohya (`….lora_down.weight`), by older diffusers
-(`….lora.down.weight`, `….lora_linear_layer.down.weight`), and by diffusers when LoRAs were attention processors
-(`….attn2.processor.to_k_lora.down.weight`). Groups: the module, and which of its matrices it is."""
-
-_ALPHA = ".alpha"
-"""The suffix of the number that, divided by the rank, scales a module's update."""
-
-_BIAS = ".lora_B.bias"
-
-_BESIDE = (_BIAS, "lora_magnitude_vector")
-"""Parts of the names of what peft keeps beside the two matrices: a bias, and the magnitudes of DoRA."""
-
-_KINDS = {
-    r"dora_scale$": "a DoRA's magnitudes in LyCORIS's naming",
-    r"\.hada_": "a LoHa",
-    r"\.lokr_": "a LoKr",
-    r"lora_mid": "a LoCon with a third matrix (CP decomposition)",
-    r"\.diff(_b)?$": "a full difference of weights",
-    r"[._]b?oft_": "an OFT or a BOFT",
-    r"\.on_input$": "an IA³",
-    r"\.[ab][12]\.": "a GLoRA",
-    r"^bundle_emb|^emb_params$|^clip_[lg]$": "trained words (textual inversion)",
-    r"\.[wb]_norm$": "a difference of norms",
-}
-"""Other formats than LoRA, by a pattern of the names of their tensors."""
-
-_ADAPTER = "sdopt_check"
-
-_USUAL_NAME = "pytorch_lora_weights.safetensors"
-"""The name under which diffusers saves a LoRA, and which it looks for if none is given."""
-
-
-def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) -> Path:
-    """Returns the safetensors file of a LoRA.
-
-    Without a path, it is a packaged one, and without a name the usual one; `fetch` downloads what is not in the local
-    cache of the hub.
-
-    Raises:
-        UsageError: the file does not exist, or is not a safetensors file.
-    """
-    if path is not None and "://" in path:
-        on_hub = "for one on the hub give lora.path=owner/name and its lora.weight_name"
-        raise UsageError(
-            f"lora.path={path}: is an address; download the file, or {on_hub}"
-        )
-    if path is not None and is_on_hub(path):
-        name = weight_name or _USUAL_NAME
-        at = f"lora.path={path}" + ("" if weight_name else " without lora.weight_name")
-        if not name.endswith(".safetensors"):
-            raise UsageError(
-                f"lora.weight_name: name a .safetensors file of the repository {path}"
-            )
-        [file] = fetch_files(path, [name], at, "give the file as lora.path", fetch)
-        return file
-    path_given = LORAS if path is None else Path(path).expanduser()
-    if path_given.is_file() and weight_name is not None:
-        raise UsageError(
-            f"lora.weight_name={weight_name}: only applies to a folder or a repository; lora.path is a file"
-        )
-    if (
-        path is not None
-        and weight_name is None
-        and (path_given / _USUAL_NAME).is_file()
-    ):
-        weight_name = _USUAL_NAME
-    if path_given.is_dir() and weight_name is None:
-        raise UsageError(
-            f"lora.weight_name: name a file of {path_given}: {_names(path_given) or 'it holds none'}"
-        )
-    file = path_given / str(weight_name) if path_given.is_dir() else path_given
-    if file.suffix != ".safetensors":
-        if file.suffix.lower() == ".safetensors":
-            raise UsageError(
-                f"{file}: rename it to end in .safetensors, which diffusers looks for"
-            )
-        raise UsageError(
-            f"{file}: sdopt reads LoRAs from .safetensors files only, because others can run any code"
-        )
-    if not file.is_file():
-        there = (
-            f"; {file.parent} holds {_names(file.parent, file.name) or 'none'}"
-            if file.parent.is_dir()
-            else ""
-        )
-        why = "a link to a file that is gone" if file.is_symlink() else "no such file"
-        raise UsageError(f"{file}: {why}{there}")
-    return file
-
-
-def is_on_hub(path: str | None) -> bool:
-    """Returns whether a LoRA comes from the hub, so that nothing is known of it before it is downloaded."""
-    if (
-        path is None
-        or Path(path).expanduser().exists()
-        or path.endswith((".safetensors", ".ckpt", ".pt", ".bin"))
-    ):
-        return False
-    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path) is not None
 
 
 def networks_of_a_lora(pipe: Pipeline) -> list[torch.nn.Module]:
@@ -152,10 +35,10 @@ def networks_of_a_lora(pipe: Pipeline) -> list[torch.nn.Module]:
 
 def lora_layers(denoiser: Any) -> list[Any]:
     """Returns the layers of a denoiser that have a LoRA beside their weights."""
-    return [layer for layer in unwrapped(denoiser).modules() if _is_tuned(layer)]
+    return [layer for layer in unwrapped(denoiser).modules() if has_adapter(layer)]
 
 
-def _is_tuned(layer: torch.nn.Module) -> bool:
+def has_adapter(layer: torch.nn.Module) -> bool:
     """Returns whether peft keeps something beside a layer's weights."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -163,159 +46,7 @@ def _is_tuned(layer: torch.nn.Module) -> bool:
     return BaseTunerLayer in type(layer).__mro__
 
 
-def rank_of(file: Path) -> int:
-    """Returns the highest rank among the matrices of a LoRA."""
-    shapes = _header(file).shapes
-    return max(
-        (shapes[pair["down"]][0] for pair in _pairs(shapes).values() if "down" in pair),
-        default=0,
-    )
-
-
-def has_biases(file: Path) -> bool:
-    """Returns whether a LoRA adds to biases, too."""
-    return any(name.endswith(_BIAS) for name in _header(file).shapes)
-
-
-def trains_text_encoder(file: Path) -> bool:
-    """Returns whether a LoRA changes a text encoder too."""
-    return any(
-        name.startswith(("text_encoder", "lora_te")) for name in _header(file).shapes
-    )
-
-
-def tensors_of(file: Path) -> dict[str, torch.Tensor] | None:
-    """Returns the tensors of a LoRA as diffusers must get them, or None if it can read the file itself.
-
-    PyTorch does not multiply numbers of 8 bits, which some files store to be small. And where alphas differ, or some
-    are missing, diffusers scales some layers by another one's, and it reads alphas beside kohya's names only: here such
-    alphas are multiplied into the weights. It knows kohya's names of matrices only beside kohya's names of modules.
-    """
-    import torch
-
-    stored = _read(file)
-    found = {
-        name if name.startswith("lora_") else _of_peft(name): each
-        for name, each in stored.items()
-    }
-    alphas = {name: float(found[name]) for name in found if name.endswith(_ALPHA)}
-    with_alpha = {name.removesuffix(_ALPHA) for name in alphas}
-    others = [
-        module
-        for module in _pairs(found)
-        if module not in with_alpha or not module.startswith("lora_")
-    ]
-    ranks = {
-        found[pair["down"]].shape[0]
-        for pair in _pairs(found).values()
-        if "down" in pair
-    }
-    # peft finds no rank of a layer's own when it exchanges a LoRA: it divides each alpha by the usual rank.
-    differ = bool(alphas) and (
-        len(set(alphas.values())) > 1 or bool(others) or len(ranks) > 1
-    )
-    if (
-        not differ
-        and found.keys() == stored.keys()
-        and all(each.element_size() > 1 for each in found.values())
-    ):
-        return None
-    tensors = {
-        name: each.to(torch.float32)
-        for name, each in found.items()
-        if not (differ and name in alphas)
-    }
-    for module, pair in _pairs(tensors).items() if differ else ():
-        rank = tensors[pair["down"]].shape[0]
-        tensors[pair["up"]] = tensors[pair["up"]] * (
-            alphas.get(module + _ALPHA, rank) / rank
-        )
-    return tensors
-
-
-def _of_peft(name: str) -> str:
-    return name.replace(".lora_down.", ".lora_A.").replace(".lora_up.", ".lora_B.")
-
-
-def misfits(file: Path, model: Model) -> list[str]:
-    """Returns why a LoRA would not arrive as a whole in the networks of a model; [] if it does.
-
-    Loads the file as diffusers and peft do, into networks without weights, and compares what arrives with what the file
-    holds: each pair of matrices, with its scale. diffusers drops with a warning at most what it does not know.
-
-    Where the model's files are not local yet, only the file itself is checked.
-    """
-    # A model that is loaded is not kept alive by a cache.
-    check = _misfits if family_of(model).is_unet else _misfits_of_transformer
-    found = check.__wrapped__ if isinstance(model, LoadedModel) else check
-    return [f"{file.name} {problem}" for problem in found(file, state_of(file), model)]
-
-
-@lru_cache(maxsize=64)
-def _misfits(file: Path, _state: tuple[int, ...], model: Model) -> tuple[str, ...]:
-    names = _header(file).shapes
-    for name in names:
-        if not (
-            _MATRIX.fullmatch(name)
-            or name.endswith(_ALPHA)
-            or any(part in name for part in _BESIDE)
-        ):
-            kind = next(
-                (kind for part, kind in _KINDS.items() if re.search(part, name)),
-                "no matrix of a LoRA",
-            )
-            return (
-                f"holds {name}, which is {kind}: diffusers has no such update, and would leave it out",
-            )
-    if not (pairs := _pairs(names)):
-        return (
-            "holds no LoRA: none of its names ends in .lora_A.weight or .lora_down.weight",
-        )
-    if half := [module for module, pair in pairs.items() if len(pair) < 2]:
-        return (f"has only one of the two matrices of {half[0]}",)
-    return tuple(
-        _malformed(file)
-        or _of_another_family(file, model)
-        or _lost(file, model)
-        or _idle(file)
-    )
-
-
-@lru_cache(maxsize=64)
-def _misfits_of_transformer(
-    file: Path, _state: tuple[int, ...], model: Model
-) -> tuple[str, ...]:
-    for name in _header(file).shapes:
-        if kind := next(
-            (kind for part, kind in _KINDS.items() if re.search(part, name)), None
-        ):
-            return (f"holds {name}, which is {kind}, and would be left out",)
-    return tuple(_malformed(file) or _lost_in_transformer(file, model))
-
-
-def _lost_in_transformer(file: Path, model: Model) -> list[str]:
-    """Returns what of a LoRA has no layer in the networks of a model whose denoiser is a transformer."""
-    pipe = _empty_pipeline(model)
-    if pipe is None:
-        return []
-    if not hasattr(pipe, "load_lora_weights"):
-        return [
-            f"cannot be loaded: diffusers loads no LoRA into {family_of(model).title}"
-        ]
-    found = _for_transformer(file, pipe)
-    if problems := found.problems():
-        return problems
-    with quiet():
-        pipe.load_lora_weights(dict(found.tensors), adapter_name=_ADAPTER)
-    arrived, _ = _arrived(pipe)
-    for name, pair in _pairs(found.tensors).items():
-        marks = tuple(_mark(found.tensors[pair[which]]) for which in ("down", "up"))
-        if 1.0 not in arrived[marks]:
-            return [f"has an update of {name}, which diffusers would leave out"]
-    return []
-
-
-def _for_transformer(file: Path, pipe: Any) -> Converted:
+def for_transformer(file: Path, pipe: Any) -> Converted:
     """Returns a LoRA by the names of diffusers, for the networks of a pipeline that diffusers loads LoRAs into."""
     parts = {name: getattr(pipe, name, None) for name in pipe._lora_loadable_modules}
     networks = {}
@@ -324,352 +55,34 @@ def _for_transformer(file: Path, pipe: Any) -> Converted:
             # Layers that have a LoRA already are named otherwise.
             tuned = bool(lora_layers(network))
             networks[name] = empty_like(network) if tuned else unwrapped(network)
-    return converted(_read(file), networks, scales_beside(file, _header(file).metadata))
+    return converted(
+        read_lora(file), networks, scales_beside(file, header_of_lora(file).metadata)
+    )
 
 
 def source_for(pipe: Any, file: Path) -> Any:
     """Returns what `load_lora_weights` of a pipeline must get for a LoRA: its tensors, or None for the file itself."""
     if hasattr(pipe, "unet"):
         return tensors_of(file)
-    return _for_transformer(file, pipe).tensors
+    return for_transformer(file, pipe).tensors
+
+
+def exchangeable(pipe: Any, file: Path, rank: int) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a LoRA that another one can take the place of: of one rank, with all scales in them.
+
+    peft exchanges no LoRAs whose ranks or alphas differ between layers, and finds no scale of a layer's own.
+    """
+    if hasattr(pipe, "unet"):
+        return padded(scaled_tensors(file), rank)
+    return padded(for_transformer(file, pipe).tensors, rank)
 
 
 def reads_itself(file: Path) -> bool:
     """Returns whether diffusers reads a LoRA as it is, and needs no tensors made of it."""
-    names = _header(file).shapes
+    names = header_of_lora(file).shapes
     if settings_beside(file) is not None:
         return False  # diffusers does not read them
     if all(re.fullmatch(r"transformer\..+\.lora_[AB]\.weight", name) for name in names):
         return True
     of_unet = all(name.startswith(("unet.", "text_encoder", "lora_")) for name in names)
     return of_unet and tensors_of(file) is None
-
-
-def _malformed(file: Path) -> list[str]:
-    """Returns what is wrong with the tensors of a LoRA, whatever the model."""
-    tensors = _read(file)
-    for name, tensor in tensors.items():
-        alpha, matrix = name.endswith(_ALPHA), _MATRIX.fullmatch(name)
-        if not tensor.is_floating_point() and not alpha:
-            return [
-                f"holds {name} of type {str(tensor.dtype).removeprefix('torch.')}, which is no type of weights"
-            ]
-        if (alpha and tensor.numel() != 1) or (
-            matrix and (tensor.ndim < 2 or not tensor.numel())
-        ):
-            return [
-                f"holds {name} of shape {list(tensor.shape)}, which is no {'number' if alpha else 'matrix'}"
-            ]
-        if not tensor.float().isfinite().all():
-            return [f"holds numbers in {name} that are not finite (NaN or infinite)"]
-    if tensors_of(file) is not None and _SETTINGS in _header(file).metadata:
-        return [
-            f"has weights of 8 bits or alphas beside {_SETTINGS}, of which diffusers would lose one: save it anew"
-        ]
-    return []
-
-
-_SETTINGS = "lora_adapter_metadata"
-"""diffusers' key in the header of a file for the adapter's own settings, such as its scale."""
-
-
-def _idle(file: Path) -> list[str]:
-    tensors = tensors_of(file) or _read(file)
-    for module, pair in _pairs(tensors).items():
-        alpha = tensors.get(module + _ALPHA)
-        if (alpha is None or float(alpha)) and all(
-            bool(tensors[name].float().any()) for name in pair.values()
-        ):
-            return []
-    return ["changes nothing: each of its updates is zero"]
-
-
-def _of_another_family(file: Path, model: Model) -> list[str]:
-    """Returns why a LoRA is for another family of models, by what its trainer wrote into the file.
-
-    Self-attention has the same widths in Stable Diffusion 1.x and 2.x.
-    """
-    unet, marks = part_config(model, "unet"), _header(file).metadata
-    if unet is None:
-        return []
-    own = (
-        "xl"
-        if is_sdxl(model)
-        else "v2"
-        if unet.get("cross_attention_dim") == _WIDTH_OF_SD2
-        else "v1"
-    )
-    for key in ("ss_base_model_version", "modelspec.architecture"):
-        mark = marks.get(key, "").lower()
-        family = (
-            next((family for family in _FAMILIES if family in mark), own)
-            if _OF_SD.match(mark)
-            else own
-        )
-        if family != own:
-            return [
-                f"says {key}={marks[key]}: it is for {_FAMILIES[family]}, and this model is {_FAMILIES[own]}"
-            ]
-    return []
-
-
-_OF_SD = re.compile(r"sd_?(v|xl)|stable-diffusion-(v|xl)")
-"""How trainers name Stable Diffusion: kohya's (`sd_v1`, `sdxl_base_v1-0`), and the SAI model specification."""
-
-_FAMILIES = {"xl": "SDXL", "v2": "Stable Diffusion 2.x", "v1": "Stable Diffusion 1.x"}
-"""Families of models, by a part of the names that trainers give them; SDXL's names also contain `v1`."""
-
-_WIDTH_OF_SD2 = 1024
-"""Channels of the text states of Stable Diffusion 2.x."""
-
-
-def _lost(file: Path, model: Model) -> list[str]:
-    """Returns what would not arrive in the model's networks, if they are known."""
-    pipe = _empty_pipeline(model)
-    if pipe is None:
-        return []
-    given = tensors_of(file)
-    tensors = given or _read(file)
-    pairs = _pairs(tensors)
-    reasons = _misfitting(tensors, pipe)
-    try:
-        with quiet():
-            pipe.load_lora_weights(
-                given or str(file), adapter_name=_ADAPTER, local_files_only=True
-            )
-    except (
-        Exception
-    ) as error:  # diffusers, transformers, peft and PyTorch each raise their own
-        reasons.append(
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-        )
-        return [f"cannot be loaded into this model: {reasons[0]}"]
-    arrived, empty = _arrived(pipe)
-    if empty:
-        return [
-            f"holds only a part of what peft keeps for each layer: {empty[0]} would stay empty"
-        ]
-
-    def has_arrived(scale: float | None, *of: torch.Tensor) -> bool:
-        """Takes away what holds the values of these tensors; whatever its scale, if that is None."""
-        scales = arrived[tuple(map(_mark, of))]
-        found = next((each for each in scales if scale in (None, each)), None)
-        if found is not None:
-            scales.remove(found)
-        return found is not None
-
-    lost = []
-    for module, pair in pairs.items():
-        down, up = tensors[pair["down"]], tensors[pair["up"]]
-        alpha = tensors.get(module + _ALPHA)
-        # Without an alpha, the adapter's own metadata may give another scale than 1.
-        if not has_arrived(
-            None if alpha is None else _rounded(float(alpha) / down.shape[0]), down, up
-        ):
-            lost.append(f"the update of {module}")
-    beside = (
-        name
-        for name in tensors
-        if not _MATRIX.fullmatch(name) and not name.endswith(_ALPHA)
-    )
-    lost += [name for name in beside if not has_arrived(None, tensors[name])]
-    if not lost:
-        return []
-    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    why = "this model's networks have no such layer"
-    if not reasons and not any(map(_OF_A_NETWORK.match, pairs)):
-        why = "no name begins with that of a network, such as unet.; save it again with pipe.save_lora_weights"
-    return [f"holds {lost[0]}{more}, which diffusers would leave out: {why}"]
-
-
-_OF_A_NETWORK = re.compile(r"unet\.|text_encoder|lora_")
-
-
-def unswappable(file: Path, other: Path, model: Model) -> list[str]:
-    """Returns why another LoRA cannot take the place of one at run time, though both fit the model; [] if it can.
-
-    peft keeps the layers of the first one: those that only the other one updates would be new.
-    """
-    if _pairs(_header(other).shapes).keys() <= _pairs(_header(file).shapes).keys():
-        return []
-    if (pipe := _empty_pipeline(model)) is None:
-        return []
-    try:
-        with quiet():
-            for each, how in ((file, {}), (other, {"hotswap": True})):
-                source: Any = source_for(pipe, each) or str(each)
-                pipe.load_lora_weights(
-                    source, adapter_name=_ADAPTER, local_files_only=True, **how
-                )
-    except RuntimeError as error:
-        why = " ".join(str(error).split())[:150]
-        way = "make the LoRA of the most layers lora.weight_name"
-        return [
-            f"{other.name} cannot take the place of {file.name}, which lacks some of its layers: {way} ({why}…)"
-        ]
-    return []
-
-
-def _pairs(tensors: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Returns the names of the two matrices (`down`, `up`) of each module."""
-    found: dict[str, dict[str, str]] = {}
-    for match in filter(None, map(_MATRIX.fullmatch, tensors)):
-        found.setdefault(match[1], {})[
-            "down" if match[2] in ("A", "down") else "up"
-        ] = match[0]
-    return found
-
-
-_Mark = tuple[int, int, float]
-
-
-def _mark(tensor: torch.Tensor) -> _Mark:
-    """Returns what tells a tensor by its values, whatever its name, its type and the order of its dimensions of 1."""
-    import torch
-
-    plain = tensor.detach().float().contiguous()
-    return (
-        plain.numel(),
-        int(torch.hash_tensor(plain).view(torch.int64)),
-        float(plain.double().sum()),
-    )
-
-
-def _rounded(scale: float) -> float:
-    return round(scale, 6)
-
-
-def _arrived(pipe: Any) -> tuple[dict[tuple[_Mark, ...], list[float]], list[str]]:
-    """Returns the scales of each pair of matrices in a pipeline's networks, by marks, and of what is beside them.
-
-    Also names what is empty.
-    """
-    found: defaultdict[tuple[_Mark, ...], list[float]] = defaultdict(list)
-    for path, layer in (
-        found
-        for network in networks_of_a_lora(pipe)
-        for found in network.named_modules()
-    ):
-        if not _is_tuned(layer) or _ADAPTER not in getattr(layer, "lora_A", {}):
-            continue
-        own = {
-            name: each
-            for name, each in layer.named_parameters()
-            if "base_layer" not in name
-        }
-        if empty := [f"{path}.{name}" for name, each in own.items() if each.is_meta]:
-            return found, empty
-        down, up = (own.pop(f"lora_{which}.{_ADAPTER}.weight") for which in "AB")
-        scaling: Any = layer.scaling
-        found[_mark(down), _mark(up)].append(_rounded(float(scaling[_ADAPTER])))
-        for each in own.values():
-            found[(_mark(each),)].append(1.0)
-    return found, []
-
-
-def _misfitting(tensors: Mapping[str, torch.Tensor], pipe: Any) -> list[str]:
-    """Returns which matrices do not fit a layer of the pipeline's networks; first those of other widths."""
-    # By the letters and digits of their names, which both text encoders' layers share: input and output channels.
-    sizes: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
-    for network in networks_of_a_lora(pipe):
-        for name, layer in network.named_modules():
-            if getattr(layer, "weight", None) is not None and layer.weight.ndim > 1:
-                sizes[_letters(name.removeprefix("text_model."))].add(
-                    (layer.weight.shape[1], layer.weight.shape[0])
-                )
-    widths, absent = [], []
-    for module, pair in _pairs(tensors).items():
-        letters = _letters(module)
-        found = max(filter(letters.endswith, sizes), key=len, default=None)
-        has = tensors[pair["down"]].shape[1], tensors[pair["up"]].shape[0]
-        if found is None:
-            # diffusers knows the names of the original program's layers for SDXL alone.
-            absent += (
-                []
-                if _ORIGINAL.search(module) and hasattr(pipe, "text_encoder_2")
-                else [module]
-            )
-        elif has not in sizes[found]:
-            own, wanted = (
-                " to ".join(map(str, each)) for each in (has, min(sizes[found]))
-            )
-            widths.append(
-                f"its update of {module} is from {own} channels, and this model's layer from {wanted}"
-            )
-    return widths + [f"it has no layer for the update of {module}" for module in absent]
-
-
-_ORIGINAL = re.compile(r"(in|out)put_blocks|middle_block|time_embed|label_emb|out_\d$")
-
-
-def _letters(name: str) -> str:
-    """Returns a name without dots and underscores, which kohya's names do not tell apart."""
-    return re.sub(r"[\W_]", "", name)
-
-
-def _empty_pipeline(model: Model) -> Any:
-    """Returns a pipeline of the networks that a LoRA can change, without weights; None if they are not local.
-
-    Their memory is reserved and never touched, so that the size of the model does not matter.
-    """
-    import diffusers
-
-    family = family_of(model)
-    names = (family.denoiser, *TEXT_ENCODERS[:2])
-    if isinstance(model, LoadedModel):
-        networks = {
-            name: empty_like(model.networks[name])
-            for name in names
-            if name in model.networks
-        }
-    else:
-        try:
-            folder = folder_of(model)
-        except UsageError:
-            return None  # it is fetched later, and then checked
-        networks = {
-            name: empty_part(folder, name)
-            for name in names
-            if (folder / name / "config.json").is_file()
-        }
-    parts = dict.fromkeys(("vae", "tokenizer", "scheduler", "text_encoder")) | {
-        name: network.to_empty(device="cpu") for name, network in networks.items()
-    }
-    if not family.is_unet:
-        return getattr(diffusers, family.pipeline)(
-            **dict.fromkeys(family.parts) | parts
-        )
-    if is_sdxl(model):
-        return diffusers.StableDiffusionXLPipeline(
-            **{"text_encoder_2": None, "tokenizer_2": None, "add_watermarker": False}
-            | parts
-        )
-    return diffusers.StableDiffusionPipeline(
-        **parts,
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
-    )
-
-
-def _names(folder: Path, like: str = "") -> str:
-    """Lists the safetensors files of a folder, which may be hundreds; first those whose names resemble another."""
-    found = sorted(path.stem for path in folder.glob("*.safetensors") if path.is_file())
-    near = get_close_matches(like.removesuffix(".safetensors"), found)
-    shown = list(dict.fromkeys([*near, *found]))[:_SHOWN]
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(f"{name}.safetensors" for name in shown) + more
-
-
-_SHOWN = 12
-
-
-def _header(file: Path) -> Header:
-    return Header.of_any(file, str(file.parent))
-
-
-def _read(file: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    found: dict[str, torch.Tensor] = load_file(file)
-    return found

@@ -211,6 +211,15 @@ def quantized_layer(network: torch.nn.Module) -> str | None:
     return None
 
 
+def attention_layers(denoiser: torch.nn.Module) -> list[torch.nn.Module]:
+    """Returns the attention layers of a denoiser: the modules that have a processor."""
+    return [
+        layer
+        for layer in denoiser.modules()
+        if getattr(layer, "processor", None) is not None
+    ]
+
+
 def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
     """Returns the SHA-256 of tensors with their names, types and shapes."""
     import torch

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, with_type
 from sdopt.pipelines.parts import quiet
 from sdopt.pipelines.weights import Header, state_of
 from sdopt.schema import Scheduler
@@ -440,7 +440,7 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
             )
             return [f"{why}: {way}"]
     except Exception as error:  # each scheduler raises its own
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        why = with_type(error)
     if scheduler.options and not _rehearsed(own, replace(scheduler, options={}), steps):
         given = " ".join(
             f"scheduler.options.{key}={value}"
@@ -621,7 +621,8 @@ def few_steps(name: str, steps: int, guidance: float) -> str | None:
 
 
 _FEW_STEPS = re.compile(
-    r"(?i:turbo|lightning|lcm[-_ ]?lora|hyper[-_ ]?(?:sd|xl|\d))|(?<![A-Za-z])(?i:lcm|dmd2?|tcd|pcm)(?![a-z])"
+    r"(?i:turbo|lightning|lcm[-_ ]?lora|hyper[-_ ]?(?:sd|xl|\d)|(?<![a-z])flash(?![a-z]))"
+    r"|(?<![A-Za-z])(?i:lcm|dmd2?|tcd|pcm)(?![a-z])"
     r"|(?<=[a-z])(?:LCM|DMD2?|TCD|PCM)(?![a-z])"
 )
 """How distilled models and LoRAs are named, also within a word: `sdxlTurbo`, `dreamshaper_8LCM`."""

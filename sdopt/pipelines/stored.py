@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,6 +94,24 @@ class Stored:
             )
         return tensors
 
+    def bytes_in_blocks(self, itemsize: int) -> float:
+        """Returns the bytes of weights of a GGUF file once they are loaded, where matrices stay in their blocks.
+
+        Args:
+            itemsize: bytes of all other numbers.
+        """
+        import gguf
+
+        header, total = self.header(), 0.0
+        for name, shape in header.shapes.items():
+            bytes_each = float(itemsize)
+            if len(shape) == 2:
+                kind = gguf.GGMLQuantizationType[header.types[name]]
+                numbers, stored = gguf.GGML_QUANT_SIZES[kind]
+                bytes_each = min(bytes_each, stored / numbers)
+            total += math.prod(shape) * bytes_each
+        return total
+
     def empty(self) -> dict[str, torch.Tensor]:
         """Returns tensors of the same shapes, without values and without scales."""
         import torch
@@ -157,6 +176,14 @@ def unread_blocks(file: Path) -> list[str]:
                 f"holds {name} in {kind}, which diffusers does not read: give the model in another type, as Q8_0 or Q4_K"
             ]
     return []
+
+
+def kinds_of_blocks(file: Path) -> set[str]:
+    """Returns in which types a GGUF file holds its matrices."""
+    header = header_of(file)
+    return {
+        header.types[name] for name, shape in header.shapes.items() if len(shape) == 2
+    }
 
 
 def transformer_in(file: Path) -> str | None:

@@ -47,6 +47,11 @@ def is_transformer(model: Model) -> bool:
         return False  # `require_model` says what is wrong
 
 
+def file_of(model: Model) -> Path:
+    """Returns the file of a model that is one."""
+    return Path(str(model.path)).expanduser()
+
+
 def is_gguf(model: Model) -> bool:
     """Returns whether a model's transformer stays in the blocks of few bits of a GGUF file."""
     return is_transformer(model) and str(model.path).endswith(".gguf")
@@ -60,7 +65,7 @@ def base_of(model: Model) -> Model:
     """
     named = model.base or model.hub_id
     if named is None:
-        kind = transformer_in(Path(str(model.path)).expanduser())
+        kind = transformer_in(file_of(model))
         title = family_named(kind).title if kind else "transformer"
         raise UsageError(
             f"model.path={model.path}: holds {title} without all of its encoders and its VAE: name the folder or the "
@@ -91,7 +96,7 @@ def stored_parts(model: Model, folder: Path) -> dict[str, Stored]:
     """
     classes = {name: class_name for name, (_, class_name) in parts_in(folder).items()}
     family = family_named(class_name_of(folder))
-    found = networks_in(Path(str(model.path)).expanduser(), family, classes)
+    found = networks_in(file_of(model), family, classes)
     for part, path in (model.parts or {}).items():
         if part not in family.networks or part == family.denoiser:
             raise UsageError(

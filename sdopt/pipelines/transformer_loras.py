@@ -20,7 +20,7 @@ from sdopt.pipelines.originals import Place, parted, places_in
 if TYPE_CHECKING:
     import torch
 
-_MATRIX = re.compile(
+MATRIX = re.compile(
     r"(.+?)[._]lora(\d?)(?:_linear_layer)?[._](A|B|down|up)(?:\.\w+)?\.weight"
 )
 """The name of a matrix: its module, XLabs' number of a stream, and which of the two it is."""
@@ -104,7 +104,7 @@ def converted(
     found, modules = Converted(), dict[str, dict[str, str]]()
     settings = scales or {}
     for name in stored:
-        match = _MATRIX.fullmatch(name)
+        match = MATRIX.fullmatch(name)
         if match:
             which = "down" if match[3] in ("A", "down") else "up"
             modules.setdefault(match[1] + match[2], {})[which] = name

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, with_type
 from sdopt.pipelines.catalog import part_class, read_json
 from sdopt.record.files import POINTER, begins, is_pointer
 from sdopt.reference import VOCABULARY
@@ -204,7 +204,7 @@ def weight_files(
         missing = [name for name in files if not (folder / name).exists()]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{at}: {part}/{index.name} cannot be read ({type(error).__name__}: {error})"
+            f"{at}: {part}/{index.name} cannot be read ({with_type(error)})"
         ) from error
     if missing:
         raise UsageError(

@@ -325,10 +325,7 @@ def _config_dir(variant: Variant, groups: dict[str, str | list[str]]) -> str | N
     for group, names in groups.items():
         listed = [names] if isinstance(names, str) else names
         files += [f"{group}/{name}.yaml" for name in listed]
-    folders = [Path(folder).absolute() for folder in variant.config_dirs]
-    holding = [
-        folder for folder in folders if any((folder / file).is_file() for file in files)
-    ]
+    holding = variant.folders_with(files)
     if len(holding) > 1:
         raise Unwritable(
             "its options are in several folders, and sdopt.optimize takes one"

@@ -1,5 +1,6 @@
 """Reads and writes the files of a run's folder: `result.json`, whole or not at all, and why a job has no result."""
 
+import hashlib
 import json
 import os
 import re
@@ -130,6 +131,11 @@ def read_result(path: Path) -> StudyResult:
 
 
 POINTER = "is a pointer of Git LFS; run `git lfs pull` where it lies"
+
+
+def short_digest(content: bytes) -> str:
+    """Returns 16 hexadecimal digits that tell a content from every other one."""
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def is_pointer(file: Path) -> bool:

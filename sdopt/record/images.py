@@ -1,13 +1,12 @@
 """Opens image files, which may come from anybody."""
 
-import hashlib
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdopt.errors import UsageError
-from sdopt.record.files import POINTER, inside, is_pointer, stays_within
+from sdopt.errors import UsageError, one_line
+from sdopt.record.files import POINTER, inside, is_pointer, short_digest, stays_within
 from sdopt.record.records import StudyResult
 from sdopt.record.scores import ImageRecord
 
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 
 def digest_of(file: Path) -> str:
     """Returns what tells a file from another one that takes its place. Raises OSError."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    return short_digest(file.read_bytes())
 
 
 def is_replaced(folder: Path, record: ImageRecord) -> bool:
@@ -103,9 +101,7 @@ def _read(file: Path, convert: Callable[["Image"], "Image"]) -> "Image":
         Exception
     ) as error:  # a decoder may raise anything for a damaged file, even SyntaxError
         reason = (
-            getattr(error, "strerror", None)
-            or " ".join(str(error).split())
-            or type(error).__name__
+            getattr(error, "strerror", None) or one_line(error) or type(error).__name__
         )
         raise UsageError(f"{file}: cannot be read as an image ({reason})") from error
 

@@ -150,6 +150,12 @@ class VariantResult:
         """Whether it is the second baseline of the A/A comparison."""
         return self.role == "control"
 
+    @property
+    def is_in_the_race(self) -> bool:
+        """Whether it is timed further: it is neither out by its status nor given up."""
+        pending = self.status is Status.PENDING
+        return (pending or self.status.measured) and not self.given_up
+
     def __repr__(self) -> str:
         times = [seconds for samples in self.samples.values() for seconds in samples]
         timed = f", {len(times)} calls of {median(times):.3g} s" if times else ""
@@ -422,6 +428,11 @@ class StudyResult:
                 return variant
         names = ", ".join(variant.name for variant in self.variants)
         raise UsageError(f"variant={name}: not in the study; choose one of {names}")
+
+    @property
+    def baseline_variant(self) -> VariantResult:
+        """The variant that others are compared with."""
+        return self.variant(self.baseline)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -109,7 +109,7 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
 
 def _verified(summary: Summary) -> str:
     """Returns of how many variants a trace has shown every option that they add; "" of a single one, and of none."""
-    baseline = summary.result.variant(summary.result.baseline)
+    baseline = summary.result.baseline_variant
     ran = [row.variant for row in summary.candidates if row.status is Status.OK]
     active = sum(traced_active(variant, baseline) for variant in ran)
     if len(ran) < 2 or not active:

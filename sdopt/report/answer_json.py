@@ -3,7 +3,6 @@
 The fields of `Answer` are the schema; `SCHEMA` is its version, which grows with every change that breaks a reader.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from sdopt.record.files import short_digest
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Verdict
 from sdopt.report.columns import values_of
@@ -142,7 +142,7 @@ def to_json(answer: Any) -> dict[str, Any]:
 
 def baseline_digest(result: StudyResult) -> str:
     """Returns a digest of what decides the baseline's images and calls: two equal ones may be compared."""
-    row = result.variant(result.baseline)
+    row = result.baseline_variant
     work = {
         key: value
         for key, value in row.config.flat().items()
@@ -155,9 +155,7 @@ def baseline_digest(result: StudyResult) -> str:
         result.environment.packages,
         result.environment.device.get("name"),
     ]
-    return hashlib.sha256(
-        json.dumps(content, sort_keys=True, default=str).encode()
-    ).hexdigest()[:16]
+    return short_digest(json.dumps(content, sort_keys=True, default=str).encode())
 
 
 def _candidate(row: Row, result: StudyResult) -> Candidate:

@@ -176,8 +176,8 @@ def _change(
     """Returns the second result's speed-up over the first's; "" for a baseline, and if one was not timed."""
     if name in (first.baseline, second.baseline):
         return ""
-    later = second.variant(name), second.variant(second.baseline)
-    earlier = first.variant(name), first.variant(first.baseline)
+    later = second.variant(name), second.baseline_variant
+    earlier = first.variant(name), first.baseline_variant
     if not all(variant.status.measured for variant in (*later, *earlier)):
         return ""
     drift = speedup_drift(later, earlier)

@@ -58,7 +58,7 @@ def show_plan(result: StudyResult, expected: "StudyCost", console: Console) -> N
     # `sdopt show` prints headers, too, and shall import nothing that measures.
     from sdopt.study.cost import PATIENCE_S, SHORTER
 
-    environment, baseline = result.environment, result.variant(result.baseline).choices
+    environment, baseline = result.environment, result.baseline_variant.choices
     # A planned device comes from a data sheet, which names no driver; a real one has a driver.
     planned = environment.sheet is not None and environment.device["driver"] is None
     where = f" on {environment.device['name']}, by its data sheet" if planned else ""

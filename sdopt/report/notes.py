@@ -158,7 +158,7 @@ def _drift_text(result: StudyResult) -> str:
 
 def _programs_note(result: StudyResult) -> Iterator[str]:
     """Yields which variants another program made than the baseline, as far as their images say it."""
-    program = result.variant(result.baseline).made_by
+    program = result.baseline_variant.made_by
     others = []
     for variant in result.candidates:
         if variant.made_by and variant.made_by != program:
@@ -184,7 +184,7 @@ def _floor_note(result: StudyResult) -> str:
         return ""
     if result.is_imported and result.control is None:
         return "Without the baseline's images and times once more (--again), nothing says which difference is chance."
-    if result.variant(result.baseline).status.failure:
+    if result.baseline_variant.status.failure:
         return ""  # which the answer says
     ended = (
         f"it ended as {result.control.status}" if result.control else "there is none"

@@ -172,7 +172,7 @@ class Sweep:
 
     def _baseline_config(self, job: str) -> RecordedConfig:
         study = self.studies[job]
-        return study.variant(study.baseline).config
+        return study.baseline_variant.config
 
     @property
     def best(self) -> tuple["SweepJob", Row] | None:

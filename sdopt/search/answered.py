@@ -4,7 +4,6 @@ What counts as the same is told by the words of the command line, the files that
 that measures is imported. In doubt the search is set up as usual, which compares every setting.
 """
 
-import hashlib
 import json
 import os
 import platform
@@ -21,7 +20,7 @@ import yaml  # type: ignore[import-untyped]
 
 from sdopt.about import __version__
 from sdopt.config.paths import CONF
-from sdopt.record.files import write_atomically
+from sdopt.record.files import short_digest, write_atomically
 
 ANSWERED = "answered.json"
 
@@ -93,7 +92,7 @@ def question_of(overrides: Sequence[str], config_dir: Path | None) -> str:
         *_machine(),
         *_software(),
     ]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    return short_digest("\n".join(facts).encode())
 
 
 def answered_before(overrides: Sequence[str], config_dir: Path | None) -> Path | None:

@@ -1,6 +1,5 @@
 """Sets up a search from a command line, or finds the search that an earlier call of the same command line began."""
 
-import hashlib
 import json
 import re
 import time
@@ -18,7 +17,7 @@ from sdopt.forecast import expected_call_s, lines_of
 from sdopt.locks import lock_folder
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.preparation import awaits_clip, fetch_clip
-from sdopt.record.files import inside, read_result, write_atomically
+from sdopt.record.files import inside, read_result, short_digest, write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.schema import Tracking
@@ -195,7 +194,7 @@ def _since(earlier: StudyResult, prepared: Prepared) -> Iterator[str]:
     if was.code != now.code:
         yield f"sdopt: was {was.sdopt}, now {now.sdopt}"
     [baseline] = prepared.space.variants([])
-    row = earlier.variant(earlier.baseline)
+    row = earlier.baseline_variant
     inputs = inputs_of(baseline, of_model)
     for name, digest in row.inputs.items():
         known = NOT_FETCHED not in (digest, inputs.get(name, digest))
@@ -229,7 +228,7 @@ def _identity(prepared: Prepared) -> str:
     }
     recorded = replace(prepared.baseline.recorded, tracking=Tracking())
     identity = repr((own, recorded, prepared.space.device.name))
-    return hashlib.sha256(identity.encode()).hexdigest()[:10]
+    return short_digest(identity.encode())[:10]
 
 
 def answered(search: Search, question: str) -> None:
@@ -313,9 +312,7 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
         },
         below=_trials(record, tags, started),
     )
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[
-        :16
-    ]
+    digest = short_digest(b"".join(file.read_bytes() for file in files))
     complete = [
         f"tags.`{STUDY}` = '{study.id}' and tags.`{DIGEST}` = '{digest_of(study)}'"
         for study in judged

@@ -13,7 +13,15 @@ from sdopt.config.own import own_config
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.quality.metrics import FAMILIES
-from sdopt.schema import Configured, OneOf, Seed, wrong_name
+from sdopt.schema import (
+    Amount,
+    Configured,
+    Fraction,
+    OneOf,
+    Seed,
+    UpToMillion,
+    wrong_name,
+)
 
 OBJECTIVES = ("latency", "memory", "distance")
 
@@ -42,17 +50,17 @@ class SearchConfig(Configured):
     """A limit for the time of a call."""
     distance: str
     """The metric that measures the distance to the baseline's images: a paired metric that is better when smaller."""
-    distance_limit: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    distance_limit: Amount | None = None
     """A limit for that distance, in the unit of the metric."""
     budget_s: Annotated[float, Field(gt=0, le=31_536_000)]
     """Time that this call takes, in seconds, unless everything is tried earlier. Each option is tried alone first; then
     combinations are screened, and raced if needed, while enough time is left to judge. What cannot be judged in that
     time stays undecided, and the same call with more time goes on."""
-    trials: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    trials: UpToMillion | None = None
     """Maximum number of combinations to measure; null measures as many as exist and the budget allows."""
     side_by_side: Annotated[int, Field(ge=1, le=100)]
     """Candidates that are measured beside one baseline, in one study."""
-    error: Annotated[float, Field(gt=0, lt=1)]
+    error: Fraction
     """The chance, over all races together, that the best candidate is dropped in one of them; with several objectives,
     that any candidate of the front is."""
     races: Annotated[int, Field(ge=0, le=100)]

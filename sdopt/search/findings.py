@@ -219,7 +219,7 @@ def _memory_beyond(row: Row, gate: Gate, result: StudyResult) -> str:
     ]
     if ratio is None or not limits:
         return ""
-    baseline, found = result.variant(result.baseline), ratio.interval.estimate
+    baseline, found = result.baseline_variant, ratio.interval.estimate
     least, _ = smallest_change(MEMORY_RATIO, result.config.protocol, baseline)
     limit = max(min(limits), least, spared_growth(gate, baseline, result))
     if found <= limit * _PEAKS_VARY:

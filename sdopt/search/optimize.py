@@ -21,16 +21,17 @@ _TRIED = {
     "precision": "fp32,tf32,bf16,fp16,int8_sdnq,int8_torchao,fp8_torchao",
     "attention": "default,flash,cudnn,xformers,fused_qkv",
     "layout": "contiguous,channels_last",
-    "caching": "none,deepcache,spectrum,first_block,taylorseer,magcache,pyramid_attention,tome,guidance_interval",
-    "compiler": "eager,regional,inductor",
+    "caching": "none,deepcache,spectrum,first_block,taylorseer,magcache,dbcache,pyramid_attention,tome,guidance_interval",
+    "compiler": "eager,regional,inductor,whole_step,cuda_graphs,openvino,onnxruntime",
 }
 """The options that may make a call faster, by group; what cannot run on a machine is left out, with the reason."""
 
 _SAVING = {
+    "precision": f"{_TRIED['precision']},nf4_bitsandbytes,uint4_sdnq",
     "memory": "vae_slicing,vae_tiling,layerwise_casting,sequential_guidance,quantized_text_encoders,"
-    "group_offload,model_offload,sequential_offload",
+    "text_encoder_offload,group_offload,model_offload,sequential_offload",
 }
-"""Options that save memory and make no call faster: they are tried where there is a limit."""
+"""Options that save memory and make no call faster besides: they are tried where there is a limit."""
 
 _ADAPTERS = {"lora": "loaded,fused"}
 

@@ -11,6 +11,7 @@ from sdopt.report.charts.labels import (
     MOST_NAMES,
     key_layer,
     label_layers,
+    names_by_number,
     place_labels,
     positions,
 )
@@ -141,11 +142,7 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
     front = every.transform_filter("datum.front").mark_line(
         color=GREEN, interpolate="step-after", opacity=0.6
     )
-    key = (
-        [(point["number"], point["name"]) for point in points]
-        if named and len(points) > MOST_NAMES
-        else []
-    )
+    key = names_by_number(points) if named else []
     height = max(_HEIGHT, KEY_ROW * len(key))
     width = _WIDTH if not named else _WIDTH_WITH_KEY if key else _PICTURE_WIDTH
     along = [

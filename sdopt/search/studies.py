@@ -234,7 +234,7 @@ class Studies:
         if (folder / "result.json").is_file():
             result = read_result(folder)
             judged = bool(result.judgements) or not result.config.gate.judges
-            failed = result.variant(result.baseline).status.failure
+            failed = result.baseline_variant.status.failure
             if (
                 result.status == "finished"
                 and not missing_of(result).variants
@@ -255,7 +255,7 @@ class Studies:
                 error.problems if error else f"{folder}: the study left no result"
             )
         result = read_result(folder)
-        if (baseline := result.variant(result.baseline)).status.failure:
+        if (baseline := result.baseline_variant).status.failure:
             needs = "; every combination is added to it: give what it needs to run, as in precision=fp16"
             raise UnavailableError(
                 f"{folder}: the baseline failed: {baseline.reason}{needs}"

@@ -62,7 +62,7 @@ def _work_notes(result: StudyResult) -> Iterator[str]:
             "Times and speed-ups are per image, because calls make different numbers of images "
             f"({_images_of_calls(result)}). Memory is that of a whole call."
         )
-    baseline = result.variant(result.baseline)
+    baseline = result.baseline_variant
     for variant in result.candidates:
         chosen = _chosen_otherwise(variant, baseline)
         if chosen:
@@ -100,7 +100,7 @@ def _judging_notes(result: StudyResult) -> Iterator[str]:
         )
         yield f"Images and pass or fail follow gate={result.gate}{intervals}."
         return
-    if result.variant(result.baseline).status.failure:
+    if result.baseline_variant.status.failure:
         return  # no gate has anything to judge
     if not any(variant.images for variant in result.variants):
         yield "There are no images to judge: measure again with gate=default, which draws them."

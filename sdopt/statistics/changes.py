@@ -32,7 +32,7 @@ def _chance(result: StudyResult) -> set[str]:
     """Returns what differs between the two identical baselines."""
     if result.control is None:
         return set()
-    baseline = traced(result.variant(result.baseline))
+    baseline = traced(result.baseline_variant)
     control = traced(result.control)
     return _differing(baseline, control) if baseline and control else set()
 

@@ -34,14 +34,14 @@ def ratios_between(
     if control is not None and ratios.speedup is not None:
         processes = flattened(paired(candidate, reference))
         sessions = {measurement.session for measurement, _ in processes}
-        ratios.floor = floor(control, result.variant(result.baseline), sessions)
+        ratios.floor = floor(control, result.baseline_variant, sessions)
     return ratios
 
 
 def _timed_control(result: StudyResult) -> VariantResult | None:
     """Returns the repeated baseline, unless it or the baseline failed."""
     control = result.control
-    baseline = result.variant(result.baseline)
+    baseline = result.baseline_variant
     if control is None or not (control.status.timed and baseline.status.timed):
         return None
     return control
@@ -50,7 +50,7 @@ def _timed_control(result: StudyResult) -> VariantResult | None:
 def compare(result: StudyResult) -> None:
     """Fills in every comparison of a study from its raw samples, and the A/A floor."""
     control = _timed_control(result)
-    result.floor = floor(control, result.variant(result.baseline)) if control else None
+    result.floor = floor(control, result.baseline_variant) if control else None
     for comparison in result.comparisons:
         candidate = result.variant(comparison.candidate)
         reference = result.variant(comparison.reference)

@@ -46,7 +46,7 @@ def effects_of(
         for variant in result.variants
         if variant.role == "variant" and variant.status.timed
     ]
-    logs_of = _logs_of(timed, result.variant(result.baseline))
+    logs_of = _logs_of(timed, result.baseline_variant)
     cells = [cell for cell in timed if logs_of[cell.name]]
     if len(cells) <= 1 or not options:
         return []

@@ -152,7 +152,7 @@ def _ratios_over_baseline(
     variant: VariantResult,
 ) -> dict[str, Ratio]:
     """Returns the ratios of a variant over the study's baseline: those recorded, or else derived from the samples."""
-    baseline = result.variant(result.baseline)
+    baseline = result.baseline_variant
     edges = [edge for edge in result.comparisons if edge.candidate == variant.name]
     for edge in edges:
         if edge.reference == result.baseline:

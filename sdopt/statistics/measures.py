@@ -122,7 +122,7 @@ def _floor(result: StudyResult, log_ratio: LogRatioOf, fully: bool) -> float | N
         control.status.measured if fully else control.status.timed
     ):
         return None
-    found = log_ratio(control, result.variant(result.baseline))
+    found = log_ratio(control, result.baseline_variant)
     return math.exp(abs(found.mean)) if found else None
 
 

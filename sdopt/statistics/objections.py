@@ -20,7 +20,7 @@ _DID_NOT_RUN = (Status.SKIPPED, Status.PENDING, Status.INTERRUPTED)
 
 def objections(result: StudyResult, row: Row) -> Iterator[str]:
     """Yields why a variant does not pay, each "" if that does not speak against it; the first one that does counts."""
-    variant, baseline = row.variant, result.variant(result.baseline)
+    variant, baseline = row.variant, result.baseline_variant
     reference = result.variant(row.reference or result.baseline)
     judgements = _judgements(result, row)
     if variant.status in _DID_NOT_RUN:

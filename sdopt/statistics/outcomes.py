@@ -21,9 +21,9 @@ LAUNCH_BOUND = 0.8
 class Standing(StrEnum):
     """What is shown of an option with a model and a task on a device."""
 
-    PROVEN = "pass"
-    """It took effect, as its trace shows; if it was measured alone, the figures do not rule out its claimed gain."""
-    REFUTED = "fail"
+    TOOK_EFFECT = "took effect"
+    """As its trace shows; if it was measured alone, the figures do not rule out its claimed gain."""
+    NO_GAIN = "no gain"
     """It ran without benefit: its trace shows no effect, or the intervals rule out every gain that it claims."""
     CANNOT_RUN = "cannot run"
     """It conflicts with the device or the model, or it failed there. To take longer than a limit is no such failure."""
@@ -109,7 +109,7 @@ def _judged(
     for item in evidence:
         if row.variant.shows_no_effect(item):
             return (
-                Standing.REFUTED,
+                Standing.NO_GAIN,
                 f"no evidence that it took effect: {item.summary}",
             )
     if not all(item.engaged for item in evidence):
@@ -118,13 +118,13 @@ def _judged(
         return None
     summary = evidence[0].summary
     if not is_alone:
-        return Standing.PROVEN, summary
+        return Standing.TOOK_EFFECT, summary
     if _rules_out_gain(row, axis):
         return (
-            Standing.REFUTED,
+            Standing.NO_GAIN,
             f"took effect, but brought no gain{_figures_text(row)}{_idle_text(row.variant)}",
         )
-    return Standing.PROVEN, f"{summary}{_figures_text(row)}"
+    return Standing.TOOK_EFFECT, f"{summary}{_figures_text(row)}"
 
 
 def _outcome(

@@ -128,7 +128,7 @@ def lacking_text(row: Row) -> str:
 
 def _reservations(result: StudyResult) -> str:
     """Returns what comes before the answer: that images of other programs were made or saved in other ways."""
-    baseline = result.variant(result.baseline)
+    baseline = result.baseline_variant
     text = ""
     for variant in result.candidates:
         if variant.unlike:

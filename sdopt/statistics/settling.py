@@ -39,5 +39,5 @@ def _differs(result: StudyResult, candidate_name: str, reference_name: str) -> b
         return False
     smallest, _ = smallest_change(SPEEDUP, result.config.protocol, reference)
     clear = interval.low > smallest or interval.high < 1 / smallest
-    by_chance = floor(control, result.variant(result.baseline))
+    by_chance = floor(control, result.baseline_variant)
     return clear and by_chance is not None and exceeds(interval.estimate, by_chance)

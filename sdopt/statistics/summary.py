@@ -155,7 +155,7 @@ def _step(
 ) -> Row:
     """Returns what a variant gains on top of another one than the baseline, with what that speed-up shows."""
     reference = result.variant(row.reference)
-    plain = result.variant(result.baseline).choices
+    plain = result.baseline_variant.choices
     choices = row.variant.choices
     axes = difference(choices, reference.choices)
     as_plain = [choices.get(axis) == plain.get(axis) for axis in axes]

@@ -180,6 +180,24 @@ class Ahead:
             0.0,
         )
 
+    @property
+    def unforeseen_s(self) -> float:
+        """The seconds that first processes have compiled so far, which no estimate had."""
+        return sum(
+            _compile_s(process) for process in self._session.processes if process.first
+        )
+
+    def _compiles_s(self, process: VariantProcess) -> float:
+        """Returns the seconds that a process will compile, as the first one of its variant did; 0 if that is unknown."""
+        return max(
+            (
+                _compile_s(other)
+                for other in self._session.processes
+                if other.row is process.row and not other.compiles_for_others
+            ),
+            default=0.0,
+        )
+
     def _preparing_s(self, process: VariantProcess) -> float:
         """Returns the seconds of loading, the first call, the warm-up and the discarded round, as far as ahead."""
         samples, call_s = (
@@ -203,7 +221,9 @@ class Ahead:
             own = [m.load_s for m in process.row.measurements if m.load_s]
             load_s = (own or [sum(loads) / len(loads)] if loads else [0.0])[0]
             found += (
-                load_s / together + max(1, self._study.warmup) * call_s / calls_together
+                load_s / together
+                + self._compiles_s(process)
+                + max(1, self._study.warmup) * call_s / calls_together
             )
         if (
             process.timed
@@ -254,6 +274,10 @@ class Ahead:
 def _filled(prompts: int, draw: Draw) -> int:
     """Returns how many prompts the calls for some prompts have: a short batch is filled up."""
     return math.ceil(prompts / draw.batch_size) * draw.batch_size
+
+
+def _compile_s(process: VariantProcess) -> float:
+    return sum(samples.compile_s or 0.0 for samples in process.measurement.shapes)
 
 
 def _latest_s(samples: ShapeSamples) -> float | None:

@@ -89,9 +89,9 @@ class Spending:
         seconds = self._ahead.seconds(extent, without)
         return seconds is None or seconds * self._pace.factor <= self._left_s
 
-    def _fits_at_least(self, without: Sequence[VariantProcess] = ()) -> bool:
+    def _fits_at_least(self) -> bool:
         """Returns whether the least fits; that loading went quickly says little of rounds."""
-        seconds = self._ahead.seconds(self._least, without)
+        seconds = self._ahead.seconds(self._least)
         return seconds is None or seconds * max(1.0, self._pace.factor) <= self._left_s
 
     def choose_processes(self) -> None:
@@ -213,7 +213,10 @@ class Spending:
         """Tells the display when the command ends: with the whole study, or with its budget if that is earlier."""
         seconds = self._ahead.seconds(self._whole)
         if seconds is not None:
-            self._pace.note(self._study.progress.timeline.elapsed_s, seconds)
+            worked_s = (
+                self._study.progress.timeline.elapsed_s - self._ahead.unforeseen_s
+            )
+            self._pace.note(worked_s, seconds)
             seconds *= self._pace.factor
             if self._limit_s is None:
                 self._study.progress.tell_if_long(seconds)

@@ -96,7 +96,7 @@ def cost_of(
         )
         return StudyCost(processes, calls, None, weights, source, downloads)
     found, folder = earlier
-    baseline = found.variant(found.baseline)
+    baseline = found.baseline_variant
     # Each shape is called equally often.
     at_shapes = [
         latency(baseline.at(shape_index), "median", 0.95)
@@ -122,7 +122,7 @@ def cost_of(
 def _earlier(result: StudyResult, records: Path) -> tuple[StudyResult, Path] | None:
     """Returns the newest finished result of the same work on the same device, with its folder."""
     for found, folder in newest_results(records):
-        baseline = found.variant(found.baseline)
+        baseline = found.baseline_variant
         if (
             _work(found) == _work(result)
             and baseline.status.measured

@@ -125,7 +125,7 @@ class Pair(Design):
 class OneAtATime(Design):
     """Adds each of `options` alone to the baseline."""
 
-    drops_choices: ClassVar[bool] = True
+    drops_choices = True
 
     name: str = "one_at_a_time"
     options: list[str] = field(default_factory=list)
@@ -149,7 +149,7 @@ class OneAtATime(Design):
 class Cumulative(Design):
     """Adds `options` to the baseline in the order given, and compares each step with the one before it."""
 
-    drops_choices: ClassVar[bool] = True
+    drops_choices = True
 
     name: str = "cumulative"
     options: list[str] = field(default_factory=list)
@@ -177,7 +177,7 @@ class Factorial(Design):
     `sdopt.statistics.effects` estimates main effects and pairwise interactions from it.
     """
 
-    drops_choices: ClassVar[bool] = True
+    drops_choices = True
 
     name: str = "factorial"
     options: list[str] = field(default_factory=list)

@@ -83,7 +83,7 @@ class GivingUp:
         result = self._session.result
         return (
             process.row.config.images_per_call
-            / result.variant(result.baseline).config.images_per_call
+            / result.baseline_variant.config.images_per_call
         )
 
     def _call(self, process: VariantProcess, shape_index: int) -> list[float]:
@@ -105,7 +105,7 @@ class GivingUp:
         """Returns the baseline's last warm call at a shape; in blocks, all calls of its and the control's warm-up."""
         result = self._session.result
         rows = [
-            result.variant(result.baseline),
+            result.baseline_variant,
             *([result.control] if result.control else []),
         ]
         if self._session.interleaved and self._baseline is not None:

@@ -77,7 +77,7 @@ def merge_resumed(
     if any(row.status is Status.PENDING for row in previous.variants):
         # The looks that these verdicts took stay spent.
         previous.gate, previous.judgements = "", []
-    baseline = previous.variant(previous.baseline)
+    baseline = previous.baseline_variant
     if baseline.status.failure and any(
         row.status is Status.PENDING for row in previous.variants
     ):
@@ -286,11 +286,7 @@ def missing_of(result: StudyResult) -> Missing:
     if result.budget is not None:
         rounds, settled = result.budget.rounds or rounds, result.budget.settled
     pending = {row.name for row in result.variants if row.status is Status.PENDING}
-    usable = {
-        row.name
-        for row in result.variants
-        if (row.status is Status.PENDING or row.status.measured) and not row.given_up
-    }
+    usable = {row.name for row in result.variants if row.is_in_the_race}
     lacking: dict[tuple[str, int], int] = {}
     pairs = [(edge.candidate, edge.reference) for edge in result.comparisons]
     for pair in [

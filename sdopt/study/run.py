@@ -142,11 +142,7 @@ def more_processes(result: StudyResult, spent_s: float) -> bool:
         precision.needed or processes_needed(result),
         spent_s,
     )
-    running = {
-        row.name
-        for row in result.variants
-        if (row.status is Status.PENDING or row.status.measured) and not row.given_up
-    }
+    running = {row.name for row in result.variants if row.is_in_the_race}
     needed = max(
         (n for name, n in precision.needed.items() if name in running), default=0
     )

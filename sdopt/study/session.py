@@ -200,6 +200,8 @@ class VariantProcess:
     """All of those images, by prompt and image, where the quality pass need not generate them again."""
     compiled_packages: int = 0
     """Packages that its worker compiled to disk; 0 once it is replaced by one that loads them."""
+    compiles_for_others: bool = False
+    """Whether what it compiled is on disk, so that no other process of its variant compiles."""
     trials: int = 0
     """Trial calls so far, by which `study.giving_up` decides."""
     given: set[tuple[int, int]] = field(default_factory=set)

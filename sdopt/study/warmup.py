@@ -136,6 +136,7 @@ class Warmup:
             self._session.note_call(process, shape_index, call)
             samples = process.measurement.shapes[shape_index]
             process.compiled_packages += call.compiled.packages
+            process.compiles_for_others |= bool(call.compiled.packages)
             if process.first:
                 samples.cold_start_s = call.seconds
                 samples.earlier_compile_s = call.compiled.earlier_s or None

@@ -4,13 +4,12 @@ A study is a run whose note is the result table; each variant is a run below it.
 from the file; what is there already is not logged twice.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from sdopt.errors import UnavailableError, UsageError
-from sdopt.record.files import inside, parse_result, to_json
+from sdopt.record.files import inside, parse_result, short_digest, to_json
 from sdopt.record.records import StudyResult
 from sdopt.report import catalog
 from sdopt.report.catalog import HTML, MARKDOWN
@@ -194,7 +193,7 @@ def log_sweep(
         tags={NOTE: note_of(table), ROLE: "sweep", _SWEEP: ids},
         files={"sweep.md": table.encode(), **pages},
     )
-    digest = hashlib.sha256((ids + table).encode()).hexdigest()[:16]
+    digest = short_digest((ids + table).encode())
     complete = [
         f"{_of_study(study)} and tags.`{DIGEST}` = '{digest_of(study)}'"
         for study in studies
@@ -234,7 +233,7 @@ def log_report(
 
 def digest_of(result: StudyResult) -> str:
     """Returns what identifies exactly this result, in the tag of its run if that is complete."""
-    return hashlib.sha256(to_json(result)).hexdigest()[:16]
+    return short_digest(to_json(result))
 
 
 def _of_study(study: StudyResult) -> str:

@@ -22,7 +22,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from sdopt.assembly import Assembly
-from sdopt.errors import os_problem
+from sdopt.errors import os_problem, with_type
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
 from sdopt.hardware.probe import default_threads
@@ -614,7 +614,7 @@ def describe_error(error: Exception) -> WorkerError:
         isinstance(link, torch.OutOfMemoryError | MemoryError) for link in chain
     ) or any(words in text for words in _OUT_OF_MEMORY for text in texts)
     maybe = any(words in text for words in _MAYBE_OUT_OF_MEMORY for text in texts)
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    reason = with_type(error)
     return WorkerError(
         Status.OUT_OF_MEMORY if out_of_memory else Status.FAILED,
         reason,

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from sdopt.errors import with_type
 from sdopt.measure.garbage import no_garbage
 from sdopt.worker.forkserver import TALKATIVE, environment
 
@@ -81,9 +82,7 @@ def import_all(modules: Iterable[str]) -> dict[str, str]:
                 Exception,
                 SystemExit,
             ) as error:  # the server must survive whatever a library does on import
-                failed[module] = (
-                    f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                )
+                failed[module] = with_type(error)
     return failed
 
 

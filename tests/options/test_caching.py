@@ -19,12 +19,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from sdopt.config.paths import CONF
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.options.attention_caches import attention_layers
 from sdopt.options.caching import SpectralForecast, _branches
 from sdopt.options.compiler.aot import digest
 from sdopt.options.compiler.graphs import Tensors
 from sdopt.options.skipping import DeepCache, FirstBlock
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
+from sdopt.pipelines.parts import attention_layers
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import evidence, forward_is_its_own, image, proved
 

@@ -1,5 +1,6 @@
 """LoRAs: which files are taken, what shows that they changed the images, and that one replaces another."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from sdopt.measure.compilation import compilation
 from sdopt.measure.trace import trace_call
 from sdopt.options.compiler import TorchScript
 from sdopt.options.lora import Distilled, Hotswap, Loaded
-from sdopt.pipelines.loras import lora_file, rank_of
+from sdopt.pipelines.lora_files import lora_file, rank_of
 from sdopt.reference import LORAS
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import evidence, image, proved
@@ -621,6 +622,52 @@ class TestProof:
         joined = session("lora=fused", "attention=fused_qkv", STEPS)
         assert np.abs(image(joined) - whole).max() < 1e-3
         assert all(item.engaged for item in joined.prove().evidence)
+
+
+def of_several_ranks(file: Path, seed: int, says: bool) -> None:
+    """Writes a LoRA of ranks 4, 8 and 16; its header may say alphas of some of its layers."""
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    packed = load_file(LORAS / "fxemoji.safetensors")
+    modules = sorted({name.partition(".lora_")[0] for name in packed})
+    layers = [module.removeprefix("unet.") for module in modules]
+    ranks = {layer: (4, 8, 16)[number % 3] for number, layer in enumerate(layers)}
+    for module, layer in zip(modules, layers, strict=True):
+        for end, dimension in (("lora_A", 0), ("lora_B", 1)):
+            like = packed[f"{module}.{end}.weight"].float()
+            shape = list(like.shape)
+            shape[dimension] = ranks[layer]
+            random = torch.randn(shape, generator=generator)
+            tensors[f"{module}.{end}.weight"] = random * like.std()
+    said = {
+        "r": 4,
+        "lora_alpha": 4,
+        "rank_pattern": {name: rank for name, rank in ranks.items() if rank != 4},
+        "alpha_pattern": dict.fromkeys(layers[::5], 24),
+        "target_modules": layers,
+    }
+    text = json.dumps({f"unet.{key}": value for key, value in said.items()})
+    save_file(tensors, file, {"lora_adapter_metadata": text} if says else None)
+
+
+@pytest.mark.parametrize("says", [False, True])
+def test_of_several_ranks_take_turns(session: Load, tmp_path: Path, says: bool) -> None:
+    """Peft alone refuses other ranks or alphas of single layers, or scales such a layer as all others."""
+    of_several_ranks(tmp_path / "one.safetensors", 1, says)
+    of_several_ranks(tmp_path / "two.safetensors", 2, not says)
+    names = ("one.safetensors", "two.safetensors")
+    alone = []
+    for name in names:
+        loaded = session("lora=loaded", f"lora.path={tmp_path / name}", STEPS)
+        alone.append(image(loaded))
+    assert np.abs(alone[0] - alone[1]).mean() > 0.01
+    chosen = (f"lora.weight_name={names[0]}", f"lora.other={names[1]}")
+    host = session("lora=hotswap", f"lora.path={tmp_path}", *chosen, STEPS)
+    assert np.abs(image(host) - alone[0]).max() < 1e-3
+    option = Hotswap(str(tmp_path), *names)
+    for number in (1, 0):
+        option._load(host._pipe, names[number], hotswap=True)
+        assert np.abs(image(host) - alone[number]).max() < 1e-3
+    assert proved(host, "lora").engaged
 
 
 class TestUndone:

@@ -132,7 +132,7 @@ def test_what_a_default_names_is_not_held_against_it_but_what_was_chosen_is(
         for outcome in outcomes_of(done.result)
         if outcome.option == "contiguous"
     ]
-    assert plain == [Standing.PROVEN]
+    assert plain == [Standing.TOOK_EFFECT]
     assert found["undone"].status is Status.NOT_ENGAGED
     assert "layout=channels_last: 0 of 3" in found["undone"].reason
     assert "leave one of the two out" in found["undone"].reason

@@ -50,7 +50,7 @@ from sdopt.options.memory import (
 )
 from sdopt.options.offload import GroupOffload
 from sdopt.options.precision import Precision
-from sdopt.options.quantization import QuantizedTextEncoders
+from sdopt.options.quantization import QuantizedTextEncoders, Sdnq
 from sdopt.options.transformer import Calls, blocks_of
 from tests.options.applied import PROMPTS, STEPS, Applied, context_of, far, model_of
 from tests.options.walk import every_option
@@ -568,6 +568,9 @@ class TestRefusals:
         )
         assert Precision("float16").obstacles(context_of(tiny("flux"))) == []
         assert Precision("bfloat16").obstacles(context_of(tiny("z_image"))) == []
+        packed = Sdnq(weights="uint4", activations=False, others="float16")
+        [reason] = packed.obstacles(context_of(tiny("z_image")))
+        assert "choose precision.others=bfloat16" in reason
 
     @pytest.mark.slow
     def test_of_a_tiny_autoencoder_for_other_latents(self) -> None:

@@ -25,7 +25,7 @@ from sdopt.pipelines.loading import (
     sampling_problems,
     sampling_remarks,
 )
-from sdopt.pipelines.loras import misfits
+from sdopt.pipelines.lora_checks import misfits
 from sdopt.pipelines.sampling import (
     answers_to,
     few_steps,

@@ -1,6 +1,7 @@
 """What files of the web say of their weights beside the names: prefixes, marks of 8 bits, averages, tokenizers."""
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import ARCHITECTURES, class_name_of, parts_in
 from sdopt.pipelines.families import family_of
 from sdopt.pipelines.loading import load_part
-from sdopt.pipelines.originals import renamed
+from sdopt.pipelines.originals import pipeline_in, renamed
+from sdopt.pipelines.random_weights import empty_network
+from sdopt.pipelines.stored import header_of
 from sdopt.schema import Model
 from tests.pipelines.test_web_files import (
     Folder,
@@ -220,6 +224,58 @@ class TestNames:
         base = save(tensors, tmp_path / "flux-2-klein-base-4b.safetensors")
         with pytest.raises(UsageError, match="its name says base"):
             family_of(base)
+
+    @pytest.mark.slow
+    def test_of_each_published_size_are_told_apart(self, tmp_path: Path) -> None:
+        """By files of the published shapes, which take no room: they are holes behind a header."""
+        file, found = tmp_path / "model.safetensors", {}
+        for name in PUBLISHED:
+            folder = ARCHITECTURES / name / "transformer"
+            kind = class_name_of(ARCHITECTURES / name)
+            network = empty_network(folder, *parts_in(folder.parent)["transformer"])
+            hollow(original(network), file)
+            assert pipeline_in(header_of(file).shapes) == kind
+            found[name] = family_of(file)
+        assert found == {name: name for name in PUBLISHED}
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("model", "name", "said"),
+        [
+            ("flux_dev", "flux1-dev-kontext_fp8_scaled", "kontext"),
+            ("qwen_image", "qwen_image_edit_2509_fp8_e4m3fn", "edit"),
+        ],
+    )
+    def test_of_a_relative_that_does_other_work_are_refused(
+        self, tmp_path: Path, model: str, name: str, said: str
+    ) -> None:
+        folder = ARCHITECTURES / model
+        parts = parts_in(folder)["transformer"]
+        file = tmp_path / f"{name}.safetensors"
+        hollow(original(empty_network(folder / "transformer", *parts)), file)
+        with pytest.raises(UsageError, match=f"its name says {said}"):
+            family_of(file)
+
+
+PUBLISHED = (
+    *("flux_dev", "flux_schnell", "flux2_klein_4b", "flux2_klein_9b", "flux2_dev"),
+    *("sd3_medium", "sd35_medium", "sd35_large", "qwen_image", "chroma"),
+)
+"""Those of published models with transformers whose tensors are of no other model's shapes."""
+
+
+def hollow(tensors: Tensors, file: Path) -> None:
+    """Writes a file of these shapes in bfloat16, without any number in it."""
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        start, end = end, end + 2 * tensor.numel()
+        shape = list(tensor.shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as written:
+        written.write(struct.pack("<Q", len(text)) + text)
+        written.truncate(8 + len(text) + end)
 
 
 class TestTextEncoders:

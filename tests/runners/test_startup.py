@@ -87,7 +87,7 @@ OPTIONS = {"sdopt.options", "sdopt.pipelines.hub", "sdopt.study.designs", "aioht
         (["run", "precison=bf16"], 2, HEAVY | OPTIONS | {"scipy.special"}, 600),
         (["run", "workload.steps=many"], 2, HEAVY, 930),
         (["run", "caching.interval=x", "caching=deepcache"], 2, HEAVY, 930),
-        (["optimize", "emoji", "precison=bf16"], 2, HEAVY, 1240),
+        (["optimize", "emoji", "precison=bf16"], 2, HEAVY, 910),
         (["optimize", "emoji", "--bugdet", "4m"], 2, HEAVY | COMPOSING, 290),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

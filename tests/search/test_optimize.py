@@ -16,6 +16,7 @@ from sdopt.errors import UsageError
 from sdopt.record.files import read_result
 from sdopt.search.answered import question_of
 from sdopt.search.config import search_config
+from sdopt.search.expectation import RECORDED
 from sdopt.search.optimize import optimize_overrides
 from tests.command import SMALL, sdopt
 from tests.fakes import Fakes, fake_workers
@@ -39,6 +40,15 @@ def test_every_option_that_it_tries_exists() -> None:
         assert set(options) <= set(options_of(group))
     assert {"memory", "lora"} <= set(config.groups)
     assert not {"memory", "lora"} & set(search_config(asked()).groups)
+
+
+def test_what_paid_off_in_a_record_is_tried() -> None:
+    config = search_config(asked())
+    for speedups in json.loads(RECORDED.read_text()).values():
+        for choice, speedup in speedups.items():
+            group, _, option = choice.partition("=")
+            if speedup >= 1.3 and group in config.groups:
+                assert option in (config.options or {})[group]
 
 
 @pytest.mark.parametrize(

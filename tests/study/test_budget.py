@@ -1,5 +1,6 @@
 """A study ends within its budget, and says what that left open; on workers whose calls take simulated time."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ def measured(
     of: Any = None,
     pace: float = 1.0,
     slowed: float = 1.0,
+    compiled_s: Mapping[str, float] = {},
     **protocol: Any,
 ) -> tuple[StudyResult, float, Any]:
     """Returns a study's result, what it took, and its plan; two processes draw and prove at once."""
@@ -79,6 +81,10 @@ def measured(
 
     def costs(worker: FakeWorker, request: str) -> None:
         call_s = seconds[worker.variant.name]
+        if request == "prepare" and worker.variant.name in compiled_s:
+            worker.graphs = 1
+            worker.compile_s = compiled_s[worker.variant.name]
+            timeline.spent_s += worker.compile_s
         took_s = {
             "prepare": LOAD_S,
             "time_once": call_s,
@@ -209,12 +215,14 @@ def test_estimates_follow_the_pace_of_the_machine(tmp_path: Path) -> None:
     assert len(result.variant("fast").samples) == 3
 
 
-@pytest.mark.parametrize(("budget_s", "slowed"), [(150.0, 1.0)])
+@pytest.mark.parametrize(
+    ("budget_s", "compiled_s"), [(150.0, {}), (None, {"fast": 60.0})]
+)
 def test_forecasts_hold_from_a_third_of_the_way(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     budget_s: float | None,
-    slowed: float,
+    compiled_s: Mapping[str, float],
 ) -> None:
     told: list[tuple[float, float]] = []
 
@@ -222,7 +230,7 @@ def test_forecasts_hold_from_a_third_of_the_way(
         told.append((progress.timeline.elapsed_s, seconds))
 
     monkeypatch.setattr(Progress, "expect", expect)
-    _, took_s, _ = measured(tmp_path, budget_s, SIX, METRICS, slowed=slowed)
+    _, took_s, _ = measured(tmp_path, budget_s, SIX, METRICS, compiled_s=compiled_s)
     late = [(at_s, seconds) for at_s, seconds in told if at_s >= took_s / 3]
     assert len(late) > 5
     # The end that was forecast, against the end.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sdopt.launching import launch
 from sdopt.report.overhead import (
     EXIT,
     TARGETS,
@@ -22,7 +23,8 @@ from sdopt.report.terminal import shown as shown_blocks
 from sdopt.study.progress import Progress
 from sdopt.study.timeline import Timeline, process_begun, read_timeline, waited_s
 from sdopt.terminal import OVERWRITES
-from tests.command import Finished, refused, sdopt
+from tests.command import SMALL, Finished, refused, sdopt
+from tests.fakes import fake_workers
 
 
 class TestTimeline:
@@ -67,6 +69,17 @@ class TestTimeline:
         )
         assert before - 0.05 <= began <= time.monotonic() - 0.3
         assert process_begun() < before
+
+    def test_of_a_study_in_a_search_is_its_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The process has run for long; so much the study has neither taken nor to report."""
+        monkeypatch.chdir(tmp_path)
+        began = time.monotonic()
+        with fake_workers():
+            launch([*SMALL, "hydra.run.dir=run"], brief=True)
+        spans = read_timeline(tmp_path / "run")
+        assert sum(span.seconds for span in spans) <= time.monotonic() - began
 
     @pytest.mark.parametrize(
         "damaged", ["", "[{", "[1]", '[{"phase": "loading"}]', "{}", "null"]

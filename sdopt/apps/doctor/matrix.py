@@ -6,7 +6,7 @@ from enum import StrEnum
 from itertools import product
 from pathlib import Path
 
-from sdopt.apps.doctor.options import compose_options, fit_on
+from sdopt.apps.doctor.options import alternatives, compose_options, fit_on
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import sheet_of
 from sdopt.hardware.device import Device
@@ -27,13 +27,13 @@ _CPU = "CPU"
 class State(StrEnum):
     """The knowledge about an option with a model and a task on a device."""
 
-    PROVEN = "pass"
+    TOOK_EFFECT = "took effect"
     """A record shows that the option took effect there."""
-    REFUTED = "fail"
+    NO_GAIN = "no gain"
     """A record shows that the option runs there without a gain."""
     FAILED = "cannot run"
     """A record shows that the option failed there."""
-    UNPROVEN = "not judged"
+    NOT_MEASURED = "not measured"
     """No conflict is known."""
     IMPOSSIBLE = "impossible"
     """The option conflicts with the device, the model or the task."""
@@ -50,24 +50,6 @@ class MatrixCell:
     state: State
     reasons: list[str] = field(default_factory=list)
     """Why the option is impossible, fails or cannot run; otherwise the choices that it needs besides."""
-    shown: dict[str, str] = field(default_factory=dict)
-    """The state that a record shows, by device: pass, fail or cannot run."""
-
-    @property
-    def text(self) -> str:
-        """The state of the cell with its reasons, as one text."""
-        reasons = "; ".join(self.reasons)
-        elsewhere = ", ".join(
-            f"{standing} on {device}" for device, standing in self.shown.items()
-        )
-        if self.state is State.PROVEN:
-            return elsewhere
-        state = f"{self.state}: {reasons}" if reasons else str(self.state)
-        return state + (
-            f" ({elsewhere})"
-            if elsewhere and self.state in (State.IMPOSSIBLE, State.UNPROVEN)
-            else ""
-        )
 
 
 Key = tuple[str, str, str, str]
@@ -107,38 +89,26 @@ class Matrix:
         self, device: Device, shown: Shown, sheets: Mapping[str, Sheet]
     ) -> list[MatrixCell]:
         """Returns a cell for each option, model and task."""
-        label, found = _label(device.type, device.name, sheets), list[MatrixCell]()
-        places = {
-            (model, task): {
-                key: replace(made, model=self._models[model], task=self._tasks[task])
-                for key, made in self._made.items()
-                if isinstance(made, Variant)
-            }
-            for model, task in product(self._models, self._tasks)
-        }
+        label, found = label_of(device.type, device.name, sheets), list[MatrixCell]()
+        others = alternatives(self._made)
         for (group, option), made in self._made.items():
-            for (model, task), variants in places.items():
-                outcomes = shown.get((group, option, model, task), {})
+            for model, task in product(self._models, self._tasks):
                 if isinstance(made, Variant):
-                    fit = fit_on(device, group, variants[group, option], variants)
-                    state, reasons = (
-                        State.UNPROVEN if fit.runs else State.IMPOSSIBLE,
-                        fit.remarks,
+                    variant = replace(
+                        made, model=self._models[model], task=self._tasks[task]
                     )
+                    fit = fit_on(device, group, variant, others)
+                    state = State.NOT_MEASURED if fit.runs else State.IMPOSSIBLE
+                    reasons = fit.remarks
                 else:
                     state, reasons = State.IMPOSSIBLE, made
-                here = outcomes.get(label)
+                here = shown.get((group, option, model, task), {}).get(label)
                 if state is not State.IMPOSSIBLE and here is not None:
                     state = State(str(here.standing))
                     reasons = (
-                        reasons if here.standing is Standing.PROVEN else [here.why]
+                        reasons if here.standing is Standing.TOOK_EFFECT else [here.why]
                     )
-                standings = {
-                    name: str(outcome.standing) for name, outcome in outcomes.items()
-                }
-                found.append(
-                    MatrixCell(group, option, model, task, state, reasons, standings)
-                )
+                found.append(MatrixCell(group, option, model, task, state, reasons))
         return found
 
 
@@ -170,7 +140,7 @@ def shown_in(
     found: dict[Key, dict[str, OptionOutcome]] = {}
     for record in records:
         device = record.environment.device
-        label = _label(str(device["type"]), str(device["name"]), sheets)
+        label = label_of(str(device["type"]), str(device["name"]), sheets)
         skipped = {
             variant.reason
             for variant in record.variants
@@ -188,7 +158,7 @@ def shown_in(
     return {key: dict(sorted(known.items())) for key, known in found.items()}
 
 
-def _label(kind: str, name: str, sheets: Mapping[str, Sheet]) -> str:
+def label_of(kind: str, name: str, sheets: Mapping[str, Sheet]) -> str:
     """Returns a device's name in the matrix: the name on the card's data sheet, or one name for all processors."""
     if kind == "cpu":
         return _CPU

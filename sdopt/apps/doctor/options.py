@@ -1,12 +1,12 @@
 """Checks for each option whether it runs on a device, and what it needs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
-from sdopt.options.base import Optimization
+from sdopt.options.base import Context, Optimization
 from sdopt.schema import Sheet
 from sdopt.study.designs import Composer
 from sdopt.variant import Variant
@@ -39,9 +39,7 @@ def check_options(
     An option that does not run is checked on the cards of other data sheets, too.
     """
     made = compose_options(composer, options)
-    variants = {
-        key: variant for key, variant in made.items() if isinstance(variant, Variant)
-    }
+    others = alternatives(made)
     # What runs depends on a card's compute capability: one card of each is asked.
     asked = {sheet.capability: sheet for sheet in sheets.values() if sheet.capability}
     reports = []
@@ -49,12 +47,12 @@ def check_options(
         if not isinstance(variant, Variant):
             reports.append(OptionReport(group, option, False, variant))
             continue
-        fit, able = fit_on(device, group, variant, variants), list[str]()
+        fit, able = fit_on(device, group, variant, others), list[str]()
         if not fit.runs:
             runs = {
                 kind
                 for kind, sheet in asked.items()
-                if fit_on(planned_device(sheet), group, variant, variants).runs
+                if fit_on(planned_device(sheet), group, variant, others).runs
             }
             able = [name for name, sheet in sheets.items() if sheet.capability in runs]
         reports.append(
@@ -107,35 +105,54 @@ def compose_options(
     return made
 
 
+Alternatives = Mapping[str, Mapping[str, Optimization]]
+"""What an option may need beside it: the optimizations of each other one by axis, by the option as in `precision=fp16`."""
+
+
+def alternatives(made: Mapping[tuple[str, str], Variant | list[str]]) -> Alternatives:
+    """Returns the options of `compose_options`, each as what may stand beside another."""
+    return {
+        f"{group}={option}": _optimizations_of(variant, group)
+        for (group, option), variant in made.items()
+        if isinstance(variant, Variant)
+    }
+
+
 def fit_on(
-    device: Device,
-    group: str,
-    variant: Variant,
-    variants: Mapping[tuple[str, str], Variant],
+    device: Device, group: str, variant: Variant, others: Alternatives
 ) -> OptionFit:
-    """Returns whether an option runs on a device, by itself or with another option, and what else it needs."""
+    """Returns whether an option runs on a device, by itself or with one of the others, and what else it needs."""
     mine = _optimizations_of(variant, group)
-    alone = _conflicts(variant, variant.optimizations, mine, device)
     ctx = variant.context(device)
-    needs = tuple(
-        need
-        for option in mine.values()
-        for need in [
-            *option.lacking(ctx),
-            *option.ineffective(ctx),
-            *option.slow_here(ctx),
-        ]
-    )
-    if not alone:
-        return OptionFit(True, reasons=needs)
-    for (other_group, other_option), other in variants.items():
-        theirs = _optimizations_of(other, other_group)
+    conflicts = list(_conflicts(ctx, mine))
+    beside = ""
+    if conflicts:
+        found = _makes_it_run(ctx, mine, others)
+        if found is None:
+            return OptionFit(False, reasons=tuple(conflicts))
+        beside = found
+    needs: list[str] = []
+    for option in mine.values():
+        needs += option.lacking(ctx)
+        needs += option.ineffective(ctx)
+        needs += option.slow_here(ctx)
+    return OptionFit(True, beside, tuple(needs))
+
+
+def _makes_it_run(
+    ctx: Context, mine: Mapping[str, Optimization], others: Alternatives
+) -> str | None:
+    """Returns the first of the others with which options run that conflict by themselves; None if there is none."""
+    # Whatever stands beside them, the model and the device stay.
+    if any(option.unfit(ctx) or option.unmet(ctx) for option in mine.values()):
+        return None
+    for name, theirs in others.items():
         if mine.keys() & theirs.keys():
             continue
-        both = {**variant.optimizations, **theirs}
-        if not _conflicts(variant, both, mine.keys() | theirs.keys(), device):
-            return OptionFit(True, f"{other_group}={other_option}", needs)
-    return OptionFit(False, reasons=tuple(alone))
+        both = replace(ctx, chosen={**ctx.chosen, **theirs})
+        if not any(_conflicts(both, {**mine, **theirs})):
+            return name
+    return None
 
 
 def _optimizations_of(variant: Variant, group: str) -> dict[str, Optimization]:
@@ -147,19 +164,10 @@ def _optimizations_of(variant: Variant, group: str) -> dict[str, Optimization]:
     }
 
 
-def _conflicts(
-    variant: Variant,
-    chosen: Mapping[str, Optimization],
-    axes: Iterable[str],
-    device: Device,
-) -> list[str]:
-    """Returns the conflicts of the options on some axes, with all other choices in place."""
-    ctx = replace(variant, optimizations=chosen).context(device)
-    return [
-        reason
-        for axis in axes
-        for reason in chosen[axis].unfit(ctx) or chosen[axis].incompatible(ctx)
-    ]
+def _conflicts(ctx: Context, options: Mapping[str, Optimization]) -> Iterator[str]:
+    """Yields the conflicts of some options, with all other choices in place."""
+    for option in options.values():
+        yield from option.unfit(ctx) or option.incompatible(ctx)
 
 
 def _cards(able: Sequence[str], sheets: Mapping[str, Sheet]) -> str:

@@ -1,76 +1,117 @@
 """Says what would make a variant fit that does not fit into a card's memory."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-from sdopt.apps.foresight.memory import Blueprint, Footprint, blueprint, footprint
+from sdopt.apps.foresight.memory import Blueprint, blueprint, footprint
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.cards import BFLOAT16, has, planned_device
 from sdopt.hardware.faults import faults_of
+from sdopt.options.text_encoder_offload import TextEncoderOffload
+from sdopt.pipelines.family import Family
 from sdopt.pipelines.loading import family_of
+from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.schema import Shape, Sheet
 from sdopt.statistics.words import gib_text
 from sdopt.variant import Variant
 
-_LADDER: tuple[list[str], ...] = (
-    [],
-    ["memory=[vae_tiling]"],
-    ["memory=[model_offload]"],
-    ["memory=[model_offload,vae_tiling]"],
-    ["memory=[group_offload]"],
-    ["memory=[group_offload,tiny_vae]"],
-    ["memory=[sequential_offload]"],
-    ["memory=[sequential_offload,tiny_vae]"],
+Memory = tuple[str, ...]
+"""Options of the group `memory`."""
+
+_OF_UNETS: tuple[Memory, ...] = (
+    (),
+    ("vae_tiling",),
+    ("model_offload",),
+    ("model_offload", "vae_tiling"),
+    ("group_offload",),
+    ("group_offload", "tiny_vae"),
+    ("sequential_offload",),
+    ("sequential_offload", "tiny_vae"),
 )
-"""Ways to need less memory, the fastest first."""
+"""Ways to need less memory with all weights as they are, the fastest first."""
 
-_TILES = "memory.vae_tiling.tile_size=512"
-
-_UINT4 = "memory.quantized_text_encoders.weights=uint4"
-
-_WHOLE: tuple[list[str], ...] = (
-    [],
-    ["memory=[vae_tiling]", _TILES],
-    ["memory=[model_offload]"],
-    ["memory=[model_offload,vae_tiling]", _TILES],
-    ["memory=[group_offload]"],
-    [
-        "memory=[group_offload,vae_tiling]",
-        _TILES,
-        "memory.group_offload.use_stream=false",
-    ],
-    ["memory=[sequential_offload,vae_tiling]", _TILES],
-    ["memory=[sequential_offload,tiny_vae]"],
+_OF_TRANSFORMERS: tuple[Memory, ...] = (
+    (),
+    ("vae_tiling",),
+    ("text_encoder_offload",),
+    ("text_encoder_offload", "vae_tiling"),
+    ("model_offload",),
+    ("model_offload", "vae_tiling"),
+    ("group_offload",),
+    ("group_offload", "vae_tiling"),
+    ("sequential_offload", "vae_tiling"),
+    ("sequential_offload", "tiny_vae"),
 )
-"""The same for transformers, whose autoencoders have tiles of the whole image: with all weights as they are."""
+"""The same for transformers."""
 
-_IN_FEWER_BITS: tuple[list[str], ...] = (
-    ["memory=[model_offload,without_t5]"],
-    ["memory=[model_offload,without_t5,vae_tiling]", _TILES],
-    ["memory=[model_offload,quantized_text_encoders]"],
-    ["memory=[model_offload,quantized_text_encoders,vae_tiling]", _TILES],
-    ["memory=[model_offload,quantized_text_encoders,layerwise_casting]"],
-    [
-        "memory=[model_offload,quantized_text_encoders,layerwise_casting,vae_tiling]",
-        _TILES,
-    ],
-    ["precision=uint4_sdnq", "memory=[model_offload,quantized_text_encoders]", _UINT4],
-    [
-        "precision=uint4_sdnq",
-        "memory=[model_offload,quantized_text_encoders,vae_tiling]",
-        _UINT4,
-        _TILES,
-    ],
-    [
-        "precision=uint4_sdnq",
-        "memory=[model_offload,quantized_text_encoders,tiny_vae]",
-        _UINT4,
-    ],
+_PACKED: tuple[tuple[str, Memory], ...] = (
+    ("", ("model_offload", "without_t5")),
+    ("", ("model_offload", "without_t5", "vae_tiling")),
+    ("", ("model_offload", "quantized_text_encoders")),
+    ("", ("model_offload", "quantized_text_encoders", "vae_tiling")),
+    ("", ("model_offload", "quantized_text_encoders", "layerwise_casting")),
+    (
+        "",
+        ("model_offload", "quantized_text_encoders", "layerwise_casting", "vae_tiling"),
+    ),
+    ("uint4_sdnq", ("model_offload", "quantized_text_encoders")),
+    ("uint4_sdnq", ("model_offload", "quantized_text_encoders", "vae_tiling")),
+    ("nf4_bitsandbytes", ("model_offload", "quantized_text_encoders")),
+    ("nf4_bitsandbytes", ("model_offload", "quantized_text_encoders", "vae_tiling")),
+    ("uint4_sdnq", ("group_offload", "quantized_text_encoders", "vae_tiling")),
 )
-"""The same without T5, where a pipeline can do that, or with weights in 8 or 4 bits.
+"""The same without T5, where a pipeline can do that, or with weights in 8 or 4 bits; "" is the type of all weights.
 
 They are loaded into the host's memory first: on the card they would not fit yet.
 """
+
+_TYPES = {"fp16": "float16", "fp32": "float32"}
+"""Types of what 4-bit weights are multiplied with, where it is not bfloat16."""
+
+_ONE_BY_ONE = {"group_offload", "sequential_offload"}
+"""Options that move single layers in each step."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """Choices with which a variant fits into a card.
+
+    Attributes:
+        choices: as on the command line.
+        likely: GiB on the card.
+        host: GiB of weights that wait in the host's memory; 0 if none do.
+    """
+
+    choices: tuple[str, ...]
+    likely: float
+    host: float
+
+    def __str__(self) -> str:
+        beside = (
+            f", and {gib_text(self.host)} of the host's memory" if self.host else ""
+        )
+        return f"{' '.join(self.choices)} (likely {gib_text(self.likely)}{beside})"
+
+
+@dataclass(frozen=True)
+class WaysToFit:
+    """The fastest ways to fit into a card; None where there is none.
+
+    Attributes:
+        whole: with all weights as they are.
+        packed: with fewer weights or bits, which changes images; of transformers alone.
+    """
+
+    whole: Way | None = None
+    packed: Way | None = None
+
+    def __str__(self) -> str:
+        ways = [str(self.whole)] if self.whole else []
+        if self.packed:
+            ways.append(
+                f"with fewer weights or bits, which changes images: {self.packed}"
+            )
+        return "; ".join(ways)
 
 
 Needed = dict[tuple[str, ...], tuple[Variant, Blueprint] | None]
@@ -78,91 +119,106 @@ Needed = dict[tuple[str, ...], tuple[Variant, Blueprint] | None]
 
 
 def what_fits(
-    composer: HydraComposer, name: str, sheet: Sheet, shape: Shape, known: Needed
-) -> str:
-    """Returns the first choices with which the composed variant fits into a card; "" if none of them does.
+    composer: HydraComposer, sheet: Sheet, shape: Shape, known: Needed
+) -> WaysToFit:
+    """Returns the first choices with which the composed variant fits into a card.
 
-    What is `known` of choices from other cards is not counted again.
+    What moves whole networks is fast enough: fewer bits are told where only single layers that move would fit.
+
+    Args:
+        composer: of the variant.
+        sheet: of the card.
+        shape: of the images.
+        known: what was counted for other cards, and is not counted again; gets what is.
     """
     composed = composer.variant(None)
-    half = _half_type(sheet, "float16" in composed.number_types)
-    if family_of(composed.model).is_unet:
-        found = _first(
-            composer,
-            sheet,
-            shape,
-            [[f"precision={half}", *rung] for rung in _LADDER],
-            known,
-        )
-        return f"what fits {name}: {found}" if found else ""
-    whole = _first(
-        composer, sheet, shape, [[f"precision={half}", *rung] for rung in _WHOLE], known
+    family = family_of(composed.model)
+    numbers = _numbers_for(sheet, family, "float16" in composed.number_types)
+    ladder = _OF_UNETS if family.is_unet else _OF_TRANSFORMERS
+    whole = None
+    for memory in ladder:
+        choices = _choices(numbers, memory, family)
+        whole = _way(composer, sheet, shape, choices, known)
+        if whole:
+            break
+    moved = whole is None or any(
+        option in choice for option in _ONE_BY_ONE for choice in whole.choices
     )
-    packed = [
-        rung if "precision=" in rung[0] else [f"precision={half}", *rung]
-        for rung in _IN_FEWER_BITS
-    ]
-    fewer = _first(composer, sheet, shape, packed, known)
-    ways = [
-        whole,
-        f"with fewer weights or bits, which changes images: {fewer}" if fewer else "",
-    ]
-    # What moves networks whole is fast enough: fewer bits are of use where single layers would move.
-    if whole and "group_offload" not in whole and "sequential_offload" not in whole:
-        ways = ways[:1]
-    return f"what fits {name}: {'; '.join(filter(None, ways))}" if any(ways) else ""
+    if family.is_unet or not moved:
+        return WaysToFit(whole)
+    for precision, memory in _PACKED:
+        choices = _choices(precision or numbers, memory, family, others=numbers)
+        if packed := _way(composer, sheet, shape, choices, known):
+            return WaysToFit(whole, packed)
+    return WaysToFit(whole)
 
 
-def _first(
+def _choices(
+    precision: str, memory: Memory, family: Family, others: str = ""
+) -> tuple[str, ...]:
+    """Returns choices with the keys that they need together."""
+    choices = [f"precision={precision}"]
+    in_4_bits = precision in ("uint4_sdnq", "nf4_bitsandbytes")
+    if in_4_bits and others in _TYPES:
+        choices.append(f"precision.others={_TYPES[others]}")
+    if memory:
+        choices.append(f"memory=[{','.join(memory)}]")
+    if in_4_bits and "quantized_text_encoders" in memory:
+        choices.append("memory.quantized_text_encoders.weights=uint4")
+    if "vae_tiling" in memory and not family.is_unet:
+        # The tiles of their autoencoders are as large as the whole image.
+        choices.append("memory.vae_tiling.tile_size=512")
+        if "group_offload" in memory:
+            choices.append("memory.group_offload.use_stream=false")
+    return tuple(choices)
+
+
+def _way(
     composer: HydraComposer,
     sheet: Sheet,
     shape: Shape,
-    rungs: Sequence[list[str]],
+    choices: tuple[str, ...],
     known: Needed,
-) -> str:
-    """Returns the first of some choices that fit, in words; "" if none does."""
+) -> Way | None:
+    """Returns how choices fit into a card; None if they do not, or cannot run there."""
     device = planned_device(sheet)
-    for choices in rungs:
-        key = tuple(choices)
-        if key not in known:
-            known[key] = _counted(composer, choices, shape)
-        counted = known[key]
-        if counted is None or counted[0].conflicts(device):
-            continue
-        variant, plan = counted
-        needed = footprint(variant, plan, device.is_cuda)
-        if needed.verdict(sheet.memory_gib) == "fits":
-            return f"{' '.join(choices)} ({_needs(variant, plan, needed)})"
-    return ""
+    if choices not in known:
+        known[choices] = _counted(composer, choices, shape)
+    counted = known[choices]
+    if counted is None or counted[0].conflicts(device):
+        return None
+    variant, plan = counted
+    needed = footprint(variant, plan, device.is_cuda)
+    if needed.verdict(sheet.memory_gib) != "fits":
+        return None
+    return Way(choices, needed.likely, _on_host(variant, plan))
 
 
 def _counted(
-    composer: HydraComposer, choices: list[str], shape: Shape
+    composer: HydraComposer, choices: tuple[str, ...], shape: Shape
 ) -> tuple[Variant, Blueprint] | None:
     try:
-        variant = composer.variant(None, choices)
+        variant = composer.variant(None, list(choices))
         return variant, blueprint(variant, shape)
     except (UsageError, ConflictError):
         return None
 
 
-def _needs(variant: Variant, plan: Blueprint, needed: Footprint) -> str:
-    """Returns what a call needs, on the card and beside it."""
-    host = (
-        sum(plan.weights.values())
-        if any(option.loads_on_host for _, option in variant.applied)
-        else 0.0
-    )
-    beside = (
-        f", and {gib_text(host)} of the host's memory"
-        if host and plan.is_transformer
-        else ""
-    )
-    return f"likely {gib_text(needed.likely)}{beside}"
+def _on_host(variant: Variant, plan: Blueprint) -> float:
+    """Returns the GiB of a transformer's pipeline that wait in the host's memory."""
+    if not plan.is_transformer:
+        return 0.0
+    options = [option for _, option in variant.applied]
+    if any(isinstance(option, TextEncoderOffload) for option in options):
+        texts = plan.weights.keys() & {*TEXT_ENCODERS}
+        return sum(plan.weights[name] for name in texts)
+    waits = any(option.loads_on_host for option in options)
+    return sum(plan.weights.values()) if waits else 0.0
 
 
-def _half_type(sheet: Sheet, wanted: bool) -> str:
-    """Returns the precision to choose on a card; `wanted` says that float16 was chosen."""
-    if has(planned_device(sheet), BFLOAT16) and not wanted:
+def _numbers_for(sheet: Sheet, family: Family, wants_half: bool) -> str:
+    """Returns the precision to choose on a card; `wants_half` says that float16 was chosen."""
+    if has(planned_device(sheet), BFLOAT16) and not wants_half:
         return "bf16"
-    return "fp32" if faults_of(sheet.name, sheet, ["float16"]) else "fp16"
+    black = family.float16 == "overflows" or faults_of(sheet.name, sheet, ["float16"])
+    return "fp32" if black else "fp16"

@@ -559,7 +559,8 @@ def _notes(
     for made in {
         made.card: made for made in predictions if made.fits == "does not fit"
     }.values():
-        notes.append(what_fits(composer, made.card, made.sheet, made.shape, counted))
+        ways = what_fits(composer, made.sheet, made.shape, counted)
+        notes.append(f"what fits {made.card}: {ways}" if str(ways) else "")
     return [note for note in notes if note]
 
 
@@ -576,7 +577,7 @@ def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant
 def _learned(folder: Path) -> tuple[tuple[int, int], Learned]:
     """Returns the PyTorch of a measured run, and what its baseline tells of software and host. Raises UsageError."""
     result = read_result(folder)
-    row = result.variant(result.baseline)
+    row = result.baseline_variant
     device = str(result.environment.device["name"])
     sheet = sheet_of(device, data_sheets().values())
     if sheet is None:

@@ -21,10 +21,13 @@ from sdopt.options.caching import (
 )
 from sdopt.options.lora import Fused, NoLora
 from sdopt.options.memory import LayerwiseCasting
+from sdopt.options.nf4 import BitsAndBytes
 from sdopt.options.patch import Patch
 from sdopt.options.precision import Precision
 from sdopt.options.quantization import Quantized, TorchAo
 from sdopt.pipelines.loading import family_of
+from sdopt.pipelines.stored import kinds_of_blocks
+from sdopt.pipelines.transformer_files import file_of, is_gguf
 from sdopt.variant import Variant
 
 FUSED, SPLIT, SCORES = "fused", "split", "scores"
@@ -212,6 +215,9 @@ _COMPILERS = {
 }
 """Whether a compiler fuses kernels, and whether it records launches, by the class of its option."""
 
+_TIMED_BLOCKS = {"Q8_0", "F32", "F16", "BF16"}
+"""Types of a GGUF file's matrices of which there are figures; kernels of fewer bits differ tenfold between packages."""
+
 _COUNTED = WholeSteps | DeepCaching | SpectralForecast | GuidanceInterval | None
 """Ways to leave out work of which the number of steps tells how much."""
 
@@ -227,10 +233,17 @@ def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
     kind = type(compiler).__name__ if compiler is not None else "Eager"
     backend = str(getattr(attention, "backend", ""))
     casts = any(isinstance(option, LayerwiseCasting) for option in options.values())
-    timed = Precision | TorchAo | None if transformer else Precision | None
+    # The kernels of bitsandbytes hide that weights are unpacked: on an H100 and an RTX 4090 calls take no longer.
+    known = Precision | TorchAo | BitsAndBytes | None
+    timed = known if transformer else Precision | None
+    blocks = (
+        kinds_of_blocks(file_of(variant.model)) if is_gguf(variant.model) else set()
+    )
     if unknown := _unknown_axis(options):
         return f"{unknown}={variant.choices.get(unknown, unknown)}: there are no figures of what it changes to learn from"
+    packed = ", ".join(sorted(blocks - _TIMED_BLOCKS))
     for axis, untold, reason in (
+        ("model", bool(packed), f"there are no figures of blocks in {packed}"),
         (
             "precision",
             not isinstance(precision, timed),
@@ -284,7 +297,8 @@ def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
     if numbers == "int8" and not compiled:
         chosen = variant.choices.get("precision", "int8")
         return f"precision={chosen}: int8 products without a compiler run 20 times slower: choose compiler=inductor"
-    stored = casts or (isinstance(precision, TorchAo) and not precision.activations)
+    stored = casts or "Q8_0" in blocks
+    stored = stored or (isinstance(precision, TorchAo) and not precision.activations)
     return Software(
         TRANSFORMERS,
         f"blocks_{named}",

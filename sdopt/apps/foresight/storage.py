@@ -22,6 +22,7 @@ BITS = {
     "fp8_tokens": 8.1,
     "cast8": 8.0,
     "nf4": 4.5,
+    "nf4_double": 4.13,
     "int4": 4.5,
     "uint4": 4.9,
     "fp6": 6.1,
@@ -35,7 +36,10 @@ BITS = {
     "q3": 3.5,
     "q2": 2.7,
 }
-"""Bits of a stored weight with its share of the scales; `…_tokens` are layers that read a row for each token alone."""
+"""Bits of a stored weight with its share of the scales; `…_tokens` are layers that read a row for each token alone.
+
+`nf4_double` has its scales in 8 bits, as Dettmers et al. (2023, QLoRA) quantize them in section 3.
+"""
 
 GGUF = ("q8", "q6", "q5_1", "q5", "q4_1", "q4", "q3", "q2")
 """Those of GGUF files, as files of FLUX.1 are large."""

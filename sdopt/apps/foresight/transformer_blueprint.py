@@ -42,6 +42,7 @@ from sdopt.options.attention import Sliced, Vanilla
 from sdopt.options.base import Optimization
 from sdopt.options.caching import GuidanceInterval, SpectralForecast
 from sdopt.options.memory import LayerwiseCasting, TinyVae, VaeInPieces, WithoutT5
+from sdopt.options.nf4 import BitsAndBytes
 from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
 from sdopt.options.precision import FullVae
 from sdopt.options.quantization import Quantized, QuantizedTextEncoders, TorchAo
@@ -50,6 +51,7 @@ from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.pipelines.families import family_of_folder
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.loading import family_of, guidance_of
+from sdopt.pipelines.transformer_files import is_gguf, stored_parts
 from sdopt.schema import Shape
 from sdopt.variant import Variant
 
@@ -141,6 +143,9 @@ def _stored(
 ) -> float:
     """Returns the GiB of a network as the options of a variant store it."""
     part, form = network(folder, name), ""
+    if name == family.denoiser and is_gguf(variant.model):
+        stored = stored_parts(variant.model, folder)[name]
+        return stored.bytes_in_blocks(dtype.itemsize) / 2**30
     for option in variant.optimizations.values():
         if isinstance(option, QuantizedTextEncoders) and name in family.encoders:
             chosen = (
@@ -150,6 +155,8 @@ def _stored(
             form = option.weights if chosen else form
         elif name == family.denoiser and isinstance(option, LayerwiseCasting):
             form = "cast8"
+        elif name == family.denoiser and isinstance(option, BitsAndBytes):
+            form = "nf4_double" if option.double else "nf4"
         elif name == family.denoiser and isinstance(option, Quantized):
             form = {"float8_e4m3fn": "fp8"}.get(option.weights, option.weights)
             form = f"{form}_tokens" if isinstance(option, TorchAo) else form

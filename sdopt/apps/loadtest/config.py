@@ -11,10 +11,11 @@ from pydantic import Field
 
 from sdopt.apps.traffic.figures import early_stopping, wanted_share
 from sdopt.apps.traffic.twin import KINDS, unit_trace
-from sdopt.config.composer import load_of
+from sdopt.config.compositions import composition_of
 from sdopt.config.overrides import group_of, key_of, quoted
 from sdopt.config.own import own_config, serving_config, without_effect
 from sdopt.config.paths import options_of
+from sdopt.config.sections import LOAD
 from sdopt.errors import UsageError
 from sdopt.schema import Configured, Seed, Serving, wrong_name
 
@@ -108,7 +109,7 @@ def load_config(
     others = [override for override in overrides if override not in own]
     problems = list(without_effect(others, _OF_STUDIES))
     preset = (
-        load_of(others, config_dir)
+        composition_of(others, config_dir).values.get(LOAD) or {}
         if any(key_of(override) == "experiment" for override in others)
         else {}
     )

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sdopt.about import CHECKOUT
-from sdopt.apps.doctor.options import compose_options, fit_on
+from sdopt.apps.doctor.options import alternatives, compose_options, fit_on
 from sdopt.apps.suite.config import INTERVALS, Part, SuiteConfig
 from sdopt.apps.suite.process import PartRun
 from sdopt.apps.suite.record import Ending, OptionFinding
@@ -28,7 +28,6 @@ from sdopt.statistics.figures import rows_of
 from sdopt.statistics.outcomes import Standing, option_of, outcomes_of
 from sdopt.statistics.rows import Row
 from sdopt.statistics.words import memory_text, seconds_text, unit_text
-from sdopt.variant import Variant
 
 ENDS_WELL = {"tests": (0, 1, 5)}
 """Exit codes of a command that did all that it could, by kind, where it is not 0 alone: of pytest, 1 and 5 say that
@@ -246,9 +245,7 @@ def option_study(part: Part, overrides: Sequence[str], device: Device) -> Option
             settings,
         )
         baseline = composer.variant(BASELINE)
-    everything = {
-        key: variant for key, variant in made.items() if isinstance(variant, Variant)
-    }
+    others = alternatives(made)
     beside: dict[str, str] = {}
     left_out: list[OptionFinding] = []
     for (group, option), variant in made.items():
@@ -262,7 +259,7 @@ def option_study(part: Part, overrides: Sequence[str], device: Device) -> Option
         elif (
             variant.choices != baseline.choices
         ):  # the baseline's own trace proves what it has
-            fit = fit_on(device, group, variant, everything)
+            fit = fit_on(device, group, variant, others)
             if fit.runs and not fit.reasons:
                 beside[name] = fit.beside
             else:

@@ -68,7 +68,7 @@ class OptionFinding:
     name: str
     """An option, a variant, a kind of work, a test."""
     state: str
-    """`pass`, `fail` or `cannot run` for an option; for others, how they ended."""
+    """`took effect`, `no gain` or `cannot run` for an option; for others, how they ended."""
     said: str
 
 

@@ -111,7 +111,7 @@ def _failed_in(suite: Suite, entry: PartEntry) -> bool:
 
 
 def _unsettled(part: Part, record: SuiteRecord) -> Part:
-    """Returns a part that measures once more, without the options that were tried before and did not pass."""
+    """Returns a part that measures once more, without the options that were tried before without effect or gain."""
     first = record.entry(part.name.removesuffix(INTERVALS))
     if first is None or not part.name.endswith(INTERVALS) or part.kind != "options":
         return part
@@ -119,7 +119,7 @@ def _unsettled(part: Part, record: SuiteRecord) -> Part:
         part,
         settled=[
             *part.settled,
-            *(f.name for f in first.findings if f.state != Standing.PROVEN),
+            *(f.name for f in first.findings if f.state != Standing.TOOK_EFFECT),
         ],
     )
 

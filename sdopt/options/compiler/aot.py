@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -46,7 +46,7 @@ class Aot(ExportingCompiler):
     its owner may read or write.
     """
 
-    excludes: ClassVar[tuple[Excludes, ...]] = (
+    excludes = (
         Excludes(
             "attention",
             "a compiled package shows no matrix products in a trace, so nothing would show the slices: "

@@ -9,18 +9,17 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from typing_extensions import override
 
+from sdopt.contract import LATENCY
 from sdopt.hardware.cards import TRITON, missing
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import StageTrace
 from sdopt.options import (
-    Assumption,
     Context,
     Contract,
     Finding,
@@ -52,12 +51,11 @@ STAGE_OF = {"text_encoder": TEXT_ENCODER, "denoiser": DENOISER, "decoder": VAE_D
 """The targets of compilers, with the stage of a call in which each runs."""
 
 
-@dataclass(frozen=True)
 class Eager(Optimization):
     """Runs PyTorch operator by operator, without a compiler."""
 
-    stage: ClassVar[Stage] = Stage.COMPILE
-    compiles: ClassVar[bool] = False
+    stage = Stage.COMPILE
+    compiles = False
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -66,13 +64,12 @@ class Eager(Optimization):
         )
 
 
-@dataclass(frozen=True)
 class Compiler(Optimization):
     """The base class of options that replace modules by compiled ones."""
 
-    stage: ClassVar[Stage] = Stage.COMPILE
-    fixed_batch: ClassVar[bool] = True
-    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    stage = Stage.COMPILE
+    fixed_batch = True
+    claims = LATENCY
 
     @property
     @override
@@ -93,16 +90,14 @@ class Compiler(Optimization):
         )
 
 
-@dataclass(frozen=True)
 class GraphCompiler(Compiler):
     """The base class of compilers whose graphs nothing compiles anew when the code of a module would run otherwise."""
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (nothing_but_tensors, plain_weights)
-    keeps_structure: ClassVar[bool] = True
-    keeps_weights: ClassVar[bool] = True
+    assumes = (nothing_but_tensors, plain_weights)
+    keeps_structure = True
+    keeps_weights = True
 
 
-@dataclass(frozen=True)
 class ExportingCompiler(GraphCompiler):
     """The base class of compilers that export a graph from a module, which no longer reads the module's settings."""
 

@@ -26,17 +26,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from sdopt.contract import LATENCY
 from sdopt.hardware.cards import Feature
 from sdopt.locks import exclusive
 from sdopt.measure import compilation
 from sdopt.measure.memory import allocating_elsewhere
-from sdopt.options import Assumption, Context, Finding, Proof, Trace
+from sdopt.options import Context, Finding, Proof, Trace
 from sdopt.options.assumptions import (
     common_attention,
     plain_weights,
@@ -70,7 +70,6 @@ _KERNEL, _TRANSPOSITION = "_fwd_kernel", "transform_0213"
 """Prefix of the name of DeepSpeed's attention kernel, and part of the name of the transposition kernel before it."""
 
 
-@dataclass(frozen=True)
 class Attention(EquivalentAttention):
     """Replaces diffusers' attention layers by DeepSpeed's, with DeepSpeed's kernels; all other layers stay the same.
 
@@ -78,10 +77,10 @@ class Attention(EquivalentAttention):
     nvcc on first use.
     """
 
-    unet_only: ClassVar[str | None] = "its kernels are for the blocks of UNets alone"
+    unet_only = "its kernels are for the blocks of UNets alone"
 
-    needs: ClassVar[tuple[Need, ...]] = _NEEDS
-    excludes: ClassVar[tuple[Excludes, ...]] = (
+    needs = _NEEDS
+    excludes = (
         Excludes(
             "compiler",
             "DeepSpeed's kernels are opaque to a compiler: choose compiler=eager",
@@ -89,8 +88,8 @@ class Attention(EquivalentAttention):
     )
 
     # Another batch size would free and reallocate the workspace.
-    fixed_batch: ClassVar[bool] = True
-    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    fixed_batch = True
+    claims = LATENCY
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -330,24 +329,23 @@ _BLOCK_KERNELS = ("fused_gate_activation", "fused_ln", "opt_bias_add")
 """Parts of the names of DeepSpeed's kernels in each block."""
 
 
-@dataclass(frozen=True)
 class DeepSpeed(Compiler):
     """Replaces the denoiser's transformer blocks by DeepSpeed's fused blocks, with the same weights; float16 on CUDA.
 
     Two of the three layer norms of a block run in PyTorch, because DeepSpeed implements them as fallbacks.
     """
 
-    unet_only: ClassVar[str | None] = "its kernels are for the blocks of UNets alone"
+    unet_only = "its kernels are for the blocks of UNets alone"
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (
+    assumes = (
         common_attention,
         ungated_blocks,
         plain_weights,
         unchanged_layers,
     )
-    keeps_structure: ClassVar[bool] = True
-    needs: ClassVar[tuple[Need, ...]] = _NEEDS
-    excludes: ClassVar[tuple[Excludes, ...]] = (
+    keeps_structure = True
+    needs = _NEEDS
+    excludes = (
         Excludes(
             "attention",
             "DeepSpeed's block has its own attention: choose attention=default",

@@ -13,7 +13,6 @@ from typing_extensions import override
 from sdopt.hardware.cards import ANY_CARD, Feature
 from sdopt.measure import compilation
 from sdopt.options import Context, Contract, Finding, Proof, Trace
-from sdopt.options.base import Need
 from sdopt.options.compiler.aot import EAGER_ONLY
 from sdopt.options.compiler.base import (
     STAGE_OF,
@@ -46,7 +45,6 @@ _WARM_UP = 3
 """Runs of a graph: the executor profiles types and shapes in the first two, and optimizes the graph for the third."""
 
 
-@dataclass(frozen=True)
 class TorchScript(ExportingCompiler):
     """Traces the denoiser with `torch.jit.trace`: one TorchScript graph per input shape.
 
@@ -98,7 +96,7 @@ class CudaGraphs(GraphCompiler):
     compilation.
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (Feature("a CUDA graph", ANY_CARD),)
+    needs = (Feature("a CUDA graph", ANY_CARD),)
 
     targets: list[Annotated[str, OneOf(STAGE_OF)]] = field(
         default_factory=lambda: list(STAGE_OF)
@@ -202,11 +200,9 @@ class Blade(ExportingCompiler):
     Alibaba's packages are for Python 3.6 to 3.8 and CUDA 10.0 to 11.3, so sdopt needs a build from source.
     """
 
-    unet_only: ClassVar[str | None] = (
-        "it was made for UNets, before there were such models"
-    )
+    unet_only = "it was made for UNets, before there were such models"
 
-    needs: ClassVar[tuple[Need, ...]] = (Feature("BladeDISC's graph", ANY_CARD),)
+    needs = (Feature("BladeDISC's graph", ANY_CARD),)
 
     targets: list[Annotated[str, OneOf(STAGE_OF)]] = field(
         default_factory=lambda: list(STAGE_OF)
@@ -265,11 +261,10 @@ def _optimized(call: Tensors) -> Graph:
     return run
 
 
-@dataclass(frozen=True)
 class TensorRt(ExportingCompiler):
     """Runs the denoiser as a TensorRT engine, built at the first call of each shape (`MutableTorchTensorRTModule`)."""
 
-    needs: ClassVar[tuple[Need, ...]] = (
+    needs = (
         Feature("a TensorRT engine", (7, 5)),
         Extra("tensorrt", ("torch_tensorrt",)),
     )
@@ -358,14 +353,11 @@ class CpuEngine(ExportingCompiler):
         return Finding(ran and not left, summary, facts)
 
 
-@dataclass(frozen=True)
 class OnnxRuntime(CpuEngine):
     """Runs the denoiser in an ONNX Runtime session on a CPU, exported at the first call of each shape."""
 
-    needs: ClassVar[tuple[Need, ...]] = (
-        Extra("onnxruntime", ("onnxruntime", "onnxscript")),
-    )
-    what: ClassVar[str] = "an ONNX Runtime session"
+    needs = (Extra("onnxruntime", ("onnxruntime", "onnxscript")),)
+    what = "an ONNX Runtime session"
 
     @override
     def _exported(self, call: Tensors, types: set[str]) -> Graph:
@@ -405,8 +397,8 @@ class OnnxRuntime(CpuEngine):
 class OpenVino(CpuEngine):
     """Runs the denoiser, and optionally the VAE's decoder, as OpenVINO models, converted at each shape's first call."""
 
-    needs: ClassVar[tuple[Need, ...]] = (Extra("openvino", ("openvino",)),)
-    what: ClassVar[str] = "an OpenVINO model"
+    needs = (Extra("openvino", ("openvino",)),)
+    what = "an OpenVINO model"
 
     precision: Literal["f32", "bf16", "f16"] = "f32"
     """OpenVINO's type of arithmetic; OpenVINO's own default is bfloat16 on processors that support it."""

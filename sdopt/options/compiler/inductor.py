@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typing_extensions import override
 
@@ -284,8 +284,8 @@ class InductorDynamic(ByInductor):
     batch size of 1 as a constant: without guidance, batches of 1 and larger batches are compiled separately.
     """
 
-    fixed_batch: ClassVar[bool] = False
-    excludes: ClassVar[tuple[Excludes, ...]] = (
+    fixed_batch = False
+    excludes = (
         Excludes(
             "attention",
             "there are as many slices as the batch needs, so each batch size would be compiled anew: "

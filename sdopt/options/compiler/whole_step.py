@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from math import cos, sin
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
 from sdopt.measure import compilation
-from sdopt.options import Assumption, Context, Finding, Proof, Trace
+from sdopt.options import Context, Finding, Proof, Trace
 from sdopt.options.assumptions import usual_guidance
 from sdopt.options.base import Inputs
 from sdopt.options.compiler.base import Compiler, replace_modules, unfit_for_inductor
@@ -43,11 +43,11 @@ class WholeStep(Compiler):
     scheduler before the first step. This is exact for DDIM and Euler's method without noise or clipping.
     """
 
-    unet_only: ClassVar[str | None] = (
+    unet_only = (
         "its graph has the guidance and the step of a UNet's pipeline: choose inductor"
     )
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (usual_guidance,)
+    assumes = (usual_guidance,)
 
     mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     """Mode of `torch.compile`."""

@@ -5,7 +5,7 @@ to its point by a line. Places are pixels, computed for the narrowest width of t
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,14 @@ MOST_NAMES = 12
 
 KEY_ROW = 17
 """Height of a row of the key, in pixels."""
+
+
+def names_by_number(points: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
+    """Returns the key of a chart: the number and the name of each point, if they are too many to bear their names."""
+    if len(points) <= MOST_NAMES:
+        return []
+    return [(point["number"], point["name"]) for point in points]
+
 
 _LETTER, _LINE = 7.4, 15.0
 """Width of a letter and height of a line, in pixels."""

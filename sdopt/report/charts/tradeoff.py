@@ -13,6 +13,7 @@ from sdopt.report.charts.labels import (
     MOST_NAMES,
     key_layer,
     label_layers,
+    names_by_number,
     place_labels,
     positions,
 )
@@ -198,11 +199,7 @@ def _spec(
     y = alt.Y(
         "speed:Q", **ratio_axis(f"speed-up{unit}, log scale (up is faster)", speeds)
     )
-    key = (
-        [(point["number"], point["name"]) for point in points]
-        if named and len(points) > MOST_NAMES
-        else []
-    )
+    key = names_by_number(points) if named else []
     height = max(_HEIGHT, KEY_ROW * len(key))
     width = _WIDTH if not named else _WIDTH_WITH_KEY if key else _PICTURE_WIDTH
     place_labels(points, _pixels(points, width, height), (width, height))

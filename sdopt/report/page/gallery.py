@@ -37,7 +37,7 @@ def gallery_of(
 
     Returns None if the baseline has no images, or they are not in the run's folder.
     """
-    baseline = result.variant(result.baseline)
+    baseline = result.baseline_variant
     others = [variant for variant in result.candidates if variant.images]
     if not baseline.images or not has_images(result, folder):
         return None
@@ -83,7 +83,7 @@ def _ordered(
     """Returns the prompts whose image of the baseline is there, those with the worst images of variants first."""
     prompts: dict[int, bool] = {}
     """Whether an image of each prompt is there."""
-    for image in result.variant(result.baseline).images:
+    for image in result.baseline_variant.images:
         prompts.setdefault(image.prompt_index, False)
         prompts[image.prompt_index] |= _is_there(folder, image)
     # The worst by each metric first: a prompt may lose its subject and change few pixels.
@@ -135,7 +135,7 @@ def _losses(
             scores[variant.name] = edge.quality
             names += edge.quality
     metric = next(filter(_is_distance, in_reading_order(names)), "")
-    images = result.variant(result.baseline).images
+    images = result.baseline_variant.images
     prompts = list(dict.fromkeys(image.prompt_index for image in images))
     losses: _Losses = {}
     for name, quality in scores.items():
@@ -161,7 +161,7 @@ def _row(
     losses: _Losses,
     folder: Path,
 ) -> PromptImages:
-    baseline = result.variant(result.baseline)
+    baseline = result.baseline_variant
     of_prompt = (image for image in baseline.images if image.prompt_index == prompt)
     first = next(image for image in of_prompt if _is_there(folder, image))
     plain = inside(folder, first.path).read_bytes()

@@ -325,7 +325,7 @@ def test_a_key_that_is_missing_makes_no_option_impossible() -> None:
         )
         found = cells(lora, CPU)
     sd15 = found["lora", "fused", "sd15", "txt2img"]
-    assert sd15.state is State.UNPROVEN
+    assert sd15.state is State.NOT_MEASURED
     assert sd15.reasons == [
         "the LoRAs that come with sdopt are for model=emoji: set lora.path"
     ]
@@ -335,12 +335,13 @@ def test_a_key_that_is_missing_makes_no_option_impossible() -> None:
 class TestRecords:
     def test_prove_what_their_traces_show(self, result: StudyResult) -> None:
         found = shown_in([result], SHEETS)
-        assert found[BF16]["CPU"].standing in (Standing.PROVEN, Standing.REFUTED), (
-            "by how fast it was here"
-        )
+        assert found[BF16]["CPU"].standing in (
+            Standing.TOOK_EFFECT,
+            Standing.NO_GAIN,
+        ), "by how fast it was here"
         assert (
             found["precision", "fp32", "emoji", "txt2img"]["CPU"].standing
-            is Standing.PROVEN
+            is Standing.TOOK_EFFECT
         )
         assert ("precision", "tf32", "emoji", "txt2img") not in found, "it was skipped"
         assert {model for _, _, model, _ in found} == {"emoji"}
@@ -368,24 +369,24 @@ class TestRecords:
                 replace(item, engaged=False) for item in measured.shapes[0].evidence
             ]
         found = shown_in([result], SHEETS)[BF16]["CPU"]
-        assert found.standing is Standing.REFUTED
+        assert found.standing is Standing.NO_GAIN
         assert "no evidence that it took effect: weights bfloat16" in found.why
 
     @pytest.mark.parametrize(
         ("speedup", "memory", "standing"),
         [
-            ((1.2, 1.1, 1.3), (1.0, 1.0, 1.0), Standing.PROVEN),
+            ((1.2, 1.1, 1.3), (1.0, 1.0, 1.0), Standing.TOOK_EFFECT),
             (
                 (1.0, 0.9, 1.1),
                 (1.0, 1.0, 1.0),
-                Standing.PROVEN,
+                Standing.TOOK_EFFECT,
             ),  # what is wide refutes nothing
-            ((0.9, 0.85, 0.95), (0.8, 0.75, 0.85), Standing.PROVEN),
-            ((0.9, 0.85, 0.95), (1.1, 1.05, 1.15), Standing.REFUTED),
+            ((0.9, 0.85, 0.95), (0.8, 0.75, 0.85), Standing.TOOK_EFFECT),
+            ((0.9, 0.85, 0.95), (1.1, 1.05, 1.15), Standing.NO_GAIN),
             (
                 (0.9, None, None),
                 (1.1, None, None),
-                Standing.PROVEN,
+                Standing.TOOK_EFFECT,
             ),  # nor does what one process says
         ],
     )
@@ -414,7 +415,9 @@ class TestRecords:
         other = finished.result
         known(other.first_comparison("bfloat16")).shapes[0].speedup = Interval(2.0)
         for records in ([result, other], [other, result]):
-            assert shown_in(records, SHEETS)[BF16]["CPU"].standing is Standing.PROVEN
+            assert (
+                shown_in(records, SHEETS)[BF16]["CPU"].standing is Standing.TOOK_EFFECT
+            )
 
 
 class TestCells:
@@ -425,51 +428,43 @@ class TestCells:
         )
 
     def test_states(self, matrix: Matrix) -> None:
-        found = cells(matrix, CPU, outcomes(BF16, Standing.PROVEN, "CPU", "a GPU"))
-        assert found[BF16].state is State.PROVEN
-        assert found[BF16].text == "pass on CPU, pass on a GPU"
-        assert found["precision", "bf16", "emoji", "img2img"].text == "not judged"
+        found = cells(matrix, CPU, outcomes(BF16, Standing.TOOK_EFFECT, "CPU", "a GPU"))
+        assert found[BF16].state is State.TOOK_EFFECT
+        assert (
+            found["precision", "bf16", "emoji", "img2img"].state is State.NOT_MEASURED
+        )
         impossible = found["attention", "cudnn", "sdxl", "txt2img"]
         assert impossible.state is State.IMPOSSIBLE
-        assert (
-            impossible.text
-            == f"impossible: the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
-        )
-        assert (
-            found["precision", "fp16_vae_fix", "sdxl", "txt2img"].state
-            is State.UNPROVEN
-        )
-        assert (
-            "this VAE is for SDXL"
-            in found["precision", "fp16_vae_fix", "emoji", "txt2img"].text
-        )
+        assert impossible.reasons == [
+            f"the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
+        ]
+        fixed_vae = ("precision", "fp16_vae_fix")
+        assert found[*fixed_vae, "sdxl", "txt2img"].state is State.NOT_MEASURED
+        [reason] = found[*fixed_vae, "emoji", "txt2img"].reasons
+        assert "this VAE is for SDXL" in reason
 
     def test_proven_elsewhere_is_not_proven_here(self, matrix: Matrix) -> None:
         key = ("attention", "cudnn", "sdxl", "txt2img")
-        shown = outcomes(key, Standing.PROVEN, SHEETS["h200"].name)
-        assert cells(matrix, CPU, shown)[key].text.endswith(
-            f"(pass on {SHEETS['h200'].name})"
+        shown = outcomes(key, Standing.TOOK_EFFECT, SHEETS["h200"].name)
+        assert cells(matrix, CPU, shown)[key].state is State.IMPOSSIBLE
+        proven, elsewhere = (
+            cells(matrix, planned_device(SHEETS[card]), shown)[key]
+            for card in ("h200", "h100")
         )
-        assert (
-            cells(matrix, planned_device(SHEETS["h200"]), shown)[key].state
-            is State.PROVEN
-        )
-        elsewhere = cells(matrix, planned_device(SHEETS["h100"]), shown)[key]
-        assert (
-            elsewhere.text
-            == f"not judged: together with precision=bf16 (pass on {SHEETS['h200'].name})"
-        )
+        assert proven.state is State.TOOK_EFFECT
+        assert elsewhere.state is State.NOT_MEASURED
+        assert elsewhere.reasons == ["together with precision=bf16"]
 
     @pytest.mark.parametrize(
         ("standing", "state"),
-        [(Standing.REFUTED, State.REFUTED), (Standing.CANNOT_RUN, State.FAILED)],
+        [(Standing.NO_GAIN, State.NO_GAIN), (Standing.CANNOT_RUN, State.FAILED)],
     )
     def test_what_records_speak_against(
         self, matrix: Matrix, standing: Standing, state: State
     ) -> None:
         found = cells(matrix, CPU, outcomes(BF16, standing, "CPU"))[BF16]
         assert found.state is state
-        assert found.text == f"{standing}: it brought nothing"
+        assert found.reasons == ["it brought nothing"]
 
 
 class TestShown:
