@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,19 @@ def part_class(library: str, class_name: str) -> Any:
     return getattr(import_module(library), class_name)
 
 
+def state_of(file: Path) -> tuple[int, ...]:
+    """Returns what changes with a file's content, for caches: nobody sets the time at which the kernel saw a change."""
+    found = file.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def read_json(file: Path) -> Any:
-    """Returns what a JSON file holds."""
+    """Returns what a JSON file holds, parsed once as long as the file stays as it is: nobody may change the value."""
+    return _parsed(file, state_of(file))
+
+
+@lru_cache(maxsize=512)
+def _parsed(file: Path, _state: tuple[int, ...]) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
@@ -94,13 +106,18 @@ def names_in_folder(folder: Path) -> str:
 
 def architecture_folder(model: Model) -> Path | None:
     """Returns the folder with the configurations of the model's architecture; None if sdopt does not have it."""
-    folders = (
-        PACKAGED / model.name,
-        ARCHITECTURES / _ARCHITECTURE_OF.get(model.name, model.name),
-    )
-    return next(
-        (folder for folder in folders if (folder / "model_index.json").is_file()), None
-    )
+    return _folder_named(model.name)
+
+
+@cache  # of each option that is checked, the family of its model is asked for several times
+def _folder_named(model: str) -> Path | None:
+    for folder in (
+        PACKAGED / model,
+        ARCHITECTURES / _ARCHITECTURE_OF.get(model, model),
+    ):
+        if (folder / "model_index.json").is_file():
+            return folder
+    return None
 
 
 def class_name_of(folder: Path) -> str:

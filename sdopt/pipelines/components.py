@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError, one_line
-from sdopt.pipelines.catalog import NOT_RUN, part_class, parts_in, read_json
+from sdopt.pipelines.catalog import NOT_RUN, part_class, parts_in, read_json, state_of
 from sdopt.pipelines.families import further_inputs
 from sdopt.pipelines.hub import NETWORK_WEIGHTS
 from sdopt.pipelines.loading import folder_of, network_config, path_of
@@ -25,7 +25,6 @@ from sdopt.pipelines.transformer_files import problems as problems_of_files
 from sdopt.pipelines.weights import (
     Header,
     lacking_vocabulary,
-    state_of,
     variants_of,
     weight_files,
     wrong_numbers,

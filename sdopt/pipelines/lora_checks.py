@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError, one_line, with_type
+from sdopt.pipelines.catalog import state_of
 from sdopt.pipelines.loading import (
     LoadedModel,
     family_of,
@@ -35,7 +36,6 @@ from sdopt.pipelines.loras import (
 )
 from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
 from sdopt.pipelines.random_weights import empty_like, empty_part
-from sdopt.pipelines.weights import state_of
 from sdopt.schema import Model
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import PACKAGED, part_class, parts_in, read_json
+from sdopt.pipelines.catalog import PACKAGED, part_class, parts_in, read_json, state_of
 from sdopt.pipelines.families import factor_of, latent_channels_of
 from sdopt.pipelines.loading import (
     family_of,
@@ -28,7 +28,7 @@ from sdopt.pipelines.prompt_files import (
     Unreadable,
     read_prompts,
 )
-from sdopt.pipelines.weights import load_tokenizer, state_of
+from sdopt.pipelines.weights import load_tokenizer
 from sdopt.schema import Model, Task, Workload
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError, with_type
+from sdopt.pipelines.catalog import state_of
 from sdopt.pipelines.parts import quiet
-from sdopt.pipelines.weights import Header, state_of
+from sdopt.pipelines.weights import Header
 from sdopt.schema import Scheduler
 
 if TYPE_CHECKING:
@@ -39,6 +40,16 @@ _TRAINED: Mapping[str, tuple[Any, ...]] = {
     "timestep_type": (None, "discrete"),
 }
 """Keys of a model's own scheduler that a chosen one must have too, unless their value is one of these."""
+
+_TRAINED_STEPS = 1000
+"""Timesteps that a model of diffusers has, unless its scheduler says another number."""
+
+_OF_TRAINING = {
+    "num_train_timesteps": _TRAINED_STEPS,
+    "timestep_type": "discrete",
+    **dict.fromkeys((*_LEVELS, "trained_betas")),
+}
+"""Keys that say at which levels of noise a model was trained, and what those mean that do not say it."""
 
 _OPTIONS = {
     "ddim": "DDIMScheduler",
@@ -471,6 +482,8 @@ def _sampled(
     )  # of the number of tokens, in a pipeline
     made.set_timesteps(steps, **mu)
     _require_falling(made.timesteps, steps)
+    if _counts_from_training(made):
+        _require_within(made.timesteps, own.get("num_train_timesteps", _TRAINED_STEPS))
     latents = torch.full((1, 4, 8, 8), float(getattr(made, "init_noise_sigma", 1.0)))
     scaled = getattr(made, "scale_model_input", None)  # a flow scales nothing
     takes = inspect.signature(made.step).parameters
@@ -492,9 +505,20 @@ def _require_falling(timesteps: torch.Tensor, steps: int) -> None:
         raise ValueError("its timesteps rise: it makes noise of an image")
     if steps > 1 and first == last:
         raise ValueError(f"all its timesteps are {first:g}: it removes no noise")
-    # Of the EDM schedulers they are logarithms, and no two are equal.
-    if last < 0 and float(timesteps.diff().max()) == 0:
-        raise ValueError(f"it goes on to timestep {last:g}, which no model has")
+
+
+def _counts_from_training(made: Any) -> bool:
+    """Returns whether a scheduler's timesteps are those of a model's training; EDM's are logarithms of noise levels."""
+    flows = type(made).__name__.startswith(_FLOW)
+    counted = flows or _has_levels(type(made))
+    return counted and made.config.get("timestep_type") != "continuous"
+
+
+def _require_within(timesteps: torch.Tensor, trained: int) -> None:
+    """Raises ValueError for timesteps that a model was not trained with: it answers, and the image is another."""
+    for outside in (float(timesteps.min()), float(timesteps.max())):
+        if outside < 0 or outside > trained + 1:
+            raise ValueError(f"it goes on to timestep {outside:g}, which no model has")
 
 
 def late_start(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list[str]:
@@ -563,6 +587,15 @@ def remarks(
         found.append(
             f"is marked to be sampled with {said}; +scheduler.options.… overrides it"
         )
+    for key, usual in _OF_TRAINING.items():
+        trained = own.get(key, usual)
+        chosen = scheduler.options.get(key, trained)
+        unsaid = trained is None and key in _LEVELS
+        if chosen != trained and not unsaid:
+            found.append(
+                f"was trained with {key}={trained}: with scheduler.options.{key}={chosen} it is asked at other levels "
+                "of noise, and images may be nonsense"
+            )
     name = str(own.get("_class_name"))
     if name in ("LCMScheduler", "TCDScheduler") and scheduler.class_name != name:
         found.append(

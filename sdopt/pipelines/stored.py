@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import state_of
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.originals import pipeline_in, prefix_in
 from sdopt.pipelines.scales import (
@@ -21,7 +22,7 @@ from sdopt.pipelines.scales import (
     multiplied,
     scales_of,
 )
-from sdopt.pipelines.weights import Header, state_of
+from sdopt.pipelines.weights import Header
 from sdopt.record.files import begins
 
 if TYPE_CHECKING:

@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from transformers import CLIPTokenizer
 
 
-def state_of(file: Path) -> tuple[int, ...]:
-    """Returns what changes with a file's content, for caches: nobody sets the time at which the kernel saw a change."""
-    found = file.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
 @dataclass(frozen=True)
 class Header:
     """What a safetensors file says of its tensors: its metadata, and by name the type and the shape of each."""

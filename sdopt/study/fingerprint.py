@@ -17,11 +17,11 @@ import numpy as np
 
 from sdopt.about import PACKAGE
 from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import state_of
 from sdopt.pipelines.factory import built
 from sdopt.pipelines.loading import folder_of
 from sdopt.pipelines.tasks import files_of
 from sdopt.pipelines.transformer_files import is_transformer
-from sdopt.pipelines.weights import state_of
 from sdopt.schema import Model
 from sdopt.variant import Variant
 

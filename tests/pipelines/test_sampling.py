@@ -447,6 +447,37 @@ def test_an_option_overrides_a_mark(marked: Model) -> None:
     assert not sampling_remarks(marked, chosen)
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "options", "outside"),
+    [
+        ("DDIMScheduler", {}, {"steps_offset": -1}, "-1"),
+        ("EulerDiscreteScheduler", {}, {"steps_offset": 500}, "1460"),
+        ("EulerDiscreteScheduler", {}, {"steps_offset": -1}, "-1"),
+        (
+            "FlowMatchEulerDiscreteScheduler",
+            {"_class_name": "FlowMatchEulerDiscreteScheduler"},
+            {"shift": -3},
+            "-",
+        ),
+    ],
+)
+def test_timesteps_that_no_model_has_are_refused(
+    name: str, values: dict[str, Any], options: dict[str, Any], outside: str
+) -> None:
+    spaced = {} if values else {"timestep_spacing": "leading"}
+    chosen = Scheduler(name, {**options, **spaced})
+    [found] = unsuited(own(**values), chosen, 25)
+    assert f"goes on to timestep {outside}" in found
+    assert not unsuited(own(**values), Scheduler(name, spaced), 25)
+
+
+def test_other_levels_of_noise_than_those_of_training_are_said(marked: Model) -> None:
+    said = sampling_remarks(marked, Scheduler(options={"beta_schedule": "linear"}))
+    assert any("scheduler.options.beta_schedule=linear" in line for line in said)
+    kept = Scheduler(options={"beta_schedule": "scaled_linear"})
+    assert not any("trained with" in line for line in sampling_remarks(marked, kept))
+
+
 def test_a_distilled_model_with_another_scheduler_is_said(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(EMOJI, tmp_path / "model"))
     edit(folder / "scheduler" / "scheduler_config.json", _class_name="LCMScheduler")

@@ -150,7 +150,11 @@ def _makes_it_run(
         if mine.keys() & theirs.keys():
             continue
         both = replace(ctx, chosen={**ctx.chosen, **theirs})
-        if not any(_conflicts(both, {**mine, **theirs})):
+        if any(
+            option.excluded(both) or option.conflicts(both) for option in mine.values()
+        ):
+            continue
+        if not any(_conflicts(both, theirs)):
             return name
     return None
 

@@ -15,7 +15,6 @@ from sdopt.config.compositions import composition_of
 from sdopt.config.overrides import group_of, key_of, quoted
 from sdopt.config.own import own_config, serving_config, without_effect
 from sdopt.config.paths import options_of
-from sdopt.config.sections import LOAD
 from sdopt.errors import UsageError
 from sdopt.schema import Configured, Seed, Serving, wrong_name
 
@@ -109,7 +108,7 @@ def load_config(
     others = [override for override in overrides if override not in own]
     problems = list(without_effect(others, _OF_STUDIES))
     preset = (
-        composition_of(others, config_dir).values.get(LOAD) or {}
+        composition_of(others, config_dir).values.get("load") or {}
         if any(key_of(override) == "experiment" for override in others)
         else {}
     )
