@@ -16,7 +16,7 @@ from statistics import median
 from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.device import Device
 from sdopt.record.choices import difference, option_name
-from sdopt.record.records import StudyResult
+from sdopt.record.records import Status, StudyResult
 from sdopt.statistics.figures import rows_of
 from sdopt.statistics.measures import SPEEDUP
 from sdopt.study.cost import newest_results
@@ -98,6 +98,8 @@ def single_speedups(result: StudyResult) -> list[tuple[str, float]]:
         ratio = row.beside_reference.get(SPEEDUP.name)
         if ratio is None or row.comparison is None or row.variant.is_control:
             continue
+        if row.variant.status is not Status.OK:
+            continue  # what shows no effect says nothing of the option
         reference = result.variant(row.comparison.reference)
         choices = changed_choices(row.variant.choices, reference.choices)
         same_work = row.variant.config.workload == reference.config.workload
