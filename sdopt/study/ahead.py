@@ -189,6 +189,8 @@ class Ahead:
 
     def _compiles_s(self, process: VariantProcess) -> float:
         """Returns the seconds that a process will compile, as the first one of its variant did; 0 if that is unknown."""
+        if process.measurement.shapes[0].warmup_s:
+            return 0.0  # in blocks, its next worker has what it compiled
         return max(
             (
                 _compile_s(other)

@@ -182,6 +182,19 @@ IN_A_ROW = {
     "9": node("PrimitiveInt", value=1024),
 }  # fmt: skip
 
+OF_ADVANCED = {
+    "steps": "30",
+    "sampler": "dpm++2m",
+    "schedule": "karras",
+    "guidance scale": "6.5",
+    "size": "512×768",
+    "model": "v1-5",
+    "clip skip": "2",
+    "denoising strength": "1",
+    "LoRA": "ships:0.8",
+}
+"""The settings of `ADVANCED`."""
+
 INVOKE = {
     "generation_mode": "txt2img",
     "positive_prompt": "a harbour",
@@ -338,17 +351,7 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
         chunks({"prompt": json.dumps(ADVANCED), "workflow": "{}"}),
         "ComfyUI",
         PLAIN,
-        {
-            "steps": "30",
-            "sampler": "dpm++2m",
-            "schedule": "karras",
-            "guidance scale": "6.5",
-            "size": "512×768",
-            "model": "v1-5",
-            "clip skip": "2",
-            "denoising strength": "1",
-            "LoRA": "ships:0.8",
-        },
+        OF_ADVANCED,
     ),
     "ComfyUI, in a row, WebP": (
         commented(f"prompt:{json.dumps(IN_A_ROW)}", ".webp", 0x0110, inner=False),
@@ -367,17 +370,7 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
         with_file("a.png.json", json.dumps(ADVANCED)),
         "ComfyUI",
         PLAIN,
-        {
-            "steps": "30",
-            "sampler": "dpm++2m",
-            "schedule": "karras",
-            "guidance scale": "6.5",
-            "size": "512×768",
-            "model": "v1-5",
-            "clip skip": "2",
-            "denoising strength": "1",
-            "LoRA": "ships:0.8",
-        },
+        OF_ADVANCED,
     ),
     "InvokeAI": (
         chunks({"invokeai_metadata": json.dumps(INVOKE)}),
