@@ -100,20 +100,13 @@ class Ahead:
                 return float(sum(seconds for seconds in latest if seconds is not None))
         return None
 
-    def seconds(
-        self, extent: Extent, without: Sequence[VariantProcess] = ()
-    ) -> float | None:
+    def seconds(self, extent: Extent) -> float | None:
         """Returns the seconds until the command ends; None while nothing is known.
 
         Args:
             extent: how much is still to be done.
-            without: processes that are left out.
         """
-        processes = [
-            p
-            for p in self._session.processes
-            if p.active and not any(p is other for other in without)
-        ]
+        processes = [p for p in self._session.processes if p.active]
         if not any(self.call_s(process) for process in self._session.processes):
             return None
         found = self.report_s + self._programs_s(processes, extent)

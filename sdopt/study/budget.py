@@ -5,13 +5,12 @@ fastest first; a round; a few images; stages; a second round; then all rounds, i
 recorded (`Budget`), and `resume=… protocol.budget_s=…` measures it.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from sdopt.record.records import Budget
 from sdopt.statistics.settling import is_settled
 from sdopt.study.ahead import Ahead, Extent, Pace
-from sdopt.study.session import Session, VariantProcess
+from sdopt.study.session import Session
 
 _FEWEST_PROMPTS, _FEWEST_FLOORS = 4, 2
 """Prompts that are drawn, and drawn again by the baseline, where there is hardly time for one round."""
@@ -85,8 +84,8 @@ class Spending:
             programs=1,
         )
 
-    def _fits(self, extent: Extent, without: Sequence[VariantProcess] = ()) -> bool:
-        seconds = self._ahead.seconds(extent, without)
+    def _fits(self, extent: Extent) -> bool:
+        seconds = self._ahead.seconds(extent)
         return seconds is None or seconds * self._pace.factor <= self._left_s
 
     def _fits_at_least(self) -> bool:
@@ -114,7 +113,6 @@ class Spending:
             for p in session.processes
             if p.measurement.replicate == first
         }
-        without: list[VariantProcess] = []
         slowest_first = sorted(
             rows.values(), key=lambda row: -calls_s.get(row.name, 0.0)
         )
@@ -124,7 +122,6 @@ class Spending:
                 for p in session.processes
                 if p.row is row and p.measurement.replicate != first
             ]
-            without += further
             for process in further:
                 process.active = False
             left_out = [process.measurement for process in further]
