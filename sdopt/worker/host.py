@@ -235,9 +235,9 @@ class PipelineHost:
         """Returns the final latents of the last call, float32 (n, channels, height, width); empty if it gave none."""
         if self._last is None:
             return np.empty((count, 0), np.float32)
-        found: np.ndarray = (
-            spatial(self._last, self._latents_form).float().cpu().numpy()
-        )
+        latents = spatial(self._last, self._latents_form)
+        # With `grad_mode=enabled` they hold the graph of the whole call.
+        found: np.ndarray = latents.detach().float().cpu().numpy()
         return found
 
     def _sample(

@@ -124,6 +124,17 @@ class TestTimedCall:
             drawn = np.asarray(Image.open(tmp_path / f"{prompt:04d}_{image:02d}.png"))
             assert np.array_equal(sampled.pixels, drawn)
 
+    def test_draws_where_autograd_records(self, session: Load, tmp_path: Path) -> None:
+        """The latents of a call are then part of a graph, which nothing may ask for numbers."""
+        loaded = session("grad_mode=enabled", "workload.prompt_count=1")
+        draw = timed_draw(loaded._variant)
+        [record] = loaded.generate(0, draw, tmp_path).records
+        [sampled] = loaded.time_once(every_image=True).images
+        assert record.finite
+        assert sampled.latents is not None
+        drawn = load_file(tmp_path / LATENTS)["latents"]
+        assert np.array_equal(drawn[0].numpy(), sampled.latents)
+
     @pytest.mark.parametrize(
         "overrides",
         [[], ["memory=precomputed_embeddings", "task=img2img", "task.strength=1"]],
