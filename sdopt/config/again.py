@@ -27,6 +27,9 @@ _ELSEWHERE = (
 )
 """Sections and keys that do not affect how a variant is measured."""
 
+_INTERPOLATED = "${"
+"""What an override has whose value may be another one later."""
+
 _BASELINE, _CANDIDATE = "baseline", "candidate"
 """The names of both sides where they differ in more than options."""
 
@@ -125,6 +128,8 @@ def _words(variant: Variant) -> list[str]:
     words: dict[str, str] = {}
     for override in variant.overrides:
         key = key_of(override)
+        if _INTERPOLATED in override:  # its value, of the environment or of a time
+            continue
         if group_of(key) not in _ELSEWHERE and not override.startswith("~"):
             words.pop(key, None)  # the last one counts, at its place
             words[key] = override

@@ -181,6 +181,22 @@ def test_keys_that_a_preset_of_ones_own_sets(tmp_path: Path) -> None:
     assert "experiment" not in command
 
 
+def test_a_value_of_the_environment_is_written_out(
+    composer: Composers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another shell may have another value, and the command would measure that."""
+    monkeypatch.setenv("SCALE", "3.5")
+    monkeypatch.setenv("KIND", "bf16")
+    words = [
+        "workload.guidance_scale=${oc.env:SCALE}",
+        "precision=${oc.env:KIND}",
+    ]
+    [command] = require_same(composer([*SMOKE, *words]))
+    assert "workload.guidance_scale=3.5" in command
+    assert "precision=bf16" in command
+    assert "${" not in command
+
+
 @pytest.mark.slow
 def test_an_option_in_a_folder_of_ones_own(tmp_path: Path) -> None:
     folder = tmp_path / "meine Gruppen"
