@@ -20,6 +20,7 @@ from sdopt.options.layout import Layout
 from sdopt.options.lora import Loaded
 from sdopt.options.memory import LayerwiseCasting, TinyVae
 from sdopt.options.precision import FLOATS, FixedVae, FullVae, Precision
+from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.factory import configs_of
 from sdopt.pipelines.families import side_of
 from sdopt.pipelines.loading import LoadedModel
@@ -28,7 +29,6 @@ from sdopt.pipelines.parts import casting_hook, denoiser_of, networks_of
 from sdopt.pipelines.sampling import scheduler_like, unsuited
 from sdopt.pipelines.tasks import task_of
 from sdopt.record.choices import as_choice
-from sdopt.reference import MODEL
 from sdopt.schema import Scheduler, Workload
 
 if TYPE_CHECKING:
@@ -170,8 +170,9 @@ def _model_of(pipe: "DiffusionPipeline") -> LoadedModel:
         configs=configs_of(pipe),
         networks=networks,
     )
-    if name and Path(name).resolve() == MODEL.resolve():
-        return replace(described, name=MODEL.name, weights="packaged")
+    origin = Path(name).resolve()
+    if name and origin.is_dir() and origin.parent == PACKAGED.resolve():
+        return replace(described, name=origin.name, weights="packaged")
     if name and Path(name).exists():
         return replace(described, path=name)
     return (

@@ -26,6 +26,7 @@ SITUATIONS = {
     "a batch of several images": "workload.batch_size=2 workload.images_per_prompt=2 grad_mode=inference_mode",
     "another scheduler": "scheduler=flow_unipc precision=bf16 workload.steps=4",
     "embeddings in advance": "memory=[precomputed_embeddings] workload.seed=77",
+    "a small decoder": "memory=[tiny_vae] precision=bf16",
     "tiles": "workload.size=128 memory=[vae_tiling,vae_slicing] workload.batch_size=2",
 }
 
