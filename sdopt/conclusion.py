@@ -111,7 +111,9 @@ class Conclusion:
             left_s: seconds until the study shall end; the first program has its own limit.
         """
         result = summary.result
-        ran = [row.variant for row in summary.candidates if row.status is Status.OK]
+        # The recommended one first, whose code is shown: what is faster may have failed the gate.
+        candidates = sorted(summary.candidates, key=lambda row: row is not summary.best)
+        ran = [row.variant for row in candidates if row.status is Status.OK]
         wanted = [variant for variant in ran if variant.program is None]
         budget_s = result.config.protocol.programs_s
         if budget_s is None:

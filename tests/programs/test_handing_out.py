@@ -18,6 +18,7 @@ from sdopt.record.programs import Program
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Measurement, ShapeSamples
 from sdopt.record.scores import ImageRecord
+from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.report.answer import use_of
 from sdopt.report.answer_json import answer_of
 from sdopt.report.blocks import Code, Notes
@@ -163,6 +164,23 @@ class TestOfAStudy:
         assert asked[0] == best.name
         assert sorted(asked) == sorted(row.name for row in result.candidates)
         assert run(lambda _: DRAWN) == [], "what was run is not run again"
+
+    def test_what_is_faster_and_not_recommended_comes_later(
+        self, result: StudyResult, run: Callable[..., list[str]]
+    ) -> None:
+        """Else the time may be spent on programs whose code nobody is shown."""
+        fastest = summary_of(result).best
+        assert fastest is not None
+        for judgement in result.judgements:
+            if judgement.candidate == fastest.name:
+                judgement.verdict = Verdict.FAIL
+                judgement.rulings.append(Ruling("tripwires", "", Verdict.FAIL, "black"))
+            elif judgement.candidate == "bfloat16":
+                judgement.verdict, judgement.gains = Verdict.PASS, ["speedup"]
+        best = summary_of(result).best
+        assert best is not None
+        assert best.name != fastest.name
+        assert run(lambda _: DRAWN)[:2] == [best.name, fastest.name]
 
     @pytest.mark.parametrize(
         "error", [ChildTimeoutError(), ChildDiedError(-11), OSError("no process")]
