@@ -162,8 +162,9 @@ class Sweep:
         config = self._baseline_config(job)
         keys: dict[str, None] = {}
         for other in self.studies:
-            differing = self._baseline_config(other).differing(config, WORK)
+            differing = self._baseline_config(other).differing(config, _NAMING)
             keys |= dict.fromkeys(differing)
+        keys.pop("hardware.sheet", None)  # a whole record
         words = [row.name]
         for key in keys:
             section, _, name = key.partition(".")
@@ -195,7 +196,7 @@ class Sweep:
         if all(row.speed is None and row.images is None for _, row in rows):
             return f"Nothing was measured beside a baseline: {job.name}: {job.because} (job {job.number})."
         if self.best is None and row.speed is not Speed.FEW:
-            return f"Keep the baseline: none of {len(rows)} is shown to be better."
+            return self._none_better([row for _, row in rows])
         reservation = f"{lacking_text(row)}: "
         if self.best is not None:
             reservation = ""
@@ -208,6 +209,17 @@ class Sweep:
         )
         count = len({*self.studies, *self.errors})
         return f"{reservation}{answer} (job {job.number} of {count})."
+
+    def _none_better(self, rows: Sequence[Row]) -> str:
+        """Returns that no variant pays, of those that were measured."""
+        measured = 0
+        for row in rows:
+            measured += row.speed is not None or row.images is not None
+        lacking = len(rows) - measured
+        for job in self.jobs:
+            lacking += job.row is None
+        others = f"; {lacking} not measured" if lacking else ""
+        return f"Keep the baseline: none of {measured} is shown to be better{others}."
 
     def blocks(self, reasons: bool = True) -> list[Block]:
         """Returns the answer, the table of all jobs, and how to use the winner."""
@@ -224,6 +236,9 @@ class Sweep:
             blocks += use_of(replace(self.summaries[job.number], best=row))
         return blocks
 
+
+_NAMING = (*WORK, "hardware")
+"""Sections by which jobs are told apart."""
 
 _NOTE = "Each job is a study of its own: gains are over the baseline that was measured in the same job."
 

@@ -84,6 +84,20 @@ def test_nothing_is_advised_where_nothing_was_measured(
     assert "it broke" in sentence
 
 
+def test_what_was_not_measured_is_not_called_no_better(
+    jobs: dict[str, StudyResult],
+) -> None:
+    row = jobs["1"].variant("deep cache")
+    row.status, row.reason, row.measurements, row.images = Status.FAILED, "it", [], []
+    jobs["1"].judgements = []
+    compare(jobs["1"])
+    both = {job: jobs[job] for job in ("1", "2")}
+    sentence = Sweep(Path(), both, {"3": JobError(3, ["it broke"])}).sentence
+    assert sentence == (
+        "Keep the baseline: none of 1 is shown to be better; 2 not measured."
+    )
+
+
 def test_a_sweep_of_one_job_is_shown(
     jobs: dict[str, StudyResult], tmp_path: Path
 ) -> None:
@@ -99,6 +113,16 @@ def test_jobs_of_other_work_are_told_apart(jobs: dict[str, StudyResult]) -> None
         reconfigure(variant, "workload", steps=7)
     names = {job.name for job in Sweep(Path(), {"0": jobs["1"], "1": other}, {}).jobs}
     assert names == {"deep cache, workload.steps=25", "deep cache, workload.steps=7"}
+
+
+def test_jobs_of_other_threads_are_told_apart(jobs: dict[str, StudyResult]) -> None:
+    other = deepcopy(jobs["0"])
+    reconfigure(other, "hardware", threads=7)
+    for variant in other.variants:
+        reconfigure(variant, "hardware", threads=7)
+    names = {job.name for job in Sweep(Path(), {"0": jobs["0"], "1": other}, {}).jobs}
+    assert len(names) == 2
+    assert "baseline, hardware.threads=7" in names
 
 
 def test_a_job_that_ended_early_says_why(jobs: dict[str, StudyResult]) -> None:
