@@ -49,18 +49,21 @@ def comparison_sheet(summary: Summary, folder: Path, prompts: int = 6) -> bytes 
         return None
     rows: list[_Row] = []
     for record in columns[0].variant.images[:prompts]:
-        images = {
-            column.variant.name: _opened(
-                folder, column.variant.image(record.prompt_index, record.image_index)
-            )
-            for column in columns
-        }
+        records: dict[str, ImageRecord | None] = {}
+        images: dict[str, Image.Image | None] = {}
+        for column in columns:
+            found = column.variant.image(record.prompt_index, record.image_index)
+            records[column.name] = found
+            images[column.name] = _opened(folder, found)
         rows.append((record.prompt, list(map(_cell, images.values()))))
         if len(columns) > 1:
-            differences = [
-                _difference(images[column.name], images.get(column.reference))
-                for column in columns
-            ]
+            differences = []
+            for column in columns:
+                other = images.get(column.reference)
+                mine, theirs = records[column.name], records.get(column.reference)
+                if not (summary.result.is_imported or _same_noise(mine, theirs)):
+                    other = None  # the difference would be that of the noise
+                differences.append(_difference(images[column.name], other))
             rows.append(
                 (
                     f"difference, amplified {_AMPLIFIED} times",
@@ -141,6 +144,10 @@ def _opened(folder: Path, record: ImageRecord | None) -> Image.Image | None:
     if record is None or is_replaced(folder, record):
         return None
     return open_image(inside(folder, record.path)).convert("RGB")
+
+
+def _same_noise(record: ImageRecord | None, other: ImageRecord | None) -> bool:
+    return record is not None and other is not None and record.seed == other.seed
 
 
 def _difference(

@@ -330,6 +330,18 @@ class TestGallery:
         ]
         assert [picture.uri for picture in gallery.prompts[-1].variants] == ["", ""]
 
+    def test_other_noise_is_not_called_the_same(
+        self, full: StudyResult, finished: Finished
+    ) -> None:
+        """With more images per prompt, the second prompt begins at another seed."""
+        gallery = gallery_of(full, finished.folder, 10**9)
+        assert gallery is not None
+        assert "the same noise" in gallery.caption
+        full.variant("bfloat16").images[-1].seed += 3
+        gallery = gallery_of(full, finished.folder, 10**9)
+        assert gallery is not None
+        assert "the same noise" not in gallery.caption
+
     def test_an_image_that_equals_its_reference_is_not_shown_as_the_baselines(
         self, full: StudyResult, finished: Finished
     ) -> None:

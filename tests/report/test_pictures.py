@@ -69,6 +69,14 @@ class TestSheets:
             for row in range(_CELL, sheet.height - 100)
         }
         assert {(3 * 16, 0, 0), (255, 0, 0)} <= found
+        # What differs is the noise, and says nothing of the option.
+        result.variant("batches of four").images[0].seed += 3
+        sheet = opened(comparison_sheet(summary_of(result), tmp_path))
+        column = {
+            sheet.getpixel((150 + 2 * _CELL + 80, row))
+            for row in range(_CELL, sheet.height - 100)
+        }
+        assert (255, 0, 0) not in column
 
 
 @pytest.mark.parametrize("design", ["explicit", "cumulative"])

@@ -61,7 +61,9 @@ def gallery_of(
             f"the worst of each metric first, then those whose images differ most ({metric}; the figure under an image "
             "compares it to its reference)"
         )
-    noise = "" if result.is_imported else " All variants start from the same noise."
+    noise = ""
+    if not result.is_imported and all(_starts_alike(row, baseline) for row in others):
+        noise = " All variants start from the same noise."
     if replaced := replaced_images(result, folder):
         noise += (
             f" {len(replaced)} images of the folder are not shown: each {REPLACED}."
@@ -72,6 +74,18 @@ def gallery_of(
         pixelated=edge <= _LOSSLESS_UP_TO,
         caption=f"{len(rows)} of {len(ordered)} prompts, {order}.{noise}",
     )
+
+
+def _starts_alike(
+    variant: VariantResult,
+    baseline: VariantResult,
+) -> bool:
+    """Returns whether each image starts from the noise of the baseline's: with more images per prompt they do not."""
+    for image in variant.images:
+        other = baseline.image(image.prompt_index, image.image_index)
+        if other is not None and other.seed != image.seed:
+            return False
+    return True
 
 
 def _ordered(
