@@ -7,6 +7,7 @@ check it where a configuration is read, and nowhere else.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -142,6 +143,17 @@ class Model(Configured):
     def source(self) -> str:
         """What `model=…` takes for it: its repository, its path, its function, or its name."""
         return str(getattr(self, self._named_by))
+
+    @property
+    def title(self) -> str:
+        """What tells it from other models whose figures stand beside its own: all files have one name in the group."""
+        if self.weights == "random":
+            return f"{self.name} (random weights)"
+        if self.weights == "path" and self.path is not None:
+            return Path(self.path).name or self.path
+        if self.weights == "factory" or self.name == "folder":
+            return self.source
+        return self.name
 
     @property
     def origin(self) -> str:

@@ -84,6 +84,8 @@ class Promise:
 
     contract: Contract
     claims: list[str]
+    by_image: bool = False
+    """Whether each image decides how much of the denoiser runs, and so how fast it is."""
 
 
 @dataclass
@@ -232,6 +234,11 @@ class VariantResult:
         return not evidence.engaged and not (
             self.is_patched and plain and evidence.axis != PATCH
         )
+
+    @property
+    def skips_by_image(self) -> bool:
+        """Whether its images decide how much of the denoiser runs, as with a cache that compares what blocks add."""
+        return any(promise.by_image for promise in self.promises.values())
 
     def promises_beside(self, other: "VariantResult") -> list[Promise]:
         """Returns what its options promise on the axes where it differs from another variant."""

@@ -15,6 +15,7 @@ from sdopt.record.files import short_digest
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Verdict
 from sdopt.report.columns import values_of
+from sdopt.report.notes import caveats_of
 from sdopt.report.program import program_of, said_of
 from sdopt.report.tables import WorstPrompt, worst_prompts
 from sdopt.schema import WORK
@@ -104,7 +105,10 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of one study. `best` is the recommended candidate; null if none is."""
+    """The answer of one study. `best` is the recommended candidate; null if none is.
+
+    `notes` says what the verdicts rest on, and what speaks against them.
+    """
 
     schema: int
     answer: str
@@ -130,7 +134,7 @@ def answer_of(summary: Summary, folder: Path) -> Answer:
         result.status,
         Baseline(own.name, baseline_digest(result), _latency(own), own.images_per_call),
         [_candidate(row, result) for row in summary.candidates],
-        list(summary.notes),
+        [*caveats_of(summary), *summary.notes],
     )
 
 

@@ -140,13 +140,31 @@ def caveats_of(summary: Summary) -> Iterator[str]:
             f"Memory of an {hardware.sheet.name} ({hardware.sheet.memory_gib:g} GiB) emulated: PyTorch's allocator was "
             f"capped; times are those of {result.environment.device['name']}."
         )
-    if any(
-        variant.config.random_weights and variant.status.timed
-        for variant in result.variants
-    ):
-        yield "Random weights: speed and memory are those of the real model; images show only how far variants agree."
+    yield from _random_weights_note(result)
     if any(variant.status is Status.NOT_ENGAGED for variant in result.variants):
         yield "not_engaged: the option ran, and nothing shows that it was active; its figures are not attributed to it."
+
+
+def _random_weights_note(result: StudyResult) -> Iterator[str]:
+    """Yields what figures of untrained weights hold for; what images decide is not that of a trained model."""
+    timed = []
+    deciding = []
+    for variant in result.variants:
+        if variant.config.random_weights and variant.status.timed:
+            timed.append(variant.name)
+            if variant.skips_by_image:
+                deciding.append(variant.name)
+    if not timed:
+        return
+    apart = ""
+    if deciding:
+        apart = (
+            f", but for the speed of {', '.join(deciding)}: how many steps are skipped there depends on the images, and "
+            "untrained weights make others"
+        )
+    yield (
+        f"Random weights: speed and memory are those of the real model{apart}; images show only how far variants agree."
+    )
 
 
 def _drift_text(result: StudyResult) -> str:

@@ -81,6 +81,9 @@ def _outcomes(result: StudyResult, row: Row) -> Iterator[OptionOutcome]:
             )
         return
     for (axis, option), evidence in _evidence_by_option(variant).items():
+        promise = variant.promises.get(axis)
+        if promise and promise.by_image and variant.config.random_weights:
+            continue  # untrained weights make images that skip other steps
         judged = _judged(row, axis, evidence, axis == alone)
         if judged is not None:
             yield _outcome(variant, axis, option, *judged)

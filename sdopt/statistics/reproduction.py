@@ -324,6 +324,15 @@ def _verdict(
     if figure.measure != SPEEDUP.name and memory != "peak_allocated_gib":
         reason = "here the memory of a process on a CPU, in the article that of a GPU"
         return "not judged", reason
+    sides = [row.variant, result.variant(row.reference)]
+    by_image = any(side.skips_by_image for side in sides)
+    if (
+        figure.measure == SPEEDUP.name
+        and by_image
+        and row.variant.config.random_weights
+    ):
+        reason = "how many steps are skipped depends on the images, and untrained weights make others"
+        return "not judged", reason
     return _compared(figure.measure, figure.value, measured)
 
 

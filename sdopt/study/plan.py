@@ -267,7 +267,11 @@ def _row(
         config=variant.config,
         contract=variant.contract_on(device),
         promises={
-            axis: Promise(option.contract_on(device), sorted(option.claimed()))
+            axis: Promise(
+                option.contract_on(device),
+                sorted(option.claimed()),
+                by_image=option.saves_operations is None,
+            )
             for axis, option in variant.optimizations.items()
         },
         status=Status.SKIPPED if conflicts else Status.PENDING,

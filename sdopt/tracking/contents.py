@@ -298,7 +298,7 @@ def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, A
         for key in ("size", "batch_size")
     )
     return {
-        "model": config.model.name,
+        "model": config.model.title,
         "size": ", ".join(map(str, sizes)),
         "steps": config.workload.steps,
         "batch": ", ".join(map(str, batches)),

@@ -35,6 +35,7 @@ from sdopt.report.markdown import markdown_page, written
 from sdopt.report.page.sections import study_page
 from sdopt.report.tables import to_csv
 from sdopt.report.verdicts import summary_markdown
+from sdopt.schema import Model
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import floor_range
@@ -154,6 +155,13 @@ def random_weights() -> StudyResult:
     owners: list[StudyResult | VariantResult] = [result, *result.variants]
     for owner in owners:
         reconfigure(owner, "model", weights="random")
+    return result
+
+
+def random_weights_by_image() -> StudyResult:
+    """Of a cache that skips by what blocks add: untrained weights add something else."""
+    result = random_weights()
+    result.variant(OPTIONS[1]).promises["caching"].by_image = True
     return result
 
 
@@ -293,6 +301,7 @@ KINDS: dict[str, Callable[[], StudyResult]] = {
     "imported once": imported_once,
     "without images": without_images,
     "random weights": random_weights,
+    "random weights, skipped by image": random_weights_by_image,
     "a failed variant": lambda: with_a_failure(OPTIONS[1]),
     "a failed repetition": with_a_failure,
     "all skipped": all_skipped,
@@ -415,6 +424,10 @@ CLAIMS: dict[str, Callable[[StudyResult], bool]] = {
         not result.is_imported and has_times(result)
     ),
     r"[Rr]andom weights": lambda result: result.config.random_weights,
+    r"speed and memory are those of the real model;": lambda result: (
+        result.config.random_weights
+        and not any(row.skips_by_image for row in result.variants)
+    ),
     r"Disturbed by other work|Calls that other work disturbed|\"sdopt.disturbed\"": lambda result: (
         count_rounds(result) is not None
     ),
@@ -501,6 +514,25 @@ def test_every_claim_is_made_by_some_kind(said: dict[str, dict[str, str]]) -> No
         text for surfaces in said.values() for text in surfaces.values()
     )
     assert [claim for claim in CLAIMS if not re.search(claim, everything)] == []
+
+
+def test_untrained_weights_and_own_files_are_told_apart_wherever_figures_meet(
+    said: dict[str, dict[str, str]],
+) -> None:
+    """On a leaderboard, all files would be `folder`, and an untrained model the trained one of its name."""
+    for kind in ("random weights", "random weights, skipped by image"):
+        for surface in ("terminal", "table.md", "report.md", "--json", "MLflow"):
+            assert "andom weights" in said[kind][surface], (kind, surface)
+    titles = {
+        Model().title,
+        Model(weights="random").title,
+        Model("folder", "path", path="~/models/one.safetensors").title,
+        Model("folder", "path", path="~/models/other.safetensors").title,
+        Model("folder", "hub", hub_id="owner/name").title,
+        Model("factory", "factory", factory="/a/mine.py:make").title,
+    }
+    assert len(titles) == 6
+    assert Model("sdxl", "hub", hub_id="owner/name").title == "sdxl"
 
 
 def test_settings_of_the_work_are_not_counted_among_what_a_trace_shows(

@@ -161,7 +161,9 @@ def _measure(
     check_models(variants, ("path", "hub"), context)
     first = variants[0]
     most = max(shape.batch_size for shape in first.shapes)
-    work = f"{first.model.name} {first.size}×{first.size}, {first.workload.steps} steps"
+    work = (
+        f"{first.model.title} {first.size}×{first.size}, {first.workload.steps} steps"
+    )
     record.header = [f"{work}, batches of up to {most}, on {machine.device.name}"]
     print_problems([*machine.warnings, *remarks_on_variants(variants, machine)])
     with ExitStack() as stack:
