@@ -6,7 +6,7 @@ from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import GpuState
 from sdopt.report.notes import busy_note, gpu_notes, throttling_note
 from sdopt.statistics.outcomes import Standing, busy_share, outcomes_of
-from tests.records import retime
+from tests.records import reconfigure, retime
 
 
 class TestThrottling:
@@ -107,3 +107,15 @@ def test_what_failed_alone_cannot_run(
     row = result.variant("bfloat16")
     row.status, row.measurements = status, []
     assert standings(result).get(("precision", "bf16")) is standing
+
+
+def test_untrained_weights_say_nothing_of_what_images_decide(
+    result: StudyResult,
+) -> None:
+    """They may skip no step where a trained model skips half of them."""
+    row = result.variant("bfloat16")
+    row.promises["precision"].by_image = True
+    assert ("precision", "bf16") in standings(result)
+    for variant in result.variants:
+        reconfigure(variant, "model", weights="random")
+    assert ("precision", "bf16") not in standings(result)

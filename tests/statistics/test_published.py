@@ -28,7 +28,7 @@ from sdopt.statistics.reproduction import (
     published_of,
 )
 from sdopt.statistics.summary import summary_of
-from tests.records import known, samples_of
+from tests.records import known, reconfigure, samples_of
 
 Article = Callable[..., list[PublishedClaim]]
 
@@ -183,6 +183,21 @@ class TestVerdicts:
         claim = article(time=TIMES)[0]
         assert claim.verdict == verdict
         assert reason in claim.reason
+
+    def test_of_steps_that_images_decide_says_nothing_with_untrained_weights(
+        self, result: StudyResult, article: Article
+    ) -> None:
+        speedup_of(result, 2.0, 1.8, 2.2)
+        promise = result.variant("bfloat16").promises["precision"]
+        promise.by_image = True
+        assert article(time=TIMES)[0].verdict == "reproduced"
+        for variant in result.variants:
+            reconfigure(variant, "model", weights="random")
+        claim = article(time=TIMES)[0]
+        assert claim.verdict == "not judged"
+        assert "untrained weights" in claim.reason
+        promise.by_image = False
+        assert article(time=TIMES)[0].verdict == "reproduced"
 
     def test_a_row_that_did_not_run_says_why_and_one_whose_reference_did_not_names_it(
         self, result: StudyResult, article: Article
