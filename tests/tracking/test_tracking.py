@@ -324,6 +324,9 @@ class TestStudy:
             "bf16",
         )
         assert half.params["precision"] == "bf16"
+        assert not {"attention", "layout", "workload.steps"} & half.params.keys(), (
+            "all variants have these in common"
+        )
         assert four.params["workload.batch_size"] == "4"
         assert children["baseline"].data.params["workload.batch_size"] == "1"
         assert half.metrics["speedup"] == pytest.approx(
