@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> int:
         raise UsageError(
             f"tracking.uri={tracking.uri}: has no logged results yet; run a study first"
         )
+    _require_port(arguments.port)
     if is_server(tracking):
         print(
             without_passwords(
@@ -76,6 +78,14 @@ def main(argv: list[str]) -> int:
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGTERM)
             server.wait()
+
+
+def _require_port(port: int) -> None:
+    if not 0 < port < 2**16:
+        raise UsageError(f"--port {port}: must be between 1 and {2**16 - 1}")
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise UsageError(f"--port {port}: already in use; choose another port")
 
 
 if __name__ == "__main__":

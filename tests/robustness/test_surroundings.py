@@ -21,7 +21,7 @@ from sdopt.record.files import read_result
 from sdopt.schema import Tracking
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import log_study
-from tests.command import ROOT, SMOKE, sdopt
+from tests.command import ROOT, SMOKE, refused, sdopt
 from tests.robustness.damage import RESULT
 from tests.study.test_robustness import full, small_disk
 
@@ -141,9 +141,22 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     store = f"tracking.uri=sqlite:///{tmp_path}/there.db"
     with socket.create_server(("127.0.0.1", 0)) as used:
         taken = str(used.getsockname()[1])
-        ended = sdopt(tmp_path, "ui", "--port", taken, store)
-    assert ended.code == 3
-    assert "MLflow's server ended with exit code" in ended.err
+        refused(
+            tmp_path,
+            "ui",
+            "--port",
+            taken,
+            store,
+            says="already in use; choose another port",
+        )
+    refused(
+        tmp_path,
+        "ui",
+        "--port",
+        "99999",
+        store,
+        says="--port 99999: must be between 1 and 65535",
+    )
 
 
 @pytest.mark.parametrize(
