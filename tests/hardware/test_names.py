@@ -4,7 +4,13 @@ import pytest
 
 from sdopt.apps.foresight.cards import asked_for
 from sdopt.config.groups import data_sheets
-from sdopt.hardware.faults import FAULTS, builds_of, faults_of, without_kernels
+from sdopt.hardware.faults import (
+    FAULTS,
+    builds_of,
+    faults_of,
+    without_arithmetic,
+    without_kernels,
+)
 from sdopt.hardware.names import (
     cards_named,
     nearest_cards,
@@ -219,15 +225,25 @@ def test_faults_are_those_of_the_die_in_the_types_that_have_them() -> None:
         assert faults_of(SHEETS[card].name, SHEETS[card], ["bfloat16"]) == []
     for named in ("NVIDIA T550 Laptop GPU", "NVIDIA GeForce MX550"):
         assert "black" in faults_of(named, None)[0]
-    for card in ("rtx2060", "rtx3060", "p100", "t4", "rx6900_xt"):
+    for card in ("rtx2060", "rtx3060", "p100", "t4", "rx7900_xtx"):
         assert faults_of(SHEETS[card].name, SHEETS[card]) == [], card
+    assert faults_of(SHEETS["rx6900_xt"].name, SHEETS["rx6900_xt"], ["float16"]) == []
     assert faults_of("NVIDIA GeForce RTX 2060", None) == []
 
 
 def test_each_fault_has_reports_and_no_card_two_of_one_kind() -> None:
     assert all(fault.sources and fault.says for fault in FAULTS)
-    chips = [chip for fault in FAULTS for chip in fault.chips]
-    assert len(chips) == len({*chips})
+    kinds = [(chip, fault.types) for fault in FAULTS for chip in fault.chips]
+    assert len(kinds) == len({*kinds})
+
+
+def test_bfloat16_is_slow_where_a_die_has_no_instructions_for_it() -> None:
+    for option, sheet in SHEETS.items():
+        said = " ".join(faults_of(sheet.name, sheet, ["bfloat16"]))
+        slow = sheet.architecture == "rdna2"
+        assert ("no instructions" in said) == slow, option
+        assert bool(without_arithmetic(sheet, ["bfloat16", "float32"])) == slow, option
+        assert without_arithmetic(sheet, ["float16", "float32"]) == ""
 
 
 @pytest.mark.parametrize(
