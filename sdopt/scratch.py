@@ -103,7 +103,13 @@ def unwritable(folder: Path) -> str | None:
     )
     if not there.is_dir():
         return f"{there} is no folder"
-    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} cannot be written"
+    try:  # root may write everywhere, and a quota or a kernel's own folder says so only now
+        os.rmdir(tempfile.mkdtemp(dir=there))  # noqa: PTH106
+    except OSError as error:
+        return f"{there} cannot be written ({error.strerror})"
+    return None
 
 
 def cache_folder() -> Path:

@@ -53,6 +53,17 @@ def test_importing_it_imports_nothing_heavy_and_a_command_no_diffusers_itself(
     assert python(tmp_path, "-c", program).splitlines() == ["[]", "[]"]
 
 
+def test_naming_a_function_leaves_the_random_numbers_of_a_program_as_they_are(
+    tmp_path: Path,
+) -> None:
+    """A library that it imports draws from the global generator, after which a program would draw others."""
+    drawn = "random.seed(1); sdopt.load_result; print(random.random())"
+    said = python(tmp_path, "-c", f"import random, sdopt; {drawn}")
+    assert said == python(
+        tmp_path, "-c", "import random; random.seed(1); print(random.random())"
+    )
+
+
 @pytest.mark.slow
 def test_only_workers_of_a_study_import_diffusers(tmp_path: Path) -> None:
     heavy = "[m for m in ('diffusers', 'transformers', 'torch._dynamo', 'mlflow', 'pandas') if m in sys.modules]"

@@ -14,7 +14,7 @@ import pytest
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.locks import exclusive, lock_folder, reserve, runtime_folder
-from sdopt.scratch import cache_folder, own_folder, remove_abandoned
+from sdopt.scratch import cache_folder, own_folder, remove_abandoned, unwritable
 
 _HERE = """
 import os, sys, time
@@ -272,3 +272,13 @@ def test_a_path_that_is_too_long_for_sockets_is_said(tmp_path: Path) -> None:
     assert ended.stdout.startswith("/tmp/sdopt-")
     assert ended.stderr.count("too long for sockets") == 1
     assert not list(long.iterdir())
+
+
+def test_where_nothing_can_be_written_is_said_to_root_too(tmp_path: Path) -> None:
+    """The kernel's own folder lets root in, and then makes none."""
+    assert "/proc cannot be written" in str(unwritable(Path("/proc/sdopt/cache")))
+    file = tmp_path / "file"
+    file.touch()
+    assert unwritable(file / "cache") == f"{file} is no folder"
+    assert unwritable(tmp_path / "new" / "cache") is None
+    assert list(tmp_path.iterdir()) == [file], "it leaves nothing behind"

@@ -1,11 +1,10 @@
 """Reads what a graph of ComfyUI says of an image: the nodes as they were queued, of which links name one another."""
 
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sdopt.exchange.settings import plain_key
+from sdopt.exchange.settings import plain_key, shortened
 
 Inputs = Mapping[str, Any]
 """The inputs of a node by name: plain values, or links `[id of a node, number of its output]`."""
@@ -227,7 +226,7 @@ class _Graph:
             plain = isinstance(value, str | int | float) and value != ""
             if plain and not known and not _FASTER.search(plain_key(name)):
                 text = f"{value:g}" if isinstance(value, float) else str(value)
-                values.append(f"{name}={_short(text)}")
+                values.append(f"{name}={shortened(text)}")
         if values:
             return ", ".join(values)
         read = any(node == id(inputs) for node, _ in self.read)
@@ -285,17 +284,6 @@ def _is_sampler(inputs: Inputs) -> bool:
 
 
 _OF_LORAS = {"lora_name", "strength_model", "lora_model_strength"}
-
-
-def _short(text: str) -> str:
-    """Returns a value, of a long text its begin and a digest."""
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[:_LONGEST]}… ({zlib.crc32(text.encode()):08x})"
-
-
-_LONGEST = 60
-"""Characters of a value that are shown."""
 
 
 def _loras(inputs: Inputs) -> list[str]:

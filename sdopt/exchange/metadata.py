@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.exchange.graphs import facts_of_graph, others_of_graph
 from sdopt.exchange.hidden import hidden_text
-from sdopt.exchange.settings import others_of, plain_key, settings_of
+from sdopt.exchange.settings import (
+    number_or_word,
+    others_of,
+    plain_key,
+    settings_of,
+)
 from sdopt.exchange.texts import json_object, text_beside, texts_of
+from sdopt.exchange.workflows import graph_of_workflow
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -63,14 +69,15 @@ def _of_texts(texts: "Texts") -> Origin | None:
         origin = reader(texts)
         if origin is not None:
             # Nodes of ComfyUI that save as A1111 does leave the graph in the file as well.
-            graph = json_object(texts.get("prompt"))
-            others = {**origin.others, **others_of_graph(graph)}
+            others = {**origin.others, **others_of_graph(_graph(texts))}
             return replace(origin, others=others)
     return None
 
 
 def _of_file(text: str) -> Origin | None:
-    graph = {"prompt": text} if text.lstrip().startswith("{") else {}
+    graph = {}
+    if text.lstrip().startswith("{"):
+        graph = {"workflow" if "nodes" in json_object(text) else "prompt": text}
     return (
         _web_ui({"parameters": text})
         or _listed(text)
@@ -124,13 +131,36 @@ def _whole(value: Any) -> int | None:
     return int(text) if re.fullmatch(r"\d{1,40}", text) else None
 
 
-_TAG = re.compile(r"[\s,]*<(?:lora|lyco|locon):([^:>]+)(?::([^:>]+))?[^>]*>")
+_TAG = re.compile(r"[\s,]*<(?:lora|lyco|locon):([^:>]+)(?::([^>]*))?>")
 
 
-def _without_tags(prompt: str) -> tuple[str, str]:
-    """Returns a prompt without the tags that load LoRAs, and those in one list."""
-    tags = [f"{name}:{weight or 1}" for name, weight in _TAG.findall(prompt)]
-    return _TAG.sub("", prompt).strip(" \n,"), ", ".join(tags)
+def _without_tags(prompt: str) -> tuple[str, list[dict[str, str]]]:
+    """Returns a prompt without the tags that load LoRAs, and those as other programs list them."""
+    loras = []
+    for name, arguments in _TAG.findall(prompt):
+        loras.append({"name": name, "weight": _weight_of(arguments)})
+    return _TAG.sub("", prompt).strip(" \n,"), loras
+
+
+_NETWORKS = ("te", "unet", "dyn")
+"""What the unnamed arguments of a tag are, in order: weights of the text encoder and the denoiser, and a rank."""
+
+
+def _weight_of(arguments: str) -> str:
+    """Returns the arguments of a tag in one form: the weight alone where it is the same in both networks."""
+    named: dict[str, str] = {}
+    unnamed = iter(_NETWORKS)
+    for argument in arguments.split(":"):
+        name, equals, value = argument.partition("=")
+        if not equals:
+            name, value = next(unnamed, ""), argument
+        if value.strip():
+            named[name.strip().lower()] = number_or_word(value)
+    encoder = named.pop("te", "1")
+    denoiser = named.pop("unet", encoder)
+    weight = encoder if denoiser == encoder else f"te {encoder} unet {denoiser}"
+    further = [f"{name} {value}" for name, value in sorted(named.items())]
+    return " ".join([weight, *further])
 
 
 # ---- the forms of the programs, the most specific ones first ---------------------------------------------------------
@@ -405,9 +435,14 @@ def _fork(entries: Mapping[str, str]) -> str:
 
 
 def _comfyui(texts: Texts) -> Origin | None:
-    graph = json_object(texts.get("prompt"))
-    facts = facts_of_graph(graph) if graph else {}
+    facts = facts_of_graph(_graph(texts))
     return origin_from("ComfyUI", facts) if facts else None
+
+
+def _graph(texts: Texts) -> dict[str, Any]:
+    """Returns the graph that was queued, or else what the editor saved of it."""
+    queued = json_object(texts.get("prompt"))
+    return queued or graph_of_workflow(json_object(texts.get("workflow")))
 
 
 _LINE = re.compile(r"(?m)^([A-Z][\w /()-]{2,40}):[ \t]*(.*)$")

@@ -3,6 +3,7 @@
 Images belong together by their file names, or by the prompts and seeds that they were made from.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from sdopt.errors import UsageError
 from sdopt.exchange.metadata import Origin
 from sdopt.exchange.pictures import ImportedPicture, repeated
-from sdopt.exchange.settings import differing, others_apart
+from sdopt.exchange.settings import are_one_form, differing, others_apart, plain_key
 from sdopt.quality.images import read_image
 
 Folders = tuple[Path, Path]
@@ -68,17 +69,18 @@ def _by_origin(
 
 def _require_one_origin(picture: ImportedPicture, partner: ImportedPicture) -> None:
     """Raises UsageError if two images of one name are of other seeds or prompts, as far as both tell them."""
-    mine, other = picture.made_from, partner.made_from
-    if mine is None or other is None or mine == other:
-        return
-    if mine[2] == other[2] and None in (mine[0], other[0]):
-        return
-    what = "seed" if mine[2] != other[2] else "prompt"
-    values = (mine[2], other[2]) if what == "seed" else (picture.prompt, partner.prompt)
-    raise UsageError(
-        f"{partner.file}: was made from another {what} than {picture.file} ({values[1]} against {values[0]}); compare "
-        "images of the same prompts and seeds, or give the files of a pair the same name"
-    )
+    told: dict[str, tuple[object, object]] = {
+        "seed": (picture.seed, partner.seed),
+        "prompt": (picture.prompt, partner.prompt),
+    }
+    if None not in told["prompt"]:
+        told["negative prompt"] = (picture.negative, partner.negative)
+    for what, (mine, other) in told.items():
+        if None not in (mine, other) and mine != other:
+            raise UsageError(
+                f"{partner.file}: was made from another {what} than {picture.file} ({other} against {mine}); compare "
+                "images of the same prompts and seeds, or give the files of a pair the same name"
+            )
 
 
 def _lacks_a_name(
@@ -154,9 +156,30 @@ def other_settings(
     pairs, others = [], []
     for picture, partner in zip(first, second, strict=True):
         one, other = picture.origin, partner.origin
-        pairs.append(((one.program, one.settings), (other.program, other.settings)))
+        pairs.append((_said_by(one), _said_by(other)))
         others.append(_own_words(one, other))
     return [*differing(pairs, meant), *others_apart(others, meant)]
+
+
+_TELL_LORAS = (
+    "A1111",
+    "Forge",
+    "ComfyUI",
+    "SwarmUI",
+    "InvokeAI",
+    "Fooocus",
+    "Draw Things",
+)
+"""Programs that name each LoRA, so that images of which they name none have none."""
+
+
+def _said_by(origin: Origin) -> tuple[str, Mapping[str, str]]:
+    """Returns a program and its settings, that there is no LoRA among them."""
+    settings = origin.settings
+    words = " ".join((*origin.others, *origin.others.values())).lower()
+    if origin.program in _TELL_LORAS and "lora" not in words:
+        settings = {"LoRA": "none", **settings}
+    return origin.program, settings
 
 
 _NO_PROGRAM = ("", "table", "JSON")
@@ -172,15 +195,30 @@ def program_of(pictures: Sequence[ImportedPicture]) -> str:
 def _own_words(
     one: Origin, other: Origin
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Returns what images of one program say in its own words; of two versions, what both of them say."""
-    if one.program != other.program:
+    """Returns what images of one program say in its own words; of two versions or forks, what both could say."""
+    if not are_one_form(one.program, other.program):
         return {}, {}
-    if one.version == other.version:
+    if (one.program, one.version) == (other.program, other.version):
         return one.others, other.others
-    both = one.others.keys() & other.others.keys()
-    return {name: one.others[name] for name in both}, {
-        name: other.others[name] for name in both
-    }
+    names = {*one.others} & {*other.others}
+    if one.program in _OLD:
+        pattern = _OLD[one.program]
+        names |= {
+            name
+            for name in (*one.others, *other.others)
+            if pattern.match(plain_key(name))
+        }
+    return _chosen(one.others, names), _chosen(other.others, names)
+
+
+def _chosen(values: Mapping[str, str], names: set[str]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if name in names}
+
+
+_OF_WEB_UIS = re.compile("tiling|facerestoration|hires|mask|inpaint|seedresize")
+
+_OLD = {"A1111": _OF_WEB_UIS, "Forge": _OF_WEB_UIS}
+"""What every version of a program says where it is on, by the begin of its names."""
 
 
 _ALIKE = 0.9

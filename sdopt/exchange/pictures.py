@@ -21,7 +21,7 @@ from sdopt.exchange.formats import Format, format_of
 from sdopt.exchange.logs import origins_logged
 from sdopt.exchange.metadata import Origin, origin_from, origin_of
 from sdopt.exchange.own import origins_in
-from sdopt.quality.images import image_files, read_image
+from sdopt.quality.images import SUFFIXES, image_files, read_image
 from sdopt.record.images import open_image
 from sdopt.text_files import read_text
 
@@ -164,6 +164,11 @@ _SIDE = 16
 _TABLES = ("prompts.csv", "prompts.jsonl", "metadata.csv", "metadata.jsonl")
 """Tables beside images; Hugging Face's image folders have the last two."""
 
+_LISTS = ("prompts.json", "metadata.json")
+"""Documents that scripts write beside images: one that lists them is a table, and any other says nothing."""
+
+_FILE_COLUMNS = ("file", "file_name", "filename", "image")
+
 
 @dataclass(frozen=True)
 class ImportedPicture:
@@ -215,24 +220,21 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
             f"{folder}: several images are named {twice}; keep one of them"
         )
     own = origins_logged(folder) | origins_in(folder)
-    tables = [folder / name for name in _TABLES if (folder / name).is_file()]
-    if not tables:
+    table, listed_rows = _table_in(folder)
+    if table is None:
         return [_as_it_says(file, own=own.get(file.name)) for file in files]
-    rows = [
-        (Path(row.need("file", "file_name", "filename", "image")).name, row)
-        for row in read_table(tables[0])
-    ]
+    rows = [(Path(row.need(*_FILE_COLUMNS)).name, row) for row in listed_rows]
     by_name, there = dict(rows), {file.name for file in files}
     if twice := repeated(name for name, _ in rows):
         raise UsageError(
-            f"{tables[0]}: {twice} is listed several times; list each image of the folder once"
+            f"{table}: {twice} is listed several times; list each image of the folder once"
         )
     if lacking := sorted(by_name.keys() ^ there):
         what = (
             "is listed, and is not there" if lacking[0] in by_name else "is not listed"
         )
         raise UsageError(
-            f"{tables[0]}: {lacking[0]} {what}; list each image of the folder once"
+            f"{table}: {lacking[0]} {what}; list each image of the folder once"
         )
     pictures = []
     for file in files:
@@ -243,6 +245,40 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
         listed = origin_from("table", row.values)
         pictures.append(_as_it_says(file, listed, own.get(file.name)))
     return pictures
+
+
+def _table_in(folder: Path) -> tuple[Path | None, list[ImportedRow]]:
+    """Returns the table beside a folder's images, and its rows; none without one. Raises UsageError as `read_table`."""
+    for name in _TABLES:
+        if (folder / name).is_file():
+            return folder / name, read_table(folder / name)
+    for name in _LISTS:
+        if rows := _listed_rows(folder / name):
+            return folder / name, rows
+    return None, []
+
+
+def _listed_rows(file: Path) -> list[ImportedRow]:
+    """Returns the rows of a JSON document that is a list of images, or has an object for each; [] of any other."""
+    try:
+        content = json.loads(read_text(file)) if file.is_file() else None
+    except (OSError, UsageError, ValueError, RecursionError):
+        return []
+    if isinstance(content, dict):
+        content = [
+            {_FILE_COLUMNS[0]: name, **values}
+            for name, values in content.items()
+            if isinstance(values, dict) and name.lower().endswith(SUFFIXES)
+        ]
+    rows = []
+    for number, item in enumerate(content if isinstance(content, list) else (), 1):
+        values = item if isinstance(item, dict) else {}
+        plain = {str(name).strip().lower(): value for name, value in values.items()}
+        row = ImportedRow(f"{file}: item {number}", plain)
+        if row.text(*_FILE_COLUMNS) is None:
+            return []
+        rows.append(row)
+    return rows
 
 
 def _as_it_says(

@@ -6,6 +6,7 @@ how its values are made alike.
 
 import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -342,8 +343,8 @@ _OPTIONS = re.compile(
 )
 """What makes calls faster or smaller: the option that is judged, in programs that name it."""
 
-_LONGEST = 300
-"""Characters of a value that is compared as it stands."""
+_LONGEST, _BEGIN = 300, 60
+"""Characters of a value that is shown whole, and of the begin of a longer one."""
 
 
 def others_of(values: Mapping[str, Any]) -> dict[str, str]:
@@ -362,9 +363,17 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
             if isinstance(value, str | int | float)
             else _text(value)
         )
-        if text not in (*_NOT_SAID, "false", "0") and len(text) <= _LONGEST:
-            others[" ".join(str(key).split())] = text
+        if text not in (*_NOT_SAID, "false", "0"):
+            shown = text if len(text) <= _LONGEST else shortened(text)
+            others[" ".join(str(key).split())] = shown
     return others
+
+
+def shortened(text: str) -> str:
+    """Returns a value, of a long text its begin and a digest."""
+    if len(text) <= _BEGIN:
+        return text
+    return f"{text[:_BEGIN]}… ({zlib.crc32(text.encode()):08x})"
 
 
 def others_apart(
@@ -397,6 +406,17 @@ def plain_key(key: str) -> str:
     return re.sub(r"[^a-z0-9]", "", str(key).lower())
 
 
+_WEB_UIS = ("A1111", "Forge")
+"""Programs that write one form, and leave out the same settings where nothing was chosen."""
+
+
+def are_one_form(first_program: str, second_program: str) -> bool:
+    """Returns whether two programs name settings alike, so that one that is left out has its default."""
+    return first_program == second_program or (
+        first_program in _WEB_UIS and second_program in _WEB_UIS
+    )
+
+
 def differing(
     pairs: Iterable[
         tuple[tuple[str, Mapping[str, str]], tuple[str, Mapping[str, str]]]
@@ -413,9 +433,11 @@ def differing(
     total = 0
     for (first_program, first), (second_program, second) in pairs:
         total += 1
-        for name, values in _apart(
-            first, second, first_program == second_program
-        ).items():
+        apart = _apart(first, second, are_one_form(first_program, second_program))
+        told = first.get("VAE"), second.get("VAE")
+        if first_program != second_program and None in told:
+            apart.pop("VAE", None)  # which forks choose by other means
+        for name, values in apart.items():
             counts.setdefault(name, Counter())[values] += 1
     words = []
     for setting in SETTINGS:

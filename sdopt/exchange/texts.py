@@ -43,10 +43,10 @@ def _of_exif(image: "Image") -> Iterator[tuple[str, str]]:
             yield "usercomment", _comment(value)
         elif isinstance(value, str) and _SETTINGS_IN_EXIF.search(value):
             yield "usercomment", value
-        elif (
-            isinstance(value, str) and value.partition(":")[0].lower() == "prompt"
-        ):  # ComfyUI's WebP
-            yield "prompt", value.partition(":")[2]
+        elif isinstance(value, str):  # ComfyUI's WebP
+            name, _, text = value.partition(":")
+            if name.lower() in ("prompt", "workflow"):
+                yield name.lower(), text
 
 
 _SETTINGS_IN_EXIF = re.compile(r"^\s*\{|(?m:^)Steps: \d")

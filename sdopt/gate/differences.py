@@ -89,7 +89,14 @@ def _of_results(
             yield Difference(_against(name, *values))
 
 
-_OF_CARDS = ("power_limit_w", "max_sm_clock_mhz", "mig_slice", "ecc")
+_OF_CARDS = (
+    "power_limit_w",
+    "max_sm_clock_mhz",
+    "mig_slice",
+    "ecc",
+    "pcie_generation",
+    "pcie_lanes",
+)
 """Settings of a card by which the same option gains more or less."""
 
 

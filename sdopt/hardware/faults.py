@@ -73,6 +73,18 @@ FAULTS = (
         ("https://github.com/ROCm/legacy-rocm-build/issues/4546",),
     ),
     Fault(
+        ("Navi 21", "Navi 22", "Navi 23", "Navi 24"),
+        r"\bRX 6[4-9]\d0|\bW6[4-9]00|\b6[68]0M\b",
+        ("bfloat16",),
+        "bfloat16 takes about twice the time of float16 on this die, which has no instructions for it: choose "
+        "precision=fp16, or precision=fp32 for a model that overflows in it",
+        (
+            "https://github.com/Comfy-Org/ComfyUI/issues/15006",
+            "https://github.com/Comfy-Org/ComfyUI/issues/2096",
+            "https://github.com/lodestone-rock/ComfyUI_FluxMod/issues/32",
+        ),
+    ),
+    Fault(
         ("Navi 32", "Navi 33"),
         r"\bRX 7[678]00",
         (),
@@ -107,6 +119,12 @@ def faults_of(
         if not fault.types or types is None or {*fault.types} & {*types}:
             faults.append(fault.says)
     return faults
+
+
+def without_arithmetic(sheet: Sheet, types: Collection[str]) -> str:
+    """Returns why nothing is known of the time that a card takes in some number types; "" if something is."""
+    slow = sheet.architecture == "rdna2" and "bfloat16" in types
+    return "the card has no instructions for bfloat16" if slow else ""
 
 
 _BLACKWELL = (10, 0)

@@ -17,6 +17,7 @@ _WORDLESS = re.compile(
 )
 
 _KINDS = {
+    "maxq": r"(?<=6000 )max ?q|max ?q(?= workstation)",  # of a desktop: less power
     "laptop": r"laptop|mobile|notebook|max ?[qp]",
     "ti": "ti",
     "xt": "xt",
@@ -57,9 +58,10 @@ _CLOUDS = {
 """Machines of clouds (AWS, GCP, Azure), by what their names contain, and the card that they have."""
 
 _SHARE = re.compile(
-    r"\bmig\b|\b\dg\.\d+gb|-\d{1,2}[abcq]\b|(?<![a-z0-9])nv(?:6|12|18)[a-z]\w*?[ _]a10"
+    r"\bmig\b|\b\dg\.\d+gb|-\d{1,2}[abcq]\b|(?<![a-z0-9])nv(?:6|12|18)[a-z]\w*?[ _]a10|"
+    r"\b1/\d+\b|\b0\.\d+ ?(?:x|of)?(?= ?an? |[ x]*[a-z])|\b(?:half|third|quarter)\b|[½¼⅓]"
 )
-"""How a part of a card is named: a MIG instance, a vGPU (`A10-8Q`), a machine of Azure with a share of an A10."""
+"""How a part of a card is named: a MIG instance, a vGPU (`A10-8Q`), a share in numbers or words, one of Azure's."""
 
 _SHARES = (
     "is a part of a card (MIG, vGPU), which has less memory and fewer cores; plan the whole card for the time at best, "
@@ -110,8 +112,9 @@ def parsed_name(text: str) -> CardName:
     name = re.sub(r"\b\d{1,2}x ?(?=[a-z]+ ?\d)", "", name)  # 8xH100
     name = re.sub(r"(?<=[a-z])(?=\d{3,4}(?!\d| ?gb))", " ", name)  # rtx4060
     name = re.sub(
-        r"(\d{3,4} ?ti)(?=super\b|\d)", r"\1 ", name
-    )  # 4070tisuper, 4060ti16g
+        r"(\d{3,4} ?ti)(?=super\b|s\b|\d)", r"\1 ", name
+    )  # 4070tisuper, 4070tis, 4060ti16g
+    name = re.sub(r"(?<=[a-z0-9])(?=laptop|notebook|mobile)", " ", name)
     name = re.sub(r"\b(\d{3,4})(ti|super|s|xtx?|gre|m|d)\b", r"\1 \2", name)  # 4060ti
     of_amd = re.search(r"\b(?:amd|ati|radeon|xtx?|gre)\b", name) is not None
     name = _WORDLESS.sub(" ", name)
@@ -295,6 +298,27 @@ def other_memory_kind(option: str, sheet: Sheet) -> str:
         f"{option} has {sheet.bandwidth_gb_s:g} GB/s; one of the same name with {kind} has {rate}: "
         f"hardware.sheet.bandwidth_gb_s={rate}"
     )
+
+
+_SEVERAL = re.compile(
+    r"\b(?:[2-9]|1\d) ?x ?(?!large)(?=[a-z])|\bx ?[2-9]\b|\b(?:two|dual|four|quad|eight)\b"
+)
+
+_OUTSIDE = re.compile(r"\be ?gpu\b|\bexternal\b|\bthunderbolt\b|\busb ?4\b|\boculink\b")
+
+
+def remarks_on_name(text: str) -> list[str]:
+    """Returns what a name says beyond its card, and a data sheet does not have."""
+    spaced = re.sub(r"[^a-z0-9.]+", " ", text.lower())
+    remarks = []
+    if _SEVERAL.search(spaced):
+        remarks.append("a call runs on one card: memory and time are those of one")
+    if _OUTSIDE.search(spaced):
+        remarks.append(
+            "the card's link is slower than in a slot, which what is offloaded waits for: "
+            "hardware.sheet.pcie_gb_s=3 for Thunderbolt"
+        )
+    return remarks
 
 
 _SOLD = (

@@ -179,6 +179,9 @@ def _settings(card: _Card) -> dict[str, Any]:
         "max_sm_clock_mhz": card.ask("MaxClockInfo", card.nvml.NVML_CLOCK_SM),
         "max_memory_clock_mhz": card.ask("MaxClockInfo", card.nvml.NVML_CLOCK_MEM),
         "ecc": None if ecc is None else bool(ecc[0]),
+        # What the slot allows: an idle card's own link is slower.
+        "pcie_generation": card.ask("MaxPcieLinkGeneration"),
+        "pcie_lanes": card.ask("MaxPcieLinkWidth"),
         "processes": None
         if running is None
         else [

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from sdopt.errors import UsageError
 from sdopt.limits import require_limits
-from sdopt.scratch import own_folder
+from sdopt.scratch import named_caches, own_folder, unwritable
 
 StartContext = ForkServerContext | SpawnContext
 
@@ -68,10 +70,11 @@ def start_fork_server() -> StartContext:
     Its environment is fixed from then on. On platforms without fork, workers are spawned, which takes seconds each.
 
     Raises:
-        UsageError: no temporary folder can be written.
+        UsageError: no temporary folder can be written, or the compilers' folder cannot be made.
         UnavailableError: the limits of this process are too low to measure anything.
     """
     require_limits()
+    _require_compilers_folder()
     prepare_environment()
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -90,6 +93,22 @@ def start_fork_server() -> StartContext:
         signal.signal(signal.SIGINT, handler)
     atexit.register(_end_fork_server, os.getpid())
     return context
+
+
+_COMPILERS_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def _require_compilers_folder() -> None:
+    """Raises UsageError if PyTorch cannot make the folder that it makes when its compilers are imported.
+
+    Its own error comes at the second import, and names something else.
+    """
+    folder = Path(named_caches().get(_COMPILERS_FOLDER, "."))
+    reason = None if folder.is_dir() else unwritable(folder)
+    if reason:
+        raise UsageError(
+            f"{_COMPILERS_FOLDER}={folder}: {reason}; name another folder, or leave it out"
+        )
 
 
 def _end_fork_server(parent: int) -> None:

@@ -522,6 +522,14 @@ def animate(folder: Path) -> None:
     frames[0].save(folder / "3.png", save_all=True, append_images=frames[1:])
 
 
+def in_jpeg_xl(folder: Path) -> None:
+    """Writes an image in a format that Pillow does not read, in place of one that it does."""
+    (folder / "3.png").unlink()
+    table = folder / "prompts.csv"
+    table.write_text(table.read_text().replace("3.png", "3.jxl"))
+    (folder / "3.jxl").write_bytes(b"\xff\x0a\xfa\x1f\x01\x91\x08\x06\x01\x00\x4c\x00")
+
+
 def listed_twice(folder: Path) -> None:
     with (folder / "prompts.csv").open("a", newline="") as stream:
         csv.writer(stream).writerow(["3.png", "another thing", 3])
@@ -670,6 +678,7 @@ class TestPartners:
                 "the name seconds",
             ),
             (animate, "2 frames"),
+            (in_jpeg_xl, "3.jxl: cannot be read as an image"),
         ],
     )
     def test_folders_that_do_not_fit_are_refused(

@@ -91,6 +91,14 @@ def lora(clip: float) -> dict[str, Any]:
     )
 
 
+FORGE = "Version: f2.0.1v1.10.1-previous-1"
+
+
+def tagged(tag: str, sampler: str = "Euler a", more: str = "Version: v1.9") -> Chunks:
+    text = web_ui(more, sampler)["parameters"]
+    return {"parameters": text.replace("a harbour", f"a harbour {tag}")}
+
+
 def comfy(
     *,
     guide: Chunks | None = None,
@@ -157,6 +165,51 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         web_ui("VAE Decoder: TAESD, Version: v1.9"),
         web_ui("Version: v1.9"),
         "VAE Decoder none (baseline taesd)",
+    ),
+    "A1111, tiling before an update": (
+        web_ui("Tiling: True, Version: v1.8"),
+        web_ui("Version: v1.9"),
+        "Tiling none (baseline true)",
+    ),
+    "A1111, a long text of an extension": (
+        web_ui(f'ADetailer prompt: "{"eyes, " * 80}blue", Version: v1.9'),
+        web_ui(f'ADetailer prompt: "{"eyes, " * 80}grey", Version: v1.9'),
+        "ADetailer prompt eyes, ",
+    ),
+    "A1111, a LoRA that is weaker in the denoiser": (
+        tagged("<lora:ships:0.8>"),
+        tagged("<lora:ships:0.8:0.4>"),
+        "LoRA ships:te 0.8 unet 0.4 (baseline ships:0.8)",
+    ),
+    "A1111, a LoRA whose weights are named": (
+        tagged("<lora:ships:te=1:unet=1>"),
+        tagged("<lora:ships:te=1:unet=0.4>"),
+        "LoRA ships:te 1 unet 0.4 (baseline ships:1)",
+    ),
+    "A1111, a LoRA in some blocks": (
+        tagged("<lora:ships:1:lbw=1,0,0,1>"),
+        tagged("<lora:ships:1:lbw=1,1,0,1>"),
+        "LoRA ships:1 lbw 1,1,0,1 (baseline ships:1 lbw 1,0,0,1)",
+    ),
+    "A1111 and Forge, clip skip": (
+        web_ui("Clip skip: 2, Version: v1.9"),
+        web_ui(FORGE),
+        "clip skip 1 (baseline 2)",
+    ),
+    "A1111 and Forge, a second pass of other guidance": (
+        web_ui("Hires CFG Scale: 4, Version: v1.9"),
+        web_ui(f"Hires CFG Scale: 8, {FORGE}"),
+        "Hires CFG Scale 8 (baseline 4)",
+    ),
+    "A1111 and Forge, tiling": (
+        web_ui("Version: v1.9"),
+        web_ui(f"Tiling: True, {FORGE}"),
+        "Tiling true (baseline none)",
+    ),
+    "A1111 and ComfyUI, a LoRA": (
+        tagged("<lora:ships:1>", sampler="Euler", more="Version: v1.9"),
+        comfy(),
+        "LoRA none (baseline ships:1)",
     ),
     "InvokeAI, seamless": (
         invokeai(),
@@ -348,6 +401,13 @@ def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
             comfy(guide=node("PathchSageAttentionKJ", mode="auto", model=["1", 0])),
         ),
         (comfy(), comfy(prefix="b")),
+        (tagged("<lora:ships:1>"), tagged("<lora:ships:te=1.0:unet=1>")),
+        (web_ui("VAE: ft, Version: v1.9"), web_ui(FORGE)),
+        (
+            tagged("<lora:ships:1>", sampler="Euler"),
+            comfy(guide=node("LoRA Stacker", lora_name_1="ships", model=["1", 0])),
+        ),
+        (web_ui("Version: v1.9", sampler="Euler"), comfy()),
     ],
     ids=[
         *(
@@ -360,6 +420,8 @@ def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
         "an extension's version",
         *("two programs", "dates", "ComfyUI, a compiler"),
         *("ComfyUI, another attention", "ComfyUI, what does not make the image"),
+        *("a weight that is named", "a VAE in a program that names it otherwise"),
+        *("a LoRA in a node that is not known", "A1111 and ComfyUI without a LoRA"),
     ],
 )
 def test_options_times_and_versions_are_no_difference(

@@ -412,3 +412,35 @@ class TestPairs:
             (other / name).write_text("{")
         plain(other / "thumbnails", suffix=".webp")
         assert len(judged(base, other).candidates[0].images) == COUNT
+
+
+def listing(folder: Path, steps: int, form: str) -> Path:
+    """Writes images, and a JSON document of their settings beside them."""
+    plain(folder)
+    files = sorted(folder.glob("*.png"))
+    settings: dict[str, dict[str, Any]] = {}
+    for number, file in enumerate(files):
+        settings[file.name] = {
+            "prompt": "a",
+            "seed": number,
+            "num_inference_steps": steps,
+        }
+    items = [{"file_name": name, **values} for name, values in settings.items()]
+    content = {"list": items, "by file": settings, "else": {"created": "today"}}[form]
+    (folder / "metadata.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("list", ["steps 20 (baseline 30)"]),
+        ("by file", ["steps 20 (baseline 30)"]),
+        ("else", []),
+    ],
+)
+def test_a_document_that_lists_the_images_is_a_table(
+    tmp_path: Path, form: str, said: list[str]
+) -> None:
+    base, other = (listing(tmp_path / str(steps), steps, form) for steps in (30, 20))
+    assert judged(base, other).candidates[0].unlike == said

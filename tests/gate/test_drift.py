@@ -93,6 +93,10 @@ def test_a_speedup_that_was_lost_fails(results: Results) -> None:
             "cpu.threads: 1 against 4",
         ),
         (
+            lambda r: r.environment.gpu.update(pcie_lanes=4),
+            "gpu.pcie_lanes: 4 against 16",
+        ),
+        (
             lambda r: r.environment.gpu.update(power_limit_w=350.0),
             r"gpu.power_limit_w: 350\.0 against 700\.0",
         ),
@@ -103,7 +107,7 @@ def test_other_work_is_refused_and_named(
 ) -> None:
     later, earlier = results
     for result in results:
-        result.environment.gpu = {"power_limit_w": 700.0}
+        result.environment.gpu = {"power_limit_w": 700.0, "pcie_lanes": 16}
         result.environment.cpu["threads"] = 4
     change(later)
     with pytest.raises(UsageError, match=named):

@@ -4,7 +4,13 @@ import pytest
 
 from sdopt.apps.foresight.cards import asked_for
 from sdopt.config.groups import data_sheets
-from sdopt.hardware.faults import FAULTS, builds_of, faults_of, without_kernels
+from sdopt.hardware.faults import (
+    FAULTS,
+    builds_of,
+    faults_of,
+    without_arithmetic,
+    without_kernels,
+)
 from sdopt.hardware.names import (
     cards_named,
     nearest_cards,
@@ -89,6 +95,13 @@ MEANT = {
     "RTX 6000 Blackwell": ["rtx_pro_6000"],
     "g2-standard-4": ["l4"],
     "Standard_NC4as_T4_v3": ["t4"],
+    "4070 TiS": ["rtx4070_ti_super"],
+    "RTX4060Laptop": ["rtx4060_laptop"],
+    "RTX 3090 (eGPU)": ["rtx3090"],
+    "g5.12xlarge": ["a10g"],
+    "half an A10": [],
+    "1/3 A10": [],
+    "0.5 T4": [],
     "rtx4060_ti_12gb": [],
     "rtx5070 laptop": [],
     "GTX 1650 Ti": [],
@@ -116,6 +129,8 @@ def test_a_name_means_its_cards_and_no_others(written: str) -> None:
         ("RX 5700 XT", "rx6700_xt"),
         ("AMD 780M", "rx7600"),
         ("980 Ti", "gtx1080_ti"),
+        ("RTX PRO 6000 Max-Q", "rtx_pro_6000"),
+        ("RTX PRO 6000 Blackwell Max-Q Workstation Edition", "rtx_pro_6000"),
     ],
 )
 def test_the_nearest_card_is_of_the_same_kind(written: str, nearest: str) -> None:
@@ -131,6 +146,24 @@ def test_a_number_of_several_generations_is_said(name: str, told: bool) -> None:
         any("cards of other generations have this number" in note for note in notes)
         == told
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("2x RTX 3090", "one card"),
+        ("Kaggle T4 x2", "one card"),
+        ("8xH100", "one card"),
+        ("RTX 3090 eGPU", "pcie_gb_s=3"),
+        ("1x RTX 4090", ""),
+        ("g5.2xlarge", ""),
+        ("RX 7900 XTX", ""),
+    ],
+)
+def test_several_cards_and_a_slow_link_are_said(name: str, said: str) -> None:
+    notes = " ".join(asked_for([name]).notes)
+    assert said in notes
+    assert bool(said) == (name in notes)
 
 
 def test_another_kind_of_memory_under_one_name_is_said() -> None:
@@ -162,7 +195,15 @@ def test_other_forms_are_of_one_model() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["A100-SXM4-80GB MIG 1g.10gb", "H100 MIG 3g.40gb", "GRID T4-8Q", "NV12ads A10 v5"],
+    [
+        "A100-SXM4-80GB MIG 1g.10gb",
+        "H100 MIG 3g.40gb",
+        "GRID T4-8Q",
+        "NV12ads A10 v5",
+        "1/2 A10",
+        "half an A10",
+        "0.25 A100",
+    ],
 )
 def test_a_part_of_a_card_is_not_the_card(name: str) -> None:
     assert "part of a card" in why_out_of_scope(name)
@@ -184,15 +225,25 @@ def test_faults_are_those_of_the_die_in_the_types_that_have_them() -> None:
         assert faults_of(SHEETS[card].name, SHEETS[card], ["bfloat16"]) == []
     for named in ("NVIDIA T550 Laptop GPU", "NVIDIA GeForce MX550"):
         assert "black" in faults_of(named, None)[0]
-    for card in ("rtx2060", "rtx3060", "p100", "t4", "rx6900_xt"):
+    for card in ("rtx2060", "rtx3060", "p100", "t4", "rx7900_xtx"):
         assert faults_of(SHEETS[card].name, SHEETS[card]) == [], card
+    assert faults_of(SHEETS["rx6900_xt"].name, SHEETS["rx6900_xt"], ["float16"]) == []
     assert faults_of("NVIDIA GeForce RTX 2060", None) == []
 
 
 def test_each_fault_has_reports_and_no_card_two_of_one_kind() -> None:
     assert all(fault.sources and fault.says for fault in FAULTS)
-    chips = [chip for fault in FAULTS for chip in fault.chips]
-    assert len(chips) == len({*chips})
+    kinds = [(chip, fault.types) for fault in FAULTS for chip in fault.chips]
+    assert len(kinds) == len({*kinds})
+
+
+def test_bfloat16_is_slow_where_a_die_has_no_instructions_for_it() -> None:
+    for option, sheet in SHEETS.items():
+        said = " ".join(faults_of(sheet.name, sheet, ["bfloat16"]))
+        slow = sheet.architecture == "rdna2"
+        assert ("no instructions" in said) == slow, option
+        assert bool(without_arithmetic(sheet, ["bfloat16", "float32"])) == slow, option
+        assert without_arithmetic(sheet, ["float16", "float32"]) == ""
 
 
 @pytest.mark.parametrize(

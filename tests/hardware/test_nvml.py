@@ -145,6 +145,8 @@ def test_settings_are_told_with_the_other_processes(
             EnforcedPowerLimit=450000,
             ComputeRunningProcesses=others,
             EccMode=(1, 1),
+            MaxPcieLinkGeneration=4,
+            MaxPcieLinkWidth=16,
         ),
     )
     assert describe_gpu(CARD) == {
@@ -152,6 +154,8 @@ def test_settings_are_told_with_the_other_processes(
         "compute_mode": "exclusive process",
         "power_limit_w": 450.0,
         "ecc": True,
+        "pcie_generation": 4,
+        "pcie_lanes": 16,
         "processes": [{"pid": 7, "gib": 4.0}, {"pid": 8, "gib": None}],
     }
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from sdopt.gate.differences import changed_variables
 from sdopt.hardware.device import Device
 from sdopt.options.lora import Loaded
 from sdopt.options.memory import PrecomputedEmbeddings
@@ -20,6 +21,7 @@ from sdopt.schema import Model
 from sdopt.scratch import CACHES
 from sdopt.study.fingerprint import inputs_of, of_model, own_files
 from sdopt.study.plan import _PACKAGES, describe_environment
+from sdopt.study.resume import other_surroundings
 from sdopt.worker.machine import Machine
 from tests import sabotage
 from tests.fixtures import Compose
@@ -239,12 +241,34 @@ def test_threads_that_pytorch_chooses_are_recorded(
 
 @pytest.mark.parametrize(
     "name",
-    ["ONEDNN_DEFAULT_FPMATH_MODE", "DIFFUSERS_ATTN_BACKEND", "TORCHINDUCTOR_FREEZING"],
+    [
+        "DIFFUSERS_ATTN_BACKEND",
+        "FLASH_ATTENTION_TRITON_AMD_ENABLE",
+        "HSA_OVERRIDE_GFX_VERSION",
+        "MIOPEN_FIND_ENFORCE",
+        "MIOPEN_FIND_MODE",
+        "ONEDNN_DEFAULT_FPMATH_MODE",
+        "PYTORCH_HIP_ALLOC_CONF",
+        "PYTORCH_MIOPEN_SUGGEST_NHWC",
+        "PYTORCH_TUNABLEOP_ENABLED",
+        "PYTORCH_TUNABLEOP_TUNING",
+        "ROCBLAS_USE_HIPBLASLT",
+        "TORCHINDUCTOR_FREEZING",
+        "TORCH_BLAS_PREFER_HIPBLASLT",
+        "TORCH_CUDNN_V8_API_DISABLED",
+        "TORCH_MKLDNN_MATMUL_MIN_SIZE",
+        "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL",
+        "TRITON_F32_DEFAULT",
+    ],
 )
-def test_what_changes_how_is_computed_is_recorded(
+def test_what_changes_how_is_computed_is_recorded_and_compared(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A study that is resumed in another shell would mix two kinds of arithmetic."""
-    before = describe_environment(MACHINE, []).variables
+    monkeypatch.delenv(name, raising=False)
+    before = describe_environment(MACHINE, [])
     monkeypatch.setenv(name, "1")
-    assert describe_environment(MACHINE, []).variables == before | {name: "1"}
+    now = describe_environment(MACHINE, [])
+    assert now.variables == before.variables | {name: "1"}
+    assert changed_variables(now, before) == {name: ("1", None)}
+    assert any(name in said for said in other_surroundings(before, now))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sdopt.errors import UsageError
 from sdopt.worker.forkserver import prepare_environment, start_fork_server
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.machine import probe_machine
@@ -65,6 +66,15 @@ print(set(Seen.found) - {"aten.lift_fresh.default"}, torch.cuda.is_initialized()
         prepare_environment()
         assert os.environ["DIFFUSERS_VERBOSITY"] == "debug"
         assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+    def test_a_compilers_folder_that_cannot_be_made_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """PyTorch makes it when it is imported, and names something else when it cannot."""
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+        with pytest.raises(UsageError, match=r"TORCHINDUCTOR_CACHE_DIR=.*is no folder"):
+            start_fork_server()
 
     @pytest.mark.slow
     def test_workers_can_be_spawned_where_they_cannot_be_forked(

@@ -16,6 +16,7 @@ from sdopt.hardware.names import (
     nearest_cards,
     other_forms,
     other_memory_kind,
+    remarks_on_name,
     sold_memory,
     why_out_of_scope,
 )
@@ -70,6 +71,7 @@ def asked_for(names: Sequence[str]) -> AskedCard:
             asked.notes.append(
                 f"{name} is taken for the {sheets[options[0]].name}: {generation}"
             )
+        asked.notes += [f"{name}: {remark}" for remark in remarks_on_name(name)]
         asked.options += options
     asked.options = list(dict.fromkeys(asked.options))
     if not asked.options:

@@ -60,7 +60,12 @@ from sdopt.config.paths import options_of
 from sdopt.errors import UsageError, command_line, require_texts
 from sdopt.hardware.cards import planned_device, sheet_of
 from sdopt.hardware.device import Device
-from sdopt.hardware.faults import builds_of, faults_of, without_kernels
+from sdopt.hardware.faults import (
+    builds_of,
+    faults_of,
+    without_arithmetic,
+    without_kernels,
+)
 from sdopt.measure.generators import kept_generators
 from sdopt.options.caching import Caching
 from sdopt.options.memory import TinyVae
@@ -225,7 +230,9 @@ def _prediction(
     reason = (
         _why_not_here(software)
         if sheet.architecture == CPU
-        else why_not(sheet) or without_kernels(sheet, torch)
+        else why_not(sheet)
+        or without_kernels(sheet, torch)
+        or without_arithmetic(sheet, variant.number_types)
     )
     if not reason and made.fits == "does not fit":
         reason = f"needs at least {memory.floor:.1f} GiB of {sheet.memory_gib:.1f}: it would spill or run out of memory"
