@@ -234,6 +234,7 @@ class Variant:
         for axis, option in self.optimizations.items():
             if plain_weights in option.assumes and option.stage in (
                 Stage.WEIGHTS,
+                Stage.ATTENTION,
                 Stage.QUANTIZE,
             ):
                 found.append(

@@ -114,7 +114,8 @@ CACHING = [
 ]
 
 SANA, QWEN = (
-    f"model={name} model.weights=random" for name in ("sana_1600m", "qwen_image")
+    f"model={name} model.weights=random workload.steps=4"
+    for name in ("sana_1600m", "qwen_image")
 )
 """Models whose VAEs halve an image five times, and have tiles of another default."""
 

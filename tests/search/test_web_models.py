@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.command import Finished, sdopt
+from sdopt.search.record import read_record
+from tests.command import SMALL, Finished, sdopt
 from tests.pipelines.test_web_files import clip_names, t5_names, vae_names
 from tests.pipelines.tiny import tiny
 from tests.pipelines.web_files import PREFIX, Tensors, gguf_file, original, save, scaled
@@ -81,17 +82,8 @@ FORMATS = {
 }
 
 
-def optimize(
-    folder: Path, file: Path, base: Path, *overrides: str, small: tuple[str, ...] = ()
-) -> Finished:
-    return sdopt(
-        folder,
-        "optimize",
-        str(file),
-        f"model.base={base}",
-        *(small or ("hardware=cpu", "workload.size=64", "workload.steps=6")),
-        *overrides,
-    )
+def optimize(folder: Path, file: Path, *overrides: str) -> Finished:
+    return sdopt(folder, "optimize", str(file), *overrides)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -100,9 +92,40 @@ def test_begins_with_what_can_be_tried(
 ) -> None:
     pytest.importorskip("gguf")
     model, write = FORMATS[name]
+    base = f"model.base={tiny_folder(model)}"
+    work = ("hardware=cpu", "workload.size=64", "workload.steps=6")
     file = write(model, tmp_path)
-    found = optimize(tmp_path, file, tiny_folder(model), "dry_run=true")
+    found = optimize(tmp_path, file, base, *work, "dry_run=true")
     assert found.code == 0, found.shown
-    for tried in ("bf16", "first_block", "inductor"):
-        assert tried in found.shown
-    assert ("int8_sdnq" in found.out.partition("cannot run")[0]) != ("in Q" in name)
+    tried = found.out.partition("cannot run")[0]
+    assert all(option in tried for option in ("bf16", "first_block", "inductor"))
+    # In blocks of few bits there are no weights to quantize once more, or to join.
+    in_few_bits = file.suffix == ".gguf"
+    assert ("int8_sdnq" in tried) != in_few_bits
+    if model == "flux":
+        assert ("fused_qkv" in tried) != in_few_bits
+
+
+@pytest.mark.parametrize("name", ["flux in Q8_0", "z_image with scales"])
+def test_ends_with_an_answer(tmp_path: Path, tiny_folder: Folder, name: str) -> None:
+    pytest.importorskip("gguf")
+    model, write = FORMATS[name]
+    base = f"model.base={tiny_folder(model)}"
+    chosen = (
+        "search.groups=[attention]",
+        "search.options={attention: [default, flash, math]}",
+        "search.races=0",
+        "gate=none",
+    )
+    small = [key for key in SMALL if not key.startswith(("protocol.rep", "workload.s"))]
+    size = ("workload.size=64", "workload.steps=2", "protocol.replicates=2")
+    found = optimize(tmp_path, write(model, tmp_path), base, *chosen, *small, *size)
+    assert found.code in (0, 3), found.shown
+    [folder] = (tmp_path / "outputs" / "searches").iterdir()
+    record = read_record(folder)
+    assert record.sentence in found.shown
+    assert {entry.name for entry in record.entries} == {
+        "attention=flash",
+        "attention=math",
+    }
+    assert all(entry.speedup for entry in record.entries)
