@@ -38,7 +38,6 @@ from tests.once import (  # noqa: F401 (of every test)
     asked_here,
     composed_once,
     migrated_once,
-    read_once,
 )
 
 CPU = probe_device("cpu")

@@ -4,26 +4,26 @@ Workers, and commands in processes of their own, make it themselves.
 """
 
 import copy
-import os
 import pickle
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.utils import JobRuntime
-from omegaconf import OmegaConf
+from hydra._internal.config_repository import IConfigRepository
+from hydra._internal.defaults_list import DefaultsList
+from hydra.core.default_element import ResultDefault
+from hydra.core.override_parser.types import Override
 
 from sdopt import experiment
 from sdopt.config.compositions import PACKAGED
-from sdopt.config.overrides import parsed_override
 from sdopt.config.paths import options_of
-from sdopt.errors import UsageError
 from sdopt.pipelines.factory import describe
 from sdopt.quality import evaluation
 from sdopt.schema import Tracking
@@ -83,82 +83,64 @@ def asked_here() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def composed_once() -> Iterator[None]:
-    """Composes the same overrides once in this process: Hydra does so three times for a command that ran before."""
-    kept: dict[tuple[object, ...], bytes] = {}
-    compose = ConfigLoaderImpl.load_configuration
+    """Merges the files of the same choices once in this process; only what sets keys is then done for each composition.
 
-    def load(
-        loader: ConfigLoaderImpl,
+    Three quarters of Hydra's time are these files, and a test composes some choices dozens of times with other keys.
+    """
+    lists: dict[tuple[object, ...], DefaultsList] = {}
+    merged: dict[tuple[object, ...], bytes] = {}
+    list_defaults = defaults_list.create_defaults_list
+    merge = ConfigLoaderImpl._compose_config_from_defaults_list
+
+    def list_once(
+        repo: IConfigRepository,
         config_name: str | None,
-        overrides: list[str],
-        *given: Any,
-        **named: Any,
+        overrides_list: list[Override],
+        **how: bool,
+    ) -> DefaultsList:
+        if not _is_packaged(repo) or any(map(_names_a_file, overrides_list)):
+            return list_defaults(repo, config_name, overrides_list, **how)
+        choices = [o for o in overrides_list if "." not in o.key_or_group or o.package]
+        key = config_name, *how.items(), *(choice.input_line for choice in choices)
+        if key not in lists:
+            lists[key] = list_defaults(repo, config_name, choices, **how)
+        of_choices = lists[key]
+        chosen = {
+            choice.input_line
+            for choice in choices
+            if choice not in of_choices.config_overrides
+        }
+        keys = [o for o in overrides_list if o.input_line not in chosen]
+        return replace(of_choices, config_overrides=keys)
+
+    def merge_once(
+        loader: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository
     ) -> Any:
-        folder = [
-            override
-            for override in overrides
-            if override.startswith(("hydra.run.dir=", "hydra.sweep.dir="))
-        ]
-        others = [override for override in overrides if override not in folder]
-        sources = {str(source.path) for source in loader.get_search_path().get_path()}
-        if not sources <= PACKAGED or not all(map(_is_plain, others)):
-            return compose(loader, config_name, overrides, *given, **named)
-        key = config_name, *others
-        if key not in kept:
-            kept[key] = pickle.dumps(
-                compose(loader, config_name, others, *given, **named)
-            )
-        cfg = pickle.loads(kept[key])
-        for override in folder:
-            OmegaConf.update(
-                cfg, override.partition("=")[0], parsed_override(override).value()
-            )
-            cfg.hydra.overrides.hydra.append(override)
-        cfg.hydra.runtime.cwd = str(Path.cwd())
-        cfg.hydra.job.name = JobRuntime().get("name")
-        return cfg
+        if not _is_packaged(repo):
+            return merge(loader, defaults, repo)
+        key = tuple((file.config_path, file.package) for file in defaults)
+        if key not in merged:
+            merged[key] = pickle.dumps(merge(loader, defaults, repo))
+        return pickle.loads(merged[key])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConfigLoaderImpl, "load_configuration", load)
+        patch.setattr(config_loader_impl, "create_defaults_list", list_once)
+        patch.setattr(
+            ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once
+        )
         yield
 
 
-def _is_plain(override: str) -> bool:
-    """Returns whether an override has one value, is none of Hydra's own, and names no file that a test may change."""
-    try:
-        parsed = parsed_override(override)
-    except UsageError:
-        return False
-    named = parsed.key_or_group in (
-        "model",
-        "patch",
-    ) and f"{parsed.value()}" not in options_of(parsed.key_or_group)
-    return not (named or parsed.is_sweep_override() or parsed.is_hydra_override())
+def _is_packaged(repo: IConfigRepository) -> bool:
+    return {str(source.path) for source in repo.get_sources()} <= PACKAGED
 
 
-@pytest.fixture(scope="session", autouse=True)
-def read_once() -> Iterator[None]:
-    """Reads each YAML file once in this process: Hydra reads dozens of them, twice for each command."""
-    kept: dict[tuple[int, int, int], Any] = {}
-    load = OmegaConf.load
-
-    def read(file: Any) -> Any:
-        try:
-            found = (
-                os.fstat(file.fileno())
-                if hasattr(file, "fileno")
-                else Path(file).stat()
-            )
-        except OSError:
-            return load(file)
-        key = found.st_dev, found.st_ino, found.st_mtime_ns
-        if key not in kept:
-            kept[key] = load(file)
-        return copy.deepcopy(kept[key])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OmegaConf, "load", staticmethod(read))
-        yield
+def _names_a_file(override: Override) -> bool:
+    """Returns whether it chooses a file that a test may change."""
+    group = override.key_or_group
+    return group in ("model", "patch") and f"{override.value()}" not in options_of(
+        group
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,5 +1,7 @@
-"""Files of configuration, read as sdopt reads all text."""
+"""Files of configuration, read as sdopt reads all text, and parsed once."""
 
+import pickle
+from functools import cache
 from io import StringIO
 from pathlib import Path
 
@@ -23,15 +25,21 @@ class FileConfigSource(file_config_source.FileConfigSource):
         file = Path(self.path, self._normalize_file_name(config_path)).resolve()
         if not file.exists():
             raise ConfigLoadError(f"Config not found : {file}")
-        text = StringIO(read_text(file))
-        text.name = str(file)  # errors of YAML name it
-        config, header = OmegaConf.load(text), self._get_header_dict(text.getvalue())
+        text = read_text(file)
         return ConfigResult(
             provider=self.provider,
             path=f"{self.scheme()}://{self.path}",
-            config=config,
-            header=header,
+            config=pickle.loads(_parsed(str(file), text)),
+            header=self._get_header_dict(text),
         )
+
+
+@cache
+def _parsed(name: str, text: str) -> bytes:
+    """Parses YAML once for all variants of a study; Hydra changes what it is given, so each gets its own."""
+    source = StringIO(text)
+    source.name = name  # errors of YAML name it
+    return pickle.dumps(OmegaConf.load(source))
 
 
 def read_marked_files() -> None:
