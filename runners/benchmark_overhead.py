@@ -10,6 +10,7 @@ from pathlib import Path
 from sdopt.errors import UnavailableError, UsageError, print_problems
 from sdopt.schema import Tracking
 from sdopt.terminal import console as terminal
+from sdopt.terminal import print_line
 
 from . import Arguments, end_with_code
 
@@ -40,14 +41,9 @@ def main(argv: list[str]) -> int:
     begun = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     folder: Path = arguments.folder or Path("outputs/overhead") / begun
     console = terminal()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with console.status("creating the database"):
-            tracking = _warm_database(folder)
-    except OSError as error:
-        raise UnavailableError(
-            f"{folder}: {error.strerror or error}; choose another folder with --folder"
-        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    with console.status("creating the database"):
+        tracking = _warm_database(folder)
     run = folder / "run"
     overrides = [
         "experiment=overhead",
@@ -69,12 +65,7 @@ def main(argv: list[str]) -> int:
         return code if code == UsageError.exit_code else UnavailableError.exit_code
     found = read_overhead(run, wall_s, ["sdopt", "run", *overrides])
     console.print(shown(overhead_blocks(found), console.width))
-    console.print(
-        f"overhead: {write_overhead(found, folder)}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    print_line(console, f"overhead: {write_overhead(found, folder)}")
     return 0
 
 

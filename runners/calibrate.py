@@ -5,8 +5,6 @@ And, with `--magnitudes`, how much a transformer's blocks add in each step, by w
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,12 +118,7 @@ def main(argv: list[str]) -> int:
 
 
 def _require_writable(output: Path) -> None:
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"--output {output}: {error.strerror}; name another file"
-        ) from error
+    output.parent.mkdir(parents=True, exist_ok=True)
     if output.is_dir() or not os.access(output.parent, os.W_OK):
         why = "is a folder" if output.is_dir() else "its folder cannot be written"
         raise UsageError(f"--output {output}: {why}; name another file")
@@ -153,8 +146,7 @@ def _write(result: "StudyResult", output: Path | None) -> int:
 
     calibration = calibration_of(result)
     path = output or calibration_file(result.config)
-    with _written(path):
-        write_calibration(calibration, path)
+    write_calibration(calibration, path)
     for name, spread in sorted(calibration.metrics.items()):
         print(
             f"{name:<24} mean {spread.mean:10.4g}   deviation {spread.deviation:10.4g}   n {spread.n}"
@@ -184,22 +176,11 @@ def _write_magnitudes(result: "StudyResult", output: Path | None) -> int:
         **evidence.facts,
     )
     path = output or shipped_file(config.model.name, config.workload.steps)
-    with _written(path):
-        write_atomically(path, magnitudes_as_json(magnitudes))
+    write_atomically(path, magnitudes_as_json(magnitudes))
     for branch, ratios in enumerate(magnitudes.ratios):
         print(f"branch {branch}: {' '.join(f'{ratio:.3f}' for ratio in ratios)}")
     print(f"written: {path}")
     return 0
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(
-            f"{path}: {error.strerror}; name another file with --output"
-        ) from error
 
 
 if __name__ == "__main__":

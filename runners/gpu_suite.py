@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from sdopt.errors import UnavailableError, UsageError, print_problems
+from sdopt.errors import UsageError, print_problems
 
 from . import Arguments, end_with_code, indented
 
@@ -81,12 +81,7 @@ def main(argv: list[str]) -> int:
         began + config.budget_s,
         lambda line: print(line, flush=True),
     )
-    try:
-        record = run_suite(suite)
-    except OSError as error:
-        raise UnavailableError(
-            f"{error.filename or folder}: {error.strerror or error}"
-        ) from error
+    record = run_suite(suite)
     left = [entry for entry in record.entries if not entry.ending.well]
     able = [entry for entry in record.entries if entry.ending is not Ending.LEFT_OUT]
     print(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sdopt.errors import UsageError
 from sdopt.terminal import console as terminal
+from sdopt.terminal import print_line
 
 from . import Arguments, end_with_code
 
@@ -67,16 +68,12 @@ def _plan(arguments: argparse.Namespace) -> int:
         console = terminal()
         if len(predictions) == 1:
             [only] = predictions
-            console.print(
-                f"{only.variant}, {only.shape}, on {only.sheet.name}:",
-                markup=False,
-                highlight=False,
-            )
-            console.print(text_of(only), markup=False, highlight=False, soft_wrap=True)
+            print_line(console, f"{only.variant}, {only.shape}, on {only.sheet.name}:")
+            print_line(console, text_of(only))
         else:
             console.print(shown([plan_table(predictions)], console.width))
         for line in (*notes, *remarks(predictions, command)):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            print_line(console, line)
     if arguments.plot:
         from sdopt.apps.foresight.charts import picture_of
 

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,12 +46,17 @@ def main(argv: list[str]) -> int:
         with interrupts_deferred(), no_garbage():
             # The thread that shows it is begun here, so that it takes no signal either.
             ready = (lambda: None) if informative else stack.enter_context(_starting())
-            from sdopt.launching import launch
+            from sdopt.launching import InterruptedStudy, launch
             from sdopt.study.timeline import process_begun
-        command = partial(launch, ready=ready, began=process_begun())
-        code, folder = _run(argv, command, given.export)
+        code = 0
+        try:
+            launched = launch(argv, ready=ready, began=process_begun())
+        except InterruptedStudy as interrupt:
+            launched, code = interrupt.launched, exit_code_of(interrupt)
+            _say_interrupted(launched.folder)
+        code = _finish(launched, code, given.export)
         if given.json:
-            say(answers(found_in(folder), code))
+            say(answers(found_in(launched.folder), code))
         return code
 
 
@@ -77,39 +81,34 @@ def _starting() -> Iterator[Callable[[], None]]:
         yield status.stop
 
 
-def _run(
-    argv: list[str], launch: "Callable[[list[str]], Launched]", target: Path | None
-) -> tuple[int, Path | None]:
-    from sdopt.launching import InterruptedStudy, summarise_sweep
+def _say_interrupted(folder: Path | None) -> None:
+    print("sdopt: interrupted", file=sys.stderr)
+    if folder is not None and folder.is_dir():
+        again = command_line("run", f"resume={folder}")
+        print(
+            f"What was measured is kept; `{again}` continues the study.",
+            file=sys.stderr,
+        )
 
-    code = 0
-    try:
-        launched = launch(argv)
-    except InterruptedStudy as interrupt:
-        print("sdopt: interrupted", file=sys.stderr)
-        launched, code = interrupt.launched, exit_code_of(interrupt)
-        if launched.folder is not None and launched.folder.is_dir():
-            again = command_line("run", f"resume={launched.folder}")
-            print(
-                f"What was measured is kept; `{again}` continues the study.",
-                file=sys.stderr,
-            )
+
+def _finish(launched: "Launched", code: int, target: Path | None) -> int:
+    """Exports what was measured, and sums a sweep up; returns the exit code, which is `code` unless that is 0."""
+    from sdopt.launching import summarise_sweep
+
     if launched.occupied:
-        return max(code, 2), launched.folder
+        return max(code, 2)
     if launched.folder is None:
-        return code or launched.code, None
+        return code or launched.code
     if target is not None:
         _export(launched.folder, target)
     if launched.sweep:
         from sdopt.gate.judge import worst_code
 
-        found = worst_code(
-            (summarise_sweep(launched.folder, terminal()), 3 if launched.lost else 0)
-        )
-        return code or found, launched.folder
+        of_sweep = summarise_sweep(launched.folder, terminal())
+        return code or worst_code((of_sweep, 3 if launched.lost else 0))
     from sdopt.report.sweep import exit_code
 
-    return code or exit_code(launched.folder), launched.folder
+    return code or exit_code(launched.folder)
 
 
 def _export(folder: Path, target: Path) -> None:

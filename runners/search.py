@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sdopt.errors import print_problems
 from sdopt.terminal import console as terminal
+from sdopt.terminal import print_line
 
 from . import Arguments, end_with_code, exit_code_of, indented, only_json
 
@@ -186,7 +187,7 @@ def _run(
 
 
 def _say(line: str) -> None:
-    terminal().print(line, markup=False, highlight=False, soft_wrap=True)
+    print_line(terminal(), line)
 
 
 def _told(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sdopt.errors import UsageError, print_problems
 from sdopt.terminal import console as terminal
+from sdopt.terminal import print_line
 
 from . import Arguments, answers, end_with_code, only_json
 
@@ -76,7 +77,8 @@ def main(argv: list[str]) -> int:
             from sdopt.report.page.sections import text_sections
 
             console.print(answer_shown(summary, console.width))
-            console.print(*header_of(result), sep="\n", markup=False, highlight=False)
+            for line in header_of(result):
+                print_line(console, line, whole=False)
             console.print(
                 sections_shown(list(text_sections(summary))[1:], console.width)
             )
@@ -105,13 +107,9 @@ def _print_search(folder: Path) -> None:
 
     console = terminal()
     record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    console.print(record["sentence"], style="bold", markup=False)
+    print_line(console, record["sentence"], "bold", whole=False)
     if (folder / PAGE).is_file():
-        console.print(
-            f"Everything that was tried: {folder / PAGE}\n",
-            markup=False,
-            soft_wrap=True,
-        )
+        print_line(console, f"Everything that was tried: {folder / PAGE}\n")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from sdopt.report.verdicts import append_step_summary
 from sdopt.scratch import scratch_folder
 from sdopt.statistics.summary import Summary
 from sdopt.terminal import console as terminal
-from sdopt.terminal import working
+from sdopt.terminal import print_line, working
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import log_study
 from sdopt.tracking.store import shown_by, sync_command
@@ -180,12 +180,7 @@ class Conclusion:
                 report.file == HTML
             ):  # the page, which people open first, has all pictures
                 path = self.folder / report.file
-                self.console.print(
-                    f"{report.name}: {path}",
-                    markup=False,
-                    highlight=False,
-                    soft_wrap=True,
-                )
+                print_line(self.console, f"{report.name}: {path}")
         print_problems(
             f"no {', '.join(names)}: {reason}" for reason, names in missing.items()
         )
@@ -221,6 +216,4 @@ class Conclusion:
             print(f"Nothing is lost: `{here}` logs it{own} later.", file=sys.stderr)
             return
         shown = shown_by(self.config.tracking, logged)
-        self.console.print(
-            f"MLflow: {shown}", markup=False, highlight=False, soft_wrap=True
-        )
+        print_line(self.console, f"MLflow: {shown}")

@@ -66,6 +66,7 @@ from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
 from sdopt.study.run import run_study
 from sdopt.study.timeline import WAITING, Timeline
 from sdopt.terminal import console as terminal
+from sdopt.terminal import print_line
 from sdopt.tracking.store import (
     require_mlflow,
     require_store,
@@ -224,7 +225,7 @@ class Experiment:
                 cost = replace(cost, seconds=cost.calls * call_s, based_on=based_on)
         show_plan(result, cost, self.console)
         for line in told:
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            print_line(self.console, line)
 
     def _continued(self, fresh: StudyResult, plan: Plan) -> StudyResult:
         """Returns the folder's result to continue; a sweep job restarted on another host starts over."""
@@ -429,12 +430,7 @@ class Experiment:
 
     def _complete(self, result: StudyResult, plan: Plan, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""
-        self.console.print(
-            f"already complete: {self.folder}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        print_line(self.console, f"already complete: {self.folder}")
         pictured = [row for row in result.variants if row.images]
         scored = bool(pictured) and all(row.quality for row in pictured)
         complete = scored and (result.gate or not self.config.gate.judges)

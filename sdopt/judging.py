@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from sdopt.config.parse import RunConfig
-from sdopt.errors import UnavailableError, UsageError, print_problems
+from sdopt.errors import UsageError, print_problems
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.drift import judge_drift
 from sdopt.gate.judge import exit_code, judge, judged_comparisons, worst_code
@@ -24,6 +24,7 @@ from sdopt.report.verdicts import against_sentence, verdict_blocks, write_verdic
 from sdopt.schema import Tracking
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.terminal import console as terminal
+from sdopt.terminal import print_line
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.finding import Found, find_result
 from sdopt.tracking.runs import update_verdicts
@@ -115,19 +116,9 @@ class Judging:
         heading = Prose(f"gate: {result.gate}", strong=True)
         self.console.print(shown([heading, *verdict_blocks(result)], width))
         target = output or folder
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            write_verdicts(summary, target, gate.undecided_passes, against)
-        except OSError as error:
-            raise UnavailableError(
-                f"{target}: {error.strerror}; choose another folder with --output"
-            ) from error
-        self.console.print(
-            f"verdicts: {target / 'verdicts.md'}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        target.mkdir(parents=True, exist_ok=True)
+        write_verdicts(summary, target, gate.undecided_passes, against)
+        print_line(self.console, f"verdicts: {target / 'verdicts.md'}")
         if self.against is None and output is None:
             reports = list(write_reports(summary, folder))
             rendered = {
@@ -143,12 +134,8 @@ class Judging:
     ) -> list[Judgement]:
         earlier, then = find_result(against, self.config.tracking)
         gate = self.config.gate
-        images = [
-            where / record.path
-            for where, study in ((folder, result), (then, earlier))
-            for variant in study.variants
-            for record in variant.images
-        ]
+        images = [folder / record.path for record in result.drawn_images]
+        images += [then / record.path for record in earlier.drawn_images]
         folders = (folder, then) if all(image.is_file() for image in images) else None
         fit = calibration_for(result, gate.calibration)
         return judge_drift(result, earlier, gate, fit, self.waived, folders)
@@ -169,10 +156,8 @@ class Judging:
             print_problems([f"the verdicts were not logged to MLflow: {error}"])
             return
         if run is not None:
-            self.console.print(
-                f"MLflow: the verdicts of run {run} are up to date",
-                markup=False,
-                highlight=False,
+            print_line(
+                self.console, f"MLflow: the verdicts of run {run} are up to date"
             )
 
 

@@ -48,6 +48,7 @@ from sdopt.guard import explained
 from sdopt.locks import lock_folder
 from sdopt.scratch import scratch_folder
 from sdopt.study.timeline import Timeline, process_begun
+from sdopt.terminal import print_line
 from sdopt.worker.forkserver import independent_children, start_fork_server
 
 if TYPE_CHECKING:
@@ -461,10 +462,10 @@ def summarise_sweep(folder: Path, console: Console) -> int:
         print_problems([f"no table: {folder / 'sweep.md'}: {error.strerror}"])
     try:
         page, *_ = write_report(of_sweep(sweep))
-        console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+        print_line(console, f"report: {page}")
     except UnavailableError as error:
         print_problems([f"no report: {error}"])
-    console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
+    print_line(console, f"sweep: {folder}")
     if any(row.to_retry for study in sweep.studies.values() for row in study.variants):
         again = command_line("run", f"resume={folder}", "retry_failed=true")
         print_problems([f"`{again}` measures again what failed"])

@@ -41,28 +41,15 @@ def require_address_space(what: str, least: int) -> None:
         raise UnavailableError(problem)
 
 
-def limited_address_space() -> str:
-    """Returns a sentence about the limit of this process's address space; "" if there is no limit."""
-    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return (
-        "" if allowed == resource.RLIM_INFINITY else _describe(allowed, "address space")
-    )
-
-
 def _too_low(
     limit: int, flag: str, what: str, least: int, purpose: str = ""
 ) -> str | None:
     allowed, _ = resource.getrlimit(limit)
     if allowed == resource.RLIM_INFINITY or allowed >= least:
         return None
-    problem = (
-        f"{_describe(allowed, what)}, but at least {least / 2**20:g} MiB is required"
-    )
+    has = f"{what} is limited to {round(allowed / 2**20, 1):g} MiB"
+    problem = f"{has}, but at least {least / 2**20:g} MiB is required"
     return f"{problem}{purpose}; allow more (ulimit -{flag} unlimited)"
-
-
-def _describe(allowed: int, what: str) -> str:
-    return f"{what} is limited to {round(allowed / 2**20, 1):g} MiB"
 
 
 def _tasks_too_few() -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 OVERWRITES = "SDOPT_OVERWRITES"
 """Variable set where the output is a notebook's: a line that begins with a carriage return replaces the last one."""
@@ -64,6 +65,13 @@ def _width(stream: TextIO) -> int | None:
     return shutil.get_terminal_size().columns if columns.isdigit() else None
 
 
+def print_line(
+    console: Console, text: str, style: str = "", whole: bool = True
+) -> None:
+    """Prints a line as it is: square brackets are no markup, and it is not broken at the width if it stays `whole`."""
+    console.print(Text(text, style), soft_wrap=whole)
+
+
 @contextmanager
 def working(shown: Console, what: str) -> Iterator[Callable[[str], None]]:
     """Says what a command works on; yields a function that says more: a spinner in a terminal, lines elsewhere."""
@@ -76,8 +84,6 @@ def working(shown: Console, what: str) -> Iterator[Callable[[str], None]]:
     def say(more: str) -> None:
         if more not in said:
             said.append(more)
-            shown.print(
-                f"{what}: {more}", markup=False, highlight=False, soft_wrap=True
-            )
+            print_line(shown, f"{what}: {more}")
 
     yield say

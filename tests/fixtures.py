@@ -68,10 +68,22 @@ os.fsync = lambda _handle: None  # type: ignore[assignment]
 fork_the_server()
 
 
+UNFREEZE = gc.unfreeze
+
+
 def pytest_collection_finish() -> None:
     """What was imported is no garbage: to look through it takes half a second each time."""
     gc.collect()
     gc.freeze()
+    # A measurement ends with it: all of PyTorch would be looked through from then on.
+    gc.unfreeze = lambda: None
+
+
+def pytest_runtest_logfinish() -> None:
+    """What lives on after a test is looked through no more; many commands and options collect garbage by themselves."""
+    if gc.get_count()[2] > 20:  # some 100,000 new objects
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,9 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from sdopt.config.compositions import (
-    Composition,
     Compositions,
-    composition_errors,
     initialized,
     search_path,
 )
@@ -69,10 +67,10 @@ class HydraComposer:
         # A design composes the same variants again and again.
         self._parsed: dict[tuple[tuple[str, ...], bool], RunConfig] = {}
         self._job = self._compositions.of(self._overrides, composed)
-        self.current = _parsed(self._job)
+        self.current = parse(self._job)
         """The job's own configuration."""
         self._defaults = self._compositions.of([])
-        self._default = _parsed(self._defaults)
+        self._default = parse(self._defaults)
 
     @property
     def chooses_features(self) -> bool:
@@ -85,7 +83,7 @@ class HydraComposer:
     def refresh(self) -> None:
         """Parses the job's configuration again, after what is at hand has changed."""
         self._parsed.clear()
-        self.current = _parsed(self._job)
+        self.current = parse(self._job)
 
     @classmethod
     def of_this_job(cls, cfg: DictConfig) -> "HydraComposer":
@@ -210,7 +208,7 @@ class HydraComposer:
                     else {}
                 )
                 made = edited(self._job, edit, self._compositions, others)
-            self._parsed[key] = _parsed(made)
+            self._parsed[key] = parse(made)
         return self._parsed[key], merged
 
     def _lora_of(self, edit: Edit) -> list[str]:
@@ -346,11 +344,6 @@ def with_gate(overrides: Sequence[str]) -> list[str]:
     """Returns overrides with the gate `default`, unless they choose one."""
     chosen = any(key_of(override) == "gate" for override in overrides)
     return [*([] if chosen else ["gate=default"]), *overrides]
-
-
-def _parsed(composed: Composition) -> RunConfig:
-    with composition_errors():
-        return parse(composed.values, composed.choices)
 
 
 def _chosen(run: RunConfig, axis: str) -> Any:

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, Field
 
+from sdopt.config.compositions import Composition, composition_errors
 from sdopt.config.paths import options_of
 from sdopt.config.sections import COMMAND_KEYS, LOAD, SECTION_NAMES, WORK_SECTIONS
 from sdopt.config.typed import MISSING, typed
@@ -97,18 +98,11 @@ class RunConfig:
     recorded: RecordedConfig
 
 
-def parse(values: Mapping[str, Any], choices: Mapping[str, Any]) -> RunConfig:
-    """Types and validates a composed configuration.
-
-    Args:
-        values: the configuration without Hydra's own node, as `Composition` has it.
-        choices: the option chosen on each axis.
-
-    Raises:
-        UsageError: all problems at once, each naming its key.
-    """
+@composition_errors()
+def parse(composed: Composition) -> RunConfig:
+    """Types and validates a composed configuration. Raises UsageError with all problems at once, each with its key."""
     problems: list[str] = []
-    values = _resolved(values, problems)
+    values, choices = _resolved(composed.values, problems), composed.choices
     sections: dict[str, Any] = {}
     optimizations: dict[str, Optimization] = {}
     for key, kind in SECTIONS.items():

@@ -1,39 +1,30 @@
 """Limits of memory that control groups set for this process: containers, systemd and Slurm, in both versions."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
 _LISTING = Path("/proc/self/cgroup")
 
 
-@dataclass(frozen=True)
-class _Names:
-    """How one version of control groups names its files."""
-
-    limit: str
-    usage: str
-    reclaimable: str
-    """In `memory.stat`: the part of the usage that the kernel gives back."""
-
-
 _VERSIONS = (
-    _Names("memory.max", "memory.current", "inactive_file"),
-    _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
+"""How both versions name the files of the limit and of the usage, and in `memory.stat` the part of the usage that the
+kernel gives back."""
 
 
 def memory_limits(mount: Path = MOUNT, listing: Path = _LISTING) -> tuple[float, float]:
     """Returns the bytes that this process may have, and those that are left of them; infinite without a limit."""
     most = left = float("inf")
     for group in _groups(mount, listing):
-        for names in _VERSIONS:
-            limit = _number(group / names.limit)
+        for limit_file, usage_file, reclaimable in _VERSIONS:
+            limit = _number(group / limit_file)
             if limit is None:
                 continue
-            used = _number(group / names.usage) or 0
-            used -= _listed(group / "memory.stat", names.reclaimable)
+            used = _number(group / usage_file) or 0
+            used -= _listed(group / "memory.stat", reclaimable)
             most = min(most, limit)
             left = min(left, max(limit - used, 0))
     return most, left

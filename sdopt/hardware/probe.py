@@ -14,7 +14,6 @@ from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.cgroups import MOUNT, memory_limits
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import ask_nvml
-from sdopt.limits import limited_address_space
 
 _WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI")
 """Instruction sets, as `ONEDNN_MAX_CPU_ISA` names them, in which oneDNN has no kernels for bfloat16."""
@@ -98,9 +97,7 @@ def _cuda(index: int) -> Device:
         }
     except (RuntimeError, AssertionError) as error:
         reason = one_line(error).rstrip(".")
-        raise _UnusableError(
-            f"CUDA does not start: {reason}; {_what_to_do()}"
-        ) from error
+        raise _UnusableError(f"CUDA does not start: {reason}") from error
     return Device(
         type="cuda",
         index=index,
@@ -111,13 +108,6 @@ def _cuda(index: int) -> Device:
         driver=ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion())),
         attributes=attributes,
     )
-
-
-def _what_to_do() -> str:
-    """Returns what to do if CUDA does not start. Its driver reserves far more address space than it will use."""
-    if limited := limited_address_space():
-        return f"{limited}, but CUDA reserves more than the memory of all cards: raise the limit (ulimit -v unlimited)"
-    return "update the driver, or install PyTorch for an older CUDA (https://pytorch.org/get-started)"
 
 
 def _largest_cudnn_head(index: int) -> int:

@@ -103,22 +103,18 @@ class InterferenceMeter:
         try:
             cores = self._cores()
             ticks = _ticks((self._proc / "stat").read_text(encoding="utf-8"), cores)
-            threads = {
-                task.name: found
-                for pid in (self._pid, *started_by(self._pid, self._proc))
-                for task in (self._proc / str(pid) / "task").glob("*")
-                if (found := _thread(task)) is not None
-            }
+            threads: dict[str, _Thread] = {}
+            for pid in (self._pid, *started_by(self._pid, self._proc)):
+                threads |= _threads(self._proc / str(pid) / "task")
         except OSError:
             return None
         if not threads or not ticks:
             return None
         second = os.sysconf("SC_CLK_TCK")
-        total, stolen = sum(map(sum, ticks)), sum(core[_STOLEN] for core in ticks)
-        idle = sum(core[field] for core in ticks for field in _IDLE)
-        return _Counts(
-            threads, total / second, (total - idle - stolen) / second, stolen / second
-        )
+        seconds = [sum(fields) / second for fields in zip(*ticks, strict=True)]
+        total_s, stolen_s = sum(seconds), seconds[_STOLEN]
+        idle_s = sum(seconds[field] for field in _IDLE)
+        return _Counts(threads, total_s, total_s - idle_s - stolen_s, stolen_s)
 
     def _cores(self) -> set[int]:
         """Returns the numbers of the cores that the process may use."""
@@ -181,6 +177,16 @@ def _listed_mhz(cpuinfo: str, cores: set[int]) -> list[float]:
         elif name.strip() == "cpu MHz" and core in cores:
             found.append(float(value))
     return found
+
+
+def _threads(tasks: Path) -> dict[str, _Thread]:
+    """Returns the counts of the threads of a process, by their numbers."""
+    threads = {}
+    for task in tasks.glob("*"):
+        counts = _thread(task)
+        if counts is not None:
+            threads[task.name] = counts
+    return threads
 
 
 def _thread(task: Path) -> _Thread | None:

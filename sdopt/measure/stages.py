@@ -104,11 +104,9 @@ class StageClock:
 
     def seconds(self) -> dict[str, list[float]]:
         """Returns the seconds of each stage, a value per entry of the stage."""
-
-        def between(start: Any, end: Any) -> float:
-            return float(start.elapsed_time(end) / 1000 if self._cuda else end - start)
-
-        return {
-            stage: [between(*span) for span in spans]
-            for stage, spans in self._spans.items()
-        }
+        seconds: dict[str, list[float]] = {stage: [] for stage in self._spans}
+        for stage, spans in self._spans.items():
+            for start, end in spans:
+                took_s = start.elapsed_time(end) / 1000 if self._cuda else end - start
+                seconds[stage].append(float(took_s))
+        return seconds

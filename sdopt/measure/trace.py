@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -210,11 +211,10 @@ class Trace:
             for name, count in sorted(self.denoiser.operators.items())
             if name.startswith(_FUSED_OPERATORS)
         }
-        return operators or {
-            name: n
-            for name, n in self.kernels.items()
-            if any(word in name for word in _FUSED_KERNELS)
-        }
+        if operators:
+            return operators
+        fused = re.compile("|".join(map(re.escape, _FUSED_KERNELS)))
+        return {name: n for name, n in self.kernels.items() if fused.search(name)}
 
 
 def _of_tokens(stage: StageTrace) -> dict[str, int]:
@@ -290,15 +290,14 @@ def _swaps_weights(pipe: DiffusionPipeline) -> bool:
 
     PyTorch moves such a weight by `swap_tensors`, which fails while the profiler, recording shapes, refers to it.
     """
-    layers = [
-        layer for network in networks_of(pipe).values() for layer in network.modules()
-    ]
-    moved = any(
-        hasattr(layer, "_hf_hook") or hook_of(layer, "group_offloading") is not None
-        for layer in layers
-    )
-    weights = (weight for layer in layers for weight in layer.parameters(recurse=False))
-    return moved and any(hasattr(weight, "__tensor_flatten__") for weight in weights)
+    moved = quantized = False
+    for network in networks_of(pipe).values():
+        for layer in network.modules():
+            moved |= hasattr(layer, "_hf_hook")
+            moved |= hook_of(layer, "group_offloading") is not None
+        for weight in network.parameters():
+            quantized |= hasattr(weight, "__tensor_flatten__")
+    return moved and quantized
 
 
 def _parameters_of(pipe: DiffusionPipeline) -> dict[str, float]:

@@ -18,15 +18,16 @@ def by_prompt(
     found: dict[int, list[float]] = {}
     for prompt, value in zip(prompts, values, strict=True):
         found.setdefault(prompt, []).append(math.nan if value is None else float(value))
-    means = [float(np.mean(those)) for _, those in sorted(found.items())]
-    several = any(len(those) > 1 for those in found.values())
-    worst = (
-        [finite(float(np.max(those))) for _, those in sorted(found.items())]
-        if several
-        else []
-    )
+    means: list[float] = []
+    largest: list[float | None] = []
+    for _, of_prompt in sorted(found.items()):
+        means.append(float(np.mean(of_prompt)))
+        largest.append(finite(float(np.max(of_prompt))))
+    several = any(len(of_prompt) > 1 for of_prompt in found.values())
     return Score(
-        finite(float(np.mean(means))), [finite(mean) for mean in means], worst=worst
+        estimate=finite(float(np.mean(means))),
+        per_prompt=[finite(mean) for mean in means],
+        worst=largest if several else [],
     )
 
 

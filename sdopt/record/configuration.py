@@ -77,16 +77,13 @@ class RecordedConfig:
         self, other: "RecordedConfig", sections: Sequence[str]
     ) -> dict[str, tuple[Any, Any]]:
         """Returns the keys of some sections in which two configurations differ, by full name, with both values."""
-        pairs = {
-            section: (vars(getattr(self, section)), vars(getattr(other, section)))
-            for section in sections
-        }
-        return {
-            f"{section}.{key}": (mine[key], theirs[key])
-            for section, (mine, theirs) in pairs.items()
-            for key in mine
-            if mine[key] != theirs[key]
-        }
+        changed = {}
+        for section in sections:
+            theirs = vars(getattr(other, section))
+            for key, value in vars(getattr(self, section)).items():
+                if value != theirs[key]:
+                    changed[f"{section}.{key}"] = value, theirs[key]
+        return changed
 
     def incomparable_work(self, other: "RecordedConfig") -> dict[str, tuple[Any, Any]]:
         """Returns the keys of the work and the hardware in which two variants differ and must not, with both values.

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from types import FrameType
 from typing import Any
@@ -203,34 +204,26 @@ def problems_of(result: StudyResult) -> Iterator[str]:
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", result.id):
         yield f"id={result.id!r}: not the id of a study"
     names = [row.name for row in result.variants]
-    sides = [
-        name for edge in result.comparisons for name in (edge.candidate, edge.reference)
-    ]
-    yield from (
-        f"{name}: no variant has this name"
-        for name in (result.baseline, *sides)
-        if name not in names
-    )
-    measured = [
-        measurement for row in result.variants for measurement in row.measurements
-    ]
+    sides = [(edge.candidate, edge.reference) for edge in result.comparisons]
+    for name in (result.baseline, *chain.from_iterable(sides)):
+        if name not in names:
+            yield f"{name}: no variant has this name"
+    measured = result.measurements
     sessions = {measurement.session for measurement in measured}
     unknown = (
         sorted(sessions - {*range(len(result.sessions))}) if result.sessions else []
     )
-    yield from (
-        f"sessions: processes are of session {number}, which is not there"
-        for number in unknown
-    )
-    served = [len(measurement.shapes) for measurement in measured] + [
-        len(edge.shapes) for edge in result.comparisons
-    ]
+    for number in unknown:
+        yield f"sessions: processes are of session {number}, which is not there"
+    served = [len(measurement.shapes) for measurement in measured]
+    served += [len(comparison.shapes) for comparison in result.comparisons]
     if served and min(served) < len(result.shapes):
         yield f"shapes: the study has {len(result.shapes)}, and a process or a comparison only {min(served)}"
-    images = [record.path for row in result.variants for record in row.images]
-    images += [record.path for records in result.redrawn.values() for record in records]
-    trips = [trip.path for row in result.variants for trip in row.trips if trip.path]
-    for path in dict.fromkeys([*images, *trips]):
+    redrawn = chain.from_iterable(result.redrawn.values())
+    trips = chain.from_iterable(row.trips for row in result.variants)
+    images = [*result.drawn_images, *redrawn]
+    named = [image.path for image in images] + [trip.path for trip in trips]
+    for path in dict.fromkeys(filter(None, named)):
         if not stays_within(path):
             yield f"images: {path!r}: not a file of the run's folder"
 

@@ -42,7 +42,7 @@ def scored_file(folder: Path, record: ImageRecord) -> Path:
 
 def replaced_images(result: StudyResult, folder: Path) -> list[str]:
     """Returns the paths of a study's images that other files have taken the place of."""
-    records = [record for variant in result.variants for record in variant.images]
+    records = result.drawn_images
     for more in result.redrawn.values():
         records += more
     return [record.path for record in records if is_replaced(folder, record)]

@@ -1,9 +1,11 @@
 """Defines the schema of `result.json`: a study's measurements, from which all tables and trackers are made."""
 
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import chain
 from statistics import median
 from typing import Any, ClassVar
 
@@ -157,7 +159,7 @@ class VariantResult:
         return (pending or self.status.measured) and not self.given_up
 
     def __repr__(self) -> str:
-        times = [seconds for samples in self.samples.values() for seconds in samples]
+        times = list(chain.from_iterable(self.samples.values()))
         timed = f", {len(times)} calls of {median(times):.3g} s" if times else ""
         because = f": {self.reason}" if self.reason else ""
         return f"<VariantResult {self.name}: {self.status}{timed}{because}>"
@@ -196,15 +198,20 @@ class VariantResult:
             measurement.peak[1] for measurement in self.measurements if measurement.peak
         ]
 
+    def drop(self, processes: Iterable[Measurement]) -> None:
+        """Takes processes out that were not measured."""
+        dropped = set(map(id, processes))
+        self.measurements = [m for m in self.measurements if id(m) not in dropped]
+
     @property
     def silent(self) -> set[int]:
         """The replicates that have shown no evidence at some shape; one that was killed before it is replaced."""
-        shown = {
-            m.replicate
-            for m in self.measurements
-            if m.spared or all(samples.evidence for samples in m.shapes)
-        }
-        return {m.replicate for m in self.measurements} - shown
+        shown: set[int] = set()
+        for measurement in self.measurements:
+            evidence = [samples.evidence for samples in measurement.shapes]
+            if measurement.spared or all(evidence):
+                shown.add(measurement.replicate)
+        return {measurement.replicate for measurement in self.measurements} - shown
 
     @property
     def to_retry(self) -> bool:
@@ -491,6 +498,16 @@ class StudyResult:
             self.config.replicates,
             min(self.precision.granted, self.precision.needed.get(variant, 0)),
         )
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """All its processes, variant by variant."""
+        return list(chain.from_iterable(row.measurements for row in self.variants))
+
+    @property
+    def drawn_images(self) -> list[ImageRecord]:
+        """The images of the quality pass, variant by variant."""
+        return list(chain.from_iterable(row.images for row in self.variants))
 
     @property
     def control(self) -> VariantResult | None:

@@ -195,7 +195,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
             if r.verdict is not Verdict.PASS
         ],
         row.command,
-        program_of(result, row.variant) or None,
+        program_of(row.variant) or None,
         said_of(row.variant.program),
         row.at_least_slower,
         values_of(row),

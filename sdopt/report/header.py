@@ -1,15 +1,17 @@
 """Describes what was measured, or would be: the work, the device and the versions, and the plan of a dry run."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from sdopt.record.choices import difference, listed
 from sdopt.record.configuration import RecordedConfig
-from sdopt.record.records import Status, StudyResult
+from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.report.blocks import Prose, Table
 from sdopt.report.terminal import shown
 from sdopt.statistics.words import gib_text
+from sdopt.terminal import print_line
 
 if TYPE_CHECKING:
     from sdopt.study.cost import StudyCost
@@ -29,25 +31,17 @@ def header_of(result: StudyResult) -> list[str]:
 def announce(result: StudyResult, console: Console) -> None:
     """Prints, before measuring, the variants to be measured, and those that are skipped with the reason."""
     for line in header_of(result):
-        console.print(line, style="bold", markup=False, highlight=False)
+        print_line(console, line, "bold", whole=False)
     options = [
         row.name for row in result.candidates if row.status is not Status.SKIPPED
     ]
     # Names of combinations contain commas.
     against = f"{len(options)} against {result.baseline}: {'; '.join(options)}"
-    console.print(
-        against if options else f"{result.baseline} alone",
-        markup=False,
-        highlight=False,
-    )
+    print_line(console, against if options else f"{result.baseline} alone", whole=False)
     for row in result.candidates:
         if row.status is Status.SKIPPED:
-            console.print(
-                f"not measured: {row.name}: {row.reason}",
-                style="dim",
-                markup=False,
-                highlight=False,
-            )
+            reason = f"not measured: {row.name}: {row.reason}"
+            print_line(console, reason, "dim", whole=False)
 
 
 def show_plan(result: StudyResult, expected: "StudyCost", console: Console) -> None:
@@ -55,92 +49,84 @@ def show_plan(result: StudyResult, expected: "StudyCost", console: Console) -> N
 
     A reason is one line, however long, since it may hold a command to copy.
     """
-    # `sdopt show` prints headers, too, and shall import nothing that measures.
-    from sdopt.study.cost import PATIENCE_S, SHORTER
-
-    environment, baseline = result.environment, result.baseline_variant.choices
+    environment = result.environment
     # A planned device comes from a data sheet, which names no driver; a real one has a driver.
     planned = environment.sheet is not None and environment.device["driver"] is None
     where = f" on {environment.device['name']}, by its data sheet" if planned else ""
-    variants = [
-        (
-            row.name,
-            listed(difference(row.choices, baseline)),
-            row.contract,
-            "no" if row.status is Status.SKIPPED else "yes",
-        )
-        for row in result.variants
-    ]
-    compared = [
-        (
-            edge.candidate,
-            edge.reference,
-            "how far two equal variants differ"
-            if result.variant(edge.candidate).is_control
-            else edge.credit,
-        )
-        for edge in result.comparisons
-    ]
-    told = [work_of(result.config)]
-    if len(result.shapes) > 1:
-        told.append(f"each process is timed at {'; '.join(map(str, result.shapes))}")
-    would = {
-        row.name: "no" if row.status is Status.SKIPPED else "yes"
-        for row in result.variants
-    }
-    told += [
-        f"{row.name}: {would[row.name]}: {row.reason}"
-        for row in result.variants
-        if row.reason
-    ]
-    time = (
-        "unknown"
-        if expected.seconds is None
-        else f"about {_duration(expected.seconds)}"
-    )
-    memory = (
-        "unknown"
-        if expected.memory_gib is None
-        else f"about {gib_text(expected.memory_gib)} per process"
-    )
-    effort = [
-        f"calls of the pipeline: about {expected.calls}, by {expected.processes} processes",
-        f"time: {time}; memory: {memory} ({expected.based_on})",
-    ]
-    if (
-        expected.seconds is not None
-        and expected.seconds > PATIENCE_S
-        and not result.config.protocol.budget_s
-    ):
-        effort.append(SHORTER)
-    for repository, size in expected.downloads.items():
-        size_text = (
-            "unknown, the hub cannot be asked"
-            if size is None
-            else f"up to {size / 2**30:.2f} GiB"
-        )
-        effort.append(
-            f"download of {repository}: {'nothing, it is in the cache' if size == 0 else size_text}"
-        )
-    tables = [
+    parts = [
         (
             f"{result.name}: what would be measured{where}",
-            Table(
-                ("variant", "choices beyond the defaults", "contract", "would run?"),
-                variants,
-            ),
-            [f"  {line}" for line in told],
+            _planned_variants(result),
+            [f"  {line}" for line in _remarks_on_plan(result)],
         ),
         (
             "what would be compared",
-            Table(("candidate", "against", "measures"), compared),
-            effort,
+            _planned_comparisons(result),
+            [*_effort(result, expected)],
         ),
     ]
-    for heading, table, lines in tables:
+    for heading, table, lines in parts:
         console.print(shown([Prose(heading, strong=True), table], console.width))
         for line in lines:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            print_line(console, line)
+
+
+def _planned_variants(result: StudyResult) -> Table:
+    baseline = result.baseline_variant.choices
+    rows = []
+    for row in result.variants:
+        choices = listed(difference(row.choices, baseline))
+        rows.append((row.name, choices, row.contract, _would_run(row)))
+    headings = ("variant", "choices beyond the defaults", "contract", "would run?")
+    return Table(headings, rows)
+
+
+def _would_run(row: VariantResult) -> str:
+    return "no" if row.status is Status.SKIPPED else "yes"
+
+
+def _planned_comparisons(result: StudyResult) -> Table:
+    rows = []
+    for edge in result.comparisons:
+        measures = edge.credit
+        if result.variant(edge.candidate).is_control:
+            measures = "how far two equal variants differ"
+        rows.append((edge.candidate, edge.reference, measures))
+    return Table(("candidate", "against", "measures"), rows)
+
+
+def _remarks_on_plan(result: StudyResult) -> Iterator[str]:
+    yield work_of(result.config)
+    if len(result.shapes) > 1:
+        yield f"each process is timed at {'; '.join(map(str, result.shapes))}"
+    for row in result.variants:
+        if row.reason:
+            yield f"{row.name}: {_would_run(row)}: {row.reason}"
+
+
+def _effort(result: StudyResult, expected: "StudyCost") -> Iterator[str]:
+    """Yields what a study is expected to take."""
+    # `sdopt show` prints headers, too, and shall import nothing that measures.
+    from sdopt.study.cost import PATIENCE_S, SHORTER
+
+    time = memory = "unknown"
+    if expected.seconds is not None:
+        time = f"about {_duration(expected.seconds)}"
+    if expected.memory_gib is not None:
+        memory = f"about {gib_text(expected.memory_gib)} per process"
+    yield f"calls of the pipeline: about {expected.calls}, by {expected.processes} processes"
+    yield f"time: {time}; memory: {memory} ({expected.based_on})"
+    is_long = expected.seconds is not None and expected.seconds > PATIENCE_S
+    if is_long and not result.config.protocol.budget_s:
+        yield SHORTER
+    for repository, size in expected.downloads.items():
+        if size is None:
+            amount = "unknown, the hub cannot be asked"
+        elif size:
+            amount = f"up to {size / 2**30:.2f} GiB"
+        else:
+            amount = "nothing, it is in the cache"
+        yield f"download of {repository}: {amount}"
 
 
 def _duration(seconds: float) -> str:

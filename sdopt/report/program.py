@@ -1,15 +1,18 @@
 """Says of the program that uses a variant whether it was run, and hands out only code that drew the measured image."""
 
 from sdopt.record.programs import Program
-from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.records import VariantResult
 
 
-def program_of(_result: StudyResult, variant: VariantResult) -> str:
+def program_of(variant: VariantResult) -> str:
     """Returns the program that loads the model, applies a variant's options, and saves the first measured image.
 
     It is "" if none was run, or drew another image, or if others cannot load the model.
     """
-    return variant.program.text if variant.program and variant.program.draws else ""
+    program = variant.program
+    if program is None or not program.draws:
+        return ""
+    return program.text
 
 
 def said_of(program: Program | None) -> str:

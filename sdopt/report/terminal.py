@@ -1,6 +1,6 @@
 """Writes blocks for a terminal. A table with columns to spare has one line for each row, however narrow it is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -42,7 +42,22 @@ def shown(
     """Returns what a terminal of some width shows of blocks; of plots and images nothing."""
     parts: list[RenderableType] = []
     for block in blocks:
-        parts += _shown(block, width)
+        match block:
+            case Prose(text, strong):
+                parts.append(Text(text, "bold" if strong else ""))
+            case Notes(lines):
+                texts = [Text(line, "dim") for line in lines]
+                parts += [Padding(text, (0, 0, 0, 2)) for text in texts]
+            case Code(title, lines):
+                code = "\n".join(f"    {line}" for line in lines)
+                parts.append(Text(f"{title}:"))
+                parts.append(Text(code, "cyan", no_wrap=True, overflow="ignore"))
+            case Table():
+                parts.append(_grid(block, width))
+            case Facts(pairs):
+                parts += [Text(f"  {name}: {value}") for name, value in pairs]
+            case Fold(title, inner):
+                parts += [Text(f"{title}:"), *shown(inner, width).renderables]
     return Group(*parts)
 
 
@@ -60,100 +75,67 @@ def sections_shown(
     return Group(*parts)
 
 
-def _shown(
-    block: Block,
+def _grid(
+    table: Table,
     width: int,
-) -> Iterator[RenderableType]:
-    match block:
-        case Prose(text, strong):
-            yield Text(text, "bold" if strong else "")
-        case Notes(lines):
-            for line in lines:
-                yield Padding(Text(line, "dim"), (0, 0, 0, 2))
-        case Code(title, lines):
-            code = "\n".join(f"    {line}" for line in lines)
-            yield Text(f"{title}:")
-            yield Text(code, "cyan", no_wrap=True, overflow="ignore")
-        case Table():
-            yield _Layout(block, width).grid()
-        case Facts(pairs):
-            for name, value in pairs:
-                yield Text(f"  {name}: {value}")
-        case Fold(title, blocks):
-            yield Text(f"{title}:")
-            for inner in blocks:
-                yield from _shown(inner, width)
+) -> Grid:
+    """Returns a table with as many details, and then columns, as there is room for."""
+    rows = table.cells
+    headings = list(table.headings)
+    names = [str(row[0]) for row in rows]
+    longest_name = max(map(len, names), default=0)
+    detailed = dict.fromkeys(range(len(headings)), True)  # each column to show
 
+    def room(name_width: int) -> int:
+        """Returns how much the columns leave beside names; negative if they take too much."""
+        left = width - min(name_width, longest_name) - _GAP * len(detailed)
+        for column in detailed:
+            if column:
+                left -= _width(headings, rows, column, detailed[column])
+        return left
 
-class _Layout:
-    """The columns of a table for which there is room: the whole ones, and those without their details."""
-
-    def __init__(
-        self,
-        table: Table,
-        width: int,
-    ) -> None:
-        self.table = table
-        self.width = width
-        self.rows = table.cells
-        names = [str(row[0]) for row in self.rows]
-        words = " ".join(names).split()
-        self.longest_name = max(map(len, names), default=0)
-        self.longest_word = max(map(len, words), default=0)
-        self.detailed = dict.fromkeys(range(len(table.headings)), True)
-        """The columns to show, and whether each has its details."""
-
-    def grid(self) -> Grid:
-        """Returns the table with as many details and columns as there is room for."""
-        headings = list(self.table.headings)
-        for heading in self.table.spare:
-            if self._room(_WHOLE_NAME) < 0:
-                self.detailed[headings.index(heading)] = False
-        for heading in self.table.needless:
-            if self._room(_NAME) < 0:
-                del self.detailed[headings.index(heading)]
-        grid = Grid(
-            box=None if self.table.spare else box.SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, _GAP, 0, 0),
+    for heading in table.spare:
+        if room(_WHOLE_NAME) < 0:
+            detailed[headings.index(heading)] = False
+    for heading in table.needless:
+        if room(_NAME) < 0:
+            del detailed[headings.index(heading)]
+    spared = room(_NAME)
+    fits = spared >= 0 and bool(table.spare)
+    name_width = min(longest_name, _NAME + spared) if fits else None
+    longest_word = max(map(len, " ".join(names).split()), default=0)
+    grid = Grid(
+        box=None if table.spare else box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, _GAP, 0, 0),
+    )
+    for column in detailed:
+        heading = headings[column]
+        grid.add_column(
+            escape(heading),
+            justify="right" if heading in table.numbers else "left",
+            header_style="dim",
+            no_wrap=fits,
+            overflow="ellipsis" if fits else "fold",
+            width=None if column else name_width,
+            min_width=None if column or fits else min(longest_word, _WORD),
         )
-        self._add_columns(grid)
-        for row in self.rows:
-            cells = [
-                _cell(row[column], detailed)
-                for column, detailed in self.detailed.items()
-            ]
-            grid.add_row(*cells)
-        return grid
+    for row in rows:
+        grid.add_row(*(_cell(row[column], detailed[column]) for column in detailed))
+    return grid
 
-    def _room(self, name_width: int) -> int:
-        """Returns how much room the columns leave beside names; negative if they take too much."""
-        widths = [self._width(column) for column in self.detailed if column]
-        name = min(name_width, self.longest_name)
-        return self.width - name - sum(widths) - _GAP * len(self.detailed)
 
-    def _width(self, column: int) -> int:
-        texts = [self.table.headings[column]]
-        for row in self.rows:
-            cell = row[column]
-            texts.append(str(cell) if self.detailed[column] else cell.figure)
-        return max(map(len, texts))
-
-    def _add_columns(self, grid: Grid) -> None:
-        room = self._room(_NAME)
-        fits = room >= 0 and bool(self.table.spare)
-        for column in self.detailed:
-            heading = self.table.headings[column]
-            names = column == 0
-            grid.add_column(
-                escape(heading),
-                justify="right" if heading in self.table.numbers else "left",
-                header_style="dim",
-                no_wrap=fits,
-                overflow="ellipsis" if fits else "fold",
-                width=min(self.longest_name, _NAME + room) if fits and names else None,
-                min_width=min(self.longest_word, _WORD) if names and not fits else None,
-            )
+def _width(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    column: int,
+    detailed: bool,
+) -> int:
+    texts = [headings[column]]
+    for row in rows:
+        cell = row[column]
+        texts.append(str(cell) if detailed else cell.figure)
+    return max(map(len, texts))
 
 
 def _cell(

@@ -1,6 +1,5 @@
 """Shows the verdicts of a gate: as a table for the terminal, as Markdown, as JSON, and as JUnit XML for CI."""
 
-import errno
 import json
 import os
 import re
@@ -444,51 +443,17 @@ def append_step_summary(
     summary: Summary,
     against: str = "",
 ) -> None:
-    """Appends the Markdown to the file that `GITHUB_STEP_SUMMARY` names, where that is set, as far as GitHub takes it.
+    """Appends the Markdown to the file that `GITHUB_STEP_SUMMARY` names, where that is set.
 
     The summary is for reading, and the exit code is the verdict: a file that cannot be written is only said.
     """
     target = os.environ.get("GITHUB_STEP_SUMMARY")
     if not target:
         return
+    content = summary_markdown(summary, against) + "\n"
     try:
-        with open(target, "ab", opener=_at_once) as stream:
-            # A terminal or a pipe, as /dev/stdout is, has no place to tell.
-            room = _SUMMARY_BYTES - os.fstat(stream.fileno()).st_size
-            if room < _LEAST_BYTES:
-                raise OSError(errno.EFBIG, "it is full: GitHub takes 1 MiB")
-            stream.write(_shortened(summary_markdown(summary, against) + "\n", room))
+        with Path(target).open("ab") as stream:
+            stream.write(content.encode(errors="replace"))
     except OSError as error:
         problem = f"the summary cannot be written ({error.strerror}); verdicts are kept"
         print_problems([f"GITHUB_STEP_SUMMARY={target}: {problem}"])
-
-
-def _at_once(
-    target: str,
-    flags: int,
-) -> int:
-    """Opens a file for writing; a named pipe that nobody reads is an error (ENXIO), where `open` would wait."""
-    handle = os.open(target, flags | os.O_NONBLOCK, 0o666)
-    os.set_blocking(handle, True)
-    return handle
-
-
-_SUMMARY_BYTES = 1000 * 1024
-"""GitHub drops the whole summary of a step above 1 MiB, so that this leaves room for what a step adds itself."""
-
-_LEAST_BYTES = 4096
-"""Less room shows nothing of a table."""
-
-_CUT = b"\nShortened, because GitHub takes 1 MiB from a step: `verdicts.md` in the run's folder has all of it.\n"
-
-
-def _shortened(
-    text: str,
-    room: int,
-) -> bytes:
-    """Returns as many whole lines of a text as there is room for, and a line that says so if some are left out."""
-    content = text.encode(errors="replace")
-    if len(content) <= room:
-        return content
-    end = content.rfind(b"\n", 0, room - len(_CUT)) + 1
-    return content[:end] + _CUT

@@ -79,22 +79,16 @@ def _judged_entry(
     fate = "fail" if name in judgements.failed else "undecided"
     if name in passed:
         fate = "winner" if name == passed[0] else "pass"
-    losses = {
-        other: [
-            judgements.findings[other].losses[objective] for objective in objectives
-        ]
-        for other in passed
-    }
-    low, high = (
-        (row.speedup.interval.low, row.speedup.interval.high)
-        if row.speedup
-        else (None, None)
-    )
+    losses = {}
+    for other in passed:
+        of_other = judgements.findings[other].losses
+        losses[other] = [of_other[objective] for objective in objectives]
+    interval = row.speedup.interval if row.speedup else None
     return replace(
         entry_of(candidate, fate, _because(row, finding), [finding]),
         judged=True,
-        low=low,
-        high=high,
+        low=interval.low if interval else None,
+        high=interval.high if interval else None,
         on_front=name in front_of(losses),
         command=row.command,
         study=judgements.folders[name],

@@ -170,12 +170,9 @@ class SearchBudget:
 
     def _usual(self) -> Cost:
         """Returns what a candidate takes on average, or the baseline before any was measured."""
-        known = list(self.costs.values()) or (
-            [self.baseline] if self.baseline else [Cost(0.0, 0.0)]
-        )
-        return Cost(
-            *(
-                sum(each) / len(known)
-                for each in zip(*((c.start_s, c.call_s) for c in known), strict=True)
-            )
-        )
+        known = list(self.costs.values())
+        if not known:
+            return self.baseline or Cost(0.0, 0.0)
+        start_s = sum(cost.start_s for cost in known)
+        call_s = sum(cost.call_s for cost in known)
+        return Cost(start_s / len(known), call_s / len(known))

@@ -162,7 +162,7 @@ def hand_out(record: SearchRecord) -> None:
     )
     if sheet := comparison_sheet(summary_of(two), folder / best.study, prompts=4):
         write_atomically(folder / PICTURE, sheet)
-    if program := program_of(judged, judged.variant(best.name)):
+    if program := program_of(judged.variant(best.name)):
         if not record.winner:
             program = f"# It is not shown to be better than the baseline: {folder / TABLES} has the reasons.\n{program}"
         write_atomically(folder / PROGRAM, program.encode())

@@ -107,12 +107,9 @@ def _by_distance(record: SearchRecord) -> bool:
 
 def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Spec:
     distance = record.distance if _by_distance(record) else ""
-    speeds = [
-        end
-        for point in points
-        for end in (point["speed"], point.get("low"), point.get("high"))
-        if end
-    ]
+    speeds: list[float] = []
+    for point in points:
+        speeds += filter(None, (point["speed"], point.get("low"), point.get("high")))
     axis = ratio_axis(
         f"speed-up{unit_text(record.per_image)}, log scale (up is faster)", speeds
     )
@@ -130,11 +127,8 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
         ]
     x = alt.X("x:Q", title=title, scale=scale, axis=ticks)
     y = alt.Y("speed:Q", **axis)
-    looks = {
-        kind: look
-        for kind, look in _KINDS.items()
-        if any(point["kind"] == kind for point in points)
-    }
+    shown = {point["kind"] for point in points}
+    looks = {kind: look for kind, look in _KINDS.items() if kind in shown}
     every = alt.Chart().encode(x=x)
     bounds = every.transform_filter("isValid(datum.low)").mark_rule(
         color=MUTED, strokeWidth=2

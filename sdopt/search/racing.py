@@ -133,11 +133,11 @@ def front_of(losses: Mapping[str, Sequence[float]]) -> set[str]:
             mine <= theirs for mine, theirs in zip(one, other, strict=True)
         )
 
-    return {
-        name
-        for name, mine in losses.items()
-        if not any(beats(other, mine) for other in losses.values())
-    }
+    front = set()
+    for name, mine in losses.items():
+        if not any(beats(other, mine) for other in losses.values()):
+            front.add(name)
+    return front
 
 
 def ranked(standings: Standings) -> list[str]:
@@ -146,10 +146,9 @@ def ranked(standings: Standings) -> list[str]:
     With several objectives, the front comes first, then the front of the rest, and so on. Within each front, the best
     candidate in each objective comes first, so that the ends of a front are always measured.
     """
-    losses = {
-        name: [estimate.loss for estimate in standing]
-        for name, standing in standings.items()
-    }
+    losses = {}
+    for name, standing in standings.items():
+        losses[name] = [estimate.loss for estimate in standing]
     rest = sorted(losses, key=lambda name: losses[name])
     if not rest or len(losses[rest[0]]) == 1:
         return rest
@@ -188,11 +187,11 @@ def contenders(standings: Standings, error: float) -> list[str]:
         )
 
     # A candidate that is worse in everything has a lower rank.
-    return [
-        name
-        for rank, name in enumerate(order)
-        if not any(is_beaten(name, better) for better in order[:rank])
-    ]
+    left = []
+    for rank, name in enumerate(order):
+        if not any(is_beaten(name, better) for better in order[:rank]):
+            left.append(name)
+    return left
 
 
 def is_gain(standing: Sequence[Standing]) -> bool:

@@ -175,9 +175,11 @@ class Search:
     def _at_hand(self) -> StudyResult | None:
         """Returns the judged study that this call completes; None if it may select anew."""
         judged = self._judged()
-        if not judged or (self.goes_on and judged[-1][1].status == "finished"):
+        if not judged:
             return None
-        return judged[-1][1]
+        _, latest = judged[-1]
+        is_complete = latest.status == "finished"
+        return None if is_complete and self.goes_on else latest
 
     @property
     def _judging_stage(self) -> str:
@@ -259,13 +261,11 @@ class Search:
         done = len(self.trials.candidates)
         most = self.config.side_by_side
         why = f"Screened {done} combinations: search.budget_s={self.config.budget_s:g} left no time for more."
-        if self.config.trials is not None and self.config.trials < done + most:
-            most = max(0, self.config.trials - done)
-            why = (
-                why
-                if most
-                else f"Screened as many combinations as search.trials={self.config.trials} allows."
-            )
+        trials = self.config.trials
+        if trials is not None and trials < done + most:
+            most = max(0, trials - done)
+            if not most:
+                why = f"Screened as many combinations as search.trials={trials} allows."
         untried = self.trials.untried
         order, gains = self._order()
         racers = 0
@@ -282,19 +282,17 @@ class Search:
                 gains=gains,
             )
         if not most:
-            self.trials.ended = why + (
-                f" Not even tried on their own: {'; '.join(untried)}."
-                if untried
-                else ""
-            )
+            if untried:
+                why += f" Not even tried on their own: {'; '.join(untried)}."
+            self.trials.ended = why
         return most
 
     def _order(self) -> tuple[list[str], bool]:
         """Returns the candidates that may still be the best one, the best first, and whether any of them gains."""
         standings = self._standings(self._races)
         contending = contenders(standings, self.config.error / (self.config.races + 1))
-        found = self._earlier.open_among(contending)
-        return found, any(is_gain(standings[name]) for name in found)
+        left = self._earlier.open_among(contending)
+        return left, any(is_gain(standings[name]) for name in left)
 
     @cached_property
     def _earlier(self) -> Judgements:
@@ -325,25 +323,28 @@ class Search:
         self.budget.learn(costs, took_s)
         self.trials.tell(found)
         first = self.config.objectives[0]
-        for name, finding in sorted(
-            found.items(),
-            key=lambda of: (bool(of[1].out), of[1].losses.get(first, math.inf)),
-        ):
-            self.say(
-                f"  {self.figures_of(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}"
-            )
+
+        def rank(name: str) -> tuple[bool, float]:
+            return bool(found[name].out), found[name].losses.get(first, math.inf)
+
+        for name in sorted(found, key=rank):
+            finding = found[name]
+            out = f": {shortened(finding.out)}" if finding.out else ""
+            self.say(f"  {self.figures_of(finding)}  {name}{out}")
 
     def figures_of(self, finding: CandidateFinding) -> str:
         """Returns the figures of a candidate in one line."""
-        words = [
-            "" if finding.speedup is None else f"{finding.speedup:.2f}×",
-            "" if finding.memory_gib is None else gib_text(finding.memory_gib),
-            ""
-            if finding.distance is None
-            else f"image distance {finding.distance:.2g}",
-            f"start {said}" if (said := start_said(finding.start)) else "",
-        ]
-        return ", ".join(filter(None, words)) or "no figures"
+        words = []
+        if finding.speedup is not None:
+            words.append(f"{finding.speedup:.2f}×")
+        if finding.memory_gib is not None:
+            words.append(gib_text(finding.memory_gib))
+        if finding.distance is not None:
+            words.append(f"image distance {finding.distance:.2g}")
+        start = start_said(finding.start)
+        if start:
+            words.append(f"start {start}")
+        return ", ".join(words) or "no figures"
 
     # ------------------------------------------------------------------------------------------------------- racing
 
@@ -394,16 +395,16 @@ class Search:
             objective: self.noise(objective, stages)
             for objective in self.config.objectives
         }
-        found: dict[str, list[Standing]] = {}
+        standings: dict[str, list[Standing]] = {}
         for name, findings in self.all_findings(stages).items():
-            if out := next((finding.out for finding in findings if finding.out), ""):
-                self._drop([name], "fail", out)
-            else:
-                found[name] = [
-                    standing_of(findings, objective, noise[objective])
-                    for objective in noise
-                ]
-        return found
+            reasons = [finding.out for finding in findings if finding.out]
+            if reasons:
+                self._drop([name], "fail", reasons[0])
+                continue
+            standings[name] = []
+            for objective, scatter in noise.items():
+                standings[name].append(standing_of(findings, objective, scatter))
+        return standings
 
     def _finalists(
         self, order: Sequence[str], known: dict[str, Combination]
@@ -426,14 +427,13 @@ class Search:
 
     def noise(self, objective: str, stages: Sequence[str]) -> Scatter:
         """Estimates from the repeated baselines of some stages how far processes differ in time or memory."""
-        controls = [
-            control_of(result, objective)
-            for stage in stages
-            for result in self.finished(stage)
-        ]
-        return Scatter.of_controls(
-            [control for control in controls if control is not None]
-        )
+        controls = []
+        for stage in stages:
+            for result in self.finished(stage):
+                control = control_of(result, objective)
+                if control is not None:
+                    controls.append(control)
+        return Scatter.of_controls(controls)
 
     def all_findings(self, stages: Sequence[str]) -> dict[str, list[CandidateFinding]]:
         """Returns each candidate's findings in the studies of some stages, by name."""
@@ -448,11 +448,10 @@ class Search:
 
     def findings(self, result: StudyResult) -> dict[str, CandidateFinding]:
         """Returns each candidate's finding in one study, by name."""
-        quality, model = result.config.quality, result.config.model
+        quality = result.config.quality
         images = (quality.prompt_count or 0) * result.config.workload.images_per_prompt
-        return findings_of(
-            result, self.config, decidable(self.gate, quality, model, images)
-        )
+        gate = decidable(self.gate, quality, result.config.model, images)
+        return findings_of(result, self.config, gate)
 
     @cached_property
     def gate(self) -> Gate:
@@ -469,11 +468,8 @@ class Search:
 
     def results(self, stage: str) -> Iterator[StudyResult]:
         """Yields the result of the study `stage`; if `stage` ends in a hyphen, of all studies with that prefix."""
-        for path in sorted(
-            self.studies.folder.glob(
-                f"{stage}{'*' if stage.endswith('-') else ''}/result.json"
-            )
-        ):
+        folders = f"{stage}*" if stage.endswith("-") else stage
+        for path in sorted(self.studies.folder.glob(f"{folders}/result.json")):
             yield read_result(path)
 
 
@@ -485,9 +481,8 @@ def costs_of(result: StudyResult) -> tuple[Cost, dict[str, Cost]]:
         if call is not None:
             found[row.name] = Cost(start_s or 0.0, call.estimate)
     baseline = found.get(result.baseline, Cost(0.0, 0.0))
-    return baseline, {
-        row.name: found[row.name] for row in result.candidates if row.name in found
-    }
+    candidates = {row.name for row in result.candidates}
+    return baseline, {name: found[name] for name in found if name in candidates}
 
 
 def standing_of(

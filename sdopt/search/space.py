@@ -277,16 +277,13 @@ class Space:
             else variable.values[0]
             for variable in groups
         }
-        points = [
-            plain | {variable.name: value}
-            for variable in groups
-            for value in variable.values
-            if value != plain[variable.name]
-        ]
-        yield from sorted(
-            points,
-            key=lambda point: (self.compiles(point), -self.expected_speedup(point)),
-        )
+        points = []
+        for variable in groups:
+            for value in variable.values:
+                if value != plain[variable.name]:
+                    points.append(plain | {variable.name: value})
+        points.sort(key=lambda point: -self.expected_speedup(point))
+        yield from sorted(points, key=self.compiles)
 
     def expected_speedup(self, point: Point) -> float:
         """Returns the speed-up to expect of a point by earlier measurements; 1 where nothing is known of it."""
@@ -328,12 +325,11 @@ class Space:
                 combined[group] += [option] if value == ON else []
             elif value != variable.plain:
                 chosen.append(override_of(name, value))
-        lists = [
-            f"{group}=[{','.join(options)}]"
-            for group, options in combined.items()
-            if set(options)
-            != {axis.partition(".")[2] for axis in self._chosen_in(group)}
-        ]
+        lists = []
+        for group, options in combined.items():
+            of_baseline = {axis.partition(".")[2] for axis in self._chosen_in(group)}
+            if set(options) != of_baseline:
+                lists.append(f"{group}=[{','.join(options)}]")
         # Keys come last, after the options that they belong to.
         return [*chosen, *lists, *keys]
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from sdopt.config.composer import composer_of
@@ -110,12 +111,12 @@ class Studies:
     @cached_property
     def _seen(self) -> int:
         """How many prompts the search may see before it judges."""
-        runs = [self.composed(stage)[0] for stage in ("screen", "race")]
-        return max(
-            count or 0
-            for run in runs
-            for count in (run.workload.prompt_count, run.quality.prompt_count)
-        )
+        seen = 0
+        for stage in ("screen", "race"):
+            run, _ = self.composed(stage)
+            counts = (run.workload.prompt_count, run.quality.prompt_count)
+            seen = max(seen, *(count or 0 for count in counts))
+        return seen
 
     def require_final(self, candidates: Sequence[Combination]) -> None:
         """Checks before anything is measured that the gate will be able to judge.
@@ -146,13 +147,9 @@ class Studies:
     def calibration_images(self) -> int:
         """How many images of the baseline `calibrate` generates; 0 if the gate needs none, or a packaged file fits."""
         run, _ = self.composed(FINAL)
-        shares = (
-            rule
-            for rules in run.gate.rules.values()
-            for rule in rules
-            if rule.of_seeds or rule.deviations
-        )
-        if run.gate.calibration or not any(shares):
+        rules = chain.from_iterable(run.gate.rules.values())
+        in_shares = any(rule.of_seeds or rule.deviations for rule in rules)
+        if run.gate.calibration or not in_shares:
             return 0
         packaged = calibration_file(run.recorded)
         there = run.model.weights == "packaged" and packaged.is_file()

@@ -165,11 +165,11 @@ class Trials:
             for trial in self._trials()
             if trial.user_attrs.get(_SPOILED)
         }
-        return {
-            name: mine
-            for name, mine in found.items()
-            if not any(other < mine for other in found.values())
-        }
+        smallest = {}
+        for name, settings in found.items():
+            if not any(other < settings for other in found.values()):
+                smallest[name] = settings
+        return smallest
 
     @property
     def ended(self) -> str:

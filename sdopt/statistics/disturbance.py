@@ -146,36 +146,18 @@ def _in_blocks(
 # How much identical processes differ ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Noise:
-    """Deviations as shares of a call's time (standard deviations of its logarithm); None where too few were timed."""
+def noise_of(result: StudyResult) -> dict[str, float]:
+    """Returns how much the processes of a study of identical variants differ, by name; {} if nothing was timed.
 
-    schedule: str
-    processes: int
-    rounds: int
-    between_rounds: float | None
-    """Deviation between rounds of one process, pooled over all processes."""
-    between_processes: float | None
-    """Deviation between the means of processes, beyond what their rounds explain."""
-    first_round: float | None
-    """Time of the first round over the mean of the others, less one."""
-    of_ratio: float | None
-    """Deviation of the paired ratio of two identical processes, as in a speed-up of one process each."""
-    memory: float | None
-    """Largest over smallest peak memory, less one; 0 is equal to the byte."""
+    - `processes`, `rounds`: how many were timed.
+    - `between_rounds`: standard deviation of the log time between rounds of one process, pooled over all processes.
+    - `between_processes`: that between the means of processes, beyond what their rounds explain.
+    - `first_round`: time of the first round over the mean of the others, less one.
+    - `of_ratio`: deviation of the paired ratio of two identical processes, as in a speed-up of one process each.
+    - `memory`: largest over smallest peak memory, less one; 0 is equal to the byte.
 
-    @property
-    def figures(self) -> dict[str, float]:
-        """What is known, by name."""
-        return {
-            name: value
-            for name, value in vars(self).items()
-            if isinstance(value, float | int)
-        }
-
-
-def noise_of(result: StudyResult) -> Noise | None:
-    """Returns the noise of a study of identical variants; None if nothing was timed."""
+    What too few processes were timed for is left out.
+    """
     timed = [variant for variant in result.variants if variant.status.timed]
     logs: list[np.ndarray] = []
     peaks: list[float] = []
@@ -189,21 +171,24 @@ def noise_of(result: StudyResult) -> Noise | None:
                 _, gib = measurement.peak
                 peaks.append(gib)
     if not logs:
-        return None
+        return {}
     variances = [times.var(ddof=1) for times in logs]
     within = float(np.mean(variances))
     first_excess = [times[0] - times[1:].mean() for times in logs]
+    noise: dict[str, float] = {
+        "processes": len(logs),
+        "rounds": max(times.size for times in logs),
+        "between_rounds": math.sqrt(within),
+        "first_round": math.expm1(float(np.mean(first_excess))),
+    }
+    if len(logs) > 1:
+        noise["between_processes"] = _between(logs, within)
     ratios = _ratios_of_processes(timed)
-    return Noise(
-        schedule=result.schedule.kind,
-        processes=len(logs),
-        rounds=max(times.size for times in logs),
-        between_rounds=math.sqrt(within),
-        between_processes=_between(logs, within),
-        first_round=math.expm1(float(np.mean(first_excess))),
-        of_ratio=float(np.sqrt(np.mean(np.square(ratios)))) if ratios else None,
-        memory=max(peaks) / min(peaks) - 1 if peaks else None,
-    )
+    if ratios:
+        noise["of_ratio"] = float(np.sqrt(np.mean(np.square(ratios))))
+    if peaks:
+        noise["memory"] = max(peaks) / min(peaks) - 1
+    return noise
 
 
 def _ratios_of_processes(variants: Sequence[VariantResult]) -> list[float]:
@@ -218,9 +203,7 @@ def _ratios_of_processes(variants: Sequence[VariantResult]) -> list[float]:
 def _between(
     logs: Sequence[np.ndarray],
     within: float,
-) -> float | None:
-    if len(logs) < 2:
-        return None
+) -> float:
     means = [times.mean() for times in logs]
     rounds = float(np.mean([times.size for times in logs]))
     variance = float(np.var(means, ddof=1)) - within / rounds

@@ -27,10 +27,13 @@ from sdopt.statistics.rows import Row
 
 def rows_of(result: StudyResult) -> list[Row]:
     """Returns the rows of a study: the baseline, then one for each comparison; variants without a comparison last."""
-    shapes = range(len(result.shapes))
-    at_shapes = [_rows_at(result.at(shape_index)) for shape_index in shapes]
+    at_shapes = [result.at(number) for number in range(len(result.shapes))]
     rows = []
-    for main, *further in zip(*at_shapes, strict=True):
+    for name, edge in _order(result):
+        main, *further = [
+            _row(at, at.variant(name), None if edge is None else at.comparisons[edge])
+            for at in at_shapes
+        ]
         figures: Figures = {**main.figures, **main_figures(result, main)}
         if further:
             figures |= _with_shapes([main, *further])
@@ -87,20 +90,21 @@ def floor_range(result: StudyResult) -> tuple[float, float] | None:
 # Rows ----------------------------------------------------------------------------------------------------------------
 
 
-def _rows_at(result: StudyResult) -> list[Row]:
-    """Returns the rows of a study with one shape."""
-    candidates = {comparison.candidate for comparison in result.comparisons}
-    alone = [variant for variant in result.variants if variant.name not in candidates]
-    # The baseline is the first of those that are compared with nothing.
-    alone.sort(key=lambda variant: variant.name != result.baseline)
-    rows = [_row(result, variant, None) for variant in alone]
+def _order(result: StudyResult) -> list[tuple[str, int | None]]:
+    """Returns the variants in the order of their rows, each with the number of its comparison."""
     compared = [
-        _row(result, result.variant(edge.candidate), edge)
-        for edge in result.comparisons
+        (edge.candidate, number) for number, edge in enumerate(result.comparisons)
     ]
-    if alone and alone[0].name == result.baseline:
-        return [rows[0], *compared, *rows[1:]]
-    return compared + rows
+    candidates = {name for name, _ in compared}
+    alone = [row.name for row in result.variants if row.name not in candidates]
+    # The baseline is the first of those that are compared with nothing.
+    first = [name for name in alone if name == result.baseline]
+    last = [name for name in alone if name != result.baseline]
+    return [
+        *((name, None) for name in first),
+        *compared,
+        *((name, None) for name in last),
+    ]
 
 
 def _row(

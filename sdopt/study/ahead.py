@@ -6,6 +6,7 @@ The display of progress and `protocol.budget_s` follow the same estimate.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from sdopt.record.samples import ShapeSamples
 from sdopt.study.session import Session, VariantProcess
@@ -132,10 +133,8 @@ class Ahead:
             (self._call_or_baseline_s(p) for p in processes if self._is_baseline(p)),
             0.0,
         )
-        load_s = max(
-            (m.load_s or 0.0 for p in processes for m in p.row.measurements),
-            default=0.0,
-        )
+        measurements = chain.from_iterable(p.row.measurements for p in processes)
+        load_s = max((m.load_s or 0.0 for m in measurements), default=0.0)
         again_s = sum(
             calls * self._call_or_baseline_s(process) + load_s for process in waiting
         )
@@ -207,12 +206,7 @@ class Ahead:
             and not samples.calls
             and not process.measurement.complete
         ):
-            loads = [
-                m.load_s
-                for row in self._session.result.variants
-                for m in row.measurements
-                if m.load_s
-            ]
+            loads = [m.load_s for m in self._session.result.measurements if m.load_s]
             own = [m.load_s for m in process.row.measurements if m.load_s]
             load_s = (own or [sum(loads) / len(loads)] if loads else [0.0])[0]
             found += (

@@ -124,10 +124,7 @@ class Spending:
             ]
             for process in further:
                 process.active = False
-            left_out = [process.measurement for process in further]
-            row.measurements = [
-                m for m in row.measurements if not any(m is other for other in left_out)
-            ]
+            row.drop(process.measurement for process in further)
             self._record.processes[row.name] = len(
                 {m.replicate for m in row.measurements}
             )

@@ -188,28 +188,17 @@ class Factorial(Design):
     def plan(self, composer: Composer) -> Plan:
         options = _overrides(_expanded(composer, self.options), "factorial")
         for group in filter(_is_group, self.options):
-            if (
-                len(
-                    {
-                        axis
-                        for option in composer.options(group)
-                        for axis in composer.axes(option)
-                    }
-                )
-                > 1
-            ):
+            axes = map(composer.axes, composer.options(group))
+            if len(set(chain.from_iterable(axes))) > 1:
                 raise UsageError(
                     f"study.options: '{group}' is a group whose options combine; name those to try"
                 )
         levels = self._levels(composer, options)
-        cells = [
-            [option for option in cell if option]
-            for cell in product(*([None, *rivals] for rivals in levels))
-        ]
-        variants = [
-            composer.variant(", ".join(map(_name, cell)) or BASELINE, cell, plain=True)
-            for cell in cells
-        ]
+        variants = []
+        for cell in product(*([None, *rivals] for rivals in levels)):
+            chosen = [option for option in cell if option]
+            name = ", ".join(map(_name, chosen)) or BASELINE
+            variants.append(composer.variant(name, chosen, plain=True))
         edges = [Edge(variant.name, BASELINE, variant.name) for variant in variants[1:]]
         return Plan(tuple(variants), tuple(edges), tuple(map(_name, options)))
 
@@ -307,11 +296,8 @@ class Explicit(Design):
             f"study.only: no variant '{name}'; choose from {', '.join(names)}"
             for name in unknown
         ]
-        problems += [
-            f"study.edges: {problem}"
-            for edge in self.edges
-            for problem in _problems_of(edge, names)
-        ]
+        for edge in self.edges:
+            problems += [f"study.edges: {said}" for said in _problems_of(edge, names)]
         variants = {}
         for name in [name for name in names if name in (self.only or names)]:
             try:

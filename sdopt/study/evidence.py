@@ -10,7 +10,7 @@ import numpy as np
 
 from sdopt.errors import UsageError
 from sdopt.quality.images import read_image
-from sdopt.record.records import REDRAWN, append_reason
+from sdopt.record.records import REDRAWN, VariantResult, append_reason
 from sdopt.record.samples import TimedImage
 from sdopt.record.scores import BrokenImage, ImageRecord
 from sdopt.study.reuse import TimedImages
@@ -41,13 +41,9 @@ class Inspection:
     def take(self) -> None:
         """Takes the measurements; one that cannot be taken is noted, and fails no variant."""
         scored = self._study.quality.metrics
+        first = [process for process in self._group if process.first]
         # An earlier first process of a variant may have been inspected.
-        first = [
-            process
-            for process in self._group
-            if process.first
-            and not any(m.complete for m in process.row.measurements if not m.replicate)
-        ]
+        first = [process for process in first if not _was_inspected(process.row)]
         for process in first:
             self._take_totals(process)
         # The control's images are the baseline's. They are drawn in other ways, to measure the floors.
@@ -198,13 +194,19 @@ class ImagePass:
     @property
     def images(self) -> list[ImageRecord]:
         """The drawn images, by their paths in the run."""
-        records = [record for batch in self.batches for record in batch.records]
+        records: list[ImageRecord] = []
+        for batch in self.batches:
+            records += batch.records
         if self.timed is not None and records:
             records = self.timed.added(self.process, self.draw, self.folder, records)
         return [
             replace(record, path=str(Path("images", self.name, record.path)))
             for record in records
         ]
+
+
+def _was_inspected(row: VariantResult) -> bool:
+    return any(m.complete and not m.replicate for m in row.measurements)
 
 
 def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:

@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -53,17 +54,12 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
         files["parts"] = variant.files(fetch=False)
     if variant.workload.latents is not None:
         files["latents"] = [Path(variant.workload.latents).expanduser()]
-    return {
-        "model": model(variant.model),
-        "prompts": of_prompts(
-            [*variant.prompts, *variant.pictured, *variant.negatives]
-        ),
-        **{
-            name: _digest(_content(path, state_of(path)) for path in paths)
-            for name, paths in files.items()
-            if paths
-        },
-    }
+    prompts = [*variant.prompts, *variant.pictured, *variant.negatives]
+    inputs = {"model": model(variant.model), "prompts": of_prompts(prompts)}
+    for name, paths in files.items():
+        if paths:
+            inputs[name] = _digest(_content(path, state_of(path)) for path in paths)
+    return inputs
 
 
 @cache
@@ -86,29 +82,21 @@ def of_model(model: Model) -> str:
     try:
         sources = [given if given and given.is_file() else folder_of(model)]
         if is_transformer(model):
-            sources += [
-                folder_of(model),
-                *(
-                    Path(part).expanduser()
-                    for part in (model.parts or {}).values()
-                    if part
-                ),
-            ]
+            sources.append(folder_of(model))
+            parts = filter(None, (model.parts or {}).values())
+            sources += [Path(part).expanduser() for part in parts]
     except UsageError:
         return NOT_FETCHED  # a variant that is only planned, or cannot run here, needs no weights
     sources += [Path(model.tokenizer).expanduser()] if model.tokenizer else []
-    files = [
-        file
-        for source in sources
-        for file in ([source] if source.is_file() else _read_from(source))
-    ]
+    files: list[Path] = []
+    for source in sources:
+        files += [source] if source.is_file() else _read_from(source)
     if given and (beside := given.with_suffix(".yaml")).is_file():
         files.append(beside)  # which may say what the file predicts
-    return _digest(
-        part
-        for path in files
-        for part in (path.name.encode(), _content(path, state_of(path)))
-    )
+    contents: list[bytes] = []
+    for path in files:
+        contents += [path.name.encode(), _content(path, state_of(path))]
+    return _digest(contents)
 
 
 def _read_from(folder: Path) -> list[Path]:
@@ -134,9 +122,9 @@ def _content(path: Path, _state: tuple[int, ...]) -> bytes:
     found = [str(size).encode()]
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):
-            words = np.frombuffer(block, "<u8", len(block) // _ROW * _ROW // 8).reshape(
-                -1, _ROW // 8
-            )
+            whole = len(block) // _ROW * _ROW
+            words = np.frombuffer(block, "<u8", whole // 8)
+            words = words.reshape(-1, _ROW // 8)
             found += [
                 words.sum(1, "<u8").tobytes(),
                 np.bitwise_xor.reduce(words, 1).tobytes(),
@@ -159,7 +147,8 @@ def own_files(options: Iterable[type]) -> list[Path]:
     that are imported by a name computed at run time.
     """
     found: dict[Path, None] = {}
-    waiting = [base.__module__ for option in options for base in option.__mro__]
+    classes = chain.from_iterable(option.__mro__ for option in options)
+    waiting = [cls.__module__ for cls in classes]
     while waiting:
         name = waiting.pop()
         file = _file_of(name)
@@ -206,12 +195,13 @@ def _imported(name: str, file: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            outer = (
-                package.split(".")[: len(package.split(".")) - node.level + 1]
-                if node.level
-                else []
-            )
-            base = ".".join([*outer, *([node.module] if node.module else [])])
+            outer: list[str] = []
+            if node.level:
+                parts = package.split(".")
+                outer = parts[: len(parts) - node.level + 1]
+            if node.module:
+                outer.append(node.module)
+            base = ".".join(outer)
             # A name imported from a package may be a submodule.
             names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         else:

@@ -1,5 +1,7 @@
 """Ends the timing of variants of which a few warm calls show that they are clearly slower than the baseline."""
 
+from itertools import chain
+
 from sdopt.measure.interference import InterferenceMeter
 from sdopt.record.records import Status, VariantResult, append_reason
 from sdopt.record.samples import Call
@@ -103,20 +105,17 @@ class GivingUp:
 
     def _known(self, shape_index: int) -> list[float]:
         """Returns the baseline's last warm call at a shape; in blocks, all calls of its and the control's warm-up."""
-        result = self._session.result
-        rows = [
-            result.baseline_variant,
-            *([result.control] if result.control else []),
-        ]
         if self._session.interleaved and self._baseline is not None:
             return []
-        return [
-            seconds
-            for row in rows
-            for measurement in row.measurements
-            if measurement.session == len(result.sessions) - 1
-            for seconds in measurement.shapes[shape_index].warmup_s
-        ]
+        result = self._session.result
+        measurements = list(result.baseline_variant.measurements)
+        if result.control is not None:
+            measurements += result.control.measurements
+        seconds: list[float] = []
+        for measurement in measurements:
+            if measurement.session == len(result.sessions) - 1:
+                seconds += measurement.shapes[shape_index].warmup_s
+        return seconds
 
     @property
     def _baseline(self) -> VariantProcess | None:
@@ -187,25 +186,12 @@ class GivingUp:
         ]
         for process in processes:
             process.timed = False
-        claims = {
-            claim for promise in row.promises.values() for claim in promise.claims
-        }
-        if claims == {"memory"}:
+        claims = [promise.claims for promise in row.promises.values()]
+        if set(chain.from_iterable(claims)) == {"memory"}:
             return
         row.status = Status.SLOWER
         shown = f"its calls take at least {bound_text(times)} the baseline's (protocol.give_up={limit:g})"
         row.reason = append_reason(row, shown)
         self._session.end(row)
-        started = [
-            process.measurement
-            for process in processes
-            if process.measurement.shapes[0].trial_s
-        ]
-        others = [
-            process.measurement
-            for process in processes
-            if process.measurement not in started
-        ]
-        row.measurements = [
-            m for m in row.measurements if not any(m is other for other in others)
-        ]
+        measurements = [process.measurement for process in processes]
+        row.drop(m for m in measurements if not m.shapes[0].trial_s)

@@ -31,7 +31,7 @@ from sdopt.record.records import (
 )
 from sdopt.schema import Model, Protocol
 from sdopt.scratch import CACHES, named_caches
-from sdopt.study.designs import CONTROL, Design, Plan
+from sdopt.study.designs import CONTROL, Design, Edge, Plan
 from sdopt.study.fingerprint import code, inputs_of, of_model
 from sdopt.variant import Variant
 from sdopt.worker.child import in_process
@@ -216,6 +216,11 @@ def plan_result(
             )
     variants.append(_row(plan.baseline, CONTROL, "control", [], machine.device))
     variants[-1].inputs = variants[0].inputs
+    comparisons = []
+    for edge in (*plan.edges, Edge(CONTROL, plan.baseline.name, "nothing")):
+        shapes = [ShapeRatios() for _ in config.shapes]
+        compared = Comparison(edge.candidate, edge.reference, edge.credit, shapes)
+        comparisons.append(compared)
     return StudyResult(
         name=name,
         design=design,
@@ -223,13 +228,7 @@ def plan_result(
         environment=describe_environment(machine, command, config.hardware.threads),
         config=config,
         variants=variants,
-        comparisons=[
-            Comparison(*sides, [ShapeRatios() for _ in config.shapes])
-            for sides in (
-                *((edge.candidate, edge.reference, edge.credit) for edge in plan.edges),
-                (CONTROL, plan.baseline.name, "nothing"),
-            )
-        ],
+        comparisons=comparisons,
         baseline=plan.baseline.name,
     )
 
@@ -245,14 +244,10 @@ def warmup_calls(variants: Sequence[Variant], protocol: Protocol) -> int:
 
     They are `protocol.warmup`, or more if an option still records graphs in some of them: one more call then follows.
     """
-    recording = max(
-        (
-            o.recording_calls
-            for variant in variants
-            for o in variant.optimizations.values()
-        ),
-        default=0,
-    )
+    recording = 0
+    for variant in variants:
+        for option in variant.optimizations.values():
+            recording = max(recording, option.recording_calls)
     return max(protocol.warmup, 1 + recording if recording else 0)
 
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from sdopt.study.cost import PATIENCE_S, SHORTER
 from sdopt.study.timeline import Timeline
-from sdopt.terminal import OVERWRITES
+from sdopt.terminal import OVERWRITES, print_line
 
 _SILENCE_S = 30
 """Seconds after which a line is printed where there is no live display, although the phase is the same."""
@@ -131,7 +131,7 @@ class Progress:
         self._long_told = True
         self._clear()
         line = f"About {_in_words(seconds)} are left. {SHORTER} Ctrl-C keeps what is measured, and resume=… goes on."
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_line(self._console, line)
 
     def more(self, calls: int) -> None:
         """Adds calls to those still to come."""
@@ -177,23 +177,12 @@ class Progress:
             line = f"{'█' * full}{'░' * (12 - full)} {self._line}{done}"
             print(f"\r{line[:_WIDTH]:{_WIDTH}}", end="", flush=True)
             return
-        self._console.print(
-            f"[{seconds:6.1f} s] {self._line}{done}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        print_line(self._console, f"[{seconds:6.1f} s] {self._line}{done}")
 
     def warn(self, text: str) -> None:
         """Prints a warning that cannot wait until the end of the study."""
         self._clear()
-        self._console.print(
-            f"warning: {text}",
-            style="yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        print_line(self._console, f"warning: {text}", "yellow")
 
     def advance(self, calls: int = 1) -> None:
         """Counts finished calls of the pipeline; the total grows if they exceed it."""

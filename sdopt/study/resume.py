@@ -92,13 +92,11 @@ def merge_resumed(
 def is_elsewhere(previous: StudyResult, fresh: StudyResult) -> bool:
     """Returns whether two results are of different machines; the same card counts as one, whatever its host's name."""
     was, now = previous.environment, fresh.environment
-    cards = [
-        environment.device.get("attributes", {}).get("uuid")
-        for environment in (was, now)
-    ]
-    same_card = cards[0] is not None and cards[0] == cards[1]
     # Earlier results name no host.
-    return was.host not in ("", now.host) and not same_card
+    if was.host in ("", now.host):
+        return False
+    card = was.device.get("attributes", {}).get("uuid")
+    return card is None or card != now.device.get("attributes", {}).get("uuid")
 
 
 def _grown(was: RecordedConfig, now: RecordedConfig) -> list[str]:
@@ -109,7 +107,9 @@ def _grown(was: RecordedConfig, now: RecordedConfig) -> list[str]:
 
 def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
     """Yields the changes that would remove something from a study, or add something that it cannot have."""
-    before, after, grown = was.flat(), now.flat(), _grown(was, now)
+    before = was.flat()
+    after = now.flat()
+    grown = _grown(was, now)
     for key in _GROWING:
         if key in grown and (after[key] or 0) < (before[key] or 0):
             yield f"{key}={after[key]}: a study can only be extended, and this one has {before[key]}"
@@ -145,7 +145,8 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
     more_prompts = "quality.prompt_count" in _grown(previous.config, fresh.config)
     more_prompts |= budget is not None and budget.prompts is not None
     for old, new in zip(previous.variants, fresh.variants, strict=True):
-        old.config, old.inputs = _with_extensions(old.config, new.config), new.inputs
+        old.config = _with_extensions(old.config, new.config)
+        old.inputs = new.inputs
         if not old.status.measured or old.status is Status.SLOWER:
             continue
         old.status, old.reason = Status.PENDING, ""
@@ -171,9 +172,8 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
 def _with_extensions(was: RecordedConfig, now: RecordedConfig) -> RecordedConfig:
     for key in EXTENSIONS:
         section, name = key.split(".")
-        was = replace(
-            was, **{section: replace(getattr(was, section), **{name: now.flat()[key]})}
-        )
+        changed = {name: getattr(getattr(now, section), name)}
+        was = replace(was, **{section: replace(getattr(was, section), **changed)})
     return was
 
 
@@ -196,16 +196,13 @@ def _differences(
     changeable = (*_CHANGEABLE, *EXTENSIONS)
     changed = list(_between(asdict(previous.config), asdict(fresh.config), changeable))
     yield from changed
-    was, now = (
-        [(row.name, row.role) for row in result.variants]
-        for result in (previous, fresh)
-    )
-    if was != now:
-        yield f"its variants were {', '.join(name for name, _ in was)}, now {', '.join(name for name, _ in now)}"
+    was = {row.name: row.role for row in previous.variants}
+    now = {row.name: row.role for row in fresh.variants}
+    if list(was.items()) != list(now.items()):
+        yield f"its variants were {', '.join(was)}, now {', '.join(now)}"
         return
-    variants = {variant.name: variant for variant in plan.variants} | {
-        CONTROL: plan.baseline
-    }
+    variants = {variant.name: variant for variant in plan.variants}
+    variants[CONTROL] = plan.baseline
     for old, new in zip(previous.variants, fresh.variants, strict=True):
         if not changed:
             for found in _between(asdict(old.config), asdict(new.config), changeable):
@@ -213,19 +210,19 @@ def _differences(
         # With more prompts, the first ones must be those drawn before.
         variant = variants[old.name]
         first = variant.pictured[: previous.config.quality.prompt_count]
-        inputs = new.inputs | (
-            {"prompts": of_prompts([*variant.prompts, *first])}
-            if "prompts" in old.inputs
-            else {}
-        )
+        inputs = dict(new.inputs)
+        if "prompts" in old.inputs:
+            inputs["prompts"] = of_prompts([*variant.prompts, *first])
         for found in _between(old.inputs, inputs):
             yield f"{old.name}: the contents of its {found}"
-    edges = [
-        [(edge.candidate, edge.reference, edge.credit) for edge in result.comparisons]
-        for result in (previous, fresh)
-    ]
-    if edges[0] != edges[1]:
+    if _edges(previous) != _edges(fresh):
         yield "the comparisons between its variants are others"
+
+
+def _edges(result: StudyResult) -> list[tuple[str, str, str]]:
+    return [
+        (edge.candidate, edge.reference, edge.credit) for edge in result.comparisons
+    ]
 
 
 def other_surroundings(was: Environment, now: Environment) -> Iterator[str]:
@@ -244,13 +241,9 @@ def _between(
     if key in ignored:
         return
     if isinstance(was, dict) and isinstance(now, dict):
-        for name in [*was, *(name for name in now if name not in was)]:
-            yield from _between(
-                was.get(name),
-                now.get(name),
-                ignored,
-                f"{key}.{name}" if key else str(name),
-            )
+        for name in {**was, **now}:
+            below = f"{key}.{name}" if key else str(name)
+            yield from _between(was.get(name), now.get(name), ignored, below)
     elif key in _NEARLY and None not in (was, now):
         if not math.isclose(was, now, rel_tol=_NEARLY[key]):
             yield f"{key}: was {was:.1f}, now {now:.1f}"
@@ -282,62 +275,66 @@ class Missing:
 
 def missing_of(result: StudyResult) -> Missing:
     """Returns what a study still has to measure. A variant that failed is a result, and not missing."""
-    rounds, settled = result.config.protocol.rounds, dict[str, int]()
-    if result.budget is not None:
-        rounds, settled = result.budget.rounds or rounds, result.budget.settled
     pending = {row.name for row in result.variants if row.status is Status.PENDING}
-    usable = {row.name for row in result.variants if row.is_in_the_race}
-    lacking: dict[tuple[str, int], int] = {}
-    pairs = [(edge.candidate, edge.reference) for edge in result.comparisons]
-    for pair in [
-        *pairs,
-        *((name, result.baseline) for name in pending - {result.baseline}),
-    ]:
-        if usable.issuperset(pair) and not pending.isdisjoint(pair):
-            candidate, reference = map(result.variant, pair)
-            at_shapes = [
-                (candidate.at(shape_index), reference.at(shape_index))
-                for shape_index in range(len(result.shapes))
-            ]
-            for replicate in range(result.replicates_of(candidate.name)):
-                there = min(paired_rounds(*sides, replicate) for sides in at_shapes)
-                lacks = settled.get(candidate.name, rounds) - there
-                if lacks > 0:
-                    for name in pair:
-                        lacking[name, replicate] = max(
-                            lacks, lacking.get((name, replicate), 0)
-                        )
-    # Processes of different sessions are not comparable: each has a baseline and a floor of its own.
-    baselines = [
-        row.name
-        for row in result.variants
-        if row.name == result.baseline or row is result.control
-    ]
-    for replicate in {replicate for _, replicate in lacking}:
-        lacking |= {
-            (name, replicate): 0
-            for name in baselines
-            if name in usable and (name, replicate) not in lacking
-        }
-    complete = {
-        (row.name, m.replicate)
-        for row in result.variants
-        for m in row.measurements
-        if m.complete
-    }
-    wanted = {
-        (name, replicate)
-        for name in pending
-        for replicate in range(result.replicates_of(name))
-    }
-    wanted |= {
-        (row.name, m.replicate)
-        for row in result.variants
-        if row.name in pending
-        for m in row.measurements
-    }
+    lacking = _lacking_rounds(result, pending)
+    wanted: set[tuple[str, int]] = set()
+    complete: set[tuple[str, int]] = set()
+    for row in result.variants:
+        replicates = set(range(result.replicates_of(row.name)))
+        for measurement in row.measurements:
+            replicates.add(measurement.replicate)
+            if measurement.complete:
+                complete.add((row.name, measurement.replicate))
+        if row.name in pending:
+            wanted.update((row.name, replicate) for replicate in replicates)
     return Missing(
         max(lacking.values(), default=0),
         frozenset(lacking),
         frozenset(wanted - complete),
+    )
+
+
+def _lacking_rounds(
+    result: StudyResult, pending: set[str]
+) -> dict[tuple[str, int], int]:
+    """Returns how many rounds each process lacks, by variant and replicate: both sides of a comparison that lacks some.
+
+    The baselines of the replicates that lack rounds are among them, with 0 of their own: processes of different
+    sessions are not comparable, so each session has a baseline and a floor.
+    """
+    rounds = result.config.protocol.rounds
+    settled: dict[str, int] = {}
+    if result.budget is not None:
+        rounds = result.budget.rounds or rounds
+        settled = result.budget.settled
+    usable = {row.name for row in result.variants if row.is_in_the_race}
+    pairs = [(edge.candidate, edge.reference) for edge in result.comparisons]
+    pairs += [(name, result.baseline) for name in pending - {result.baseline}]
+    lacking: dict[tuple[str, int], int] = {}
+    for pair in pairs:
+        if not usable.issuperset(pair) or pending.isdisjoint(pair):
+            continue
+        candidate, _ = pair
+        for replicate in range(result.replicates_of(candidate)):
+            lacks = settled.get(candidate, rounds) - _rounds_of(result, pair, replicate)
+            if lacks > 0:
+                for name in pair:
+                    process = name, replicate
+                    lacking[process] = max(lacks, lacking.get(process, 0))
+    baselines = usable & {
+        result.baseline,
+        result.control.name if result.control else "",
+    }
+    for replicate in {replicate for _, replicate in lacking}:
+        for name in baselines:
+            lacking.setdefault((name, replicate), 0)
+    return lacking
+
+
+def _rounds_of(result: StudyResult, pair: tuple[str, str], replicate: int) -> int:
+    """Returns how many rounds the processes of a pair of variants share, at the shape with the fewest."""
+    candidate, reference = map(result.variant, pair)
+    return min(
+        paired_rounds(candidate.at(number), reference.at(number), replicate)
+        for number in range(len(result.shapes))
     )

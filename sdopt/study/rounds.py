@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 
@@ -182,11 +182,8 @@ class Rounds(_Timing):
         self._spending.note_spent()
 
     def _timed_samples(self) -> list[ShapeSamples]:
-        return [
-            samples
-            for process in self._session.timed
-            for samples in process.measurement.shapes
-        ]
+        shapes = [process.measurement.shapes for process in self._session.timed]
+        return list(chain.from_iterable(shapes))
 
     def _discarded_round(self) -> None:
         """Calls all processes that will be timed, and discards the times: processes that started early have been idle.

@@ -182,26 +182,21 @@ def _status_by_evidence(row: VariantResult) -> tuple[Status, str]:
     if not row.measurements:
         return row.status, row.reason
     shapes = row.config.shapes
-    found = [
-        (
-            evidence,
-            f"{as_choice(evidence.axis, evidence.option)}: {evidence.summary}{where}",
-        )
-        for measurement in row.measurements
-        for shape, samples in zip(shapes, measurement.shapes, strict=True)
-        for evidence in samples.evidence
-        for where in [f" (at {shape})" if len(shapes) > 1 else ""]
-        if not evidence.engaged
-    ]
-    idle = {
-        f"{text}{_UNDONE if row.is_patched and evidence.axis != PATCH else ''}"
-        for evidence, text in found
-        if row.shows_no_effect(evidence)
-    }
-    changed = {
-        f"the function changed what {text}"
-        for evidence, text in found
-        if not row.shows_no_effect(evidence)
-    }
+    idle: set[str] = set()
+    changed: set[str] = set()
+    for measurement in row.measurements:
+        for shape, samples in zip(shapes, measurement.shapes, strict=True):
+            where = f" (at {shape})" if len(shapes) > 1 else ""
+            for evidence in samples.evidence:
+                if evidence.engaged:
+                    continue
+                option = as_choice(evidence.axis, evidence.option)
+                text = f"{option}: {evidence.summary}{where}"
+                if not row.shows_no_effect(evidence):
+                    changed.add(f"the function changed what {text}")
+                elif row.is_patched and evidence.axis != PATCH:
+                    idle.add(text + _UNDONE)
+                else:
+                    idle.add(text)
     status = Status.NOT_ENGAGED if idle or row.silent else Status.OK
     return status, append_reason(row, *sorted(idle), *([] if idle else sorted(changed)))

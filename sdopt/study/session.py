@@ -445,10 +445,10 @@ class Session:
                 PipelineHost.time_once, shape_index, number, memory=memory
             )
 
-        parts = batched(group, self.study.sharing.calls)
-        return [
-            answer for part in parts for answer in self.ask_each(part, phase, begin)
-        ]
+        answers: list[tuple[VariantProcess, TimedCall]] = []
+        for part in batched(group, self.study.sharing.calls):
+            answers += self.ask_each(part, phase, begin)
+        return answers
 
     def next_batch(self, process: VariantProcess, shape_index: int, call: int) -> int:
         """Returns the number of the batch for a call of a process, the same for all variants, and records it as given.
@@ -590,20 +590,11 @@ class Session:
         for process in self.processes:
             self.retire(process)
             measurement = process.measurement
-            if not (
-                measurement.complete
-                or any(samples.calls for samples in measurement.shapes)
-            ):
-                process.row.measurements = [
-                    other
-                    for other in process.row.measurements
-                    if other is not measurement
-                ]
-        if not any(
-            m.session == self._number
-            for row in self.result.variants
-            for m in row.measurements
-        ):
+            timed = any(samples.calls for samples in measurement.shapes)
+            if not (measurement.complete or timed):
+                process.row.drop([measurement])
+        measured = {measurement.session for measurement in self.result.measurements}
+        if self._number not in measured:
             self.result.sessions.remove(self.record)
 
     def _set_schedule(self, schedule: Schedule) -> None:

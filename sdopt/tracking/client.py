@@ -568,12 +568,11 @@ def _found(
     }
     if not places:
         return []
-    runs = [
-        run
-        for query in queries
-        for run in client.search_runs(sorted(places), query, max_results=_ALL)
-    ]
-    return list({run.info.run_id: run for run in runs}.values())
+    runs: dict[str, Run] = {}
+    for query in queries:
+        for run in client.search_runs(sorted(places), query, max_results=_ALL):
+            runs[run.info.run_id] = run
+    return list(runs.values())
 
 
 def _create(

@@ -293,10 +293,8 @@ def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, A
     """
     if result.is_imported:
         return {}
-    sizes, batches = (
-        dict.fromkeys(getattr(shape, key) for shape in config.shapes)
-        for key in ("size", "batch_size")
-    )
+    sizes = dict.fromkeys(shape.size for shape in config.shapes)
+    batches = dict.fromkeys(shape.batch_size for shape in config.shapes)
     return {
         "model": config.model.name,
         "size": ", ".join(map(str, sizes)),
@@ -307,21 +305,18 @@ def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, A
 
 def variant_parameters(result: StudyResult, variant: VariantResult) -> dict[str, Any]:
     """Returns the choices and keys in which variants of the study differ, with this variant's values."""
-    others = [other for other in result.variants if other is not variant]
-    choices = {
-        axis: option
-        for axis, option in variant.choices.items()
-        if any(other.choices.get(axis) != option for other in others)
-    }
+    parameters: dict[str, Any] = {}
+    for axis, option in variant.choices.items():
+        chosen = {other.choices.get(axis) for other in result.variants}
+        if chosen != {option}:
+            parameters[axis] = option
     named = tuple(f"{axis}." for axis in variant.choices)
-    keys = [_flat(other.config).items() for other in result.variants]
-    own = {
-        key: value
-        for key, value in _flat(variant.config).items()
-        if not f"{key}.".startswith(named)
-        and any((key, value) not in other for other in keys)
-    }
-    return choices | own
+    configs = [_flat(other.config).items() for other in result.variants]
+    for key, value in _flat(variant.config).items():
+        shared = all((key, value) in config for config in configs)
+        if not shared and not f"{key}.".startswith(named):
+            parameters[key] = value
+    return parameters
 
 
 def _flat(config: RecordedConfig) -> dict[str, Any]:

@@ -96,13 +96,12 @@ def drawing_batch(
     if judged:
         return None
     shapes = {variant.shapes[0] for variant in variants}
-    fixed = any(
-        option.fixed_for(variant.model)
-        for variant in variants
-        for option in variant.optimizations.values()
-    )
-    if fixed or len(shapes) > 1:
+    if len(shapes) > 1:
         return None
+    for variant in variants:
+        options = variant.optimizations.values()
+        if any(option.fixed_for(variant.model) for option in options):
+            return None
     [main] = shapes
     return max(main.batch_size, min(largest, _BATCH_PIXELS // main.size**2))
 

@@ -609,11 +609,11 @@ def describe_error(error: Exception) -> WorkerError:
             or cause.__cause__
             or cause.__context__
         )
-    texts = [str(link).lower() for link in chain]
-    out_of_memory = any(
-        isinstance(link, torch.OutOfMemoryError | MemoryError) for link in chain
-    ) or any(words in text for words in _OUT_OF_MEMORY for text in texts)
-    maybe = any(words in text for words in _MAYBE_OUT_OF_MEMORY for text in texts)
+    text = "\n".join(str(link).lower() for link in chain)
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    out_of_memory = any(isinstance(link, kinds) for link in chain)
+    out_of_memory |= any(words in text for words in _OUT_OF_MEMORY)
+    maybe = any(words in text for words in _MAYBE_OUT_OF_MEMORY)
     reason = with_type(error)
     return WorkerError(
         Status.OUT_OF_MEMORY if out_of_memory else Status.FAILED,

@@ -37,11 +37,14 @@ def prompts_and_noise(
     """
     count = variant.workload.images_per_prompt
     positions = draw.positions
+    first = index * draw.batch_size
     chosen = [
-        positions[(index * draw.batch_size + offset) % len(positions)]
-        for offset in range(draw.batch_size)
+        positions[number % len(positions)]
+        for number in range(first, first + draw.batch_size)
     ]
-    numbers = [prompt * count + image for prompt in chosen for image in range(count)]
+    numbers: list[int] = []
+    for prompt in chosen:
+        numbers += range(prompt * count, (prompt + 1) * count)
     prompts = [draw.prompts[i] for i in chosen]
     negatives = [draw.negatives[i] for i in chosen] if draw.negatives else None
     seeds = [draw.seed + number for number in numbers]

@@ -57,15 +57,10 @@ def find_machine(
     try:
         machine, context = probe_machine(context, hardware.device)
     except UsageError as error:
-        if hardware.sheet is not None:
-            hint = f"dry_run=true shows what would run on an {hardware.sheet.name}"
-            raise ConflictError(
-                [f"{problem}; {hint}" for problem in error.problems]
-            ) from error
-        if not hardware.device.startswith("cuda"):
+        if hardware.sheet is None:
             raise
-        hint = "otherwise choose hardware=cpu or hardware=auto"
-        raise UsageError(
+        hint = f"dry_run=true shows what would run on an {hardware.sheet.name}"
+        raise ConflictError(
             [f"{problem}; {hint}" for problem in error.problems]
         ) from error
     require_card(hardware, machine.device)

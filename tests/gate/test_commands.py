@@ -338,9 +338,11 @@ class TestTrial:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "file").touch()
-        for output in (tmp_path, tmp_path / "file" / "own.json"):
-            assert calibrate(["model=nothing", "--output", str(output)]) == 2
-            assert f"--output {output}: " in capsys.readouterr().err
+        below = tmp_path / "file" / "own.json"
+        assert calibrate(["model=nothing", "--output", str(tmp_path)]) == 2
+        assert f"--output {tmp_path}: is a folder" in capsys.readouterr().err
+        assert calibrate(["model=nothing", "--output", str(below)]) == 3
+        assert f"{below.parent}: " in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("command", "arguments"), [(trial, []), (calibrate, ["--output", "own.json"])]

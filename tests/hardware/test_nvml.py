@@ -1,7 +1,6 @@
 """What NVML says of a card, or leaves unanswered; cards that cannot be used: an old driver, a build without kernels."""
 
 import os
-import resource
 import sys
 import time
 from contextlib import nullcontext
@@ -300,7 +299,7 @@ def one_card(monkeypatch: pytest.MonkeyPatch, properties: object) -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError(TOO_OLD), AssertionError("libcudart functions unavailable")]
 )
-def test_cuda_that_does_not_start_has_a_way_out_and_leaves_auto_the_cpu(
+def test_cuda_that_does_not_start_says_why_and_leaves_auto_the_cpu(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     one_card(monkeypatch, error)
@@ -310,7 +309,6 @@ def test_cuda_that_does_not_start_has_a_way_out_and_leaves_auto_the_cpu(
     assert problem.startswith(
         f"hardware.device=cuda:0: CUDA does not start: {str(error)[:40]}"
     )
-    assert "update the driver, or install PyTorch for an older CUDA" in problem
     found = probe_device("auto")
     assert (found.type, found.name) == ("cpu", CPU.name)
     assert found.warning.startswith("hardware.device=auto: CUDA does not start: ")
@@ -318,23 +316,6 @@ def test_cuda_that_does_not_start_has_a_way_out_and_leaves_auto_the_cpu(
     [card] = list_cards()
     assert card.name.startswith("a card that cannot be used: CUDA does not start: ")
     assert card.capability is None
-
-
-def test_cuda_that_lacks_addresses_is_no_matter_of_the_driver(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It says "out of memory" then, with a card that is empty."""
-    one_card(monkeypatch, RuntimeError("CUDA driver error: out of memory"))
-    monkeypatch.setattr(resource, "getrlimit", lambda limit: (2**34, 2**34))
-    warning = probe_device("auto").warning
-    assert (
-        "out of memory; address space is limited to 16384 MiB, but CUDA reserves more"
-        in warning
-    )
-    assert (
-        "raise the limit (ulimit -v unlimited); this runs on the CPU instead" in warning
-    )
-    assert "update the driver" not in warning
 
 
 def test_a_card_without_kernels_leaves_auto_the_cpu(

@@ -70,7 +70,7 @@ def test_no_code_that_did_not_draw_the_image(
         bool(code)
         == handed_out
         == bool(summary.best.lines)
-        == bool(program_of(result, summary.best.variant))
+        == bool(program_of(summary.best.variant))
     )
     assert ("draws the measured image" in said[0]) == handed_out
     candidate = next(

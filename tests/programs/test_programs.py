@@ -1,6 +1,5 @@
 """The program of a variant, run as it is handed out: its image is the one that a worker made, in plain diffusers."""
 
-import gc
 import json
 import shutil
 from collections.abc import Sequence
@@ -65,7 +64,6 @@ def made(variant: Variant, folder: Path) -> tuple[Written, Program]:
         host.generate(0, draw_of(variant), folder)
     changes.put_back()
     del host
-    gc.collect()
     found = written(variant, CPU)
     # A program composes its options by itself.
     hydra = GlobalHydra.get_state()

@@ -125,6 +125,7 @@ def test_pairs_of_other_noise_have_no_distance(
     assert same["mse"].estimate == 0
     assert same["psnr_db"].estimate is None
     assert same["psnr_db"].note == "the images are identical"
+    assert same["ssim"].estimate == pytest.approx(1, abs=1e-4)
     assert same["perceptual_emojiclip"].estimate == pytest.approx(0, abs=1e-9)
 
 

@@ -193,15 +193,15 @@ class TestRace:
 
 def test_what_is_reported_of_the_best_of_fifty_null_options_is_unbiased() -> None:
     random = np.random.default_rng(1)
-    found = [simulated(search_file(), 1.0, 1.0, random) for _ in range(60)]
+    found = [simulated(search_file(), 1.0, 1.0, random) for _ in range(30)]
     reported = [each.reported for each in found if each.reported is not None]
     assert min(each.screened for each in found) > math.log(
         1.02
     )  # the best of fifty looks good, and is not
     assert abs(np.mean(reported)) < 2.6 * np.std(reported) / math.sqrt(len(reported))
     assert (
-        sum(each.false for each in found) <= 6
-    )  # of 60, where 5 % are 3: more come once in fifty seeds
+        sum(each.false for each in found) <= 4
+    )  # of 30, where 5 % are 1.5: more come once in fifty seeds
 
 
 def test_the_front_is_of_those_that_none_beats_in_everything() -> None:

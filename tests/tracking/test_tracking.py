@@ -138,6 +138,16 @@ def another(finished: Finished, folder: Path) -> StudyResult:
     return result
 
 
+def refuse_all(result: StudyResult, gate: str) -> None:
+    """Lets every candidate have failed a gate."""
+    ruling = Ruling("every", "mse", Verdict.FAIL, "worse")
+    result.gate = gate
+    result.judgements = [
+        Judgement(row.name, result.baseline, "", row.contract, Verdict.FAIL, [ruling])
+        for row in result.candidates
+    ]
+
+
 @pytest.fixture
 def copied(finished: Finished, tmp_path: Path) -> Copied:
     folder = tmp_path / "outputs" / "runs" / "shared" / "copied"
@@ -281,6 +291,20 @@ class TestStudy:
         assert (again.run, again.new) == (run, False)
         assert len(store.runs("shared")) == before
 
+    def test_verdicts_that_leave_the_best_option_are_added_to_the_same_run(
+        self, copied: Copied, store: Store
+    ) -> None:
+        result, folder = copied
+        refuse_all(result, "first")
+        first = log_study(result, folder, store.tracking)
+        refuse_all(result, "second")
+        later = summary_of(result)
+        assert update_verdicts(later, folder, store.tracking, {}) == first.run
+        parent, _ = store.of_study(result)
+        assert parent.data.tags["gate.name"] == "second"
+        again = log_study(result, folder, store.tracking)
+        assert (again.run, again.new) == (first.run, False)
+
     def test_has_no_figures_of_a_best_option_once_the_gate_has_refused_it(
         self, copied: Copied, store: Store
     ) -> None:
@@ -293,19 +317,7 @@ class TestStudy:
             changes = {"": TrackedRun(metrics=recommended)}
             query = [f"tags.`sdopt.study_id` = '{result.id}'"]
             ask(client.amend, store.tracking, result.name, query, changes)
-        for candidate in result.candidates:
-            ruling = Ruling("every", "mse", Verdict.FAIL, "worse")
-            result.judgements.append(
-                Judgement(
-                    candidate.name,
-                    result.baseline,
-                    "",
-                    candidate.contract,
-                    Verdict.FAIL,
-                    [ruling],
-                )
-            )
-        result.gate = "default"
+        refuse_all(result, "default")
         refused = summary_of(result)
         assert refused.best is None
         assert update_verdicts(refused, folder, store.tracking, {})
@@ -324,6 +336,9 @@ class TestStudy:
             "bf16",
         )
         assert half.params["precision"] == "bf16"
+        assert not {"attention", "layout", "workload.steps"} & half.params.keys(), (
+            "all variants have these in common"
+        )
         assert four.params["workload.batch_size"] == "4"
         assert children["baseline"].data.params["workload.batch_size"] == "1"
         assert half.metrics["speedup"] == pytest.approx(

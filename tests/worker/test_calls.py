@@ -20,7 +20,7 @@ from sdopt.pipelines.tasks import noise_in_float32
 from sdopt.worker.draws import LATENTS, timed_draw
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.inputs import prompts_and_noise
-from tests.fixtures import CPU, Load
+from tests.fixtures import CPU, UNFREEZE, Load
 from tests.options.hosts import image as image_of
 from tests.records import known
 from tests.trial.options import Call, ChangesNoise, OwnNoise, handle_calls
@@ -199,8 +199,11 @@ class TestTimedCall:
         handle_calls(loaded._pipe, late)
         assert loaded.time_once().seconds >= 0.3
 
-    def test_collects_garbage_as_a_users_program_does(self, session: Load) -> None:
+    def test_collects_garbage_as_a_users_program_does(
+        self, session: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Over all objects, within its time; the collection before the call looks at young ones alone."""
+        monkeypatch.setattr(gc, "unfreeze", UNFREEZE)
         loaded = session()
         loaded.time_once()
         generations: set[int] = set()

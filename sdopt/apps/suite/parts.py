@@ -358,21 +358,17 @@ _NOISE = {
 def noise_findings(result: StudyResult) -> list[OptionFinding]:
     """Returns how much identical processes differed."""
     noise = noise_of(result)
-    if noise is None:
+    if not noise:
         return []
-    of = f"{noise.processes} equal processes, {noise.rounds} rounds, {noise.schedule}"
-    shares = {
-        text: noise.figures[name]
-        for name, text in _NOISE.items()
-        if name in noise.figures
-    }
-    return [
-        OptionFinding(of, "ok", ""),
-        *(
-            OptionFinding(text, "ok", f"{100 * share:.3g} %")
-            for text, share in shares.items()
-        ),
-    ]
+    of = (
+        f"{noise['processes']:g} equal processes, {noise['rounds']:g} rounds, "
+        f"{result.schedule.kind}"
+    )
+    findings = [OptionFinding(of, "ok", "")]
+    for name, text in _NOISE.items():
+        if name in noise:
+            findings.append(OptionFinding(text, "ok", f"{100 * noise[name]:.3g} %"))
+    return findings
 
 
 def row_of(option: str) -> str:

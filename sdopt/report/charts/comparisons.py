@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import altair as alt
@@ -66,15 +67,12 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
             )
     data.sort(key=lambda each: -each["estimate"])
     # The repeated baseline, whose speed-up is 1 but for chance.
-    again = [
-        at for row in summary.figures if row.variant.is_control for at in row.shapes
-    ]
     nothing = dict.fromkeys(("memory", "images", "gate"), "")
-    data += [
-        _point(at, at.speedup_beside, speed_of(at.speedup_beside), several) | nothing
-        for at in again
-        if at.speedup_beside
-    ]
+    controls = [row for row in summary.figures if row.variant.is_control]
+    for at in chain.from_iterable(row.shapes for row in controls):
+        again = at.speedup_beside
+        if again:
+            data.append(_point(at, again, speed_of(again), several) | nothing)
     if not data:
         return None
     columns = [SideText(f"speed-up{unit_text(result.per_image)}", "figure", 136)]
@@ -92,7 +90,7 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     axis = ratio_axis(
         f"speed-up{unit_text(result.per_image)} over {shortened(result.baseline)}, log scale (right is faster)",
         [
-            *(row[end] for row in data for end in ("estimate", "low", "high")),
+            *_ends(data, "estimate", "low", "high"),
             *((1 / floor, floor) if floor else ()),
         ],
         grid=False,
@@ -100,6 +98,14 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     rows = Rows(data, columns)
     layers = [*([_floor_band(floor)] if floor else []), *_speedups(rows, axis)]
     return rows.spec(layers, f"Speed-ups over {result.baseline}, with intervals")
+
+
+def _ends(data: Sequence[dict[str, Any]], *names: str) -> list[float | None]:
+    """Returns the figures of some names, which an axis has to show."""
+    ends: list[float | None] = []
+    for row in data:
+        ends += [row[name] for name in names]
+    return ends
 
 
 def _point(at: Row, ratio: Ratio, speed: Speed, several: bool) -> dict[str, Any]:
@@ -215,7 +221,7 @@ def waterfall(summary: Summary) -> Spec | None:
         placed["below"] = placed["at"] + 1 if placed["joined"] else None
     axis = ratio_axis(
         f"speed-up{unit_text(summary.result.per_image)} over the baseline so far, log scale",
-        [row[end] for row in data for end in ("start", "end", "low", "high")],
+        _ends(data, "start", "end", "low", "high"),
         grid=False,
     )
     tooltip = {
@@ -258,7 +264,8 @@ def interactions(summary: Summary) -> Spec | None:
         for effect in summary.result.effects
         if effect.speedup or effect.aliased_with
     ]
-    names = list(dict.fromkeys(name for effect in effects for name in effect.options))
+    options = chain.from_iterable(effect.options for effect in effects)
+    names = list(dict.fromkeys(options))
     if not any(len(effect.options) == 2 for effect in effects):
         return None
     data = [_map_cell(effect, names) for effect in effects]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import altair as alt
@@ -235,9 +236,9 @@ def ratio_ticks(low: float, high: float) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found: list[float] = []
     for marks in _MARKS:
-        found = [round(mark * 10.0**decade, 9) for decade in decades for mark in marks]
+        every = [round(m * 10.0**decade, 9) for decade, m in product(decades, marks)]
         found = [
-            mark for mark in found if low * (1 - 1e-9) <= mark <= high * (1 + 1e-9)
+            mark for mark in every if low * (1 - 1e-9) <= mark <= high * (1 + 1e-9)
         ]
         if len(found) <= _MOST_MARKS:
             break

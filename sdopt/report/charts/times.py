@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import altair as alt
@@ -122,12 +123,11 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
 
 def _calls(result: StudyResult) -> list[dict[str, Any]]:
     """Returns a record for each timed call, in the order of sessions and rounds."""
-    timed = [
-        (variant, m)
-        for variant in result.variants
-        for m in variant.measurements
-        if m.shapes[0].calls
-    ]
+    timed = []
+    for variant in result.variants:
+        for measurement in variant.measurements:
+            if measurement.shapes[0].calls:
+                timed.append((variant, measurement))
     begins, total = {}, 0
     for session in sorted({measurement.session for _, measurement in timed}):
         begins[session] = total
@@ -172,10 +172,9 @@ def stages_plot(summary: Summary) -> Spec | None:
     rows = [row for row in summary.rows if row.stages_ms]
     if not rows:
         return None
-    known = list(
-        dict.fromkeys([*_STAGES, *(stage for row in rows for stage in row.call_ms)])
-    )
-    present = [stage for stage in known if any(stage in row.call_ms for row in rows)]
+    measured = dict.fromkeys(chain.from_iterable(row.call_ms for row in rows))
+    stages = dict.fromkeys([*_STAGES, *measured])
+    present = [stage for stage in stages if stage in measured]
     names = {
         stage: _STAGES.get(stage, (stage.replace("_", " "), ""))[0] for stage in present
     }

@@ -203,8 +203,12 @@ def _spec(
     height = max(_HEIGHT, KEY_ROW * len(key))
     width = _WIDTH if not named else _WIDTH_WITH_KEY if key else _PICTURE_WIDTH
     place_labels(points, _pixels(points, width, height), (width, height))
-    looks = {kind: (COLOUR[TONES[kind]], shape) for kind, shape in _SHAPES.items()
-             if any(point["kind"] == kind for point in points)}  # fmt: skip
+    shown = {point["kind"] for point in points}
+    looks = {
+        kind: (COLOUR[TONES[kind]], shape)
+        for kind, shape in _SHAPES.items()
+        if kind in shown
+    }
     told = "; ".join(
         f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points
     )
