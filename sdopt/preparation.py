@@ -11,7 +11,8 @@ from sdopt.pipelines.hub import fetch_models
 from sdopt.pipelines.loading import part_config, sampling_remarks
 from sdopt.pipelines.sampling import answers_to, unanswered
 from sdopt.pipelines.sampling import remember as remember_sampling
-from sdopt.pipelines.transformer_files import source_of
+from sdopt.pipelines.transformer_files import file_of, is_transformer, source_of
+from sdopt.pipelines.twins import assumed
 from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
 from sdopt.variant import Variant
 from sdopt.worker.child import in_process
@@ -110,5 +111,14 @@ def remarks_on_variants(variants: Sequence[Variant], machine: Machine) -> list[s
         found |= dict.fromkeys(
             sampling_remarks(variant.model, variant.scheduler, steps)
         )
-        found |= dict.fromkeys(variant.overdone())
+        found |= dict.fromkeys(remarks_on_model(variant))
     return list(found)
+
+
+def remarks_on_model(variant: Variant) -> list[str]:
+    """Returns what speaks for another number of steps, or another scale of guidance, than a variant has."""
+    found = variant.overdone()
+    model = variant.model
+    if is_transformer(model) and (line := assumed(file_of(model), model.name)):
+        found.append(f"model={model.name}: {line}")
+    return found

@@ -14,10 +14,16 @@ from sdopt.options.base import Context, Optimization, Stage
 from sdopt.options.lora import Lora, NoLora
 from sdopt.options.patch import Patch
 from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion
-from sdopt.pipelines.loading import family_of, name_of, sampling_problems
+from sdopt.pipelines.loading import (
+    family_of,
+    guidance_of,
+    name_of,
+    sampling_problems,
+)
 from sdopt.pipelines.sampling import few_steps
 from sdopt.pipelines.tasks import no_task
-from sdopt.pipelines.transformer_files import is_gguf
+from sdopt.pipelines.transformer_files import file_of, is_gguf, is_transformer
+from sdopt.pipelines.twins import titles_of
 from sdopt.record.choices import PATCH, as_choice
 from sdopt.record.configuration import RecordedConfig
 from sdopt.schema import (
@@ -228,6 +234,7 @@ class Variant:
         for axis, option in self.optimizations.items():
             if plain_weights in option.assumes and option.stage in (
                 Stage.WEIGHTS,
+                Stage.ATTENTION,
                 Stage.QUANTIZE,
             ):
                 found.append(
@@ -270,14 +277,23 @@ class Variant:
 
     def overdone(self) -> list[str]:
         """Returns a line for a model or a LoRA whose name says that it takes fewer steps and less guidance."""
+        names = [(f"model={self.model.name}", name) for name in _names_of(self.model)]
         lora = self.optimizations.get("lora")
-        names = {f"model={self.model.name}": name_of(self.model)}
         if isinstance(lora, Lora):
-            names["lora"] = " ".join(
-                filter(None, (Path(lora.path or "").name, lora.weight_name))
-            )
-        found = {
-            key: few_steps(name, self.workload.steps, self.guidance_scale)
-            for key, name in names.items()
-        }
-        return [f"{key}: {problem}" for key, problem in found.items() if problem]
+            parts = (Path(lora.path or "").name, lora.weight_name)
+            names.append(("lora", " ".join(filter(None, parts))))
+        embedded = guidance_of(self.model).form == "embedded"
+        asked = (self.workload.steps, self.guidance_scale, embedded)
+        found = {}
+        for key, name in names:
+            if problem := few_steps(name, *asked):
+                found[key] = f"{key}: {problem}"
+        return list(found.values())
+
+
+def _names_of(model: Model) -> list[str]:
+    """Returns what the author calls a model; of a file, by its name and by its title."""
+    names = [name_of(model)]
+    if is_transformer(model):
+        names += titles_of(file_of(model))[1:]
+    return names

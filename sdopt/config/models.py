@@ -200,17 +200,24 @@ def _registered(group: str, name: str, node: dict[str, Any]) -> str:
     return name
 
 
+_SAMPLED = ("steps", "guidance_scale", "distilled")
+"""Keys of a model that tell how it is sampled."""
+
+
 def _at_path(path: Path, base: str | None) -> dict[str, Any]:
-    from sdopt.pipelines.families import family_of, family_of_folder, settings_of_folder
+    from sdopt.pipelines.families import (
+        family_of,
+        family_of_folder,
+        published_twin,
+        settings_of_folder,
+    )
 
     here = {"weights": "path", "path": str(path)}
     if path.is_dir():
-        return (
-            _keys(_ANY_FOLDER)
-            | settings_of_folder(path)
-            | here
-            | _defaults(family_of_folder(path))
-        )
+        settings = settings_of_folder(path)
+        if twin := published_twin(path):
+            settings |= {key: _keys(twin)[key] for key in _SAMPLED}
+        return _keys(_ANY_FOLDER) | settings | here | _defaults(family_of_folder(path))
     if base is not None:
         node = (
             _at_path(whole_path(base), None) if _is_there(base) else _on_hub(base, None)

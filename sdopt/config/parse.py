@@ -19,6 +19,7 @@ from sdopt.hardware.cards import require_sheet
 from sdopt.options.base import Optimization
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.functions import absolute
+from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.prompts import negative_prompts, require_latents, resolve_prompts
 from sdopt.pipelines.sampling import require_options
 from sdopt.pipelines.tasks import require_inputs
@@ -210,7 +211,7 @@ def _beyond_types(sections: Mapping[str, Any], gate: str) -> list[str]:
         (require_model, ("model",)),
         (require_options, ("scheduler",)),
         (resolve_prompts, ("workload", "model")),
-        (require_inputs, ("task", "model", "workload")),
+        (_require_inputs, ("task", "model", "workload")),
         (require_latents, ("workload", "task", "model")),
         (require_rules, ("gate",)),
         (require_quality, ("quality", "gate", "model")),
@@ -227,6 +228,10 @@ def _beyond_types(sections: Mapping[str, Any], gate: str) -> list[str]:
                 problem for problem in error.problems if problem not in problems
             ]
     return problems
+
+
+def _require_inputs(task: Task, model: Model, workload: Workload) -> None:
+    require_inputs(task, model, workload, family_of(model))
 
 
 def _settled(sections: dict[str, Any]) -> dict[str, Any]:

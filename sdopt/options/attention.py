@@ -28,6 +28,7 @@ from sdopt.options import (
 from sdopt.options.assumptions import (
     COMMON_PROCESSORS,
     common_attention,
+    plain_weights,
     unchanged_layers,
 )
 from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out
@@ -415,7 +416,7 @@ the same kernel (see `OPERATOR` in xformers/ops/fmha)."""
 class FusedProjections(EquivalentAttention):
     """Fuses the projections of query, key and value, and of the text's key and value (`fuse_qkv_projections`)."""
 
-    assumes = (common_attention, unchanged_layers)
+    assumes = (common_attention, unchanged_layers, plain_weights)
     claims = LATENCY
     keeps_structure = True
     diffusers_lines = ("pipe.unet.fuse_qkv_projections()",)

@@ -55,6 +55,7 @@ from sdopt.pipelines.parts import (
     Pipeline,
     denoiser_of,
     hook_of,
+    quiet,
     text_encoders_of,
     unwrapped,
 )
@@ -194,13 +195,15 @@ class Lora(Optimization):
         file = lora_file(self.path, name)
         # Without a network, diffusers finds a file in its folder by `weight_name` only.
         source = self._tensors(pipe, file) or str(file.parent)
-        pipe.load_lora_weights(
-            source,
-            weight_name=file.name,
-            adapter_name=_NAME,
-            local_files_only=True,
-            **how,
-        )
+        # peft warns of layers whose names end alike, and which the file does not update: `misfits` has looked.
+        with quiet():
+            pipe.load_lora_weights(
+                source,
+                weight_name=file.name,
+                adapter_name=_NAME,
+                local_files_only=True,
+                **how,
+            )
 
     def _tensors(self, pipe: Pipeline, file: Path) -> Any:
         """Returns the tensors of a LoRA as diffusers must get them, or None if it can read the file itself."""

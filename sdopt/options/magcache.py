@@ -146,10 +146,9 @@ class MagCache(Caching):
             return []
         there = "none come with sdopt"
         if self.path is not None:
-            there = (
-                f"those of caching.path={self.path} are of {self._measured[0].steps}"
-            )
-        command = f"sdopt calibrate --magnitudes model=… workload.steps={ctx.steps} --output ratios.json"
+            there = f"those of caching.path={self.path} are of {len(self._measured[0].timesteps)}"
+        steps = ctx.workload.steps
+        command = f"sdopt calibrate --magnitudes model=… workload.steps={steps} --output ratios.json"
         needs = f"needs ratios of this model at {ctx.steps} steps, and {there}"
         return [
             f"{needs}: write them with `{command}`, and set caching.path=ratios.json"
@@ -179,7 +178,7 @@ class MagCache(Caching):
             of_model = not shipped or (
                 model.weights == "packaged" and magnitudes.model == model.name
             )
-            if of_model and magnitudes.steps == ctx.steps:
+            if of_model and _of_as_many(magnitudes, ctx):
                 fitting.append(magnitudes)
         return fitting
 
@@ -247,3 +246,10 @@ class MagCache(Caching):
             )
 
         return proof
+
+
+def _of_as_many(magnitudes: Magnitudes, ctx: Context) -> bool:
+    """Returns whether ratios are of as many steps as a call; a task that starts from an image runs the last of them."""
+    if magnitudes.steps != ctx.workload.steps:
+        return False
+    return ctx.task.kind == "txt2img" or len(magnitudes.timesteps) == ctx.steps

@@ -43,7 +43,7 @@ from sdopt.options.declarations import Excludes
 from sdopt.options.lora import CHANGE_A_LORA, encoding_noted, lora_in_text_encoders
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.components import network_problems
-from sdopt.pipelines.families import guidance_from
+from sdopt.pipelines.families import factor_of, guidance_from
 from sdopt.pipelines.family import Guidance, family_named
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import (
@@ -78,9 +78,6 @@ _WHOLE_ONLY = "AsymmetricAutoencoderKL"
 
 _CHANNELS = 4
 """diffusers' default of a VAE's latent channels, which `AutoencoderTiny._tiled_encode` assumes."""
-
-_BLOCKS = 4
-"""Blocks of the usual VAE, which halves an image between each two of them."""
 
 _OVERLAP, _TINY_OVERLAP = 4, 8
 """Tiles of diffusers' `AutoencoderKL` overlap by a fourth, those of `AutoencoderTiny` by an eighth."""
@@ -176,7 +173,7 @@ class VaeTiling(VaeInPieces):
         diffusers rounds it, and joins the tiles to an image of another size.
         """
         tile, config = self._tile(ctx), self._vae_config(ctx) or {}
-        factor = 2 ** (len(config.get("block_out_channels", range(_BLOCKS))) - 1)
+        factor = factor_of(config)
         share = _OVERLAP
         if "memory.tiny_vae" in ctx.chosen:
             # Its decoder joins whole latents at any size; its encoder does not.
@@ -224,7 +221,8 @@ class VaeTiling(VaeInPieces):
         config = self._vae_config(ctx)
         if config is None:
             return None
-        default = config.get("sample_size", 512)  # AutoencoderTiny has none
+        usual = 256 if config.get("temperal_downsample") else 512
+        default = config.get("sample_size", usual)  # AutoencoderTiny has none
         return int(default[0] if isinstance(default, list) else default)
 
     @override

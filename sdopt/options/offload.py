@@ -280,6 +280,8 @@ class GroupOffload(Offload):
         groups: dict[str, list[int]] = {}
         brought = Counter[str]()
         for name, network in networks_of(pipe).items():
+            if waits == "disk":
+                _untie(network)
             apply_group_offloading(
                 network,
                 onload_device=device,
@@ -374,6 +376,22 @@ def _groups(network: torch.nn.Module) -> list[Any]:
     return list(
         {id(hook.group): hook.group for hook in hooks if hook is not None}.values()
     )
+
+
+def _untie(network: torch.nn.Module) -> None:
+    """Gives each layer weights of its own where several share one, as T5's two layers of embeddings do.
+
+    diffusers would write those of one layer to disk after it has taken away those of the other, which are the same.
+    """
+    import torch
+
+    seen: set[int] = set()
+    for layer in network.modules():
+        for name, weight in list(layer.named_parameters(recurse=False)):
+            if id(weight) in seen:
+                own = torch.nn.Parameter(weight.data.clone(), weight.requires_grad)
+                setattr(layer, name, own)
+            seen.add(id(weight))
 
 
 def _keep_statistics(network: torch.nn.Module) -> None:

@@ -296,14 +296,15 @@ def multiplies_in_8_bits(layer: torch.nn.Module, name: str) -> bool:
     """Returns whether cuBLAS supports an 8-bit product for a layer; TorchAO would compute others on the host."""
     import torch
 
+    lowered = name.lower()
     if not isinstance(layer, torch.nn.Linear) or any(
-        part in name for part in _FEW_ROWS
+        part in lowered for part in _FEW_ROWS
     ):
         return False
     return layer.in_features % 8 == 0 and layer.out_features % 8 == 0
 
 
-_FEW_ROWS = ("embed", "time_emb_proj", "norm", "mod", "adaLN", "guidance")
+_FEW_ROWS = ("embed", "time_emb_proj", "time_step", "norm", "mod", "adaln", "guidance")
 """Parts of the names of layers that read a row for each sample, not for each token: of time, of scales and shifts."""
 
 

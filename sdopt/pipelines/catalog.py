@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +27,11 @@ PIPELINES = tuple(family.pipeline for family in FAMILIES)
 _NAMED = {"altdiffusion": ALT_DIFFUSION}
 """Class name of the pipeline, by the name of a model whose architecture does not come with sdopt."""
 
-_ARCHITECTURE_OF = {"sd_turbo": "sd21_base", "sdxl_turbo": "sdxl"}
+_ARCHITECTURE_OF = {
+    "sd_turbo": "sd21_base",
+    "sdxl_turbo": "sdxl",
+    "sd35_large_turbo": "sd35_large",
+}
 """Models that were distilled from another, and have its architecture."""
 
 _DEPRECATED = "diffusers.pipelines.deprecated.alt_diffusion"
@@ -118,6 +122,11 @@ def _folder_named(model: str) -> Path | None:
         if (folder / "model_index.json").is_file():
             return folder
     return None
+
+
+def distilled_of(architectures: Collection[str]) -> list[str]:
+    """Returns the names of the models that were distilled from one of these architectures, and have no other."""
+    return [name for name, of in _ARCHITECTURE_OF.items() if of in architectures]
 
 
 def class_name_of(folder: Path) -> str:

@@ -11,6 +11,7 @@ from sdopt.pipelines.catalog import (
     ARCHITECTURES,
     PACKAGED,
     class_name_of,
+    distilled_of,
     read_json,
     text_to_image,
 )
@@ -18,6 +19,7 @@ from sdopt.pipelines.family import Family, Guidance, family_named
 from sdopt.pipelines.originals import shapes_as_config
 from sdopt.pipelines.sampling import marks_in
 from sdopt.pipelines.stored import header_of, transformer_in
+from sdopt.pipelines.twins import require_known_work, says
 from sdopt.pipelines.weights import Header
 
 UNMARKED = (
@@ -39,11 +41,9 @@ def fitting_architectures(
     """
     family, fitting = family_named(kind), []
     for name, (other, own) in _architectures().items():
-        if (
-            other == kind
-            and not fits(family, config, own)
-            and channels in (None, own["block_out_channels"][0])
-        ):
+        if other != kind or fits(family, config, own):
+            continue
+        if channels is None or channels == own["block_out_channels"][0]:
             fitting.append(name)
     return fitting
 
@@ -128,46 +128,19 @@ def _published_transformer(file: Path, kind: str) -> str | None:
             config.get(key) == value for key, value in wanted.items()
         ):
             fitting.append(name)
+    if not fitting:
+        return None
+    require_known_work(file, kind, fitting[0])
+    named = [name for name in (*fitting, *distilled_of(fitting)) if says(file, name)]
+    if len(named) == 1:
+        return named[0]
     if len(fitting) > 1:
         choice = " or ".join(f"model={name}" for name in fitting)
         raise UsageError(
             f"model.path={file}: holds {family_named(kind).title}, and nothing in it says of which model, whose steps "
             f"and guidance differ: choose {choice} beside model.path=…"
         )
-    if not fitting:
-        return None
-    pattern, other = _RELATIVES.get(kind, (_NOTHING, ""))
-    if said := pattern.search(file.stem):
-        raise UsageError(
-            f"model.path={file}: its name says {said[0]}, and its tensors are those of model={fitting[0]}: {other}"
-        )
     return fitting[0]
-
-
-_NOTHING = re.compile(r"(?!)")
-
-_EDITS = (
-    "it edits images by an instruction, which sdopt does not run; name the architecture beside model.path=… if it "
-    "draws from text alone"
-)
-
-_DISTILLED = (
-    "that one is distilled to 4 steps without guidance: name the file's own pipeline, as "
-    "model.base=black-forest-labs/FLUX.2-klein-base-4B"
-)
-
-_RELATIVES = {
-    "Flux2KleinPipeline": (
-        re.compile(r"(?<![a-z])base(?![a-z])", re.IGNORECASE),
-        _DISTILLED,
-    ),
-    "FluxPipeline": (re.compile("kontext", re.IGNORECASE), _EDITS),
-    "QwenImagePipeline": (
-        re.compile(r"(?<![a-z])edit(?![a-z])", re.IGNORECASE),
-        _EDITS,
-    ),
-}
-"""Models with the tensors of a published one that do other work or are sampled otherwise: how files of them are named."""
 
 
 def predicts_noise(file: Path) -> bool | None:
@@ -230,8 +203,10 @@ def settings_of(
     if family.is_unet:
         return {"size": size, "guidance_scale": family.scale}
     distilled = is_distilled(family, {family.denoiser: denoiser, "": index})
-    scale = family.distilled_scale if distilled else family.scale
-    return {"size": size, "guidance_scale": scale, "steps": family.steps}
+    scale, steps = family.scale, family.steps
+    if distilled:
+        scale, steps = family.distilled_scale, family.distilled_steps or steps
+    return {"size": size, "guidance_scale": scale, "steps": steps}
 
 
 def is_distilled(family: Family, configs: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -277,6 +252,25 @@ def side_of(unet: Mapping[str, Any]) -> int | None:
         if re.match(r"0\.[0-8]\.", str(unet.get("_diffusers_version")))
         else height
     )
+
+
+def published_twin(folder: Path) -> str | None:
+    """Returns the published model that a folder is of, where only the scheduler tells it from others; None otherwise.
+
+    Z-Image and Z-Image-Turbo differ in the shift of their sigmas, and not in their networks.
+    """
+    family = family_of_folder(folder)
+    denoiser = _read(folder / family.denoiser / "config.json")
+    fitting = fitting_architectures(family.pipeline, denoiser)
+    if family.is_unet or len(fitting) < 2:
+        return None
+    shift = _shift_in(folder)
+    alike = [name for name in fitting if _shift_in(ARCHITECTURES / name) == shift]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _shift_in(folder: Path) -> Any:
+    return _read(folder / "scheduler" / "scheduler_config.json").get("shift")
 
 
 def settings_of_folder(folder: Path) -> dict[str, Any]:

@@ -125,7 +125,8 @@ class Family:
         tiny_vae: the repository of a tiny autoencoder for its latents; None if sdopt knows none.
         marks: keys of the denoiser's configuration that tell its architectures apart.
         steps, scale, size: the defaults of the published models; the size counts where no configuration names one.
-        distilled_scale: the scale of those into whose weights guidance was distilled.
+        distilled_scale, distilled_steps: those of models into whose weights guidance was distilled; the same steps, if
+            None.
     """
 
     pipeline: str
@@ -152,6 +153,7 @@ class Family:
     steps: int = 25
     scale: float = 7.5
     distilled_scale: float = 1.0
+    distilled_steps: int | None = None
     size: int = 1024
 
     @property
@@ -310,8 +312,9 @@ FAMILIES = (
         latents=Latents("patchified", multiple=2),
         schedulers=(_EULER, _UNIPC),
         float16="clipped",
-        steps=4,
+        steps=50,
         scale=4.0,
+        distilled_steps=4,
     ),
     Family(
         pipeline="Flux2Pipeline",
@@ -365,7 +368,8 @@ FAMILIES = (
         tiny_vae="madebyollin/taef1",
         title="Chroma",
         encoders=("text_encoder",),
-        tasks=_tasks("Chroma", "img2img", "inpaint"),
+        # diffusers' 0.42.1 for inpainting asks a Chroma for a key of FLUX.1's configuration, and fails.
+        tasks=_tasks("Chroma", "img2img"),
         guidance=Guidance("sequential"),
         encoding=Encoding(
             (

@@ -145,7 +145,11 @@ def name_of(model: Model) -> str:
         return model.factory.rpartition(":")[2]
     if model.weights == "hub":
         return str(model.hub_id)
-    return "" if model.path is None else Path(model.path).expanduser().absolute().name
+    if model.path is None:
+        return ""
+    path = Path(model.path).expanduser().absolute()
+    # In a hub's cache the folder of a pipeline is named by a hash, and that of its repository by the author.
+    return path.parents[1].name if path.parent.name == "snapshots" else path.name
 
 
 def _contradicted(model: Model, scheduler: Scheduler) -> list[str]:

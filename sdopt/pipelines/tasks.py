@@ -56,8 +56,13 @@ def task_of(class_name: str) -> Task:
     return Task("img2img" if class_name.endswith(_PIPELINES["img2img"]) else "txt2img")
 
 
-def require_inputs(task: Task, model: Model, workload: Workload) -> None:
-    """Raises UsageError if an image that the task needs is missing or unreadable, or if it ignores a given one."""
+def require_inputs(
+    task: Task, model: Model, workload: Workload, family: Family
+) -> None:
+    """Raises UsageError if an image that the task needs is missing or unreadable, or if it ignores a given one.
+
+    `family` is the model's.
+    """
     problems = []
     needed = _NEEDED[task.kind]
     for name in ("image", "mask"):
@@ -88,7 +93,7 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
         problems.append(
             f"task.strength={task.strength}: task=txt2img starts from pure noise; leave it at 1"
         )
-    elif task.steps_of(workload.steps) < 1:
+    elif task.steps_of(workload.steps, not family.is_unet) < 1:
         problems.append(
             f"task.strength={task.strength}: leaves no step of workload.steps={workload.steps} to run; raise either"
         )

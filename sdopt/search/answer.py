@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
+from sdopt.preparation import remarks_on_model
 from sdopt.record.records import StudyResult
 from sdopt.report.header import header_of
 from sdopt.report.program import said_of
@@ -64,6 +65,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
         lines=list(row.lines) if row and winner else [],
         program_run=said_of(row.variant.program) if row else "",
         judged=list(judgements.studies),
+        remarks=remarks_on_model(search.space.variants([])[0]),
     )
 
 

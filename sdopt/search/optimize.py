@@ -1,7 +1,7 @@
 """`sdopt optimize`: the search that a user of one model means, and its answer as a program that runs."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def optimize_overrides(
         given: further overrides, which win.
 
     Raises:
-        UsageError: the budget is no time, or the LoRA is not there.
+        UsageError: the budget is no time, the LoRA is not there, or two models are named.
     """
     tried = (
         _TRIED
@@ -69,7 +69,7 @@ def optimize_overrides(
             for group, options in tried.items()
             if group in own["search.groups"]
         }
-    found = [f"model={model}", f"search.title={_title(model)}"]
+    found = [*_chosen(model, own), f"search.title={_title(model)}"]
     found += ["gate.spare_memory=1"]  # what fits does: a limit of less is --memory
     found += [f"search.groups=[{','.join(tried)}]"]
     found += [
@@ -88,14 +88,25 @@ def optimize_overrides(
     ]
 
 
+def _chosen(model: str, own: Mapping[str, str]) -> list[str]:
+    """Returns the override that chooses a model; a file or a folder is that of the model that `model=…` names beside it.
+
+    Raises:
+        UsageError: both are names.
+    """
+    beside = own.get("model")
+    if beside is None:
+        return [f"model={model}"]
+    if Path(model).expanduser().exists() and "model.path" not in own:
+        return [f"model.path={quoted(str(whole_path(model)))}"]
+    raise UsageError(f"{beside}: names a second model beside {model}: leave out one")
+
+
 def _title(model: str) -> str:
     """Returns the name of the search: that of the file, the folder or the repository."""
     name = Path(model).name
-    name = (
-        name.removesuffix(Path(name).suffix)
-        if Path(name).suffix == ".safetensors"
-        else name
-    )
+    if Path(name).suffix in (".safetensors", ".gguf"):
+        name = Path(name).stem
     return re.sub(r"[^\w.-]+", "_", name).strip("_.-") or "model"
 
 
@@ -161,6 +172,7 @@ def answer_of_optimize(record: SearchRecord) -> RenderableType:
     """Returns the answer: a sentence, where the picture of before and after is, and the winner as a program."""
     folder, best = Path(record.folder), record.best
     parts: list[RenderableType] = [Text(f"\n{record.sentence}", style="bold")]
+    parts += [Text(f"! {remark}") for remark in record.remarks]
     if best is None:
         parts += [
             Text(f"  {entry.name}: {entry.because}", style="dim")

@@ -136,6 +136,8 @@ class SearchRecord:
     """Whether the code of the winner, or of what is undecided, was run, and what it generated."""
     judged: list[str] = field(default_factory=list)
     """The folders of the judged studies, the newest first."""
+    remarks: list[str] = field(default_factory=list)
+    """What speaks for other steps or another scale of guidance than the model was tried with."""
 
     @property
     def best(self) -> SearchEntry | None:
@@ -205,7 +207,7 @@ def blocks_of(record: SearchRecord, brief: bool = False) -> list[Block]:
         blocks.append(Code(how, [load_line(record, record.winner)], "python"))
     if judged := [entry.command for entry in record.entries if entry.command]:
         blocks.append(Code("To measure the judged combinations again", judged, "bash"))
-    blocks.append(Notes([*_words(record), *record.notes]))
+    blocks.append(Notes([*_words(record), *record.remarks, *record.notes]))
     why = [
         *record.left_out,
         *(f"{name}: {reason}" for name, reason in record.conflicts.items()),

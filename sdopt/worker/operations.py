@@ -112,16 +112,20 @@ def _as_called(
     denoiser, vae = unwrapped(denoiser_of(pipe)), unwrapped(pipe.vae)
     with no_garbage(), torch.device("meta"):
         fresh = type(denoiser).from_config(denoiser.config)
-        decode = type(vae).from_config(vae.config).decode
+        twin_vae = type(vae).from_config(vae.config)
         counted = {TEXT_ENCODER: 0.0, VAE_ENCODER: 0.0, VAE_DECODER: 0.0}
         for encoder in text_encoders_of(pipe):
             twin = type(unwrapped(encoder))(unwrapped(encoder).config)
             counted[TEXT_ENCODER] += sum(
                 tflop(twin, *args, **more) for args, more in noted[encoder]
             )
-        counted[VAE_DECODER] = sum(
-            tflop(decode, *args, **more) for args, more in noted[VAE_DECODER]
-        )
+        for stage, run in (
+            (VAE_ENCODER, twin_vae.encode),
+            (VAE_DECODER, twin_vae.decode),
+        ):
+            counted[stage] = sum(
+                tflop(run, *args, **more) for args, more in noted[stage]
+            )
         counted[DENOISER] = _steps_tflop(
             pipe, variant, fresh, variant.guidance_scale, noted[denoiser_of(pipe)]
         )
@@ -164,7 +168,7 @@ Given = tuple[tuple[Any, ...], dict[str, Any]]
 
 @contextmanager
 def _inputs_noted(pipe: DiffusionPipeline) -> Iterator[dict[Any, list[Given]]]:
-    """Notes what the networks are given in each call within the block: by network, and for `VAE_DECODER`."""
+    """Notes what the networks are given in each call within the block: by network, and of the VAE by stage."""
     import torch
     from torch.utils._pytree import tree_map_only
 
@@ -177,23 +181,27 @@ def _inputs_noted(pipe: DiffusionPipeline) -> Iterator[dict[Any, list[Given]]]:
             )
         )
 
-    decode = pipe.vae.decode
+    methods = {"encode": VAE_ENCODER, "decode": VAE_DECODER}
+    own = vars(pipe.vae)
+    before = {name: own[name] for name in methods if name in own}
 
-    def noted_decode(*args: Any, **more: Any) -> Any:
-        note(VAE_DECODER, args, more)
-        return decode(*args, **more)
+    def noting(run: Any, stage: str) -> Any:
+        def noted_run(*args: Any, **more: Any) -> Any:
+            note(stage, args, more)
+            return run(*args, **more)
 
-    own = pipe.vae.__dict__.get("decode")
-    pipe.vae.__dict__["decode"] = noted_decode
+        return noted_run
+
     with ExitStack() as stack:
-        stack.callback(pipe.vae.__dict__.pop, "decode")
+        stack.callback(own.update, before)
+        for name, stage in methods.items():
+            own[name] = noting(getattr(pipe.vae, name), stage)
+            stack.callback(own.pop, name)
         for network in (denoiser_of(pipe), *text_encoders_of(pipe)):
             stack.callback(
                 network.register_forward_pre_hook(note, with_kwargs=True).remove
             )
         yield noted
-    if own is not None:
-        pipe.vae.__dict__["decode"] = own
 
 
 def _denoiser_calls(pipe: DiffusionPipeline, variant: Variant) -> int:

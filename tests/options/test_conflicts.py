@@ -113,6 +113,12 @@ CACHING = [
     ),
 ]
 
+SANA, QWEN = (
+    f"model={name} model.weights=random workload.steps=4"
+    for name in ("sana_1600m", "qwen_image")
+)
+"""Models whose VAEs halve an image five times, and have tiles of another default."""
+
 MEMORY = [
     case(
         "memory=sequential_guidance workload.guidance_scale=1",
@@ -133,6 +139,13 @@ MEMORY = [
     case(f"memory=vae_slicing {TWO}"),
     case("memory=vae_slicing workload.images_per_prompt=2"),
     case("memory=vae_tiling", "a tile of 64 pixels holds the whole image of 64"),
+    case(f"{SANA} {TILED}=160", "tile_size=160: must be a multiple of 128"),
+    case(f"{SANA} {TILED}=256"),
+    case(f"{QWEN} memory=vae_tiling workload.size=512"),
+    case(
+        f"{QWEN} memory=vae_tiling workload.size=256",
+        "a tile of 256 pixels holds the whole image of 256",
+    ),
     case(f"memory=vae_tiling {LARGE}"),
     case(f"{TILED}=96 {LARGE}", "a tile of 96 pixels holds the whole image of 96"),
     case(

@@ -253,3 +253,23 @@ def test_the_command_writes_what_the_option_reads(
     assert not variant(*work, *options).conflicts(CPU)
     [reason] = variant("model=emoji_dit", "workload.steps=5", *options).conflicts(CPU)
     assert "are of 4" in reason
+
+
+def test_those_of_an_image_that_is_begun_with_are_of_the_steps_that_run(
+    variant: Compose, tmp_path: Path
+) -> None:
+    """At half its strength, 13 of 25 steps run, and there are ratios of 13."""
+    shipped = read_magnitudes(FOLDER / "emoji_dit-25.json")
+    short = replace(
+        shipped,
+        timesteps=shipped.timesteps[-13:],
+        ratios=[ratios[-13:] for ratios in shipped.ratios],
+    )
+    file = tmp_path / "ratios.json"
+    file.write_bytes(magnitudes_as_json(short))
+    half = ("model=emoji_dit", "workload.steps=25", "task=img2img", "task.strength=0.5")
+    chosen = (*half, "caching=magcache")
+    assert not variant(*chosen, f"caching.path={file}").conflicts(CPU)
+    [reason] = variant(*chosen).conflicts(CPU)
+    assert "at 13 steps" in reason
+    assert "workload.steps=25" in reason

@@ -50,7 +50,11 @@ from sdopt.options.memory import (
 )
 from sdopt.options.offload import GroupOffload
 from sdopt.options.precision import Precision
-from sdopt.options.quantization import QuantizedTextEncoders, Sdnq
+from sdopt.options.quantization import (
+    QuantizedTextEncoders,
+    Sdnq,
+    multiplies_in_8_bits,
+)
 from sdopt.options.transformer import Calls, blocks_of
 from tests.options.applied import PROMPTS, STEPS, Applied, context_of, far, model_of
 from tests.options.walk import every_option
@@ -519,15 +523,16 @@ class TestAttention:
 
 
 class TestOffload:
-    @pytest.mark.slow
-    def test_statistics_that_a_pipeline_reads_without_running_a_layer_stay(
-        self, plain: Callable[[str], np.ndarray]
+    @pytest.mark.parametrize("name", EVERY)
+    def test_what_returns_from_disk_is_what_went_there(
+        self, name: str, plain: Callable[[str], np.ndarray]
     ) -> None:
+        """Also T5's embeddings, which two layers share, and statistics that FLUX.2 reads without running a layer."""
         images, finding, _ = Applied(
-            "flux2", {"memory.group_offload": GroupOffload()}
+            name, {"memory.group_offload": GroupOffload()}
         ).traced()
         assert finding.engaged, finding.summary
-        assert far(images, plain("flux2")) < 1e-4
+        assert far(images, plain(name)) < 1e-4
 
 
 class TestGradients:
@@ -674,3 +679,23 @@ class TestTextEncoders:
             for reason in option.incompatible(context_of(tiny("flux")))
         )
         assert not option.incompatible(context_of(tiny("sd3")))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_no_product_in_8_bits_has_a_row_for_each_sample_alone(name: str) -> None:
+    """On a card such a product takes 17 rows at least, and TorchAO would compute others on the host."""
+    applied = Applied(name, {"caching": WholeSteps()})
+    rows: dict[str, int] = {}
+
+    def note(layer: str, given: torch.Tensor) -> None:
+        rows[layer] = given.numel() // given.shape[-1]
+
+    for layer, module in applied.pipe.transformer.named_modules():
+        if multiplies_in_8_bits(module, layer):
+            module.register_forward_pre_hook(
+                lambda _, given, layer=layer: note(layer, given[0])
+            )
+    applied.images(num_inference_steps=1)
+    assert rows
+    few = [layer for layer, count in rows.items() if count <= 2 * len(PROMPTS)]
+    assert few == []

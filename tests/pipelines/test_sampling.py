@@ -325,12 +325,17 @@ def test_the_working_folder_names_no_packaged_model(
 
 
 FEW = """sdxlTurbo_v1 dreamshaperXL_lightningDPMSDE dreamshaper_8LCM lcm-lora-sdv1-5 sd_xl_turbo_1.0 dmd2_sdxl_4step
-    Hyper-SD15-8steps-lora realvisxlV40_v40LightningBakedvae pcm_sd15"""
+    Hyper-SD15-8steps-lora realvisxlV40_v40LightningBakedvae pcm_sd15 flux1-schnell sana_sprint_1.6B
+    qwen-image-4step chroma1_flash my_zit_v2 Hyper-FLUX.1-dev"""
+
+
+PLAIN = """sd_v1-5 hyperrealism lcmania juggernautXL_v9 calcm z-image-de-turbo steps_of_rome 20000steps
+    my_lora_28steps sprinter"""
 
 
 @pytest.mark.parametrize(
     ("names", "told"),
-    [(FEW, True), ("sd_v1-5 hyperrealism lcmania juggernautXL_v9 calcm", False)],
+    [(FEW, True), (PLAIN, False)],
 )
 def test_a_name_that_says_few_steps_is_told(names: str, told: bool) -> None:
     for name in names.split():

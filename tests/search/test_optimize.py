@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from sdopt.config.models import with_own_models
-from sdopt.config.overrides import key_of
+from sdopt.config.overrides import key_of, parsed_override
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.record.files import read_result
@@ -264,3 +264,16 @@ def test_a_larger_budget_goes_on_and_judges_what_ranks_before_the_winner(
     }
     assert len(seeds) == 3, "each judgement has noise of its own"
     assert "/final-1', variant='precision=fp16'" in (folder / "search.md").read_text()
+
+
+def test_a_file_is_that_of_the_model_that_is_named_beside_it(tmp_path: Path) -> None:
+    """Without the file, the published model would be measured."""
+    file = tmp_path / "mine of z.safetensors"
+    file.touch()
+    found = optimize_overrides(str(file), None, None, None, ["model=z_image"])
+    assert "model=z_image" in found
+    paths = [override for override in found if key_of(override) == "model.path"]
+    assert [parsed_override(override).value() for override in paths] == [str(file)]
+    assert "search.title=mine_of_z" in found
+    with pytest.raises(UsageError, match="names a second model beside emoji"):
+        optimize_overrides("emoji", None, None, None, ["model=z_image"])

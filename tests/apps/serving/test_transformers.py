@@ -134,8 +134,12 @@ GUIDED = [pytest.param("qwen_image", marks=pytest.mark.slow), "z_image"]
 def test_negative_prompts_of_other_lengths_leave_an_image_as_it_is(
     served: Callable[..., Served], name: str
 ) -> None:
-    """Both branches are masked: by the prompts of a call, and by its negative prompts."""
-    server = served(name)
+    """Both branches are masked: by the prompts of a call, and by its negative prompts.
+
+    Guidance is strong, because Qwen-Image sets back the norm of what it predicts: at its usual scale of 4 a negative
+    prompt changes an image by 1e-5, a few levels of a byte, and at 30 by 3e-4. A batch changes it by 3e-9 at most.
+    """
+    server = served(name, "workload.guidance_scale=30")
     same = [None] * len(PROMPTS)
     without = server.alone(same)
     for number, negative in enumerate(NEGATIVES):
@@ -144,8 +148,9 @@ def test_negative_prompts_of_other_lengths_leave_an_image_as_it_is(
     server.negative = True
     alone = server.alone(same)
     assert worst(server.together(same), alone) <= SMALLEST_ERROR
-    # Qwen-Image sets back the norm of what guidance predicts, so that its images change little.
-    assert worst(alone, without) > 5 * SMALLEST_ERROR, "they count"
+    for number, negative in enumerate(NEGATIVES):
+        effect = worst(alone[number : number + 1], without[number : number + 1])
+        assert (effect > 100 * SMALLEST_ERROR) == bool(negative), "they count"
 
 
 @pytest.mark.parametrize("name", GUIDED)

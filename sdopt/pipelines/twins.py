@@ -1,0 +1,102 @@
+"""Models that have the tensors of another one, and are sampled otherwise or do other work: what tells them apart."""
+
+import re
+from pathlib import Path
+
+from sdopt.errors import UsageError
+from sdopt.pipelines.sampling import TURBO
+from sdopt.pipelines.stored import header_of
+
+
+def says(file: Path, name: str) -> bool:
+    """Returns whether a file's name or title says that it is of a model, where others have the same tensors."""
+    pattern = _TWINS.get(name, _NOTHING)
+    return any(map(pattern.search, titles_of(file)))
+
+
+def titles_of(file: Path) -> list[str]:
+    """Returns what the author calls a file: its name, and the title by Stability AI's standard for metadata."""
+    title = header_of(file).metadata.get("modelspec.title", "")
+    return [file.stem, title] if title else [file.stem]
+
+
+def assumed(file: Path, name: str) -> str | None:
+    """Returns a line if a transformer in a file may be another model than the one of this name; None if it is said.
+
+    Both have the same tensors, and are sampled in other steps and with other guidance.
+    """
+    other = _UNSAID.get(name)
+    if other is None or any(map(_SAID[name].search, titles_of(file))):
+        return None
+    return (
+        f"nothing in {file.name} says whether it is that or {other}, whose tensors are the same, and whose steps and "
+        "guidance are not"
+    )
+
+
+_NOTHING = re.compile(r"(?!)")
+
+_TWINS = {
+    "sd35_large_turbo": re.compile(TURBO, re.IGNORECASE),
+    "z_image_turbo": re.compile(rf"{TURBO}|(?<![a-z])zit(?![a-z])", re.IGNORECASE),
+    "z_image": re.compile(r"(?<![a-z])base(?![a-z])", re.IGNORECASE),
+}
+"""How files of models are named that have the tensors of another one."""
+
+_UNSAID = {
+    "sd35_large": "model=sd35_large_turbo",
+    "flux2_klein_4b": "black-forest-labs/FLUX.2-klein-base-4B",
+    "flux2_klein_9b": "black-forest-labs/FLUX.2-klein-base-9B",
+}
+"""Models that a file is taken for, and those that it may be, as `model` or `model.base` takes them."""
+
+_SAID = {
+    "sd35_large": re.compile(r"large|sd[-_ ]?3|turbo", re.IGNORECASE),
+    "flux2_klein_4b": re.compile("klein", re.IGNORECASE),
+    "flux2_klein_9b": re.compile("klein", re.IGNORECASE),
+}
+"""How files of the former are named."""
+
+
+def require_known_work(file: Path, kind: str, name: str) -> None:
+    """Raises UsageError for a file of a model that is used otherwise than the published one with its tensors."""
+    for pattern, other in _RELATIVES.get(kind, ()):
+        for title in titles_of(file):
+            if said := pattern.search(title):
+                raise UsageError(
+                    f"model.path={file}: its name says {said[0]}, and its tensors are those of model={name}: "
+                    + other.format(size="9B" if name.endswith("9b") else "4B")
+                )
+
+
+_EDITS = (
+    "it edits images by an instruction, which sdopt does not run; name the architecture beside model.path=… if it "
+    "draws from text alone"
+)
+
+_DISTILLED = (
+    "that one is distilled to 4 steps without guidance: name the file's own pipeline, as "
+    "model.base=black-forest-labs/FLUX.2-klein-base-{size}"
+)
+
+_GUIDED_AGAIN = (
+    "this one is guided by two calls a step: say its steps and its scale, as in model=flux_schnell model.path=… "
+    "workload.steps=28 workload.guidance_scale=3.5"
+)
+
+_RELATIVES = {
+    "Flux2KleinPipeline": (
+        (re.compile(r"(?<![a-z])base(?![a-z])", re.IGNORECASE), _DISTILLED),
+    ),
+    "FluxPipeline": (
+        (re.compile("kontext", re.IGNORECASE), _EDITS),
+        (
+            re.compile(r"de[-_ ]?distill|undistill|libre[-_ ]?flux", re.IGNORECASE),
+            _GUIDED_AGAIN,
+        ),
+    ),
+    "QwenImagePipeline": (
+        (re.compile(r"(?<![a-z])edit(?![a-z])|2509|2511", re.IGNORECASE), _EDITS),
+    ),
+}
+"""Models with the tensors of a published one that do other work or are sampled otherwise: how files of them are named."""

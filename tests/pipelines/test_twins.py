@@ -1,0 +1,207 @@
+"""Models with the same tensors that are sampled otherwise: what tells them apart, and what is said where nothing does."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose
+from safetensors.torch import save_file
+
+from sdopt.config.models import with_own_models
+from sdopt.config.paths import options_of
+from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import ARCHITECTURES, read_json
+from sdopt.pipelines.checks import _require_architecture
+from sdopt.pipelines.families import (
+    family_of,
+    published_twin,
+    settings_of,
+    settings_of_folder,
+)
+from sdopt.pipelines.loading import name_of
+from sdopt.pipelines.twins import assumed
+from sdopt.preparation import remarks_on_model
+from sdopt.schema import Model
+from tests.fixtures import Compose, Composers, Tiny
+
+SD35_LARGE = {
+    "joint_blocks.0.x": [1],
+    "joint_blocks.37.x": [1],
+    "y_embedder.x": [1],
+    "pos_embed": [1, 192**2, 1],
+}
+
+Z_IMAGE = {
+    "cap_pad_token": [1],
+    "cap_embedder.0.weight": [2560],
+    "noise_refiner.0.x": [1],
+    **{f"layers.{number}.x": [1] for number in range(30)},
+}
+
+SCHNELL = {
+    "double_blocks.0.x": [1],
+    "double_blocks.18.x": [1],
+    "single_blocks.37.x": [1],
+    "vector_in.x": [1],
+    "img_in.weight": [1, 64],
+    "txt_in.weight": [1, 4096],
+}
+
+KLEIN_9B = {
+    "double_stream_modulation_img.lin.weight": [1, 1],
+    "img_in.weight": [1, 128],
+    "txt_in.weight": [1, 12288],
+    "double_blocks.0.x": [1],
+    "double_blocks.7.x": [1],
+    "single_blocks.23.x": [1],
+}
+
+QWEN = {
+    "transformer_blocks.0.img_mod.1.x": [1],
+    "transformer_blocks.59.x": [1],
+    "txt_norm.weight": [1],
+    "img_in.weight": [1, 64],
+    "txt_in.weight": [1, 3584],
+}
+
+
+def file_of(
+    folder: Path, name: str, shapes: dict[str, list[int]], title: str = ""
+) -> Path:
+    """Writes a file with as many tensors as tell a published architecture."""
+    path = folder / f"{name}.safetensors"
+    tensors = {key: torch.zeros(shape).half() for key, shape in shapes.items()}
+    save_file(tensors, path, {"modelspec.title": title} if title else None)
+    return path
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        ("name", "title", "shapes", "found"),
+        [
+            ("sd3.5_large", "", SD35_LARGE, "sd35_large"),
+            ("sd3.5_large_turbo", "", SD35_LARGE, "sd35_large_turbo"),
+            ("a", "Stable Diffusion 3.5 Large Turbo", SD35_LARGE, "sd35_large_turbo"),
+            ("sd35-de-turbo", "", SD35_LARGE, "sd35_large"),
+            ("z_image_turbo_bf16", "", Z_IMAGE, "z_image_turbo"),
+            ("dreamZIT_v2", "", Z_IMAGE, None),
+            ("dream_zit_v2", "", Z_IMAGE, "z_image_turbo"),
+            ("z-image-base", "", Z_IMAGE, "z_image"),
+            ("z_image_de_turbo", "", Z_IMAGE, None),
+            ("z_image_bf16", "", Z_IMAGE, None),
+        ],
+    )
+    def test_are_known_by_what_their_author_calls_them(
+        self,
+        tmp_path: Path,
+        name: str,
+        title: str,
+        shapes: dict[str, list[int]],
+        found: str | None,
+    ) -> None:
+        file = file_of(tmp_path, name, shapes, title)
+        if found is not None:
+            assert family_of(file) == found
+            return
+        with pytest.raises(UsageError, match="choose model=z_image or"):
+            family_of(file)
+
+    @pytest.mark.parametrize(
+        ("name", "shapes", "way"),
+        [
+            ("flux-dev-de-distill", SCHNELL, "workload.guidance_scale=3.5"),
+            ("LibreFLUX_bf16", SCHNELL, "workload.steps=28"),
+            ("flux-2-klein-base-9b", KLEIN_9B, "FLUX.2-klein-base-9B"),
+            ("qwen_image_2509_fp8", QWEN, "edits images"),
+        ],
+    )
+    def test_that_are_used_otherwise_are_refused(
+        self, tmp_path: Path, name: str, shapes: dict[str, list[int]], way: str
+    ) -> None:
+        with pytest.raises(UsageError, match=way):
+            family_of(file_of(tmp_path, name, shapes))
+
+    def test_say_what_they_are_taken_for_where_nothing_tells(
+        self, tmp_path: Path
+    ) -> None:
+        unnamed = file_of(tmp_path, "dream_v2", SD35_LARGE)
+        assert family_of(unnamed) == "sd35_large"
+        assert "model=sd35_large_turbo" in str(assumed(unnamed, "sd35_large"))
+        klein = file_of(tmp_path, "dream_v3", KLEIN_9B)
+        assert "klein-base-9B" in str(assumed(klein, str(family_of(klein))))
+        for name in ("sd3.5_large", "sd35_large_turbo"):
+            assert assumed(file_of(tmp_path, name, SD35_LARGE), "sd35_large") is None
+        titled = file_of(tmp_path, "a", SD35_LARGE, "Stable Diffusion 3.5 Large")
+        assert assumed(titled, "sd35_large") is None
+
+
+class TestFolders:
+    @pytest.mark.parametrize("name", ["z_image", "z_image_turbo"])
+    def test_are_known_by_their_shift(
+        self, tmp_path: Path, composer: Composers, name: str
+    ) -> None:
+        folder = shutil.copytree(ARCHITECTURES / name, tmp_path / "mine")
+        assert published_twin(folder) == name
+        [chosen] = with_own_models([f"model={folder}"], options_of("model"))
+        published = composer([f"model={name}"]).current.model
+        model = compose("config", [chosen]).model
+        for key in ("steps", "guidance_scale", "distilled"):
+            assert model[key] == getattr(published, key)
+
+    def test_of_another_shift_are_not_guessed(self, tmp_path: Path) -> None:
+        folder = shutil.copytree(ARCHITECTURES / "z_image", tmp_path / "mine")
+        scheduler = folder / "scheduler" / "scheduler_config.json"
+        scheduler.write_text('{"shift": 2.0}')
+        assert published_twin(folder) is None
+
+    def test_of_one_architecture_have_no_twin(self) -> None:
+        for name in ("flux_dev", "flux_schnell", "sd35_large", "sd15"):
+            assert published_twin(ARCHITECTURES / name) is None
+
+    def test_beside_the_name_of_another_size_are_told_their_own(
+        self, tmp_path: Path
+    ) -> None:
+        folder = shutil.copytree(ARCHITECTURES / "sd35_medium", tmp_path / "mine")
+        named = Model("sd35_large", "path", path=str(folder))
+        config = read_json(folder / "transformer" / "config.json")
+        with pytest.raises(UsageError, match="choose model=sd35_medium"):
+            _require_architecture(
+                named, named.origin, "StableDiffusion3Pipeline", config
+            )
+
+    def test_of_klein_take_the_steps_that_they_were_distilled_to_or_all(self) -> None:
+        folder = ARCHITECTURES / "flux2_klein_4b"
+        assert settings_of_folder(folder)["steps"] == 4
+        index = {"_class_name": "Flux2KleinPipeline", "is_distilled": False}
+        base = settings_of(index, {}, {})
+        assert (base["steps"], base["guidance_scale"]) == (50, 4.0)
+
+    def test_in_a_hubs_cache_are_named_by_their_repository(
+        self, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "models--Tongyi-MAI--Z-Image-Turbo" / "snapshots" / "a1b2c3"
+        assert "Turbo" in name_of(Model(weights="path", path=str(path)))
+
+
+class TestRemarks:
+    def test_of_an_embedded_scale_are_on_steps_alone(self, variant: Compose) -> None:
+        """FLUX.1 [dev] with a LoRA for few steps keeps its scale of 3.5."""
+        chosen = ("model=flux_dev", "model.weights=random", "lora=hyper_flux")
+        assert remarks_on_model(variant(*chosen, "workload.steps=8")) == []
+        [remark] = remarks_on_model(variant(*chosen, "workload.steps=28"))
+        assert "workload.steps=28" in remark
+        assert "guidance" not in remark
+
+    def test_of_a_title_count_as_those_of_a_name(
+        self, tiny_folder: Compose, tmp_path: Path, variant_of: Tiny
+    ) -> None:
+        from tests.pipelines.tiny import tiny
+        from tests.pipelines.web_files import original
+
+        file = tmp_path / "mine.safetensors"
+        tensors = original(tiny("sd3").transformer)
+        save_file(tensors, file, {"modelspec.title": "SD 3.5 Turbo"})
+        chosen = variant_of(file, f"model.base={tiny_folder('sd3')}")
+        [remark] = remarks_on_model(chosen)
+        assert "the name SD 3.5 Turbo says" in remark
