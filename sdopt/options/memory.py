@@ -235,10 +235,8 @@ class VaeTiling(VaeInPieces):
                 self.tile_size // factor,
             )
         elif self.tile_size is not None:
-            overlap = self.tile_size // 4
-            for side in ("height", "width"):
-                setattr(vae, f"tile_sample_min_{side}", self.tile_size)
-                setattr(vae, f"tile_sample_stride_{side}", self.tile_size - overlap)
+            side, stride = self.tile_size, self.tile_size - self.tile_size // 4
+            vae.enable_tiling(side, side, stride, stride)
 
         def proof(trace: Trace) -> Finding:
             tile = max(
@@ -247,8 +245,9 @@ class VaeTiling(VaeInPieces):
             image = max((max(shape[2:]) for shape in trace.decoded), default=0)
             calls = len(trace.decoder_inputs)
             summary = f"images of {image} pixels decoded in tiles of at most {tile}, in {calls} calls"
+            as_wide = self.tile_size is None or tile == self.tile_size
             return Finding(
-                0 < tile < image,
+                0 < tile < image and as_wide,
                 summary,
                 {"image": image, "tile": tile, "decoder_calls": calls},
             )

@@ -46,6 +46,7 @@ from sdopt.options.memory import (
     PrecomputedEmbeddings,
     SequentialGuidance,
     TinyVae,
+    VaeTiling,
     WithoutT5,
 )
 from sdopt.options.offload import GroupOffload
@@ -679,6 +680,14 @@ class TestTextEncoders:
             for reason in option.incompatible(context_of(tiny("flux")))
         )
         assert not option.incompatible(context_of(tiny("sd3")))
+
+
+@pytest.mark.parametrize("name", ["flux", "qwen_image", "sana"])
+def test_tiles_are_as_large_as_was_asked_for(name: str) -> None:
+    option = VaeTiling(tile_size=32)
+    _, finding, _ = Applied(name, {"memory.vae_tiling": option}).traced()
+    assert finding.engaged, finding
+    assert finding.facts["tile"] == 32
 
 
 @pytest.mark.parametrize("name", EVERY)
