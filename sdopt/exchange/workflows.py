@@ -6,7 +6,7 @@ muted or bypassed, and puts groups of nodes into subgraphs.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 _MUTED, _BYPASSED = 2, 4
 """Modes of nodes that do not run, and of those that hand on what they are given."""
@@ -44,34 +44,163 @@ _WIDGETS = {
 
 _NOTES = ("Note", "MarkdownNote")
 
-_Node = Mapping[str, Any]
+_REROUTE, _PRIMITIVE = "Reroute", "PrimitiveNode"
+
+Parts = Mapping[str, Any]
+"""What an editor saves of a workflow, a node or an input, by name."""
 
 
-def graph_of_workflow(workflow: Mapping[str, Any]) -> dict[str, Any]:
+def graph_of_workflow(workflow: Parts) -> dict[str, Any]:
     """Returns the nodes of a workflow that ran, as they are queued; {} for anything else."""
     if not isinstance(workflow.get("nodes"), list):
         return {}
     definitions = workflow.get("definitions")
-    listed = definitions.get("subgraphs") if isinstance(definitions, dict) else None
-    subgraphs = {str(one.get("id")): one for one in _dicts(listed)}
+    subgraphs: dict[str, Parts] = {}
+    if isinstance(definitions, dict):
+        for subgraph in _parts_in(definitions, "subgraphs"):
+            subgraphs[str(subgraph.get("id"))] = subgraph
     return dict(_Scope(workflow, subgraphs).queued())
 
 
-def _dicts(value: Any) -> list[dict[str, Any]]:
-    listed = value if isinstance(value, list) else []
-    return [item for item in listed if isinstance(item, dict)]
+def _parts_in(parts: Parts, name: str) -> list[Parts]:
+    """Returns the objects of a list; [] of anything else."""
+    listed = parts.get(name)
+    if not isinstance(listed, list):
+        return []
+    return [part for part in listed if isinstance(part, dict)]
 
 
-_ENDS = ("origin_id", "origin_slot", "target_id", "target_slot")
+@dataclass(frozen=True)
+class _Slot:
+    """An input or an output of a node; the name of its widget is "" without one."""
+
+    name: str
+    kind: Any
+    link: str | None
+    widget: str
 
 
-class _Link(NamedTuple):
+def _slots(node: Parts, name: str) -> list[_Slot]:
+    slots = []
+    for slot in _parts_in(node, name):
+        link, widget = slot.get("link"), slot.get("widget")
+        slots.append(
+            _Slot(
+                name=str(slot.get("name")),
+                kind=slot.get("type"),
+                link=None if link is None else str(link),
+                widget=str(widget.get("name")) if isinstance(widget, dict) else "",
+            )
+        )
+    return slots
+
+
+@dataclass(frozen=True)
+class _Node:
+    number: str
+    kind: str
+    mode: Any
+    inputs: Sequence[_Slot]
+    outputs: Sequence[_Slot]
+    values: Any
+
+    @property
+    def runs(self) -> bool:
+        return self.mode not in (_MUTED, _BYPASSED)
+
+    @property
+    def first_value(self) -> Any:
+        """Its first value; None if it has none."""
+        if isinstance(self.values, list) and self.values:
+            return self.values[0]
+        return None
+
+    def link_of(self, number: Any) -> str | None:
+        """Returns the link into one of its inputs; None if nothing is there."""
+        slot = _at(self.inputs, number)
+        return slot.link if slot else None
+
+    def handed_on(self, number: Any) -> str | None:
+        """Returns the link of the input that it hands on as an output where it is bypassed: the first of its type."""
+        output = _at(self.outputs, number)
+        for slot in self.inputs:
+            if output and slot.kind == output.kind and slot.link:
+                return slot.link
+        return None
+
+    def named_values(self) -> tuple[dict[str, Any], bool]:
+        """Returns its values, and whether their names are known; else they are numbered."""
+        if isinstance(self.values, dict):
+            return dict(self.values), True
+        values = self.own_values()
+        names = [slot.widget for slot in self.inputs if slot.widget]
+        if len(names) != len(values):
+            names = _WIDGETS.get(self.kind, "").split()
+        known = len(names) == len(values)
+        if not known:
+            names = [f"value {number}" for number in range(1, len(values) + 1)]
+        return dict(zip(names, values, strict=True)), known
+
+    def own_values(self) -> list[Any]:
+        """Returns its values without what is to become of a seed."""
+        values: list[Any] = []
+        for value in self.values if isinstance(self.values, list) else ():
+            after_seed = values and isinstance(values[-1], int)
+            if not (after_seed and value in _CONTROLS):
+                values.append(value)
+        return values
+
+
+def _node(node: Parts) -> _Node:
+    return _Node(
+        number=str(node.get("id")),
+        kind=str(node.get("type")),
+        mode=node.get("mode"),
+        inputs=_slots(node, "inputs"),
+        outputs=_slots(node, "outputs"),
+        values=node.get("widgets_values"),
+    )
+
+
+_NO_NODE = _node({})
+
+
+def _at(slots: Sequence[_Slot], number: Any) -> _Slot | None:
+    if isinstance(number, int) and 0 <= number < len(slots):
+        return slots[number]
+    return None
+
+
+@dataclass(frozen=True)
+class _Link:
     """Which output of which node is which input of another one."""
 
     origin: str
     slot: Any
     target: str
     target_slot: Any
+
+
+_LINK = ("id", "origin_id", "origin_slot", "target_id", "target_slot")
+"""What a link holds, in order; within subgraphs by name."""
+
+
+def _links(content: Parts) -> dict[str, _Link]:
+    links: dict[str, _Link] = {}
+    listed = content.get("links")
+    for link in listed if isinstance(listed, list) else ():
+        ends = link
+        if isinstance(link, dict):
+            ends = [link.get(name) for name in _LINK]
+        if not isinstance(ends, list) or len(ends) < len(_LINK):
+            continue
+        number, origin, slot, target, target_slot = ends[: len(_LINK)]
+        links[str(number)] = _Link(str(origin), slot, str(target), target_slot)
+    return links
+
+
+_FURTHEST = 200
+"""Links that are followed one after another."""
 
 
 @dataclass
@@ -86,143 +215,91 @@ class _Scope:
         kinds: the subgraphs that it is within, which must not hold themselves.
     """
 
-    content: Mapping[str, Any]
-    subgraphs: Mapping[str, Mapping[str, Any]]
+    content: Parts
+    subgraphs: Mapping[str, Parts]
     prefix: str = ""
     outer: "tuple[_Scope, _Node] | None" = None
     kinds: tuple[str, ...] = ()
     nodes: dict[str, _Node] = field(init=False)
-    links: dict[str, "_Link"] = field(init=False)
+    links: dict[str, _Link] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nodes = {}
-        for node in _dicts(self.content.get("nodes")):
-            self.nodes[str(node.get("id"))] = node
-        self.links = {}
-        listed = self.content.get("links")
-        for link in listed if isinstance(listed, list) else ():
-            ends = link
-            if isinstance(link, dict):
-                ends = [link.get(name) for name in ("id", *_ENDS)]
-            if isinstance(ends, list) and len(ends) > len(_ENDS):
-                number, origin, slot, target, target_slot = ends[:5]
-                self.links[str(number)] = _Link(
-                    str(origin), slot, str(target), target_slot
-                )
+        nodes = [_node(parts) for parts in _parts_in(self.content, "nodes")]
+        self.nodes = {node.number: node for node in nodes}
+        self.links = _links(self.content)
 
     def queued(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields the nodes that ran, by number."""
         for number, node in self.nodes.items():
-            if node.get("mode") in (_MUTED, _BYPASSED) or node.get("type") in _NOTES:
+            if not node.runs or node.kind in _NOTES:
                 continue
             inner = self.within(node)
             if inner is not None:
                 yield from inner.queued()
-            elif node.get("type") not in ("Reroute", "PrimitiveNode"):
-                yield f"{self.prefix}{number}", self.node_queued(node)
+            elif node.kind not in (_REROUTE, _PRIMITIVE):
+                yield self.prefix + number, self.node_queued(node)
 
     def within(self, node: _Node) -> "_Scope | None":
         """Returns the subgraph that a node stands for; None for other nodes."""
-        kind = str(node.get("type"))
-        if kind not in self.subgraphs or kind in self.kinds:
+        if node.kind not in self.subgraphs or node.kind in self.kinds:
             return None
-        prefix = f"{self.prefix}{node.get('id')}:"
         return _Scope(
-            self.subgraphs[kind],
+            self.subgraphs[node.kind],
             self.subgraphs,
-            prefix,
+            f"{self.prefix}{node.number}:",
             (self, node),
-            (*self.kinds, kind),
+            (*self.kinds, node.kind),
         )
 
     def node_queued(self, node: _Node) -> dict[str, Any]:
-        kind = str(node.get("type"))
-        inputs, named = _values(node)
-        for slot in _dicts(node.get("inputs")):
-            if slot.get("link") is not None:
-                source = self.source(slot["link"])
-                inputs.pop(str(slot.get("name")), None)
-                if source is not None:
-                    inputs[str(slot.get("name"))] = source
-        return {
-            "class_type": kind if named else f"{kind} of the workflow",
-            "inputs": inputs,
-        }
+        """Returns a node with its values, and with links in place of those that come from others."""
+        inputs, known = node.named_values()
+        for slot in node.inputs:
+            if slot.link is None:
+                continue
+            inputs.pop(slot.name, None)
+            source = self.source(slot.link)
+            if source is not None:
+                inputs[slot.name] = source
+        kind = node.kind if known else f"{node.kind} of the workflow"
+        return {"class_type": kind, "inputs": inputs}
 
-    def source(self, link: Any, seen: int = 0) -> Any:
+    def source(self, number: str | None, seen: int = 0) -> Any:
         """Returns where a link comes from, as a queue writes it, or a plain value; None if it leads nowhere."""
-        begin = self.links.get(str(link))
-        if begin is None or seen > _FURTHEST:
+        link = self.links.get(str(number))
+        if link is None or seen > _FURTHEST:
             return None
-        onward = self.onward(begin)
+        onward = self.onward(link)
         if onward is not None:
             scope, further = onward
             return scope.source(further, seen + 1)
-        node = self.nodes.get(begin.origin, {})
-        values = node.get("widgets_values")
-        if node.get("mode") == _MUTED:
+        node = self.nodes.get(link.origin, _NO_NODE)
+        if node.mode == _MUTED:
             return None
-        if node.get("type") == "PrimitiveNode":
-            return values[0] if isinstance(values, list) and values else None
-        return [f"{self.prefix}{begin.origin}", begin.slot]
+        if node.kind == _PRIMITIVE:
+            return node.first_value
+        return [self.prefix + link.origin, link.slot]
 
-    def onward(self, link: _Link) -> "tuple[_Scope, Any] | None":
+    def onward(self, link: _Link) -> "tuple[_Scope, str | None] | None":
         """Returns the link that one goes on as, and where that is; None if it begins at a node that makes something."""
         if link.origin == _OUTER_INPUTS and self.outer is not None:
             scope, stands = self.outer
-            slots = _dicts(stands.get("inputs"))
-            return scope, _at(slots, link.slot).get("link")
-        node = self.nodes.get(link.origin, {})
+            return scope, stands.link_of(link.slot)
+        node = self.nodes.get(link.origin, _NO_NODE)
+        if node.mode == _BYPASSED:
+            return self, node.handed_on(link.slot)
+        if node.mode == _MUTED:
+            return None
         inner = self.within(node)
-        if node.get("mode") == _BYPASSED:
-            return self, _handed_on(node, link.slot)
-        if inner is not None and node.get("mode") != _MUTED:
+        if inner is not None:
             return inner, inner.link_out(link.slot)
-        if node.get("type") == "Reroute":
-            return self, _at(_dicts(node.get("inputs")), 0).get("link")
+        if node.kind == _REROUTE:
+            return self, node.link_of(0)
         return None
 
     def link_out(self, slot: Any) -> str | None:
         """Returns the link that ends in an output of a subgraph; None if none does."""
         for number, link in self.links.items():
-            if (link.target, link.target_slot) == (_OUTER_OUTPUTS, slot):
+            if link.target == _OUTER_OUTPUTS and link.target_slot == slot:
                 return number
         return None
-
-
-_FURTHEST = 200
-"""Links that are followed one after another."""
-
-
-def _at(slots: Sequence[_Node], number: Any) -> _Node:
-    known = isinstance(number, int) and 0 <= number < len(slots)
-    return slots[number] if known else {}
-
-
-def _handed_on(node: _Node, slot: Any) -> Any:
-    """Returns the link of the input that a bypassed node hands on as an output: the first of its type."""
-    wanted = _at(_dicts(node.get("outputs")), slot).get("type")
-    for given in _dicts(node.get("inputs")):
-        if given.get("type") == wanted and given.get("link") is not None:
-            return given["link"]
-    return None
-
-
-def _values(node: _Node) -> tuple[dict[str, Any], bool]:
-    """Returns the values of a node, and whether their names are known; else they are numbered."""
-    values = node.get("widgets_values")
-    if isinstance(values, dict):
-        return dict(values), True
-    listed = values if isinstance(values, list) else []
-    kept: list[Any] = []
-    for value in listed:
-        after_seed = kept and isinstance(kept[-1], int) and value in _CONTROLS
-        if not after_seed:
-            kept.append(value)
-    slots = [slot["widget"] for slot in _dicts(node.get("inputs")) if "widget" in slot]
-    names = [str(widget.get("name")) for widget in _dicts(slots)]
-    if len(names) != len(kept):
-        names = _WIDGETS.get(str(node.get("type")), "").split()
-    if len(names) != len(kept):
-        return {f"value {n}": value for n, value in enumerate(kept, 1)}, False
-    return dict(zip(names, kept, strict=True)), True
