@@ -9,7 +9,6 @@
 Nothing heavy is imported before it is used.
 """
 
-import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +54,9 @@ def __getattr__(name: str) -> Any:
     module = next((module for module, names in _MODULES.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module 'sdopt' has no attribute '{name}'")
-    before = (
-        random.getstate()
-    )  # libraries draw from it when they are imported: rich does
+    import random  # a command takes the working folder out of the path first
+
+    before = random.getstate()  # libraries draw when they are imported: rich does
     found = globals()[name] = getattr(import_module(module), name)
     random.setstate(before)
     return found

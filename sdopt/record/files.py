@@ -222,8 +222,9 @@ def problems_of(result: StudyResult) -> Iterator[str]:
     redrawn = chain.from_iterable(result.redrawn.values())
     trips = chain.from_iterable(row.trips for row in result.variants)
     images = [*result.drawn_images, *redrawn]
-    named = [image.path for image in images] + [trip.path for trip in trips]
-    for path in dict.fromkeys(filter(None, named)):
+    named = [image.path for image in images]
+    named += [trip.path for trip in trips if trip.path]
+    for path in dict.fromkeys(named):
         if not stays_within(path):
             yield f"images: {path!r}: not a file of the run's folder"
 

@@ -97,6 +97,7 @@ class TestArchitectures:
         options -= {
             "sd_turbo",
             "sdxl_turbo",
+            "sd35_large_turbo",
         }  # distilled from others, whose architecture they have
         assert (
             options
