@@ -180,15 +180,6 @@ class Task(Configured):
     strength: PositiveShare = 1.0
     """Share of the steps to run, and noise level of the starting image; 1 starts from noise only."""
 
-    def steps_of(self, steps: int, rounded_up: bool = False) -> int:
-        """Returns how many of `workload.steps` run, as `get_timesteps` of diffusers' pipelines counts them.
-
-        Those of transformers round up what those of Stable Diffusion round down.
-        """
-        if rounded_up:
-            return steps - int(steps - steps * self.strength)
-        return int(steps * self.strength)
-
 
 @dataclass(frozen=True)
 class Scheduler(Configured):

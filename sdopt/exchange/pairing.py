@@ -13,7 +13,13 @@ import numpy as np
 from sdopt.errors import UsageError
 from sdopt.exchange.metadata import Origin
 from sdopt.exchange.pictures import ImportedPicture, repeated
-from sdopt.exchange.settings import are_one_form, differing, others_apart, plain_key
+from sdopt.exchange.settings import (
+    WEB_UIS,
+    are_one_form,
+    differing,
+    others_apart,
+    plain_key,
+)
 from sdopt.quality.images import read_image
 
 Folders = tuple[Path, Path]
@@ -174,7 +180,7 @@ _TELL_LORAS = (
 
 
 def _said_by(origin: Origin) -> tuple[str, Mapping[str, str]]:
-    """Returns a program and its settings, that there is no LoRA among them."""
+    """Returns a program and its settings; where it would name LoRAs and names none, that there is none."""
     settings = origin.settings
     words = " ".join((*origin.others, *origin.others.values())).lower()
     if origin.program in _TELL_LORAS and "lora" not in words:
@@ -201,13 +207,10 @@ def _own_words(
     if (one.program, one.version) == (other.program, other.version):
         return one.others, other.others
     names = {*one.others} & {*other.others}
-    if one.program in _OLD:
-        pattern = _OLD[one.program]
-        names |= {
-            name
-            for name in (*one.others, *other.others)
-            if pattern.match(plain_key(name))
-        }
+    if one.program in WEB_UIS:
+        for name in (*one.others, *other.others):
+            if _OF_WEB_UIS.match(plain_key(name)):
+                names.add(name)
     return _chosen(one.others, names), _chosen(other.others, names)
 
 
@@ -216,9 +219,7 @@ def _chosen(values: Mapping[str, str], names: set[str]) -> dict[str, str]:
 
 
 _OF_WEB_UIS = re.compile("tiling|facerestoration|hires|mask|inpaint|seedresize")
-
-_OLD = {"A1111": _OF_WEB_UIS, "Forge": _OF_WEB_UIS}
-"""What every version of a program says where it is on, by the begin of its names."""
+"""What every version of these programs says where it is on, by the begin of its names."""
 
 
 _ALIKE = 0.9

@@ -406,14 +406,14 @@ def plain_key(key: str) -> str:
     return re.sub(r"[^a-z0-9]", "", str(key).lower())
 
 
-_WEB_UIS = ("A1111", "Forge")
+WEB_UIS = ("A1111", "Forge")
 """Programs that write one form, and leave out the same settings where nothing was chosen."""
 
 
 def are_one_form(first_program: str, second_program: str) -> bool:
     """Returns whether two programs name settings alike, so that one that is left out has its default."""
     return first_program == second_program or (
-        first_program in _WEB_UIS and second_program in _WEB_UIS
+        first_program in WEB_UIS and second_program in WEB_UIS
     )
 
 

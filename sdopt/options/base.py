@@ -56,8 +56,8 @@ class Context:
     @property
     def steps(self) -> int:
         """Number of steps that a call runs: tasks that start from an image leave the first ones out."""
-        rounded_up = not family_of(self.model).is_unet
-        return self.task.steps_of(self.workload.steps, rounded_up)
+        family = family_of(self.model)
+        return family.steps_of(self.workload.steps, self.task.strength)
 
 
 @dataclass(frozen=True)

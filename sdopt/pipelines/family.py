@@ -161,6 +161,15 @@ class Family:
         """Whether its denoiser is a UNet, and not a transformer."""
         return self.denoiser == "unet"
 
+    def steps_of(self, steps: int, strength: float) -> int:
+        """Returns how many of `workload.steps` run, as `get_timesteps` of diffusers' pipelines counts them.
+
+        Those of transformers round up what those of Stable Diffusion round down.
+        """
+        if self.is_unet:
+            return int(steps * strength)
+        return steps - int(steps - steps * strength)
+
     @property
     def tokenizers(self) -> tuple[str, ...]:
         """The attributes that hold the tokenizers of its text encoders."""

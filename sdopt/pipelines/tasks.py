@@ -93,7 +93,7 @@ def require_inputs(
         problems.append(
             f"task.strength={task.strength}: task=txt2img starts from pure noise; leave it at 1"
         )
-    elif task.steps_of(workload.steps, not family.is_unet) < 1:
+    elif family.steps_of(workload.steps, task.strength) < 1:
         problems.append(
             f"task.strength={task.strength}: leaves no step of workload.steps={workload.steps} to run; raise either"
         )

@@ -33,8 +33,7 @@ class TestSteps:
             shifted = pipe.scheduler.config.use_dynamic_shifting
             pipe.scheduler.set_timesteps(steps, **({"mu": 1.0} if shifted else {}))
             timesteps, _ = from_image.get_timesteps(steps, strength, "cpu")
-            task = Task("img2img", strength=strength)
-            assert task.steps_of(steps, rounded_up=True) == len(timesteps)
+            assert family.steps_of(steps, strength) == len(timesteps)
 
     def test_of_a_context_are_those_that_run(
         self, inputs: dict[str, list[str]]

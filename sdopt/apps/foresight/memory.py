@@ -218,8 +218,8 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
 
 def steps_of(variant: Variant) -> int:
     """Returns how many steps a call of a variant has."""
-    rounded_up = not family_of(variant.model).is_unet
-    return max(1, variant.task.steps_of(variant.workload.steps, rounded_up))
+    family = family_of(variant.model)
+    return max(1, family.steps_of(variant.workload.steps, variant.task.strength))
 
 
 def _steps(
