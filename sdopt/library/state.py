@@ -62,10 +62,11 @@ class Optimized:
     ) -> None:
         """Raises UsageError for a call that an option cannot make as it is asked for."""
         named = named_as_chosen(self.assembly.options, self.choices)
+        asked = _defaults_of(type(pipe)) | dict(call)
         problems = [
             f"{name}: {reason}"
             for name, option in named.items()
-            for reason in option.refusals(dict(call))
+            for reason in option.refusals(asked)
         ]
         if self.structure is not None and not runs_eagerly():
             now = self.structure_now(pipe)
@@ -176,6 +177,16 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
         }
     # diffusers writes the class's name into a folder that is saved, and looks it up in its own module.
     pipe.__class__ = type(cls.__name__, (cls,), own)
+
+
+def _defaults_of(cls: type) -> dict[str, Any]:
+    """Returns the arguments of a pipeline's call that have a default."""
+    parameters = inspect.signature(cls.__call__).parameters
+    return {
+        name: each.default
+        for name, each in parameters.items()
+        if each.default is not each.empty
+    }
 
 
 def _refusing(reason: str, method: Any) -> Any:

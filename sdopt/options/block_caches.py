@@ -127,6 +127,7 @@ class FirstBlockByBranch(WatchedBlocks):
     def _forget(self) -> None:
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
         self._skips: list[bool] = []
+        self._samples = 0
 
     def _predict(self, given: Given) -> Any:
         self._branch = self._at.next()[1]
@@ -164,6 +165,7 @@ class FirstBlockByBranch(WatchedBlocks):
         """Notes for each sample whether it skips the other blocks."""
         self._added = added
         self._skips = []
+        self._samples = self._samples or len(added)
         before, _ = self._kept.get(self._branch, (None, None))
         if not self._on or before is None:
             return
@@ -172,7 +174,9 @@ class FirstBlockByBranch(WatchedBlocks):
         change = _mean_size(added - before) / _mean_size(before)
         both = guidance_of_call(self._pipe).form == "batched"
         guided = getattr(self._pipe, "do_classifier_free_guidance", False)
-        if both and guided and len(change) % 2 == 0:
+        # Further calls of a step, or steps without guidance, have one branch alone.
+        doubled = len(change) == self._samples and len(change) % 2 == 0
+        if both and guided and doubled:
             change = change.view(2, -1).mean(dim=0).repeat(2)
         self._skips = (change < self._threshold).tolist()
 

@@ -254,10 +254,9 @@ class Fused(Lora):
 
     @override
     def refusals(self, call: Inputs) -> list[str]:
-        if (call.get("cross_attention_kwargs") or {}).get("scale") is None:
-            return []
         return [
-            "the LoRA is in the weights, and cross_attention_kwargs cannot scale it: leave its scale out"
+            f"the LoRA is in the weights, and {name} cannot scale it: leave its scale out"
+            for name in scaling_arguments(call)
         ]
 
     @property
@@ -356,8 +355,8 @@ class Distilled(Fused):
         return found + self._problems(
             ctx.workload.steps,
             ctx.workload.guidance(ctx.model),
-            "workload.",
-            "workload.",
+            "workload.steps",
+            "workload.guidance_scale",
         )
 
     def _problems(
@@ -368,11 +367,11 @@ class Distilled(Fused):
         if not fewest <= steps <= most:
             span = f"{fewest} to {most} steps" if fewest < most else f"{most} steps"
             found.append(
-                f"it was distilled to {span}: set {of_steps}steps={min(max(fewest, 4), most)}"
+                f"it was distilled to {span}: set {of_steps}={min(max(fewest, 4), most)}"
             )
         if guidance > self.guidance_scale:
             found.append(
-                f"guidance is in its weights: set {of_guidance}guidance_scale={self.guidance_scale:g} or less"
+                f"guidance is in its weights: set {of_guidance}={self.guidance_scale:g} or less"
             )
         return found
 
@@ -406,14 +405,33 @@ class Distilled(Fused):
 
     @override
     def refusals(self, call: Inputs) -> list[str]:
-        steps, guidance = (
-            call.get("num_inference_steps", 50),
-            call.get("guidance_scale", 7.5),
-        )
+        steps = call.get("num_inference_steps", 50)
+        argument, scale = self._guidance_of(call)
         return [
             *super().refusals(call),
-            *self._problems(steps, guidance, "num_inference_", ""),
+            *self._problems(steps, scale, "num_inference_steps", argument),
         ]
+
+    def _guidance_of(self, call: Inputs) -> tuple[str, float]:
+        """Returns the argument that guides a call, and its scale; 0 if none does."""
+        if self.pipeline is None:
+            return _SCALE, call.get(_SCALE, 7.5)
+        guidance = family_named(self.pipeline).guidance
+        scale = call.get(guidance.argument) or 0.0
+        negatives = (
+            call.get(name) for name in ("negative_prompt", "negative_prompt_embeds")
+        )
+        has_negative = any(negative is not None for negative in negatives)
+        guided = guidance.guides(scale) and (
+            has_negative or not guidance.needs_negative
+        )
+        if guided or guidance.argument == _SCALE:
+            return guidance.argument, scale
+        return _SCALE, call.get(_SCALE) or 0.0
+
+
+_SCALE = "guidance_scale"
+"""The argument of a call that guides it, or that a transformer embeds beside one that guides."""
 
 
 @dataclass(frozen=True)
@@ -539,6 +557,15 @@ def _draws_with(layers: Sequence[Any], trace: Trace) -> bool:
             for layer in layers:
                 layer.enable_adapters(enabled=True)
     return bool(np.abs(own - whole).sum() < np.abs(own - without).sum())
+
+
+def scaling_arguments(call: Inputs) -> list[str]:
+    """Returns the arguments of a call that scale a LoRA: pipelines of UNets and of transformers name them otherwise."""
+    return [
+        name
+        for name, value in call.items()
+        if name.endswith("attention_kwargs") and (value or {}).get("scale") is not None
+    ]
 
 
 def _refused_by_peft() -> list[str]:

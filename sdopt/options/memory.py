@@ -40,7 +40,12 @@ from sdopt.options.caching import SpectralForecast, TokenMerging, WholeSteps
 from sdopt.options.compiler import Inductor, Regional
 from sdopt.options.conflicts import unguided, untold
 from sdopt.options.declarations import Excludes
-from sdopt.options.lora import CHANGE_A_LORA, encoding_noted, lora_in_text_encoders
+from sdopt.options.lora import (
+    CHANGE_A_LORA,
+    encoding_noted,
+    lora_in_text_encoders,
+    scaling_arguments,
+)
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.families import factor_of, guidance_from
@@ -501,8 +506,10 @@ class PrecomputedEmbeddings(Optimization):
         def embedded(inputs: Inputs) -> Inputs:
             given = {name for name, value in inputs.items() if value is not None}
             _require_encoded(inputs, given & encodes, embeddings, call)
-            if "scale" in (inputs.get("cross_attention_kwargs") or {}):
-                scales = "cross_attention_kwargs scales a LoRA in the text encoders too, which are gone"
+            for name in scaling_arguments(inputs):
+                scales = (
+                    f"{name} scales a LoRA in the text encoders too, which are gone"
+                )
                 raise UsageError(
                     f"memory=precomputed_embeddings: {scales}: scale it by pipe.set_adapters before"
                 )

@@ -41,6 +41,35 @@ class OfOneCall:
         return self._on and self._thread != get_ident()
 
 
+class Calls:
+    """Tells the calls of a denoiser apart by the step, and within a step by the branch: the prompt's comes first.
+
+    A step ends when the scheduler has made it, which is known without a look at any tensor.
+    """
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+        self.begin()
+
+    def begin(self) -> None:
+        """Resets the count: the next call is in the first step of an image."""
+        self.step, self.branch, self._index = -1, 0, -1
+
+    def next(self) -> tuple[int, int]:
+        """Returns the step and the branch of the call that begins, both from 0."""
+        scheduler = self._pipe.scheduler
+        index = getattr(scheduler, "step_index", None)
+        if (
+            not hasattr(scheduler, "step_index")
+            or (index or 0) != self._index
+            or self.step < 0
+        ):
+            self.step, self.branch, self._index = self.step + 1, 0, index or 0
+        else:
+            self.branch += 1
+        return self.step, self.branch
+
+
 class Skipping(OfOneCall):
     """Replaces the forward function of a UNet, and leaves out layers in some steps of an image.
 
@@ -156,17 +185,24 @@ class Halves:
 
 
 class HalfBatches(Halves, OfOneCall):
-    """Runs steps without guidance, as `chosen` says, on only the half of the batch with the prompt."""
+    """Runs steps without guidance, as `chosen` says, on only the half of the batch with the prompt.
+
+    Calls of half of the first one's samples have one branch already: Stable Diffusion 3 makes further ones in a step to
+    guide by skipped layers, and Z-Image ends guidance at a timestep.
+    """
 
     def __init__(self, pipe: Any, forward: Any, chosen: Any) -> None:
         super().__init__(pipe, forward)
         self._chosen = chosen
+        self._at = Calls(pipe)
         self.begin()
         self.end()
 
     def begin(self) -> None:
         """Resets the counts: the next step is the first of an image."""
         self._begin()
+        self._at.begin()
+        self._both = 0
         self.guided, self.unguided = 0, 0
 
     def end(self) -> None:
@@ -177,11 +213,12 @@ class HalfBatches(Halves, OfOneCall):
     def _which(self, batch: int) -> Sequence[int]:
         if self.is_elsewhere:
             return ()
+        step, _ = self._at.next()
+        self._both = self._both or batch
         # Without guidance, as in a call with guidance_scale=1, the batch has no second half.
         whole = not (self._on and self._pipe.do_classifier_free_guidance)
-        if whole or self._chosen.guides(
-            self.guided + self.unguided, int(self._pipe.num_timesteps)
-        ):
+        whole = whole or 2 * batch == self._both
+        if whole or self._chosen.guides(step, int(self._pipe.num_timesteps)):
             self.guided += 1
             return ()
         self.unguided += 1

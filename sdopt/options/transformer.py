@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sdopt.options.skipping import OfOneCall, Own
+from sdopt.options.skipping import Calls, OfOneCall, Own
 from sdopt.pipelines.family import Guidance, family_named
 from sdopt.pipelines.parts import Pipeline, unwrapped
 
@@ -58,35 +58,6 @@ def block_classes(denoiser: nn.Module) -> list[str]:
 def guidance_of_call(pipe: Pipeline) -> Guidance:
     """Returns how a pipeline is guided when its denoiser runs both branches."""
     return family_named(type(pipe).__name__).guidance
-
-
-class Calls:
-    """Tells the calls of a denoiser apart by the step, and within a step by the branch: the prompt's comes first.
-
-    A step ends when the scheduler has made it, which is known without a look at any tensor.
-    """
-
-    def __init__(self, pipe: Pipeline) -> None:
-        self._pipe = pipe
-        self.begin()
-
-    def begin(self) -> None:
-        """Resets the count: the next call is in the first step of an image."""
-        self.step, self.branch, self._index = -1, 0, -1
-
-    def next(self) -> tuple[int, int]:
-        """Returns the step and the branch of the call that begins, both from 0."""
-        scheduler = self._pipe.scheduler
-        index = getattr(scheduler, "step_index", None)
-        if (
-            not hasattr(scheduler, "step_index")
-            or (index or 0) != self._index
-            or self.step < 0
-        ):
-            self.step, self.branch, self._index = self.step + 1, 0, index or 0
-        else:
-            self.branch += 1
-        return self.step, self.branch
 
 
 class Watching(OfOneCall):

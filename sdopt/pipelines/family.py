@@ -73,11 +73,13 @@ class Encoding:
             anew. An argument of the other branch has the same name after `negative_`.
         tokens: how many tokens of a prompt a call reads, by encoder; None is the tokenizer's limit.
         masks: whether attention gets a mask: for a batch of prompts of different lengths only, or always.
+        padded: whether a prompt is filled up to the longest one of its batch without a mask: its image depends on them.
     """
 
     returns: tuple[str, ...]
     tokens: tuple[int | None, ...] = (None,)
     masks: Literal["never", "batches", "always"] = "never"
+    padded: bool = False
 
 
 _MARKS = (
@@ -453,8 +455,10 @@ FAMILIES = (
         encoders=("text_encoder",),
         tasks=_tasks("CogView4"),
         guidance=Guidance("sequential"),
-        # Shorter prompts of a batch are filled up in front, and nothing masks what fills them.
-        encoding=Encoding(("prompt_embeds", "negative_prompt_embeds"), tokens=(1024,)),
+        # Shorter prompts of a batch are filled up in front.
+        encoding=Encoding(
+            ("prompt_embeds", "negative_prompt_embeds"), tokens=(1024,), padded=True
+        ),
         latents=Latents(kept="float32", multiple=2),
         float16="clipped",
         steps=50,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sdopt.pipelines.families import latent_channels_of
+from sdopt.pipelines.families import factor_of, latent_channels_of
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.loading import call_arguments, family_of, guidance_of, part_config
 from sdopt.pipelines.tasks import files_of, sized
@@ -218,8 +218,7 @@ class Work:
     def _shape(self) -> str:
         """The shape of one image's latents."""
         vae = part_config(self.variant.model, "vae") or {}
-        levels = len(vae.get("block_out_channels", "four"))
-        side = self.variant.size // 2 ** (levels - 1)
+        side = self.variant.size // factor_of(vae)
         return f"(1, {self._channels}, {side}, {side})"
 
 

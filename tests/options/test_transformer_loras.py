@@ -13,7 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch._dynamo.testing import CompileCounter
 
-from sdopt.options.lora import Hotswap, Loaded
+import sdopt
+from sdopt.errors import UsageError
+from sdopt.library.state import _defaults_of
+from sdopt.options.lora import Distilled, Hotswap, Loaded
 from sdopt.pipelines.originals import renamed
 from sdopt.pipelines.transformer_loras import Scales, converted, scales_beside
 from sdopt.worker.host import PipelineHost
@@ -413,6 +416,14 @@ class TestOptions:
         assert np.abs(images_of(host) - own).max() > 1e-2
         assert proved(host, "lora").engaged
 
+    def test_one_in_the_weights_is_not_scaled_by_a_call(
+        self, style: tuple[Path, Tensors]
+    ) -> None:
+        pipe = tiny("flux")
+        sdopt.optimize(pipe, f"lora.path={style[0]}", lora="fused")
+        with pytest.raises(UsageError, match="joint_attention_kwargs cannot scale it"):
+            pipe("a cat", joint_attention_kwargs={"scale": 0.5})
+
     @pytest.mark.slow
     def test_one_takes_the_place_of_another(
         self, variant_of: Tiny, tmp_path: Path
@@ -507,3 +518,43 @@ class TestOptions:
             "model=sd35_large", "model.weights=random", *chosen[2:]
         ).conflicts(CPU)
         assert "it is for FLUX.1" in reason
+
+    @pytest.mark.parametrize(
+        ("pipeline", "most", "fitting", "wrong"),
+        [
+            (
+                "FluxPipeline",
+                3.5,
+                {"guidance_scale": 3.5, "true_cfg_scale": 1.0},
+                {"guidance_scale": 7.0},
+            ),
+            (
+                "QwenImagePipeline",
+                1.0,
+                {"true_cfg_scale": 4.0},
+                {"true_cfg_scale": 4.0, "negative_prompt": " "},
+            ),
+            (
+                "QwenImagePipeline",
+                1.0,
+                {"true_cfg_scale": 1.0, "negative_prompt": " "},
+                {"guidance_scale": 2.0},
+            ),
+        ],
+    )
+    def test_a_lora_for_few_steps_is_told_the_guidance_of_a_call(
+        self, pipeline: str, most: float, fitting: dict[str, Any], wrong: dict[str, Any]
+    ) -> None:
+        option = Distilled(pipeline=pipeline, steps=[8, 8], guidance_scale=most)
+        steps = {"num_inference_steps": 8}
+        assert option.refusals(steps | fitting) == []
+        [reason] = option.refusals(steps | wrong)
+        argument = next(name for name in wrong if name.endswith("scale"))
+        assert f"set {argument}={most:g} or less" in reason
+
+    def test_a_lora_for_few_steps_knows_what_a_call_is_by_default(self) -> None:
+        defaults = _defaults_of(diffusers.FluxImg2ImgPipeline)
+        assert defaults["guidance_scale"] == 7.0
+        option = Distilled(pipeline="FluxPipeline", steps=[8, 8], guidance_scale=3.5)
+        [reason] = option.refusals(defaults | {"num_inference_steps": 8})
+        assert "set guidance_scale=3.5 or less" in reason

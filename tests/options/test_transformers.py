@@ -56,7 +56,8 @@ from sdopt.options.quantization import (
     Sdnq,
     multiplies_in_8_bits,
 )
-from sdopt.options.transformer import Calls, blocks_of
+from sdopt.options.skipping import Calls
+from sdopt.options.transformer import blocks_of
 from tests.options.applied import PROMPTS, STEPS, Applied, context_of, far, model_of
 from tests.options.walk import every_option
 from tests.pipelines.tiny import TINY, tiny
@@ -369,6 +370,32 @@ class TestGuidanceInterval:
             cfg_truncation=(third + fourth) / 2
         )
         assert far(images, by_hand) < 1e-4
+
+    def test_leaves_calls_of_one_branch_as_they_are(self) -> None:
+        """As those by which SD 3 is guided by skipped layers, in the same step."""
+        interval = Applied("sd3", {"caching": GuidanceInterval(start=0, stop=0.5)})
+        layers = {"skip_guidance_layers": [1], "skip_layer_guidance_stop": 0.9}
+        images = interval.images(**layers)
+        by_hand = Applied("sd3", {"caching": WholeSteps()})
+        transformer, scheduler = by_hand.pipe.transformer, by_hand.pipe.scheduler
+        forward = transformer.forward
+
+        def unguided_at_last(*args: Any, **others: Any) -> Any:
+            found = forward(*args, **others)[0]
+            last = (scheduler.step_index or 0) >= STEPS // 2
+            if last and others.get("skip_layers") is None:
+                found = found.chunk(2)[1].repeat(2, 1, 1, 1)
+            return (found,)
+
+        transformer.forward = unguided_at_last
+        assert far(images, by_hand.images(**layers)) < 1e-4
+        assert far(images, interval.images()) > 1e-3
+
+    def test_runs_what_a_pipeline_itself_does_not_guide_whole(self) -> None:
+        early = {"cfg_truncation": 0.3}
+        interval = Applied("z_image", {"caching": GuidanceInterval(start=0, stop=0.9)})
+        by_hand = Applied("z_image", {"caching": WholeSteps()})
+        assert far(interval.images(**early), by_hand.images(**early)) < 1e-4
 
     @pytest.mark.slow
     def test_is_refused_where_the_scale_is_an_input_or_nothing(self) -> None:

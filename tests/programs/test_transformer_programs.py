@@ -9,7 +9,7 @@ import torch
 
 from sdopt.config.paths import CONF
 from tests.fixtures import CPU, Composers, Tiny
-from tests.pipelines.tiny import tiny
+from tests.pipelines.tiny import TINY, tiny
 from tests.pipelines.web_files import gguf_file, original, save, scaled
 from tests.programs.test_programs import _options, _word, made, of
 
@@ -58,6 +58,22 @@ def test_draws_what_was_measured(
         tmp_path,
         *(_word(word, files) for word in SITUATIONS[situation].split()),
     )
+
+
+FAST = ("sana",)
+"""Whose autoencoder takes other squares of pixels than all others."""
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in TINY],
+)
+def test_draws_what_was_measured_with_each_kind_of_pipeline(
+    variant_of: Tiny, tmp_path: Path, name: str, precision: str
+) -> None:
+    found, program = made(variant_of(name, f"precision={precision}"), tmp_path)
+    assert program.draws, f"{program.reason}\n{found.text}"
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sdopt.options import Proof, denoiser_of
-from sdopt.options.transformer import Calls
+from sdopt.options.skipping import Calls
 from sdopt.pipelines.parts import denoiser_name
 from sdopt.reference import PROMPTS
 from tests.trial.options import Mistake

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -194,20 +195,30 @@ def _decoding(
     pieces = [option for option in options if isinstance(option, VaeInPieces)]
     tiny = any(isinstance(option, TinyVae) for option in options)
     full = isinstance(variant.optimizations.get("precision"), FullVae)
+    width = torch.float32 if full else dtype
     if not pieces and not tiny:
-        one = _in_type(decoder_costs(folder, size), torch.float32 if full else dtype)
+        one = _in_type(decoder_costs(folder, size), width)
         return replace(one.times(images), kernels=one.kernels, peak=one.peak * images)
-    vae = (
-        on_meta(_tiny_vae(folder), dtype)
-        if tiny
-        else on_meta(empty_vae(folder), torch.float32 if full else dtype)
+    return _in_pieces(
+        folder, size, images, dtype if tiny else width, tuple(pieces), tiny
     )
+
+
+@lru_cache(maxsize=64)
+def _in_pieces(
+    folder: Path,
+    size: tuple[int, int],
+    images: int,
+    dtype: torch.dtype,
+    pieces: tuple[VaeInPieces, ...],
+    tiny: bool,
+) -> Costs:
+    """Traces the decoding of images in pieces, or by a tiny autoencoder: as many ways to fit into a card have it."""
+    vae = on_meta(_tiny_vae(folder) if tiny else empty_vae(folder), dtype)
     pipe: Any = SimpleNamespace(vae=vae, vae_scale_factor=_factor(vae))
     for option in pieces:
         option.apply(pipe)
-    latents = latents_of(
-        network(folder, "vae"), size, images, next(vae.parameters()).dtype
-    )
+    latents = latents_of(network(folder, "vae"), size, images, dtype)
     return trace(vae.decode, latents, kept=[latents])
 
 

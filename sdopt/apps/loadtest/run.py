@@ -20,7 +20,7 @@ from sdopt.apps.loadtest.record import (
     Replicate,
 )
 from sdopt.apps.loadtest.target import Target
-from sdopt.apps.serving.engine import Engine, EngineWork
+from sdopt.apps.serving.engine import Engine
 from sdopt.apps.serving.server import listen, serve
 from sdopt.apps.traffic.figures import Window, bracketing, window_of
 from sdopt.apps.traffic.generator import PATH, generate
@@ -372,11 +372,6 @@ def columns_of(
 def calibrated(engine: Engine) -> dict[int, float]:
     """Returns the seconds of a call by its number of images, as the server's process sees it, without load."""
     workload, found = engine.variant.workload, {}
-    work = EngineWork(
-        workload.steps,
-        engine.variant.guidance_scale,
-        workload.negative_prompt is not None,
-    )
     for size in sorted(
         {
             1,
@@ -387,6 +382,7 @@ def calibrated(engine: Engine) -> dict[int, float]:
         asked = [
             Asked("a red apple", seed, workload.negative_prompt) for seed in range(size)
         ]
+        work = engine.work_of(asked[0], workload.steps, engine.variant.guidance_scale)
         taken_s = timeit.repeat(
             partial(engine.render, asked, [work] * size), number=1, repeat=_CALIBRATIONS
         )

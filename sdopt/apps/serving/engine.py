@@ -22,6 +22,8 @@ class EngineWork:
     guidance_scale: float
     negative: bool
     """Whether they have negative prompts."""
+    texts: tuple[str | None, ...] | None = None
+    """Prompt and negative prompt, where images of one call must have the same."""
 
 
 class Engine:
@@ -44,6 +46,7 @@ class Engine:
         """Whether a call that is not full is filled up, because another batch size would be compiled anew."""
         self.scale_by_image = scale_by_image(variant)
         """Whether the images of a call may differ in their guidance scales."""
+        self._padded = family_of(variant.model).encoding.padded
 
     @property
     def pid(self) -> int | None:
@@ -77,6 +80,11 @@ class Engine:
         """Traces a call, and returns for each option whether it took effect. Raises WorkerError."""
         assert self._worker is not None
         return self._worker.ask(PipelineHost.prove).evidence
+
+    def work_of(self, image: Asked, steps: int, scale: float) -> EngineWork:
+        """Returns what an image needs of its call."""
+        texts = (image.prompt, image.negative) if self._padded else None
+        return EngineWork(steps, scale, image.negative is not None, texts)
 
     def together(self, one: EngineWork, other: EngineWork) -> bool:
         """Returns whether a call can draw images of both."""

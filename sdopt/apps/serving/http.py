@@ -249,12 +249,11 @@ class Interface:
             "negative_prompt": given.negative_prompt is not None
             and self._wrong_negative(given.negative_prompt),
         }
-        work = EngineWork(
+        scale = given.guidance_scale
+        work = self._batcher.engine.work_of(
+            Asked(given.prompt, seed, negative),
             given.num_inference_steps or variant.workload.steps,
-            variant.guidance_scale
-            if given.guidance_scale is None
-            else given.guidance_scale,
-            negative is not None,
+            variant.guidance_scale if scale is None else scale,
         )
         for field, reason in {
             **wrong,

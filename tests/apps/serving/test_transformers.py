@@ -61,21 +61,21 @@ class Served:
         self.engine = Engine(variant, Serving(), lambda: cast(Worker, self.worker))
         self.engine.start()
         self.worker.renders = 0
-        self.negative = False
         self.requests = [Asked(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
 
-    def work(self, scale: float | None = None) -> EngineWork:
+    def work(self, scale: float | None = None, number: int = 0) -> EngineWork:
         variant = self.engine.variant
-        return EngineWork(
+        return self.engine.work_of(
+            self.requests[number],
             variant.workload.steps,
             variant.guidance_scale if scale is None else scale,
-            negative=self.negative,
         )
 
     def alone(self, scales: Sequence[float | None]) -> list[np.ndarray]:
         images = []
-        for request, scale in zip(self.requests, scales, strict=True):
-            images.append(self.engine.render([request], [self.work(scale)]).pixels[0])
+        for number, scale in enumerate(scales):
+            request, work = self.requests[number], self.work(scale, number)
+            images.append(self.engine.render([request], [work]).pixels[0])
         return images
 
     def together(self, scales: Sequence[float | None]) -> np.ndarray:
@@ -145,7 +145,6 @@ def test_negative_prompts_of_other_lengths_leave_an_image_as_it_is(
     for number, negative in enumerate(NEGATIVES):
         request = replace(server.requests[number], negative=negative)
         server.requests[number] = request
-    server.negative = True
     alone = server.alone(same)
     assert worst(server.together(same), alone) <= SMALLEST_ERROR
     for number, negative in enumerate(NEGATIVES):
@@ -188,6 +187,23 @@ def test_only_scales_that_are_embedded_share_a_call(
     engine.scale_by_image = scale_by_image(variant_of("flux", "compiler=inductor"))
     assert not engine.together(EngineWork(3, 1.0, False), EngineWork(3, 2.0, False))
     assert not scale_by_image(variant_of("sd3"))
+
+
+def test_prompts_without_a_mask_have_calls_of_their_own(
+    served: Callable[..., Served],
+) -> None:
+    """CogView4 fills up prompts to the longest one of a call, which changes the images of all others."""
+    server = served("cogview4")
+    first, second, _ = (server.work(number=number) for number in range(3))
+    assert first != second
+    assert not server.engine.together(first, second)
+    again = replace(server.requests[0], seed=1)
+    assert server.engine.together(
+        first, server.engine.work_of(again, 3, server.engine.variant.guidance_scale)
+    )
+    alone = server.alone([None] * len(PROMPTS))
+    rendered = server.worker.ask(PipelineHost.render, server.requests, 3, {})
+    assert worst(rendered.pixels, alone) > 100 * SMALLEST_ERROR
 
 
 def test_a_denoiser_without_scales_is_no_silent_success() -> None:
