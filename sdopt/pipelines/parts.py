@@ -91,24 +91,32 @@ def place(pipe: Pipeline, device: str, on_host: bool) -> None:
 
 
 def cast(pipe: Pipeline, dtype: torch.dtype) -> None:
-    """Casts the weights of a pipeline's networks, but those that a network keeps in float32 when it is loaded.
+    """Casts the weights of a pipeline's networks, but not what a network keeps in its type when it is loaded.
 
     T5's last projections are such: in float16 they overflow, and every image is noise
-    (https://github.com/huggingface/diffusers/issues/8604). `pipe.to(dtype)` casts them too.
+    (https://github.com/huggingface/diffusers/issues/8604). Language models compute the rates by which they count
+    positions, and do not store them: rounded to bfloat16, places of later words are wrong. `pipe.to(dtype)` casts both.
     """
     import torch
 
     weights: dict[torch.nn.Parameter, torch.Tensor] = {}
-    for network in networks_of(pipe).values() if dtype == torch.float16 else ():
-        kept = kept_in_float32(network)
+    computed: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
+    for network in networks_of(pipe).values():
+        kept = kept_in_float32(network) if dtype == torch.float16 else set()
         weights |= {
             weight: weight.data.float()
             for key, weight in network.named_parameters()
             if key in kept
         }
+        for module in network.modules():
+            for name in module._non_persistent_buffers_set:
+                if (buffer := module._buffers[name]) is not None:
+                    computed.append((module, name, buffer))
     pipe.to(dtype)
     for weight, values in weights.items():
         weight.data = values
+    for module, name, buffer in computed:
+        module._buffers[name] = buffer
 
 
 def kept_in_float32(network: Any) -> set[str]:

@@ -47,6 +47,7 @@ class Written:
         work: what the pipeline is called with.
         noise: makes the noise of the measured image, which other images do not need.
         public: whether others can load the model.
+        casting: gives a pipeline that a program has loaded the type of weights in which `loading` loads it.
     """
 
     loading: Piece
@@ -54,11 +55,12 @@ class Written:
     work: Piece
     noise: Piece
     public: bool
+    casting: Piece = Piece()
 
     @property
     def lines(self) -> list[str]:
         """The part that a program with a pipeline `pipe` needs."""
-        body = self.setup + self.work
+        body = self.casting + self.setup + self.work
         return [*body.imports, *body.lines, *call_of(body)]
 
     @property
@@ -98,9 +100,11 @@ def written(variant: Variant, device: Device) -> Written:
     if not prompts_first:
         call = work.prompts() + call
     public = variant.model.weights != "random"
-    return Written(
-        loading_of(variant, device), setup, call, _noise(variant, work), public
-    )
+    casting = _casting(variant)
+    if variant.model.weights == "factory":  # what it builds has the types that it gives
+        setup, casting = casting + setup, Piece()
+    loading = loading_of(variant, device)
+    return Written(loading, setup, call, _noise(variant, work), public, casting)
 
 
 def scheduler_code(variant: Variant) -> Piece:
@@ -122,15 +126,30 @@ def _placing(variant: Variant, device: Device) -> Piece:
     imports: tuple[str, ...] = ()
     if device.is_cuda and not _moves_itself(variant):
         arguments.append(literal(device_name(device)))
-    weights = cast_of(variant)
-    # What a function builds has the types that it gives.
-    is_cast = weights != "float32" or variant.model.weights == "factory"
-    if weights is not None and is_cast:
+    if family_of(variant.model).is_unet and (weights := _cast_to(variant)):
         arguments.append(f"torch.{weights}")
         imports = ("import torch",)
     if not arguments:
         return Piece()
     return Piece(imports, (f"pipe.to({', '.join(arguments)})",))
+
+
+def _casting(variant: Variant) -> Piece:
+    """Returns the line that casts the weights of a transformer's pipeline; `pipe.to` would cast more than these."""
+    weights = _cast_to(variant)
+    if weights is None or family_of(variant.model).is_unet:
+        return Piece()
+    imports = ("import torch", "from sdopt.pipelines.parts import cast")
+    return Piece(imports, (f"cast(pipe, torch.{weights})",))
+
+
+def _cast_to(variant: Variant) -> str | None:
+    """Returns the type that weights are cast to; None if they have it, or if options treat some otherwise."""
+    weights = cast_of(variant)
+    # What a function builds has the types that it gives.
+    if weights == "float32" and variant.model.weights != "factory":
+        return None
+    return weights
 
 
 def _moves_itself(variant: Variant) -> bool:

@@ -182,6 +182,23 @@ class TestWeights:
             torch.bfloat16
         }
 
+    @pytest.mark.parametrize("name", ["z_image", "sana"])
+    def test_keep_what_is_computed_as_loading_does(
+        self, tiny_folder: Callable[[str], Path], name: str
+    ) -> None:
+        """Rates of rotary positions, which are in no file: rounded to bfloat16, later words are misplaced."""
+        model = Model("folder", "path", path=str(tiny_folder(name)))
+        loaded = load_part(model, "text_encoder", torch.bfloat16)
+        pipe = tiny(name)
+        cast(pipe, torch.bfloat16)
+        wanted = dict(loaded.named_buffers())
+        found = dict(pipe.text_encoder.named_buffers())
+        rates = [key for key in wanted if key.endswith("inv_freq")]
+        assert rates
+        for key in rates:
+            assert found[key].dtype == torch.float32
+            assert found[key].equal(wanted[key])
+
 
 class TestFolders:
     @pytest.mark.parametrize("name", EVERY)

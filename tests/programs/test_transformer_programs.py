@@ -60,8 +60,8 @@ def test_draws_what_was_measured(
     )
 
 
-FAST = ("sana",)
-"""Whose autoencoder takes other squares of pixels than all others."""
+FAST = ("sana", "z_image")
+"""Autoencoders with other squares of pixels, and language models that count positions by rates that are computed."""
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
