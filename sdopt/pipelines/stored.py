@@ -148,17 +148,21 @@ def _header(file: Path, _state: tuple[int, ...]) -> Header:
         raise UsageError(
             f"model.path={file}: is no GGUF file, whatever its name says; fetch it again"
         )
+    metadata = {}
     try:
-        tensors = gguf.GGUFReader(file).tensors
+        read = gguf.GGUFReader(file)
+        for key, value in read.fields.items():
+            if value.types == [gguf.GGUFValueType.STRING]:
+                metadata[key] = str(value.contents())
     except (OSError, ValueError, IndexError) as error:
         raise UsageError(
             f"model.path={file}: is not a complete GGUF file ({error}); fetch it again"
         ) from error
     types, shapes = {}, {}
-    for tensor in tensors:
+    for tensor in read.tensors:
         types[tensor.name] = tensor.tensor_type.name
         shapes[tensor.name] = [int(size) for size in reversed(tensor.shape)]
-    return Header({}, types, shapes)
+    return Header(metadata, types, shapes)
 
 
 @lru_cache(maxsize=16)

@@ -15,9 +15,14 @@ def says(file: Path, name: str) -> bool:
 
 
 def titles_of(file: Path) -> list[str]:
-    """Returns what the author calls a file: its name, and the title by Stability AI's standard for metadata."""
-    title = header_of(file).metadata.get("modelspec.title", "")
-    return [file.stem, title] if title else [file.stem]
+    """Returns what the author calls a file: its name, and what its metadata call the model."""
+    metadata = header_of(file).metadata
+    titles = (metadata.get(key, "") for key in _TITLES)
+    return [file.stem, *filter(None, titles)]
+
+
+_TITLES = ("modelspec.title", "general.name", "general.finetune")
+"""Keys of metadata by Stability AI's standard, and by that of GGUF."""
 
 
 def assumed(file: Path, name: str) -> str | None:

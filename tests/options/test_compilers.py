@@ -23,7 +23,7 @@ from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.options.attention import Sdpa, Vanilla
 from sdopt.options.compiler import CudaGraphs, Inductor, Regional, aot
-from sdopt.options.compiler.engines import Capture
+from sdopt.options.compiler.engines import Capture, _traced
 from sdopt.options.compiler.graphs import PerShape, StandIn, Tensors
 from sdopt.options.compiler.whole_step import Steps
 from sdopt.options.layout import Layout
@@ -32,6 +32,24 @@ from tests.options.hosts import TWO_STEPS, StubGraphs, latents
 
 
 class TestStandIn:
+    @pytest.mark.parametrize("reads", [True, False])
+    def test_of_what_reads_its_mask_are_for_one_mask(self, reads: bool) -> None:
+        """As Lumina 2's transformer, which parts its tokens by the lengths of texts."""
+
+        class Masked(torch.nn.Linear):
+            def forward(self, words: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+                if reads:
+                    [length] = mask.sum(1).tolist()
+                    return super().forward(words[:, :length]).sum(1)
+                return (super().forward(words) * mask[..., None]).sum(1)
+
+        layer, words = Masked(3, 2), torch.randn(1, 4, 3)
+        traced = PerShape(layer, _traced)
+        masks = [torch.tensor([row]) for row in ([1, 1, 0, 0], [1, 1, 1, 0])]
+        for mask in (*masks, *masks):
+            assert torch.allclose(traced(words, mask), layer(words, mask))
+        assert len(traced.graphs) == (2 if reads else 1)
+
     def test_makes_one_graph_for_each_shape_and_another_where_weights_have_moved(
         self,
     ) -> None:

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose
@@ -106,6 +107,21 @@ class TestFiles:
             return
         with pytest.raises(UsageError, match="choose model=z_image or"):
             family_of(file)
+
+    @pytest.mark.parametrize("key", ["general.name", "general.finetune"])
+    def test_of_few_bits_are_known_by_what_their_metadata_say(
+        self, tmp_path: Path, key: str
+    ) -> None:
+        gguf = pytest.importorskip("gguf")
+        writer = gguf.GGUFWriter(path := tmp_path / "model-Q4_K_M.gguf", "lumina2")
+        writer.add_string(key, "Turbo")
+        for name, shape in Z_IMAGE.items():
+            writer.add_tensor(name, np.zeros(shape, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        assert family_of(path) == "z_image_turbo"
 
     @pytest.mark.parametrize(
         ("name", "shapes", "way"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sdopt.measure.compilation import compilation, runs_eagerly
@@ -68,6 +69,20 @@ class Tensors(torch.nn.Module):
             ),
         )
 
+    @property
+    def masks(self) -> list[torch.Tensor]:
+        """The inputs that say of each token whether it counts, or of what kind it is."""
+        return [
+            given
+            for given in self.inputs
+            if given.ndim > 1 and not given.is_floating_point()
+        ]
+
+    @property
+    def values(self) -> tuple[tuple[Any, ...], ...]:
+        """The numbers of the masks."""
+        return tuple(tuple(mask.flatten().tolist()) for mask in self.masks)
+
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Calls the module with `tensors` in place of `inputs`; returns the tensors in its output."""
         from torch.utils._pytree import tree_unflatten
@@ -106,15 +121,38 @@ Graph = Callable[..., Sequence[torch.Tensor]]
 """A function from tensors to tensors, with the signature of `Tensors.forward`."""
 
 
+class _Readings(TorchFunctionMode):
+    """Notes in the block whether Python reads the value of a tensor, which a traced graph keeps for all later calls.
+
+    Lumina 2 reads from its mask how long each text is.
+    """
+
+    seen = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.seen = self.seen or func in _READING
+        return func(*args, **(kwargs or {}))
+
+
+_READING = {
+    *(torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.numpy),
+    *(torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__index__),
+}
+
+
 class PerShape(StandIn):
     """Replaces a module by one graph per input shape; a graph is built at the first call with its shape.
+
+    Of a module that reads values of tensors in Python, there is a graph for each of these, too.
 
     Args:
         module: the module to replace.
         make: builds the graph of a call; must run the call once, so that the structure of the output is known.
 
     Attributes:
-        graphs: the graphs, by `Tensors.key`.
+        graphs: the graphs, by `Tensors.key`, and by `Tensors.values` if these are read.
     """
 
     def __init__(
@@ -122,6 +160,7 @@ class PerShape(StandIn):
     ) -> None:
         super().__init__(module)
         self._make = make
+        self._reads: bool | None = None
         self.graphs: dict[Any, tuple[Tensors, Graph]] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,11 +169,16 @@ class PerShape(StandIn):
             return self._orig_mod(*args, **kwargs)
         call = Tensors(self._orig_mod, args, kwargs)
         inputs = call.inputs
-        if call.key not in self.graphs:
+        if self._reads is None and call.masks:
+            with _Readings() as readings:
+                self._orig_mod(*args, **kwargs)
+            self._reads = readings.seen
+        key = (call.key, call.values) if self._reads else call.key
+        if key not in self.graphs:
             with compilation():
-                self.graphs[call.key] = call, self._make(call)
+                self.graphs[key] = call, self._make(call)
             call.inputs = []
-        made, graph = self.graphs[call.key]
+        made, graph = self.graphs[key]
         return made.output(graph(*inputs))
 
 

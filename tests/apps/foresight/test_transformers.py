@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from sdopt.apps.foresight import transformer_blueprint
 from sdopt.apps.foresight.fitting import left_out
 from sdopt.apps.foresight.latency import (
     BOTH,
@@ -209,6 +210,22 @@ def test_what_fits_a_small_card_is_named_and_fits() -> None:
     [fitting], _, _ = plan_of(["model=flux2_klein_4b", *choices, "hardware=rtx4060"])
     assert fitting.fits == "fits"
     assert np.isfinite(fitting.seconds)
+
+
+def test_a_way_to_decode_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ways to fit into a card differ in what waits in host memory, and decode alike."""
+    traced = []
+    monkeypatch.setattr(
+        transformer_blueprint,
+        "trace",
+        lambda *given, **more: traced.append(1) or Costs(),
+    )
+    choices = ["model=emoji_dit", "workload.size=128", "memory.vae_tiling.tile_size=72"]
+    for waiting in ("model_offload", "text_encoder_offload", "group_offload"):
+        with composer_of([*choices, f"memory=[{waiting},vae_tiling]"]) as composer:
+            variant = composer.variant(None)
+        blueprint(variant, variant.shapes[0])
+    assert len(traced) == 1
 
 
 class TestPublished:
