@@ -55,7 +55,7 @@ class Written:
     work: Piece
     noise: Piece
     public: bool
-    casting: Piece = Piece()
+    casting: Piece
 
     @property
     def lines(self) -> list[str]:

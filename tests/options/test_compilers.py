@@ -36,14 +36,18 @@ class TestStandIn:
     def test_of_what_reads_its_mask_are_for_one_mask(self, reads: bool) -> None:
         """As Lumina 2's transformer, which parts its tokens by the lengths of texts."""
 
-        class Masked(torch.nn.Linear):
-            def forward(self, words: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        class Masked(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = torch.nn.Linear(3, 2)
+
+            def forward(self, words: torch.Tensor, mask: torch.Tensor) -> Any:
                 if reads:
                     [length] = mask.sum(1).tolist()
-                    return super().forward(words[:, :length]).sum(1)
-                return (super().forward(words) * mask[..., None]).sum(1)
+                    return self.layer(words[:, :length]).sum(1)
+                return (self.layer(words) * mask[..., None]).sum(1)
 
-        layer, words = Masked(3, 2), torch.randn(1, 4, 3)
+        layer, words = Masked(), torch.randn(1, 4, 3)
         traced = PerShape(layer, _traced)
         masks = [torch.tensor([row]) for row in ([1, 1, 0, 0], [1, 1, 1, 0])]
         for mask in (*masks, *masks):

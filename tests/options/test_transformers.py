@@ -374,7 +374,10 @@ class TestGuidanceInterval:
     def test_leaves_calls_of_one_branch_as_they_are(self) -> None:
         """As those by which SD 3 is guided by skipped layers, in the same step."""
         interval = Applied("sd3", {"caching": GuidanceInterval(start=0, stop=0.5)})
-        layers = {"skip_guidance_layers": [1], "skip_layer_guidance_stop": 0.9}
+        layers: dict[str, Any] = {
+            "skip_guidance_layers": [1],
+            "skip_layer_guidance_stop": 0.9,
+        }
         images = interval.images(**layers)
         by_hand = Applied("sd3", {"caching": WholeSteps()})
         transformer, scheduler = by_hand.pipe.transformer, by_hand.pipe.scheduler
@@ -392,7 +395,7 @@ class TestGuidanceInterval:
         assert far(images, interval.images()) > 1e-3
 
     def test_runs_what_a_pipeline_itself_does_not_guide_whole(self) -> None:
-        early = {"cfg_truncation": 0.3}
+        early: dict[str, Any] = {"cfg_truncation": 0.3}
         interval = Applied("z_image", {"caching": GuidanceInterval(start=0, stop=0.9)})
         by_hand = Applied("z_image", {"caching": WholeSteps()})
         assert far(interval.images(**early), by_hand.images(**early)) < 1e-4
