@@ -28,6 +28,9 @@ from sdopt.record.files import begins
 if TYPE_CHECKING:
     import torch
 
+TITLE = "modelspec.title"
+"""What the author calls a model, by Stability AI's standard for metadata; GGUF files name it otherwise."""
+
 VAE = ("first_stage_model.", "vae.")
 
 _AVERAGES = "model_ema."
@@ -149,16 +152,19 @@ def _header(file: Path, _state: tuple[int, ...]) -> Header:
             f"model.path={file}: is no GGUF file, whatever its name says; fetch it again"
         )
     try:
-        tensors = gguf.GGUFReader(file).tensors
+        reader = gguf.GGUFReader(file)
     except (OSError, ValueError, IndexError) as error:
         raise UsageError(
             f"model.path={file}: is not a complete GGUF file ({error}); fetch it again"
         ) from error
     types, shapes = {}, {}
-    for tensor in tensors:
+    for tensor in reader.tensors:
         types[tensor.name] = tensor.tensor_type.name
         shapes[tensor.name] = [int(size) for size in reversed(tensor.shape)]
-    return Header({}, types, shapes)
+    metadata = {}
+    if (name := reader.fields.get("general.name")) is not None:
+        metadata[TITLE] = bytes(name.parts[name.data[0]]).decode(errors="replace")
+    return Header(metadata, types, shapes)
 
 
 @lru_cache(maxsize=16)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.sampling import TURBO
-from sdopt.pipelines.stored import header_of
+from sdopt.pipelines.stored import TITLE, header_of
 
 
 def says(file: Path, name: str) -> bool:
@@ -15,8 +15,8 @@ def says(file: Path, name: str) -> bool:
 
 
 def titles_of(file: Path) -> list[str]:
-    """Returns what the author calls a file: its name, and the title by Stability AI's standard for metadata."""
-    title = header_of(file).metadata.get("modelspec.title", "")
+    """Returns what the author calls a file: its name, and the title in it."""
+    title = header_of(file).metadata.get(TITLE, "")
     return [file.stem, title] if title else [file.stem]
 
 

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 from sdopt.preparation import remarks_on_model
 from sdopt.record.records import StudyResult
 from sdopt.report.header import header_of
-from sdopt.report.program import said_of
+from sdopt.report.program import said_of, said_of_whole
 from sdopt.search.findings import RATIOS, CandidateFinding
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import UNKNOWN, front_of
@@ -42,6 +43,9 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
     started = search.trials.started
     best = winner or undecided
     row = judgements.rows[best] if best else None
+    said = (
+        said_of if winner else said_of_whole
+    )  # of what is undecided, no lines are shown
     return SearchRecord(
         name=search.config.title,
         folder=str(search.studies.folder),
@@ -63,10 +67,16 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
         winner=winner,
         undecided=undecided,
         lines=list(row.lines) if row and winner else [],
-        program_run=said_of(row.variant.program) if row else "",
+        program_run=said(row.variant.program) if row else "",
         judged=list(judgements.studies),
         remarks=remarks_on_model(search.space.variants([])[0]),
+        config_dir=_whole(search.studies.config_dir),
     )
+
+
+def _whole(folder: Path | None) -> str:
+    """Returns a folder as a program finds it from anywhere; "" without one."""
+    return "" if folder is None else str(folder.expanduser().absolute())
 
 
 def _judged_entry(

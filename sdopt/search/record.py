@@ -138,6 +138,8 @@ class SearchRecord:
     """The folders of the judged studies, the newest first."""
     remarks: list[str] = field(default_factory=list)
     """What speaks for other steps or another scale of guidance than the model was tried with."""
+    config_dir: str = ""
+    """The folder with groups of the user's own; "" without one."""
 
     @property
     def best(self) -> SearchEntry | None:
@@ -245,7 +247,10 @@ def load_line(record: SearchRecord, variant: str | None) -> str:
     study = next(
         (entry.study for entry in record.entries if entry.name == variant), FINAL
     )
-    return f"pipe = sdopt.load({f'{record.folder}/{study}'!r}, variant={variant!r})"
+    arguments = [repr(f"{record.folder}/{study}"), f"variant={variant!r}"]
+    if record.config_dir:
+        arguments.append(f"config_dir={record.config_dir!r}")
+    return f"pipe = sdopt.load({', '.join(arguments)})"
 
 
 def space_table(space: "Space") -> list[Block]:

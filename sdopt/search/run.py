@@ -469,7 +469,9 @@ class Search:
     def results(self, stage: str) -> Iterator[StudyResult]:
         """Yields the result of the study `stage`; if `stage` ends in a hyphen, of all studies with that prefix."""
         folders = f"{stage}*" if stage.endswith("-") else stage
-        for path in sorted(self.studies.folder.glob(f"{folders}/result.json")):
+        found = self.studies.folder.glob(f"{folders}/result.json")
+        # The tenth study of a kind comes after the second one.
+        for path in sorted(found, key=lambda path: (len(path.parent.name), path)):
             yield read_result(path)
 
 

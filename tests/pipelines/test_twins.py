@@ -20,7 +20,7 @@ from sdopt.pipelines.families import (
     settings_of_folder,
 )
 from sdopt.pipelines.loading import name_of
-from sdopt.pipelines.twins import assumed
+from sdopt.pipelines.twins import assumed, require_known_work, titles_of
 from sdopt.preparation import remarks_on_model
 from sdopt.schema import Model
 from tests.fixtures import Compose, Composers, Tiny
@@ -205,3 +205,15 @@ class TestRemarks:
         chosen = variant_of(file, f"model.base={tiny_folder('sd3')}")
         [remark] = remarks_on_model(chosen)
         assert "the name SD 3.5 Turbo says" in remark
+
+    def test_of_a_gguf_file_count_too(self, tmp_path: Path) -> None:
+        pytest.importorskip("gguf")
+        from tests.pipelines.web_files import gguf_file
+
+        tensors = {"a": torch.zeros(2, 32)}
+        gguf_file(tensors, tmp_path / "a.gguf", "Q8_0", title="FLUX.1 Kontext [dev]")
+        gguf_file(tensors, tmp_path / "b.gguf", "Q8_0")
+        assert titles_of(tmp_path / "a.gguf") == ["a", "FLUX.1 Kontext [dev]"]
+        assert titles_of(tmp_path / "b.gguf") == ["b"]
+        with pytest.raises(UsageError, match="its name says Kontext"):
+            require_known_work(tmp_path / "a.gguf", "FluxPipeline", "flux_dev")
