@@ -18,7 +18,7 @@ from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
 from sdopt.statistics.sentences import described, unconfirmed
-from sdopt.statistics.words import shortened, start_words
+from sdopt.statistics.words import shortened, start_words, unit_text
 
 
 def record_of(search: Search, ended: bool = True) -> SearchRecord:
@@ -116,7 +116,7 @@ def _answer(
     if search.unjudged is not None and best is not None:
         return f"{shown}{_unjudged(best, search)}"
     fastest = (
-        f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×"
+        f"; the fastest so far, not judged: {best.name}, {_about(best)}"
         if best
         else ""
     )
@@ -127,10 +127,15 @@ def _unjudged(best: SearchEntry, search: Search) -> str:
     """Returns what a search says of its best candidate if the budget left no time to judge it."""
     needed_s = search.config.budget_s - search.budget.left_s + (search.unjudged or 0.0)
     return (
-        f"Undecided: {best.name} was about {best.speedup:.2f}× faster in a first look; the budget of "
+        f"Undecided: {best.name} was {_about(best)} faster in a first look; the budget of "
         f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command with about "
         f"{math.ceil(needed_s / 60)} min goes on, and judges them."
     )
+
+
+def _about(entry: SearchEntry) -> str:
+    """Returns a speed-up that no interval goes with, as in `about 1.90× per image`."""
+    return f"about {entry.speedup:.2f}×{unit_text(entry.per_image)}"
 
 
 def _because(row: Row, finding: CandidateFinding) -> str:
@@ -217,7 +222,7 @@ def _nothing_judged(entries: Sequence[SearchEntry], tried: int) -> str:
         return "No combination was tried."
     best = _fastest(entries, "fail")
     refused = (
-        f"; {best.name} was about {best.speedup:.2f}×, but: {shortened(best.because)}"
+        f"; {best.name} was {_about(best)}, but: {shortened(best.because)}"
         if best
         else ""
     )

@@ -472,6 +472,21 @@ def test_images_of_a_run_are_what_its_record_says(
     assert other_settings(read_folder(runs[0]), second) == []
 
 
+def test_exported_times_are_those_of_one_image(
+    finished: Finished, tmp_path: Path
+) -> None:
+    """A folder does not tell how many images a call made; that of another study may have had single ones."""
+    result = read_result(finished.folder)
+    for row in result.variants:
+        reconfigure(row, "workload", batch_size=4)
+    export(result, finished.folder, tmp_path / "out")
+    [measured, *_] = result.baseline_variant.measurements
+    calls = [call.seconds for call in measured.shapes[0].calls if not call.left_out]
+    listed = read_table(tmp_path / "out" / result.baseline / "times.csv")
+    times = [row.number("seconds") for row in listed]
+    assert times[: len(calls)] == pytest.approx([seconds / 4 for seconds in calls])
+
+
 def test_what_a_run_exports_tells_models_sizes_and_loras_apart(
     finished: Finished, tmp_path: Path
 ) -> None:
