@@ -131,7 +131,7 @@ def _stamps(words: Sequence[str]) -> Iterator[str]:
     for word in words:
         for part in re.split(r"[=\[\]{},:'\"]", word):
             with suppress(OSError, RuntimeError):  # of a user whom nobody knows
-                yield from _stamps_of(Path(part).expanduser())
+                yield from _stamps_of(Path(part.strip()).expanduser())
 
 
 def _stamps_of(path: Path) -> Iterator[str]:

@@ -244,6 +244,10 @@ def test_another_file_below_the_home_folder_is_another_question(
     before = question_of(["model=~/mine.safetensors"], None)
     (tmp_path / "mine.safetensors").write_text("trained again")
     assert question_of(["model=~/mine.safetensors"], None) != before
+    listed = ["model.parts={vae: ~/mine.safetensors}"]
+    before = question_of(listed, None)
+    (tmp_path / "mine.safetensors").write_text("and again")
+    assert question_of(listed, None) != before
 
 
 @pytest.mark.slow
