@@ -92,7 +92,9 @@ _ALIKE_BY_CHANCE = 2
 
 def _copied(candidate: VariantResult, reference: VariantResult) -> bool:
     """Returns whether each call of two variants took the same time, and not all of them the same."""
-    times = {seconds for calls in candidate.samples.values() for seconds in calls}
+    times: set[float] = set()
+    for calls in candidate.samples.values():
+        times.update(calls)
     return candidate.samples == reference.samples and len(times) > _ALIKE_BY_CHANCE
 
 

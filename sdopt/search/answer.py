@@ -116,9 +116,7 @@ def _answer(
     if search.unjudged is not None and best is not None:
         return f"{shown}{_unjudged(best, search)}"
     fastest = (
-        f"; the fastest so far, not judged: {best.name}, {_about(best)}"
-        if best
-        else ""
+        f"; the fastest so far, not judged: {best.name}, {_about(best)}" if best else ""
     )
     return f"{shown}The search has not ended; {len(entries)} combinations were proposed so far{fastest}."
 

@@ -129,9 +129,12 @@ def answered_before(overrides: Sequence[str], config_dir: Path | None) -> Path |
 def _stamps(words: Sequence[str]) -> Iterator[str]:
     """Yields the size and the time of each file that the words name."""
     for word in words:
-        for part in re.split(r"[=\[\]{},:'\"]", word):
+        parts = re.split(r"[=\[\]{},:'\"]", word)
+        for part in parts:
+            named = part.strip()
             with suppress(OSError, RuntimeError):  # of a user whom nobody knows
-                yield from _stamps_of(Path(part.strip()).expanduser())
+                path = Path(named).expanduser()
+                yield from _stamps_of(path)
 
 
 def _stamps_of(path: Path) -> Iterator[str]:

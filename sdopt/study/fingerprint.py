@@ -138,9 +138,7 @@ def _digest(parts: Iterable[bytes]) -> str:
     return found.hexdigest()[:16]
 
 
-def own_files(
-    options: Iterable[type], functions: Sequence[Path] = ()
-) -> list[Path]:
+def own_files(options: Iterable[type], functions: Sequence[Path] = ()) -> list[Path]:
     """Returns the files of classes that come neither with sdopt nor with a library, and of all that these import.
 
     Includes the files of their base classes. Follows every import statement, whether it runs or not; misses modules
@@ -156,11 +154,11 @@ def own_files(
     folders = [file.parent for file in found]
     while waiting:
         name = waiting.pop()
-        file = _file_of(name) or _beside(name, folders)
-        if file is None or file in found or not _own(file):
+        source = _file_of(name) or _beside(name, folders)
+        if source is None or source in found or not _own(source):
             continue
-        found[file] = None
-        waiting += _imported(name, file)
+        found[source] = None
+        waiting += _imported(name, source)
     return sorted(found)
 
 

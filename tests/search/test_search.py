@@ -410,7 +410,7 @@ def test_the_tenth_judged_study_comes_after_the_second(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sdopt.search.run.read_result", lambda folder: folder.parent.name)
         search = cast(Search, SimpleNamespace(studies=SimpleNamespace(folder=tmp_path)))
-        found = list(Search.results(search, "final-"))
+        found = [str(name) for name in Search.results(search, "final-")]
     assert found == ["final-1", "final-2", "final-10"]
 
 
