@@ -25,8 +25,6 @@ from pydantic.fields import FieldInfo
 from sdopt.apps.doctor.matrix import (
     RECORDS,
     Matrix,
-    MatrixCell,
-    State,
     grouped,
     records_in,
     shown_in,
@@ -45,6 +43,7 @@ from sdopt.record.records import StudyResult
 from sdopt.report.markdown import markdown
 from sdopt.schema import OneOf, OneOrMore
 from sdopt.search.expectation import RECORDED, medians
+from sdopt.statistics.outcomes import OptionOutcome, Standing
 from sdopt.study.designs import Design
 
 from . import Arguments, end_with_code
@@ -165,11 +164,11 @@ def option_matrix() -> str:
     )
 
 
-def _short(cell: MatrixCell, notes: dict[str, int]) -> str:
-    """Returns the state of a cell, with the number of a note that says why."""
-    if cell.state is State.TOOK_EFFECT or not cell.reasons:
-        return str(cell.state)
-    return f"{cell.state} ({notes.setdefault('; '.join(cell.reasons), len(notes) + 1)})"
+def _short(cell: OptionOutcome, notes: dict[str, int]) -> str:
+    """Returns the standing of an option, with the number of a note that says why."""
+    if cell.standing is Standing.TOOK_EFFECT or not cell.why:
+        return str(cell.standing)
+    return f"{cell.standing} ({notes.setdefault(cell.why, len(notes) + 1)})"
 
 
 _ABOUT = """\

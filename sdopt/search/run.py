@@ -18,7 +18,7 @@ from sdopt.gate.rule_checks import decidable
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.schema import Gate
-from sdopt.search.budget import Cost, SearchBudget, StudyWork
+from sdopt.search.budget import Cost, SearchBudget
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import RATIOS, CandidateFinding, control_of, findings_of
 from sdopt.search.judgements import Judgements
@@ -93,18 +93,12 @@ class Search:
         for stage in ("screen", "race", FINAL):
             run, baseline = self.studies.composed(stage)
             processes = run.protocol.replicates or 1
+            protocol = run.protocol
             # The images of two variants are as many as those of any two.
-            calls = (
-                calls_ahead(
-                    [baseline] * 2,
-                    2 * processes,
-                    run.protocol.rounds,
-                    run.protocol,
-                    None,
-                )
-                / 2
+            of_two = calls_ahead(
+                [baseline] * 2, 2 * processes, protocol.rounds, protocol, None
             )
-            work[stage] = StudyWork(processes, calls)
+            work[stage] = processes, of_two / 2
         budget = SearchBudget(work, self.deadline, self.config.finalists)
         # The first study of candidates is planned by what the baseline took, if it was calibrated.
         for result in self.finished("screen-"):
@@ -337,11 +331,12 @@ class Search:
         words = []
         if finding.speedup is not None:
             words.append(f"{finding.speedup:.2f}×")
-        if finding.memory_gib is not None:
-            words.append(gib_text(finding.memory_gib))
-        if finding.distance is not None:
-            words.append(f"image distance {finding.distance:.2g}")
-        start = start_said(finding.start)
+        memory_gib = finding.row.largest_memory_gib
+        if memory_gib is not None:
+            words.append(gib_text(memory_gib))
+        if "distance" in finding.losses:
+            words.append(f"image distance {finding.losses['distance']:.2g}")
+        start = start_said(finding.row.break_even)
         if start:
             words.append(f"start {start}")
         return ", ".join(words) or "no figures"

@@ -27,6 +27,10 @@ class Standing(StrEnum):
     """It ran without benefit: its trace shows no effect, or the intervals rule out every gain that it claims."""
     CANNOT_RUN = "cannot run"
     """It conflicts with the device or the model, or it failed there. To take longer than a limit is no such failure."""
+    NOT_MEASURED = "not measured"
+    """Nothing shows it, and no conflict is known."""
+    IMPOSSIBLE = "impossible"
+    """It conflicts with the device, the model or the task, whatever is measured."""
 
 
 ORDER = tuple(Standing)
@@ -35,7 +39,7 @@ ORDER = tuple(Standing)
 
 @dataclass(frozen=True)
 class OptionOutcome:
-    """What one study shows of one option."""
+    """What is shown or known of one option with one model and one task."""
 
     group: str
     option: str
@@ -44,7 +48,7 @@ class OptionOutcome:
     task: str
     standing: Standing
     why: str
-    """The reason; for an option that was measured alone, with its ratios."""
+    """The reason; for an option that was measured alone, with its ratios; for one that was not, what it needs besides."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
