@@ -599,12 +599,15 @@ class Gate(Configured):
 
 
 @dataclass(frozen=True)
-class ExplicitEdge(Configured):
-    """A user-defined comparison of a candidate with a reference."""
+class Edge(Configured):
+    """A comparison of a candidate with a reference, and what the difference is credited to.
+
+    In a configuration "" stands for the options in which the two differ.
+    """
 
     candidate: str
     reference: str
-    credit: str | None = None
+    credit: str = ""
 
 
 def wrong_name(name: str) -> str | None:
