@@ -301,10 +301,8 @@ class Explicit(Design):
             require_published(self.published, names)
         edges = []
         for edge in self._edges_of(list(variants)):
-            if not edge.credit:
-                sides = variants[edge.candidate], variants[edge.reference]
-                edge = replace(edge, credit=credit(*sides))
-            edges.append(edge)
+            sides = variants[edge.candidate], variants[edge.reference]
+            edges.append(replace(edge, credit=edge.credit or credit(*sides)))
         return Plan(tuple(variants.values()), tuple(edges))
 
     def _edges_of(self, names: list[str]) -> list[Edge]:
