@@ -63,7 +63,11 @@ class SearchBudget:
         """Seconds that the least search takes beyond what is left."""
         return max(0.0, self.needed_s - self.left_s)
 
-    def seconds(self, stage: str, costs: Sequence[Cost]) -> float:
+    def seconds(
+        self,
+        stage: str,
+        costs: Sequence[Cost],
+    ) -> float:
         """Returns how many seconds a study of candidates takes, with the baseline and its control beside them."""
         processes, calls = self.work[stage]
         beside_s = self._beside_s / self._processes if self._processes else 0.0
@@ -74,11 +78,19 @@ class SearchBudget:
             seconds += processes * (cost.start_s + beside_s) + calls * cost.call_s
         return seconds
 
-    def seconds_of(self, stage: str, names: Iterable[str]) -> float:
+    def seconds_of(
+        self,
+        stage: str,
+        names: Iterable[str],
+    ) -> float:
         """Returns how many seconds a study of measured candidates takes."""
         return self.seconds(stage, [self._cost(name) for name in names])
 
-    def learn(self, costs: Mapping[str, Cost], took_s: float) -> None:
+    def learn(
+        self,
+        costs: Mapping[str, Cost],
+        took_s: float,
+    ) -> None:
         """Records how long a screening study took: what it took besides calls and starts is shared by its processes."""
         self.costs |= costs
         beside_s, processes = self._beside_s, self._processes
@@ -130,7 +142,10 @@ class SearchBudget:
         # A search that tries nothing answers nothing, however slow the machine is.
         return 0 if self.costs else min(most, 2)
 
-    def to_screen_s(self, leaders: Sequence[str]) -> float:
+    def to_screen_s(
+        self,
+        leaders: Sequence[str],
+    ) -> float:
         """Returns in how many seconds a screening study has to end, for the best of those that gain to be judged.
 
         It has time to begin in any case: ended while it is composed, it would leave no result.
@@ -138,7 +153,10 @@ class SearchBudget:
         to_judge_s = self.seconds_of("final", leaders[:1]) if leaders else 0.0
         return max(_TO_BEGIN_S, self.left_s - to_judge_s)
 
-    def may_race(self, names: Sequence[str]) -> bool:
+    def may_race(
+        self,
+        names: Sequence[str],
+    ) -> bool:
         """Returns whether candidates can race and still leave enough time to judge the finalists."""
         race_s = self.seconds_of("race", names)
         final_s = self.seconds_of("final", names[: self.finalists])

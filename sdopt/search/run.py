@@ -109,7 +109,10 @@ class Search:
             budget.baseline = Cost(_LOADING_S + call_s, call_s)
         return budget
 
-    def _learn_baseline(self, budget: SearchBudget) -> None:
+    def _learn_baseline(
+        self,
+        budget: SearchBudget,
+    ) -> None:
         """Lets a budget know what the baseline took while it was calibrated, unless a screening study says so."""
         if not budget.costs:
             for result in self.finished(CALIBRATE):
@@ -211,7 +214,10 @@ class Search:
                 break
         return finalists
 
-    def _require_time(self, calibrating_s: float = 0.0) -> None:
+    def _require_time(
+        self,
+        calibrating_s: float = 0.0,
+    ) -> None:
         """Raises UsageError if not even one option can be tried; what was measured serves another call."""
         least_s = calibrating_s + self.budget.least_s
         if self.budget.costs or least_s <= _SLACK * self.budget.left_s:
@@ -298,10 +304,18 @@ class Search:
         """The number of races so far."""
         return sum(1 for _ in self.results("race-"))
 
-    def _duration_text(self, stage: str, names: Sequence[str]) -> str:
+    def _duration_text(
+        self,
+        stage: str,
+        names: Sequence[str],
+    ) -> str:
         return f" (about {math.ceil(self.budget.seconds_of(stage, names) / 60)} min)"
 
-    def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:
+    def _screen(
+        self,
+        stage: str,
+        candidates: Sequence[Combination],
+    ) -> None:
         self.say(f"{stage}: {len(candidates)} candidates")
         began = time.monotonic()
         # The first study ends in any case: a search that tries nothing answers nothing.
@@ -326,7 +340,10 @@ class Search:
             out = f": {shortened(finding.out)}" if finding.out else ""
             self.say(f"  {self.figures_of(finding)}  {name}{out}")
 
-    def figures_of(self, finding: CandidateFinding) -> str:
+    def figures_of(
+        self,
+        finding: CandidateFinding,
+    ) -> str:
         """Returns the figures of a candidate in one line."""
         words = []
         if finding.speedup is not None:
@@ -402,7 +419,9 @@ class Search:
         return standings
 
     def _finalists(
-        self, order: Sequence[str], known: dict[str, Combination]
+        self,
+        order: Sequence[str],
+        known: dict[str, Combination],
     ) -> list[str]:
         """Returns the first candidates; if none promises equal images, replaces the last by the best one that does."""
         chosen = list(order[: self.budget.to_judge(order)])
@@ -415,12 +434,21 @@ class Search:
             chosen[-1] = equal[0]
         return chosen
 
-    def _drop(self, names: Iterable[str], fate: Fate, why: str) -> None:
+    def _drop(
+        self,
+        names: Iterable[str],
+        fate: Fate,
+        why: str,
+    ) -> None:
         self.dropped |= dict.fromkeys(names, (fate, why))
 
     # ------------------------------------------------------------------------------------------------------- reading
 
-    def noise(self, objective: str, stages: Sequence[str]) -> Scatter:
+    def noise(
+        self,
+        objective: str,
+        stages: Sequence[str],
+    ) -> Scatter:
         """Estimates from the repeated baselines of some stages how far processes differ in time or memory."""
         controls = []
         for stage in stages:
@@ -481,7 +509,9 @@ def costs_of(result: StudyResult) -> tuple[Cost, dict[str, Cost]]:
 
 
 def standing_of(
-    findings: Sequence[CandidateFinding], objective: str, noise: Scatter
+    findings: Sequence[CandidateFinding],
+    objective: str,
+    noise: Scatter,
 ) -> Standing:
     """Returns the estimate of a candidate in one objective, from all studies that measured it."""
     if objective in RATIOS:
