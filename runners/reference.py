@@ -29,6 +29,7 @@ from sdopt.apps.doctor.matrix import (
     records_in,
     shown_in,
 )
+from sdopt.apps.doctor.outcomes import OptionOutcome, Standing
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, default_options, optimization_options
 from sdopt.config.parse import SECTIONS
@@ -43,7 +44,6 @@ from sdopt.record.records import StudyResult
 from sdopt.report.markdown import markdown
 from sdopt.schema import OneOf, OneOrMore
 from sdopt.search.expectation import RECORDED, medians
-from sdopt.statistics.outcomes import OptionOutcome, Standing
 from sdopt.study.designs import Design
 
 from . import Arguments, end_with_code

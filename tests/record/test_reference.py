@@ -9,9 +9,9 @@ from itertools import product
 
 from runners.reference import MATRIX_PAGE, columns, expected_speedups, records
 from sdopt.apps.doctor.matrix import Key, label_of, shown_in
+from sdopt.apps.doctor.outcomes import Standing
 from sdopt.config.groups import data_sheets
 from sdopt.search.expectation import RECORDED
-from sdopt.statistics.outcomes import Standing
 
 WRITE = "run python -m runners.reference"
 

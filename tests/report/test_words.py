@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from sdopt.apps.doctor.outcomes import Standing
 from sdopt.apps.loadtest.record import LoadRecord
 from sdopt.apps.loadtest.record import blocks_of as load_blocks
 from sdopt.config.paths import CONF
@@ -26,7 +27,6 @@ from sdopt.report.verdicts import (
     verdicts_of,
 )
 from sdopt.search.record import Fate, SearchEntry, SearchRecord, markdown_of
-from sdopt.statistics.outcomes import Standing
 from sdopt.statistics.reproduction import Reproduction
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import Summary, summary_of

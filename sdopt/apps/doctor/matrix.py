@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from sdopt.apps.doctor.options import alternatives, compose_options, fit_on
+from sdopt.apps.doctor.outcomes import ORDER, OptionOutcome, Standing, outcomes_of
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import sheet_of
 from sdopt.hardware.device import Device
@@ -13,7 +14,6 @@ from sdopt.pipelines.catalog import architecture_folder
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Model, Sheet
-from sdopt.statistics.outcomes import ORDER, OptionOutcome, Standing, outcomes_of
 from sdopt.study.designs import Composer
 from sdopt.variant import Variant
 

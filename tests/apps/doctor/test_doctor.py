@@ -23,6 +23,7 @@ from sdopt.apps.doctor.matrix import (
     shown_in,
 )
 from sdopt.apps.doctor.options import OptionReport, check_options
+from sdopt.apps.doctor.outcomes import OptionOutcome, Standing
 from sdopt.apps.doctor.tables import brief_tables, sheet_yaml, tables
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets, optimization_options
@@ -33,7 +34,6 @@ from sdopt.hardware.device import Device
 from sdopt.hardware.probe import probe_device
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult
-from sdopt.statistics.outcomes import OptionOutcome, Standing
 from sdopt.worker.machine import Machine
 from tests.command import Finished, refused, sdopt
 from tests.fixtures import CPU
