@@ -23,7 +23,6 @@ from sdopt.pipelines.scales import (
     scales_of,
 )
 from sdopt.pipelines.weights import Header
-from sdopt.record.files import begins
 
 if TYPE_CHECKING:
     import torch
@@ -147,15 +146,11 @@ def _header(file: Path, _state: tuple[int, ...]) -> Header:
         )
     import gguf
 
-    if not begins(file, b"GGUF"):
-        raise UsageError(
-            f"model.path={file}: is no GGUF file, whatever its name says; fetch it again"
-        )
     try:
         reader = gguf.GGUFReader(file)
     except (OSError, ValueError, IndexError) as error:
         raise UsageError(
-            f"model.path={file}: is not a complete GGUF file ({error}); fetch it again"
+            f"model.path={file}: cannot be read as GGUF ({error})"
         ) from error
     types, shapes = {}, {}
     for tensor in reader.tensors:

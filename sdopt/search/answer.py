@@ -8,6 +8,7 @@ from typing import get_args
 
 from sdopt.preparation import remarks_on_model
 from sdopt.record.records import StudyResult
+from sdopt.report.columns import OF_ONE_STUDY, further_columns, values_of
 from sdopt.report.header import header_of
 from sdopt.report.program import said_of, said_of_whole
 from sdopt.search.findings import RATIOS, CandidateFinding
@@ -150,29 +151,28 @@ def entry_of(
     findings: Sequence[CandidateFinding],
 ) -> SearchEntry:
     """Returns the entry of a candidate: means over its studies, the largest memory, and the last study's images."""
+    entry = SearchEntry(candidate.name, list(candidate.overrides), fate, because)
+    if not findings:
+        return entry
     timed = [finding for finding in findings if "latency" in finding.losses]
-    last = findings[-1] if findings else None
-    return SearchEntry(
-        name=candidate.name,
-        overrides=list(candidate.overrides),
-        fate=fate,
-        because=because,
+    peaks = [finding.row.largest_memory_gib for finding in findings]
+    last = findings[-1]
+    row, losses = last.row, last.losses
+    return replace(
+        entry,
         speedup=math.exp(-standing_of(timed, "latency", UNKNOWN).loss)
         if timed
         else None,
-        memory_ratio=last.memory_ratio if last else None,
-        latency_s=last.latency_s if last else None,
-        image_s=last.image_s if last else None,
-        per_image=any(finding.per_image for finding in findings),
-        memory_gib=max(
-            (finding.memory_gib for finding in findings if finding.memory_gib),
-            default=None,
-        ),
-        distance=last.distance if last else None,
+        memory_ratio=math.exp(losses["memory"]) if "memory" in losses else None,
+        latency_s=row.latency.estimate if row.latency else None,
+        image_s=row.image_time.estimate if row.image_time else None,
+        per_image=any(finding.row.per_image for finding in findings),
+        memory_gib=max(filter(None, peaks), default=None),
+        distance=losses.get("distance"),
         processes=sum(finding.processes for finding in findings),
-        start=last.start if last else None,
-        recompiles=last.recompiles if last else None,
-        columns=dict(last.columns) if last else {},
+        start=row.break_even,
+        recompiles=row.figures.get("compile/recompiles"),
+        columns=values_of(row, further_columns(OF_ONE_STUDY)),
     )
 
 
@@ -202,7 +202,7 @@ def _sentence(judgements: Judgements, entries: Sequence[SearchEntry]) -> str:
 def _winning(judgements: Judgements, tried: int) -> str:
     """Returns the answer of a search with a winner."""
     winner, *others = judgements.passed
-    start = start_words(judgements.findings[winner].start)
+    start = start_words(judgements.rows[winner].break_even)
     said = described(judgements.rows[winner], judgements.baseline_of(winner))
     if start:
         said += f"; {start[0]} more {start[1]}, {start[2]}"

@@ -80,12 +80,12 @@ class SearchEntry:
     overrides: list[str]
     fate: Fate
     because: str
-    speedup: float | None
-    memory_ratio: float | None
-    latency_s: float | None
-    memory_gib: float | None
-    distance: float | None
-    processes: int
+    speedup: float | None = None
+    memory_ratio: float | None = None
+    latency_s: float | None = None
+    memory_gib: float | None = None
+    distance: float | None = None
+    processes: int = 0
     low: float | None = None
     """Lower bound of the speed-up's interval, which only the final study gives; `high` is the upper one."""
     high: float | None = None
