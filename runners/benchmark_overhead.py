@@ -35,7 +35,11 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parsed(argv)
 
-    from sdopt.report.overhead import overhead_blocks, read_overhead, write_overhead
+    from sdopt.apps.doctor.overhead import (
+        overhead_blocks,
+        read_overhead,
+        write_overhead,
+    )
     from sdopt.report.terminal import shown
 
     begun = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")

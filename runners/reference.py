@@ -25,12 +25,11 @@ from pydantic.fields import FieldInfo
 from sdopt.apps.doctor.matrix import (
     RECORDS,
     Matrix,
-    MatrixCell,
-    State,
     grouped,
     records_in,
     shown_in,
 )
+from sdopt.apps.doctor.outcomes import OptionOutcome, Standing
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, default_options, optimization_options
 from sdopt.config.parse import SECTIONS
@@ -165,11 +164,11 @@ def option_matrix() -> str:
     )
 
 
-def _short(cell: MatrixCell, notes: dict[str, int]) -> str:
-    """Returns the state of a cell, with the number of a note that says why."""
-    if cell.state is State.TOOK_EFFECT or not cell.reasons:
-        return str(cell.state)
-    return f"{cell.state} ({notes.setdefault('; '.join(cell.reasons), len(notes) + 1)})"
+def _short(cell: OptionOutcome, notes: dict[str, int]) -> str:
+    """Returns the standing of an option, with the number of a note that says why."""
+    if cell.standing is Standing.TOOK_EFFECT or not cell.why:
+        return str(cell.standing)
+    return f"{cell.standing} ({notes.setdefault(cell.why, len(notes) + 1)})"
 
 
 _ABOUT = """\

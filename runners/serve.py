@@ -5,12 +5,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from sdopt.errors import ConflictError, UsageError, print_problems
-from sdopt.schema import Serving
 from sdopt.scratch import scratch_folder
 
 from . import Arguments, end_with_code, indented
 
 if TYPE_CHECKING:
+    from sdopt.apps.serving.config import Serving
     from sdopt.variant import Variant
     from sdopt.worker.forkserver import StartContext
 
@@ -42,7 +42,7 @@ Exit codes: 0 it was told to end; 2 usage, configuration or conflict; 3 the pipe
 
 
 def _help() -> str:
-    from sdopt.config.own import serving_config
+    from sdopt.apps.serving.config import serving_config
 
     from .reference import own_keys
 
@@ -66,9 +66,9 @@ def main(argv: list[str]) -> int:
     if find_spec("prometheus_client") is None:
         raise UsageError("a server needs an extra: pip install 'sdopt[serve]'")
     context = start_fork_server()
+    from sdopt.apps.serving.config import BATCHES, serving_config
     from sdopt.config.command import add_working_folder
     from sdopt.config.composer import composer_of
-    from sdopt.config.own import BATCHES, serving_config
     from sdopt.library.loading import measured
 
     add_working_folder()
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> None:
+def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> None:
     import asyncio
     from contextlib import ExitStack
     from functools import partial
@@ -159,7 +159,7 @@ def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> Non
     print("ended", flush=True)
 
 
-def _described(variant: "Variant", serving: Serving) -> str:
+def _described(variant: "Variant", serving: "Serving") -> str:
     sizes = [shape.batch_size for shape in variant.shapes]
     batches = f"at most {serving.largest(sizes)} in a call"
     return (

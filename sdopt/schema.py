@@ -421,56 +421,6 @@ class Hardware(Configured):
 
 
 @dataclass(frozen=True)
-class Serving(Configured):
-    """How a server turns requests into calls of the pipeline, and what it refuses.
-
-    A call takes the images that have waited longest and that one call can draw. Its batch sizes are those of
-    `workload.batch_size`.
-    """
-
-    max_batch: UpTo4096 | None = None
-    """Images of one call at most; null is the largest batch size of the workload."""
-    window_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
-    """How long an image may wait for others to fill its batch, in milliseconds; with 0 a call takes what waits."""
-    queue: Annotated[int, Field(ge=1, le=100_000)] = 64
-    """Images that may wait; a request with more is answered with 429."""
-    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
-    """Seconds after which a request that still waits is answered with 504, and never drawn."""
-    drain_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
-    """Seconds that a server which is told to end waits for the call that runs."""
-    max_n: UpTo4096 = 4
-    """Images of one request at most."""
-    body_kib: Annotated[int, Field(ge=1, le=1024)] = 64
-    """Size of a request at most, in KiB."""
-    mixed: bool = False
-    """Whether requests may ask for other steps and guidance scales than those of the workload, which alone are measured
-    and warm. They are drawn in calls of their own."""
-    max_steps: UpTo10000 = 100
-    """Steps that a request may ask for at most, with `mixed`."""
-    host: str = "127.0.0.1"
-    """Address to listen on. The default is reached from this machine alone; a server has no passwords."""
-    port: Annotated[int, Field(ge=0, le=65_535)] = 8000
-    """Port to listen on; 0 takes a free one."""
-    engine: Literal["local", "ray"] = "local"
-    """`local` serves from this process; `ray` from the Ray cluster at RAY_ADDRESS, through Ray's proxies."""
-    replicas: Annotated[int, Field(ge=1, le=1000)] = 1
-    """With `engine=ray`: copies of the model, each with a GPU if the device is one, and with a queue of its own."""
-    most_replicas: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """With `engine=ray`: copies at most, which Ray adds and takes away by the load; null keeps `replicas`."""
-
-    @property
-    def policy(self) -> str:
-        """Its name: `single`, `greedy`, or `window` with its length."""
-        if self.window_ms:
-            return f"window of {self.window_ms:g} ms"
-        return "single" if self.max_batch == 1 else "greedy"
-
-    def largest(self, batch_sizes: Sequence[int]) -> int:
-        """Returns how many images one call takes at most."""
-        return self.max_batch or max(batch_sizes)
-
-
-@dataclass(frozen=True)
 class Tracking(Configured):
     """Where results are logged after `result.json` is written."""
 
@@ -599,12 +549,15 @@ class Gate(Configured):
 
 
 @dataclass(frozen=True)
-class ExplicitEdge(Configured):
-    """A user-defined comparison of a candidate with a reference."""
+class Edge(Configured):
+    """A comparison of a candidate with a reference, and what the difference is credited to.
+
+    In a configuration "" stands for the options in which the two differ.
+    """
 
     candidate: str
     reference: str
-    credit: str | None = None
+    credit: str = ""
 
 
 def wrong_name(name: str) -> str | None:

@@ -34,7 +34,8 @@ from sdopt.record.programs import Program
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Evidence, Memory
 from sdopt.record.scores import ImageRecord
-from sdopt.study.designs import Edge, Plan
+from sdopt.schema import Edge
+from sdopt.study.designs import Plan
 from sdopt.study.plan import plan_result
 from sdopt.study.progress import Progress
 from sdopt.study.run import run_study

@@ -198,6 +198,12 @@ def program_of(pictures: Sequence[ImportedPicture]) -> str:
     return programs.pop() if len(programs) == 1 else ""
 
 
+def version_of(pictures: Sequence[ImportedPicture]) -> str:
+    """Returns the version of the program that made all images; "" if none is told, or several are."""
+    versions = {picture.origin.version for picture in pictures}
+    return versions.pop() if len(versions) == 1 and program_of(pictures) else ""
+
+
 def _own_words(
     one: Origin, other: Origin
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:

@@ -33,7 +33,7 @@ _INDEX = re.compile(r"(unnamed: \d+|index)?")
 def export(result: StudyResult, folder: Path, target: Path) -> None:
     """Writes a folder for each variant that has images, with `prompts.csv` and `times.csv`, and a list of all images.
 
-    Times are per image where calls of the variants make different numbers of images.
+    Times are per image, since folders of several studies may be held against each other.
 
     Raises:
         UsageError: the study has no images, one was replaced since it was recorded, or the target holds something.
@@ -74,7 +74,7 @@ def folder_name(variant: str) -> str:
 def _written(
     result: StudyResult, variant: VariantResult, folder: Path, target: Path
 ) -> list[list[Any]]:
-    images = variant.config.images_per_call if result.per_image else 1
+    images = variant.config.images_per_call
     own = target / folder_name(variant.name)
     while own.exists():  # another variant's name differs only by signs
         own = own.with_name(f"{own.name}_")

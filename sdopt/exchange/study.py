@@ -15,6 +15,7 @@ from sdopt.exchange.pairing import (
     partners,
     program_of,
     require_alike,
+    version_of,
 )
 from sdopt.exchange.pictures import (
     ImportedPicture,
@@ -164,6 +165,7 @@ def import_study(
                 unlike=side.unlike,
                 inputs={IMAGES: _digest(side.pictures)},
                 made_by=program_of(side.pictures),
+                made_by_version=version_of(side.pictures),
                 file_format=written.named_beside(plain),
                 lossy_files=written.lossy,
             )
@@ -252,10 +254,14 @@ def _times(folder: Path) -> list[ImportedRow]:
     return read_table(file) if file.is_file() else []
 
 
-_OF_TIMES = frozenset((
-    "device", "gpu", "card", "host", "hostname", "machine", "cpu", "threads", "driver", "cuda", "torch", "pytorch", "batch",
-    "batchsize", "images", "imagespercall", "n", "numimages",
-))  # fmt: skip
+_AMOUNTS = frozenset(
+    ("batch", "batchsize", "images", "imagespercall", "n", "numimages")
+)
+"""Columns of a table of times that tell how many images a call made: one, where nothing is said."""
+
+_OF_TIMES = _AMOUNTS | {
+    "device", "gpu", "card", "host", "hostname", "machine", "cpu", "threads", "driver", "cuda", "torch", "pytorch",
+}  # fmt: skip
 """Columns of a table of times that tell where calls ran, and how many images each made."""
 
 
@@ -265,7 +271,7 @@ def _unlike_times(
     """Returns in words in which columns on machines, batches and settings two tables of times differ."""
     allowed = {plain_key(name) for name in meant}
     words = []
-    for name in dict.fromkeys(name for row in rows for name in row.values):
+    for name in dict.fromkeys(name for row in (*first, *rows) for name in row.values):
         plain, settings = plain_key(name), settings_of({name: "1"})
         if (
             (plain not in _OF_TIMES and not settings)
@@ -274,11 +280,21 @@ def _unlike_times(
         ):
             continue
         mine, theirs = (_values_of(table, name) for table in (first, rows))
+        if plain in _AMOUNTS:
+            mine = mine or _one_image(first, theirs)
+            theirs = theirs or _one_image(rows, mine)
         if mine and theirs and mine != theirs:
             words.append(
                 f"{TIMES}: {name} {' and '.join(theirs)} (baseline {' and '.join(mine)})"
             )
     return words
+
+
+def _one_image(rows: Sequence[ImportedRow], told: Sequence[str]) -> list[str]:
+    """Returns how many images calls made whose table says nothing of it, beside one that tells one number; or []."""
+    names = {plain_key(name) for row in rows for name in row.values}
+    silent = rows and not names & _AMOUNTS
+    return ["1"] if silent and len(told) == 1 else []
 
 
 def _values_of(rows: Sequence[ImportedRow], name: str) -> list[str]:

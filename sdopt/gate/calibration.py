@@ -171,7 +171,11 @@ def _other_weights(
     return other
 
 
-def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit:
+def fit_of(
+    calibration: Calibration,
+    config: RecordedConfig,
+    named: bool,
+) -> Fit:
     """Returns whether a calibration of the same weights fits a study's settings.
 
     Two images of one prompt differ more at few steps than at many, and less where both start from one image, so a
@@ -190,7 +194,9 @@ def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit
 
 
 def remarks_on_calibration(
-    gate: Gate, contracts: Iterable[Contract], config: RecordedConfig
+    gate: Gate,
+    contracts: Iterable[Contract],
+    config: RecordedConfig,
 ) -> Iterator[str]:
     """Yields what a gate will not be able to decide of a study's images, before anything is measured.
 

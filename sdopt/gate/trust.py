@@ -78,7 +78,24 @@ def doubts_of(result: StudyResult) -> list[str]:
         for ruling in trust_rulings(result, candidate, reference):
             if ruling.verdict is Verdict.FAIL and ruling.rule != _DRAWN:
                 doubts.append(f"{candidate.name}: {ruling.reason}")
+        if result.is_imported and _copied(candidate, reference):
+            doubts.append(
+                f"{candidate.name}: its times are those of '{reference.name}' to the last digit, as those of a copied "
+                "table are: chance would change some of them"
+            )
     return list(dict.fromkeys(doubts))
+
+
+_ALIKE_BY_CHANCE = 2
+"""Different times of which two tables may consist by chance, where they are rounded coarsely."""
+
+
+def _copied(candidate: VariantResult, reference: VariantResult) -> bool:
+    """Returns whether each call of two variants took the same time, and not all of them the same."""
+    times: set[float] = set()
+    for calls in candidate.samples.values():
+        times.update(calls)
+    return candidate.samples == reference.samples and len(times) > _ALIKE_BY_CHANCE
 
 
 # Images of timed calls ------------------------------------------------------------------------------------------------

@@ -179,6 +179,11 @@ class Optimization(Configured):
         """
         return ()
 
+    def lines_for(self, model: Model) -> tuple[str, ...]:
+        """Returns `diffusers_lines` as a model's pipeline takes them."""
+        del model
+        return self.diffusers_lines
+
     def conflicts(self, ctx: Context) -> list[str]:
         """Returns the conflicts that the option computes from values; what it declares is in `needs` and `excludes`.
 

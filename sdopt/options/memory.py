@@ -84,6 +84,9 @@ _WHOLE_ONLY = "AsymmetricAutoencoderKL"
 _CHANNELS = 4
 """diffusers' default of a VAE's latent channels, which `AutoencoderTiny._tiled_encode` assumes."""
 
+_TILED_BY_SIDES = ("AutoencoderKLQwenImage", "AutoencoderDC")
+"""VAEs whose tiles have a height, a width and a stride of each."""
+
 _OVERLAP, _TINY_OVERLAP = 4, 8
 """Tiles of diffusers' `AutoencoderKL` overlap by a fourth, those of `AutoencoderTiny` by an eighth."""
 
@@ -165,6 +168,20 @@ class VaeTiling(VaeInPieces):
         )
 
     @override
+    def lines_for(self, model: Model) -> tuple[str, ...]:
+        config = part_config(model, "vae") or {}
+        if self.tile_size is None or config.get("_class_name") not in _TILED_BY_SIDES:
+            return self.diffusers_lines
+        side, stride = self.tile_size, self._stride
+        return (f"pipe.vae.enable_tiling({side}, {side}, {stride}, {stride})",)
+
+    @property
+    def _stride(self) -> int:
+        """From one tile to the next, in pixels: the rest overlaps."""
+        assert self.tile_size is not None
+        return self.tile_size - self.tile_size // _OVERLAP
+
+    @override
     def conflicts(self, ctx: Context) -> list[str]:
         return [
             *super().conflicts(ctx),
@@ -240,7 +257,7 @@ class VaeTiling(VaeInPieces):
                 self.tile_size // factor,
             )
         elif self.tile_size is not None:
-            side, stride = self.tile_size, self.tile_size - self.tile_size // 4
+            side, stride = self.tile_size, self._stride
             vae.enable_tiling(side, side, stride, stride)
 
         def proof(trace: Trace) -> Finding:

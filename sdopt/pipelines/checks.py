@@ -1,8 +1,7 @@
 """Checks a model's files before anything is loaded: complete, of the right architecture, safetensors only."""
 
 import json
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -51,11 +50,7 @@ from sdopt.pipelines.weights import (
     variants_of,
     weight_files,
 )
-from sdopt.record.files import begins
 from sdopt.schema import Model, wrong_name
-
-MODULAR = "modular_model_index.json"
-"""The index of a pipeline made of blocks, which has no class of its own whose calls could be timed."""
 
 # The networks in a single file of the original layout (Rombach et al. 2022), by the prefix of its tensors' names.
 _ORIGINAL: dict[str, tuple[str, ...]] = {
@@ -63,11 +58,6 @@ _ORIGINAL: dict[str, tuple[str, ...]] = {
     "VAE": ("first_stage_model.", "vae."),
     "text encoder": ("cond_stage_model.", "conditioner.embedders."),
 }
-
-_OTHER_FAMILIES = re.compile(
-    r"(^|\.)(double|joint)_blocks\.|^(model\.diffusion_model\.)?(transformer_blocks|blocks|layers)\.\d"
-)
-"""Names of tensors of a denoiser that is no U-Net, as the files for ComfyUI have them, with and without a prefix."""
 
 
 def require_model(model: Model) -> None:
@@ -161,7 +151,9 @@ def require_folder(folder: Path, model: Model, without: Collection[str] = ()) ->
     if not folder.is_dir():
         raise UsageError(f"{at}: there is no such file or folder")
     if not (folder / "model_index.json").is_file():
-        raise UsageError(f"{at}: holds no model_index.json; {_instead_of(folder)}")
+        raise UsageError(
+            f"{at}: holds no model_index.json, as a pipeline's folder does"
+        )
     index = _read_json(folder / "model_index.json", at)
     kind = require_kind(index, at)
     alt = kind == ALT_DIFFUSION
@@ -182,36 +174,6 @@ def require_folder(folder: Path, model: Model, without: Collection[str] = ()) ->
     _require_architecture(
         model, at, kind, _read_json(folder / family.denoiser / "config.json", at)
     )
-
-
-def _instead_of(folder: Path) -> str:
-    """Returns what to give instead of a folder that is not a pipeline's, from what lies in it and around it."""
-    revision = folder / "refs" / "main"
-    snapshots = (
-        [folder / "snapshots" / revision.read_text(encoding="utf-8").strip()]
-        if revision.is_file()
-        else []
-    )
-    found = [
-        *snapshots,
-        *sorted(folder.glob("snapshots/*")),
-        *sorted(folder.glob("models--*/snapshots/*")),
-    ]
-    found += [*sorted(folder.glob("*/")), folder.parent]
-    if pipeline := next(
-        (each for each in found if (each / "model_index.json").is_file()), None
-    ):
-        what = (
-            "a hub's cache holds pipelines in snapshots"
-            if "snapshots" in pipeline.parts
-            else "a pipeline is near"
-        )
-        return f"{what}: give model={pipeline}"
-    if (folder / MODULAR).is_file():
-        return f"its {MODULAR} is that of a modular pipeline, as FLUX.3 [klein] and Anima are: sdopt runs none"
-    if files := sorted(file for file in folder.glob("*.safetensors") if file.is_file()):
-        return f"give a single file itself: model={files[0]}"
-    return "save a pipeline there with save_pretrained"
 
 
 def _require_weights(
@@ -274,18 +236,11 @@ def _require_original(path: Path, model: Model) -> None:
     at = f"model.path={path}"
     if path.suffix in PICKLED:
         raise UsageError(
-            f"{at}: a pickled file can run any code when it is loaded; sdopt reads .safetensors: convert it, "
-            "or look for the same model in that format"
+            f"{at}: a pickled file can run any code when it is loaded; sdopt reads .safetensors"
         )
     if path.suffix != ".safetensors":
-        # After the length of its header, which is JSON.
-        way = (
-            "; it looks like one: rename it to end so"
-            if begins(path, b"{", after=8)
-            else ""
-        )
         raise UsageError(
-            f"{at}: neither the folder of a diffusers pipeline nor a .safetensors file{way}"
+            f"{at}: neither the folder of a diffusers pipeline nor a .safetensors file"
         )
     shapes = Header.of(path, at).shapes
     missing = [
@@ -295,8 +250,7 @@ def _require_original(path: Path, model: Model) -> None:
     ]
     if missing:
         raise UsageError(
-            f"{at}: not a complete Stable Diffusion in the original layout: it has no {' and no '.join(missing)}; "
-            + _instead_of_part(path, shapes, missing)
+            f"{at}: not a complete Stable Diffusion in the original layout: it has no {' and no '.join(missing)}"
         )
     if architecture_folder(model) is None:
         raise UsageError(
@@ -338,28 +292,6 @@ def _require_original(path: Path, model: Model) -> None:
             f"{at}: holds {len(others)} tensors of a further network, such as {others[0]}, which sdopt does not run: "
             "they would be left out"
         )
-
-
-def _instead_of_part(path: Path, names: Iterable[str], missing: list[str]) -> str:
-    """Returns what to do with a file that is not a whole model, from the names of its tensors."""
-    if any(
-        "lora_" in name or name.endswith((".lokr_w1", ".hada_w1_a", ".diff"))
-        for name in names
-    ):
-        return f"it is a LoRA: give it as lora=loaded lora.path={path}, beside a model"
-    if (path.parent.parent / "model_index.json").is_file():
-        return f"it is a part of a pipeline: give model={path.parent.parent}"
-    if any(map(_OTHER_FAMILIES.search, names)):
-        return "it is a transformer: name the folder of a whole pipeline for its other parts: model.base=FOLDER"
-    if len(missing) < len(_ORIGINAL):
-        return (
-            f"load it in diffusers together with a {' and a '.join(missing)}, save that with save_pretrained, and give "
-            "the folder: model=…"
-        )
-    return (
-        "a single component or an adapter cannot be run on its own: load it in diffusers into the pipeline that it "
-        "belongs to, save that with save_pretrained, and give the folder: model=…"
-    )
 
 
 def _require_architecture(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, with_type
 
 FUNCTION = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
 """How a function of a file is named."""
@@ -35,18 +35,13 @@ def defined(function: str, key: str) -> tuple[Path, str]:
     file, name = Path(match[1]).expanduser().absolute(), match[2]
     try:
         tree = ast.parse(file.read_bytes())
-    except OSError as error:
+    except (OSError, SyntaxError, ValueError) as error:
         raise UsageError(
-            f"{key}={function}: {file} cannot be read ({error.strerror})"
+            f"{key}={function}: {file} cannot be read ({with_type(error)})"
         ) from error
-    except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{key}={function}: {file} is not Python: {error}") from error
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     if name not in functions:
-        there = ", ".join(functions) or "none"
-        raise UsageError(
-            f"{key}={function}: {file} defines no function {name}; its functions: {there}"
-        )
+        raise UsageError(f"{key}={function}: {file} defines no function {name}")
     return file, name
 
 

@@ -102,7 +102,7 @@ def hub_folder(model: Model, fetch: bool, without: Collection[str] = ()) -> Path
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     repository, at = str(model.hub_id), model.origin
-    with _explained(repository, at, *_PIPELINE, model.revision):
+    with _of_the_hub(at):
         file = hf_hub_download(
             repository,
             "model_index.json",
@@ -143,7 +143,7 @@ def hub_folder(model: Model, fetch: bool, without: Collection[str] = ()) -> Path
             own for part, own in _variants(index, there).items() if part not in without
         ]
         if not fetch and not all({model.variant, None} & each for each in needed):
-            raise LocalEntryNotFoundError(f"not complete: {folder}")
+            raise LocalEntryNotFoundError(str(folder))
         return folder
 
 
@@ -171,7 +171,7 @@ def hub_configs(
     from huggingface_hub import hf_hub_download
 
     at = f"model={repository} (no folder here)"
-    with _explained(repository, at, *_PIPELINE, revision):
+    with _of_the_hub(at):
         index = read_json(
             Path(hf_hub_download(repository, "model_index.json", revision=revision))
         )
@@ -193,7 +193,7 @@ def download_bytes(model: Model) -> int | None:
         hub_folder(model, fetch=False)
         return 0
     try:
-        with _explained(repository, model.origin, *_PIPELINE, model.revision):
+        with _of_the_hub(model.origin):
             found = HfApi().model_info(
                 repository, revision=model.revision, files_metadata=True, timeout=10
             )
@@ -223,77 +223,46 @@ def hub_network(repository: str, key: str, fetch: bool) -> Path:
         UsageError: the repository does not exist, is gated, or is not in the cache and cannot be reached.
     """
     names, at = (NETWORK_WEIGHTS, "config.json"), f"{key}.hub_id={repository}"
-    return fetch_files(repository, names, at, f"give {key}.path", fetch)[0].parent
+    return fetch_files(repository, names, at, fetch)[0].parent
 
 
 def fetch_files(
-    repository: str, names: Sequence[str], at: str, instead: str, fetch: bool = True
+    repository: str, names: Sequence[str], at: str, fetch: bool = True
 ) -> list[Path]:
     """Returns the local copies of files of a repository.
 
-    Messages begin `at` the key that names it, and say what to do `instead`. Without `fetch`, only the cache is read.
+    Messages begin `at` the key that names it. Without `fetch`, only the cache is read.
 
     Raises:
         UsageError: the repository does not exist, is gated, lacks a file, or cannot be reached.
     """
     from huggingface_hub import hf_hub_download
 
-    with _explained(repository, at, f"not all of {', '.join(names)}", f"or {instead}"):
+    with _of_the_hub(at):
         return [
             Path(hf_hub_download(repository, name, local_files_only=not fetch))
             for name in names
         ]
 
 
-_PIPELINE = (
-    (
-        "no model_index.json, so it is not a diffusers pipeline (or is a modular one, as FLUX.3 and Anima: sdopt runs "
-        "none); if it has a single file, fetch that, and give model=FILE"
-    ),
-    "give model.weights=path with model.path, or measure speed alone with model.weights=random",
-)
-"""What a repository lacks that is no pipeline, and what to do if it cannot be fetched."""
-
-
 @contextmanager
-def _explained(
-    repository: str, at: str, lacks: str, instead: str, revision: str | None = None
-) -> Iterator[None]:
-    """Turns errors of `huggingface_hub` within the block into a UsageError that says what to do.
-
-    It begins `at` the key that names the repository, and says what it `lacks`, or what to do `instead`.
-    """
+def _of_the_hub(at: str) -> Iterator[None]:
+    """Turns errors of `huggingface_hub` within the block into a UsageError in its words, `at` the key of a repository."""
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
-        GatedRepoError,
-        HFValidationError,
         HTTPError,  # of its HTTP client, which depends on its version
         LocalEntryNotFoundError,
-        RemoteEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
     )
 
-    login = "log in with `hf auth login` or set HF_TOKEN"
-    said = {
-        HFValidationError: f"{at}: not the name of a repository, which is written owner/name",
-        GatedRepoError: f"{at}: this repository is gated; accept its terms at https://huggingface.co/{repository}, and "
-        f"{login}",
-        RepositoryNotFoundError: f"{at}: unknown repository; to see private ones, {login}",
-        RevisionNotFoundError: f"model.revision={revision}: {repository} has no such branch, tag or commit",
-        RemoteEntryNotFoundError: f"{at}: holds {lacks}",
-        LocalEntryNotFoundError: f"{at}: not complete in the local cache ({HF_HUB_CACHE}), and not fetched here "
-        f"(the hub cannot be reached, or only the cache is read); fetch it where there is a network, {instead}",
-    }
     try:
         yield
-    except (HTTPError, OSError, ValueError) as error:  # what all of them derive from
-        other = f"{at}: could not be fetched: {one_line(error) or type(error).__name__}"
+    except LocalEntryNotFoundError as error:
         raise UsageError(
-            next(
-                (text for kind, text in said.items() if isinstance(error, kind)), other
-            )
+            f"{at}: not complete in the local cache ({HF_HUB_CACHE}), and not fetched here (the hub cannot be reached, "
+            "or only the cache is read)"
         ) from error
+    except (HTTPError, OSError, ValueError) as error:  # what all others derive from
+        raise UsageError(f"{at}: {one_line(error) or type(error).__name__}") from error
 
 
 def _names(repository: str, revision: str | None) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,11 +40,6 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
     Raises:
         UsageError: the file does not exist, or is not a safetensors file.
     """
-    if path is not None and "://" in path:
-        on_hub = "for one on the hub give lora.path=owner/name and its lora.weight_name"
-        raise UsageError(
-            f"lora.path={path}: is an address; download the file, or {on_hub}"
-        )
     if path is not None and is_on_hub(path):
         name = weight_name or _USUAL_NAME
         at = f"lora.path={path}" + ("" if weight_name else " without lora.weight_name")
@@ -53,7 +47,7 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
             raise UsageError(
                 f"lora.weight_name: name a .safetensors file of the repository {path}"
             )
-        [file] = fetch_files(path, [name], at, "give the file as lora.path", fetch)
+        [file] = fetch_files(path, [name], at, fetch)
         return file
     path_given = LORAS if path is None else Path(path).expanduser()
     if path_given.is_file() and weight_name is not None:
@@ -67,26 +61,19 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
     ):
         weight_name = _USUAL_NAME
     if path_given.is_dir() and weight_name is None:
+        names = ", ".join(
+            sorted(file.name for file in path_given.glob("*.safetensors"))
+        )
         raise UsageError(
-            f"lora.weight_name: name a file of {path_given}: {_names(path_given) or 'it holds none'}"
+            f"lora.weight_name: name a file of {path_given}: {names or 'it holds none'}"
         )
     file = path_given / str(weight_name) if path_given.is_dir() else path_given
     if file.suffix != ".safetensors":
-        if file.suffix.lower() == ".safetensors":
-            raise UsageError(
-                f"{file}: rename it to end in .safetensors, which diffusers looks for"
-            )
         raise UsageError(
             f"{file}: sdopt reads LoRAs from .safetensors files only, because others can run any code"
         )
     if not file.is_file():
-        there = (
-            f"; {file.parent} holds {_names(file.parent, file.name) or 'none'}"
-            if file.parent.is_dir()
-            else ""
-        )
-        why = "a link to a file that is gone" if file.is_symlink() else "no such file"
-        raise UsageError(f"{file}: {why}{there}")
+        raise UsageError(f"{file}: no such file")
     return file
 
 
@@ -213,18 +200,6 @@ def pairs_in(tensors: Iterable[str]) -> dict[str, dict[str, str]]:
             which = "down" if matrix[2] in ("A", "down") else "up"
             pairs.setdefault(matrix[1], {})[which] = name
     return pairs
-
-
-def _names(folder: Path, like: str = "") -> str:
-    """Lists the safetensors files of a folder, which may be hundreds; first those whose names resemble another."""
-    found = sorted(path.stem for path in folder.glob("*.safetensors") if path.is_file())
-    near = get_close_matches(like.removesuffix(".safetensors"), found)
-    shown = list(dict.fromkeys([*near, *found]))[:_SHOWN]
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(f"{name}.safetensors" for name in shown) + more
-
-
-_SHOWN = 12
 
 
 def header_of_lora(file: Path) -> Header:

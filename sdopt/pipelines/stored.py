@@ -23,10 +23,12 @@ from sdopt.pipelines.scales import (
     scales_of,
 )
 from sdopt.pipelines.weights import Header
-from sdopt.record.files import begins
 
 if TYPE_CHECKING:
     import torch
+
+TITLE = "modelspec.title"
+"""What the author calls a model, by Stability AI's standard for metadata; GGUF files name it otherwise."""
 
 VAE = ("first_stage_model.", "vae.")
 
@@ -144,24 +146,19 @@ def _header(file: Path, _state: tuple[int, ...]) -> Header:
         )
     import gguf
 
-    if not begins(file, b"GGUF"):
-        raise UsageError(
-            f"model.path={file}: is no GGUF file, whatever its name says; fetch it again"
-        )
-    metadata = {}
     try:
-        read = gguf.GGUFReader(file)
-        for key, value in read.fields.items():
-            if value.types == [gguf.GGUFValueType.STRING]:
-                metadata[key] = str(value.contents())
+        reader = gguf.GGUFReader(file)
     except (OSError, ValueError, IndexError) as error:
         raise UsageError(
-            f"model.path={file}: is not a complete GGUF file ({error}); fetch it again"
+            f"model.path={file}: cannot be read as GGUF ({error})"
         ) from error
     types, shapes = {}, {}
-    for tensor in read.tensors:
+    for tensor in reader.tensors:
         types[tensor.name] = tensor.tensor_type.name
         shapes[tensor.name] = [int(size) for size in reversed(tensor.shape)]
+    metadata = {}
+    if (name := reader.fields.get("general.name")) is not None:
+        metadata[TITLE] = bytes(name.parts[name.data[0]]).decode(errors="replace")
     return Header(metadata, types, shapes)
 
 

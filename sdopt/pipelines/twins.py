@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.sampling import TURBO
-from sdopt.pipelines.stored import header_of
+from sdopt.pipelines.stored import TITLE, header_of
 
 
 def says(file: Path, name: str) -> bool:
@@ -15,14 +15,9 @@ def says(file: Path, name: str) -> bool:
 
 
 def titles_of(file: Path) -> list[str]:
-    """Returns what the author calls a file: its name, and what its metadata call the model."""
-    metadata = header_of(file).metadata
-    titles = (metadata.get(key, "") for key in _TITLES)
-    return [file.stem, *filter(None, titles)]
-
-
-_TITLES = ("modelspec.title", "general.name", "general.finetune")
-"""Keys of metadata by Stability AI's standard, and by that of GGUF."""
+    """Returns what the author calls a file: its name, and the title in it."""
+    title = header_of(file).metadata.get(TITLE, "")
+    return [file.stem, title] if title else [file.stem]
 
 
 def assumed(file: Path, name: str) -> str | None:

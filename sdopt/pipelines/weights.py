@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError, with_type
 from sdopt.pipelines.catalog import part_class, read_json
-from sdopt.record.files import POINTER, begins, is_pointer
+from sdopt.record.files import POINTER, is_pointer
 from sdopt.reference import VOCABULARY
 
 if TYPE_CHECKING:
@@ -46,29 +46,15 @@ class Header:
         """Reads a file's header, whatever the types of its tensors. Raises UsageError if the file is not complete."""
         from safetensors import SafetensorError, safe_open
 
-        name = name or file.name
-        if file.is_symlink() and not file.exists():
-            raise UsageError(
-                f"{at}: {name} is a link to a file that is gone; fetch it again"
-            )
         try:
             with safe_open(file, "np") as tensors:
                 slices = {key: tensors.get_slice(key) for key in tensors.keys()}  # noqa: SIM118
                 types = {key: str(each.get_dtype()) for key, each in slices.items()}
                 shapes = {key: list(each.get_shape()) for key, each in slices.items()}
                 return cls(dict(tensors.metadata() or {}), types, shapes)
-        except OSError as error:
-            raise UsageError(f"{at}: {name} cannot be read ({error})") from error
-        except SafetensorError as error:
-            if is_pointer(file):
-                raise UsageError(f"{at}: {name} {POINTER}") from error
-            if other := next(
-                (what for start, what in _OTHERS.items() if begins(file, start)), None
-            ):
-                raise UsageError(f"{at}: {name} is {other}") from error
-            raise UsageError(
-                f"{at}: {name} is not a complete safetensors file ({error}); copy or fetch it again"
-            ) from error
+        except (OSError, SafetensorError) as error:
+            what = POINTER if is_pointer(file) else f"cannot be read ({error})"
+            raise UsageError(f"{at}: {name or file.name} {what}") from error
 
     @property
     def quantized(self) -> str | None:
@@ -87,17 +73,6 @@ class Header:
             ),
             None,
         )
-
-
-_PAGE = "a page or an answer of the web; its address needs a login, or is not that of the file: fetch the file itself"
-
-_OTHERS = {
-    b"<": _PAGE,
-    b"{": _PAGE,
-    b"PK": "a pickled file under another name; convert it, or look for the same model in that format",
-    b"GGUF": "a GGUF file under another name; give the model in float32, float16 or bfloat16",
-}
-"""What a file that is no safetensors file is, by how it begins."""
 
 
 def wrong_numbers(file: Path, name: str | None = None) -> list[str]:
@@ -173,12 +148,10 @@ def weight_files(
     Raises:
         UsageError: they are missing or incomplete, or not in safetensors files.
     """
-    found, part = variants_of(folder, library), folder.name
+    found, part, stem = variants_of(folder, library), folder.name, _stem(library)
     if not found:
-        raise UsageError(
-            f"{at}: {part}/ holds no {_instead_of_weights(folder, _stem(library))}"
-        )
-    stem, infix = _stem(library), f".{variant}" if variant and variant in found else ""
+        raise UsageError(f"{at}: {part}/ holds no {stem}.safetensors")
+    infix = f".{variant}" if variant and variant in found else ""
     whole = folder / f"{stem}{infix}.safetensors"
     indices = [folder / f"{stem}.safetensors.index{infix}.json"]
     if library == "diffusers":
@@ -188,23 +161,16 @@ def weight_files(
     if index is None or (library != "diffusers" and whole.is_file()):
         if not (whole.is_file() or whole.is_symlink()):
             raise UsageError(
-                f"{at}: {part}/ holds shards without {indices[0].name}, which says what lies where; fetch it too, or "
-                "save the model again"
+                f"{at}: {part}/ holds shards without {indices[0].name}, which says what lies where"
             )
         return [whole]
     try:
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = sorted(set(places.values()))
-        missing = [name for name in files if not (folder / name).exists()]
+        files = sorted({str(name) for name in places.values()})
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{at}: {part}/{index.name} cannot be read ({with_type(error)})"
         ) from error
-    if missing:
-        raise UsageError(
-            f"{at}: {part}/ lacks {len(missing)} of the {len(files)} files in its {index.name}, such as {missing[0]}; "
-            "fetch them again"
-        )
     there = {
         (name, key)
         for name in files
@@ -214,15 +180,14 @@ def weight_files(
         f"{key} in {name}" for key, name in places.items() if (name, key) not in there
     ):
         raise UsageError(
-            f"{at}: {part}/ lacks {len(lost)} tensors that {index.name} names, such as {lost[0]}; fetch them again"
+            f"{at}: {part}/ lacks {len(lost)} tensors that {index.name} names, such as {lost[0]}"
         )
     if twice := sorted(
         (key, name) for name, key in there if places.get(key, name) != name
     ):
         key, name = twice[0]
         raise UsageError(
-            f"{at}: {part}/{name} holds {key} too, which {index.name} places in {places[key]}: two savings were mixed; "
-            "fetch them again"
+            f"{at}: {part}/{name} holds {key} too, which {index.name} places in {places[key]}: two savings were mixed"
         )
     return [folder / name for name in files]
 
@@ -231,48 +196,25 @@ def require_variant(
     found: Mapping[str, set[str | None]], variant: str | None, at: str
 ) -> None:
     """Raises UsageError if parts of a pipeline have files of other variants only, given those that each has."""
-    hint = variant_to_try(found.values())
-    if variant is not None and all(variant not in each for each in found.values()):
+    listed = {
+        name: ", ".join(sorted(str(each or "null") for each in there))
+        for name, there in found.items()
+        if there
+    }
+    if variant is not None and all(variant not in there for there in found.values()):
+        has = "; ".join(f"{name}/ {variants}" for name, variants in listed.items())
         raise UsageError(
-            f"{at}: no part holds files of model.variant={variant}; {hint}"
+            f"{at}: no part holds files of model.variant={variant}; there are {has}"
         )
     for name, there in found.items():
         if there and not {variant, None} & there:
-            has = ", ".join(sorted(map(str, there)))
             raise UsageError(
-                f"{at}: {name}/ holds only files of a variant ({has}), and none without; {hint}"
+                f"{at}: {name}/ holds only files of a variant ({listed[name]})"
             )
-
-
-def variant_to_try(variants: Iterable[set[str | None]]) -> str:
-    """Returns what to do if some parts of a pipeline have no files of the chosen variant, given those that each has."""
-    each = [found for found in variants if found]
-    fitting = [
-        name
-        for name in sorted({name for found in each for name in found if name})
-        if all({name, None} & found for found in each)
-    ]
-    if all(None in found for found in each):
-        fitting = ["null", *fitting]
-    if fitting:
-        return f"try model.variant={' or '.join(fitting)}"
-    return "no value of model.variant finds all of them: rename the files, without a variant"
 
 
 def _stem(library: str) -> str:
     return "diffusion_pytorch_model" if library == "diffusers" else "model"
-
-
-def _instead_of_weights(folder: Path, stem: str) -> str:
-    """Returns which file is missing, and what to do, from what lies in its place."""
-    names = sorted(path.name for path in folder.glob("*"))
-    if other := next((name for name in names if name.endswith(".safetensors")), None):
-        return (
-            f"{stem}.safetensors; rename {other} if it is that, or save the model again"
-        )
-    if any(name.endswith(PICKLED) for name in names):
-        return ".safetensors file; sdopt loads no pickled weights: convert them, or look for the same model in that format"
-    return f"{stem}.safetensors; fetch it, or save the model again"
 
 
 PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")

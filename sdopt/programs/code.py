@@ -4,6 +4,7 @@ import re
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,8 @@ def function_code(function: str, use: str) -> Piece:
 
 
 def _is_taken(file: Path) -> bool:
-    """Returns whether another module has the name of a file."""
-    if file.stem in sys.stdlib_module_names:
+    """Returns whether another module, or a word of Python's, has the name of a file."""
+    if file.stem in sys.stdlib_module_names or iskeyword(file.stem):
         return True
     try:
         module = find_spec(file.stem)

@@ -23,6 +23,7 @@ from sdopt.programs.code import Piece, Unwritable, call_of, function_code, liter
 from sdopt.programs.loading import cast_of, layers_left_out, loading_of
 from sdopt.programs.work import Work
 from sdopt.record.choices import is_plain, option_name, written_value
+from sdopt.schema import Model
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def written(variant: Variant, device: Device) -> Written:
     )
     if prompts_first:
         setup += work.prompts()
-    for piece in _options(variant, work):
+    for piece in _options(variant, device, work):
         setup += piece
     call = work.call()
     if not prompts_first:
@@ -178,7 +179,9 @@ def chosen_of(variant: Variant) -> Chosen:
     """Returns the options that do something to a pipeline as diffusers loads it."""
     chosen = []
     for axis, option in variant.applied:
-        only_casts = type(option) is Precision and not _further_lines(option)
+        only_casts = type(option) is Precision and not _further_lines(
+            option, variant.model
+        )
         if not is_plain(axis, variant.choices[axis]) and not only_casts:
             chosen.append((axis, option))
     return chosen
@@ -187,9 +190,9 @@ def chosen_of(variant: Variant) -> Chosen:
 _CAST = re.compile(r"pipe\.to\(torch\.\w+\)")
 
 
-def _further_lines(option: Optimization) -> list[str]:
+def _further_lines(option: Optimization, model: Model) -> list[str]:
     """Returns what an option does, but the cast of all weights, which `_placing` has."""
-    lines = [line for line in option.diffusers_lines if not _CAST.fullmatch(line)]
+    lines = [line for line in option.lines_for(model) if not _CAST.fullmatch(line)]
     if lines == ["import torch"]:
         return []
     return lines
@@ -204,7 +207,7 @@ def _lacking(chosen: Chosen) -> list[str]:
     ]
 
 
-def _options(variant: Variant, work: Work) -> Iterator[Piece]:
+def _options(variant: Variant, device: Device, work: Work) -> Iterator[Piece]:
     """Yields the code of all options, in the order in which a worker applies them.
 
     A function of a file comes between what is applied before and after it. `sdopt.optimize` takes a pipeline only once.
@@ -217,23 +220,26 @@ def _options(variant: Variant, work: Work) -> Iterator[Piece]:
                 raise Unwritable(
                     "its function runs between options that only sdopt has"
                 )
-            yield _together(variant, before, work)
+            yield _together(variant, device, before, work)
             for function in option.functions:
                 yield function_code(function, "{}(pipe)")
-            yield _together(variant, after, work)
+            yield _together(variant, device, after, work)
             return
-    yield _together(variant, chosen, work)
+    yield _together(variant, device, chosen, work)
 
 
-def _together(variant: Variant, chosen: Chosen, work: Work) -> Piece:
+def _together(variant: Variant, device: Device, chosen: Chosen, work: Work) -> Piece:
     """Returns the code of options that follow one another: all of it diffusers' own, or one call for all of them."""
     if _lacking(chosen):
         return _optimize(variant, chosen, work)
     whole = Piece()
     denoiser = f"pipe.{family_of(variant.model).denoiser}"
     for _, option in chosen:
-        for of_unets in _further_lines(option):
+        for of_unets in _further_lines(option, variant.model):
             line = of_unets.replace("pipe.unet", denoiser)
+            if device.index:  # diffusers would move weights to the first card
+                card = literal(device_name(device))
+                line = line.replace("_cpu_offload()", f"_cpu_offload(device={card})")
             if line.startswith(_IMPORTS):
                 whole += Piece(imports=(line,))
             elif line.startswith(_AROUND):

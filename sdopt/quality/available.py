@@ -74,12 +74,7 @@ def fetch_features(name: str) -> None:
         # What the hub needs knows all kinds of pipelines, which no report does.
         from sdopt.pipelines.hub import fetch_files
 
-        fetch_files(
-            source,
-            _FILES[kind],
-            f"features {name}",
-            "name a folder with the same files",
-        )
+        fetch_files(source, _FILES[kind], f"features {name}")
 
 
 def require_features(name: str) -> None:

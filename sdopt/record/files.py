@@ -141,14 +141,10 @@ def short_digest(content: bytes) -> str:
 
 def is_pointer(file: Path) -> bool:
     """Returns whether a file stands for another, which git fetches only where its extension for large files is."""
-    return begins(file, b"version https://git-lfs")
-
-
-def begins(file: Path, content: bytes, after: int = 0) -> bool:
-    """Returns whether a file can be read and, after some bytes, begins with a content."""
+    start = b"version https://git-lfs"
     try:
         with file.open("rb") as stream:
-            return stream.read(after + len(content))[after:] == content
+            return stream.read(len(start)) == start
     except OSError:
         return False
 

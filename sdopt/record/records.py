@@ -122,6 +122,8 @@ class VariantResult:
     """Of images of another program: the settings that they name otherwise than the baseline's, in words."""
     made_by: str = ""
     """Of images of another program: its name, where they say it."""
+    made_by_version: str = ""
+    """Of images of another program: its version, where they say it."""
     file_format: str = ""
     """Of images of another program: how their files are written."""
     lossy_files: bool = False

@@ -16,7 +16,7 @@ from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Verdict
 from sdopt.report.columns import values_of
 from sdopt.report.notes import caveats_of
-from sdopt.report.program import program_of, said_of
+from sdopt.report.program import program_of, said_of_whole
 from sdopt.report.tables import WorstPrompt, worst_prompts
 from sdopt.schema import WORK
 from sdopt.statistics.measures import Ratio
@@ -200,7 +200,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         ],
         row.command,
         program_of(row.variant) or None,
-        said_of(row.variant.program),
+        said_of_whole(row.variant.program),
         row.at_least_slower,
         values_of(row),
         _at_shapes(row),

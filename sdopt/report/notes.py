@@ -11,8 +11,8 @@ from sdopt.statistics.break_even import compiled_earlier_s
 from sdopt.statistics.disturbance import count_rounds, unsettled
 from sdopt.statistics.figures import floor_range
 from sdopt.statistics.measures import TAIL_RATIO
-from sdopt.statistics.outcomes import LAUNCH_BOUND, busy_share
 from sdopt.statistics.precision import kept_going
+from sdopt.statistics.row_figures import LAUNCH_BOUND, busy_share
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import (
     compared,
@@ -176,11 +176,20 @@ def _drift_text(result: StudyResult) -> str:
 
 def _programs_note(result: StudyResult) -> Iterator[str]:
     """Yields which variants another program made than the baseline, as far as their images say it."""
-    program = result.baseline_variant.made_by
+    baseline = result.baseline_variant
+    program, version = baseline.made_by, baseline.made_by_version
     others = []
+    updated = []
     for variant in result.candidates:
         if variant.made_by and variant.made_by != program:
             others.append(f"{variant.name} by {variant.made_by}")
+        elif variant.made_by and variant.made_by_version not in ("", version):
+            updated.append(f"{variant.name} by {variant.made_by_version}")
+    if version and updated:
+        yield (
+            f"Two versions of {program}: the baseline's images are by {version}, {', '.join(updated)}. What the program "
+            "itself has changed counts as a difference, of images and of times."
+        )
     if program and others:
         yield (
             f"Two programs: the baseline's images are by {program}, {', '.join(others)}. Programs weigh words in "

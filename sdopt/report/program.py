@@ -15,8 +15,18 @@ def program_of(variant: VariantResult) -> str:
     return program.text
 
 
+def said_of_whole(program: Program | None) -> str:
+    """Returns what is known of a variant's program where nothing but the whole of it is handed out."""
+    if program is not None and program.draws and not program.text:
+        return (
+            "No whole program is shown: others cannot load this model, which has random weights; "
+            "the lines that turn the options on were run, and draw the measured image."
+        )
+    return said_of(program)
+
+
 def said_of(program: Program | None) -> str:
-    """Returns in one sentence what is known of a variant's program."""
+    """Returns in one sentence what is known of a variant's program, beside its lines."""
     if program is None:
         return "No code is shown: none was run."
     if not program.draws:

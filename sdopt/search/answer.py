@@ -3,12 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 from sdopt.preparation import remarks_on_model
 from sdopt.record.records import StudyResult
+from sdopt.report.columns import OF_ONE_STUDY, further_columns, values_of
 from sdopt.report.header import header_of
-from sdopt.report.program import said_of
+from sdopt.report.program import said_of, said_of_whole
 from sdopt.search.findings import RATIOS, CandidateFinding
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import UNKNOWN, front_of
@@ -17,7 +19,7 @@ from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
 from sdopt.statistics.sentences import described, unconfirmed
-from sdopt.statistics.words import shortened, start_words
+from sdopt.statistics.words import shortened, start_words, unit_text
 
 
 def record_of(search: Search, ended: bool = True) -> SearchRecord:
@@ -42,6 +44,9 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
     started = search.trials.started
     best = winner or undecided
     row = judgements.rows[best] if best else None
+    said = (
+        said_of if winner else said_of_whole
+    )  # of what is undecided, no lines are shown
     return SearchRecord(
         name=search.config.title,
         folder=str(search.studies.folder),
@@ -63,10 +68,16 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
         winner=winner,
         undecided=undecided,
         lines=list(row.lines) if row and winner else [],
-        program_run=said_of(row.variant.program) if row else "",
+        program_run=said(row.variant.program) if row else "",
         judged=list(judgements.studies),
         remarks=remarks_on_model(search.space.variants([])[0]),
+        config_dir=_whole(search.studies.config_dir),
     )
+
+
+def _whole(folder: Path | None) -> str:
+    """Returns a folder as a program finds it from anywhere; "" without one."""
+    return "" if folder is None else str(folder.expanduser().absolute())
 
 
 def _judged_entry(
@@ -106,9 +117,7 @@ def _answer(
     if search.unjudged is not None and best is not None:
         return f"{shown}{_unjudged(best, search)}"
     fastest = (
-        f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×"
-        if best
-        else ""
+        f"; the fastest so far, not judged: {best.name}, {_about(best)}" if best else ""
     )
     return f"{shown}The search has not ended; {len(entries)} combinations were proposed so far{fastest}."
 
@@ -117,10 +126,15 @@ def _unjudged(best: SearchEntry, search: Search) -> str:
     """Returns what a search says of its best candidate if the budget left no time to judge it."""
     needed_s = search.config.budget_s - search.budget.left_s + (search.unjudged or 0.0)
     return (
-        f"Undecided: {best.name} was about {best.speedup:.2f}× faster in a first look; the budget of "
+        f"Undecided: {best.name} was {_about(best)} faster in a first look; the budget of "
         f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command with about "
         f"{math.ceil(needed_s / 60)} min goes on, and judges them."
     )
+
+
+def _about(entry: SearchEntry) -> str:
+    """Returns a speed-up that no interval goes with, as in `about 1.90× per image`."""
+    return f"about {entry.speedup:.2f}×{unit_text(entry.per_image)}"
 
 
 def _because(row: Row, finding: CandidateFinding) -> str:
@@ -137,29 +151,28 @@ def entry_of(
     findings: Sequence[CandidateFinding],
 ) -> SearchEntry:
     """Returns the entry of a candidate: means over its studies, the largest memory, and the last study's images."""
+    entry = SearchEntry(candidate.name, list(candidate.overrides), fate, because)
+    if not findings:
+        return entry
     timed = [finding for finding in findings if "latency" in finding.losses]
-    last = findings[-1] if findings else None
-    return SearchEntry(
-        name=candidate.name,
-        overrides=list(candidate.overrides),
-        fate=fate,
-        because=because,
+    peaks = [finding.row.largest_memory_gib for finding in findings]
+    last = findings[-1]
+    row, losses = last.row, last.losses
+    return replace(
+        entry,
         speedup=math.exp(-standing_of(timed, "latency", UNKNOWN).loss)
         if timed
         else None,
-        memory_ratio=last.memory_ratio if last else None,
-        latency_s=last.latency_s if last else None,
-        image_s=last.image_s if last else None,
-        per_image=any(finding.per_image for finding in findings),
-        memory_gib=max(
-            (finding.memory_gib for finding in findings if finding.memory_gib),
-            default=None,
-        ),
-        distance=last.distance if last else None,
+        memory_ratio=math.exp(losses["memory"]) if "memory" in losses else None,
+        latency_s=row.latency.estimate if row.latency else None,
+        image_s=row.image_time.estimate if row.image_time else None,
+        per_image=any(finding.row.per_image for finding in findings),
+        memory_gib=max(filter(None, peaks), default=None),
+        distance=losses.get("distance"),
         processes=sum(finding.processes for finding in findings),
-        start=last.start if last else None,
-        recompiles=last.recompiles if last else None,
-        columns=dict(last.columns) if last else {},
+        start=row.break_even,
+        recompiles=row.figures.get("compile/recompiles"),
+        columns=values_of(row, further_columns(OF_ONE_STUDY)),
     )
 
 
@@ -189,7 +202,7 @@ def _sentence(judgements: Judgements, entries: Sequence[SearchEntry]) -> str:
 def _winning(judgements: Judgements, tried: int) -> str:
     """Returns the answer of a search with a winner."""
     winner, *others = judgements.passed
-    start = start_words(judgements.findings[winner].start)
+    start = start_words(judgements.rows[winner].break_even)
     said = described(judgements.rows[winner], judgements.baseline_of(winner))
     if start:
         said += f"; {start[0]} more {start[1]}, {start[2]}"
@@ -207,7 +220,7 @@ def _nothing_judged(entries: Sequence[SearchEntry], tried: int) -> str:
         return "No combination was tried."
     best = _fastest(entries, "fail")
     refused = (
-        f"; {best.name} was about {best.speedup:.2f}×, but: {shortened(best.because)}"
+        f"; {best.name} was {_about(best)}, but: {shortened(best.because)}"
         if best
         else ""
     )

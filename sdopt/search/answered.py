@@ -81,7 +81,9 @@ def question_of(overrides: Sequence[str], config_dir: Path | None) -> str:
         for word in overrides
         if word.lstrip("+").partition("=")[0] not in _HOW_LONG
     ]
-    if config_dir is not None or any("${" in word for word in words):
+    # What an interpolation stands for, and what a function of a file imports.
+    untold = any("${" in word or ".py:" in word for word in words)
+    if config_dir is not None or untold:
         return ""
     facts = [
         __version__,
@@ -127,9 +129,12 @@ def answered_before(overrides: Sequence[str], config_dir: Path | None) -> Path |
 def _stamps(words: Sequence[str]) -> Iterator[str]:
     """Yields the size and the time of each file that the words name."""
     for word in words:
-        for part in re.split(r"[=\[\]{},:'\"]", word):
-            with suppress(OSError):
-                yield from _stamps_of(Path(part))
+        parts = re.split(r"[=\[\]{},:'\"]", word)
+        for part in parts:
+            named = part.strip()
+            with suppress(OSError, RuntimeError):  # of a user whom nobody knows
+                path = Path(named).expanduser()
+                yield from _stamps_of(path)
 
 
 def _stamps_of(path: Path) -> Iterator[str]:

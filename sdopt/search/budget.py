@@ -15,14 +15,6 @@ class Cost:
     call_s: float
 
 
-@dataclass(frozen=True)
-class StudyWork:
-    """What a study does with each of its variants; the calls are those of all processes together."""
-
-    processes: int
-    calls: float
-
-
 @dataclass
 class SearchBudget:
     """The time of a search, which always leaves enough of it to judge.
@@ -32,14 +24,15 @@ class SearchBudget:
     judge: time that would be kept for that is spent on trying more.
 
     Attributes:
-        work: by stage: `screen`, `race` and `final`.
+        work: what a study does with each of its variants, by stage (`screen`, `race` and `final`): the number of its
+            processes, and the calls of all of them together.
         deadline: the end of the budget, in seconds of the clock.
         finalists: the most candidates that are judged.
         baseline: None before the first study.
         costs: of each measured candidate, by name.
     """
 
-    work: Mapping[str, StudyWork]
+    work: Mapping[str, tuple[int, float]]
     deadline: float
     finalists: int
     clock: Callable[[], float] = time.monotonic
@@ -61,42 +54,51 @@ class SearchBudget:
     @property
     def needed_s(self) -> float:
         """Seconds of the least search, which screens and judges one candidate; 0 where nothing is known yet."""
-        return (
-            0.0
-            if self.baseline is None
-            else self.least_s + self.seconds("final", [self._usual()])
-        )
+        if self.baseline is None:
+            return 0.0
+        return self.least_s + self.seconds("final", [self._usual()])
 
     @property
     def missing_s(self) -> float:
         """Seconds that the least search takes beyond what is left."""
         return max(0.0, self.needed_s - self.left_s)
 
-    def seconds(self, stage: str, costs: Sequence[Cost]) -> float:
+    def seconds(
+        self,
+        stage: str,
+        costs: Sequence[Cost],
+    ) -> float:
         """Returns how many seconds a study of candidates takes, with the baseline and its control beside them."""
-        work = self.work[stage]
+        processes, calls = self.work[stage]
         beside_s = self._beside_s / self._processes if self._processes else 0.0
-        whole = [*([self.baseline] * 2 if self.baseline else []), *costs]
-        return sum(
-            work.processes * (cost.start_s + beside_s) + work.calls * cost.call_s
-            for cost in whole
-        )
+        if self.baseline:
+            costs = [self.baseline, self.baseline, *costs]
+        seconds = 0.0
+        for cost in costs:
+            seconds += processes * (cost.start_s + beside_s) + calls * cost.call_s
+        return seconds
 
-    def seconds_of(self, stage: str, names: Iterable[str]) -> float:
+    def seconds_of(
+        self,
+        stage: str,
+        names: Iterable[str],
+    ) -> float:
         """Returns how many seconds a study of measured candidates takes."""
         return self.seconds(stage, [self._cost(name) for name in names])
 
-    def learn(self, costs: Mapping[str, Cost], took_s: float) -> None:
+    def learn(
+        self,
+        costs: Mapping[str, Cost],
+        took_s: float,
+    ) -> None:
         """Records how long a screening study took: what it took besides calls and starts is shared by its processes."""
         self.costs |= costs
-        before, self._beside_s, self._processes = (
-            (self._beside_s, self._processes),
-            0.0,
-            0,
-        )
+        beside_s, processes = self._beside_s, self._processes
+        self._beside_s, self._processes = 0.0, 0
         excess_s = took_s - self.seconds("screen", list(costs.values()))
-        self._beside_s = max(0.0, before[0] + excess_s)
-        self._processes = before[1] + self.work["screen"].processes * (len(costs) + 2)
+        self._beside_s = max(0.0, beside_s + excess_s)
+        of_each, _ = self.work["screen"]
+        self._processes = processes + of_each * (len(costs) + 2)
 
     def to_screen(
         self,
@@ -122,48 +124,50 @@ class SearchBudget:
             return most
         usual = self._usual()
         if compile_next:
-            usual = Cost(
-                max(cost.start_s for cost in [usual, *self.costs.values()]),
-                usual.call_s,
-            )
-        judged = [
-            self._cost(name) for name in leaders[: 1 if alone else self.finalists]
-        ]
+            longest_s = max(cost.start_s for cost in [usual, *self.costs.values()])
+            usual = Cost(longest_s, usual.call_s)
+        finalists = 1 if alone else self.finalists
+        judged = [self._cost(name) for name in leaders[:finalists]]
         reserved_s = self.seconds("final", judged or [usual])
         # For a race that there is no time for anyway, nothing is kept.
         if racers and not alone and self.may_race(leaders[:racers]):
             reserved_s += self.seconds_of("race", leaders[:racers])
-        for kept_s in (reserved_s, *(() if gains or not self.costs else (0.0,))):
+        reserves = [reserved_s]
+        if self.costs and not gains:
+            reserves.append(0.0)
+        for kept_s in reserves:
             for count in range(most, 0, -1):
                 if self.seconds("screen", [usual] * count) + kept_s <= self.left_s:
                     return count
         # A search that tries nothing answers nothing, however slow the machine is.
         return 0 if self.costs else min(most, 2)
 
-    def to_screen_s(self, leaders: Sequence[str]) -> float:
+    def to_screen_s(
+        self,
+        leaders: Sequence[str],
+    ) -> float:
         """Returns in how many seconds a screening study has to end, for the best of those that gain to be judged.
 
         It has time to begin in any case: ended while it is composed, it would leave no result.
         """
-        return max(
-            _TO_BEGIN_S,
-            self.left_s - (self.seconds_of("final", leaders[:1]) if leaders else 0.0),
-        )
+        to_judge_s = self.seconds_of("final", leaders[:1]) if leaders else 0.0
+        return max(_TO_BEGIN_S, self.left_s - to_judge_s)
 
-    def may_race(self, names: Sequence[str]) -> bool:
+    def may_race(
+        self,
+        names: Sequence[str],
+    ) -> bool:
         """Returns whether candidates can race and still leave enough time to judge the finalists."""
-        return (
-            self.seconds_of("race", names)
-            + self.seconds_of("final", names[: self.finalists])
-            <= self.left_s
-        )
+        race_s = self.seconds_of("race", names)
+        final_s = self.seconds_of("final", names[: self.finalists])
+        return race_s + final_s <= self.left_s
 
     def to_judge(self, names: Sequence[str]) -> int:
         """Returns how many of the finalists, the best first, can be judged in the time that is left: at least one."""
-        counts = range(min(self.finalists, len(names)), 1, -1)
-        return next(
-            (n for n in counts if self.seconds_of("final", names[:n]) <= self.left_s), 1
-        )
+        for count in range(min(self.finalists, len(names)), 1, -1):
+            if self.seconds_of("final", names[:count]) <= self.left_s:
+                return count
+        return 1
 
     def _cost(self, name: str) -> Cost:
         return self.costs.get(name) or self._usual()

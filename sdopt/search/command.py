@@ -24,7 +24,7 @@ from sdopt.schema import Tracking
 from sdopt.search.answer import record_of
 from sdopt.search.answered import Answered, numbered, read_answered, write_answered
 from sdopt.search.config import SearchConfig, search_config, split
-from sdopt.search.expectation import Expectation
+from sdopt.search.expectation import expected_speedups
 from sdopt.search.record import (
     PAGE,
     PLOT,
@@ -112,8 +112,8 @@ def prepare(
             fetch_clip(composer)
         run = composer.current
         machine, context = find_machine(start_fork_server(), run.hardware, data_sheets)
-        expectation = Expectation.of(machine.device, RESULTS)
-        space = Space.of(config, composer, machine.device, config_dir, expectation)
+        expected = expected_speedups(machine.device, RESULTS)
+        space = Space.of(config, composer, machine.device, config_dir, expected)
         return Prepared(config, given, config_dir, run, space, machine, context)
 
 

@@ -8,7 +8,6 @@ stands between those that were faster and those that were slower.
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -18,7 +17,6 @@ from sdopt.hardware.device import Device
 from sdopt.record.choices import difference, option_name
 from sdopt.record.records import Status, StudyResult
 from sdopt.statistics.figures import rows_of
-from sdopt.statistics.measures import SPEEDUP
 from sdopt.study.cost import newest_results
 
 RECORDED = Path(__file__).parent / "expected.json"
@@ -28,29 +26,27 @@ _UNKNOWN = 1.0
 """The speed-up of an option that nothing is known of."""
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """Speed-ups to expect of single options on one device.
+def expected_speedups(
+    device: Device,
+    results: Path,
+) -> dict[str, float]:
+    """Returns what a device promises of single options, by choice, as in `caching=deepcache`.
 
-    Attributes:
-        here: medians of this machine's own results, by choice, as in `caching=deepcache`.
-        recorded: medians of sdopt's records of such devices, likewise.
+    They are medians of results of the same device below a folder, and of sdopt's records of such devices.
     """
+    return recorded_for(device) | medians(results_of(device, results))
 
-    here: Mapping[str, float] = field(default_factory=dict)
-    recorded: Mapping[str, float] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, device: Device, results: Path) -> "Expectation":
-        """Returns what a device promises, by the results of the same device below a folder and by sdopt's records."""
-        return cls(medians(results_of(device, results)), recorded_for(device))
-
-    def speedup(self, choices: Mapping[str, str], baseline: Mapping[str, str]) -> float:
-        """Returns the product of what is expected of each option that the baseline does not have."""
-        product = _UNKNOWN
-        for choice in changed_choices(choices, baseline):
-            product *= self.here.get(choice, self.recorded.get(choice, _UNKNOWN))
-        return product
+def speedup_of(
+    choices: Mapping[str, str],
+    baseline: Mapping[str, str],
+    expected: Mapping[str, float],
+) -> float:
+    """Returns the product of what is expected of each option that the baseline does not have."""
+    product = _UNKNOWN
+    for choice in changed_choices(choices, baseline):
+        product *= expected.get(choice, _UNKNOWN)
+    return product
 
 
 def recorded_for(device: Device) -> dict[str, float]:
@@ -72,12 +68,16 @@ def _recorded() -> dict[str, dict[str, float]]:
     return speedups
 
 
-def results_of(device: Device, folder: Path) -> list[StudyResult]:
+def results_of(
+    device: Device,
+    folder: Path,
+) -> list[StudyResult]:
     """Returns the newest results of a device below a folder."""
-    results = (result for result, _ in newest_results(folder))
-    return [
-        result for result in results if result.environment.device["name"] == device.name
-    ]
+    same = []
+    for result, _ in newest_results(folder):
+        if result.environment.device["name"] == device.name:
+            same.append(result)
+    return same
 
 
 def medians(results: Iterable[StudyResult]) -> dict[str, float]:
@@ -86,7 +86,10 @@ def medians(results: Iterable[StudyResult]) -> dict[str, float]:
     for result in results:
         for choice, speedup in single_speedups(result):
             measured[choice].append(speedup)
-    return {choice: median(speedups) for choice, speedups in sorted(measured.items())}
+    typical = {}
+    for choice in sorted(measured):
+        typical[choice] = median(measured[choice])
+    return typical
 
 
 def single_speedups(result: StudyResult) -> list[tuple[str, float]]:
@@ -95,14 +98,14 @@ def single_speedups(result: StudyResult) -> list[tuple[str, float]]:
         return []
     speedups = []
     for row in rows_of(result):
-        ratio = row.beside_reference.get(SPEEDUP.name)
-        if ratio is None or row.comparison is None or row.variant.is_control:
+        variant, ratio = row.variant, row.speedup_beside
+        if ratio is None or variant.is_control:
             continue
-        if row.variant.status is not Status.OK:
+        if variant.status is not Status.OK:
             continue  # what shows no effect says nothing of the option
-        reference = result.variant(row.comparison.reference)
-        choices = changed_choices(row.variant.choices, reference.choices)
-        same_work = row.variant.config.workload == reference.config.workload
+        reference = result.variant(row.reference)
+        choices = changed_choices(variant.choices, reference.choices)
+        same_work = variant.config.workload == reference.config.workload
         if len(choices) == 1 and same_work:
             speedups.append((choices[0], ratio.interval.estimate))
     return speedups
@@ -112,7 +115,5 @@ def changed_choices(
     choices: Mapping[str, str], baseline: Mapping[str, str]
 ) -> list[str]:
     """Returns the options that one variant has and the other has not, by axis, as in `caching=deepcache`."""
-    return [
-        f"{axis}={option_name(option)}"
-        for axis, option in difference(choices, baseline).items()
-    ]
+    changed = difference(choices, baseline)
+    return [f"{axis}={option_name(option)}" for axis, option in changed.items()]

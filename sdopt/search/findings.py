@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
-from sdopt.record.comparisons import BreakEven
 from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Verdict
-from sdopt.report.columns import OF_ONE_STUDY, further_columns, values_of
 from sdopt.schema import Gate
 from sdopt.statistics.change_words import percent_text
 from sdopt.statistics.figures import rows_of
@@ -37,49 +36,33 @@ RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
 
 @dataclass(frozen=True)
 class CandidateFinding:
-    """One candidate in one study.
+    """What one study says of one candidate, besides the figures of its row.
 
     Attributes:
+        row: its row in the study.
         losses: the value to minimise, by objective; for latency and memory, the log ratio to the baseline.
-        processes: the number of processes that timed the candidate.
-        latency_s: the time of one call, in seconds.
-        image_s: the time of one image, in seconds.
-        per_image: whether the study shows times per image.
-        memory_gib: the peak memory of the process that needs most, in GiB.
-        distance: the distance of its images to the baseline's, in the unit of `search.distance`.
+        distances: the distance for each prompt; empty if the metric has none, or one is not finite.
         excess: by limit, the share by which the candidate exceeds it; negative if it keeps the limit.
         out: why the candidate cannot win; "" if it may.
         spoiled: whether it is ruled out because its images break a rule of the gate.
-        distances: the distance for each prompt; empty if the metric has none, or one is not finite.
-        start: its extra start-up time, and when that is repaid; None if it was not measured.
-        recompiles: graphs compiled after the first call; None if nothing is compiled.
-        columns: what further columns of tables have, by their names.
     """
 
+    row: Row
     losses: dict[str, float]
-    processes: int
-    latency_s: float | None
-    memory_gib: float | None
-    distance: float | None
+    distances: tuple[float, ...]
     excess: dict[str, float]
     out: str
-    spoiled: bool = False
-    distances: tuple[float, ...] = ()
-    start: BreakEven | None = None
-    recompiles: float | None = None
-    image_s: float | None = None
-    per_image: bool = False
-    columns: Mapping[str, float | str] = field(default_factory=dict)
+    spoiled: bool
+
+    @property
+    def processes(self) -> int:
+        """The number of processes that timed it."""
+        return len(self.row.variant.measurements)
 
     @property
     def speedup(self) -> float | None:
         """How many times as fast as the baseline it is."""
         return math.exp(-self.losses["latency"]) if "latency" in self.losses else None
-
-    @property
-    def memory_ratio(self) -> float | None:
-        """Its peak memory as a share of the baseline's."""
-        return math.exp(self.losses["memory"]) if "memory" in self.losses else None
 
 
 def findings_of(
@@ -101,22 +84,20 @@ def findings_of(
         if judged.verdict is Verdict.FAIL
     }
     found = {}
-    for row in [
-        row for row in rows_of(result) if row.comparison and not row.variant.is_control
-    ]:
-        name = row.variant.name
-        refused = reasons_of(failed[name], result) if name in failed else []
-        because = (
-            broken.get(name) or "; ".join(refused) or _memory_beyond(row, gate, result)
-        )
-        spoiled = name in failed and name not in broken and _spoils(failed[name])
+    for row in rows_of(result):
+        if row.comparison is None or row.variant.is_control:
+            continue
+        refusal = failed.get(row.name)
+        because = broken.get(row.name, "")
+        spoiled = not because and refusal is not None and _spoils(refusal)
+        if not because and refusal is not None:
+            because = "; ".join(reasons_of(refusal, result))
+        because = because or _memory_beyond(row, gate, result)
         finding = _finding(row, config, because, spoiled)
         # A study that ended early says nothing of a candidate that it had not come to.
-        if (
-            row.variant.status is not Status.INTERRUPTED
-            or set(config.objectives) <= finding.losses.keys()
-        ):
-            found[name] = finding
+        is_complete = set(config.objectives) <= finding.losses.keys()
+        if is_complete or row.status is not Status.INTERRUPTED:
+            found[row.name] = finding
     return found
 
 
@@ -130,64 +111,46 @@ def _finding(
     row: Row, config: SearchConfig, because: str, spoiled: bool
 ) -> CandidateFinding:
     """Returns the finding on one candidate; `because` is why the gate or its evidence rules it out, "" if neither."""
-    losses = {
-        objective: -math.log(ratio.measure.gain(ratio.interval.estimate))
-        for objective, name in RATIOS.items()
-        if (ratio := row.beside_reference.get(name)) is not None
-    }
-    # For a metric over features, the first score.
-    scores = (
-        score
-        for name, score in row.scores.items()
-        if f"{name}_".startswith(f"{config.distance}_")
-    )
-    score = next((score for score in scores if score.estimate is not None), None)
+    losses = {}
+    for objective, name in RATIOS.items():
+        ratio = row.beside_reference.get(name)
+        if ratio is not None:
+            losses[objective] = -math.log(ratio.measure.gain(ratio.interval.estimate))
+    score = _score(row, config.distance)
     distance = score.estimate if score else None
-    if distance is not None:
+    distances: list[float] = []
+    if score and distance is not None:
         losses["distance"] = distance
-    by_prompt = (
-        [value for value in score.per_prompt if value is not None] if score else []
-    )
-    memory = row.largest_memory_gib
-    latency = row.latency.estimate if row.latency else None
+        known = [value for value in score.per_prompt if value is not None]
+        distances = known if len(known) == len(score.per_prompt) else []
+    latency_s = row.latency.estimate if row.latency else None
     limits = {
-        "memory_gib": (memory, config.memory_gib),
-        "latency_s": (latency, config.latency_s),
+        "memory_gib": (row.largest_memory_gib, config.memory_gib),
+        "latency_s": (latency_s, config.latency_s),
         "distance_limit": (distance, config.distance_limit),
     }
-    excess = {
-        name: value / limit - 1 if limit else value
-        for name, (value, limit) in limits.items()
-        if value is not None and limit is not None
-    }
-    unknown = [
-        _QUANTITIES[name]
-        for name, (value, limit) in limits.items()
-        if limit is not None and value is None
-    ]
-    missing = [
-        _QUANTITIES[objective]
-        for objective in config.objectives
-        if objective not in losses
-    ]
-    return CandidateFinding(
-        losses,
-        len(row.variant.measurements),
-        latency,
-        memory,
-        distance,
-        excess,
-        because or _why_out(row.variant, [*unknown, *missing], excess, config),
-        spoiled=spoiled,
-        distances=tuple(by_prompt)
-        if score and len(by_prompt) == len(score.per_prompt)
-        else (),
-        start=row.break_even,
-        recompiles=row.figures.get("compile/recompiles"),
-        image_s=row.image_time.estimate if row.image_time else None,
-        per_image=row.per_image,
-        columns=values_of(row, further_columns(OF_ONE_STUDY)),
-    )
+    excess = {}
+    unknown = []
+    for name, (value, limit) in limits.items():
+        if limit is None:
+            continue
+        if value is None:
+            unknown.append(_QUANTITIES[name])
+        else:
+            excess[name] = value / limit - 1 if limit else value
+    for objective in config.objectives:
+        if objective not in losses:
+            unknown.append(_QUANTITIES[objective])
+    out = because or _why_out(row.variant, unknown, excess, config)
+    return CandidateFinding(row, losses, tuple(distances), excess, out, spoiled)
+
+
+def _score(row: Row, metric: str) -> Score | None:
+    """Returns the score of a metric, the first one where it is over several features; None if none was measured."""
+    for name, score in row.scores.items():
+        if f"{name}_".startswith(f"{metric}_") and score.estimate is not None:
+            return score
+    return None
 
 
 _QUANTITIES = {

@@ -65,26 +65,26 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
     Memory is the x axis if no distance was measured, or if memory is an objective and distance is not. A line joins the
     front if the two axes are exactly the objectives.
     """
-    measured = [entry for entry in record.entries if entry.speedup is not None]
     by_distance = _by_distance(record)
-    joined = set(record.objectives) == {
-        "latency",
-        "distance" if by_distance else "memory",
-    }
-    points: list[dict[str, Any]] = [
-        {
-            "x": entry.distance if by_distance else entry.memory_gib,
-            "speed": entry.speedup,
-            "low": entry.low,
-            "high": entry.high,
-            "kind": str(entry.fate),
-            "name": entry.name,
-            "judged": entry.judged,
-            "front": joined and entry.on_front,
-        }
-        for entry in measured
-        if (entry.distance if by_distance else entry.memory_gib) is not None
-    ]
+    across = "distance" if by_distance else "memory"
+    joined = set(record.objectives) == {"latency", across}
+    points: list[dict[str, Any]] = []
+    for entry in record.entries:
+        x = entry.distance if by_distance else entry.memory_gib
+        if x is None or entry.speedup is None:
+            continue
+        points.append(
+            {
+                "x": x,
+                "speed": entry.speedup,
+                "low": entry.low,
+                "high": entry.high,
+                "kind": str(entry.fate),
+                "name": entry.name,
+                "judged": entry.judged,
+                "front": joined and entry.on_front,
+            }
+        )
     if points and by_distance:
         points.append({"x": 0.0, "speed": 1.0, "kind": "baseline", "name": "baseline"})
     ranked = sorted(
@@ -105,7 +105,11 @@ def _by_distance(record: SearchRecord) -> bool:
     )
 
 
-def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Spec:
+def _spec(
+    record: SearchRecord,
+    points: list[dict[str, Any]],
+    named: bool,
+) -> Spec:
     distance = record.distance if _by_distance(record) else ""
     speeds: list[float] = []
     for point in points:
@@ -167,10 +171,9 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
 
 def _ticks(points: list[dict[str, Any]]) -> list[float]:
     """Returns zero and some powers of ten; with many, omits the one below the smallest figure, which overlaps zero."""
-    low, high = (
-        math.log10(_small(points)),
-        math.log10(max(point["x"] for point in points) or 1.0),
-    )
+    largest = max(point["x"] for point in points) or 1.0
+    low = math.log10(_small(points))
+    high = math.log10(largest)
     step = max(1, math.ceil((high - low) / 6))
     first = math.floor(low) + (step if high - low > 1 else 0)
     return [0.0, *(10.0**power for power in range(first, math.ceil(high) + 1, step))]

@@ -80,12 +80,12 @@ class SearchEntry:
     overrides: list[str]
     fate: Fate
     because: str
-    speedup: float | None
-    memory_ratio: float | None
-    latency_s: float | None
-    memory_gib: float | None
-    distance: float | None
-    processes: int
+    speedup: float | None = None
+    memory_ratio: float | None = None
+    latency_s: float | None = None
+    memory_gib: float | None = None
+    distance: float | None = None
+    processes: int = 0
     low: float | None = None
     """Lower bound of the speed-up's interval, which only the final study gives; `high` is the upper one."""
     high: float | None = None
@@ -138,6 +138,8 @@ class SearchRecord:
     """The folders of the judged studies, the newest first."""
     remarks: list[str] = field(default_factory=list)
     """What speaks for other steps or another scale of guidance than the model was tried with."""
+    config_dir: str = ""
+    """The folder with groups of the user's own; "" without one."""
 
     @property
     def best(self) -> SearchEntry | None:
@@ -245,7 +247,10 @@ def load_line(record: SearchRecord, variant: str | None) -> str:
     study = next(
         (entry.study for entry in record.entries if entry.name == variant), FINAL
     )
-    return f"pipe = sdopt.load({f'{record.folder}/{study}'!r}, variant={variant!r})"
+    arguments = [repr(f"{record.folder}/{study}"), f"variant={variant!r}"]
+    if record.config_dir:
+        arguments.append(f"config_dir={record.config_dir!r}")
+    return f"pipe = sdopt.load({', '.join(arguments)})"
 
 
 def space_table(space: "Space") -> list[Block]:

@@ -18,7 +18,7 @@ from sdopt.gate.rule_checks import decidable
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.schema import Gate
-from sdopt.search.budget import Cost, SearchBudget, StudyWork
+from sdopt.search.budget import Cost, SearchBudget
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import RATIOS, CandidateFinding, control_of, findings_of
 from sdopt.search.judgements import Judgements
@@ -93,18 +93,12 @@ class Search:
         for stage in ("screen", "race", FINAL):
             run, baseline = self.studies.composed(stage)
             processes = run.protocol.replicates or 1
+            protocol = run.protocol
             # The images of two variants are as many as those of any two.
-            calls = (
-                calls_ahead(
-                    [baseline] * 2,
-                    2 * processes,
-                    run.protocol.rounds,
-                    run.protocol,
-                    None,
-                )
-                / 2
+            of_two = calls_ahead(
+                [baseline] * 2, 2 * processes, protocol.rounds, protocol, None
             )
-            work[stage] = StudyWork(processes, calls)
+            work[stage] = processes, of_two / 2
         budget = SearchBudget(work, self.deadline, self.config.finalists)
         # The first study of candidates is planned by what the baseline took, if it was calibrated.
         for result in self.finished("screen-"):
@@ -115,7 +109,10 @@ class Search:
             budget.baseline = Cost(_LOADING_S + call_s, call_s)
         return budget
 
-    def _learn_baseline(self, budget: SearchBudget) -> None:
+    def _learn_baseline(
+        self,
+        budget: SearchBudget,
+    ) -> None:
         """Lets a budget know what the baseline took while it was calibrated, unless a screening study says so."""
         if not budget.costs:
             for result in self.finished(CALIBRATE):
@@ -217,7 +214,10 @@ class Search:
                 break
         return finalists
 
-    def _require_time(self, calibrating_s: float = 0.0) -> None:
+    def _require_time(
+        self,
+        calibrating_s: float = 0.0,
+    ) -> None:
         """Raises UsageError if not even one option can be tried; what was measured serves another call."""
         least_s = calibrating_s + self.budget.least_s
         if self.budget.costs or least_s <= _SLACK * self.budget.left_s:
@@ -304,10 +304,18 @@ class Search:
         """The number of races so far."""
         return sum(1 for _ in self.results("race-"))
 
-    def _duration_text(self, stage: str, names: Sequence[str]) -> str:
+    def _duration_text(
+        self,
+        stage: str,
+        names: Sequence[str],
+    ) -> str:
         return f" (about {math.ceil(self.budget.seconds_of(stage, names) / 60)} min)"
 
-    def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:
+    def _screen(
+        self,
+        stage: str,
+        candidates: Sequence[Combination],
+    ) -> None:
         self.say(f"{stage}: {len(candidates)} candidates")
         began = time.monotonic()
         # The first study ends in any case: a search that tries nothing answers nothing.
@@ -332,16 +340,20 @@ class Search:
             out = f": {shortened(finding.out)}" if finding.out else ""
             self.say(f"  {self.figures_of(finding)}  {name}{out}")
 
-    def figures_of(self, finding: CandidateFinding) -> str:
+    def figures_of(
+        self,
+        finding: CandidateFinding,
+    ) -> str:
         """Returns the figures of a candidate in one line."""
         words = []
         if finding.speedup is not None:
             words.append(f"{finding.speedup:.2f}×")
-        if finding.memory_gib is not None:
-            words.append(gib_text(finding.memory_gib))
-        if finding.distance is not None:
-            words.append(f"image distance {finding.distance:.2g}")
-        start = start_said(finding.start)
+        memory_gib = finding.row.largest_memory_gib
+        if memory_gib is not None:
+            words.append(gib_text(memory_gib))
+        if "distance" in finding.losses:
+            words.append(f"image distance {finding.losses['distance']:.2g}")
+        start = start_said(finding.row.break_even)
         if start:
             words.append(f"start {start}")
         return ", ".join(words) or "no figures"
@@ -407,7 +419,9 @@ class Search:
         return standings
 
     def _finalists(
-        self, order: Sequence[str], known: dict[str, Combination]
+        self,
+        order: Sequence[str],
+        known: dict[str, Combination],
     ) -> list[str]:
         """Returns the first candidates; if none promises equal images, replaces the last by the best one that does."""
         chosen = list(order[: self.budget.to_judge(order)])
@@ -420,12 +434,21 @@ class Search:
             chosen[-1] = equal[0]
         return chosen
 
-    def _drop(self, names: Iterable[str], fate: Fate, why: str) -> None:
+    def _drop(
+        self,
+        names: Iterable[str],
+        fate: Fate,
+        why: str,
+    ) -> None:
         self.dropped |= dict.fromkeys(names, (fate, why))
 
     # ------------------------------------------------------------------------------------------------------- reading
 
-    def noise(self, objective: str, stages: Sequence[str]) -> Scatter:
+    def noise(
+        self,
+        objective: str,
+        stages: Sequence[str],
+    ) -> Scatter:
         """Estimates from the repeated baselines of some stages how far processes differ in time or memory."""
         controls = []
         for stage in stages:
@@ -469,7 +492,9 @@ class Search:
     def results(self, stage: str) -> Iterator[StudyResult]:
         """Yields the result of the study `stage`; if `stage` ends in a hyphen, of all studies with that prefix."""
         folders = f"{stage}*" if stage.endswith("-") else stage
-        for path in sorted(self.studies.folder.glob(f"{folders}/result.json")):
+        found = self.studies.folder.glob(f"{folders}/result.json")
+        # The tenth study of a kind comes after the second one.
+        for path in sorted(found, key=lambda path: (len(path.parent.name), path)):
             yield read_result(path)
 
 
@@ -486,7 +511,9 @@ def costs_of(result: StudyResult) -> tuple[Cost, dict[str, Cost]]:
 
 
 def standing_of(
-    findings: Sequence[CandidateFinding], objective: str, noise: Scatter
+    findings: Sequence[CandidateFinding],
+    objective: str,
+    noise: Scatter,
 ) -> Standing:
     """Returns the estimate of a candidate in one objective, from all studies that measured it."""
     if objective in RATIOS:

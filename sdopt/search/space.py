@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sdopt.config.composer import HydraComposer
@@ -17,7 +18,7 @@ from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.record.choices import NONE
 from sdopt.search.config import SearchConfig
-from sdopt.search.expectation import Expectation
+from sdopt.search.expectation import speedup_of
 from sdopt.variant import Variant
 
 BASELINE = "baseline"
@@ -77,14 +78,14 @@ class Space:
         left_out: one line for each option that cannot run here even alone, with all its reasons.
         composer: composes the baseline and each combination.
         device: the device that they run on.
-        expectation: which options promise most, and so come first.
+        expected: the speed-ups to expect of single options, by choice: what promises most comes first.
     """
 
     variables: tuple[Variable, ...]
     left_out: tuple[str, ...]
     composer: HydraComposer
     device: Device
-    expectation: Expectation = field(default_factory=Expectation, compare=False)
+    expected: Mapping[str, float] = field(default_factory=dict, compare=False)
     _composed: dict[tuple[str, ...], Variant | UsageError] = field(
         default_factory=dict, init=False, compare=False
     )
@@ -96,36 +97,28 @@ class Space:
         composer: HydraComposer,
         device: Device,
         config_dir: Path | None = None,
-        expectation: Expectation | None = None,
+        expected: Mapping[str, float] = MappingProxyType({}),
     ) -> "Space":
         """Returns the space that a configuration describes. Raises UsageError if none of its options can run here."""
-        expected = expectation or Expectation()
-        whole = cls(
-            (*_groups(config, composer, config_dir), *_keys(config)),
-            (),
-            composer,
-            device,
-            expected,
-        )
-        groups = [variable for variable in whole.variables if not variable.is_key]
+        groups = list(_groups(config, composer, config_dir))
+        keys = list(_keys(config))
+        whole = cls((*groups, *keys), (), composer, device)
         baseline = {variable.name: variable.plain for variable in groups}
-        kept, reasons = [], list[str]()
+        fastest = config.objectives == ["latency"]
+        kept = []
+        reasons: list[str] = []
         for variable in groups:
-            alone = {
-                value: whole.candidate(baseline | {variable.name: value})
-                for value in variable.values
-            }
-            if config.objectives == ["latency"]:
-                for value, found in alone.items():
-                    alone[value] = whole.always_slow(baseline, variable, value) or found
-            reasons += [
-                "; ".join(found) for found in alone.values() if isinstance(found, list)
-            ]
-            fit = tuple(
-                value for value, found in alone.items() if not isinstance(found, list)
-            )
-            if fit not in ((), (variable.plain,)):
-                kept.append(replace(variable, values=fit))
+            fit = []
+            for value in variable.values:
+                found = whole.candidate(baseline | {variable.name: value})
+                if fastest:
+                    found = whole.always_slow(baseline, variable, value) or found
+                if isinstance(found, list):
+                    reasons.append("; ".join(found))
+                else:
+                    fit.append(value)
+            if fit not in ([], [variable.plain]):
+                kept.append(replace(variable, values=tuple(fit)))
         if not kept and config.groups:
             raise UsageError(
                 [
@@ -134,62 +127,76 @@ class Space:
                 ]
             )
         return cls(
-            (*kept, *_keys(config)),
+            (*kept, *keys),
             tuple(dict.fromkeys(reasons)),
             composer,
             device,
             expected,
         )
 
-    def applies(self, variable: Variable, point: Point) -> bool:
+    @property
+    def options(self) -> list[Variable]:
+        """The variables that are options, and no keys."""
+        return [variable for variable in self.variables if not variable.is_key]
+
+    def applies(
+        self,
+        variable: Variable,
+        point: Point,
+    ) -> bool:
         """Returns whether a variable applies at a point: an option always does, a key only if an option has it."""
-        if not variable.is_key or variable.name.partition(".")[0] in SECTION_NAMES:
+        if not variable.is_key:
             return True
-        options = {
-            name: value for name, value in point.items() if not self._named(name).is_key
-        }
+        section, _, _ = variable.name.partition(".")
+        if section in SECTION_NAMES:
+            return True
+        options = {}
+        for name, value in point.items():
+            if not self._named(name).is_key:
+                options[name] = value
         composed = self._variant(self.overrides(options))
         if isinstance(composed, UsageError):
             return False
-        found = composed.optimizations.items()
-        return any(
-            variable.name.startswith(f"{axis}.")
-            and hasattr(option, variable.name[len(axis) + 1 :])
-            for axis, option in found
-        )
+        axis, _, key = variable.name.rpartition(".")
+        option = composed.optimizations.get(axis)
+        return option is not None and hasattr(option, key)
 
-    def candidate(self, point: Point) -> Combination | list[str] | None:
+    def candidate(
+        self,
+        point: Point,
+    ) -> Combination | list[str] | None:
         """Returns the candidate of a point, the reasons why it cannot run, or None if it is the baseline itself."""
         overrides = self.overrides(point)
-        composed, baseline = self._variant(overrides), self._variant([])
+        composed = self._variant(overrides)
+        baseline = self._variant([])
         if isinstance(composed, UsageError):
             return composed.problems
         if reasons := composed.conflicts(self.device):
             return reasons
         assert isinstance(baseline, Variant)
-        if (composed.choices, composed.work, composed.hardware) == (
-            baseline.choices,
-            baseline.work,
-            baseline.hardware,
-        ):
+        same_options = composed.choices == baseline.choices
+        same_work = composed.work == baseline.work
+        if same_options and same_work and composed.hardware == baseline.hardware:
             return None
-        return Combination(
-            re.sub(
-                "['\"]", "", ", ".join(override.lstrip("+") for override in overrides)
-            ),
-            tuple(overrides),
-        )
+        words = ", ".join(override.lstrip("+") for override in overrides)
+        name = re.sub("['\"]", "", words)
+        return Combination(name, tuple(overrides))
 
     def slow_here(self, found: Combination | list[str] | None) -> list[str]:
         """Returns why a candidate is expected to be slower than the baseline on this device; [] if it is not."""
-        composed = (
-            self._variant(list(found.overrides))
-            if isinstance(found, Combination)
-            else None
-        )
-        return composed.slow_here(self.device) if isinstance(composed, Variant) else []
+        if not isinstance(found, Combination):
+            return []
+        composed = self._variant(found.overrides)
+        if isinstance(composed, UsageError):
+            return []
+        return composed.slow_here(self.device)
 
-    def always_slow(self, baseline: Point, variable: Variable, value: str) -> list[str]:
+    def always_slow(
+        self,
+        baseline: Point,
+        variable: Variable,
+        value: str,
+    ) -> list[str]:
         """Returns why an option is expected to be slower than the baseline, also beside each other one; [] if not."""
         point = {**baseline, variable.name: value}
         reasons = self.slow_here(self.candidate(point))
@@ -206,19 +213,17 @@ class Space:
 
     def candidates(self, points: Iterable[Point]) -> list[Combination]:
         """Returns the candidates of those points that have one."""
-        return [
-            found
-            for found in map(self.candidate, points)
-            if isinstance(found, Combination)
-        ]
+        found = map(self.candidate, points)
+        return [one for one in found if isinstance(one, Combination)]
 
     def settings(self, point: Point) -> Settings:
         """Returns the settings of a point that differ from the baseline's."""
-        return frozenset(
-            (name, value)
-            for name, value in point.items()
-            if (variable := self._named(name)).is_key or value != variable.plain
-        )
+        changed = set()
+        for name, value in point.items():
+            variable = self._named(name)
+            if variable.is_key or value != variable.plain:
+                changed.add((name, value))
+        return frozenset(changed)
 
     @staticmethod
     def inherits(whole: Settings, part: Settings) -> bool:
@@ -227,9 +232,10 @@ class Space:
         Errors of approximations add up. But a scheduler, a LoRA or a key such as `workload.steps` draws another image
         by design, and may repair the rest: few steps alone spoil the images, few steps with a LoRA for them do not.
         """
-        return part < whole and not any(
-            name.partition(".")[0] in _REDRAWING for name, _ in whole - part
-        )
+        if not part < whole:
+            return False
+        more = {name.partition(".")[0] for name, _ in whole - part}
+        return not more & _REDRAWING
 
     def contract(self, candidate: Combination) -> Contract:
         """Returns the contract that a candidate promises for its images."""
@@ -238,47 +244,33 @@ class Space:
 
     def variants(self, candidates: Sequence[Combination]) -> list[Variant]:
         """Returns the baseline and some candidates, composed."""
-        named = {BASELINE: ()} | {each.name: each.overrides for each in candidates}
-        composed = (
-            (name, self._variant(overrides)) for name, overrides in named.items()
-        )
-        return [
-            replace(variant, name=name)
-            for name, variant in composed
-            if isinstance(variant, Variant)
-        ]
+        variants = []
+        for candidate in [Combination(BASELINE, ()), *candidates]:
+            variant = self._variant(candidate.overrides)
+            if isinstance(variant, Variant):
+                variants.append(replace(variant, name=candidate.name))
+        return variants
 
     def points(self) -> Iterator[dict[str, Any]]:
         """Yields every point, with the keys that apply to it."""
-        groups = [variable for variable in self.variables if not variable.is_key]
-        for values in product(*(variable.values for variable in groups)):
-            chosen: dict[str, Any] = dict(
-                zip((variable.name for variable in groups), values, strict=True)
-            )
-            keys = [
-                variable
-                for variable in self.variables
-                if variable.is_key and self.applies(variable, chosen)
-            ]
-            for settings in product(*(key.values for key in keys)):
-                yield chosen | dict(
-                    zip((key.name for key in keys), settings, strict=True)
-                )
+        keys = [variable for variable in self.variables if variable.is_key]
+        for chosen in _points_of(self.options):
+            applying = [key for key in keys if self.applies(key, chosen)]
+            for settings in _points_of(applying):
+                yield chosen | settings
 
     def alone(self) -> Iterator[dict[str, Any]]:
         """Yields the points that differ from the baseline in one option.
 
         Those that promise the largest speed-up come first, those that compile last: compiling may take minutes.
         """
-        groups = [variable for variable in self.variables if not variable.is_key]
-        plain = {
-            variable.name: variable.plain
-            if variable.plain in variable.values
-            else variable.values[0]
-            for variable in groups
-        }
+        plain = {}
+        for variable in self.options:
+            plain[variable.name] = variable.plain
+            if variable.plain not in variable.values:
+                plain[variable.name] = variable.values[0]
         points = []
-        for variable in groups:
+        for variable in self.options:
             for value in variable.values:
                 if value != plain[variable.name]:
                     points.append(plain | {variable.name: value})
@@ -287,31 +279,38 @@ class Space:
 
     def expected_speedup(self, point: Point) -> float:
         """Returns the speed-up to expect of a point by earlier measurements; 1 where nothing is known of it."""
-        composed, baseline = self._variant(self.overrides(point)), self._variant([])
+        composed = self._variant(self.overrides(point))
+        baseline = self._variant([])
         if isinstance(composed, UsageError) or isinstance(baseline, UsageError):
             return 1.0
-        return self.expectation.speedup(composed.choices, baseline.choices)
+        return speedup_of(composed.choices, baseline.choices, self.expected)
 
     def compiles(self, point: Point) -> bool:
         """Returns whether a point compiles, and not as the baseline does: that may take minutes."""
-        return self._compilers(point) not in ({}, self._compilers({}))
+        compilers = self._compilers(point)
+        of_baseline = self._compilers({})
+        return compilers not in ({}, of_baseline)
 
     def _compilers(self, point: Point) -> dict[str, str | None]:
         """Returns the compilers of a point, by axis; {} if it runs eagerly, or cannot be composed."""
         composed = self._variant(self.overrides(point))
         if isinstance(composed, UsageError):
             return {}
-        axes = [
-            axis for axis, option in composed.optimizations.items() if option.compiles
-        ]
-        return {axis: composed.choices.get(axis) for axis in axes}
+        compilers = {}
+        for axis, option in composed.optimizations.items():
+            if option.compiles:
+                compilers[axis] = composed.choices.get(axis)
+        return compilers
 
     def overrides(self, point: Point) -> list[str]:
         """Returns the overrides that turn the baseline into a point, as on a command line."""
         combined: dict[str, list[str]] = {}
-        varied, chosen, keys = {variable.name for variable in self.variables}, [], []
+        varied = {variable.name for variable in self.variables}
+        chosen = []
+        keys = []
         for name, value in point.items():
-            variable, (group, _, option) = self._named(name), name.partition(".")
+            variable = self._named(name)
+            group, _, option = name.partition(".")
             if variable.is_key:
                 keys.append(f"{name}={_written(value)}")
             elif variable.combines:
@@ -321,8 +320,9 @@ class Space:
                     for axis in self._chosen_in(group)
                     if axis not in varied
                 ]
-                combined.setdefault(group, kept)
-                combined[group] += [option] if value == ON else []
+                options = combined.setdefault(group, kept)
+                if value == ON:
+                    options.append(option)
             elif value != variable.plain:
                 chosen.append(override_of(name, value))
         lists = []
@@ -355,6 +355,13 @@ class Space:
         return self._composed[key]
 
 
+def _points_of(variables: Sequence[Variable]) -> Iterator[dict[str, Any]]:
+    """Yields each choice of a value for each variable."""
+    names = [variable.name for variable in variables]
+    for values in product(*(variable.values for variable in variables)):
+        yield dict(zip(names, values, strict=True))
+
+
 def _written(value: Any) -> str:
     """Returns a value in Hydra's grammar."""
     if isinstance(value, str):
@@ -363,12 +370,13 @@ def _written(value: Any) -> str:
 
 
 def _groups(
-    config: SearchConfig, composer: HydraComposer, config_dir: Path | None
+    config: SearchConfig,
+    composer: HydraComposer,
+    config_dir: Path | None,
 ) -> Iterator[Variable]:
     for group in config.groups:
-        options = tuple(
-            (config.options or {}).get(group) or options_of(group, config_dir)
-        )
+        named = config.options or {}
+        options = named.get(group) or options_of(group, config_dir)
         chosen = composer.current.choices
         if isinstance(default_options().get(group), list):
             names = [f"{group}.{option}" for option in options]
@@ -377,8 +385,9 @@ def _groups(
                 for name in names
             )
         else:
-            yield Variable(group, options, chosen.get(group, NONE))
+            yield Variable(group, tuple(options), chosen.get(group, NONE))
 
 
 def _keys(config: SearchConfig) -> Iterator[Variable]:
-    return (Variable(key, tuple(values)) for key, values in (config.keys or {}).items())
+    keys = config.keys or {}
+    return (Variable(key, tuple(values)) for key, values in keys.items())

@@ -17,6 +17,9 @@ from sdopt.statistics.rows import Row
 IMAGES_PER_CALL = "throughput/images_per_call"
 """The figure of how many images a call makes, in studies whose times are shown per image."""
 
+LAUNCH_BOUND = 0.8
+"""If the device is busy for less than this share of a denoiser step, Python and kernel launches limit it."""
+
 _LABELS = {"median": "p50"}
 """Names of estimators in figures, where they differ from their own."""
 
@@ -299,3 +302,17 @@ def _bounded(
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.median(known)) if known else None
+
+
+def busy_share(variant: VariantResult) -> float | None:
+    """Returns the share of a denoiser step for which the device worked; None where either is not known.
+
+    The work comes from a trace. The step's time comes from calls that were not traced, because tracing slows Python.
+    """
+    shares = []
+    for measurement in variant.measurements:
+        busy_s = measurement.shapes[0].denoiser_busy_s
+        steps = measurement.stages_s.get("denoiser_step")
+        if busy_s is not None and steps:
+            shares.append(min(1.0, busy_s / float(np.mean(steps))))
+    return float(np.median(shares)) if shares else None

@@ -148,7 +148,8 @@ class Row:
     @property
     def image_time(self) -> Interval | None:
         """The time of one image: that of a call, divided by how many images it makes."""
-        time, images = self.latency, self.images_per_call
+        time = self.latency
+        images = self.images_per_call
         if time is None:
             return None
         low = None if time.low is None else time.low / images
@@ -190,7 +191,9 @@ class Row:
         if self.comparison is None or not self.comparison.quality or self.is_step:
             return "", ""
         quality = self.comparison.quality
-        metric = PSNR if PSNR in quality else next(iter(quality))
+        metric = next(iter(quality))
+        if PSNR in quality:
+            metric = PSNR
         estimate = quality[metric].estimate
         return metric, "equal" if estimate is None else f"{estimate:.3g}"
 

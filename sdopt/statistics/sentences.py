@@ -165,7 +165,7 @@ def _untimed(
         assert fastest.speedup is not None
         return (
             f"Not all was measured ({fastest.because}); "
-            f"so far {fastest.name}: {fastest.speedup.text}, not judged."
+            f"so far {fastest.name}: {fastest.speedup.text}{unit_text(fastest.per_image)}, not judged."
         )
     first = candidates[0]
     fully = "fully " if first.status is Status.INTERRUPTED else ""

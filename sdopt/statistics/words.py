@@ -54,11 +54,14 @@ def unit_text(per_image: bool) -> str:
 
 
 def change_text(speedup: Ratio) -> str:
-    """Returns a speed-up in words, as in `1.92× faster` or `2.30× slower`."""
+    """Returns a speed-up in words, as in `1.92× faster`, `2.30× slower`, or `0.3 % slower` of so small a change."""
     factor = speedup.interval.estimate
-    if factor < 1:
-        return f"{1 / factor:.2f}× slower"
-    return f"{factor:.2f}× faster"
+    way = "slower" if factor < 1 else "faster"
+    times = max(factor, 1 / factor)
+    if f"{times:.2f}" != "1.00":
+        return f"{times:.2f}× {way}"
+    share = f"{100 * (times - 1):.1f}"
+    return "as fast" if share == "0.0" else f"{share} % {way}"
 
 
 def gib_text(gib: float) -> str:

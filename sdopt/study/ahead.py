@@ -77,7 +77,11 @@ class Pace:
         """Forgets the last estimate: work was left out since, which took no time."""
         self.since_s = None
 
-    def note(self, now_s: float, ahead_s: float) -> None:
+    def note(
+        self,
+        now_s: float,
+        ahead_s: float,
+    ) -> None:
         """Notes an estimate of what is ahead, in seconds; what the last one was more is what the time since did."""
         if self.since_s is not None and ahead_s < self.ahead_s:
             self.took_s += now_s - self.since_s

@@ -103,7 +103,8 @@ def cost_of(
         for shape_index in range(len(found.shapes))
     ]
     mean = float(np.mean([call.estimate for call in at_shapes if call is not None]))
-    one_call = mean * config.workload.steps / found.config.workload.steps
+    steps = variants[0].workload.steps / baseline.config.workload.steps
+    one_call = mean * steps * _times_as_much(variants)
     load = float(
         np.median(
             [m.load_s for m in baseline.measurements if m.load_s is not None] or [0.0]
@@ -147,17 +148,29 @@ def newest_results(records: Path) -> Iterator[tuple[StudyResult, Path]]:
 
 
 def _work(result: StudyResult) -> tuple[object, ...]:
-    config: RecordedConfig = result.config
-    images = config.workload.images_per_prompt
-    threads = config.hardware.threads
+    """Returns what decides how long a call of the baseline takes, but for the number of its steps."""
+    baseline = result.baseline_variant
+    config: RecordedConfig = baseline.config
     return (
         result.environment.device["name"],
         config.model,
         config.shapes,
-        images,
-        config.task.kind,
-        threads,
+        config.workload.images_per_prompt,
+        config.workload.guidance(config.model),
+        (config.task.kind, config.task.strength),
+        config.scheduler.class_name,
+        config.hardware.threads,
+        baseline.choices,
     )
+
+
+def _times_as_much(variants: Sequence[Variant]) -> float:
+    """Returns how many times the work of the first variant's call one of all variants does, on average."""
+    work = []
+    for variant in variants:
+        config = variant.config
+        work.append(config.images_per_call * config.workload.steps)
+    return float(np.mean(work)) / work[0]
 
 
 def _weights_gib(model: Model) -> float | None:

@@ -4,7 +4,7 @@ A design is a frozen dataclass with a yaml in `conf/study/`. It asks a `Composer
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, product
 from typing import ClassVar, Protocol
 
@@ -12,22 +12,13 @@ from typing_extensions import override
 
 from sdopt.errors import UsageError
 from sdopt.record.choices import as_override, difference, listed
-from sdopt.schema import Configured, ExplicitEdge, wrong_label
+from sdopt.schema import Configured, Edge, wrong_label
 from sdopt.statistics.published import Published, require_published
 from sdopt.variant import Variant
 
 BASELINE = "baseline"
 
 CONTROL = "repeated baseline"
-
-
-@dataclass(frozen=True)
-class Edge:
-    """A comparison of a candidate with a reference, and the option that the difference is credited to."""
-
-    candidate: str
-    reference: str
-    credit: str
 
 
 @dataclass(frozen=True)
@@ -265,7 +256,7 @@ class Explicit(Design):
     name: str = "explicit"
     variants: dict[str, list[str]] | None = None
     """The overrides of each variant, by its name."""
-    edges: list[ExplicitEdge] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
     """The comparisons, as in `{candidate: a, reference: b}`; without them, each variant against the first."""
     only: list[str] = field(default_factory=list)
     """Names of the variants to measure, as a part of a longer study; an empty list measures all. A variant that
@@ -308,19 +299,13 @@ class Explicit(Design):
             raise UsageError(problems)
         if self.published is not None:
             require_published(self.published, names)
-        return Plan(
-            tuple(variants.values()),
-            tuple(
-                Edge(
-                    e.candidate,
-                    e.reference,
-                    e.credit or credit(variants[e.candidate], variants[e.reference]),
-                )
-                for e in self._edges_of(list(variants))
-            ),
-        )
+        edges = []
+        for edge in self._edges_of(list(variants)):
+            sides = variants[edge.candidate], variants[edge.reference]
+            edges.append(replace(edge, credit=edge.credit or credit(*sides)))
+        return Plan(tuple(variants.values()), tuple(edges))
 
-    def _edges_of(self, names: list[str]) -> list[ExplicitEdge]:
+    def _edges_of(self, names: list[str]) -> list[Edge]:
         """Returns the comparisons among some of the variants."""
         first, *others = names
         edges = [
@@ -331,12 +316,10 @@ class Explicit(Design):
         if self.edges and not self.only:
             return edges
         compared = {edge.candidate for edge in edges}
-        return edges + [
-            ExplicitEdge(name, first) for name in others if name not in compared
-        ]
+        return edges + [Edge(name, first) for name in others if name not in compared]
 
 
-def _problems_of(edge: ExplicitEdge, variants: list[str]) -> list[str]:
+def _problems_of(edge: Edge, variants: list[str]) -> list[str]:
     """Returns why an edge between two of the variants is not possible; the first variant is the baseline."""
     unknown = [
         name for name in (edge.candidate, edge.reference) if name not in variants

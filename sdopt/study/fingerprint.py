@@ -8,7 +8,7 @@ import hashlib
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import chain
@@ -39,12 +39,10 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
 
     `code()` covers the code of sdopt's own options.
     """
-    own = own_files(type(option) for option in variant.optimizations.values())
-    own += [
-        file
-        for function in variant.functions
-        if (file := Path(function.rpartition(":")[0])).is_file()
-    ]
+    own = own_files(
+        (type(option) for option in variant.optimizations.values()),
+        [Path(function.rpartition(":")[0]) for function in variant.functions],
+    )
     files = {"options": own} | {
         name: [path] for name, path in files_of(variant.task, variant.model).items()
     }
@@ -140,23 +138,38 @@ def _digest(parts: Iterable[bytes]) -> str:
     return found.hexdigest()[:16]
 
 
-def own_files(options: Iterable[type]) -> list[Path]:
+def own_files(options: Iterable[type], functions: Sequence[Path] = ()) -> list[Path]:
     """Returns the files of classes that come neither with sdopt nor with a library, and of all that these import.
 
     Includes the files of their base classes. Follows every import statement, whether it runs or not; misses modules
-    that are imported by a name computed at run time.
+    that are imported by a name computed at run time. `functions` are files that are run by their paths, and may import
+    what lies beside them.
     """
     found: dict[Path, None] = {}
     classes = chain.from_iterable(option.__mro__ for option in options)
     waiting = [cls.__module__ for cls in classes]
+    for file in filter(Path.is_file, functions):
+        found[file] = None
+        waiting += _imported(file.stem, file)
+    folders = [file.parent for file in found]
     while waiting:
         name = waiting.pop()
-        file = _file_of(name)
-        if file is None or file in found or not _own(file):
+        source = _file_of(name) or _beside(name, folders)
+        if source is None or source in found or not _own(source):
             continue
-        found[file] = None
-        waiting += _imported(name, file)
+        found[source] = None
+        waiting += _imported(name, source)
     return sorted(found)
+
+
+def _beside(name: str, folders: Sequence[Path]) -> Path | None:
+    """Returns the source file of a module that lies in one of some folders; None if none has it."""
+    for folder in folders:
+        path = folder.joinpath(*name.split("."))
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
 
 
 def _own(file: Path) -> bool:

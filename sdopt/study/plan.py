@@ -29,9 +29,9 @@ from sdopt.record.records import (
     VariantResult,
     now,
 )
-from sdopt.schema import Model, Protocol
+from sdopt.schema import Edge, Model, Protocol
 from sdopt.scratch import CACHES, named_caches
-from sdopt.study.designs import CONTROL, Design, Edge, Plan
+from sdopt.study.designs import CONTROL, Design, Plan
 from sdopt.study.fingerprint import code, inputs_of, of_model
 from sdopt.variant import Variant
 from sdopt.worker.child import in_process

@@ -89,7 +89,10 @@ def merge_resumed(
     return previous
 
 
-def is_elsewhere(previous: StudyResult, fresh: StudyResult) -> bool:
+def is_elsewhere(
+    previous: StudyResult,
+    fresh: StudyResult,
+) -> bool:
     """Returns whether two results are of different machines; the same card counts as one, whatever its host's name."""
     was, now = previous.environment, fresh.environment
     # Earlier results name no host.
@@ -99,13 +102,19 @@ def is_elsewhere(previous: StudyResult, fresh: StudyResult) -> bool:
     return card is None or card != now.device.get("attributes", {}).get("uuid")
 
 
-def _grown(was: RecordedConfig, now: RecordedConfig) -> list[str]:
+def _grown(
+    was: RecordedConfig,
+    now: RecordedConfig,
+) -> list[str]:
     """Returns which of the keys that may change have changed."""
     before, after = was.flat(), now.flat()
     return [key for key in EXTENSIONS if before[key] != after[key]]
 
 
-def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
+def _shrunk(
+    was: RecordedConfig,
+    now: RecordedConfig,
+) -> Iterator[str]:
     """Yields the changes that would remove something from a study, or add something that it cannot have."""
     before = was.flat()
     after = now.flat()
@@ -129,7 +138,10 @@ def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
         )
 
 
-def _measure_the_spared(row: VariantResult, budget: Budget | None) -> None:
+def _measure_the_spared(
+    row: VariantResult,
+    budget: Budget | None,
+) -> None:
     """Marks the processes of which a budget left out evidence or stages as incomplete."""
     for measurement in row.measurements:
         without_stages = (
@@ -139,7 +151,10 @@ def _measure_the_spared(row: VariantResult, budget: Budget | None) -> None:
             measurement.spared = measurement.complete = False
 
 
-def _extend(previous: StudyResult, fresh: StudyResult) -> None:
+def _extend(
+    previous: StudyResult,
+    fresh: StudyResult,
+) -> None:
     """Applies the extended configuration, and marks all measured variants as incomplete."""
     budget, previous.budget = previous.budget, None
     more_prompts = "quality.prompt_count" in _grown(previous.config, fresh.config)
@@ -169,7 +184,10 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
         previous.precision.needed, previous.precision.stopped = {}, ""
 
 
-def _with_extensions(was: RecordedConfig, now: RecordedConfig) -> RecordedConfig:
+def _with_extensions(
+    was: RecordedConfig,
+    now: RecordedConfig,
+) -> RecordedConfig:
     for key in EXTENSIONS:
         section, name = key.split(".")
         changed = {name: getattr(getattr(now, section), name)}
@@ -178,7 +196,9 @@ def _with_extensions(was: RecordedConfig, now: RecordedConfig) -> RecordedConfig
 
 
 def _differences(
-    previous: StudyResult, fresh: StudyResult, plan: Plan
+    previous: StudyResult,
+    fresh: StudyResult,
+    plan: Plan,
 ) -> Iterator[str]:
     """Yields the differences that make samples of two studies incomparable."""
     if is_elsewhere(previous, fresh):
@@ -225,7 +245,10 @@ def _edges(result: StudyResult) -> list[tuple[str, str, str]]:
     ]
 
 
-def other_surroundings(was: Environment, now: Environment) -> Iterator[str]:
+def other_surroundings(
+    was: Environment,
+    now: Environment,
+) -> Iterator[str]:
     """Yields what differs of software, machine and settings, so that samples are not of the same; sdopt's code apart."""
     yield from _between(vars(was), vars(now), (*_OF_THE_MOMENT, *_OWN_CODE))
 
@@ -235,7 +258,10 @@ _NEARLY = {"device.memory_total_gib": 0.01, "gpu.power_limit_w": 0.05}
 
 
 def _between(
-    was: Any, now: Any, ignored: tuple[str, ...] = (), key: str = ""
+    was: Any,
+    now: Any,
+    ignored: tuple[str, ...] = (),
+    key: str = "",
 ) -> Iterator[str]:
     """Yields `key: was …, now …` for each leaf that differs."""
     if key in ignored:
@@ -295,7 +321,8 @@ def missing_of(result: StudyResult) -> Missing:
 
 
 def _lacking_rounds(
-    result: StudyResult, pending: set[str]
+    result: StudyResult,
+    pending: set[str],
 ) -> dict[tuple[str, int], int]:
     """Returns how many rounds each process lacks, by variant and replicate: both sides of a comparison that lacks some.
 
@@ -331,7 +358,11 @@ def _lacking_rounds(
     return lacking
 
 
-def _rounds_of(result: StudyResult, pair: tuple[str, str], replicate: int) -> int:
+def _rounds_of(
+    result: StudyResult,
+    pair: tuple[str, str],
+    replicate: int,
+) -> int:
     """Returns how many rounds the processes of a pair of variants share, at the shape with the fewest."""
     candidate, reference = map(result.variant, pair)
     return min(

@@ -71,7 +71,11 @@ class TimedImages:
             for variant in variants
         )
 
-    def keep(self, process: VariantProcess, images: Sequence[SampledImage]) -> bool:
+    def keep(
+        self,
+        process: VariantProcess,
+        images: Sequence[SampledImage],
+    ) -> bool:
         """Keeps the images of a timed call, if there are any, and memory for them; returns whether it did."""
         self._bytes += sum(image.pixels.nbytes for image in images)
         if not images or self._bytes > _MOST_BYTES:
@@ -168,7 +172,9 @@ def _place(record: ImageRecord) -> Place:
 
 
 def _join_latents(
-    file: Path, drawn: Sequence[ImageRecord], timed: Mapping[Place, np.ndarray | None]
+    file: Path,
+    drawn: Sequence[ImageRecord],
+    timed: Mapping[Place, np.ndarray | None],
 ) -> None:
     """Adds latents to a file that has those of `drawn`, in the order of prompts and images."""
     rows = dict(zip(map(_place, drawn), load_file(file)["latents"], strict=True))

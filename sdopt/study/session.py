@@ -591,7 +591,9 @@ class Session:
             self.retire(process)
             measurement = process.measurement
             timed = any(samples.calls for samples in measurement.shapes)
-            if not (measurement.complete or timed):
+            # What was so slow that it is not timed further has shown it.
+            shown = process.row.given_up and measurement.shapes[0].trial_s
+            if not (measurement.complete or timed or shown):
                 process.row.drop([measurement])
         measured = {measurement.session for measurement in self.result.measurements}
         if self._number not in measured:

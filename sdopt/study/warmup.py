@@ -38,7 +38,9 @@ class Warmup:
         self._session.require_fit()
 
     def _prepare_all(
-        self, waiting: Sequence[VariantProcess], trials: bool = False
+        self,
+        waiting: Sequence[VariantProcess],
+        trials: bool = False,
     ) -> None:
         """Prepares some of the processes; with `trials`, finds out which of them are clearly slower."""
         budget_gib = memory_budget_gib(
@@ -56,7 +58,9 @@ class Warmup:
             self._spending.foretell()
 
     def _next_group(
-        self, waiting: Sequence[VariantProcess], budget_gib: dict[str, float]
+        self,
+        waiting: Sequence[VariantProcess],
+        budget_gib: dict[str, float],
     ) -> Sequence[VariantProcess]:
         """Returns the processes to prepare at once; changes to blocks if not even one more would fit in memory."""
         session, together = self._session, self._study.sharing.processes
@@ -127,7 +131,11 @@ class Warmup:
         self._study.progress.advance(len(loaded))
         return loaded
 
-    def _first_call(self, part: Sequence[VariantProcess], shape_index: int) -> None:
+    def _first_call(
+        self,
+        part: Sequence[VariantProcess],
+        shape_index: int,
+    ) -> None:
         """Calls workers at a shape for the first time, which may compile."""
         # The memory of this call shows whether others fit beside it; without a warm-up, it is also the reported figure.
         for process, call in self._session.call(

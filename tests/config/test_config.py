@@ -13,11 +13,11 @@ from hydra.version import VersionBase
 from omegaconf import OmegaConf
 from packaging.version import Version
 
+from sdopt.apps.serving.config import serving_config
 from sdopt.config.command import CommandLine
 from sdopt.config.composed import Command, with_resumed
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import optimization_options
-from sdopt.config.own import serving_config
 from sdopt.config.paths import CONF
 from sdopt.config.tracking import tracking_of
 from sdopt.config.typed import typed

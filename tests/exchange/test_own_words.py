@@ -15,6 +15,7 @@ from sdopt.exchange.pairing import other_settings
 from sdopt.exchange.pictures import ImportedPicture, read_folder, read_table
 from sdopt.exchange.scores import export
 from sdopt.exchange.study import _unlike_times
+from sdopt.gate.trust import doubts_of
 from sdopt.record.files import read_result, write_result
 from sdopt.report.notes import caveats_of
 from sdopt.statistics.summary import summary_of
@@ -471,6 +472,21 @@ def test_images_of_a_run_are_what_its_record_says(
     assert other_settings(read_folder(runs[0]), second) == []
 
 
+def test_exported_times_are_those_of_one_image(
+    finished: Finished, tmp_path: Path
+) -> None:
+    """A folder does not tell how many images a call made; that of another study may have had single ones."""
+    result = read_result(finished.folder)
+    for row in result.variants:
+        reconfigure(row, "workload", batch_size=4)
+    export(result, finished.folder, tmp_path / "out")
+    [measured, *_] = result.baseline_variant.measurements
+    calls = [call.seconds for call in measured.shapes[0].calls if not call.left_out]
+    listed = read_table(tmp_path / "out" / result.baseline / "times.csv")
+    times = [row.number("seconds") for row in listed]
+    assert times[: len(calls)] == pytest.approx([seconds / 4 for seconds in calls])
+
+
 def test_what_a_run_exports_tells_models_sizes_and_loras_apart(
     finished: Finished, tmp_path: Path
 ) -> None:
@@ -569,3 +585,57 @@ def test_tables_of_times_tell_of_machines_and_batches(
     meant = "steps" if column == "num_inference_steps" else column
     if said:
         assert judged(base, other, changes=meant).candidates[0].unlike == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (("", "batch_size"), ["times.csv: batch_size 4 (baseline 1)"]),
+        (("images", ""), ["times.csv: images 1 (baseline 4)"]),
+        (("batch", "batch_size"), []),
+        (("", "round"), []),
+    ],
+)
+def test_a_table_that_says_nothing_of_batches_is_of_single_images(
+    tmp_path: Path, columns: tuple[str, str], said: list[str]
+) -> None:
+    base, other = plain(tmp_path / "base"), plain(tmp_path / "other")
+    for folder, column in zip((base, other), columns, strict=True):
+        names, value = (
+            ("file,seconds", "") if not column else (f"file,seconds,{column}", ",4")
+        )
+        rows = [f"{number:05d}.png,{1 + number / 100}{value}" for number in range(8)]
+        (folder / "times.csv").write_text("\n".join([names, *rows]))
+    assert judged(base, other).candidates[0].unlike == said
+
+
+def test_a_table_may_number_its_calls(tmp_path: Path) -> None:
+    base, other = plain(tmp_path / "base"), plain(tmp_path / "other")
+    for folder, column in ((base, ""), (other, ",n")):
+        rows = [
+            f"{number:05d}.png,{1 + number / 100}{f',{number}' if column else ''}"
+            for number in range(8)
+        ]
+        (folder / "times.csv").write_text("\n".join([f"file,seconds{column}", *rows]))
+    assert judged(base, other).candidates[0].unlike == []
+
+
+def test_two_versions_of_one_program_are_said(tmp_path: Path) -> None:
+    base = web_ui_folder(tmp_path / "base", Version="v1.6.0")
+    other = web_ui_folder(tmp_path / "other", Version="v1.10.1")
+    notes = caveats_of(summary_of(judged(base, other)))
+    [note] = [note for note in notes if note.startswith("Two versions of A1111")]
+    assert "images are by v1.6.0, other by v1.10.1" in note
+    same = web_ui_folder(tmp_path / "same", Version="v1.6.0")
+    notes = caveats_of(summary_of(judged(base, same)))
+    assert not any("Two versions" in note for note in notes)
+
+
+def test_times_of_a_copied_table_are_doubtful(tmp_path: Path) -> None:
+    base, again, other = (plain(tmp_path / name) for name in ("base", "again", "other"))
+    for folder, more in ((base, 0.0), (again, 0.0), (other, 0.001)):
+        rows = [f"{number:05d}.png,{1 + number / 100 + more}" for number in range(8)]
+        (folder / "times.csv").write_text("\n".join(["file,seconds", *rows]))
+    doubts = doubts_of(judged(base, other, again))
+    assert len(doubts) == 1
+    assert "its times are those of 'baseline' to the last digit" in doubts[0]

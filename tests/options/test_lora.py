@@ -94,12 +94,8 @@ class TestFiles:
             (["lora.weight_name=no.safetensors"], "no such file"),
             (["lora.path=/nowhere/at/all.safetensors"], "no such file"),
             ([f"lora.path={LORAS}"], "lora.weight_name: name a file of"),
-            (["lora.path=STYLE.SAFETENSORS"], "rename it to end in .safetensors"),
+            (["lora.path=STYLE.SAFETENSORS"], "from .safetensors files only"),
             (["lora.path=loras/style.pt"], "from .safetensors files only"),
-            (
-                ["lora.path=https://civitai.com/api/download/models/1"],
-                "models/1: is an address; download the file",
-            ),
             (
                 [f"lora.path={LORAS}", "lora.weight_name=README.md"],
                 "from .safetensors files only",
@@ -119,26 +115,11 @@ class TestFiles:
         [found] = variant("lora=loaded", *overrides).conflicts(CPU)
         assert reason in found
 
-    def test_a_folder_of_many_shows_those_with_similar_names(
-        self, variant: Compose, tmp_path: Path
-    ) -> None:
-        for number in range(99):
-            (tmp_path / f"style_{number}.safetensors").touch()
-        (tmp_path / "watercolour.safetensors").touch()
-        [found] = variant(
-            "lora=loaded", f"lora.path={tmp_path / 'watercolor.safetensors'}"
-        ).conflicts(CPU)
-        assert (
-            f"no such file; {tmp_path} holds watercolour.safetensors, style_0.safetensors"
-            in found
-        )
-        assert found.endswith(" and 88 more")
-
     def test_that_is_broken(self, variant: Compose, tmp_path: Path) -> None:
         (tmp_path / "broken.safetensors").write_bytes(b"nothing")
         chosen = variant("lora=loaded", f"lora.path={tmp_path / 'broken.safetensors'}")
         [found] = chosen.conflicts(CPU)
-        assert "not a complete safetensors file" in found
+        assert "broken.safetensors cannot be read" in found
         assert chosen.optimizations["lora"].diffusers_lines == (), (
             "a study of other variants asks for them too"
         )

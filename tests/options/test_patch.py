@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sdopt.apps.doctor.outcomes import Standing, outcomes_of
 from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
@@ -17,7 +18,6 @@ from sdopt.pipelines.factory import describe
 from sdopt.record.records import Status
 from sdopt.record.samples import Evidence
 from sdopt.schema import Model, Task
-from sdopt.statistics.outcomes import Standing, outcomes_of
 from sdopt.worker.draws import draw_of
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import TracedCall

@@ -6,6 +6,7 @@ calls them.
 
 import itertools
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -718,6 +719,22 @@ def test_tiles_are_as_large_as_was_asked_for(name: str) -> None:
     _, finding, _ = Applied(name, {"memory.vae_tiling": option}).traced()
     assert finding.engaged, finding
     assert finding.facts["tile"] == 32
+
+
+@pytest.mark.parametrize("name", ["flux", "qwen_image", "sana"])
+def test_code_of_tiles_sets_what_the_option_sets(name: str) -> None:
+    """Half precision would not tell tiles of another size from those that were measured."""
+    option = VaeTiling(tile_size=32)
+    by_hand, by_option = deepcopy(tiny(name)), deepcopy(tiny(name))
+    lines = option.lines_for(model_of(by_hand))
+    exec("\n".join(lines), {"pipe": by_hand})
+    option.apply(by_option)
+    hand, own = (
+        {key: value for key, value in vars(pipe.vae).items() if "til" in key}
+        for pipe in (by_hand, by_option)
+    )
+    assert hand == own
+    assert hand["use_tiling"]
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -260,12 +260,12 @@ class TestFolders:
         for file in (tmp_path / "model").glob("*/*.safetensors"):
             file.rename(file.with_suffix(".fp16.safetensors"))
         chosen = ["model=folder", f"model.path={tmp_path / 'model'}"]
-        assert "try model.variant=fp16" in problem(composer, *chosen)
+        assert "only files of a variant (fp16)" in problem(composer, *chosen)
         model = composer([*chosen, "model.variant=fp16"]).current.model
         assert model.variant == "fp16"
         assert torch.equal(latents(load(model)), latents(load(Model())))
         wrong = ("model=folder", f"model.path={EMOJI}", "model.variant=fp16")
-        assert "try model.variant=null" in problem(composer, *wrong)
+        assert "no part holds files of model.variant=fp16" in problem(composer, *wrong)
 
     def test_of_another_architecture_than_is_named(self, composer: Composers) -> None:
         found = problem(

@@ -1,18 +1,14 @@
 """Published diffusion transformers: their architectures, and what their options choose."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from sdopt.config.composer import HydraComposer
-from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES
-from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.loading import call_arguments, family_of, guidance_of
 from sdopt.pipelines.random_weights import empty_network
-from sdopt.schema import Model
 from tests.fixtures import CPU
 
 Composers = type[HydraComposer]
@@ -173,12 +169,3 @@ class TestOptions:
             "model.max_sequence_length=12" in problem
             for problem in variant.conflicts(CPU)
         )
-
-
-def test_a_modular_pipeline_is_named_and_refused(tmp_path: Path) -> None:
-    (tmp_path / "modular_model_index.json").write_text(
-        '{"_class_name": "Flux3DistilledModularPipeline"}'
-    )
-    model = Model("folder", "path", path=str(tmp_path))
-    with pytest.raises(UsageError, match="modular pipeline"):
-        require_model(model)

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hydra import compose
@@ -21,7 +20,7 @@ from sdopt.pipelines.families import (
     settings_of_folder,
 )
 from sdopt.pipelines.loading import name_of
-from sdopt.pipelines.twins import assumed
+from sdopt.pipelines.twins import assumed, require_known_work, titles_of
 from sdopt.preparation import remarks_on_model
 from sdopt.schema import Model
 from tests.fixtures import Compose, Composers, Tiny
@@ -107,21 +106,6 @@ class TestFiles:
             return
         with pytest.raises(UsageError, match="choose model=z_image or"):
             family_of(file)
-
-    @pytest.mark.parametrize("key", ["general.name", "general.finetune"])
-    def test_of_few_bits_are_known_by_what_their_metadata_say(
-        self, tmp_path: Path, key: str
-    ) -> None:
-        gguf = pytest.importorskip("gguf")
-        writer = gguf.GGUFWriter(path := tmp_path / "model-Q4_K_M.gguf", "lumina2")
-        writer.add_string(key, "Turbo")
-        for name, shape in Z_IMAGE.items():
-            writer.add_tensor(name, np.zeros(shape, np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        assert family_of(path) == "z_image_turbo"
 
     @pytest.mark.parametrize(
         ("name", "shapes", "way"),
@@ -221,3 +205,15 @@ class TestRemarks:
         chosen = variant_of(file, f"model.base={tiny_folder('sd3')}")
         [remark] = remarks_on_model(chosen)
         assert "the name SD 3.5 Turbo says" in remark
+
+    def test_of_a_gguf_file_count_too(self, tmp_path: Path) -> None:
+        pytest.importorskip("gguf")
+        from tests.pipelines.web_files import gguf_file
+
+        tensors = {"a": torch.zeros(2, 32)}
+        gguf_file(tensors, tmp_path / "a.gguf", "Q8_0", title="FLUX.1 Kontext [dev]")
+        gguf_file(tensors, tmp_path / "b.gguf", "Q8_0")
+        assert titles_of(tmp_path / "a.gguf") == ["a", "FLUX.1 Kontext [dev]"]
+        assert titles_of(tmp_path / "b.gguf") == ["b"]
+        with pytest.raises(UsageError, match="its name says Kontext"):
+            require_known_work(tmp_path / "a.gguf", "FluxPipeline", "flux_dev")

@@ -85,6 +85,22 @@ def test_no_code_that_did_not_draw_the_image(
     assert read_result(tmp_path).variant(summary.best.name).program == program
 
 
+def test_lines_alone_are_no_whole_program(result: StudyResult, tmp_path: Path) -> None:
+    """Others cannot load random weights: nothing says of a program that is not there that it was run."""
+    program = replace(DRAWN, text="")
+    summary = summary_with(result, program)
+    assert summary.best is not None
+    [candidate] = [
+        one
+        for one in answer_of(summary, tmp_path).candidates
+        if one.name == summary.best.name
+    ]
+    assert candidate.program is None
+    assert candidate.program_run.startswith("No whole program is shown")
+    [said] = [block.lines for block in use_of(summary) if isinstance(block, Notes)]
+    assert said[0].startswith("This code was run")
+
+
 def test_an_image_is_held_against_the_measured_one(tmp_path: Path) -> None:
     pixels = np.full((8, 8, 3), 100, np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from sdopt.config.groups import optimization_options
 from sdopt.config.paths import CONF
+from sdopt.hardware.device import Device
 from sdopt.library.process import ProcessChanges
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.factory import describe, remember
@@ -249,6 +250,18 @@ def test_an_option_left_out_is_seen(composer: Composers, tmp_path: Path) -> None
         assert not compared(program, pixels, tmp_path / "0000_00.png", SAME).draws, lost
 
 
+@pytest.mark.parametrize("option", ["model_offload", "sequential_offload"])
+def test_weights_are_moved_to_the_card_that_was_measured(
+    composer: Composers, option: str
+) -> None:
+    variant = of(composer, f"memory=[{option}]")
+    first, second = (
+        written(variant, Device("cuda", index)).setup.lines for index in (0, 1)
+    )
+    assert any(line.endswith("_cpu_offload()") for line in first)
+    assert any(line.endswith('_cpu_offload(device="cuda:1")') for line in second)
+
+
 def _options() -> list[str]:
     return [f"{group}={option}" for group, option in optimization_options()]
 
@@ -422,7 +435,7 @@ def test_any_text_is_python(text: str) -> None:
     assert eval(literal([text, 1, None])) == [text, 1, None]
 
 
-@pytest.mark.parametrize("name", ["my-file", "json", "größe_1", "torch"])
+@pytest.mark.parametrize("name", ["my-file", "json", "größe_1", "torch", "class"])
 def test_a_function_of_a_file_of_any_name(tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.py").write_text("def make():\n    return 7\n")
     code = function_code(f"{tmp_path / name}.py:make", "found = {}()")

@@ -19,7 +19,7 @@ from sdopt.config.parse import SECTIONS
 from sdopt.config.typed import typed
 from sdopt.errors import UsageError
 from sdopt.options.base import Optimization
-from sdopt.schema import ExplicitEdge, Rates, Rule, Scheduler, Sheet
+from sdopt.schema import Edge, Rates, Rule, Scheduler, Sheet
 from sdopt.study.designs import Design, Explicit
 from tests.fixtures import CPU
 
@@ -37,7 +37,7 @@ def classes() -> Iterator[type]:
         Sheet,
         Rates,
         Rule,
-        ExplicitEdge,
+        Edge,
         Design,
         Optimization,
     ]
@@ -126,7 +126,7 @@ def test_more_threads_than_the_machine_can_run(composer: Composers) -> None:
         ),
         (Explicit(variants={"a\nb": []}), "must be one line of text"),
         (
-            Explicit(variants={"a": [], "b": []}, edges=[ExplicitEdge("b", "b")]),
+            Explicit(variants={"a": [], "b": []}, edges=[Edge("b", "b")]),
             "study.edges: 'b' is compared with",
         ),
     ],

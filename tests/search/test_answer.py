@@ -1,5 +1,6 @@
 """The answer of a search, its notes and its runs say no more than what its studies did."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -59,6 +60,14 @@ def test_only_what_was_measured_counts_as_tried() -> None:
         judgements, entries
     )
     assert _sentence(judgements, entries[1:]) == "No combination was tried."
+
+
+def test_what_makes_several_images_is_told_per_image() -> None:
+    single = entry("workload.batch_size=4", "fail", 1)
+    judgements = cast(Judgements, SimpleNamespace(passed=[], studies={}, undecided=[]))
+    said = _sentence(judgements, [replace(single, per_image=True)])
+    assert "was about 1.50× per image, but" in said
+    assert "was about 1.50×, but" in _sentence(judgements, [single])
 
 
 def test_a_run_of_a_combination_has_tags_of_its_own_work() -> None:

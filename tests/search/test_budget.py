@@ -16,7 +16,7 @@ from sdopt.errors import UsageError
 from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Gate
 from sdopt.search import studies as of_search
-from sdopt.search.budget import Cost, SearchBudget, StudyWork
+from sdopt.search.budget import Cost, SearchBudget
 from sdopt.search.config import search_file
 from sdopt.search.findings import findings_of
 from sdopt.search.racing import RatioStanding, Scatter, Standings
@@ -27,7 +27,7 @@ from sdopt.search.studies import Studies
 from sdopt.worker.protocol import TimeUpError
 from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
 
-WORK = {"screen": StudyWork(1, 15), "race": StudyWork(2, 40), FINAL: StudyWork(3, 120)}
+WORK = {"screen": (1, 15.0), "race": (2, 40.0), FINAL: (3, 120.0)}
 BASELINE = Cost(0.5, 0.05)
 BESIDE_S = 0.8
 """What a process takes besides its calls and its start, which the search has to find out."""
@@ -118,12 +118,11 @@ class Simulated(Search):
         return self
 
     def measured(self, stage: str, names: Sequence[str]) -> None:
-        work = WORK[stage.partition("-")[0]]
+        processes, calls = WORK[stage.partition("-")[0]]
         costs = [BASELINE, BASELINE, *(self.truth[name] for name in names)]
         self.log.append((stage, list(names)))
         self.now += self.pace * sum(
-            work.processes * (c.start_s + BESIDE_S) + work.calls * c.call_s
-            for c in costs
+            processes * (c.start_s + BESIDE_S) + calls * c.call_s for c in costs
         )
 
     def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:

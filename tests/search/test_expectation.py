@@ -11,7 +11,7 @@ from sdopt.hardware.device import Device
 from sdopt.record.files import write_result
 from sdopt.search import expectation
 from sdopt.search.config import search_config
-from sdopt.search.expectation import RECORDED, Expectation, recorded_for
+from sdopt.search.expectation import RECORDED, recorded_for
 from sdopt.search.space import Space
 from tests.fakes import Fakes, fake_study, run_fake
 
@@ -23,7 +23,7 @@ OPTIONS = (
 )
 
 
-def order(expected: Expectation) -> list[str]:
+def order(expected: dict[str, float]) -> list[str]:
     """Returns the options alone, in the order in which a search tries them."""
     config = search_config([*GROUPS, f"search.options={OPTIONS}"])
     with composer_of(["tracking=none"]) as composer:
@@ -34,14 +34,14 @@ def order(expected: Expectation) -> list[str]:
 
 
 def test_what_promises_most_comes_first_and_what_compiles_last() -> None:
-    first, *_, last = order(Expectation(recorded=recorded_for(CPU)))
+    first, *_, last = order(recorded_for(CPU))
     assert first == "caching=deepcache"
     assert last == "compiler=regional"
-    assert "precision=fp16" in order(Expectation(recorded=recorded_for(CPU)))[-2:]
+    assert "precision=fp16" in order(recorded_for(CPU))[-2:]
 
 
 def test_without_measurements_the_order_is_that_of_the_groups() -> None:
-    assert order(Expectation()) == [
+    assert order({}) == [
         *(
             "precision=fp16",
             "precision=bf16",
@@ -53,9 +53,13 @@ def test_without_measurements_the_order_is_that_of_the_groups() -> None:
     ]
 
 
-def test_what_this_machine_measured_counts_before_records_of_others() -> None:
-    recorded = recorded_for(CPU)
-    assert order(Expectation({"caching=tome": 5.0}, recorded))[0] == "caching=tome"
+def test_what_this_machine_measured_counts_before_records_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expectation, "results_of", lambda *_: [])
+    monkeypatch.setattr(expectation, "medians", lambda _: {"caching=tome": 5.0})
+    expected = expectation.expected_speedups(CPU, tmp_path)
+    assert order(expected)[0] == "caching=tome"
 
 
 @pytest.mark.parametrize("products", [True, False])
@@ -63,7 +67,7 @@ def test_bfloat16_in_software_comes_last_and_with_instructions_stands_between(
     products: bool,
 ) -> None:
     device = Device("cpu", name="a CPU", attributes={CPU_BFLOAT16: products})
-    tried = order(Expectation(recorded=recorded_for(device)))
+    tried = order(recorded_for(device))
     assert (
         tried.index("precision=bf16") < tried.index("precision=fp16") - 1
     ) is products

@@ -232,6 +232,22 @@ def test_a_changed_file_is_another_question(tmp_path: Path) -> None:
     assert not question_of([*words, "model.revision=${oc.env:REVISION}"], None), (
         "the words do not tell"
     )
+    assert not question_of([*words, "patch=mine.py:weaker"], None)
+
+
+def test_another_file_below_the_home_folder_is_another_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell leaves `model=~/mine.safetensors` as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.safetensors").write_text("1")
+    before = question_of(["model=~/mine.safetensors"], None)
+    (tmp_path / "mine.safetensors").write_text("trained again")
+    assert question_of(["model=~/mine.safetensors"], None) != before
+    listed = ["model.parts={vae: ~/mine.safetensors}"]
+    before = question_of(listed, None)
+    (tmp_path / "mine.safetensors").write_text("and again")
+    assert question_of(listed, None) != before
 
 
 @pytest.mark.slow

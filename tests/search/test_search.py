@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -27,10 +27,12 @@ from sdopt.search.record import (
     SearchEntry,
     SearchRecord,
     blocks_of,
+    load_line,
     markdown_of,
     page_of,
     read_record,
 )
+from sdopt.search.run import Search
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.statistics.comparing import compare
@@ -388,6 +390,28 @@ def test_the_start_has_a_column_where_it_says_something() -> None:
     assert " +31.2 s\n" in terminal(record(COMPILED)), "without when it is repaid"
     assert "again later" in terminal(record(replace(COMPILED, start=None)))
     assert '"images": 310.0' in json.dumps(asdict(record(COMPILED)))
+
+
+def test_the_line_that_loads_names_the_users_own_groups() -> None:
+    found = record(replace(COMPILED, judged=True))
+    assert load_line(found, COMPILED.name).endswith(
+        "('folder/final', variant='compiler=inductor')"
+    )
+    assert load_line(replace(found, config_dir="/my conf"), COMPILED.name).endswith(
+        "variant='compiler=inductor', config_dir='/my conf')"
+    )
+
+
+def test_the_tenth_judged_study_comes_after_the_second(tmp_path: Path) -> None:
+    for number in ("", "-1", "-2", "-10"):
+        folder = tmp_path / f"final{number}"
+        folder.mkdir()
+        (folder / "result.json").write_text("{}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sdopt.search.run.read_result", lambda folder: folder.parent.name)
+        search = cast(Search, SimpleNamespace(studies=SimpleNamespace(folder=tmp_path)))
+        found = [str(name) for name in Search.results(search, "final-")]
+    assert found == ["final-1", "final-2", "final-10"]
 
 
 def test_a_record_is_read_as_it_was_written_and_no_other_one(tmp_path: Path) -> None:

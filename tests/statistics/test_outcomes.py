@@ -2,10 +2,11 @@
 
 import pytest
 
+from sdopt.apps.doctor.outcomes import Standing, outcomes_of
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import GpuState
 from sdopt.report.notes import busy_note, gpu_notes, throttling_note
-from sdopt.statistics.outcomes import Standing, busy_share, outcomes_of
+from sdopt.statistics.row_figures import busy_share
 from tests.records import reconfigure, retime
 
 

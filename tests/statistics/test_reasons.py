@@ -6,13 +6,15 @@ import pytest
 
 from sdopt.gate.rulings import bounds_of, two_sided
 from sdopt.quality.metrics import FAMILIES
+from sdopt.record.comparisons import Interval
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import Rule
 from sdopt.statistics.bounds import subtract
-from sdopt.statistics.measures import FIRST_IMAGE, RULED
+from sdopt.statistics.measures import FIRST_IMAGE, RULED, SPEEDUP, Ratio
 from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.ruling_sentences import family, sentence
+from sdopt.statistics.words import change_text
 from tests.statistics import reasons_page
 from tests.statistics.reasons_page import ruled, rules
 
@@ -187,3 +189,18 @@ def test_limits_that_ask_for_a_gain_or_a_value_say_so() -> None:
 
 def test_the_page_has_what_each_rule_says() -> None:
     assert reasons_page.PAGE.read_text(encoding="utf-8") == reasons_page.page()
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (1.92, "1.92× faster"),
+        (0.5, "2.00× slower"),
+        (0.998, "0.2 % slower"),
+        (1.0042, "0.4 % faster"),
+        (1.0002, "as fast"),
+    ],
+)
+def test_a_change_is_never_told_as_one_time(factor: float, words: str) -> None:
+    ratio = Ratio(SPEEDUP, Interval(factor), floor=None)
+    assert change_text(ratio) == words

@@ -9,7 +9,8 @@ import pytest
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.record.choices import difference
-from sdopt.study.designs import BASELINE, Edge, Plan
+from sdopt.schema import Edge
+from sdopt.study.designs import BASELINE, Plan
 from sdopt.study.plan import unused_options
 from sdopt.variant import Variant
 from tests.fixtures import Composers

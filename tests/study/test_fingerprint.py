@@ -171,6 +171,25 @@ def test_of_an_option_are_its_bases_and_all_that_it_imports(
     assert own_files([PrecomputedEmbeddings]) == []
 
 
+def test_of_a_function_of_a_file_are_what_it_imports_from_beside_it(
+    tmp_path: Path,
+) -> None:
+    files = {
+        "patch": "import json\nfrom scales_of_mine import SCALE\nimport tools_of_mine.more\n"
+        "def weaker(pipe):\n    pass\n",
+        "scales_of_mine": "SCALE = 0.9\n",
+        "tools_of_mine/__init__": "",
+        "tools_of_mine/more": "",
+        "stranger": "",
+    }
+    (tmp_path / "tools_of_mine").mkdir()
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    found = own_files([], [tmp_path / "patch.py"])
+    expected = {tmp_path / f"{name}.py" for name in files} - {tmp_path / "stranger.py"}
+    assert {*found} == expected
+
+
 def test_of_a_users_own_option_there_is_a_digest(variant: Compose) -> None:
     plain = variant()
     assert "options" not in inputs_of(plain, of_model)

@@ -81,6 +81,33 @@ def test_is_not_timed_further_and_all_others_are(tmp_path: Path, schedule: str) 
     assert not missing_of(parse_result(to_json(result))).variants
 
 
+@pytest.mark.parametrize("claims", [None, ["memory"]])
+def test_is_known_where_memory_runs_out_later(
+    tmp_path: Path, claims: list[str] | None
+) -> None:
+    """The rest is measured in blocks, in a session that forgets what broke off before its first round."""
+    study = fake_study(
+        ("quick", "slow"), rounds=4, warmup=1, interference=None, give_up=3.0
+    )
+    if claims:
+        study[1].variant("slow").promises = {
+            "attention": Promise(Contract.EXACT, claims)
+        }
+    fault = failing(Status.OUT_OF_MEMORY, "time_once", call=2 + 3, beside=True)
+    result, _ = run_fake(tmp_path, study, Fakes({"quick": fault}, seconds=SECONDS))
+    assert [session.schedule for session in result.sessions] == [
+        "interleaved",
+        "blocks",
+    ]
+    slow = result.variant("slow")
+    assert slow.given_up
+    assert slow.status is (Status.OK if claims else Status.SLOWER)
+    assert result.variant("quick").status is Status.OK
+    row = summary_of(result).row("slow")
+    assert row is not None
+    assert row.at_least_slower is not None
+
+
 @pytest.mark.parametrize(
     ("reasons", "trial_calls"), [([], 2), (["computed in software"], 1)]
 )

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sdopt.launching import launch
-from sdopt.report.overhead import (
+from sdopt.apps.doctor.overhead import (
     EXIT,
     TARGETS,
     overhead_blocks,
     read_overhead,
     write_overhead,
 )
+from sdopt.launching import launch
 from sdopt.report.terminal import shown as shown_blocks
 from sdopt.study.progress import Progress
 from sdopt.study.timeline import Timeline, process_begun, read_timeline, waited_s

@@ -1,12 +1,12 @@
 """Reports per option, model and task what records show of the option on a device, or why it cannot run there."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 from sdopt.apps.doctor.options import alternatives, compose_options, fit_on
+from sdopt.apps.doctor.outcomes import ORDER, OptionOutcome, Standing, outcomes_of
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import sheet_of
 from sdopt.hardware.device import Device
@@ -14,7 +14,6 @@ from sdopt.pipelines.catalog import architecture_folder
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Model, Sheet
-from sdopt.statistics.outcomes import ORDER, OptionOutcome, Standing, outcomes_of
 from sdopt.study.designs import Composer
 from sdopt.variant import Variant
 
@@ -22,34 +21,6 @@ RECORDS = Path("outputs") / "records"
 """Folder of the results that show the effects of options."""
 
 _CPU = "CPU"
-
-
-class State(StrEnum):
-    """The knowledge about an option with a model and a task on a device."""
-
-    TOOK_EFFECT = "took effect"
-    """A record shows that the option took effect there."""
-    NO_GAIN = "no gain"
-    """A record shows that the option runs there without a gain."""
-    FAILED = "cannot run"
-    """A record shows that the option failed there."""
-    NOT_MEASURED = "not measured"
-    """No conflict is known."""
-    IMPOSSIBLE = "impossible"
-    """The option conflicts with the device, the model or the task."""
-
-
-@dataclass
-class MatrixCell:
-    """One option with one model and one task."""
-
-    group: str
-    option: str
-    model: str
-    task: str
-    state: State
-    reasons: list[str] = field(default_factory=list)
-    """Why the option is impossible, fails or cannot run; otherwise the choices that it needs besides."""
 
 
 Key = tuple[str, str, str, str]
@@ -87,28 +58,30 @@ class Matrix:
 
     def cells(
         self, device: Device, shown: Shown, sheets: Mapping[str, Sheet]
-    ) -> list[MatrixCell]:
-        """Returns a cell for each option, model and task."""
-        label, found = label_of(device.type, device.name, sheets), list[MatrixCell]()
+    ) -> list[OptionOutcome]:
+        """Returns what is known of each option with each model and each task on a device."""
+        label = label_of(device.type, device.name, sheets)
         others = alternatives(self._made)
+        found = []
         for (group, option), made in self._made.items():
             for model, task in product(self._models, self._tasks):
+                standing = Standing.IMPOSSIBLE
                 if isinstance(made, Variant):
                     variant = replace(
                         made, model=self._models[model], task=self._tasks[task]
                     )
                     fit = fit_on(device, group, variant, others)
-                    state = State.NOT_MEASURED if fit.runs else State.IMPOSSIBLE
-                    reasons = fit.remarks
+                    why = "; ".join(fit.remarks)
+                    if fit.runs:
+                        standing = Standing.NOT_MEASURED
                 else:
-                    state, reasons = State.IMPOSSIBLE, made
+                    why = "; ".join(made)
                 here = shown.get((group, option, model, task), {}).get(label)
-                if state is not State.IMPOSSIBLE and here is not None:
-                    state = State(str(here.standing))
-                    reasons = (
-                        reasons if here.standing is Standing.TOOK_EFFECT else [here.why]
-                    )
-                found.append(MatrixCell(group, option, model, task, state, reasons))
+                if standing is not Standing.IMPOSSIBLE and here is not None:
+                    standing = here.standing
+                    if standing is not Standing.TOOK_EFFECT:
+                        why = here.why
+                found.append(OptionOutcome(group, option, model, task, standing, why))
         return found
 
 

@@ -5,12 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdopt.apps.foresight.cpu import measure_machine, sheet_of_cpu, threads_of
-from sdopt.config.composer import HydraComposer
-from sdopt.config.groups import data_sheets
-from sdopt.config.overrides import key_of
-from sdopt.config.paths import options_of
-from sdopt.errors import UsageError
-from sdopt.hardware.names import (
+from sdopt.apps.foresight.names import (
     cards_named,
     generation_assumed,
     nearest_cards,
@@ -20,6 +15,11 @@ from sdopt.hardware.names import (
     sold_memory,
     why_out_of_scope,
 )
+from sdopt.config.composer import HydraComposer
+from sdopt.config.groups import data_sheets
+from sdopt.config.overrides import key_of
+from sdopt.config.paths import options_of
+from sdopt.errors import UsageError
 from sdopt.schema import Sheet
 
 _CPU = "cpu"

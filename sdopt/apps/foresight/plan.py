@@ -563,9 +563,11 @@ def _notes(
         if made.warning
     )
     counted: Needed = {}
-    for made in {
-        made.card: made for made in predictions if made.fits == "does not fit"
-    }.values():
+    hardest: dict[str, Prediction] = {}
+    for made in sorted(predictions, key=lambda made: made.memory.floor):
+        if made.fits == "does not fit":
+            hardest[made.card] = made
+    for made in hardest.values():
         ways = what_fits(composer, made.sheet, made.shape, counted)
         notes.append(f"what fits {made.card}: {ways}" if str(ways) else "")
     return [note for note in notes if note]

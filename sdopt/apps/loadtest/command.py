@@ -12,11 +12,11 @@ from sdopt.apps.loadtest.config import LoadConfig, load_config
 from sdopt.apps.loadtest.record import LoadRecord, LoadRow, answer_of, blocks_of
 from sdopt.apps.loadtest.run import LoadTest, ServedRow
 from sdopt.apps.loadtest.target import Target, target_of
+from sdopt.apps.serving.config import BATCHES, Serving
 from sdopt.apps.serving.engine import unservable
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.overrides import key_of
-from sdopt.config.own import BATCHES
 from sdopt.config.tracking import tracking_of
 from sdopt.errors import ConflictError, command_line, print_problems, without_passwords
 from sdopt.locks import reserve
@@ -24,7 +24,7 @@ from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.preparation import check_models, fetch, remarks_on_variants
 from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.report.markdown import written
-from sdopt.schema import Serving, Tracking
+from sdopt.schema import Tracking
 from sdopt.scratch import scratch_folder
 from sdopt.study.plan import require_same_task
 from sdopt.tracking import client

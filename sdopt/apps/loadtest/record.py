@@ -249,27 +249,28 @@ def _most(record: LoadRecord) -> str:
         if each.ratio is not None and each.ratio_bound != "<"
     ]
     if not compared:
-        unknown = (
-            "; whether another row carries more cannot be told from these rates"
-            if others
-            else ""
-        )
-        return f"{told}{unknown}."
+        return f"{told}{_of_others(others)}."
     ratio, best = max(compared, key=lambda pair: pair[0].estimate)
     carries = "carries" if best.ratio_bound == "=" else "carries at least"
     if ratio.low is None:
         doubt = "; the rates do not bracket it" if best.ratio_bound != "=" else ""
         doubt = doubt or "; three replicates or more would give an interval"
     else:
-        doubt = (
-            ""
-            if ratio.low > 1
-            else "; the interval includes 1, so it may carry no more"
-        )
+        doubt = ""
+        if ratio.low <= 1 <= (ratio.high or ratio.low):
+            doubt = "; the interval includes 1, so it may carry no more"
     return (
         f"{best.row.name} {carries} {ratio_text(ratio)} the requests of {baseline.row.name} {within}: "
         f"{rate_text(best)} instead of {rate_text(baseline)} a second{doubt}."
     )
+
+
+def _of_others(others: Sequence[RowFigures]) -> str:
+    """Returns what is known of rows that all carry less than some share of the baseline's requests; "" without any."""
+    bounds = [each.ratio.estimate for each in others if each.ratio is not None]
+    if len(bounds) < len(others) or max(bounds, default=0.0) > 1:
+        return "; whether another row carries more cannot be told from these rates"
+    return "; no other row carries more" if others else ""
 
 
 _SIGNS = {"=": "", ">": "more than ", "<": "less than ", "?": "about "}

@@ -20,6 +20,7 @@ from sdopt.apps.loadtest.record import (
     Replicate,
 )
 from sdopt.apps.loadtest.target import Target
+from sdopt.apps.serving.config import Serving
 from sdopt.apps.serving.engine import Engine
 from sdopt.apps.serving.server import listen, serve
 from sdopt.apps.traffic.figures import Window, bracketing, window_of
@@ -32,7 +33,6 @@ from sdopt.measure.interference import InterferenceMeter
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, VariantResult
 from sdopt.report.columns import OF_ONE_STUDY, further_columns, values_of
-from sdopt.schema import Serving
 from sdopt.statistics.rows import Row
 from sdopt.variant import Variant
 from sdopt.worker.process import Worker

@@ -19,10 +19,10 @@ from prometheus_client import (
     generate_latest,
 )
 
+from sdopt.apps.serving.config import Serving
 from sdopt.apps.serving.engine import Engine, EngineWork
 from sdopt.errors import UnavailableError
 from sdopt.record.choices import as_choice
-from sdopt.schema import Serving
 from sdopt.worker.protocol import Asked, Rendered, WorkerError
 
 T = TypeVar("T")

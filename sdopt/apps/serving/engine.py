@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sdopt.apps.serving.config import Serving
 from sdopt.hardware.device import Device
 from sdopt.pipelines.loading import family_of, guidance_of
 from sdopt.record.samples import Evidence
-from sdopt.schema import Serving
 from sdopt.variant import Variant
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.process import Worker

@@ -16,11 +16,11 @@ from functools import partial
 from fastapi import FastAPI
 
 from sdopt.apps.serving.batcher import Batcher
+from sdopt.apps.serving.config import Serving
 from sdopt.apps.serving.engine import Engine
 from sdopt.apps.serving.http import Interface
 from sdopt.errors import UnavailableError
 from sdopt.hardware.device import Device
-from sdopt.schema import Serving
 from sdopt.scratch import scratch_folder
 from sdopt.variant import Variant
 from sdopt.worker.machine import find_machine

@@ -10,11 +10,11 @@ import uvicorn
 from typing_extensions import override
 
 from sdopt.apps.serving.batcher import Batcher
+from sdopt.apps.serving.config import Serving
 from sdopt.apps.serving.engine import Engine
 from sdopt.apps.serving.http import Interface
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.hardware.device import Device
-from sdopt.schema import Serving
 from sdopt.worker.protocol import WorkerError
 
 _KEEP_ALIVE_S = 75

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sdopt.about import CHECKOUT
 from sdopt.apps.doctor.options import alternatives, compose_options, fit_on
+from sdopt.apps.doctor.outcomes import Standing, option_of, outcomes_of
 from sdopt.apps.suite.config import INTERVALS, Part, SuiteConfig
 from sdopt.apps.suite.process import PartRun
 from sdopt.apps.suite.record import Ending, OptionFinding
@@ -25,7 +26,6 @@ from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.statistics.disturbance import noise_of
 from sdopt.statistics.figures import rows_of
-from sdopt.statistics.outcomes import Standing, option_of, outcomes_of
 from sdopt.statistics.rows import Row
 from sdopt.statistics.words import memory_text, seconds_text, unit_text
 

@@ -7,6 +7,7 @@ It is a process of its own, so that neither the server nor what reads its answer
 import asyncio
 import base64
 import json
+import os
 import subprocess
 import sys
 import time
@@ -38,6 +39,10 @@ _TOLD = ("batch_size", "queue_s", "compute_s")
 """What sdopt's servers tell of an image; others may mean something else by it."""
 _AHEAD_S = 0.2
 """From reading the schedule to its time 0."""
+_WATCHED_S = 1.0
+"""After so long a pause it is seen that the process that wants the answers has ended."""
+_PARENT = os.getppid()
+"""That process, of one that only sends."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +101,20 @@ def generate(
     Raises:
         RuntimeError: that process failed.
     """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "sdopt.apps.traffic.generator"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    started(process)
-    out, err = process.communicate(json.dumps(asdict(schedule)))
+    ) as process:
+        started(process)
+        try:
+            out, err = process.communicate(json.dumps(asdict(schedule)))
+        except BaseException:  # a Ctrl-C: nobody wants the requests that are left
+            process.kill()
+            raise
     if process.returncode:
         raise RuntimeError(
             f"the load generator failed: {' '.join(err.strip().splitlines()[-1:])}"
@@ -127,13 +136,24 @@ async def _send_all(schedule: SendSchedule) -> list[Sent]:
         start_s = time.perf_counter() + _AHEAD_S
         tasks = []
         for scheduled_s, body in zip(schedule.times_s, schedule.bodies, strict=True):
-            await asyncio.sleep(max(0.0, start_s + scheduled_s - time.perf_counter()))
+            await _until(start_s + scheduled_s)
             tasks.append(
                 asyncio.create_task(
                     _send(session, schedule.address, scheduled_s, body, start_s)
                 )
             )
         return list(await asyncio.gather(*tasks))
+
+
+async def _until(due_s: float) -> None:
+    """Waits until a time of `perf_counter`; ends this process where the one that wants its answers is gone."""
+    while True:
+        left_s = due_s - time.perf_counter()
+        await asyncio.sleep(max(0.0, min(left_s, _WATCHED_S)))
+        if os.getppid() != _PARENT:
+            sys.exit("nobody waits for the answers")
+        if left_s <= _WATCHED_S:
+            return
 
 
 async def _send(

@@ -101,7 +101,11 @@ class Rows:
         )
 
     def grid(
-        self, x: str, axis: Mapping[str, Any], ticks: Sequence[float], color: str
+        self,
+        x: str,
+        axis: Mapping[str, Any],
+        ticks: Sequence[float],
+        color: str,
     ) -> alt.Chart:
         """Returns the layer of lines at ticks of an axis, in pieces beside the marks, so that they cross no name.
 
@@ -114,7 +118,11 @@ class Rows:
         lines = inline(pieces).mark_rule(color=color, clip=True, aria=False)
         return lines.encode(x=alt.X(f"{x}:Q", **axis), y=self.vertical("from"), y2="to")
 
-    def spec(self, layers: Sequence[alt.Chart], summary: str = "") -> Spec:
+    def spec(
+        self,
+        layers: Sequence[alt.Chart],
+        summary: str = "",
+    ) -> Spec:
         """Returns the specification of layers, the lowest one first, with the names and figures of the rows.
 
         `summary` tells screen readers what the chart shows; the name and the figure of each row are added.
@@ -197,7 +205,9 @@ def shortened(name: str) -> str:
 
 
 def ratio_axis(
-    title: str, values: Sequence[float | None], grid: bool = True
+    title: str,
+    values: Sequence[float | None],
+    grid: bool = True,
 ) -> dict[str, Any]:
     """Returns the arguments of an encoding of ratios around 1: logarithmic, so that a gain and a loss are as long."""
     known = [value for value in values if value is not None]
@@ -246,7 +256,10 @@ def ratio_ticks(low: float, high: float) -> list[float]:
 
 
 def built(
-    chart: alt.LayerChart, description: str, height: int, padding: Any = 8
+    chart: alt.LayerChart,
+    description: str,
+    height: int,
+    padding: Any = 8,
 ) -> Spec:
     """Returns the specification of a chart."""
     chart = chart.properties(description=description, height=height, padding=padding)

@@ -18,13 +18,12 @@ from sdopt.apps.doctor.diagnosis import Diagnosis, diagnose
 from sdopt.apps.doctor.matrix import (
     Key,
     Matrix,
-    MatrixCell,
     Shown,
-    State,
     grouped,
     shown_in,
 )
 from sdopt.apps.doctor.options import OptionReport, check_options
+from sdopt.apps.doctor.outcomes import OptionOutcome, Standing
 from sdopt.apps.doctor.tables import brief_tables, sheet_yaml, tables
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets, optimization_options
@@ -35,7 +34,6 @@ from sdopt.hardware.device import Device
 from sdopt.hardware.probe import probe_device
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult
-from sdopt.statistics.outcomes import OptionOutcome, Standing
 from sdopt.worker.machine import Machine
 from tests.command import Finished, refused, sdopt
 from tests.fixtures import CPU
@@ -295,7 +293,7 @@ def matrix() -> Matrix:
 
 def cells(
     matrix: Matrix, device: Device, shown: Shown | None = None
-) -> dict[Key, MatrixCell]:
+) -> dict[Key, OptionOutcome]:
     return {
         (c.group, c.option, c.model, c.task): c
         for c in matrix.cells(device, shown or {}, SHEETS)
@@ -325,11 +323,11 @@ def test_a_key_that_is_missing_makes_no_option_impossible() -> None:
         )
         found = cells(lora, CPU)
     sd15 = found["lora", "fused", "sd15", "txt2img"]
-    assert sd15.state is State.NOT_MEASURED
-    assert sd15.reasons == [
-        "the LoRAs that come with sdopt are for model=emoji: set lora.path"
-    ]
-    assert found["lora", "fused", "emoji", "txt2img"].reasons == []
+    assert sd15.standing is Standing.NOT_MEASURED
+    assert (
+        sd15.why == "the LoRAs that come with sdopt are for model=emoji: set lora.path"
+    )
+    assert found["lora", "fused", "emoji", "txt2img"].why == ""
 
 
 class TestRecords:
@@ -429,42 +427,40 @@ class TestCells:
 
     def test_states(self, matrix: Matrix) -> None:
         found = cells(matrix, CPU, outcomes(BF16, Standing.TOOK_EFFECT, "CPU", "a GPU"))
-        assert found[BF16].state is State.TOOK_EFFECT
+        assert found[BF16].standing is Standing.TOOK_EFFECT
         assert (
-            found["precision", "bf16", "emoji", "img2img"].state is State.NOT_MEASURED
+            found["precision", "bf16", "emoji", "img2img"].standing
+            is Standing.NOT_MEASURED
         )
         impossible = found["attention", "cudnn", "sdxl", "txt2img"]
-        assert impossible.state is State.IMPOSSIBLE
-        assert impossible.reasons == [
-            f"the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
-        ]
+        assert impossible.standing is Standing.IMPOSSIBLE
+        assert (
+            impossible.why
+            == f"the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
+        )
         fixed_vae = ("precision", "fp16_vae_fix")
-        assert found[*fixed_vae, "sdxl", "txt2img"].state is State.NOT_MEASURED
-        [reason] = found[*fixed_vae, "emoji", "txt2img"].reasons
-        assert "this VAE is for SDXL" in reason
+        assert found[*fixed_vae, "sdxl", "txt2img"].standing is Standing.NOT_MEASURED
+        assert "this VAE is for SDXL" in found[*fixed_vae, "emoji", "txt2img"].why
 
     def test_proven_elsewhere_is_not_proven_here(self, matrix: Matrix) -> None:
         key = ("attention", "cudnn", "sdxl", "txt2img")
         shown = outcomes(key, Standing.TOOK_EFFECT, SHEETS["h200"].name)
-        assert cells(matrix, CPU, shown)[key].state is State.IMPOSSIBLE
+        assert cells(matrix, CPU, shown)[key].standing is Standing.IMPOSSIBLE
         proven, elsewhere = (
             cells(matrix, planned_device(SHEETS[card]), shown)[key]
             for card in ("h200", "h100")
         )
-        assert proven.state is State.TOOK_EFFECT
-        assert elsewhere.state is State.NOT_MEASURED
-        assert elsewhere.reasons == ["together with precision=bf16"]
+        assert proven.standing is Standing.TOOK_EFFECT
+        assert elsewhere.standing is Standing.NOT_MEASURED
+        assert elsewhere.why == "together with precision=bf16"
 
-    @pytest.mark.parametrize(
-        ("standing", "state"),
-        [(Standing.NO_GAIN, State.NO_GAIN), (Standing.CANNOT_RUN, State.FAILED)],
-    )
+    @pytest.mark.parametrize("standing", [Standing.NO_GAIN, Standing.CANNOT_RUN])
     def test_what_records_speak_against(
-        self, matrix: Matrix, standing: Standing, state: State
+        self, matrix: Matrix, standing: Standing
     ) -> None:
         found = cells(matrix, CPU, outcomes(BF16, standing, "CPU"))[BF16]
-        assert found.state is state
-        assert found.reasons == ["it brought nothing"]
+        assert found.standing is standing
+        assert found.why == "it brought nothing"
 
 
 class TestShown:

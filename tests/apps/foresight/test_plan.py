@@ -368,6 +368,20 @@ def test_a_card_of_two_memories_is_told_for_both_and_what_would_fit() -> None:
     assert fitting.fits == "fits"
 
 
+@pytest.mark.parametrize("sizes", ["[512,256]", "[256,512]"])
+def test_what_would_fit_is_told_of_the_largest_shape(
+    monkeypatch: pytest.MonkeyPatch, sizes: str
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "sdopt.apps.foresight.plan.what_fits",
+        lambda composer, sheet, shape, known: asked.append(shape.size),
+    )
+    card = ("hardware=t4", "hardware.sheet.memory_gib=0.6")
+    plan_of(["model=emoji", "precision=fp16", f"workload.size={sizes}", *card])
+    assert asked == [512]
+
+
 def test_an_unknown_card_leaves_the_others_and_names_the_nearest() -> None:
     predictions, notes, _ = plan_of([*USUAL, "plan.hardware=[t4,rx580,cpu]"])
     assert [made.card for made in predictions] == ["t4", "cpu"]

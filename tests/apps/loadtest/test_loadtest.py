@@ -333,6 +333,9 @@ class TestTheAnswer:
             record([2.0, 4.0, 3.0], [4.2, 3.0, 3.5])
         )
         assert "three replicates or more" in answer_of(record([2.0], [4.0]))
+        slower = answer_of(record([2.0, 2.1, 2.0], [1.0, 1.1, 1.0]))
+        assert slower.startswith("row 1 carries 0.51× [0.4")
+        assert "includes 1" not in slower
 
     def test_of_a_bound_is_none(self) -> None:
         found = record([2.0, 2.0, 2.0], [4.0, 4.0, 4.0])
@@ -354,6 +357,13 @@ class TestTheAnswer:
         assert found.figures[1].ratio is None
         assert "cannot be told from these rates" in answer_of(found)
         assert "×" not in written(blocks_of(found))
+
+    def test_rows_that_carry_less_than_a_bound_below_1_carry_no_more(self) -> None:
+        found = record([4.0, 4.0, 4.0], [2.0, 2.0, 2.0])
+        for replicate in found.rows[1].replicates:
+            replicate.windows[0] = replace(replicate.windows[0], attainment=0.5)
+        assert found.figures[1].ratio_bound == "<"
+        assert answer_of(found).endswith("; no other row carries more.")
 
     def test_a_row_below_a_bound_is_not_the_best(self) -> None:
         found = record([2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [2.2, 2.2, 2.2])

@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sdopt.apps.serving.config import Serving
 from sdopt.apps.serving.engine import Engine, unservable
 from sdopt.apps.serving.server import listen, serve
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UnavailableError
 from sdopt.record.records import Status
 from sdopt.record.samples import Evidence
-from sdopt.schema import Serving
 from sdopt.variant import Variant
 from sdopt.worker.protocol import TracedCall, WorkerError
 from tests.command import SMOKE

@@ -7,9 +7,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from sdopt.apps.serving.config import Serving
 from sdopt.apps.serving.engine import Engine, EngineWork, scale_by_image, unservable
 from sdopt.gate.trust import SMALLEST_ERROR
-from sdopt.schema import Serving
 from sdopt.variant import Variant
 from sdopt.worker.guidance import scales_embedded
 from sdopt.worker.host import PipelineHost

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import math
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -243,6 +244,20 @@ class TestTheGenerator:
         assert empty.latency_s == last.latency_s == math.inf
         assert "no such model" in empty.said
         assert last.said == "no answer in time"
+
+    def test_sends_nothing_once_who_asked_is_interrupted(
+        self, site: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It has a session of its own, which a Ctrl-C in the terminal does not reach."""
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        started: list[subprocess.Popen[str]] = []
+        monkeypatch.setattr("subprocess.Popen.communicate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            generate(SendSchedule(site + PATH, [60.0], [{}], 90), started.append)
+        assert started[0].returncode is not None
 
     def test_a_link_counts_when_its_image_is_there(self, site: str) -> None:
         found = generate(

@@ -4,18 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-
 from sdopt.record.choices import as_choice, difference, option_name
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import Evidence
 from sdopt.schema import WORK
 from sdopt.statistics.figures import rows_of
 from sdopt.statistics.measures import SPEEDUP, Ratio
+from sdopt.statistics.row_figures import LAUNCH_BOUND, busy_share
 from sdopt.statistics.rows import Row
-
-LAUNCH_BOUND = 0.8
-"""If the device is busy for less than this share of a denoiser step, Python and kernel launches limit it."""
 
 
 class Standing(StrEnum):
@@ -27,6 +23,10 @@ class Standing(StrEnum):
     """It ran without benefit: its trace shows no effect, or the intervals rule out every gain that it claims."""
     CANNOT_RUN = "cannot run"
     """It conflicts with the device or the model, or it failed there. To take longer than a limit is no such failure."""
+    NOT_MEASURED = "not measured"
+    """Nothing shows it, and no conflict is known."""
+    IMPOSSIBLE = "impossible"
+    """It conflicts with the device, the model or the task, whatever is measured."""
 
 
 ORDER = tuple(Standing)
@@ -35,7 +35,7 @@ ORDER = tuple(Standing)
 
 @dataclass(frozen=True)
 class OptionOutcome:
-    """What one study shows of one option."""
+    """What is shown or known of one option with one model and one task."""
 
     group: str
     option: str
@@ -44,7 +44,7 @@ class OptionOutcome:
     task: str
     standing: Standing
     why: str
-    """The reason; for an option that was measured alone, with its ratios."""
+    """The reason; for an option that was measured alone, with its ratios; for one that was not, what it needs besides."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -192,17 +192,3 @@ def _idle_text(variant: VariantResult) -> str:
 def option_of(outcome: OptionOutcome) -> str:
     """Returns the option as a command line chooses it."""
     return as_choice(outcome.group, outcome.option)
-
-
-def busy_share(variant: VariantResult) -> float | None:
-    """Returns the share of a denoiser step for which the device worked; None where either is not known.
-
-    The work comes from a trace. The step's time comes from calls that were not traced, because tracing slows Python.
-    """
-    shares = []
-    for measurement in variant.measurements:
-        busy_s = measurement.shapes[0].denoiser_busy_s
-        steps = measurement.stages_s.get("denoiser_step")
-        if busy_s is not None and steps:
-            shares.append(min(1.0, busy_s / float(np.mean(steps))))
-    return float(np.median(shares)) if shares else None

@@ -3,6 +3,14 @@
 import pytest
 
 from sdopt.apps.foresight.cards import asked_for
+from sdopt.apps.foresight.names import (
+    cards_named,
+    nearest_cards,
+    other_forms,
+    other_memory_kind,
+    sold_memory,
+    why_out_of_scope,
+)
 from sdopt.config.groups import data_sheets
 from sdopt.hardware.faults import (
     FAULTS,
@@ -10,14 +18,6 @@ from sdopt.hardware.faults import (
     faults_of,
     without_arithmetic,
     without_kernels,
-)
-from sdopt.hardware.names import (
-    cards_named,
-    nearest_cards,
-    other_forms,
-    other_memory_kind,
-    sold_memory,
-    why_out_of_scope,
 )
 
 SHEETS = data_sheets()

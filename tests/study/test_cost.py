@@ -1,0 +1,74 @@
+"""What a dry run expects of a study, from an earlier run of the same work and of no other."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdopt.record.files import write_result
+from sdopt.record.records import Status
+from sdopt.record.samples import Measurement, ShapeSamples
+from sdopt.study.cost import StudyCost, cost_of
+from tests.fakes import fake_study
+from tests.records import timed
+
+CALL_S = 2.0
+
+
+def earlier(folder: Path, **of: dict[str, Any]) -> None:
+    """Writes the record of a run whose baseline takes `CALL_S` for a call; `of` has other keys, by section."""
+    _, result, _ = fake_study(of=of)
+    row = result.baseline_variant
+    row.status = Status.OK
+    row.measurements = [
+        Measurement(0, shapes=[ShapeSamples(calls=timed([CALL_S] * 3))], load_s=1e-9)
+    ]
+    (folder / "run").mkdir()
+    write_result(result, folder / "run")
+
+
+def cost(folder: Path) -> StudyCost:
+    plan, result, _ = fake_study()
+    return cost_of([*plan.variants, plan.baseline], result, folder)
+
+
+def test_is_that_of_the_same_work(tmp_path: Path) -> None:
+    earlier(tmp_path)
+    found = cost(tmp_path)
+    assert found.seconds == pytest.approx(found.calls * CALL_S)
+
+
+def test_goes_by_the_number_of_steps(tmp_path: Path) -> None:
+    _, result, _ = fake_study()
+    earlier(tmp_path, workload={"steps": 2 * result.config.workload.steps})
+    found = cost(tmp_path)
+    assert found.seconds == pytest.approx(found.calls * CALL_S / 2)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        {"task": {"kind": "img2img", "strength": 0.3}},
+        {"workload": {"guidance_scale": 1.0}},
+        {"scheduler": {"class_name": "HeunDiscreteScheduler"}},
+    ],
+    ids=lambda of: next(iter(of)),
+)
+def test_other_work_tells_nothing(tmp_path: Path, of: dict[str, Any]) -> None:
+    earlier(tmp_path, **of)
+    assert cost(tmp_path).seconds is None
+
+
+def test_variants_may_do_more_than_the_baseline(tmp_path: Path) -> None:
+    earlier(tmp_path)
+    plan, result, _ = fake_study()
+    baseline, other = plan.variants
+    several = replace(
+        other,
+        config=replace(
+            other.config, workload=replace(other.config.workload, batch_size=4)
+        ),
+    )
+    found = cost_of([baseline, several, baseline], result, tmp_path)
+    assert found.seconds == pytest.approx(found.calls * CALL_S * (1 + 4 + 1) / 3)
