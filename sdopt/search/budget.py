@@ -37,6 +37,7 @@ class SearchBudget:
         finalists: the most candidates that are judged.
         baseline: None before the first study.
         costs: of each measured candidate, by name.
+        judges: whether this call judges what it finds; else no time is kept for that.
     """
 
     work: Mapping[str, StudyWork]
@@ -45,6 +46,7 @@ class SearchBudget:
     clock: Callable[[], float] = time.monotonic
     baseline: Cost | None = None
     costs: dict[str, Cost] = field(default_factory=dict)
+    judges: bool = True
     _beside_s: float = 0.0
     _processes: int = 0
 
@@ -129,7 +131,7 @@ class SearchBudget:
         judged = [
             self._cost(name) for name in leaders[: 1 if alone else self.finalists]
         ]
-        reserved_s = self.seconds("final", judged or [usual])
+        reserved_s = self.seconds("final", judged or [usual]) if self.judges else 0.0
         # For a race that there is no time for anyway, nothing is kept.
         if racers and not alone and self.may_race(leaders[:racers]):
             reserved_s += self.seconds_of("race", leaders[:racers])
@@ -145,10 +147,8 @@ class SearchBudget:
 
         It has time to begin in any case: ended while it is composed, it would leave no result.
         """
-        return max(
-            _TO_BEGIN_S,
-            self.left_s - (self.seconds_of("final", leaders[:1]) if leaders else 0.0),
-        )
+        kept_s = self.seconds_of("final", leaders[:1]) if leaders and self.judges else 0
+        return max(_TO_BEGIN_S, self.left_s - kept_s)
 
     def may_race(self, names: Sequence[str]) -> bool:
         """Returns whether candidates can race and still leave enough time to judge the finalists."""
