@@ -49,6 +49,14 @@ def images_of(variant: Any) -> np.ndarray:
     return host._read_inputs(host._inputs[0], 64)[0]
 
 
+def are_same(images: np.ndarray, others: np.ndarray) -> bool:
+    """Tells whether images are of the same weights, which files place in memory at other addresses.
+
+    Without AVX-512, products of a matrix and a vector add up in another order where the matrix lies elsewhere.
+    """
+    return np.allclose(images, others, rtol=0, atol=1e-5)
+
+
 def with_weights(folder: Path, tensors: Tensors, to: Path) -> Path:
     """Copies a pipeline, with other weights of its transformer."""
     shutil.copytree(folder, to)
@@ -150,6 +158,7 @@ class TestFiles:
     @pytest.mark.parametrize("name", OF_THE_WEB)
     @pytest.mark.parametrize("prefix", ["", PREFIX])
     @pytest.mark.walk(2)
+    @pytest.mark.numeric
     def test_generate_what_the_folder_does(
         self,
         variant_of: Tiny,
@@ -167,7 +176,7 @@ class TestFiles:
         base = with_weights(folder, zeros(folder), tmp_path / "base")
         assert problems_of(file, base) == []
         from_file = images_of(variant_of(file, f"model.base={base}"))
-        assert np.array_equal(from_file, images_of(variant_of(name)))
+        assert are_same(from_file, images_of(variant_of(name)))
 
     def test_need_no_transformer_in_their_base(
         self, tiny_folder: Folder, tmp_path: Path
@@ -288,6 +297,7 @@ class TestEightBits:
         ("end", "rows"), [(".scale_weight", False), (".weight_scale", True)]
     )
     @pytest.mark.walk(1)
+    @pytest.mark.numeric
     def test_are_multiplied_by_their_scales(
         self,
         variant_of: Tiny,
@@ -309,8 +319,8 @@ class TestEightBits:
         folder = with_weights(tiny_folder("flux"), by_hand, tmp_path / "by_hand")
         assert problems_of(file, tiny_folder("flux")) == []
         images = images_of(variant_of(file, f"model.base={tiny_folder('flux')}"))
-        assert np.array_equal(images, images_of(variant_of(folder)))
-        assert not np.array_equal(images, images_of(variant_of("flux"))), (
+        assert are_same(images, images_of(variant_of(folder)))
+        assert not are_same(images, images_of(variant_of("flux"))), (
             "8 bits are not the weights themselves"
         )
 
@@ -471,7 +481,7 @@ class TestSeveralNetworks:
             weights.unlink()
         assert problems_of(file, base) == []
         images = images_of(variant_of(file, f"model.base={base}"))
-        assert np.array_equal(images, images_of(variant_of("sd3")))
+        assert are_same(images, images_of(variant_of("sd3")))
 
     def test_beside_one_another(
         self, variant_of: Tiny, tiny_folder: Folder, tmp_path: Path
@@ -497,7 +507,7 @@ class TestSeveralNetworks:
         images = images_of(
             variant_of(file, f"model.base={base}", f"model.parts={{{parts}}}")
         )
-        assert np.array_equal(images, images_of(variant_of("flux")))
+        assert are_same(images, images_of(variant_of("flux")))
 
     def test_a_text_encoder_for_another_part_is_refused(
         self, tiny_folder: Folder, tmp_path: Path
@@ -539,7 +549,7 @@ class TestSeveralNetworks:
         )
         for part in ("vae", "text_encoder", "text_encoder_2"):
             shutil.copytree(whole / part, without / part, dirs_exist_ok=True)
-        assert np.array_equal(images, images_of(variant_of(without)))
+        assert are_same(images, images_of(variant_of(without)))
         [problem] = problems_of(file, whole, text_encoder=None)
         assert "SD 3 does not run without it" in problem
 
