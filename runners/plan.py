@@ -16,7 +16,8 @@ def main(argv: list[str]) -> int:
     """Prints predictions, or how well they meet published figures; returns the exit code."""
     parser = Arguments(
         prog="sdopt plan",
-        description="Predict seconds and memory of a call on a card that you do not have, with 80 % intervals.",
+        description="Predict seconds and memory of a call on a card that you do not have, and between which values "
+        "four in five such calls lie.",
         epilog="examples: sdopt plan model=sdxl precision=fp16 hardware=rtx3060; "
         "sdopt plan model=sd15 precision=fp16 'plan.hardware=[t4,l4,rtx4090,h100]'; "
         "sdopt plan model=sdxl hardware=l4 study=one_at_a_time 'study.options=[compiler,attention,memory]'",
@@ -68,8 +69,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         console = terminal()
         if len(predictions) == 1:
             [only] = predictions
-            print_line(console, f"{only.variant}, {only.shape}, on {only.sheet.name}:")
             print_line(console, text_of(only))
+            print_line(console, f"That is {only.variant}, {only.shape}.")
         else:
             console.print(shown([plan_table(predictions)], console.width))
         for line in (*notes, *remarks(predictions, command)):

@@ -31,6 +31,16 @@ _SECTIONS = (
 """The parts of the configuration that decide on images of other programs; the others configure calls."""
 
 
+_IN_WORDS = {
+    "speedup": "speed (times.csv)",
+    "tail_ratio": "the slowest calls (times.csv)",
+    "memory_ratio": "memory (times.csv)",
+    "clip_score": "the fit of images to their prompts (prompts.csv)",
+    "latents_error": "latents, from which images are decoded",
+}
+"""What is not judged where folders do not give it, by the metric of the rule."""
+
+
 def judge_folders(
     given: GivenFolder,
     overrides: Sequence[str],
@@ -107,12 +117,12 @@ def _fit_rules(result: StudyResult) -> None:
     """Leaves out rules on what was not given, and says so."""
     kept, left_out = judgeable(result, result.config.gate.rules)
     result.config = replace(result.config, gate=replace(result.config.gate, rules=kept))
-    problems = (
-        [f"not judged, because it was not given: {', '.join(left_out)}"]
-        if left_out
-        else []
-    )
-    if result.control is None:
+    problems = []
+    if left_out:
+        lacking = ", ".join(_IN_WORDS.get(name, name) for name in left_out)
+        problems.append(f"not judged, because it was not given: {lacking}")
+    timed = any(variant.measurements for variant in result.variants)
+    if timed and result.control is None:
         problems.append(
             "without a second folder of the baseline (--again FOLDER) nobody knows how far two equal runs differ, and "
             "no gain in speed or memory can pass"

@@ -413,7 +413,7 @@ def _copied(
         records.append(
             ImageRecord(
                 theirs.prompt or "", prompt, image, theirs.seed or 0, str(path.relative_to(output)),
-                negative=theirs.negative, digest=digest_of(path),
+                negative=theirs.negative, digest=digest_of(path), file=theirs.file.name,
             )
         )  # fmt: skip
     return records

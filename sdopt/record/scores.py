@@ -22,6 +22,13 @@ class ImageRecord:
     """The process, from 0, of whose timed calls it is an image; None if the quality pass generated it."""
     digest: str = ""
     """Of its file when it was written; "" in records that older versions wrote."""
+    file: str = ""
+    """The name of the baseline's file that it belongs to, if another program made it."""
+
+    @property
+    def called(self) -> str:
+        """Its prompt; of an image of another program that tells none the name of the file."""
+        return self.prompt or self.file
 
 
 @dataclass

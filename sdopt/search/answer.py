@@ -127,8 +127,8 @@ def _unjudged(best: SearchEntry, search: Search) -> str:
     needed_s = search.config.budget_s - search.budget.left_s + (search.unjudged or 0.0)
     return (
         f"Undecided: {best.name} was {_about(best)} faster in a first look; the budget of "
-        f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command with about "
-        f"{math.ceil(needed_s / 60)} min goes on, and judges them."
+        f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command with a budget of "
+        f"about {math.ceil(needed_s / 60)} min goes on, and judges them."
     )
 
 

@@ -30,6 +30,7 @@ class SearchBudget:
         finalists: the most candidates that are judged.
         baseline: None before the first study.
         costs: of each measured candidate, by name.
+        judges: whether this call judges what it finds; else no time is kept for that.
     """
 
     work: Mapping[str, tuple[int, float]]
@@ -38,6 +39,7 @@ class SearchBudget:
     clock: Callable[[], float] = time.monotonic
     baseline: Cost | None = None
     costs: dict[str, Cost] = field(default_factory=dict)
+    judges: bool = True
     _beside_s: float = 0.0
     _processes: int = 0
 
@@ -128,7 +130,7 @@ class SearchBudget:
             usual = Cost(longest_s, usual.call_s)
         finalists = 1 if alone else self.finalists
         judged = [self._cost(name) for name in leaders[:finalists]]
-        reserved_s = self.seconds("final", judged or [usual])
+        reserved_s = self.seconds("final", judged or [usual]) if self.judges else 0.0
         # For a race that there is no time for anyway, nothing is kept.
         if racers and not alone and self.may_race(leaders[:racers]):
             reserved_s += self.seconds_of("race", leaders[:racers])
@@ -150,7 +152,9 @@ class SearchBudget:
 
         It has time to begin in any case: ended while it is composed, it would leave no result.
         """
-        to_judge_s = self.seconds_of("final", leaders[:1]) if leaders else 0.0
+        to_judge_s = (
+            self.seconds_of("final", leaders[:1]) if leaders and self.judges else 0.0
+        )
         return max(_TO_BEGIN_S, self.left_s - to_judge_s)
 
     def may_race(

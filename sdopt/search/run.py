@@ -67,6 +67,7 @@ class Search:
         answered: whether an earlier call answered.
         goes_on: whether this call has more time than those that answered, so that it tries more.
         unjudged: the seconds that judging the best candidate takes; set if the budget does not leave them.
+        uncalibrated_s: the seconds that calibrating takes beyond half of the budget, so that this call judges nothing.
         dropped: the fate of each candidate that is out of the search, with the reason, by name.
     """
 
@@ -81,6 +82,7 @@ class Search:
     answered: bool = False
     goes_on: bool = False
     unjudged: float | None = None
+    uncalibrated_s: float = 0.0
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
     _read: dict[str, dict[str, CandidateFinding]] = field(default_factory=dict)
     _cut: bool = False
@@ -138,8 +140,8 @@ class Search:
         if at_hand is not None and at_hand.status == "finished":
             self.studies.measure(stage, finalists, brief=self.brief)
             return
-        needed_s = self.budget.seconds_of(FINAL, names)
-        if needed_s > _HOPE * self.budget.left_s:
+        needed_s = self.uncalibrated_s + self.budget.seconds_of(FINAL, names)
+        if self.uncalibrated_s or needed_s > _HOPE * self.budget.left_s:
             self.unjudged = needed_s
             return
         self.say(
@@ -197,14 +199,15 @@ class Search:
         call_s = self.budget.baseline.call_s if self.budget.baseline else 0.0
         self._require_time(call_s * self.studies.calibration_images)
         # To judge takes longer than to calibrate: what needs more than half of the time leaves none for that.
-        self.studies.calibrate(self.say, self.budget.left_s / 2)
+        self.uncalibrated_s = self.studies.calibrate(self.say, self.budget.left_s / 2)
+        self.budget.judges = not self.uncalibrated_s
         self._learn_baseline(self.budget)
         self._require_time()
-        if more_s := self.budget.missing_s:
-            needed = math.ceil((self.budget.left_s + more_s) / 60)
+        if more_s := self.uncalibrated_s + self.budget.missing_s:
+            needed = math.ceil((self.config.budget_s + more_s) / 60)
             self.say(
-                f"to screen and to judge one combination takes about {needed} min here: with "
-                f"search.budget_s={self.config.budget_s:g}, what is faster may not be judged"
+                f"to try and to judge one combination takes about {needed} min here: with a budget of "
+                f"{self.config.budget_s / 60:.3g} min, what is faster may not be judged"
             )
         finalists: list[Combination] = []
         # A race that ends early, or that nobody needs any more, leaves time to screen more.

@@ -165,17 +165,19 @@ class Studies:
 
     def calibrate(
         self, say: Callable[[str], None], limit_s: float | None = None
-    ) -> None:
+    ) -> float:
         """Measures how much the baseline's images differ by chance, if the gate needs it and no packaged file fits.
 
-        On the prompts and noise that the search may see, and not on those that the finalists are judged by. Raises
-        UsageError if that takes more than `limit_s` seconds; another call goes on.
+        On the prompts and noise that the search may see, and not on those that the finalists are judged by. After
+        `limit_s` seconds it ends, and another call goes on; returns about how many more it takes.
         """
         if not (images := self.calibration_images):
-            return
+            return 0.0
         say(
-            f"{CALIBRATE}: how much {images} images of the baseline differ by chance, for the gate's margins"
+            f"{CALIBRATE}: how much {images} images of the baseline differ by chance, which tells how much an option "
+            "may change them"
         )
+        before = self._images_so_far()
         own = [
             f"quality.{key}={self._seen}" for key in ("prompt_count", "floor_prompts")
         ]
@@ -188,16 +190,18 @@ class Studies:
         ]
         result = self._measured(CALIBRATE, [*overrides, _variants([])], True, limit_s)
         if result.status == "interrupted":
-            made = sum(len(variant.images) for variant in result.variants)
-            needed = ""
-            if made and limit_s is not None:
-                minutes = math.ceil(2 * limit_s * images / made / 60)
-                needed = f" (about {minutes} min at this pace)"
-            raise UsageError(
-                f"search.budget_s={self.config.budget_s:g}: half of it is too short to measure how much images differ "
-                f"by chance, without which no image can be judged; the same command with more time{needed} goes on"
-            )
+            made = self._images_so_far()
+            pace_s = (limit_s or 0.0) / max(1, made - before)
+            return max(1, images - made) * pace_s
         write_calibration(calibration_of(result), self._calibration)
+        return 0.0
+
+    def _images_so_far(self) -> int:
+        """Returns how many images a calibration of this call or of an earlier one has."""
+        folder = self.folder / CALIBRATE
+        if not (folder / "result.json").is_file():
+            return 0
+        return sum(len(variant.images) for variant in read_result(folder).variants)
 
     @property
     def _calibration(self) -> Path:

@@ -109,7 +109,7 @@ def worst_prompt(
     _, worst = max(known)
     for image in reversed(result.variant(judgement.candidate).images):
         if image.prompt_index == worst:
-            return image.prompt
+            return image.called
     return ""
 
 

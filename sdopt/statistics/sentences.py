@@ -12,7 +12,7 @@ from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named
 from sdopt.statistics.objections import wires_of
 from sdopt.statistics.rows import PSNR, Row
-from sdopt.statistics.ruling_sentences import UNDISTURBED
+from sdopt.statistics.ruling_sentences import UNDISTURBED, lower
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
@@ -155,7 +155,7 @@ def _untimed(
     speedups: list[tuple[float, Row]] = []
     for row in candidates:
         if row.images:
-            images.append(f"{row.name}: {_images_text(row)}")
+            images.append(_untimed_images(row))
         if row.speedup is not None and row.status is Status.INTERRUPTED:
             speedups.append((row.speedup.interval.estimate, row))
     if images:
@@ -170,6 +170,14 @@ def _untimed(
     first = candidates[0]
     fully = "fully " if first.status is Status.INTERRUPTED else ""
     return f"Nothing was {fully}measured beside the baseline: {first.name}: {first.because}."
+
+
+def _untimed_images(row: Row) -> str:
+    """Returns what is known of images alone; of worse ones what is different, by how much, and how much is allowed."""
+    text = f"{row.name}: {_images_text(row)}"
+    if row.images is not Images.WORSE or not row.because:
+        return text
+    return f"{text}: {lower(shortened(row.because))}"
 
 
 def _baseline_failed(baseline: Row) -> str:

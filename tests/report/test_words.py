@@ -11,11 +11,18 @@ from xml.etree import ElementTree
 import pytest
 
 from sdopt.apps.doctor.outcomes import Standing
+from sdopt.apps.foresight.memory import Footprint
+from sdopt.apps.foresight.plan import Prediction, text_of
+from sdopt.apps.foresight.tables import plan_table, remarks
 from sdopt.apps.loadtest.record import LoadRecord
 from sdopt.apps.loadtest.record import blocks_of as load_blocks
+from sdopt.config.groups import data_sheets
 from sdopt.config.paths import CONF
+from sdopt.contract import Contract
+from sdopt.exchange.study import GivenFolder, import_study
 from sdopt.record.files import read_result
-from sdopt.record.verdicts import Verdict
+from sdopt.record.scores import Score
+from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.answer_json import answer_of, to_json
 from sdopt.report.catalog import published_markdown
 from sdopt.report.markdown import written
@@ -26,12 +33,15 @@ from sdopt.report.verdicts import (
     verdict_markdown,
     verdicts_of,
 )
+from sdopt.schema import Shape
 from sdopt.search.record import Fate, SearchEntry, SearchRecord, markdown_of
 from sdopt.statistics.reproduction import Reproduction
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.contents import study_tags, variant_run
 from tests.command import ROOT
+from tests.exchange.test_judge import pictures, write
+from tests.fakes import fake_study
 
 SCALE = {
     *("faster", "slower", "too close to call", "not enough runs"),
@@ -179,6 +189,76 @@ def test_in_the_report_of_a_search() -> None:
 def test_in_the_report_of_a_load_test() -> None:
     record = LoadRecord.read(ROOT / "outputs" / "records" / "intel-xeon" / "load")
     assert not OTHERS.search(written(load_blocks(record)))
+
+
+STATISTICS = re.compile(
+    r"interval|one-sided|bound|straddl|p value|confidence|percentile|\["
+)
+"""Words of statistics, which a first sentence does without."""
+
+
+def planned(state: str, likely_gib: float) -> Prediction:
+    """Returns a prediction on a card of 24 GB."""
+    return Prediction(
+        "precision=fp16",
+        "rtx4090",
+        data_sheets()["rtx4090"],
+        Shape(512, 1),
+        1,
+        Footprint(likely_gib - 1, likely_gib),
+        state,
+        reason="needs more" if state == "refused" else "",
+        seconds=float("nan") if state == "refused" else 0.85,
+        low=0.6,
+        high=1.2,
+        shares={"matrix products": 0.6, "launches": 0.4},
+        evidence="" if state == "refused" else "10 Ada cards",
+    )
+
+
+def test_in_a_plan_which_gives_no_verdict_on_an_option() -> None:
+    predictions = [planned("known", 3), planned("extrapolated", 24)]
+    predictions.append(planned("refused", 30))
+    table = plan_table(predictions)
+    fits = {row[table.headings.index("fits?")] for row in table.rows}
+    assert fits == {"fits", "tight", "does not fit"}
+    assert not fits & (SCALE | FACTS)
+    for text in (*map(text_of, predictions), *remarks(predictions, "sdopt run")):
+        assert not OTHERS.search(text), text
+
+
+def test_a_plan_begins_with_a_sentence_without_statistics() -> None:
+    first, second, *_ = text_of(planned("known", 3)).split(". ")
+    assert first.startswith("One call takes about 850 ms on ")
+    assert first.endswith("four in five such calls between 600 and 1200 ms")
+    assert second.endswith("of 23.52 GiB: fits")
+    assert not STATISTICS.search(f"{first} {second}")
+    assert text_of(planned("refused", 30)).startswith("There is no time for ")
+
+
+def test_in_what_judge_says_of_images_of_other_programs(tmp_path: Path) -> None:
+    sides = [
+        write(tmp_path / name, pictures(), listed=False) for name in ("fp32", "int8")
+    ]
+    of_calls = fake_study()[1]
+    given = GivenFolder(sides[0], sides[1:])
+    result = import_study(
+        given, of_calls.config, of_calls.environment, "now", tmp_path / "judged"
+    )
+    result.variants[0].quality["brightness"] = Score(0.5, [0.5] * 8)
+    darker: list[float | None] = [0.40, 0.41, 0.40, 0.38, 0.40, 0.41, 0.40, 0.40]
+    result.variants[1].quality["brightness"] = Score(0.4, darker)
+    found = Ruling("equivalent", "brightness", Verdict.FAIL, "", 0.1, 0.09, 0.11, 0.005)
+    judged = Judgement(
+        "int8", "baseline", "int8", Contract.LOSSY, Verdict.FAIL, [found]
+    )
+    result.gate, result.judgements = "default", [judged]
+    answer = summary_of(result).sentence
+    assert answer.startswith("int8: images worse"), answer
+    assert "images are 10 % darker than the baseline's (0.5 % allowed)" in answer
+    assert ", most of all for “3.png”" in answer, "no prompt is known, so it is a file"
+    assert not STATISTICS.search(answer)
+    assert not OTHERS.search(answer)
 
 
 def test_beside_published_figures() -> None:

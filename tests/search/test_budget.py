@@ -76,6 +76,7 @@ class Simulated(Search):
     """A search whose studies move the clock by what they truly take."""
 
     calibrated = 0
+    uncalibrated = 0.0
 
     def begin(
         self,
@@ -106,7 +107,7 @@ class Simulated(Search):
         self.studies = SimpleNamespace(  # type: ignore[assignment]
             measure=measure,
             require_final=lambda _: None,
-            calibrate=lambda *_: None,
+            calibrate=lambda *_: self.uncalibrated,
             calibration_images=self.calibrated,
         )
         self.space = SimpleNamespace(  # type: ignore[assignment]
@@ -262,6 +263,19 @@ def test_the_time_to_calibrate_is_told_with_the_rest() -> None:
     ):
         search.run()
     assert not search.log
+
+
+def test_options_are_tried_though_the_calibration_takes_more_than_its_half() -> None:
+    """What is faster is told with the minutes that judging it takes, instead of an error after half of the budget."""
+    config, trials = replace(search_file(), budget_s=40.0), Options(["one", "two"], [])
+    search = Simulated(config, None, None, trials, 40.0, lambda line: None)  # type: ignore[arg-type]
+    search.uncalibrated = 90.0
+    search.begin(dict.fromkeys(trials.alone, BASELINE), {"one": -0.5, "two": 0.0}, 0.01)
+    search.run()
+    assert [stage for stage, _ in search.log] == ["screen-00"]
+    assert search.unjudged == pytest.approx(
+        90.0 + search.budget.seconds_of(FINAL, search._order()[0][:1])
+    )
 
 
 def test_a_study_whose_time_was_up_is_left_to_the_next_call() -> None:

@@ -457,3 +457,17 @@ def test_the_front_is_joined_in_a_plot_of_its_objectives() -> None:
             objectives=["latency", "memory"],
         )
     )
+
+
+def test_a_calibration_that_is_cut_off_tells_about_how_long_its_rest_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = iter([8, 20])
+    monkeypatch.setattr(Studies, "_images_so_far", lambda _: next(made))
+    monkeypatch.setattr(
+        Studies, "_measured", lambda *_: SimpleNamespace(status="interrupted")
+    )
+    studies = Studies(["workload.steps=4"], search_file(), None, tmp_path)
+    left_s = studies.calibrate(lambda _: None, limit_s=60.0)
+    assert left_s == pytest.approx((48 - 20) * 60 / (20 - 8))
+    assert not (tmp_path / "calibration.json").exists()

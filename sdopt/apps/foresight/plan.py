@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,7 @@ from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.record.comparisons import Interval
 from sdopt.record.files import read_result
 from sdopt.schema import Shape, Sheet
-from sdopt.statistics.words import gib_text, seconds_text
+from sdopt.statistics.words import gib_text, seconds_parts
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
@@ -428,30 +429,56 @@ def ranks(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, float
 
 
 def text_of(prediction: Prediction) -> str:
-    """Returns a prediction as a sentence."""
-    parts = []
-    if math.isfinite(prediction.seconds):
-        parts.append(
-            seconds_text(Interval(prediction.seconds, prediction.low, prediction.high))
+    """Returns a prediction in sentences."""
+    card, memory = prediction.sheet.name, prediction.memory
+    sentences = []
+    if prediction.state == REFUSED:
+        sentences.append(f"There is no time for {card}: {prediction.reason}.")
+    else:
+        interval = Interval(prediction.seconds, prediction.low, prediction.high)
+        sentences.append(
+            f"One call takes about {seconds_parts(interval)[0]}{_hours_text(prediction.seconds)} on {card}, and four "
+            f"in five such calls between {between_text(interval)}."
         )
-    least, likely, total = (
-        prediction.memory.floor,
-        prediction.memory.likely,
-        prediction.sheet.memory_gib,
-    )
-    parts.append(
-        f"at least {gib_text(least)}, likely {gib_text(likely)}, of {gib_text(total)}: {prediction.fits}"
+    total = gib_text(prediction.sheet.memory_gib)
+    needs = f"It needs at least {gib_text(memory.floor)}"
+    sentences.append(
+        f"{needs}, likely {gib_text(memory.likely)}, of {total}: {prediction.fits}."
     )
     if prediction.shares:
-        largest = sorted(prediction.shares.items(), key=lambda item: -item[1])[:3]
-        parts.append(
-            ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest)
-        )
-    if prediction.state == REFUSED:
-        parts.append(f"no time: {prediction.reason}")
-    else:
-        parts.append(f"{prediction.state}: {prediction.evidence}")
-    return " · ".join(parts)
+        sentences.append(f"The time goes to {shares_text(prediction, 3)}.")
+    if prediction.state != REFUSED:
+        sentences.append(f"{prediction.state.capitalize()}: {prediction.evidence}.")
+    return " ".join(sentences)
+
+
+def _hours_text(seconds: float) -> str:
+    return f" ({seconds / 3600:.1f} h)" if seconds >= _LONG_S else ""
+
+
+_LONG_S = 3600.0
+"""From so many seconds on, a time is told in hours too."""
+
+
+def between_text(interval: Interval) -> str:
+    """Returns the two ends of an interval with its unit, as in `14.9 and 26.2 s`."""
+    estimate, bounds = seconds_parts(interval)
+    ends = bounds.strip("[]").replace(",", " and")
+    return f"{ends} {estimate.rpartition(' ')[2]}"
+
+
+def shares_text(prediction: Prediction, most: int) -> str:
+    """Returns what most of the time is spent on, the largest share first."""
+    ordered = sorted(prediction.shares.items(), key=itemgetter(1), reverse=True)
+    shares = []
+    for name, share in ordered[:most]:
+        if share >= _COUNTS:
+            shares.append(f"{name} ({100 * share:.0f} %)")
+    return ", ".join(shares)
+
+
+_COUNTS = 0.005
+"""The least share of a time that is told: less reads as nothing."""
 
 
 # ---- from a command line ---------------------------------------------------------------------------------------------

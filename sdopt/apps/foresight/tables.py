@@ -5,7 +5,13 @@ from collections.abc import Iterator, Sequence
 
 from sdopt.apps.foresight.check import Check
 from sdopt.apps.foresight.fitting import EXTRAPOLATED
-from sdopt.apps.foresight.plan import REFUSED, Prediction, names_of, ranks
+from sdopt.apps.foresight.plan import (
+    REFUSED,
+    Prediction,
+    names_of,
+    ranks,
+    shares_text,
+)
 from sdopt.record.comparisons import Interval
 from sdopt.report.blocks import Block, Notes, Prose, Table
 from sdopt.statistics.words import seconds_text
@@ -18,38 +24,31 @@ def plan_table(predictions: Sequence[Prediction]) -> Table:
     """Returns a row per prediction."""
     several = len({each.variant for each in predictions}) > 1
     shapes = len({each.shape for each in predictions}) > 1
-    headings = [
-        "card",
-        "variant",
-        "shape",
-        "one call, 80 % interval",
-        "at least",
-        "likely",
-        "of",
-        "fits?",
-    ]
-    headings += ["per 1,000 images", "bound by", "rests on"]
+    headings = ["card", "variant", "shape", "one call", "memory", "fits?"]
+    headings += ["per 1,000 images", "mostly"]
     rows = []
     for each in predictions:
-        largest = sorted(each.shares.items(), key=lambda item: -item[1])[:2]
-        rows.append([
-            each.card,
-            each.variant if several else "",
-            str(each.shape) if shapes else "",
-            "—" if math.isnan(each.seconds) else seconds_text(Interval(each.seconds, each.low, each.high)),
-            f"{each.memory.floor:.1f} GiB",
-            f"{each.memory.likely:.1f}",
-            f"{each.sheet.memory_gib:.1f}",
-            each.fits,
-            "" if each.price is None else f"{each.price:.2f}",
-            ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest),
-            "refused" if each.state == REFUSED else f"{each.state}: {each.evidence}",
-        ])  # fmt: skip
+        interval = Interval(each.seconds, each.low, each.high)
+        memory = each.memory
+        rows.append(
+            [
+                each.card,
+                each.variant if several else "",
+                str(each.shape) if shapes else "",
+                "—" if math.isnan(each.seconds) else seconds_text(interval),
+                f"{memory.floor:.1f} to {memory.likely:.1f} of {each.sheet.memory_gib:.1f} GiB",
+                each.fits,
+                "" if each.price is None else f"{each.price:.2f}",
+                shares_text(each, 1),
+            ]
+        )
     return Table(headings, rows).filled()
 
 
 def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
-    """Yields what stands below the table: refusals, the ranking, and the command that measures."""
+    """Yields what stands below the table: how to read it, what it rests on, the ranking, how to measure it."""
+    if len(predictions) > 1:
+        yield from _how_to_read(predictions)
     refusals = set()
     for each in predictions:
         # The line of a single prediction has said it.
@@ -81,6 +80,19 @@ def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
         yield "per 1,000 images: at the same hardware.price_per_hour for each of the cards"
     if any(each.fits != "does not fit" for each in predictions):
         yield f"to measure it there: {command}"
+
+
+def _how_to_read(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """Yields what brackets and memory mean, and what the times of which cards rest on."""
+    rests: dict[str, list[str]] = {}
+    for each in predictions:
+        if each.state != REFUSED:
+            rests.setdefault(f"{each.state}: {each.evidence}", []).append(each.card)
+    if rests:
+        yield "in brackets: four in five such calls take between these (80 % interval)"
+    yield "memory: what it needs at least, what it likely takes, and what the card has"
+    for evidence, cards in rests.items():
+        yield f"{', '.join(dict.fromkeys(cards))}: {evidence}"
 
 
 def check_blocks(found: Check) -> list[Block]:
