@@ -184,7 +184,9 @@ class Search:
     def _judging_stage(self) -> str:
         """The folder of the judged study that this call completes or begins."""
         judged = self._judged()
-        number = len(judged) if self._at_hand() is None else len(judged) - 1
+        number = len(judged)
+        if self._at_hand() is not None:
+            number -= 1
         return f"{FINAL}-{number}" if number else FINAL
 
     def _selected(self) -> list[Combination]:
@@ -312,7 +314,8 @@ class Search:
         stage: str,
         names: Sequence[str],
     ) -> str:
-        return f" (about {math.ceil(self.budget.seconds_of(stage, names) / 60)} min)"
+        minutes = math.ceil(self.budget.seconds_of(stage, names) / 60)
+        return f" (about {minutes} min)"
 
     def _screen(
         self,
@@ -336,7 +339,9 @@ class Search:
         first = self.config.objectives[0]
 
         def rank(name: str) -> tuple[bool, float]:
-            return bool(found[name].out), found[name].losses.get(first, math.inf)
+            finding = found[name]
+            loss = finding.losses.get(first, math.inf)
+            return bool(finding.out), loss
 
         for name in sorted(found, key=rank):
             finding = found[name]
