@@ -23,6 +23,7 @@ from diffusers.models.attention_dispatch import (
     AttentionBackendName,
     _AttentionBackendRegistry,
 )
+from torch._dynamo.utils import counters
 
 from sdopt.assembly import Assembly
 from sdopt.errors import UsageError
@@ -211,6 +212,16 @@ class TestForecasts:
         assert finding.facts["forecast"] == branches * runs.count(False)
         assert far(images, plain(name)) > 1e-4
         assert np.isfinite(images).all()
+
+    def test_leave_a_compiler_one_graph(self) -> None:
+        """TorchDynamo would compile NumPy and the sum of what is kept, for each step anew."""
+        applied = Applied("flux", {"caching": SpectralForecast(warmup=2)})
+        torch._dynamo.reset()
+        counters.clear()
+        applied.pipe.transformer.compile(backend="eager")
+        applied.images()
+        assert counters["stats"]["unique_graphs"] == 1
+        torch._dynamo.reset()
 
     @pytest.mark.slow
     def test_leave_whole_calls_to_a_compiler(self) -> None:
