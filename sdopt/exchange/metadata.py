@@ -175,6 +175,7 @@ def _invokeai(texts: Texts) -> Origin | None:
         if isinstance(named.get("clip_skip"), int):
             named["clip_skip"] += 1  # of others, 1 is the last layer
         loras = [lora.get("model") for lora in _dicts(values.get("loras"))]
+        named["canvas"] = _of_canvas(values.get("canvas_v2_metadata"))
         named["model_file"] = _hashes([values.get("model")])
         named["lora_hashes"] = _hashes(loras)
         return origin_from("InvokeAI", named)
@@ -190,6 +191,30 @@ def _invokeai(texts: Texts) -> Origin | None:
             )
         return _bracketed(values | image, prompt)
     return None
+
+
+_ON_CANVAS = ("controlLayers", "regionalGuidance", "referenceImages")
+"""What acts on an image from InvokeAI's canvas, whether or not it is made there."""
+
+
+def _of_canvas(canvas: Any) -> list[Any]:
+    """Returns the layers in use that InvokeAI's canvas lays over an image, without their numbers."""
+    layers = []
+    for name in _ON_CANVAS:
+        for layer in _dicts(canvas.get(name) if isinstance(canvas, dict) else None):
+            if layer.get("isEnabled", True):
+                layers.append(_without_numbers(layer))
+    return layers
+
+
+def _without_numbers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {
+            key: _without_numbers(item) for key, item in value.items() if key != "id"
+        }
+    return value
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
@@ -280,6 +305,8 @@ def _of_json(values: Mapping[str, Any], texts: Texts | None = None) -> Origin | 
                 **values,
             },
         )
+    elif "mflux_version" in values:
+        program, values = "mflux", _mflux(values)
     elif "base_model" in values or "metadata_scheme" in values:
         program, values = "Fooocus", _fooocus(values)
     elif values.get("software") == "RuinedFooocus":
@@ -335,6 +362,18 @@ def _fooocus(values: Mapping[str, Any]) -> dict[str, Any]:
         "lora_hashes": _hashes([{"hash": lora[2]} for lora in loras if len(lora) > 2]),
         "prompt": "\n".join(prompt) if isinstance(prompt, list) else prompt,
     }
+
+
+def _mflux(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns mflux's values, which list files of LoRAs and their weights apart, and the family as a base model."""
+    files, weights = values.get("lora_paths"), values.get("lora_scales")
+    loras = []
+    if isinstance(files, list) and isinstance(weights, list):
+        for file, weight in zip(files, weights, strict=False):
+            loras.append({"name": file, "weight": weight})
+    apart = ("lora_paths", "lora_scales", "base_model")
+    others = {key: value for key, value in values.items() if key not in apart}
+    return {**others, "version": values["mflux_version"], "loras": loras}
 
 
 def _ruined_fooocus(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -435,8 +474,11 @@ def _fork(entries: Mapping[str, str]) -> str:
 
 
 def _comfyui(texts: Texts) -> Origin | None:
-    facts = facts_of_graph(_graph(texts))
-    return origin_from("ComfyUI", facts) if facts else None
+    graph = _graph(texts)
+    facts = facts_of_graph(graph)
+    if not facts and not others_of_graph(graph):
+        return None
+    return origin_from("ComfyUI", facts)
 
 
 def _graph(texts: Texts) -> dict[str, Any]:
@@ -449,11 +491,12 @@ _LINE = re.compile(r"(?m)^([A-Z][\w /()-]{2,40}):[ \t]*(.*)$")
 
 
 def _chunks(texts: Texts) -> Origin | None:
-    """Reads programs that leave each setting in a chunk of its own, as Easy Diffusion does."""
+    """Reads programs that leave each setting in a chunk of its own: Easy Diffusion, and scripts such as kohya's."""
     if not {"seed", "prompt"} <= texts.keys():
         return None
+    names_model = any("model" in name for name in texts)
     return origin_from(
-        "Easy Diffusion",
+        "Easy Diffusion" if names_model else "a script",
         {_LABELS.get(name, name): text for name, text in texts.items()},
     )
 

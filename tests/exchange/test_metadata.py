@@ -483,6 +483,12 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
         {"steps": "28", "guidance scale": "11"},
     ),
     "Easy Diffusion": (chunks(EASY), "Easy Diffusion", PLAIN, EASY_SETTINGS | {"clip skip": "false"}),
+    "kohya's script": (
+        chunks({"prompt": "a harbour", "negative-prompt": "fog", "seed": "42", "steps": "25", "scale": "7.5"}),
+        "a script",
+        PLAIN,
+        {"steps": "25", "guidance scale": "7.5"},
+    ),
     "Easy Diffusion, its JPEG": (
         commented(b"UNICODE\0" + json.dumps(EASY).encode("utf-16-be")),
         "Easy Diffusion",
