@@ -88,12 +88,17 @@ def _of_file(text: str) -> Origin | None:
 
 def _of_hidden(text: str) -> Origin | None:
     """Reads what stood in chunks as well: the one of A1111, or all of them as NovelAI hides them."""
-    chunks = {
-        str(name).lower(): value
-        for name, value in json_object(text).items()
-        if isinstance(value, str)
-    }
+    chunks = _as_chunks(json_object(text))
     return _of_texts({"parameters": text}) or _of_texts(chunks)
+
+
+def _as_chunks(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what stood in chunks, and is now in one object."""
+    texts = {}
+    for name, value in values.items():
+        if isinstance(value, str):
+            texts[str(name).lower()] = value
+    return texts
 
 
 def origin_from(program: str, values: Mapping[str, Any]) -> Origin:
@@ -276,7 +281,11 @@ def _json_settings(texts: Texts) -> Origin | None:
         "metadata",
         "generation_data",
     ):
-        origin = _of_json(json_object(texts.get(name)), texts)
+        values, within = json_object(texts.get(name)), texts
+        if isinstance(values.get("Comment"), str):  # the chunks of NovelAI's PNG
+            within = {**texts, **_as_chunks(values)}
+            values = json_object(values["Comment"])
+        origin = _of_json(values, within)
         if origin is not None:
             return origin
     return None
@@ -296,7 +305,7 @@ def _of_json(values: Mapping[str, Any], texts: Texts | None = None) -> Origin | 
         values["lora_hashes"] = _hashes(
             [one for one in files if one.get("param") != "model"]
         )
-    elif texts.get("software") == "NovelAI":
+    elif texts.get("software", "").startswith("NovelAI"):
         program, values = (
             "NovelAI",
             {
@@ -482,9 +491,23 @@ def _comfyui(texts: Texts) -> Origin | None:
 
 
 def _graph(texts: Texts) -> dict[str, Any]:
-    """Returns the graph that was queued, or else what the editor saved of it."""
-    queued = json_object(texts.get("prompt"))
-    return queued or graph_of_workflow(json_object(texts.get("workflow")))
+    """Returns the graph that was queued, or else what the editor saved of it: each in a text, or both in a comment."""
+    graph = _graph_in(texts)
+    for name in ("usercomment", "comment"):
+        if not graph:
+            values = json_object(texts.get(name))
+            nodes = {key: value for key, value in values.items() if _is_node(value)}
+            graph = nodes or _graph_in(values)
+    return graph
+
+
+def _graph_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    queued, saved = (_object(values.get(name)) for name in ("prompt", "workflow"))
+    return queued or graph_of_workflow(saved)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else json_object(value)
 
 
 _LINE = re.compile(r"(?m)^([A-Z][\w /()-]{2,40}):[ \t]*(.*)$")

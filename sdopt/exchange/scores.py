@@ -115,8 +115,12 @@ def _where(result: StudyResult, variant: VariantResult) -> dict[str, Any]:
     if result.is_imported:
         return {}
     environment = result.environment
+    memory_gib = environment.device.get("memory_total_gib")
+    is_card = environment.device.get("type") == "cuda" and memory_gib is not None
     return {
         "device": environment.device.get("name"),
+        # One name may stand for cards of several memories, and of other rates with them.
+        "device_memory_gib": round(memory_gib) if is_card else "",
         "driver": environment.device.get("driver") or "",
         "cpu": environment.cpu.get("name") or "",
         "torch": environment.packages.get("torch", ""),

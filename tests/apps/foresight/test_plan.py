@@ -5,11 +5,15 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runners.plan import main
 from sdopt.apps.foresight import cpu
+from sdopt.apps.foresight import plan as forecasts
+from sdopt.apps.foresight.advice import _numbers_for
+from sdopt.apps.foresight.latency import Case
 from sdopt.apps.foresight.memory import Footprint
 from sdopt.apps.foresight.plan import (
     Prediction,
@@ -29,8 +33,10 @@ from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.options.base import Optimization
+from sdopt.pipelines.family import family_named
+from sdopt.record.files import read_result, write_result
 from sdopt.reference import MODEL
-from sdopt.schema import Shape
+from sdopt.schema import Shape, Sheet
 from tests.test_architecture import ROOT
 
 SHEETS = data_sheets()
@@ -401,6 +407,18 @@ def test_a_known_fault_of_a_card_is_said_in_the_types_that_have_it() -> None:
     assert full["warning"] == ""
 
 
+@pytest.mark.parametrize(
+    ("card", "numbers"),
+    [("gtx1080", "fp16"), ("gtx1660", "fp32"), ("rx6600", "fp16"), ("rtx3060", "bf16")],
+)
+def test_what_fits_is_told_in_the_smallest_type_whose_images_are_right(
+    card: str, numbers: str
+) -> None:
+    """Of GTX 10, float16 is slow and saves memory; of GTX 16, images are black."""
+    family = family_named("StableDiffusionXLPipeline")
+    assert _numbers_for(SHEETS[card], family, wants_half=False) == numbers
+
+
 def test_a_version_of_pytorch_is_read_as_it_is_written() -> None:
     old, new = (
         plan(*USUAL, "hardware=rtx4090", f"plan.torch={torch}").iloc[0]
@@ -421,6 +439,28 @@ class TestAMeasurementOfOnesOwn:
         "workload.steps=25",
         "hardware=h200",
     )
+
+    def test_is_of_the_card_with_the_memory_that_was_measured(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The driver gives one name to the RTX 3060 of 8 GB and of 12."""
+        measured = read_result(ROOT / self.H200)
+        measured.environment.device |= {
+            "name": "NVIDIA GeForce RTX 3060",
+            "memory_total_gib": 7.7,
+        }
+        write_result(measured, tmp_path)
+        cards: list[Sheet] = []
+
+        def noted(*of: Any) -> Case:
+            cards.append(of[3])
+            raise UsageError("seen")
+
+        monkeypatch.setattr(forecasts, "blueprint", lambda *_: None)
+        monkeypatch.setattr(forecasts, "case_of_variant", noted)
+        with pytest.raises(UsageError, match="seen"):
+            plan(*self.WORK, f"plan.measured={tmp_path}")
+        assert cards == [SHEETS["rtx3060_8gb"]]
 
     @pytest.mark.parametrize(
         ("options", "seconds"),
