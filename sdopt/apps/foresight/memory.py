@@ -148,9 +148,9 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     }
     if TinyVae in chosen:
         tiny = (
-            ARCHITECTURES / "taesd"
-            if folder.parent == ARCHITECTURES
-            else PACKAGED / "tiny_autoencoder"
+            PACKAGED / "tiny_autoencoder"
+            if folder.parent == PACKAGED
+            else ARCHITECTURES / "taesd"
         )
         networks["vae"] = on_meta(
             empty_network(tiny, "diffusers", "AutoencoderTiny"), dtype
@@ -172,7 +172,7 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     )
     upcast = (
         getattr(vae.config, "force_upcast", False)
-        and "xl" in variant.model.name.lower()
+        and family_of(variant.model).upcasts_vae
     )
     upcast = upcast and dtype == torch.float16 and not isinstance(precision, FixedVae)
     vae_type = torch.float32 if upcast or isinstance(precision, FullVae) else dtype
@@ -342,7 +342,7 @@ def _stored(
         kinds = (
             (torch.nn.Linear,) if only_linear else (torch.nn.Linear, torch.nn.Conv2d)
         )
-        bits = 4 if getattr(option, "weights", "") == "uint4" else 8
+        bits = 4 if getattr(option, "weights", "") in ("uint4", "nf4", "fp4") else 8
         for name in weights.keys() & ({*TEXT_ENCODERS} if of_text else {"unet"}):
             stored = [
                 layer.get_parameter("weight")

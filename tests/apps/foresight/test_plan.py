@@ -2,19 +2,21 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from runners.plan import main
 from sdopt.apps.foresight import cpu
 from sdopt.apps.foresight import plan as forecasts
 from sdopt.apps.foresight.advice import _numbers_for
 from sdopt.apps.foresight.latency import Case
-from sdopt.apps.foresight.memory import Footprint
+from sdopt.apps.foresight.memory import Footprint, _stored, blueprint
 from sdopt.apps.foresight.plan import (
     Prediction,
     learn,
@@ -33,10 +35,13 @@ from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.options.base import Optimization
+from sdopt.options.nf4 import BitsAndBytes
+from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.pipelines.family import family_named
 from sdopt.record.files import read_result, write_result
 from sdopt.reference import MODEL
 from sdopt.schema import Shape, Sheet
+from tests.fixtures import Compose
 from tests.test_architecture import ROOT
 
 SHEETS = data_sheets()
@@ -405,6 +410,31 @@ def test_a_known_fault_of_a_card_is_said_in_the_types_that_have_it() -> None:
     )
     assert "black" in half["warning"]
     assert full["warning"] == ""
+
+
+def test_weights_in_nf4_take_half_a_byte() -> None:
+    unet = torch.nn.Linear(2**10, 2**10, bias=False, dtype=torch.float16)
+    stored = _stored({"unet": unet}, [BitsAndBytes(weights="nf4")])
+    assert stored == {"unet": 2**19 / 2**30}
+
+
+def test_a_folder_of_sdxl_decodes_in_float32_whatever_its_name(
+    tmp_path: Path, variant: Compose
+) -> None:
+    """diffusers does so by the class of the pipeline: a folder's model has no name of its own."""
+    folder = Path(shutil.copytree(ARCHITECTURES / "sdxl", tmp_path / "mine"))
+    smaller = {
+        "unet": {"layers_per_block": 1, "transformer_layers_per_block": [1, 1, 1]},
+        "vae": {"block_out_channels": [32, 32, 32, 32]},
+        "text_encoder": {"num_hidden_layers": 1},
+        "text_encoder_2": {"num_hidden_layers": 1},
+    }
+    for part, settings in smaller.items():
+        config = folder / part / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+    chosen = variant("precision=fp16")
+    own = replace(chosen.model, name="folder", weights="path", path=str(folder))
+    assert blueprint(replace(chosen, model=own), Shape(64, 1)).decodes_in_float32
 
 
 @pytest.mark.parametrize(
