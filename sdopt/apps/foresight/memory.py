@@ -217,9 +217,19 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
 
 
 def steps_of(variant: Variant) -> int:
-    """Returns how many steps a call of a variant has."""
+    """Returns how often a call of a variant runs the denoiser: schedulers of second order do so twice in each step.
+
+    In the last step they do once.
+    """
+    import diffusers
+
     family = family_of(variant.model)
-    return max(1, family.steps_of(variant.workload.steps, variant.task.strength))
+    steps = max(1, family.steps_of(variant.workload.steps, variant.task.strength))
+    try:
+        order = int(getattr(diffusers, variant.scheduler.class_name).order)
+    except (AttributeError, ImportError):  # of a package that is not installed here
+        order = 1
+    return order * (steps - 1) + 1
 
 
 def _steps(

@@ -16,7 +16,7 @@ from sdopt.apps.foresight import cpu
 from sdopt.apps.foresight import plan as forecasts
 from sdopt.apps.foresight.advice import _numbers_for
 from sdopt.apps.foresight.latency import Case
-from sdopt.apps.foresight.memory import Footprint, _stored, blueprint
+from sdopt.apps.foresight.memory import Footprint, _stored, blueprint, steps_of
 from sdopt.apps.foresight.plan import (
     Prediction,
     learn,
@@ -410,6 +410,17 @@ def test_a_known_fault_of_a_card_is_said_in_the_types_that_have_it() -> None:
     )
     assert "black" in half["warning"]
     assert full["warning"] == ""
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "runs"),
+    [("DDIMScheduler", 20), ("HeunDiscreteScheduler", 39), ("LCMScheduler", 20)],
+)
+def test_a_scheduler_may_run_the_denoiser_twice_in_a_step(
+    variant: Compose, scheduler: str, runs: int
+) -> None:
+    chosen = variant("workload.steps=20", f"scheduler.class_name={scheduler}")
+    assert steps_of(chosen) == runs
 
 
 def test_weights_in_nf4_take_half_a_byte() -> None:
