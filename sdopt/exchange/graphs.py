@@ -95,6 +95,9 @@ class _Graph:
             if isinstance(node, dict) and isinstance(node.get("inputs"), dict):
                 self.inputs[str(name)] = node["inputs"]
                 self.kinds[id(node["inputs"])] = str(node.get("class_type", ""))
+        self.is_sampler = _is_sampler
+        if not any(map(_is_sampler, self.inputs.values())):
+            self.is_sampler = _is_other_sampler
 
     def source(self, value: Any) -> str | None:
         """Returns the node that a link comes from; None if the value is no link."""
@@ -138,10 +141,10 @@ class _Graph:
     def first_samplers(self) -> Iterator[Inputs]:
         """Yields the samplers before which there is no other one."""
         for inputs in self.inputs.values():
-            if not _is_sampler(inputs):
+            if not self.is_sampler(inputs):
                 continue
             before = list(self.upstream(inputs))[1:]
-            if not any(_is_sampler(other) for other in before if other is not inputs):
+            if not any(self.is_sampler(other) for other in before if other is not inputs):
                 yield inputs
 
     def facts(self, sampler: Inputs) -> dict[str, Any]:
@@ -187,7 +190,7 @@ class _Graph:
         facts: dict[str, Any] = {}
         nets = []
         for inputs in self.upstream(sampler):
-            if "guidance" in inputs and not _is_sampler(inputs):
+            if "guidance" in inputs and not self.is_sampler(inputs):
                 guidance = self._taken(inputs, ("guidance",))
                 facts.setdefault(
                     "distilled_guidance", self.follow(guidance, ("value",))
@@ -234,7 +237,7 @@ class _Graph:
         if values:
             return ", ".join(values)
         read = any(node == id(inputs) for node, _ in self.read)
-        passes = plain_key(self.kinds[id(inputs)]) in _PASSING or _is_sampler(inputs)
+        passes = plain_key(self.kinds[id(inputs)]) in _PASSING or self.is_sampler(inputs)
         return "" if read or passes else "in use"
 
     def _making(self) -> list[Inputs]:
@@ -242,7 +245,7 @@ class _Graph:
 
         Of a graph whose samplers nobody knows, all are.
         """
-        unknown = not any(map(_is_sampler, self.inputs.values()))
+        unknown = not any(map(self.is_sampler, self.inputs.values()))
         linked = {
             self.source(value)
             for inputs in self.inputs.values()
@@ -251,10 +254,10 @@ class _Graph:
         making: dict[int, Inputs] = {}
         for name, end in self.inputs.items():
             before = list(self.upstream(end))
-            if name in linked or not (unknown or any(map(_is_sampler, before))):
+            if name in linked or not (unknown or any(map(self.is_sampler, before))):
                 continue
             making |= {id(inputs): inputs for inputs in before}
-            if not _is_sampler(end):
+            if not self.is_sampler(end):
                 del making[id(end)]
         return list(making.values())
 
@@ -285,11 +288,19 @@ class _Graph:
 
 
 def _is_sampler(inputs: Inputs) -> bool:
-    """Returns whether a node samples: it has prompts or steps, and a seed, or parts that have them."""
+    """Returns whether a node samples: it has prompts and a seed, or parts that have them."""
     if "guider" in inputs:
         return "noise" in inputs
-    seeded = "seed" in inputs or "noise_seed" in inputs
-    return seeded and ("positive" in inputs or "steps" in inputs)
+    return "positive" in inputs and _is_seeded(inputs)
+
+
+def _is_other_sampler(inputs: Inputs) -> bool:
+    """Returns whether a node may sample, or configure what does, in a graph without a usual sampler."""
+    return "steps" in inputs and _is_seeded(inputs)
+
+
+def _is_seeded(inputs: Inputs) -> bool:
+    return "seed" in inputs or "noise_seed" in inputs
 
 
 _OF_LORAS = {"lora_name", "strength_model", "lora_model_strength"}
