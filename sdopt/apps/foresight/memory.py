@@ -190,10 +190,12 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     ):
         weights["autocast's copies"] = weights["unet"] / 2
     whole = sum(weights.values()) * 2**30
-    moved = (
-        weights["unet"] * 2**30 if {SequentialOffload, GroupOffload} & chosen else 0.0
-    )
-    once = whole - moved if moved or ModelOffload in chosen else 0.0
+    own = weights["unet"] * 2**30
+    runs = 2 if SequentialGuidance in chosen and variant.guidance_scale > 1 else 1
+    moved = runs * own if {SequentialOffload, GroupOffload} & chosen else 0.0
+    once = 0.0
+    if moved or ModelOffload in chosen:
+        once = whole - own if moved else whole
     if TextEncoderOffload in chosen:
         texts = [size for name, size in weights.items() if name in TEXT_ENCODERS]
         once = sum(texts) * 2**30

@@ -423,6 +423,15 @@ def test_a_scheduler_may_run_the_denoiser_twice_in_a_step(
     assert steps_of(chosen) == runs
 
 
+def test_guidance_in_two_calls_moves_the_weights_twice(variant: Compose) -> None:
+    once, twice = (
+        blueprint(variant("precision=fp16", f"memory=[{options}]"), Shape(64, 1))
+        for options in ("group_offload", "group_offload,sequential_guidance")
+    )
+    assert twice.host_bytes == 2 * once.host_bytes > 0
+    assert twice.call_bytes == once.call_bytes
+
+
 def test_weights_in_nf4_take_half_a_byte() -> None:
     unet = torch.nn.Linear(2**10, 2**10, bias=False, dtype=torch.float16)
     stored = _stored({"unet": unet}, [BitsAndBytes(weights="nf4")])
