@@ -30,6 +30,12 @@ _INDEX = re.compile(r"(unnamed: \d+|index)?")
 """The number of a row, which pandas adds when it writes a table, and names when it reads it again."""
 
 
+_LESS = re.compile(
+    r"(?:^|_)(?:lpips|dists|fid|kid|cmmd|r?mse|mae|niqe|brisque|piqe|dreamsim|loss|error|distance)(?:_|$)"
+)
+"""Words in the names of metrics of which less is better."""
+
+
 def export(result: StudyResult, folder: Path, target: Path) -> None:
     """Writes a folder for each variant that has images, with `prompts.csv` and `times.csv`, and a list of all images.
 
@@ -158,6 +164,16 @@ def import_scores(
     if not columns:
         raise UsageError(
             f"{table}: has no column of scores beside {', '.join(_COLUMNS)}"
+        )
+    # The wrong way round, a gate would ask for worse images.
+    untold = [
+        name for name in columns if name not in lower and _LESS.search(slug(name))
+    ]
+    if untold:
+        asked = ",".join((*lower_is_better, *untold))
+        raise UsageError(
+            f"{table}: of {', '.join(untold)} less is usually better: give --lower {asked}, or rename the column if "
+            "more is better"
         )
     names = {
         column: f"{'penalty' if column in lower else 'score'}_{slug(column)}"
