@@ -144,7 +144,9 @@ class _Graph:
             if not self.is_sampler(inputs):
                 continue
             before = list(self.upstream(inputs))[1:]
-            if not any(self.is_sampler(other) for other in before if other is not inputs):
+            if not any(
+                self.is_sampler(other) for other in before if other is not inputs
+            ):
                 yield inputs
 
     def facts(self, sampler: Inputs) -> dict[str, Any]:
@@ -237,7 +239,9 @@ class _Graph:
         if values:
             return ", ".join(values)
         read = any(node == id(inputs) for node, _ in self.read)
-        passes = plain_key(self.kinds[id(inputs)]) in _PASSING or self.is_sampler(inputs)
+        passes = plain_key(self.kinds[id(inputs)]) in _PASSING or self.is_sampler(
+            inputs
+        )
         return "" if read or passes else "in use"
 
     def _making(self) -> list[Inputs]:

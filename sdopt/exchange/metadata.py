@@ -292,28 +292,15 @@ def _json_settings(texts: Texts) -> Origin | None:
 
 
 def _of_json(values: Mapping[str, Any], texts: Texts | None = None) -> Origin | None:
-    if not values:
+    if not values or any(map(_is_node, values.values())):
         return None
     texts = texts or {}
     program = "JSON"
     if isinstance(values.get("sui_image_params"), dict):
-        files = _dicts(values.get("sui_models"))
-        program, values = "SwarmUI", _swarm(values["sui_image_params"])
-        values["model_file"] = _hashes(
-            [one for one in files if one.get("param") == "model"]
-        )
-        values["lora_hashes"] = _hashes(
-            [one for one in files if one.get("param") != "model"]
-        )
+        program, values = "SwarmUI", _swarm(values)
     elif texts.get("software", "").startswith("NovelAI"):
-        program, values = (
-            "NovelAI",
-            {
-                "prompt": texts.get("description"),
-                "model": texts.get("source"),
-                **values,
-            },
-        )
+        beside = {"prompt": texts.get("description"), "model": texts.get("source")}
+        program, values = "NovelAI", {**beside, **values}
     elif "mflux_version" in values:
         program, values = "mflux", _mflux(values)
     elif "base_model" in values or "metadata_scheme" in values:
@@ -326,14 +313,13 @@ def _of_json(values: Mapping[str, Any], texts: Texts | None = None) -> Origin | 
         program, values = "Draw Things", _draw_things(values)
     elif "use_stable_diffusion_model" in values:
         program = "Easy Diffusion"
-    elif any(_is_node(node) for node in values.values()):
-        return None
     origin = origin_from(program, values)
     return origin if origin.seed is not None or origin.settings else None
 
 
-def _swarm(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns SwarmUI's values, with the weights of LoRAs, which it lists apart, beside their names."""
+def _swarm(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns SwarmUI's values, with the weights of LoRAs, which it lists apart, and digests of files beside names."""
+    values = whole["sui_image_params"]
     names, weights = values.get("loras"), values.get("loraweights")
     if isinstance(names, str) and isinstance(weights, str):
         names, weights = names.split(","), weights.split(",")
@@ -342,7 +328,11 @@ def _swarm(values: Mapping[str, Any]) -> dict[str, Any]:
             {"name": name, "weight": weight}
             for name, weight in zip(names, weights, strict=False)
         ]
-    return {**values, "loras": names}
+    models, others = [], []
+    for file in _dicts(whole.get("sui_models")):
+        (models if file.get("param") == "model" else others).append(file)
+    digests = {"model_file": _hashes(models), "lora_hashes": _hashes(others)}
+    return {**values, "loras": names, **digests}
 
 
 def _draw_things(values: Mapping[str, Any]) -> dict[str, Any]:

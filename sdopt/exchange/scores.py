@@ -121,12 +121,13 @@ def _where(result: StudyResult, variant: VariantResult) -> dict[str, Any]:
     if result.is_imported:
         return {}
     environment = result.environment
-    memory_gib = environment.device.get("memory_total_gib")
-    is_card = environment.device.get("type") == "cuda" and memory_gib is not None
+    memory_gib = ""
+    if environment.device.get("type") == "cuda":
+        memory_gib = str(round(environment.device.get("memory_total_gib", 0)) or "")
     return {
         "device": environment.device.get("name"),
         # One name may stand for cards of several memories, and of other rates with them.
-        "device_memory_gib": round(memory_gib) if is_card else "",
+        "device_memory_gib": memory_gib,
         "driver": environment.device.get("driver") or "",
         "cpu": environment.cpu.get("name") or "",
         "torch": environment.packages.get("torch", ""),
@@ -165,16 +166,7 @@ def import_scores(
         raise UsageError(
             f"{table}: has no column of scores beside {', '.join(_COLUMNS)}"
         )
-    # The wrong way round, a gate would ask for worse images.
-    untold = [
-        name for name in columns if name not in lower and _LESS.search(slug(name))
-    ]
-    if untold:
-        asked = ",".join((*lower_is_better, *untold))
-        raise UsageError(
-            f"{table}: of {', '.join(untold)} less is usually better: give --lower {asked}, or rename the column if "
-            "more is better"
-        )
+    _require_directions(table, columns, lower)
     names = {
         column: f"{'penalty' if column in lower else 'score'}_{slug(column)}"
         for column in columns
@@ -210,6 +202,21 @@ def import_scores(
             variant.quality[metric] = by_prompt(prompts, values)
     _drop_verdicts(result, before)
     return list(names.values())
+
+
+def _require_directions(
+    table: Path, columns: Sequence[str], lower: Collection[str]
+) -> None:
+    """Raises UsageError for metrics of which less is better by their names: else a gate would ask for worse images."""
+    untold = [
+        name for name in columns if name not in lower and _LESS.search(slug(name))
+    ]
+    if untold:
+        asked = ",".join((*sorted(lower), *untold))
+        raise UsageError(
+            f"{table}: of {', '.join(untold)} less is usually better: give --lower {asked}, or rename the column if "
+            "more is better"
+        )
 
 
 def _drop_verdicts(

@@ -331,8 +331,8 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, str]:
 
 _NOT_OF_IMAGES = frozenset((
     "version", "app", "appversion", "swarmversion", "metadataversion", "metadatascheme", "createdby", "software",
-    "time", "date", "createddate", "createdat", "generationtime", "generationtimeseconds", "preptime", "user", "id", "sessionid", "requestid", "requesttype",
-    "signedhash", "hashes", "civitairesources", "civitaimetadata", "remixof",
+    "time", "date", "createddate", "createdat", "generationtime", "generationtimeseconds", "preptime", "user", "id",
+    "sessionid", "requestid", "requesttype", "signedhash", "hashes", "civitairesources", "civitaimetadata", "remixof",
     "sourceidentifier", "template", "negativetemplate", "wildcardprompt", "batchsize", "batchpos", "batchcount",
     "images", "numoutputs", "nsamples", "outputformat", "outputquality", "vramusagelevel", "streamprogressupdates",
     "showonlyfilteredimage", "blocknsfw", "usedrandomseed", "savetodiskpath", "activetags", "inactivetags",

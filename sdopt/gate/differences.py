@@ -127,9 +127,10 @@ _NEARLY = 0.05
 def _sizes_of_cards(now: Mapping[str, Any], then: Mapping[str, Any]) -> _Values:
     """Returns in what two cards of one name differ: an RTX 3060 has 8 or 12 GB, and an RTX 3080 other cores, too."""
     sizes: dict[str, tuple[Any, Any]] = {}
-    memory = now.get("memory_total_gib"), then.get("memory_total_gib")
-    if None not in memory and not math.isclose(*memory, rel_tol=_NEARLY):
-        sizes["device.memory_total_gib"] = (round(memory[0], 1), round(memory[1], 1))
+    here: float = now.get("memory_total_gib", 0.0)
+    there: float = then.get("memory_total_gib", here)
+    if here and not math.isclose(here, there, rel_tol=_NEARLY):
+        sizes["device.memory_total_gib"] = (round(here, 1), round(there, 1))
     cores = [
         device.get("attributes", {}).get("multiprocessors") for device in (now, then)
     ]

@@ -347,6 +347,21 @@ def put(
     `digest` is complete, and stays as it is. `adopted` are queries for runs of others that are put below it, `note` is
     the experiment's.
     """
+    # Two processes that log one run at once would each find none: a server, unlike a file, has no lock.
+    with exclusive("\n".join((address_of(tracking), *mine))):
+        return _put(client, tracking, experiment, run, mine, digest, adopted, note)
+
+
+def _put(
+    client: "MlflowClient",
+    tracking: Tracking,
+    experiment: str,
+    run: TrackedRun,
+    mine: Sequence[str],
+    digest: str,
+    adopted: Sequence[str],
+    note: str | None,
+) -> Logged:
     earlier = _found(client, mine, experiment)
     home = (
         str(earlier[0].info.experiment_id)

@@ -60,9 +60,7 @@ class Matrix:
         self, device: Device, shown: Shown, sheets: Mapping[str, Sheet]
     ) -> list[OptionOutcome]:
         """Returns what is known of each option with each model and each task on a device."""
-        label = label_of(
-            device.type, device.name, sheets, device.memory_total_gib
-        )
+        label = label_of(device.type, device.name, sheets, device.memory_total_gib)
         others = alternatives(self._made)
         found = []
         for (group, option), made in self._made.items():

@@ -441,7 +441,7 @@ def test_weights_in_nf4_take_half_a_byte() -> None:
 def test_a_folder_of_sdxl_decodes_in_float32_whatever_its_name(
     tmp_path: Path, variant: Compose
 ) -> None:
-    """diffusers does so by the class of the pipeline: a folder's model has no name of its own."""
+    """The class of the pipeline decides it in diffusers: a folder's model has no name of its own."""
     folder = Path(shutil.copytree(ARCHITECTURES / "sdxl", tmp_path / "mine"))
     smaller = {
         "unet": {"layers_per_block": 1, "transformer_layers_per_block": [1, 1, 1]},
