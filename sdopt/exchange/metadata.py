@@ -328,7 +328,8 @@ def _swarm(whole: Mapping[str, Any]) -> dict[str, Any]:
             {"name": name, "weight": weight}
             for name, weight in zip(names, weights, strict=False)
         ]
-    models, others = [], []
+    models: list[Any] = []
+    others: list[Any] = []
     for file in _dicts(whole.get("sui_models")):
         (models if file.get("param") == "model" else others).append(file)
     digests = {"model_file": _hashes(models), "lora_hashes": _hashes(others)}

@@ -678,7 +678,12 @@ def place_of(tracking: Tracking, experiment: str) -> str | None:
 
 
 def _place(client: "MlflowClient", tracking: Tracking, experiment: str) -> str:
-    """Returns where an experiment has its artifacts. Raises RefusedError if `tracking.artifacts` is another place."""
+    """Returns where an experiment has its artifacts.
+
+    Raises:
+        RefusedError: `tracking.artifacts` is another place; or the place is gone, as that of a project that was moved,
+            and files would be written there anew.
+    """
     found = client.get_experiment(experiment)
     location, named = str(found.artifact_location), place_of(tracking, found.name)
     own = (
@@ -694,6 +699,12 @@ def _place(client: "MlflowClient", tracking: Tracking, experiment: str) -> str:
             f"the experiment {found.name!r} has its artifacts in {path_of(location) or location}, so that "
             f"tracking.artifacts={tracking.artifacts} would have no effect: leave that out, or log to an experiment of "
             "another name (study.name=…)"
+        )
+    folder = path_of(location) if file_of(tracking) is not None else None
+    if folder not in (None, path_of(named)) and not Path(folder or "").parent.exists():
+        raise RefusedError(
+            f"the experiment {found.name!r} has its artifacts in {folder}, which was moved or removed: move it back, "
+            "or log to an experiment of another name (study.name=…)"
         )
     return location
 

@@ -911,3 +911,21 @@ def test_two_processes_that_log_one_run_to_a_server_log_it_once(
     for thread in threads:
         thread.join()
     assert len(logged) == 1
+
+
+def test_artifacts_are_not_written_to_where_a_project_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    artifacts = str(Path(Tracking().artifacts or "").resolve())
+    usual = Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db", artifacts=artifacts)
+    place = str(client.place_of(usual, "pair"))
+    experiment = SimpleNamespace(name="pair", artifact_location=place)
+    store = MagicMock()
+    store.get_experiment.return_value = experiment
+    assert client._place(store, usual, "1") == place
+    experiment.artifact_location = (tmp_path / "gone" / "all" / "pair").as_uri()
+    with pytest.raises(RefusedError, match="which was moved or removed"):
+        client._place(store, usual, "1")
+    (tmp_path / "gone" / "all").mkdir(parents=True)
+    assert client._place(store, usual, "1") == experiment.artifact_location
