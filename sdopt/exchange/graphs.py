@@ -73,10 +73,14 @@ def facts_of_graph(nodes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def others_of_graph(nodes: Mapping[str, Any]) -> dict[str, str]:
-    """Returns by class what a graph's nodes say beyond `facts_of_graph`: second passes, patches of models, scaling."""
+    """Returns by class what a graph's nodes say beyond `facts_of_graph`: second passes, patches of models, scaling.
+
+    Where several samplers begin, that is all: what they do not say alike is no fact.
+    """
     graph = _Graph(nodes)
-    for sampler in graph.first_samplers():
-        graph.facts(sampler)
+    samplers = list(graph.first_samplers())
+    if len(samplers) == 1:
+        graph.facts(samplers[0])
     return graph.unread()
 
 
@@ -91,6 +95,9 @@ class _Graph:
             if isinstance(node, dict) and isinstance(node.get("inputs"), dict):
                 self.inputs[str(name)] = node["inputs"]
                 self.kinds[id(node["inputs"])] = str(node.get("class_type", ""))
+        self.is_sampler = _is_sampler
+        if not any(map(_is_sampler, self.inputs.values())):
+            self.is_sampler = _is_other_sampler
 
     def source(self, value: Any) -> str | None:
         """Returns the node that a link comes from; None if the value is no link."""
@@ -134,10 +141,12 @@ class _Graph:
     def first_samplers(self) -> Iterator[Inputs]:
         """Yields the samplers before which there is no other one."""
         for inputs in self.inputs.values():
-            if not _is_sampler(inputs):
+            if not self.is_sampler(inputs):
                 continue
             before = list(self.upstream(inputs))[1:]
-            if not any(_is_sampler(other) for other in before if other is not inputs):
+            if not any(
+                self.is_sampler(other) for other in before if other is not inputs
+            ):
                 yield inputs
 
     def facts(self, sampler: Inputs) -> dict[str, Any]:
@@ -183,7 +192,7 @@ class _Graph:
         facts: dict[str, Any] = {}
         nets = []
         for inputs in self.upstream(sampler):
-            if "guidance" in inputs and not _is_sampler(inputs):
+            if "guidance" in inputs and not self.is_sampler(inputs):
                 guidance = self._taken(inputs, ("guidance",))
                 facts.setdefault(
                     "distilled_guidance", self.follow(guidance, ("value",))
@@ -222,19 +231,25 @@ class _Graph:
         """Returns the values of a node that were not read; "" if they all were, or it changes no image."""
         values = []
         for name, value in sorted(inputs.items()):
-            known = (id(inputs), name) in self.read
-            plain = isinstance(value, str | int | float) and value != ""
-            if plain and not known and not _FASTER.search(plain_key(name)):
+            known = (id(inputs), name) in self.read or _is_lora_row(value)
+            empty = value in ("", None) or self.source(value) is not None
+            if not empty and not known and not _FASTER.search(plain_key(name)):
                 text = f"{value:g}" if isinstance(value, float) else str(value)
                 values.append(f"{name}={shortened(text)}")
         if values:
             return ", ".join(values)
         read = any(node == id(inputs) for node, _ in self.read)
-        passes = plain_key(self.kinds[id(inputs)]) in _PASSING or _is_sampler(inputs)
+        passes = plain_key(self.kinds[id(inputs)]) in _PASSING or self.is_sampler(
+            inputs
+        )
         return "" if read or passes else "in use"
 
     def _making(self) -> list[Inputs]:
-        """Returns the nodes before those that end the graph, where a sampler is among them."""
+        """Returns the nodes before those that end the graph, where a sampler is among them.
+
+        Of a graph whose samplers nobody knows, all are.
+        """
+        unknown = not any(map(self.is_sampler, self.inputs.values()))
         linked = {
             self.source(value)
             for inputs in self.inputs.values()
@@ -243,10 +258,10 @@ class _Graph:
         making: dict[int, Inputs] = {}
         for name, end in self.inputs.items():
             before = list(self.upstream(end))
-            if name in linked or not any(map(_is_sampler, before)):
+            if name in linked or not (unknown or any(map(self.is_sampler, before))):
                 continue
             making |= {id(inputs): inputs for inputs in before}
-            if not _is_sampler(end):
+            if not self.is_sampler(end):
                 del making[id(end)]
         return list(making.values())
 
@@ -280,7 +295,16 @@ def _is_sampler(inputs: Inputs) -> bool:
     """Returns whether a node samples: it has prompts and a seed, or parts that have them."""
     if "guider" in inputs:
         return "noise" in inputs
-    return "positive" in inputs and ("seed" in inputs or "noise_seed" in inputs)
+    return "positive" in inputs and _is_seeded(inputs)
+
+
+def _is_other_sampler(inputs: Inputs) -> bool:
+    """Returns whether a node may sample, or configure what does, in a graph without a usual sampler."""
+    return "steps" in inputs and _is_seeded(inputs)
+
+
+def _is_seeded(inputs: Inputs) -> bool:
+    return "seed" in inputs or "noise_seed" in inputs
 
 
 _OF_LORAS = {"lora_name", "strength_model", "lora_model_strength"}
@@ -292,14 +316,16 @@ def _loras(inputs: Inputs) -> list[str]:
     if isinstance(inputs.get("lora_name"), str) and inputs["lora_name"] != "None":
         weight = inputs.get("strength_model", inputs.get("lora_model_strength", 1))
         loras.append(f"{inputs['lora_name']}:{weight}")
-    switched_on = [
-        value
-        for value in inputs.values()
-        if isinstance(value, dict) and value.get("on")
-    ]
-    loras += [
-        f"{value['lora']}:{value.get('strength', 1)}"
-        for value in switched_on
-        if "lora" in value
-    ]
+    for row in inputs.values():
+        if _is_lora_row(row) and row["on"]:
+            weight, of_clip = row.get("strength", 1), row.get("strengthTwo")
+            of_clip = weight if of_clip is None else of_clip
+            if of_clip != weight:
+                weight = f"te {of_clip} unet {weight}"
+            loras.append(f"{row['lora']}:{weight}")
     return loras
+
+
+def _is_lora_row(value: Any) -> bool:
+    """Returns whether a value is a LoRA of rgthree's loader, which may be switched off."""
+    return isinstance(value, dict) and {"lora", "on"} <= value.keys()

@@ -88,12 +88,17 @@ def _of_file(text: str) -> Origin | None:
 
 def _of_hidden(text: str) -> Origin | None:
     """Reads what stood in chunks as well: the one of A1111, or all of them as NovelAI hides them."""
-    chunks = {
-        str(name).lower(): value
-        for name, value in json_object(text).items()
-        if isinstance(value, str)
-    }
+    chunks = _as_chunks(json_object(text))
     return _of_texts({"parameters": text}) or _of_texts(chunks)
+
+
+def _as_chunks(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what stood in chunks, and is now in one object."""
+    texts = {}
+    for name, value in values.items():
+        if isinstance(value, str):
+            texts[str(name).lower()] = value
+    return texts
 
 
 def origin_from(program: str, values: Mapping[str, Any]) -> Origin:
@@ -175,6 +180,7 @@ def _invokeai(texts: Texts) -> Origin | None:
         if isinstance(named.get("clip_skip"), int):
             named["clip_skip"] += 1  # of others, 1 is the last layer
         loras = [lora.get("model") for lora in _dicts(values.get("loras"))]
+        named["canvas"] = _of_canvas(values.get("canvas_v2_metadata"))
         named["model_file"] = _hashes([values.get("model")])
         named["lora_hashes"] = _hashes(loras)
         return origin_from("InvokeAI", named)
@@ -190,6 +196,30 @@ def _invokeai(texts: Texts) -> Origin | None:
             )
         return _bracketed(values | image, prompt)
     return None
+
+
+_ON_CANVAS = ("controlLayers", "regionalGuidance", "referenceImages")
+"""What acts on an image from InvokeAI's canvas, whether or not it is made there."""
+
+
+def _of_canvas(canvas: Any) -> list[Any]:
+    """Returns the layers in use that InvokeAI's canvas lays over an image, without their numbers."""
+    layers = []
+    for name in _ON_CANVAS:
+        for layer in _dicts(canvas.get(name) if isinstance(canvas, dict) else None):
+            if layer.get("isEnabled", True):
+                layers.append(_without_numbers(layer))
+    return layers
+
+
+def _without_numbers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {
+            key: _without_numbers(item) for key, item in value.items() if key != "id"
+        }
+    return value
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
@@ -251,35 +281,28 @@ def _json_settings(texts: Texts) -> Origin | None:
         "metadata",
         "generation_data",
     ):
-        origin = _of_json(json_object(texts.get(name)), texts)
+        values, within = json_object(texts.get(name)), texts
+        if isinstance(values.get("Comment"), str):  # the chunks of NovelAI's PNG
+            within = {**texts, **_as_chunks(values)}
+            values = json_object(values["Comment"])
+        origin = _of_json(values, within)
         if origin is not None:
             return origin
     return None
 
 
 def _of_json(values: Mapping[str, Any], texts: Texts | None = None) -> Origin | None:
-    if not values:
+    if not values or any(map(_is_node, values.values())):
         return None
     texts = texts or {}
     program = "JSON"
     if isinstance(values.get("sui_image_params"), dict):
-        files = _dicts(values.get("sui_models"))
-        program, values = "SwarmUI", _swarm(values["sui_image_params"])
-        values["model_file"] = _hashes(
-            [one for one in files if one.get("param") == "model"]
-        )
-        values["lora_hashes"] = _hashes(
-            [one for one in files if one.get("param") != "model"]
-        )
-    elif texts.get("software") == "NovelAI":
-        program, values = (
-            "NovelAI",
-            {
-                "prompt": texts.get("description"),
-                "model": texts.get("source"),
-                **values,
-            },
-        )
+        program, values = "SwarmUI", _swarm(values)
+    elif texts.get("software", "").startswith("NovelAI"):
+        beside = {"prompt": texts.get("description"), "model": texts.get("source")}
+        program, values = "NovelAI", {**beside, **values}
+    elif "mflux_version" in values:
+        program, values = "mflux", _mflux(values)
     elif "base_model" in values or "metadata_scheme" in values:
         program, values = "Fooocus", _fooocus(values)
     elif values.get("software") == "RuinedFooocus":
@@ -290,14 +313,13 @@ def _of_json(values: Mapping[str, Any], texts: Texts | None = None) -> Origin | 
         program, values = "Draw Things", _draw_things(values)
     elif "use_stable_diffusion_model" in values:
         program = "Easy Diffusion"
-    elif any(_is_node(node) for node in values.values()):
-        return None
     origin = origin_from(program, values)
     return origin if origin.seed is not None or origin.settings else None
 
 
-def _swarm(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns SwarmUI's values, with the weights of LoRAs, which it lists apart, beside their names."""
+def _swarm(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns SwarmUI's values, with the weights of LoRAs, which it lists apart, and digests of files beside names."""
+    values = whole["sui_image_params"]
     names, weights = values.get("loras"), values.get("loraweights")
     if isinstance(names, str) and isinstance(weights, str):
         names, weights = names.split(","), weights.split(",")
@@ -306,7 +328,12 @@ def _swarm(values: Mapping[str, Any]) -> dict[str, Any]:
             {"name": name, "weight": weight}
             for name, weight in zip(names, weights, strict=False)
         ]
-    return {**values, "loras": names}
+    models: list[Any] = []
+    others: list[Any] = []
+    for file in _dicts(whole.get("sui_models")):
+        (models if file.get("param") == "model" else others).append(file)
+    digests = {"model_file": _hashes(models), "lora_hashes": _hashes(others)}
+    return {**values, "loras": names, **digests}
 
 
 def _draw_things(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,6 +362,18 @@ def _fooocus(values: Mapping[str, Any]) -> dict[str, Any]:
         "lora_hashes": _hashes([{"hash": lora[2]} for lora in loras if len(lora) > 2]),
         "prompt": "\n".join(prompt) if isinstance(prompt, list) else prompt,
     }
+
+
+def _mflux(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns mflux's values, which list files of LoRAs and their weights apart, and the family as a base model."""
+    files, weights = values.get("lora_paths"), values.get("lora_scales")
+    loras = []
+    if isinstance(files, list) and isinstance(weights, list):
+        for file, weight in zip(files, weights, strict=False):
+            loras.append({"name": file, "weight": weight})
+    apart = ("lora_paths", "lora_scales", "base_model")
+    others = {key: value for key, value in values.items() if key not in apart}
+    return {**others, "version": values["mflux_version"], "loras": loras}
 
 
 def _ruined_fooocus(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -435,25 +474,43 @@ def _fork(entries: Mapping[str, str]) -> str:
 
 
 def _comfyui(texts: Texts) -> Origin | None:
-    facts = facts_of_graph(_graph(texts))
-    return origin_from("ComfyUI", facts) if facts else None
+    graph = _graph(texts)
+    facts = facts_of_graph(graph)
+    if not facts and not others_of_graph(graph):
+        return None
+    return origin_from("ComfyUI", facts)
 
 
 def _graph(texts: Texts) -> dict[str, Any]:
-    """Returns the graph that was queued, or else what the editor saved of it."""
-    queued = json_object(texts.get("prompt"))
-    return queued or graph_of_workflow(json_object(texts.get("workflow")))
+    """Returns the graph that was queued, or else what the editor saved of it: each in a text, or both in a comment."""
+    graph = _graph_in(texts)
+    for name in ("usercomment", "comment"):
+        if not graph:
+            values = json_object(texts.get(name))
+            nodes = {key: value for key, value in values.items() if _is_node(value)}
+            graph = nodes or _graph_in(values)
+    return graph
+
+
+def _graph_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    queued, saved = (_object(values.get(name)) for name in ("prompt", "workflow"))
+    return queued or graph_of_workflow(saved)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else json_object(value)
 
 
 _LINE = re.compile(r"(?m)^([A-Z][\w /()-]{2,40}):[ \t]*(.*)$")
 
 
 def _chunks(texts: Texts) -> Origin | None:
-    """Reads programs that leave each setting in a chunk of its own, as Easy Diffusion does."""
+    """Reads programs that leave each setting in a chunk of its own: Easy Diffusion, and scripts such as kohya's."""
     if not {"seed", "prompt"} <= texts.keys():
         return None
+    names_model = any("model" in name for name in texts)
     return origin_from(
-        "Easy Diffusion",
+        "Easy Diffusion" if names_model else "a script",
         {_LABELS.get(name, name): text for name, text in texts.items()},
     )
 

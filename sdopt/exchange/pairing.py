@@ -175,6 +175,7 @@ _TELL_LORAS = (
     "InvokeAI",
     "Fooocus",
     "Draw Things",
+    "mflux",
 )
 """Programs that name each LoRA, so that images of which they name none have none."""
 

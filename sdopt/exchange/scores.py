@@ -30,6 +30,12 @@ _INDEX = re.compile(r"(unnamed: \d+|index)?")
 """The number of a row, which pandas adds when it writes a table, and names when it reads it again."""
 
 
+_LESS = re.compile(
+    r"(?:^|_)(?:lpips|dists|fid|kid|cmmd|r?mse|mae|niqe|brisque|piqe|dreamsim|loss|error|distance)(?:_|$)"
+)
+"""Words in the names of metrics of which less is better."""
+
+
 def export(result: StudyResult, folder: Path, target: Path) -> None:
     """Writes a folder for each variant that has images, with `prompts.csv` and `times.csv`, and a list of all images.
 
@@ -115,8 +121,13 @@ def _where(result: StudyResult, variant: VariantResult) -> dict[str, Any]:
     if result.is_imported:
         return {}
     environment = result.environment
+    memory_gib = ""
+    if environment.device.get("type") == "cuda":
+        memory_gib = str(round(environment.device.get("memory_total_gib", 0)) or "")
     return {
         "device": environment.device.get("name"),
+        # One name may stand for cards of several memories, and of other rates with them.
+        "device_memory_gib": memory_gib,
         "driver": environment.device.get("driver") or "",
         "cpu": environment.cpu.get("name") or "",
         "torch": environment.packages.get("torch", ""),
@@ -155,6 +166,7 @@ def import_scores(
         raise UsageError(
             f"{table}: has no column of scores beside {', '.join(_COLUMNS)}"
         )
+    _require_directions(table, columns, lower)
     names = {
         column: f"{'penalty' if column in lower else 'score'}_{slug(column)}"
         for column in columns
@@ -190,6 +202,21 @@ def import_scores(
             variant.quality[metric] = by_prompt(prompts, values)
     _drop_verdicts(result, before)
     return list(names.values())
+
+
+def _require_directions(
+    table: Path, columns: Sequence[str], lower: Collection[str]
+) -> None:
+    """Raises UsageError for metrics of which less is better by their names: else a gate would ask for worse images."""
+    untold = [
+        name for name in columns if name not in lower and _LESS.search(slug(name))
+    ]
+    if untold:
+        asked = ",".join((*sorted(lower), *untold))
+        raise UsageError(
+            f"{table}: of {', '.join(untold)} less is usually better: give --lower {asked}, or rename the column if "
+            "more is better"
+        )
 
 
 def _drop_verdicts(

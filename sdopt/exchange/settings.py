@@ -115,6 +115,10 @@ def _size(value: Any) -> str:
     return "×".join(sides[:2])
 
 
+_WEIGHED = re.compile(r":\s*(te -?[\d.]+ unet )?-?[\d.]+\s*$")
+"""How the weights of a LoRA end its entry in a list: one, or one for each network."""
+
+
 def _loras(value: Any) -> str:
     """Returns names and weights of LoRAs, sorted, from the forms in which programs list them."""
     entries = value if isinstance(value, list) else str(value).split(",")
@@ -125,7 +129,7 @@ def _loras(value: Any) -> str:
         if isinstance(entry, dict):
             weight = entry.get("weight", entry.get("strength", 1))
             file = entry.get("model") or entry.get("lora") or entry.get("name") or ""
-        elif isinstance(entry, str) and re.search(r":\s*-?[\d.]+\s*$", entry):
+        elif isinstance(entry, str) and _WEIGHED.search(entry):
             file, _, weight = entry.rpartition(":")
         if name := _weights(file):
             names.append(f"{name}:{number_or_word(weight)}".removesuffix(":"))
@@ -289,6 +293,7 @@ _NOT_SAID = (
     "auto",
     "default",
     "0x0",
+    "-1x-1",
     "[]",
     "{}",
     "nan",
@@ -326,8 +331,8 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, str]:
 
 _NOT_OF_IMAGES = frozenset((
     "version", "app", "appversion", "swarmversion", "metadataversion", "metadatascheme", "createdby", "software",
-    "time", "date", "createddate", "generationtime", "preptime", "user", "id", "sessionid", "requestid", "requesttype",
-    "signedhash", "hashes", "civitairesources", "civitaimetadata", "remixof",
+    "time", "date", "createddate", "createdat", "generationtime", "generationtimeseconds", "preptime", "user", "id",
+    "sessionid", "requestid", "requesttype", "signedhash", "hashes", "civitairesources", "civitaimetadata", "remixof",
     "sourceidentifier", "template", "negativetemplate", "wildcardprompt", "batchsize", "batchpos", "batchcount",
     "images", "numoutputs", "nsamples", "outputformat", "outputquality", "vramusagelevel", "streamprogressupdates",
     "showonlyfilteredimage", "blocknsfw", "usedrandomseed", "savetodiskpath", "activetags", "inactivetags",
@@ -338,8 +343,8 @@ _NOT_OF_IMAGES = frozenset((
 """What tells of a file, a queue or a person; and what is read by other means."""
 
 _OPTIONS = re.compile(
-    r"tokenmerging|ngms|skipearlycfg|padconds|fp8|fp16|bf16|lowbits|hypertile|dtype|quanti|compile|attention(?!scale)|"
-    r"teacache|cache|tiled|offload|backend|precision"
+    r"tokenmerging|ngms|skipearlycfg|padconds|fp8|fp16|bf16|lowbits|hypertile|dtype|quanti|compile|"
+    r"attention(?!scale|guidance)|teacache|cache|tiled|offload|backend|precision"
 )
 """What makes calls faster or smaller: the option that is judged, in programs that name it."""
 

@@ -260,7 +260,8 @@ _AMOUNTS = frozenset(
 """Columns of a table of times that tell how many images a call made: one, where nothing is said."""
 
 _OF_TIMES = _AMOUNTS | {
-    "device", "gpu", "card", "host", "hostname", "machine", "cpu", "threads", "driver", "cuda", "torch", "pytorch",
+    "device", "devicememorygib", "gpu", "card", "host", "hostname", "machine", "cpu", "threads", "driver", "cuda",
+    "torch", "pytorch",
 }  # fmt: skip
 """Columns of a table of times that tell where calls ran, and how many images each made."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_USER_COMMENT, _EXIF = 0x9286, 0x8769
+_USER_COMMENT, _EXIF, _SOFTWARE = 0x9286, 0x8769, 0x0131
 
 _LONGEST_TEXT = 4_000_000
 """Characters of a text beside an image that are read: graphs of ComfyUI have some hundred thousand."""
@@ -47,6 +47,8 @@ def _of_exif(image: "Image") -> Iterator[tuple[str, str]]:
             name, _, text = value.partition(":")
             if name.lower() in ("prompt", "workflow"):
                 yield name.lower(), text
+            elif tag == _SOFTWARE:
+                yield "software", value
 
 
 _SETTINGS_IN_EXIF = re.compile(r"^\s*\{|(?m:^)Steps: \d")

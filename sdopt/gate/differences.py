@@ -1,5 +1,6 @@
 """Finds what keeps two results of a study from being compared: other devices, models, work, versions or choices."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -106,6 +107,8 @@ def _machine_settings(
 ) -> _Values:
     """Returns settings of the two devices that change what options gain, as far as both are recorded."""
     settings: dict[str, tuple[Any, Any]] = {}
+    if now.device.get("type") == then.device.get("type") == "cuda":
+        settings |= _sizes_of_cards(now.device, then.device)
     for name in _OF_CARDS:
         if name in now.gpu and name in then.gpu:
             settings[f"gpu.{name}"] = (now.gpu[name], then.gpu[name])
@@ -115,6 +118,25 @@ def _machine_settings(
         if "threads" in now.cpu and "threads" in then.cpu:
             settings["cpu.threads"] = (now.cpu["threads"], then.cpu["threads"])
     return settings
+
+
+_NEARLY = 0.05
+"""Share by which the memory of one card differs: a driver keeps some of it."""
+
+
+def _sizes_of_cards(now: Mapping[str, Any], then: Mapping[str, Any]) -> _Values:
+    """Returns in what two cards of one name differ: an RTX 3060 has 8 or 12 GB, and an RTX 3080 other cores, too."""
+    sizes: dict[str, tuple[Any, Any]] = {}
+    here: float = now.get("memory_total_gib", 0.0)
+    there: float = then.get("memory_total_gib", here)
+    if here and not math.isclose(here, there, rel_tol=_NEARLY):
+        sizes["device.memory_total_gib"] = (round(here, 1), round(there, 1))
+    cores = [
+        device.get("attributes", {}).get("multiprocessors") for device in (now, then)
+    ]
+    if None not in cores:
+        sizes["device.multiprocessors"] = (cores[0], cores[1])
+    return sizes
 
 
 _OF_DEVICES = ("driver", "cuda")

@@ -18,6 +18,7 @@ class Fault:
         chips: the dies.
         names: a pattern of the names of cards with these dies, for those that have no data sheet.
         types: the number types in which it shows; () if in all.
+        spoils: whether images are wrong, and not only slow, or absent with an error.
         says: what happens, and what to do.
         sources: public reports.
     """
@@ -27,6 +28,7 @@ class Fault:
     types: tuple[str, ...]
     says: str
     sources: tuple[str, ...]
+    spoils: bool = False
 
 
 FAULTS = (
@@ -43,6 +45,7 @@ FAULTS = (
             "https://github.com/AUTOMATIC1111/stable-diffusion-webui/pull/4407",
             "https://github.com/easydiffusion/easydiffusion/issues/755",
         ),
+        spoils=True,
     ),
     Fault(
         ("GP102", "GP104", "GP106", "GP107", "GP108"),
@@ -63,6 +66,7 @@ FAULTS = (
             "https://github.com/vladmandic/sdnext/issues/3475",
             "https://github.com/xuhuisheng/rocm-build/issues/36",
         ),
+        spoils=True,
     ),
     Fault(
         ("Navi 22", "Navi 23"),
@@ -119,6 +123,14 @@ def faults_of(
         if not fault.types or types is None or {*fault.types} & {*types}:
             faults.append(fault.says)
     return faults
+
+
+def is_spoiled(sheet: Sheet, number_type: str) -> bool:
+    """Returns whether images that a card computes in a number type are wrong without a word."""
+    return any(
+        fault.spoils and sheet.chip in fault.chips and number_type in fault.types
+        for fault in FAULTS
+    )
 
 
 def without_arithmetic(sheet: Sheet, types: Collection[str]) -> str:

@@ -630,11 +630,16 @@ def few_steps(
 TURBO = r"(?<!(?<![a-z])de)(?<!(?<![a-z])de[-_ ])turbo"
 """The word, but not where a name says that a model is distilled no more, as Z-Image-De-Turbo does."""
 
+_ENDS = r"(?=(?i:[-_. ]?(?:no)?vae)|(?:\.[A-Za-z]\w*)?$|[-_.](?i:v?\d|fp16|bf16|fp8|pruned|cfg|baked))"
+"""What follows the kind of a model in a name: its VAE, a version, a type of numbers, the suffix of the file."""
+
 _FEW_STEPS = re.compile(
     rf"(?i:{TURBO}|lightning|lcm[-_ ]?lora|hyper[-_ ]?(?:sd|xl|flux|\d)|(?<![a-z])flash(?![a-z]))"
     r"|(?i:schnell|(?<![a-z])sprint(?![a-z])|(?<!\d)(?:[1-9]|1[0-6])[-_ ]?steps?(?![a-z]))"
     r"|(?<![A-Za-z])(?i:lcm|dmd2?|tcd|pcm|zit)(?![a-z])"
     r"|(?<=[a-z])(?:LCM|DMD2?|TCD|PCM)(?![a-z])"
+    rf"|(?:(?<![A-Za-z])(?i:hyper)|(?<=[a-z\d])Hyper){_ENDS}"
+    r"|(?i:perflow|(?<![a-z])nitro(?![a-z]))"
 )
 """How distilled models and LoRAs are named, also within a word: `sdxlTurbo`, `dreamshaper_8LCM`."""
 

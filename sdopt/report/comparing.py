@@ -36,7 +36,7 @@ def comparison_of(
     table = _table(first, second, ratios=not reasons)
     blocks.append(table)
     notes = ["Each speed-up is against the baseline of its own run."]
-    if any(row[1] == _CHANGE for row in table.rows):
+    if any(str(row[1]).startswith(_CHANGE) for row in table.rows):
         notes.append(f"{_CHANGE}: the speed-up in B over that in A.")
     blocks.append(Notes(notes))
     changed = []
@@ -135,19 +135,26 @@ def _table(
     unit = unit_text(len(counts) > 1)
     rows: list[list[Cell | str]] = []
     for name in dict.fromkeys([*results["A"], *results["B"]]):
+        both = {
+            letter: by_name[name].shapes
+            for letter, by_name in results.items()
+            if name in by_name
+        }
         heading = name
-        for letter, rows_by_name in results.items():
-            if name in rows_by_name:
-                rows.append([heading, letter, *_cells(rows_by_name[name], bool(unit))])
-                heading = ""
-        in_both = all(name in rows_by_name for rows_by_name in results.values())
-        change = (
-            _change(first, second, name)
-            if ratios and in_both and name not in changed
-            else ""
-        )
-        if change:
-            rows.append(["", _CHANGE, "", "", change, ""])
+        for place in range(max(map(len, both.values()))):
+            at = ""
+            for letter, at_shapes in both.items():
+                if place < len(at_shapes):
+                    row = at_shapes[place]
+                    at = f", {row.shape}" if len(at_shapes) > 1 else ""
+                    cells = _cells(row, bool(unit))
+                    rows.append([heading, f"{letter}{at}", *cells])
+                    heading = ""
+            change = ""
+            if ratios and len(both) > 1 and name not in changed:
+                change = _change(first.at(place), second.at(place), name)
+            if change:
+                rows.append(["", f"{_CHANGE}{at}", "", "", change, ""])
     headings = ("variant", "", "status", f"latency{unit}", f"speed-up{unit}", "memory")
     return Table(headings, rows, headings[3:])
 

@@ -129,7 +129,10 @@ def caveats_of(summary: Summary) -> Iterator[str]:
     )
     restless = unsettled(result)
     if restless:
-        way_out = "raise protocol.warmup, or let the machine reach a steady temperature"
+        warm = "raise protocol.warmup"
+        if result.is_imported:
+            warm = "make more calls before the first that counts"
+        way_out = f"{warm}, or let the machine reach a steady temperature"
         yield f"Never settled: {shortened('; '.join(restless))}: {way_out}."
     yield from _start_notes(summary)
     for doubt in doubts_of(result):

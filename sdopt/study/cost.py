@@ -151,8 +151,11 @@ def _work(result: StudyResult) -> tuple[object, ...]:
     """Returns what decides how long a call of the baseline takes, but for the number of its steps."""
     baseline = result.baseline_variant
     config: RecordedConfig = baseline.config
+    device = result.environment.device
     return (
-        result.environment.device["name"],
+        device["name"],
+        # An RTX 3060 has 8 or 12 GB, and other rates with them.
+        round(device["memory_total_gib"]) if device["type"] == "cuda" else None,
         config.model,
         config.shapes,
         config.workload.images_per_prompt,

@@ -347,6 +347,21 @@ def put(
     `digest` is complete, and stays as it is. `adopted` are queries for runs of others that are put below it, `note` is
     the experiment's.
     """
+    # Two processes that log one run at once would each find none: a server, unlike a file, has no lock.
+    with exclusive("\n".join((address_of(tracking), *mine))):
+        return _put(client, tracking, experiment, run, mine, digest, adopted, note)
+
+
+def _put(
+    client: "MlflowClient",
+    tracking: Tracking,
+    experiment: str,
+    run: TrackedRun,
+    mine: Sequence[str],
+    digest: str,
+    adopted: Sequence[str],
+    note: str | None,
+) -> Logged:
     earlier = _found(client, mine, experiment)
     home = (
         str(earlier[0].info.experiment_id)
@@ -663,7 +678,12 @@ def place_of(tracking: Tracking, experiment: str) -> str | None:
 
 
 def _place(client: "MlflowClient", tracking: Tracking, experiment: str) -> str:
-    """Returns where an experiment has its artifacts. Raises RefusedError if `tracking.artifacts` is another place."""
+    """Returns where an experiment has its artifacts.
+
+    Raises:
+        RefusedError: `tracking.artifacts` is another place; or the place is gone, as that of a project that was moved,
+            and files would be written there anew.
+    """
     found = client.get_experiment(experiment)
     location, named = str(found.artifact_location), place_of(tracking, found.name)
     own = (
@@ -679,6 +699,12 @@ def _place(client: "MlflowClient", tracking: Tracking, experiment: str) -> str:
             f"the experiment {found.name!r} has its artifacts in {path_of(location) or location}, so that "
             f"tracking.artifacts={tracking.artifacts} would have no effect: leave that out, or log to an experiment of "
             "another name (study.name=…)"
+        )
+    folder = path_of(location) if file_of(tracking) is not None else None
+    if folder not in (None, path_of(named)) and not Path(folder or "").parent.exists():
+        raise RefusedError(
+            f"the experiment {found.name!r} has its artifacts in {folder}, which was moved or removed: move it back, "
+            "or log to an experiment of another name (study.name=…)"
         )
     return location
 

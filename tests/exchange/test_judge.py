@@ -487,6 +487,10 @@ class TestScores:
                 "my reward, my_reward several",
             ),
             (
+                lambda rows: [{**row, "LPIPS (alex)": 0.1} for row in rows],
+                r"less is usually better: give --lower lpips \(alex\)",
+            ),
+            (
                 lambda rows: [{**row, "variant": "c"} for row in rows],
                 "not in the study",
             ),

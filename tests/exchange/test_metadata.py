@@ -366,6 +366,18 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
             "model": "base",
         },
     ),
+    "ComfyUI, graph and workflow in a comment": (
+        commented(b"ASCII\0\0\0" + json.dumps({"prompt": ADVANCED, "workflow": {}}).encode()),
+        "ComfyUI",
+        PLAIN,
+        OF_ADVANCED,
+    ),
+    "ComfyUI, as Civitai leaves it in a comment": (
+        commented(b"ASCII\0\0\0" + json.dumps(ADVANCED | {"extra": {}, "extraMetadata": "{}"}).encode()),
+        "ComfyUI",
+        PLAIN,
+        OF_ADVANCED,
+    ),
     "ComfyUI, its API's file beside it": (
         with_file("a.png.json", json.dumps(ADVANCED)),
         "ComfyUI",
@@ -472,6 +484,16 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
         PLAIN,
         {"steps": "28", "sampler": "eulera", "guidance scale": "11", "denoising strength": "0.69"},
     ),
+    "NovelAI, its WebP": (
+        commented(b"ASCII\0\0\0" + json.dumps({
+            "Software": "NovelAI",
+            "Description": "a harbour",
+            "Comment": json.dumps({"steps": 28, "seed": 42, "scale": 11.0, "uc": "fog"}),
+        }).encode(), ".webp"),
+        "NovelAI",
+        PLAIN,
+        {"steps": "28", "guidance scale": "11"},
+    ),
     "NovelAI, hidden in the alpha": (
         hidden(json.dumps({
             "Software": "NovelAI",
@@ -483,6 +505,12 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
         {"steps": "28", "guidance scale": "11"},
     ),
     "Easy Diffusion": (chunks(EASY), "Easy Diffusion", PLAIN, EASY_SETTINGS | {"clip skip": "false"}),
+    "kohya's script": (
+        chunks({"prompt": "a harbour", "negative-prompt": "fog", "seed": "42", "steps": "25", "scale": "7.5"}),
+        "a script",
+        PLAIN,
+        {"steps": "25", "guidance scale": "7.5"},
+    ),
     "Easy Diffusion, its JPEG": (
         commented(b"UNICODE\0" + json.dumps(EASY).encode("utf-16-be")),
         "Easy Diffusion",

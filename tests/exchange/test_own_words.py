@@ -81,6 +81,40 @@ def flux(guidance: float, clip_l: str = "ink") -> dict[str, Any]:
     )
 
 
+def power_lora(**weights: float) -> dict[str, Any]:
+    row = {"on": True, "lora": "ships.safetensors", **weights}
+    off = {"on": False, "lora": "trains.safetensors", "strength": 1}
+    return node("Power Lora Loader (rgthree)", model=["1", 0], lora_1=row, lora_2=off)
+
+
+def canvas(weight: float) -> dict[str, Any]:
+    adapter = {"model": {"name": "canny"}, "weight": weight}
+    layer = {"id": f"layer:{weight}", "isEnabled": True, "controlAdapter": adapter}
+    off = {"id": "b", "isEnabled": False, "controlAdapter": {"weight": weight}}
+    return {"controlLayers": [layer, off], "rasterLayers": [{"opacity": weight}]}
+
+
+def mflux(**more: Any) -> Chunks:
+    values = {
+        "mflux_version": "0.13.0",
+        "prompt": "a harbour",
+        "negative_prompt": "fog",
+        "seed": 42,
+        "base_model": "None",
+    }
+    return {"Comment": json.dumps(values | more)}
+
+
+def unknown_sampler(kind: str, loader: str = "a", **values: Any) -> Chunks:
+    """Returns a graph whose sampler has neither prompts nor parts that are known."""
+    graph = {
+        "1": node("Loader", weights_of=loader),
+        "2": node(kind, of=["1", 0], **values),
+        "3": node("SaveImage", images=["2", 0]),
+    }
+    return {"prompt": json.dumps(graph)}
+
+
 def lora(clip: float) -> dict[str, Any]:
     return node(
         "LoraLoader",
@@ -247,6 +281,26 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         swarm(refinermethod="StepSwap"),
         "refinermethod stepswap (baseline postapply)",
     ),
+    "SwarmUI, guided by attention": (
+        swarm(selfattentionguidancescale=0.5),
+        swarm(),
+        "selfattentionguidancescale none (baseline 0.5)",
+    ),
+    "InvokeAI, a layer of control on its canvas": (
+        invokeai(canvas_v2_metadata=canvas(0.5)),
+        invokeai(canvas_v2_metadata=canvas(1)),
+        "canvas [",
+    ),
+    "mflux, fewer steps": (
+        mflux(steps=14),
+        mflux(steps=10),
+        "steps 10 (baseline 14)",
+    ),
+    "mflux, a weaker LoRA": (
+        mflux(lora_paths=["a/ships.safetensors"], lora_scales=[1.0]),
+        mflux(lora_paths=["a/ships.safetensors"], lora_scales=[0.5]),
+        "LoRA ships:0.5 (baseline ships:1)",
+    ),
     "SwarmUI, FreeU": (
         swarm(freeublockone=1.1),
         swarm(),
@@ -308,6 +362,16 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         comfy(guide=node("PerturbedAttentionGuidance", scale=3, model=["1", 0])),
         "PerturbedAttentionGuidance scale=3 (baseline none)",
     ),
+    "ComfyUI, a list in a node": (
+        comfy(guide=node("Styles", names={"__value__": ["a", "b"]}, model=["1", 0])),
+        comfy(guide=node("Styles", names={"__value__": ["a"]}, model=["1", 0])),
+        "Styles names={'__value__': ['a']}",
+    ),
+    "ComfyUI, a LoRA that is weaker for texts": (
+        comfy(guide=power_lora(strength=1, strengthTwo=1)),
+        comfy(guide=power_lora(strength=1, strengthTwo=0.5)),
+        "LoRA ships:te 0.5 unet 1 (baseline ships:1)",
+    ),
     "ComfyUI, a patch without a value": (
         comfy(),
         comfy(guide=node("DifferentialDiffusion", model=["1", 0])),
@@ -364,6 +428,60 @@ def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
     assert other_settings(first, again) == []
 
 
+def test_of_two_samplers_in_a_graph_each_is_compared(tmp_path: Path) -> None:
+    def beside(steps: int) -> Chunks:
+        graph = json.loads(comfy()["prompt"])
+        graph["9"] = node("KSampler", seed=5, steps=steps, positive=["2", 0])
+        graph["10"] = node("SaveImage", images=["9", 0])
+        return {"prompt": json.dumps(graph)}
+
+    first, second = pictures(tmp_path, beside(30), beside(15))
+    assert other_settings(first, second) == [
+        "KSampler seed=5, steps=15 (baseline seed=5, steps=30)"
+    ]
+    assert other_settings(first, first) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "changed", "said"),
+    [
+        (
+            "XlabsSampler",
+            {"noise_seed": 4, "steps": 25, "true_gs": 3.5},
+            {"steps": 10},
+            "steps 10 (baseline 25)",
+        ),
+        (
+            "easy preSampling",
+            {"seed": 4, "steps": 25, "pipe": ["1", 0]},
+            {"loader": "b"},
+            "Loader weights_of=b (baseline weights_of=a)",
+        ),
+        (
+            "Everything",
+            {"rounds": 25},
+            {"rounds": 10},
+            "Everything rounds=10 (baseline rounds=25)",
+        ),
+    ],
+)
+def test_a_sampler_that_nobody_knows_is_compared(
+    tmp_path: Path,
+    kind: str,
+    values: dict[str, Any],
+    changed: dict[str, Any],
+    said: str,
+) -> None:
+    first, second = pictures(
+        tmp_path,
+        unknown_sampler(kind, **values),
+        unknown_sampler(kind, **(values | changed)),
+    )
+    assert first[0].origin.program == "ComfyUI"
+    assert other_settings(first, second) == [said]
+    assert other_settings(first, first) == []
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -394,6 +512,10 @@ def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
             swarm(date="2026-01-01", generation_time="9 s"),
         ),
         (
+            mflux(generation_time_seconds=20.1, created_at="a", quantize=8),
+            mflux(generation_time_seconds=9.5, created_at="b", quantize=4),
+        ),
+        (
             comfy(),
             comfy(guide=node("TorchCompileModel", backend="inductor", model=["1", 0])),
         ),
@@ -419,7 +541,7 @@ def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
             "a version that says less",
         ),
         "an extension's version",
-        *("two programs", "dates", "ComfyUI, a compiler"),
+        *("two programs", "dates", "times of mflux", "ComfyUI, a compiler"),
         *("ComfyUI, another attention", "ComfyUI, what does not make the image"),
         *("a weight that is named", "a VAE in a program that names it otherwise"),
         *("a LoRA in a node that is not known", "A1111 and ComfyUI without a LoRA"),

@@ -143,6 +143,19 @@ def test_another_driver_needs_a_waiver_and_is_listed(results: Results) -> None:
     assert "environment agree" not in written(comparison_of(earlier, later))
 
 
+def test_a_card_of_the_same_name_and_other_memory_is_another_one(
+    results: Results,
+) -> None:
+    later, earlier = results
+    for result, gib in ((later, 7.7), (earlier, 11.8)):
+        result.environment.device |= {"type": "cuda", "memory_total_gib": gib}
+    said = "device.memory_total_gib: 7.7 against 11.8"
+    assert [each.what for each in differences(later, earlier)] == [said]
+    assert f"- {said}" in written(comparison_of(earlier, later))
+    later.environment.device["memory_total_gib"] = 11.6
+    assert differences(later, earlier) == []
+
+
 def test_other_arithmetic_by_a_variable_needs_a_waiver(results: Results) -> None:
     """Of another shell: oneDNN rounds float32 to bfloat16 then, and no version tells."""
     later, earlier = results

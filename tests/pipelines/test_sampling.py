@@ -326,11 +326,13 @@ def test_the_working_folder_names_no_packaged_model(
 
 FEW = """sdxlTurbo_v1 dreamshaperXL_lightningDPMSDE dreamshaper_8LCM lcm-lora-sdv1-5 sd_xl_turbo_1.0 dmd2_sdxl_4step
     Hyper-SD15-8steps-lora realvisxlV40_v40LightningBakedvae pcm_sd15 flux1-schnell sana_sprint_1.6B
-    qwen-image-4step chroma1_flash my_zit_v2 Hyper-FLUX.1-dev"""
+    qwen-image-4step chroma1_flash my_zit_v2 Hyper-FLUX.1-dev realisticVisionV60B1_v51HyperVAE.safetensors
+    Juggernaut_X_RunDiffusion_Hyper.safetensors Juggernaut-X-Hyper RealisticVision_V5.1_HYPER.safetensors
+    mix_hyper_v2 perflow-sd15-dreamshaper Nitro-1-SD"""
 
 
 PLAIN = """sd_v1-5 hyperrealism lcmania juggernautXL_v9 calcm z-image-de-turbo steps_of_rome 20000steps
-    my_lora_28steps sprinter"""
+    my_lora_28steps sprinter hyper_realistic_v2.safetensors HyperRealism.safetensors hyper-detail nitrogen"""
 
 
 @pytest.mark.parametrize(

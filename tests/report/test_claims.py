@@ -593,3 +593,15 @@ def test_an_option_that_one_process_does_not_show_is_not_counted() -> None:
     ]
     if row.choices[item.axis] != result.variant("baseline").choices[item.axis]:
         assert "1 of 2 were verified active" in shown(summary_of(result))
+
+
+def test_a_comparison_of_two_results_has_every_shape() -> None:
+    earlier, later = two_shapes(), two_shapes()
+    for measurement in later.variant(OPTIONS[0]).measurements:
+        for call in measurement.shapes[1].calls:
+            call.seconds *= 2
+    compare(later)
+    lines = written(comparison_of(earlier, later)).splitlines()
+    [change] = [line for line in lines if "B/A, 128×128" in line and "0.5" in line]
+    assert "0.50×" in change
+    assert sum("| A, 64×64" in line for line in lines) == len(later.variants)

@@ -5,7 +5,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
-from sdopt.record.records import StudyResult
+from sdopt.record.records import IMPORTED, StudyResult
 from sdopt.record.samples import Call, GpuState, Interference, Measurement, ShapeSamples
 from sdopt.report.notes import caveats_of, notes_of
 from sdopt.statistics.disturbance import (
@@ -152,3 +152,5 @@ def test_a_trend_of_the_calls_of_one_process_is_named(
             f"process {len(candidate.measurements)} of it: its calls still became {way}"
         )
         assert "raise protocol.warmup" in told[0]
+        result.design = IMPORTED
+        assert "protocol.warmup" not in "".join(caveats_of(summary_of(result)))

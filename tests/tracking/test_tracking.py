@@ -5,6 +5,7 @@ import shutil
 import socket
 import sqlite3
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import chdir, closing
@@ -12,7 +13,10 @@ from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -875,3 +879,53 @@ class TestWithoutMlflow:
 )
 def test_a_run_of_a_local_database_is_shown_by_a_command(uri: str, said: str) -> None:
     assert shown_by(Tracking(uri=uri), Logged("0123", "1", True)) == said
+
+
+def test_two_processes_that_log_one_run_to_a_server_log_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logged: list[Any] = []
+
+    def found(*_: Any) -> list[Any]:
+        earlier = list(logged)
+        time.sleep(0.05)  # an answer of a server
+        return earlier
+
+    def created(_client: Any, _home: str, run: Any, digest: str) -> str:
+        run_id = str(len(logged))
+        info = SimpleNamespace(run_id=run_id, experiment_id="1")
+        tags = {"sdopt.digest": digest}
+        logged.append(SimpleNamespace(info=info, data=SimpleNamespace(tags=tags)))
+        return run_id
+
+    for name, stand_in in (("_found", found), ("_created", created)):
+        monkeypatch.setattr(client, name, stand_in)
+    for name in ("_experiment", "_place", "_require_near"):
+        monkeypatch.setattr(client, name, lambda *_: "1")
+    server = Tracking(uri="http://127.0.0.1:9")
+    mine = ["tags.a = 'b'"]
+    arguments = MagicMock(), server, "pair", TrackedRun("it"), mine, "digest"
+    threads = [Thread(target=client.put, args=arguments) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(logged) == 1
+
+
+def test_artifacts_are_not_written_to_where_a_project_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    artifacts = str(Path(Tracking().artifacts or "").resolve())
+    usual = Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db", artifacts=artifacts)
+    place = str(client.place_of(usual, "pair"))
+    experiment = SimpleNamespace(name="pair", artifact_location=place)
+    store = MagicMock()
+    store.get_experiment.return_value = experiment
+    assert client._place(store, usual, "1") == place
+    experiment.artifact_location = (tmp_path / "gone" / "all" / "pair").as_uri()
+    with pytest.raises(RefusedError, match="which was moved or removed"):
+        client._place(store, usual, "1")
+    (tmp_path / "gone" / "all").mkdir(parents=True)
+    assert client._place(store, usual, "1") == experiment.artifact_location

@@ -60,7 +60,7 @@ class Matrix:
         self, device: Device, shown: Shown, sheets: Mapping[str, Sheet]
     ) -> list[OptionOutcome]:
         """Returns what is known of each option with each model and each task on a device."""
-        label = label_of(device.type, device.name, sheets)
+        label = label_of(device.type, device.name, sheets, device.memory_total_gib)
         others = alternatives(self._made)
         found = []
         for (group, option), made in self._made.items():
@@ -113,7 +113,8 @@ def shown_in(
     found: dict[Key, dict[str, OptionOutcome]] = {}
     for record in records:
         device = record.environment.device
-        label = label_of(str(device["type"]), str(device["name"]), sheets)
+        memory_gib = device.get("memory_total_gib")
+        label = label_of(str(device["type"]), str(device["name"]), sheets, memory_gib)
         skipped = {
             variant.reason
             for variant in record.variants
@@ -131,13 +132,14 @@ def shown_in(
     return {key: dict(sorted(known.items())) for key, known in found.items()}
 
 
-def label_of(kind: str, name: str, sheets: Mapping[str, Sheet]) -> str:
+def label_of(
+    kind: str, name: str, sheets: Mapping[str, Sheet], memory_gib: float | None = None
+) -> str:
     """Returns a device's name in the matrix: the name on the card's data sheet, or one name for all processors."""
     if kind == "cpu":
         return _CPU
-    sheet = next(
-        (sheet for sheet in sheets.values() if sheet.name == name),
-        sheet_of(name, sheets.values()),
+    sheet = sheet_of(name, sheets.values(), memory_gib) or next(
+        (sheet for sheet in sheets.values() if sheet.name == name), None
     )
     return name if sheet is None else sheet.name
 

@@ -6,7 +6,7 @@ from sdopt.apps.foresight.memory import Blueprint, blueprint, footprint
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.cards import BFLOAT16, has, planned_device
-from sdopt.hardware.faults import faults_of, without_arithmetic
+from sdopt.hardware.faults import is_spoiled, without_arithmetic
 from sdopt.options.text_encoder_offload import TextEncoderOffload
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.loading import family_of
@@ -222,5 +222,5 @@ def _numbers_for(sheet: Sheet, family: Family, wants_half: bool) -> str:
     slow = without_arithmetic(sheet, ["bfloat16"])
     if computes and not slow and not wants_half:
         return "bf16"
-    black = family.float16 == "overflows" or faults_of(sheet.name, sheet, ["float16"])
+    black = family.float16 == "overflows" or is_spoiled(sheet, "float16")
     return "fp32" if black else "fp16"

@@ -148,9 +148,9 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     }
     if TinyVae in chosen:
         tiny = (
-            ARCHITECTURES / "taesd"
-            if folder.parent == ARCHITECTURES
-            else PACKAGED / "tiny_autoencoder"
+            PACKAGED / "tiny_autoencoder"
+            if folder.parent == PACKAGED
+            else ARCHITECTURES / "taesd"
         )
         networks["vae"] = on_meta(
             empty_network(tiny, "diffusers", "AutoencoderTiny"), dtype
@@ -172,7 +172,7 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     )
     upcast = (
         getattr(vae.config, "force_upcast", False)
-        and "xl" in variant.model.name.lower()
+        and family_of(variant.model).upcasts_vae
     )
     upcast = upcast and dtype == torch.float16 and not isinstance(precision, FixedVae)
     vae_type = torch.float32 if upcast or isinstance(precision, FullVae) else dtype
@@ -190,10 +190,12 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     ):
         weights["autocast's copies"] = weights["unet"] / 2
     whole = sum(weights.values()) * 2**30
-    moved = (
-        weights["unet"] * 2**30 if {SequentialOffload, GroupOffload} & chosen else 0.0
-    )
-    once = whole - moved if moved or ModelOffload in chosen else 0.0
+    own = weights["unet"] * 2**30
+    runs = 2 if SequentialGuidance in chosen and variant.guidance_scale > 1 else 1
+    moved = runs * own if {SequentialOffload, GroupOffload} & chosen else 0.0
+    once = 0.0
+    if moved or ModelOffload in chosen:
+        once = whole - own if moved else whole
     if TextEncoderOffload in chosen:
         texts = [size for name, size in weights.items() if name in TEXT_ENCODERS]
         once = sum(texts) * 2**30
@@ -217,9 +219,19 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
 
 
 def steps_of(variant: Variant) -> int:
-    """Returns how many steps a call of a variant has."""
+    """Returns how often a call of a variant runs the denoiser: schedulers of second order do so twice in each step.
+
+    In the last step they do once.
+    """
+    import diffusers
+
     family = family_of(variant.model)
-    return max(1, family.steps_of(variant.workload.steps, variant.task.strength))
+    steps = max(1, family.steps_of(variant.workload.steps, variant.task.strength))
+    try:
+        order = int(getattr(diffusers, variant.scheduler.class_name).order)
+    except (AttributeError, ImportError):  # of a package that is not installed here
+        order = 1
+    return order * (steps - 1) + 1
 
 
 def _steps(
@@ -342,7 +354,7 @@ def _stored(
         kinds = (
             (torch.nn.Linear,) if only_linear else (torch.nn.Linear, torch.nn.Conv2d)
         )
-        bits = 4 if getattr(option, "weights", "") == "uint4" else 8
+        bits = 4 if getattr(option, "weights", "") in ("uint4", "nf4", "fp4") else 8
         for name in weights.keys() & ({*TEXT_ENCODERS} if of_text else {"unet"}):
             stored = [
                 layer.get_parameter("weight")

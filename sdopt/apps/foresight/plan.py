@@ -615,7 +615,8 @@ def _learned(folder: Path) -> tuple[tuple[int, int], Learned]:
     result = read_result(folder)
     row = result.baseline_variant
     device = str(result.environment.device["name"])
-    sheet = sheet_of(device, data_sheets().values())
+    memory_gib = result.environment.device.get("memory_total_gib")
+    sheet = sheet_of(device, data_sheets().values(), memory_gib)
     if sheet is None:
         raise UsageError(
             f"plan.measured={folder}: was measured on {device}, for which there is no data sheet"

@@ -2,15 +2,21 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from runners.plan import main
 from sdopt.apps.foresight import cpu
-from sdopt.apps.foresight.memory import Footprint
+from sdopt.apps.foresight import plan as forecasts
+from sdopt.apps.foresight.advice import _numbers_for
+from sdopt.apps.foresight.latency import Case
+from sdopt.apps.foresight.memory import Footprint, _stored, blueprint, steps_of
 from sdopt.apps.foresight.plan import (
     Prediction,
     learn,
@@ -29,8 +35,13 @@ from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.options.base import Optimization
+from sdopt.options.nf4 import BitsAndBytes
+from sdopt.pipelines.catalog import ARCHITECTURES
+from sdopt.pipelines.family import family_named
+from sdopt.record.files import read_result, write_result
 from sdopt.reference import MODEL
-from sdopt.schema import Shape
+from sdopt.schema import Shape, Sheet
+from tests.fixtures import Compose
 from tests.test_architecture import ROOT
 
 SHEETS = data_sheets()
@@ -401,6 +412,63 @@ def test_a_known_fault_of_a_card_is_said_in_the_types_that_have_it() -> None:
     assert full["warning"] == ""
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "runs"),
+    [("DDIMScheduler", 20), ("HeunDiscreteScheduler", 39), ("LCMScheduler", 20)],
+)
+def test_a_scheduler_may_run_the_denoiser_twice_in_a_step(
+    variant: Compose, scheduler: str, runs: int
+) -> None:
+    chosen = variant("workload.steps=20", f"scheduler.class_name={scheduler}")
+    assert steps_of(chosen) == runs
+
+
+def test_guidance_in_two_calls_moves_the_weights_twice(variant: Compose) -> None:
+    once, twice = (
+        blueprint(variant("precision=fp16", f"memory=[{options}]"), Shape(64, 1))
+        for options in ("group_offload", "group_offload,sequential_guidance")
+    )
+    assert twice.host_bytes == 2 * once.host_bytes > 0
+    assert twice.call_bytes == once.call_bytes
+
+
+def test_weights_in_nf4_take_half_a_byte() -> None:
+    unet = torch.nn.Linear(2**10, 2**10, bias=False, dtype=torch.float16)
+    stored = _stored({"unet": unet}, [BitsAndBytes(weights="nf4")])
+    assert stored == {"unet": 2**19 / 2**30}
+
+
+def test_a_folder_of_sdxl_decodes_in_float32_whatever_its_name(
+    tmp_path: Path, variant: Compose
+) -> None:
+    """The class of the pipeline decides it in diffusers: a folder's model has no name of its own."""
+    folder = Path(shutil.copytree(ARCHITECTURES / "sdxl", tmp_path / "mine"))
+    smaller = {
+        "unet": {"layers_per_block": 1, "transformer_layers_per_block": [1, 1, 1]},
+        "vae": {"block_out_channels": [32, 32, 32, 32]},
+        "text_encoder": {"num_hidden_layers": 1},
+        "text_encoder_2": {"num_hidden_layers": 1},
+    }
+    for part, settings in smaller.items():
+        config = folder / part / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+    chosen = variant("precision=fp16")
+    own = replace(chosen.model, name="folder", weights="path", path=str(folder))
+    assert blueprint(replace(chosen, model=own), Shape(64, 1)).decodes_in_float32
+
+
+@pytest.mark.parametrize(
+    ("card", "numbers"),
+    [("gtx1080", "fp16"), ("gtx1660", "fp32"), ("rx6600", "fp16"), ("rtx3060", "bf16")],
+)
+def test_what_fits_is_told_in_the_smallest_type_whose_images_are_right(
+    card: str, numbers: str
+) -> None:
+    """Of GTX 10, float16 is slow and saves memory; of GTX 16, images are black."""
+    family = family_named("StableDiffusionXLPipeline")
+    assert _numbers_for(SHEETS[card], family, wants_half=False) == numbers
+
+
 def test_a_version_of_pytorch_is_read_as_it_is_written() -> None:
     old, new = (
         plan(*USUAL, "hardware=rtx4090", f"plan.torch={torch}").iloc[0]
@@ -421,6 +489,28 @@ class TestAMeasurementOfOnesOwn:
         "workload.steps=25",
         "hardware=h200",
     )
+
+    def test_is_of_the_card_with_the_memory_that_was_measured(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The driver gives one name to the RTX 3060 of 8 GB and of 12."""
+        measured = read_result(ROOT / self.H200)
+        measured.environment.device |= {
+            "name": "NVIDIA GeForce RTX 3060",
+            "memory_total_gib": 7.7,
+        }
+        write_result(measured, tmp_path)
+        cards: list[Sheet] = []
+
+        def noted(*of: Any) -> Case:
+            cards.append(of[3])
+            raise UsageError("seen")
+
+        monkeypatch.setattr(forecasts, "blueprint", lambda *_: None)
+        monkeypatch.setattr(forecasts, "case_of_variant", noted)
+        with pytest.raises(UsageError, match="seen"):
+            plan(*self.WORK, f"plan.measured={tmp_path}")
+        assert cards == [SHEETS["rtx3060_8gb"]]
 
     @pytest.mark.parametrize(
         ("options", "seconds"),
