@@ -107,8 +107,7 @@ class TestSearch:
         assert searched.interrupted.code == 130
         assert "The same command continues the search" in searched.interrupted.err
         assert (
-            "The search has not ended; 3 combinations proposed so far"
-            in searched.said
+            "The search has not ended; 3 combinations proposed so far" in searched.said
         )
         assert "| layout=channels_last |" in searched.said
         assert "screen-00" in searched.interrupted.out
