@@ -144,9 +144,10 @@ def _table(
                 both.append(row)
                 rows.append([heading, letter, *_cells(row, bool(unit))])
                 heading = ""
-        if ratios and len(both) > 1 and both[0].name not in changed:
-            if change := _change(first, second, *both):
-                rows.append(["", _CHANGE, "", "", change, ""])
+        if not ratios or len(both) < 2 or both[0].name in changed:
+            continue
+        if change := _change(first, second, *both):
+            rows.append(["", _CHANGE, "", "", change, ""])
     headings = ("variant", "", "status", f"latency{unit}", f"speed-up{unit}", "memory")
     return Table(headings, rows, headings[3:])
 
