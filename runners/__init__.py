@@ -59,6 +59,8 @@ class Arguments(argparse.ArgumentParser):
     def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
         """Adds an argument as argparse does."""
         self._flags += [name for name in args if name.startswith("--")]
+        if kwargs.get("nargs") == "*" and not args[0].startswith("-"):
+            kwargs.setdefault("default", [])  # else argparse calls it required
         return super().add_argument(*args, **kwargs)
 
     def format_help(self) -> str:

@@ -37,7 +37,7 @@ Of `sdopt run`'s keys it takes those of model, scheduler, hardware and the optio
 keys of a server and their defaults:
 {keys}
 
-SIGTERM or Ctrl-C ends it: what is drawn is finished, what waits is answered with 503.
+SIGTERM or Ctrl-C ends it: the call that runs is finished, what waits is answered with 503.
 Exit codes: 0 it was told to end; 2 usage, configuration or conflict; 3 the pipeline cannot be served here."""
 
 

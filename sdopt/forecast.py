@@ -63,7 +63,7 @@ def lines_of(
         return [f"no prediction: {error}"]
     name = machine.device.name if machine.sheet is None else machine.sheet.name
     lines = [f"  {each.variant}, {each.shape}: {each.text}" for each in found]
-    return [f"expected on {name} (80 % intervals):", *lines]
+    return [f"expected on {name}:", *lines]
 
 
 def expected_call_s(

@@ -221,6 +221,7 @@ class FakeWorker(Worker):
             self.fakes.render_s,
             0,
             0.3,
+            ["prompt: cut" if "cut" in image.prompt else "" for image in asked],
         )
 
     def _generate(self, batch: int, draw: Draw, folder: Path) -> Batch:

@@ -32,6 +32,7 @@ from sdopt.pipelines.weights import load_tokenizer
 from sdopt.schema import Model, Task, Workload
 
 if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
     from torch import Tensor
 
 _GENERAL = Path(__file__).parent / "general_prompts.txt"
@@ -348,10 +349,7 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
     words = {word for _, text in texts for word in re.findall(r"<[\w-]+>", text)}
     for tokenizer, tokens in _tokenizers(model):
         words = words and words - tokenizer.get_vocab().keys()
-        limit = min(tokenizer.model_max_length, tokens or tokenizer.model_max_length)
-        counts = map(
-            len, tokenizer([text for _, text in texts], verbose=False)["input_ids"]
-        )
+        limit, counts = _lengths(tokenizer, tokens, [text for _, text in texts])
         cut = [
             f"{place} ({count} tokens)"
             for (place, _), count in zip(texts, counts, strict=True)
@@ -370,12 +368,41 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
     return list(found)
 
 
-def _tokenizers(model: Model) -> Iterator[tuple[Any, int | None]]:
-    """Yields the tokenizers of a model, each with the number of tokens that a call reads if that is not its own."""
-    folder, family = folder_of(model), family_of(model)
+def cut_from(text: str, pipe: DiffusionPipeline, model: Model) -> str:
+    """Returns how much of a text no text encoder of a loaded pipeline reads; "" if one reads the whole."""
+    if model.weights == "random":
+        return ""
+    cuts = []
+    for name, tokens in _tokens_read(model).items():
+        tokenizer = getattr(pipe, name, None)
+        if tokenizer is not None:
+            limit, [count] = _lengths(tokenizer, tokens, [text])
+            cuts.append((limit, count))
+    limit, count = max(cuts)
+    return f"cut after {limit} of its {count} tokens" if count > limit else ""
+
+
+def _lengths(
+    tokenizer: Any, tokens: int | None, texts: list[str]
+) -> tuple[int, list[int]]:
+    """Returns how many tokens of a text a call reads, and how many each text has."""
+    limit = min(tokenizer.model_max_length, tokens or tokenizer.model_max_length)
+    counts = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
+    return limit, counts
+
+
+def _tokens_read(model: Model) -> dict[str, int | None]:
+    """Returns the number of tokens that a call reads, by tokenizer; None is its own limit."""
+    family = family_of(model)
     tokens = dict(zip(family.tokenizers, family.encoding.tokens, strict=True))
     if model.max_sequence_length is not None:
         tokens[family.tokenizers[-1]] = model.max_sequence_length
+    return tokens
+
+
+def _tokenizers(model: Model) -> Iterator[tuple[Any, int | None]]:
+    """Yields the tokenizers of a model, each with the number of tokens that a call reads if that is not its own."""
+    folder, tokens = folder_of(model), _tokens_read(model)
     if model.weights == "path" and path_of(model).is_file():
         for part in sorted(folder.glob("tokenizer*")):
             yield load_tokenizer(part, model.tokenizer), tokens.get(part.name)

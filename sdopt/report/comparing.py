@@ -1,7 +1,7 @@
 """Shows two finished results side by side. Ratios are shown only where the two may be compared."""
 
 from sdopt.gate.differences import changed_choices, device_software, differences
-from sdopt.record.records import StudyResult
+from sdopt.record.records import StudyResult, VariantResult
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.columns import word
 from sdopt.report.header import header_of
@@ -36,7 +36,7 @@ def comparison_of(
     table = _table(first, second, ratios=not reasons)
     blocks.append(table)
     notes = ["Each speed-up is against the baseline of its own run."]
-    if any(str(row[1]).startswith(_CHANGE) for row in table.rows):
+    if any(row[1] == _CHANGE for row in table.rows):
         notes.append(f"{_CHANGE}: the speed-up in B over that in A.")
     blocks.append(Notes(notes))
     changed = []
@@ -125,7 +125,8 @@ def _table(
     second: StudyResult,
     ratios: bool,
 ) -> Table:
-    results = {"A": first_rows(first), "B": first_rows(second)}
+    several = len(first.shapes) > 1 or len(second.shapes) > 1
+    results = {"A": _rows(first, several), "B": _rows(second, several)}
     counts: set[int] = set()
     changed: set[str] = set()
     for rows_by_name in results.values():
@@ -135,28 +136,32 @@ def _table(
     unit = unit_text(len(counts) > 1)
     rows: list[list[Cell | str]] = []
     for name in dict.fromkeys([*results["A"], *results["B"]]):
-        both = {
-            letter: by_name[name].shapes
-            for letter, by_name in results.items()
-            if name in by_name
-        }
         heading = name
-        for place in range(max(map(len, both.values()))):
-            at = ""
-            for letter, at_shapes in both.items():
-                if place < len(at_shapes):
-                    row = at_shapes[place]
-                    at = f", {row.shape}" if len(at_shapes) > 1 else ""
-                    cells = _cells(row, bool(unit))
-                    rows.append([heading, f"{letter}{at}", *cells])
-                    heading = ""
-            change = ""
-            if ratios and len(both) > 1 and name not in changed:
-                change = _change(first.at(place), second.at(place), name)
-            if change:
-                rows.append(["", f"{_CHANGE}{at}", "", "", change, ""])
+        both = []
+        for letter, rows_by_name in results.items():
+            if name in rows_by_name:
+                row = rows_by_name[name]
+                both.append(row)
+                rows.append([heading, letter, *_cells(row, bool(unit))])
+                heading = ""
+        if not ratios or len(both) < 2 or both[0].name in changed:
+            continue
+        if change := _change(first, second, *both):
+            rows.append(["", _CHANGE, "", "", change, ""])
     headings = ("variant", "", "status", f"latency{unit}", f"speed-up{unit}", "memory")
     return Table(headings, rows, headings[3:])
+
+
+def _rows(
+    result: StudyResult,
+    several: bool,
+) -> dict[str, Row]:
+    """Returns the row of each variant at each shape, by its name in the table; the shape is part of it in `several`."""
+    rows = {}
+    for name, row in first_rows(result).items():
+        for at_shape in row.shapes:
+            rows[f"{name}, {at_shape.shape}" if several else name] = at_shape
+    return rows
 
 
 def _cells(
@@ -178,14 +183,25 @@ def _cells(
 def _change(
     first: StudyResult,
     second: StudyResult,
-    name: str,
+    before: Row,
+    after: Row,
 ) -> str:
     """Returns the second result's speed-up over the first's; "" for a baseline, and if one was not timed."""
-    if name in (first.baseline, second.baseline):
+    if before.is_baseline or after.is_baseline:
         return ""
-    later = second.variant(name), second.baseline_variant
-    earlier = first.variant(name), first.baseline_variant
+    later = after.variant, _baseline_at(second, after)
+    earlier = before.variant, _baseline_at(first, before)
     if not all(variant.status.measured for variant in (*later, *earlier)):
         return ""
     drift = speedup_drift(later, earlier)
     return ratio_text(drift.interval(first.confidence)) if drift else ""
+
+
+def _baseline_at(
+    result: StudyResult,
+    row: Row,
+) -> VariantResult:
+    """Returns the baseline at the shape of a row."""
+    if len(result.shapes) == 1:  # which may differ by variant
+        return result.baseline_variant
+    return result.at(result.shapes.index(row.shape)).baseline_variant

@@ -20,7 +20,7 @@ def said_of_whole(program: Program | None) -> str:
     if program is not None and program.draws and not program.text:
         return (
             "No whole program is shown: others cannot load this model, which has random weights; "
-            "the lines that turn the options on were run, and draw the measured image."
+            "the lines that turn the options on were run, and make the measured image."
         )
     return said_of(program)
 
@@ -32,6 +32,6 @@ def said_of(program: Program | None) -> str:
     if not program.draws:
         return f"No code is shown: {program.reason}."
     if program.error == 0 or program.levels == 0:
-        return "This code was run, and draws the measured image."
+        return "This code was run, and makes the measured image."
     levels = f"to within {program.levels} of 255 levels, a mean squared error of {program.error:.1e}"
-    return f"This code was run, and draws the measured image, {levels}."
+    return f"This code was run, and makes the measured image, {levels}."

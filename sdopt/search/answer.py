@@ -119,7 +119,8 @@ def _answer(
     fastest = (
         f"; the fastest so far, not judged: {best.name}, {_about(best)}" if best else ""
     )
-    return f"{shown}The search has not ended; {len(entries)} combinations were proposed so far{fastest}."
+    proposed = "1 combination" if len(entries) == 1 else f"{len(entries)} combinations"
+    return f"{shown}The search has not ended; {proposed} proposed so far{fastest}."
 
 
 def _unjudged(best: SearchEntry, search: Search) -> str:

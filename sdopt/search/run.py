@@ -195,20 +195,24 @@ class Search:
             self.say(
                 f"going on: {tried} combination{'s were' if tried > 1 else ' was'} tried before"
             )
-        for reasons in self.space.left_out:
-            self.say(f"cannot run here: {shortened(reasons)}")
+        if left_out := len(self.space.left_out):
+            options = "1 option" if left_out == 1 else f"{left_out} options"
+            self.say(f"cannot run here: {options}; dry_run=true says which, and why")
         self.studies.require_final(self.space.candidates(self.space.alone()))
         call_s = self.budget.baseline.call_s if self.budget.baseline else 0.0
-        self._require_time(call_s * self.studies.calibration_images)
+        calibrating_s = call_s * self.studies.calibration_images
+        self._require_time(calibrating_s)
+        least = "to try and to judge one combination takes about {} min here"
+        if call_s:
+            self.say(least.format(self._least_min(calibrating_s)))
         # To judge takes longer than to calibrate: what needs more than half of the time leaves none for that.
         self.uncalibrated_s = self.studies.calibrate(self.say, self.budget.left_s / 2)
         self.budget.judges = not self.uncalibrated_s
         self._learn_baseline(self.budget)
         self._require_time()
-        if more_s := self.uncalibrated_s + self.budget.missing_s:
-            needed = math.ceil((self.config.budget_s + more_s) / 60)
+        if self.uncalibrated_s + self.budget.missing_s:
             self.say(
-                f"to try and to judge one combination takes about {needed} min here: with a budget of "
+                f"{least.format(self._least_min(self.uncalibrated_s))}: with a budget of "
                 f"{self.config.budget_s / 60:.3g} min, what is faster may not be judged"
             )
         finalists: list[Combination] = []
@@ -218,6 +222,11 @@ class Search:
             if not finalists:
                 break
         return finalists
+
+    def _least_min(self, calibrating_s: float) -> int:
+        """Returns the minutes of this call if it calibrates for some seconds, and tries and judges one combination."""
+        used_s = self.config.budget_s - self.budget.left_s
+        return math.ceil((used_s + calibrating_s + self.budget.needed_s) / 60)
 
     def _require_time(
         self,
@@ -229,7 +238,7 @@ class Search:
             return
         used_s = self.config.budget_s - self.budget.left_s
         to_try = math.ceil((used_s + least_s) / 60)
-        to_judge = math.ceil((used_s + calibrating_s + self.budget.needed_s) / 60)
+        to_judge = self._least_min(calibrating_s)
         raise UsageError(
             f"search.budget_s={self.config.budget_s:g}: to try one option takes about {to_try} min here, and to judge "
             f"it about {to_judge} min: give search.budget_s={60 * to_judge}, or to sdopt optimize --budget {to_judge}m"

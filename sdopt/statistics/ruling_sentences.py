@@ -46,6 +46,17 @@ CHECKS = {
 }
 """What a check of the measurement itself found, by the name of its ruling."""
 
+_QUESTIONS = (
+    "tripwires",
+    "timed as drawn",
+    "memory growth",
+    "growth when drawn",
+    "rarely slow",
+    "cores",
+    "steps",
+)
+"""Checks whose words say what is wrong, which is not known where they are undecided."""
+
 _PAYOFFS = {
     "harm": "It makes worse what it is meant to improve",
     "no benefit": "It gains nothing that counts",
@@ -73,6 +84,8 @@ def sentence(ruling: Ruling, worst: str = "", drift: bool = False) -> str:
     """
     if ruling.doubt:
         return f"{subject(ruling)} cannot be told: {ruling.doubt}"
+    if ruling.rule in _QUESTIONS and ruling.verdict is not Verdict.FAIL:
+        return f"{subject(ruling)} cannot be told: {ruling.reason}"
     if ruling.verdict is Verdict.NOT_COMPARABLE:
         return _unjudged(ruling)
     if ruling.rule == "must pay":
@@ -306,7 +319,8 @@ def subject(ruling: Ruling) -> str:
         return f"Whether images differ in {DISTANCES[name][0]}"
     if ruling.metric:
         return f"Whether images differ ({ruling.metric})"
-    return CHECKS.get(ruling.rule, ruling.rule)
+    words = CHECKS.get(ruling.rule, ruling.rule)
+    return f"Whether {lower(words)}" if ruling.rule in _QUESTIONS else words
 
 
 def _unjudged(ruling: Ruling) -> str:

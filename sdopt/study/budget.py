@@ -33,6 +33,7 @@ class Spending:
         self._pace = pace or Pace()
         protocol = session.protocol
         self._limit_s = protocol.budget_s if protocol.precision is None else None
+        self._chosen: Extent | None = None
         if self._limit_s is not None and session.result.budget is None:
             session.result.budget = Budget()
 
@@ -192,6 +193,8 @@ class Spending:
             ]
         extent = next(filter(self._fits, steps), least)
         record, floors = self._record, self._study.quality.floor_prompts
+        self._chosen = replace(extent, rounds=record.rounds or self._session.rounds)
+        self._pace.restart()
         record.evidence, record.stages = extent.evidence, extent.stages
         record.prompts = (
             extent.prompts
@@ -204,24 +207,24 @@ class Spending:
         record.floor_prompts = extent.floor_prompts if fewer_floors else None
 
     def foretell(self) -> None:
-        """Tells the display when the command ends: with the whole study, or with its budget if that is earlier."""
-        seconds = self._ahead.seconds(self._whole)
-        if seconds is not None:
-            worked_s = (
-                self._study.progress.timeline.elapsed_s - self._ahead.unforeseen_s
-            )
-            self._pace.note(worked_s, seconds)
-            seconds *= self._pace.factor
-            if self._limit_s is None:
-                self._study.progress.tell_if_long(seconds)
-        if self._limit_s is not None:
-            seconds = (
-                max(0.0, self._left_s)
-                if seconds is None
-                else min(seconds, max(0.0, self._left_s))
-            )
-        if seconds is not None:
-            self._study.progress.expect(seconds)
+        """Tells the display when the command ends: with all that is to be done, or with its budget if that is earlier.
+
+        Nothing is left out of the least, whatever the budget.
+        """
+        seconds = self._ahead.seconds(self._chosen or self._whole)
+        least_s = self._ahead.seconds(self._chosen or self._least)
+        if seconds is None or least_s is None:
+            if self.limited:
+                self._study.progress.expect(max(0.0, self._left_s))
+            return
+        worked_s = self._study.progress.timeline.elapsed_s - self._ahead.unforeseen_s
+        self._pace.note(worked_s, seconds)
+        seconds *= self._pace.factor
+        if self.limited:
+            seconds = min(seconds, max(self._left_s, least_s * self._pace.factor))
+        else:
+            self._study.progress.tell_if_long(seconds)
+        self._study.progress.expect(seconds)
 
     def note_spent(self) -> None:
         """Records what the command took so far."""

@@ -1,5 +1,6 @@
 """Progress of a study while it runs: a live display in a terminal, one line in a notebook, plain lines elsewhere."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -67,7 +68,7 @@ class Progress:
         self._last = ""
         self._line = "starting"
         self._begun = self._said = time.monotonic()
-        self._ends: float | None = None
+        self._ends = -math.inf
         self._long_told = brief
         self._bar = RichProgress(
             SpinnerColumn(),
@@ -111,18 +112,9 @@ class Progress:
         self._ends = time.monotonic() + seconds
 
     def _left_s(self) -> float | None:
-        """Returns the seconds that are expected to be left; None while they are unknown."""
-        if self._ends is not None and self._ends > time.monotonic():
-            return self._ends - time.monotonic()
-        # Without a forecast, or with one that has run out, the pace of the calls so far tells.
-        task = self._bar.tasks[self._task]
-        if not task.total or not task.completed:
-            return None
-        return (
-            (time.monotonic() - self._begun)
-            / task.completed
-            * (task.total - task.completed)
-        )
+        """Returns the seconds that are expected to be left; None while they are unknown, or were too few."""
+        left_s = self._ends - time.monotonic()
+        return left_s if left_s > 0 else None
 
     def tell_if_long(self, seconds: float) -> None:
         """Says once that a study without a budget takes long, and what ends it earlier."""
@@ -168,10 +160,12 @@ class Progress:
             return
         self._last, self._said = self._line, time.monotonic()
         task, seconds = self._bar.tasks[self._task], self._said - self._begun
-        done = ""
-        left_s = self._left_s()
-        if task.total and task.completed and left_s is not None:
-            done = f" ({task.completed:.0f} of {task.total:.0f} calls, about {_in_words(left_s)} left)"
+        told = []
+        if task.total and task.completed:
+            told.append(f"{task.completed:.0f} of {task.total:.0f} calls")
+        if (left_s := self._left_s()) is not None:
+            told.append(f"about {_in_words(left_s)} left")
+        done = f" ({', '.join(told)})" if told else ""
         if self._overwrites:
             full = round(12 * task.completed / task.total) if task.total else 0
             line = f"{'█' * full}{'░' * (12 - full)} {self._line}{done}"

@@ -24,6 +24,7 @@ class Warmup:
 
     def prepare(self) -> None:
         """Prepares the processes. Raises DoesNotFitError if some ran out of memory beside others."""
+        self._spending.foretell()
         everyone = self._session.processes
         first = min((process.measurement.replicate for process in everyone), default=0)
         self._prepare_all(

@@ -37,7 +37,7 @@ from sdopt.pipelines.family import Latents
 from sdopt.pipelines.latents import spatial
 from sdopt.pipelines.loading import call_arguments, family_of, guidance_of
 from sdopt.pipelines.parts import denoiser_of
-from sdopt.pipelines.prompts import read_latents
+from sdopt.pipelines.prompts import cut_from, read_latents
 from sdopt.pipelines.tasks import noise_in_float32
 from sdopt.record.images import digest_of
 from sdopt.record.records import Status
@@ -337,8 +337,22 @@ class PipelineHost:
         finite = [bool(np.isfinite(image).all()) for image in images[: len(asked)]]
         found = int(compiled_so_far()[1] - graphs)
         return Rendered(
-            pixels[: len(asked)], finite, seconds, found, self._memory.held_gib()
+            pixels[: len(asked)],
+            finite,
+            seconds,
+            found,
+            self._memory.held_gib(),
+            [self._cut(image) for image in asked],
         )
+
+    def _cut(self, image: Asked) -> str:
+        """Returns what of an image's prompts no text encoder reads."""
+        texts = {"prompt": image.prompt, "negative_prompt": image.negative or ""}
+        cuts = []
+        for field, text in texts.items():
+            if cut := cut_from(text, self._pipe, self._variant.model):
+                cuts.append(f"{field}: {cut}")
+        return "; ".join(cuts)
 
     def measure_energy(self, seconds: float) -> float | None:
         """Returns the joules of one call, as the mean of back-to-back calls; None if the machine has no counter.

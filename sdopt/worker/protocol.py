@@ -108,6 +108,8 @@ class Rendered:
     """Graphs that compilers made within the call."""
     held_gib: float
     """Memory that the worker holds after the call, with all that it started."""
+    cut: list[str]
+    """What of each image's prompts no text encoder reads; "" where one reads the whole."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 import zlib
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -26,6 +28,8 @@ from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples, TimedImage
 from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.record.verdicts import Judgement, Payoff, Ruling, Verdict
+from sdopt.report.comparing import comparison_of
+from sdopt.report.markdown import written
 from sdopt.report.sweep import Sweep
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.schema import Gate, Rule
@@ -765,6 +769,14 @@ class TestSeveralShapes:
             "speedup/96x96b1",
         ]
         assert found.verdict is expected
+
+    def test_two_results_are_compared_at_each(self) -> None:
+        made = self.two_shapes(0.5)
+        text = written(comparison_of(made, deepcopy(made)))
+        for shape, speedup in (("64×64", "2.0"), ("96×96", "0.5")):
+            [line] = re.findall(rf"\| fast, {shape}.*\| A \|.*", text)
+            assert f"| {speedup}" in line
+        assert text.count("| B/A |") == 2 * len(made.comparisons)
 
     def test_a_harm_at_one_is_no_gain_of_the_option(self) -> None:
         made = self.two_shapes(0.5)

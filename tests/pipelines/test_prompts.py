@@ -3,16 +3,20 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
+from transformers import CLIPTokenizer
 
 import sdopt
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
 from sdopt.pipelines.prompts import (
+    cut_from,
     negative_prompts,
     remarks_on_length,
     remarks_on_prompts,
@@ -245,6 +249,13 @@ class TestRemarks:
             in found
         )
         assert remarks_on_length(Workload(), Model()) == []
+
+    def test_of_what_no_text_encoder_of_a_loaded_pipeline_reads(self) -> None:
+        tokenizer = CLIPTokenizer.from_pretrained(MODEL / "tokenizer")
+        pipe: Any = SimpleNamespace(tokenizer=tokenizer)
+        assert cut_from("a red apple", pipe, Model()) == ""
+        cut = cut_from("a very round " * 12 + "apple", pipe, Model())
+        assert cut == "cut after 24 of its 51 tokens"
 
     def test_the_packaged_prompts_are_not_cut(self) -> None:
         assert (

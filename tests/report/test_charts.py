@@ -125,6 +125,9 @@ def test_each_metric_is_a_view_and_same_images_lie_beyond_all_others(
     [(metric, spec)] = chart.views
     points = {row["name"]: row for row in rows(spec)}
     assert metric == "psnr (dB) ↑"
+    pictured = tradeoffs(summary_of(result), named=True)
+    assert pictured is not None
+    assert "The dashed line joins" in str(pictured.views[0][1])
     assert (
         points["baseline"]["loss"]
         == points["batches of four"]["loss"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runners import Arguments
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import StudyResult
 from sdopt.report.comparing import changed_keys, incomparable
@@ -187,3 +188,15 @@ class TestReport:
         done = sdopt(run.parent, "report", "run", "--output", "file/below")
         assert done.code == 3
         assert "choose another folder with --output" in done.err
+
+
+def test_what_may_be_left_out_is_not_called_required(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parser = Arguments(prog="it")
+    parser.add_argument("run")
+    parser.add_argument("overrides", nargs="*")
+    with pytest.raises(SystemExit):
+        parser.parsed([])
+    assert capsys.readouterr().err.endswith("are required: run\n")
+    assert parser.parsed(["a"]).overrides == []

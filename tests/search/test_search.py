@@ -107,8 +107,7 @@ class TestSearch:
         assert searched.interrupted.code == 130
         assert "The same command continues the search" in searched.interrupted.err
         assert (
-            "The search has not ended; 3 combinations were proposed so far"
-            in searched.said
+            "The search has not ended; 3 combinations proposed so far" in searched.said
         )
         assert "| layout=channels_last |" in searched.said
         assert "screen-00" in searched.interrupted.out
@@ -116,6 +115,7 @@ class TestSearch:
         record = json.loads((searched.folder / "search.json").read_text())
         assert {entry["name"] for entry in record["entries"]} == COMBINATIONS
         assert any("precision=tf32" in reason for reason in record["left_out"])
+        assert "cannot run here: 1 option; dry_run=true" in searched.interrupted.out
         assert searched.finished.code == (0 if record["winner"] else 3)
         assert record["sentence"] in searched.finished.shown
 

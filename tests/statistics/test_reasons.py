@@ -204,3 +204,15 @@ def test_the_page_has_what_each_rule_says() -> None:
 def test_a_change_is_never_told_as_one_time(factor: float, words: str) -> None:
     ratio = Ratio(SPEEDUP, Interval(factor), floor=None)
     assert change_text(ratio) == words
+
+
+def test_what_is_wrong_is_no_finding_while_it_is_undecided() -> None:
+    why = "it was not measured after two or more calls"
+    for verdict, said in (
+        (Verdict.FAIL, f"Memory grows with each call: {why}"),
+        (
+            Verdict.INCONCLUSIVE,
+            f"Whether memory grows with each call cannot be told: {why}",
+        ),
+    ):
+        assert sentence(Ruling("memory growth", "", verdict, why)) == said

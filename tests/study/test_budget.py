@@ -216,13 +216,19 @@ def test_estimates_follow_the_pace_of_the_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "compiled_s"), [(150.0, {}), (None, {"fast": 60.0})]
+    ("budget_s", "compiled_s", "slowed"),
+    [
+        (150.0, {}, 1.0),
+        (None, {"fast": 60.0}, 1.0),
+        (60.0, {}, 2.0),  # in which not even the least fits
+    ],
 )
 def test_forecasts_hold_from_a_third_of_the_way(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     budget_s: float | None,
     compiled_s: Mapping[str, float],
+    slowed: float,
 ) -> None:
     told: list[tuple[float, float]] = []
 
@@ -230,7 +236,9 @@ def test_forecasts_hold_from_a_third_of_the_way(
         told.append((progress.timeline.elapsed_s, seconds))
 
     monkeypatch.setattr(Progress, "expect", expect)
-    _, took_s, _ = measured(tmp_path, budget_s, SIX, METRICS, compiled_s=compiled_s)
+    _, took_s, _ = measured(
+        tmp_path, budget_s, SIX, METRICS, slowed=slowed, compiled_s=compiled_s
+    )
     late = [(at_s, seconds) for at_s, seconds in told if at_s >= took_s / 3]
     assert len(late) > 5
     # The end that was forecast, against the end.

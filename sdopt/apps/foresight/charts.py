@@ -40,7 +40,7 @@ def plan_chart(predictions: Sequence[Prediction]) -> Spec:
     low, high = (
         alt.X(
             "low:Q",
-            title="seconds of a call, 80 % interval",
+            title="seconds of a call; four in five take between the ends of a bar",
             scale=alt.Scale(zero=True),
         ),
         "high:Q",

@@ -62,7 +62,7 @@ class Meters:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._images = Counter("sdopt_images", "Images drawn.", registry=registry)
+        self._images = Counter("sdopt_images", "Images generated.", registry=registry)
         self._calls = Histogram(
             "sdopt_call_images",
             "Images of one call.",
@@ -136,6 +136,8 @@ class Drawn:
     """The call in the worker, from prompts to images."""
     batch: int
     """Images that were drawn in the same call."""
+    cut: str
+    """What of its prompts no text encoder reads."""
 
 
 @dataclass(eq=False)
@@ -274,21 +276,23 @@ class Batcher:
             if self._draining.is_set() and self.engine.pid is None:
                 reason = "this server ended before they were (serving.drain_s)"
             print(
-                f"sdopt: {len(batch)} images not drawn: {reason}",
+                f"sdopt: {len(batch)} images not generated: {reason}",
                 file=sys.stderr,
                 flush=True,
             )
             for image in batch:
                 self._refuse(
-                    image, RefusalError(500, "the call that drew this image failed")
+                    image, RefusalError(500, "the call that makes this image failed")
                 )
             return
         self._call_s = loop.time() - began_s
         self.meters.called(
             len(batch), found.seconds, self._call_s, found.graphs, found.held_gib
         )
-        for image, pixels, finite in zip(
-            batch, found.pixels, found.finite, strict=True
+        for cut in dict.fromkeys(filter(None, found.cut)):
+            print(f"sdopt: {cut}", file=sys.stderr, flush=True)
+        for image, pixels, finite, cut in zip(
+            batch, found.pixels, found.finite, found.cut, strict=True
         ):
             if not finite:
                 self._refuse(
@@ -301,7 +305,7 @@ class Batcher:
                 queue_s = began_s - image.arrived_s
                 self.meters.queue_s.observe(queue_s)
                 image.answer.set_result(
-                    Drawn(pixels, queue_s, found.seconds, len(batch))
+                    Drawn(pixels, queue_s, found.seconds, len(batch), cut)
                 )
 
     async def _restart(self) -> None:

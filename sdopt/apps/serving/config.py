@@ -40,7 +40,7 @@ class Serving(Configured):
     queue: Annotated[int, Field(ge=1, le=100_000)] = 64
     """Images that may wait; a request with more is answered with 429."""
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
-    """Seconds after which a request that still waits is answered with 504, and never drawn."""
+    """Seconds after which a request that still waits is answered with 504, and gets no image."""
     drain_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
     """Seconds that a server which is told to end waits for the call that runs."""
     max_n: UpTo4096 = 4
@@ -49,7 +49,7 @@ class Serving(Configured):
     """Size of a request at most, in KiB."""
     mixed: bool = False
     """Whether requests may ask for other steps and guidance scales than those of the workload, which alone are measured
-    and warm. They are drawn in calls of their own."""
+    and warm. They have calls of their own."""
     max_steps: UpTo10000 = 100
     """Steps that a request may ask for at most, with `mixed`."""
     host: str = "127.0.0.1"

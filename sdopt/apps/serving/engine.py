@@ -152,11 +152,11 @@ def unservable(variant: Variant, serving: Serving, device: Device) -> list[str]:
     found = variant.conflicts(device)
     if len({shape.size for shape in variant.shapes}) > 1:
         found.append(
-            f"workload.size={workload.size}: a server draws images of one size; name one"
+            f"workload.size={workload.size}: a server makes images of one size; name one"
         )
     if variant.task.kind != "txt2img":
         found.append(
-            f"task={variant.task.kind}: a server draws images from prompts alone; choose task=txt2img"
+            f"task={variant.task.kind}: a server makes images from prompts alone; choose task=txt2img"
         )
     if workload.images_per_prompt != 1:
         found.append(
@@ -198,7 +198,7 @@ def refused_work(
     changed = [field for field, (asked, own) in other.items() if asked != own]
     if changed and not serving.mixed:
         return {
-            field: f"this server draws with {other[field][1]:g} (serving.mixed=true allows others)"
+            field: f"this server takes {other[field][1]:g} (serving.mixed=true allows others)"
             for field in changed
         }
     if work.steps > serving.max_steps and work.steps != workload.steps:

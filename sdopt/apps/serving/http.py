@@ -169,6 +169,7 @@ class Interface:
                 "batch_size": image.batch,
                 "queue_s": image.queue_s,
                 "compute_s": image.compute_s,
+                "warning": image.cut or None,
             }
             for png, each, image in zip(pngs, asked, drawn, strict=True)
         ]
@@ -243,7 +244,7 @@ class Interface:
             "n": count > self._serving.max_n
             and f"at most {self._serving.max_n} (serving.max_n)",
             "size": given.size not in (None, *sizes)
-            and f"this server draws {sizes[1]}",
+            and f"this server makes {sizes[1]}",
             "seed": seed + count - 1 > HIGHEST_SEED
             and f"the last image's is above {HIGHEST_SEED}",
             "negative_prompt": given.negative_prompt is not None
@@ -267,7 +268,7 @@ class Interface:
 
     def _wrong_negative(self, negative: str) -> str | None:
         if not is_guided(self._variant.workload, self._variant.model):
-            return "has no effect, since this server draws without guidance"
+            return "has no effect, since this server generates without guidance"
         return wrong_prompt(negative)
 
 

@@ -58,6 +58,9 @@ _FACTS = {
 """Tooltip of a point: titles by field of the data."""
 
 
+_FRONT = "The dashed line joins the variants that no other one beats in both."
+
+
 def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
     """Draws speed over the baseline against each quality metric, a view each; None if there is none.
 
@@ -80,7 +83,7 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
         if all(point["kind"] == BASELINE for point in points):
             continue
         heading = quality_heading(metric)
-        x = _loss_axis(points, metric, heading)
+        x = _loss_axis(points, metric, heading, [_FRONT] if named else [])
         front = _front(points, bool(family_of(metric).higher_is_better))
         views.append(
             (
@@ -98,10 +101,9 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
         }
     if not views:
         return None
-    caption = "Up is faster. The dashed line joins the variants that no other one beats in both."
     return Chart(
         views,
-        caption,
+        f"Up is faster. {_FRONT}",
         "quality as",
         [legend[number] for number in sorted(legend)],
         "tradeoff.png",
@@ -157,8 +159,10 @@ def _loss(row: Row, metric: str, is_baseline: bool) -> float | None:
     return math.inf if score.estimate is None and family.equal_text else score.estimate
 
 
-def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> alt.X:
-    """Returns the axis of a metric; "equal" stands at its end."""
+def _loss_axis(
+    points: list[dict[str, Any]], metric: str, heading: str, below: list[str]
+) -> alt.X:
+    """Returns the axis of a metric, with further lines `below` its title; "equal" stands at its end."""
     better = "right" if family_of(metric).higher_is_better else "left"
     finite = [point["loss"] for point in points if math.isfinite(point["loss"])]
     axis: dict[str, Any] = {}
@@ -182,7 +186,7 @@ def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> alt.X
         ]
     return alt.X(
         "loss:Q",
-        title=f"{heading.removesuffix(' ↑').removesuffix(' ↓')} (better to the {better})",
+        title=[f"{heading.rstrip(' ↑↓')} (better to the {better})", *below],
         scale=alt.Scale(zero=False, padding=_PADDING, nice=False),
         axis=alt.Axis(tickCount=FEW_TICKS, grid=True, titleAnchor="middle", **axis),
     )

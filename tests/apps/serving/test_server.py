@@ -231,6 +231,13 @@ async def test_a_request_may_ask_for_several_and_learns_their_seeds(
     )
 
 
+@serving()
+async def test_a_prompt_that_is_cut_is_answered_with_a_warning(client: Client) -> None:
+    for prompt, warning in (("a red apple", None), ("cut", "prompt: cut")):
+        [image] = (await client.draw(1, prompt=prompt)).body["data"]
+        assert image["warning"] == warning
+
+
 def test_a_compiled_variant_is_called_at_the_batch_sizes_that_are_warm(
     composer: Composers, tmp_path: Path
 ) -> None:
@@ -614,8 +621,8 @@ def test_what_cannot_be_served(composer: Composers) -> None:
         CPU,
     )
     for reason in (
-        "workload.size=[32, 64]: a server draws images of one size",
-        "task=img2img: a server draws images from prompts alone",
+        "workload.size=[32, 64]: a server makes images of one size",
+        "task=img2img: a server makes images from prompts alone",
         "workload.images_per_prompt=2: a request names its number as n",
         "serving.max_batch=3: larger than any batch size",
         "serving.max_n=4: at most serving.queue=3",
