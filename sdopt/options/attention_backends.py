@@ -97,7 +97,7 @@ class Dispatched(Optimization):
     @property
     @override
     def diffusers_lines(self) -> tuple[str, ...]:
-        setting = f"pipe.unet.set_attention_backend({self.backend!r})"
+        setting = f'pipe.unet.set_attention_backend("{self.backend}")'
         return (
             "from diffusers import attention_backend",
             f'with attention_backend("native"): {setting}',
