@@ -48,6 +48,7 @@ LOSSY = {
         "fp16_vae_fp32",
         "int8_sdnq",
         "int8_torchao",
+        "nf4_bitsandbytes",
         "uint4_sdnq",
     },
     "lora": {"fused"},
