@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.backends import cuda, cudnn
 
+from sdopt.options.attention_backends import default_backend, set_default_backend
+
 _Switch = tuple[Callable[[], Any], Callable[[Any], Any]]
 """Reads a setting, and writes it."""
 
@@ -46,6 +48,7 @@ _SWITCHES: dict[str, _Switch] = {
     ),
     "SDPA's math kernel": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
     "SDPA's cudnn kernel": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+    "attention backend of diffusers": (default_backend, set_default_backend),
 }
 
 

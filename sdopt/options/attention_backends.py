@@ -97,7 +97,11 @@ class Dispatched(Optimization):
     @property
     @override
     def diffusers_lines(self) -> tuple[str, ...]:
-        return (f"pipe.unet.set_attention_backend({self.backend!r})",)
+        setting = f'pipe.unet.set_attention_backend("{self.backend}")'
+        return (
+            "from diffusers import attention_backend",
+            f'with attention_backend("native"): {setting}',
+        )
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -270,16 +274,31 @@ def chosen_backends(denoiser: Any) -> list[str]:
     )
 
 
-@contextmanager
-def _same_default() -> Iterator[None]:
-    """Puts the backend of the whole process back, which layers without one of their own use."""
+def default_backend() -> str:
+    """Returns the backend of the whole process, which layers without one of their own use."""
     from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 
-    before = _AttentionBackendRegistry.get_active_backend()[0]
+    return str(_AttentionBackendRegistry.get_active_backend()[0].value)
+
+
+def set_default_backend(backend: str) -> None:
+    """Sets the backend of the whole process."""
+    from diffusers.models.attention_dispatch import (
+        AttentionBackendName,
+        _AttentionBackendRegistry,
+    )
+
+    _AttentionBackendRegistry.set_active_backend(AttentionBackendName(backend))
+
+
+@contextmanager
+def _same_default() -> Iterator[None]:
+    """Puts the backend of the whole process back."""
+    before = default_backend()
     try:
         yield
     finally:
-        _AttentionBackendRegistry.set_active_backend(before)
+        set_default_backend(before)
 
 
 def _is_dispatched(name: str) -> bool:

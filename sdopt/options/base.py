@@ -175,7 +175,7 @@ class Optimization(Configured):
     def diffusers_lines(self) -> tuple[str, ...]:
         """Equivalent code for a diffusers pipeline `pipe`; () if only sdopt has the option.
 
-        A line that begins with `with` wraps each call of the pipeline.
+        A line that begins with `with` and ends with a colon wraps each call of the pipeline.
         """
         return ()
 

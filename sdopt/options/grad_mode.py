@@ -7,7 +7,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from sdopt.contract import LATENCY, NOTHING
-from sdopt.options import Finding, Optimization, Proof, Stage, Trace
+from sdopt.options import Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.assumptions import call_without_gradients
 from sdopt.pipelines.parts import Pipeline
 
@@ -20,6 +20,12 @@ class GradMode(Optimization):
 
     mode: Literal["enabled", "no_grad", "inference_mode"] = "no_grad"
     """`no_grad` is the default of diffusers' pipelines; `enabled` removes it; `inference_mode` is stricter."""
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        # PyTorch's fused attention takes no mask that autograd records, as the positions that T5 adds to its scores.
+        return Contract.EQUIVALENT if self.mode == "enabled" else Contract.EXACT
 
     @property
     @override

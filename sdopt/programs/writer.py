@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _IMPORTS = ("import ", "from ")
 
 _AROUND = "with "
-"""Start of a line of an option that wraps each call of the pipeline."""
+"""Start of a line of an option that wraps each call of the pipeline, if it ends with a colon."""
 
 SAVING = 'image.save("image.png")\n'
 """The last line of a program that is handed out."""
@@ -242,7 +242,7 @@ def _together(variant: Variant, device: Device, chosen: Chosen, work: Work) -> P
                 line = line.replace("_cpu_offload()", f"_cpu_offload(device={card})")
             if line.startswith(_IMPORTS):
                 whole += Piece(imports=(line,))
-            elif line.startswith(_AROUND):
+            elif line.startswith(_AROUND) and line.endswith(":"):
                 context = line.removeprefix(_AROUND).removesuffix(":")
                 whole += Piece(around=(context,))
             else:

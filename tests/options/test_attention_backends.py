@@ -18,7 +18,12 @@ from diffusers.models.attention_dispatch import (
 )
 
 from sdopt.measure.trace import StageTrace, Trace
-from sdopt.options.attention_backends import Dispatched, HubKernel
+from sdopt.options.attention_backends import (
+    Dispatched,
+    HubKernel,
+    chosen_backends,
+    default_backend,
+)
 from sdopt.options.caching import WholeSteps
 from tests.options.applied import Applied, context_of, far
 from tests.pipelines.tiny import tiny
@@ -72,6 +77,18 @@ def test_a_kernel_is_told_by_its_name(
     assert not proof(of_card({kernel: LAYERS}, {operator: 1})).engaged
     pipe.transformer.set_attention_backend("native")
     assert not proof(of_card({kernel: LAYERS})).engaged, "another is chosen"
+
+
+def test_code_for_a_backend_leaves_the_rest_of_the_process_as_it_was(
+    same_default: None,
+) -> None:
+    """Else other pipelines of a program, as one that it compares with, have that backend too."""
+    pipe, before = tiny("flux"), default_backend()
+    lines = Dispatched("_native_math").diffusers_lines
+    code = "\n".join(lines).replace("pipe.unet", "pipe.transformer")
+    exec(code, {"pipe": pipe})
+    assert chosen_backends(pipe.transformer) == ["_native_math"]
+    assert default_backend() == before
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

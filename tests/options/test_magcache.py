@@ -230,7 +230,7 @@ def test_the_ratios_of_a_program_s_own_pipeline_are_found_by_its_weights(
 
 @pytest.mark.slow
 def test_the_command_writes_what_the_option_reads(
-    tmp_path: Path, variant: Compose
+    tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     file = tmp_path / "ratios.json"
     work = ("model=emoji_dit", "workload.steps=4")
@@ -249,6 +249,8 @@ def test_the_command_writes_what_the_option_reads(
         "for each branch of guidance"
     )
     assert (measured.steps, measured.images, measured.guidance_scale) == (4, 8, 3.0)
+    # Only now: the command composes by a Hydra of its own.
+    variant: Compose = request.getfixturevalue("variant")
     options = ("caching=magcache", f"caching.path={file}", "caching.threshold=10")
     assert not variant(*work, *options).conflicts(CPU)
     [reason] = variant("model=emoji_dit", "workload.steps=5", *options).conflicts(CPU)

@@ -28,7 +28,7 @@ from torch._dynamo.utils import counters
 from sdopt.assembly import Assembly
 from sdopt.errors import UsageError
 from sdopt.measure.trace import trace_call
-from sdopt.options import Optimization
+from sdopt.options import Contract, Optimization
 from sdopt.options.attention import Default, FusedProjections, Sdpa, Vanilla
 from sdopt.options.attention_backends import Dispatched
 from sdopt.options.caching import (
@@ -579,6 +579,17 @@ class TestOffload:
 
 
 class TestGradients:
+    def test_change_how_t5_attends_and_no_more_than_that(
+        self, plain: Callable[[str], np.ndarray]
+    ) -> None:
+        """Its positions are added to the scores as a mask, which a fused kernel does not take where they are learned."""
+        images, finding, _ = Applied(
+            "flux", {"grad_mode": GradMode("enabled")}
+        ).traced()
+        assert finding.engaged, finding.summary
+        assert 0 < far(images, plain("flux")) < 1e-4
+        assert GradMode("enabled").contract is Contract.EQUIVALENT
+
     @pytest.mark.slow
     def test_are_seen_in_a_list_of_predictions(self) -> None:
         assert (

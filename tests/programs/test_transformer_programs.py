@@ -77,6 +77,8 @@ def test_draws_what_was_measured_with_each_kind_of_pipeline(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("option", _options())
 def test_every_option(composer: Composers, tmp_path: Path, option: str) -> None:
     draws(composer, tmp_path, option, "workload.steps=10")
