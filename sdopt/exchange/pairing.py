@@ -304,8 +304,9 @@ def _require_own_partners(
         if count > 1 and count == len(elsewhere)
         else ""
     )
+    looks_like, partner = first[number].file, first[nearest].file
+    many = f"so do {len(elsewhere)} of {len(first)} images{how}"
     raise UsageError(
-        f"{second[nearest].file}: looks like {first[number].file}, and its partner is {first[nearest].file} (so do "
-        f"{len(elsewhere)} of {len(first)} images{how}). Give the files of a pair the same name, or list file, prompt "
-        "and seed in a prompts.csv in both folders"
+        f"{second[nearest].file}: looks like {looks_like}, and its partner is {partner} ({many}). Give the files of a "
+        "pair the same name, or list file, prompt and seed in a prompts.csv in both folders"
     )

@@ -327,15 +327,16 @@ def _names_beside(sides: Sequence[_Side]) -> list[str]:
 
 def _claims(sides: Sequence[_Side]) -> list[str]:
     """Returns what candidates are to gain: in speed and in memory, as far as every folder tells it."""
-    tells = {"latency": ("seconds",), "memory": ("memory_gib",)}
-    return [
-        claim
-        for claim, names in tells.items()
-        if all(
-            side.times and all(row.number(*names) is not None for row in side.times)
-            for side in sides
-        )
-    ]
+
+    def all_tell(name: str) -> bool:
+        for side in sides:
+            numbers = [row.number(name) for row in side.times]
+            if not numbers or None in numbers:
+                return False
+        return True
+
+    tells = {"latency": "seconds", "memory": "memory_gib"}
+    return [claim for claim, name in tells.items() if all_tell(name)]
 
 
 def _measurements(side: _Side, first: _Side) -> list[Measurement]:

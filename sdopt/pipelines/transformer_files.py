@@ -395,9 +395,7 @@ _IDLE = ("position_ids", "logit_scale", _HEAD, "spiece_model", "tekken_model")
 """Ends of the names of what a text encoder's file may hold beside its weights: counts, and ComfyUI's tokenizers."""
 
 
-def _embeddings_as_head(
-    tensors: Mapping[str, torch.Tensor],
-) -> dict[str, torch.Tensor]:
+def _embeddings_as_head(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns a head for a language model that was saved without one: its embeddings, so that it takes no memory."""
     for name, tensor in tensors.items():
         if name.endswith("embed_tokens.weight"):

@@ -47,10 +47,7 @@ def _as_cell(cell: Cell | str) -> Cell:
     return cell if isinstance(cell, Cell) else Cell(cell)
 
 
-def _chosen(
-    row: Sequence[Cell | str],
-    columns: Sequence[int],
-) -> list[Cell | str]:
+def _chosen(row: Sequence[Cell | str], columns: Sequence[int]) -> list[Cell | str]:
     return [row[column] for column in columns]
 
 

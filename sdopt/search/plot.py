@@ -105,11 +105,7 @@ def _by_distance(record: SearchRecord) -> bool:
     )
 
 
-def _spec(
-    record: SearchRecord,
-    points: list[dict[str, Any]],
-    named: bool,
-) -> Spec:
+def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Spec:
     distance = record.distance if _by_distance(record) else ""
     speeds: list[float] = []
     for point in points:

@@ -139,11 +139,7 @@ class Space:
         """The variables that are options, and no keys."""
         return [variable for variable in self.variables if not variable.is_key]
 
-    def applies(
-        self,
-        variable: Variable,
-        point: Point,
-    ) -> bool:
+    def applies(self, variable: Variable, point: Point) -> bool:
         """Returns whether a variable applies at a point: an option always does, a key only if an option has it."""
         if not variable.is_key:
             return True
@@ -161,10 +157,7 @@ class Space:
         option = composed.optimizations.get(axis)
         return option is not None and hasattr(option, key)
 
-    def candidate(
-        self,
-        point: Point,
-    ) -> Combination | list[str] | None:
+    def candidate(self, point: Point) -> Combination | list[str] | None:
         """Returns the candidate of a point, the reasons why it cannot run, or None if it is the baseline itself."""
         overrides = self.overrides(point)
         composed = self._variant(overrides)
@@ -191,12 +184,7 @@ class Space:
             return []
         return composed.slow_here(self.device)
 
-    def always_slow(
-        self,
-        baseline: Point,
-        variable: Variable,
-        value: str,
-    ) -> list[str]:
+    def always_slow(self, baseline: Point, variable: Variable, value: str) -> list[str]:
         """Returns why an option is expected to be slower than the baseline, also beside each other one; [] if not."""
         point = {**baseline, variable.name: value}
         reasons = self.slow_here(self.candidate(point))

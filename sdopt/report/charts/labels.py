@@ -168,13 +168,10 @@ def label_layers(x: alt.X, y: alt.Y) -> list[alt.Chart]:
 
 def key_layer(rows: Sequence[tuple[int, str]]) -> alt.Chart:
     """Returns a layer with the number and the name of each point, beside the plot."""
-    shown = [
-        {
-            "text": f"{number}  {name if len(name) <= _KEY_LENGTH else name[: _KEY_LENGTH - 1] + '…'}",
-            "row": row,
-        }
-        for row, (number, name) in enumerate(rows)
-    ]
+    shown = []
+    for row, (number, name) in enumerate(rows):
+        text = name if len(name) <= _KEY_LENGTH else name[: _KEY_LENGTH - 1] + "…"
+        shown.append({"text": f"{number}  {text}", "row": row})
     key = alt.Chart(alt.InlineData(values=shown)).mark_text(
         align="left",
         baseline="top",

@@ -118,11 +118,7 @@ class Rows:
         lines = inline(pieces).mark_rule(color=color, clip=True, aria=False)
         return lines.encode(x=alt.X(f"{x}:Q", **axis), y=self.vertical("from"), y2="to")
 
-    def spec(
-        self,
-        layers: Sequence[alt.Chart],
-        summary: str = "",
-    ) -> Spec:
+    def spec(self, layers: Sequence[alt.Chart], summary: str = "") -> Spec:
         """Returns the specification of layers, the lowest one first, with the names and figures of the rows.
 
         `summary` tells screen readers what the chart shows; the name and the figure of each row are added.

@@ -280,8 +280,10 @@ def _environment(summary: Summary) -> Section:
 def _listed(values: object) -> str:
     if not isinstance(values, dict):
         return str(values)
-    return ", ".join(
-        f"{key} {value if isinstance(value, str | int | float) else json.dumps(value)}"
-        for key, value in values.items()
-        if value not in (None, "", {}, [])
-    )
+    listed = []
+    for key, value in values.items():
+        if value in (None, "", {}, []):
+            continue
+        plain = isinstance(value, str | int | float)
+        listed.append(f"{key} {value if plain else json.dumps(value)}")
+    return ", ".join(listed)
