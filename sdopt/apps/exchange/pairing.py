@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from sdopt.errors import UsageError
-from sdopt.exchange.metadata import Origin
-from sdopt.exchange.pictures import ImportedPicture, repeated
-from sdopt.exchange.settings import (
+from sdopt.apps.exchange.metadata import Origin
+from sdopt.apps.exchange.pictures import ImportedPicture, repeated
+from sdopt.apps.exchange.settings import (
     WEB_UIS,
     are_one_form,
     differing,
     others_apart,
     plain_key,
 )
+from sdopt.errors import UsageError
 from sdopt.quality.images import read_image
 
 Folders = tuple[Path, Path]

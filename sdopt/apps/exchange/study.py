@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sdopt.contract import Contract
-from sdopt.errors import UsageError
-from sdopt.exchange.formats import Format, common_format
-from sdopt.exchange.pairing import (
+from sdopt.apps.exchange.formats import Format, common_format
+from sdopt.apps.exchange.pairing import (
     of_other_noise,
     other_settings,
     partners,
@@ -17,19 +15,21 @@ from sdopt.exchange.pairing import (
     require_alike,
     version_of,
 )
-from sdopt.exchange.pictures import (
+from sdopt.apps.exchange.pictures import (
     ImportedPicture,
     ImportedRow,
     read_folder,
     read_table,
     repeated,
 )
-from sdopt.exchange.settings import (
+from sdopt.apps.exchange.settings import (
     number_or_word,
     plain_key,
     require_known,
     settings_of,
 )
+from sdopt.contract import Contract
+from sdopt.errors import UsageError
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.images import digest_of
