@@ -10,7 +10,6 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from sdopt.errors import UsageError
-from sdopt.record.choices import quoted as quoted  # noqa: PLC0414 (passed on)
 
 
 def written_key(argument: str) -> str:

@@ -36,7 +36,8 @@ def fid(features: Tensor, reference: ReferenceSet) -> float:
     def root(values: Tensor) -> Tensor:
         """Returns a root of the covariance."""
         centred = (values - values.mean(dim=0)) / math.sqrt(len(values) - 1)
-        return torch.linalg.qr(centred, mode="r").R
+        triangle: Tensor = torch.linalg.qr(centred, mode="r").R
+        return triangle
 
     x, y = map(root, both)
     apart = (both[0].mean(dim=0) - both[1].mean(dim=0)).square().sum()

@@ -91,11 +91,6 @@ class Table:
             needless=[heading for heading in self.needless if heading in headings],
         )
 
-    def column(self, heading: str) -> list[Cell]:
-        """Returns the cells below a heading."""
-        index = list(self.headings).index(heading)
-        return [row[index] for row in self.cells]
-
 
 @dataclass(frozen=True)
 class Facts:

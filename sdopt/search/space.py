@@ -10,13 +10,12 @@ from typing import Any
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import default_options, override_of
-from sdopt.config.overrides import quoted
 from sdopt.config.paths import options_of
 from sdopt.config.sections import SECTION_NAMES
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
-from sdopt.record.choices import NONE
+from sdopt.record.choices import NONE, quoted
 from sdopt.search.config import SearchConfig
 from sdopt.search.expectation import speedup_of
 from sdopt.variant import Variant
