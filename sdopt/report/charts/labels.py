@@ -163,7 +163,7 @@ def label_layers(x: alt.X, y: alt.Y) -> list[alt.Chart]:
         )
     )
     return [lines.encode(x=x, y=y, x2=alt.X2(x.shorthand.partition(":")[0]), y2=alt.Y2(y.shorthand.partition(":")[0])),
-            texts.encode(x=x, y=y, text="label:N")]  # fmt: skip
+            texts.encode(x=x, y=y, text=alt.Text("label:N"))]  # fmt: skip
 
 
 def key_layer(rows: Sequence[tuple[int, str]]) -> alt.Chart:
