@@ -16,8 +16,6 @@ import torch
 from diffusers import StableDiffusionPipeline
 from hydra import initialize_config_dir
 from PIL import Image
-from sqlalchemy import event
-from sqlalchemy.engine import Engine
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.models import with_own_options
@@ -55,10 +53,14 @@ forkserver.PRELOADED += [
 ]
 
 
-@event.listens_for(Engine, "connect")
-def _unsynced(connection: object, _record: object) -> None:
-    if isinstance(connection, sqlite3.Connection):
-        connection.execute("PRAGMA synchronous=OFF")
+if find_spec("sqlalchemy"):  # a machine with a GPU may have no MLflow
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    @event.listens_for(Engine, "connect")
+    def _unsynced(connection: object, _record: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous=OFF")
 
 
 # No test survives the machine: neither this process nor those that are forked from it wait until the disk has a file.

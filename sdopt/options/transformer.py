@@ -198,9 +198,7 @@ class Forecasts(Watching):
         steps = int(self._pipe.num_timesteps) if self._on else 0
         if len(kept) > 1 and step < steps and not self._chosen.runs(steps)[step]:
             self.calls["forecast"] += 1
-            return self._forecast(
-                kept, self._chosen.weights([known for known, _ in kept], step, steps)
-            )
+            return self._forecast(kept, step, steps)
         found = self._whole(given)
         if self._on:
             samples = found if isinstance(found, list) else [found]
@@ -211,9 +209,11 @@ class Forecasts(Watching):
         self.calls["whole"] += 1
         return found
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # TorchDynamo would compile it for each step anew
     def _forecast(
-        self, kept: Sequence[tuple[int, list[Tensor]]], weights: Sequence[float]
+        self, kept: Sequence[tuple[int, list[Tensor]]], step: int, steps: int
     ) -> Any:
+        weights = self._chosen.weights([known for known, _ in kept], step, steps)
         listed = isinstance(self._form, list)
         dtype = self._form[0].dtype if listed else self._form.dtype
         found = []

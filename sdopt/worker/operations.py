@@ -116,8 +116,10 @@ def _as_called(
         counted = {TEXT_ENCODER: 0.0, VAE_ENCODER: 0.0, VAE_DECODER: 0.0}
         for encoder in text_encoders_of(pipe):
             twin = type(unwrapped(encoder))(unwrapped(encoder).config)
+            # Operations are those of full attention with a mask or without; some versions ask what it holds.
             counted[TEXT_ENCODER] += sum(
-                tflop(twin, *args, **more) for args, more in noted[encoder]
+                tflop(twin, *args, **more | {"attention_mask": None})
+                for args, more in noted[encoder]
             )
         for stage, run in (
             (VAE_ENCODER, twin_vae.encode),
