@@ -11,14 +11,20 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import PACKAGED, part_class, parts_in, read_json, state_of
+from sdopt.pipelines.catalog import (
+    PACKAGED,
+    part_class,
+    parts_in,
+    path_of,
+    read_json,
+    state_of,
+)
 from sdopt.pipelines.families import factor_of, latent_channels_of
 from sdopt.pipelines.loading import (
     family_of,
     folder_of,
     guidance_of,
     part_config,
-    path_of,
 )
 from sdopt.pipelines.prompt_files import (
     TABLES,
