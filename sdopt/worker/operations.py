@@ -116,10 +116,10 @@ def _as_called(
         counted = {TEXT_ENCODER: 0.0, VAE_ENCODER: 0.0, VAE_DECODER: 0.0}
         for encoder in text_encoders_of(pipe):
             twin = type(unwrapped(encoder))(unwrapped(encoder).config)
-            # Operations are those of full attention with a mask or without; some versions ask what it holds.
+            # Other kinds of attention ask what a mask holds, which a tensor on the meta device does not say.
+            twin.set_attn_implementation("eager")
             counted[TEXT_ENCODER] += sum(
-                tflop(twin, *args, **more | {"attention_mask": None})
-                for args, more in noted[encoder]
+                tflop(twin, *args, **more) for args, more in noted[encoder]
             )
         for stage, run in (
             (VAE_ENCODER, twin_vae.encode),
@@ -176,12 +176,13 @@ def _inputs_noted(pipe: DiffusionPipeline) -> Iterator[dict[Any, list[Given]]]:
 
     noted: dict[Any, list[Given]] = defaultdict(list)
 
+    def shape_of(tensor: torch.Tensor) -> torch.Tensor:
+        # Networks on the meta device are in float32, whatever the type that is measured.
+        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+        return torch.empty_like(tensor, device="meta", dtype=dtype)
+
     def note(key: Any, args: Any, more: Any) -> None:
-        noted[key].append(
-            tree_map_only(
-                torch.Tensor, lambda tensor: tensor.detach().to("meta"), (args, more)
-            )
-        )
+        noted[key].append(tree_map_only(torch.Tensor, shape_of, (args, more)))
 
     methods = {"encode": VAE_ENCODER, "decode": VAE_DECODER}
     own = vars(pipe.vae)

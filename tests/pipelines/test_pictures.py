@@ -119,3 +119,16 @@ class TestPictures:
             counted["txt2img"]["total"] + encoding
         )
         assert "encode" not in vars(host._pipe.vae)
+
+    @pytest.mark.parametrize("name", ["sd3", "z_image"])
+    def test_operations_are_those_of_any_type(
+        self, variant_of: Tiny, name: str
+    ) -> None:
+        """Of encoders that are given masks, too."""
+        counted = []
+        for precision in ("fp32", "bf16"):
+            host = PipelineHost(variant_of(name, f"precision={precision}"), CPU)
+            host.prepare()
+            counted.append(host.count_operations())
+        assert counted[0] > 0
+        assert counted[1] == counted[0]

@@ -416,7 +416,8 @@ def study_findings(result: StudyResult) -> list[OptionFinding]:
 def _shown(row: Row) -> str:
     unit = unit_text(row.per_image)
     time = "" if row.time is None else f"{seconds_text(row.time)}{unit}"
-    speedup = f"{row.speedup.text}{unit} of {row.reference}" if row.speedup else ""
+    gained = row.speedup_beside if row.status.timed else None
+    speedup = f"{gained.text}{unit} of {row.reference}" if gained else ""
     return "; ".join(
         filter(None, (time, speedup, memory_text(row), row.variant.reason))
     )

@@ -20,7 +20,11 @@ import torch
 
 from sdopt.apps.suite import run as running
 from sdopt.apps.suite.config import Part, suite_config
-from sdopt.apps.suite.parts import machine_findings, option_findings
+from sdopt.apps.suite.parts import (
+    machine_findings,
+    option_findings,
+    study_findings,
+)
 from sdopt.apps.suite.parts import test_findings as findings_of_tests
 from sdopt.apps.suite.process import PartRun, run_limited
 from sdopt.apps.suite.record import (
@@ -647,3 +651,11 @@ class TestNoise:
         )
         assert noise["first_round"] == pytest.approx(0.5, abs=0.02)
         assert noise["of_ratio"] == pytest.approx(0.05 * np.sqrt(2), rel=0.5)
+
+
+def test_what_a_study_found_names_what_each_row_is_a_gain_over() -> None:
+    """Rows that add to one another are compared with the row below, the others with the baseline."""
+    result = read_result(ROOT / "outputs" / "records" / "nvidia-h200" / "sdxl")
+    said = {finding.name: finding.said for finding in study_findings(result)}
+    assert "0.86× of half precision" in said["+ channels last"]
+    assert "2.09× of + CUDA graphs" in said["+ deep cache"]
