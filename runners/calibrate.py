@@ -127,7 +127,7 @@ def _require_writable(output: Path) -> None:
 def _of_folders(
     first: Path, second: Path, overrides: list[str], output: Path | None
 ) -> int:
-    from sdopt.exchange.judging import calibrate_folders
+    from sdopt.apps.exchange.judging import calibrate_folders
 
     if output is None:
         raise UsageError(

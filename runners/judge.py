@@ -73,9 +73,9 @@ def main(argv: list[str]) -> int:
     ]
     folders = [Path(word) for word in arguments.candidates if word not in overrides]
 
-    from sdopt.exchange.judging import judge_folders
-    from sdopt.exchange.settings import named_settings
-    from sdopt.exchange.study import GivenFolder
+    from sdopt.apps.exchange.judging import judge_folders
+    from sdopt.apps.exchange.settings import named_settings
+    from sdopt.apps.exchange.study import GivenFolder
 
     with only_json(arguments.json) as say:
         if not folders:

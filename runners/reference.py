@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from textwrap import shorten
 from types import NoneType, UnionType
@@ -400,15 +401,13 @@ def _attribute_docs(cls: type) -> dict[str, str]:
             continue
         [node] = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body
         assert isinstance(node, ast.ClassDef)
-        for before, after in zip(node.body, node.body[1:], strict=False):
-            if (
-                isinstance(before, ast.AnnAssign)
-                and isinstance(before.target, ast.Name)
-                and before.target.id in found
-                and isinstance(after, ast.Expr)
-                and isinstance(after.value, ast.Constant)
-            ):
-                found[before.target.id] = " ".join(str(after.value.value).split())
+        for pair in pairwise(node.body):
+            match pair:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=text)),
+                ) if name in found:
+                    found[name] = " ".join(str(text).split())
     return found
 
 

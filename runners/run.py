@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
     with only_json(given.json) as say, ExitStack() as stack:
         if given.export is not None:
-            from sdopt.exchange.scores import require_new
+            from sdopt.apps.exchange.scores import require_new
 
             require_new(given.export)
         informative = CommandLine.of(argv).informative
@@ -113,7 +113,7 @@ def _finish(launched: "Launched", code: int, target: Path | None) -> int:
 
 def _export(folder: Path, target: Path) -> None:
     """Writes the images and times of a study, or of each job of a sweep, as `sdopt judge` reads them."""
-    from sdopt.exchange.scores import export
+    from sdopt.apps.exchange.scores import export
     from sdopt.tracking.finding import find_results
 
     try:

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parsed(argv)
 
-    from sdopt.exchange.scores import export, import_scores
+    from sdopt.apps.exchange.scores import export, import_scores
     from sdopt.record.files import write_result
     from sdopt.record.images import remarks_on_images
     from sdopt.report.catalog import write_reports

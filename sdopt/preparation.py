@@ -5,13 +5,14 @@ from collections.abc import Collection, Sequence
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError, print_problems
 from sdopt.hardware.faults import faults_of
+from sdopt.pipelines.catalog import path_of
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.factory import describe, remember
 from sdopt.pipelines.hub import fetch_models
 from sdopt.pipelines.loading import part_config, sampling_remarks
 from sdopt.pipelines.sampling import answers_to, unanswered
 from sdopt.pipelines.sampling import remember as remember_sampling
-from sdopt.pipelines.transformer_files import file_of, is_transformer, source_of
+from sdopt.pipelines.transformer_files import is_transformer, source_of
 from sdopt.pipelines.twins import assumed
 from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
 from sdopt.variant import Variant
@@ -119,6 +120,6 @@ def remarks_on_model(variant: Variant) -> list[str]:
     """Returns what speaks for another number of steps, or another scale of guidance, than a variant has."""
     found = variant.overdone()
     model = variant.model
-    if is_transformer(model) and (line := assumed(file_of(model), model.name)):
+    if is_transformer(model) and (line := assumed(path_of(model), model.name)):
         found.append(f"model={model.name}: {line}")
     return found

@@ -13,7 +13,7 @@ from sdopt.options.assumptions import plain_weights
 from sdopt.options.base import Context, Optimization, Stage
 from sdopt.options.lora import Lora, NoLora
 from sdopt.options.patch import Patch
-from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion
+from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion, path_of
 from sdopt.pipelines.loading import (
     family_of,
     guidance_of,
@@ -22,7 +22,7 @@ from sdopt.pipelines.loading import (
 )
 from sdopt.pipelines.sampling import few_steps
 from sdopt.pipelines.tasks import no_task
-from sdopt.pipelines.transformer_files import file_of, is_gguf, is_transformer
+from sdopt.pipelines.transformer_files import is_gguf, is_transformer
 from sdopt.pipelines.twins import titles_of
 from sdopt.record.choices import PATCH, as_choice
 from sdopt.record.configuration import RecordedConfig
@@ -295,5 +295,5 @@ def _names_of(model: Model) -> list[str]:
     """Returns what the author calls a model; of a file, by its name and by its title."""
     names = [name_of(model)]
     if is_transformer(model):
-        names += titles_of(file_of(model))[1:]
+        names += titles_of(path_of(model))[1:]
     return names

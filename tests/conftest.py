@@ -17,7 +17,7 @@ LONGEST = (
     "library/test_applying.py",
     "apps/loadtest/test_loadtest.py",
     "tracking/test_tracking.py",
-    "exchange/test_judge.py",
+    "apps/exchange/test_judge.py",
     "tracking/test_tracking_server.py",
     "study/test_resume.py",
     "options/test_pairs.py",

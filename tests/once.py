@@ -110,7 +110,12 @@ def composed_once() -> Iterator[None]:
             for choice in choices
             if choice not in of_choices.config_overrides
         }
-        keys = [o for o in overrides_list if o.input_line not in chosen]
+        # Values that a sweep goes through are set job by job.
+        keys = [
+            o
+            for o in overrides_list
+            if o.input_line not in chosen and not o.is_sweep_override()
+        ]
         return replace(of_choices, config_overrides=keys)
 
     def merge_once(
@@ -132,7 +137,7 @@ def composed_once() -> Iterator[None]:
 
 
 def _is_packaged(repo: IConfigRepository) -> bool:
-    return {str(source.path) for source in repo.get_sources()} <= PACKAGED
+    return {source.full_path() for source in repo.get_sources()} <= PACKAGED
 
 
 def _names_a_file(override: Override) -> bool:

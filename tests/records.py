@@ -8,6 +8,7 @@ from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Environment, StudyResult, VariantResult
 from sdopt.record.samples import Call, GpuState, Interference, ShapeSamples
+from sdopt.report.blocks import Cell, Table
 
 T = TypeVar("T")
 
@@ -101,3 +102,9 @@ def disturb(result: StudyResult) -> StudyResult:
     for samples in samples_of(*result.variants):
         retime(samples, interference=Interference(0.3, 0.0))
     return result
+
+
+def column(table: Table, heading: str) -> list[Cell]:
+    """Returns the cells below a heading."""
+    index = list(table.headings).index(heading)
+    return [row[index] for row in table.cells]

@@ -5,11 +5,18 @@ from typing import Any
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import override_of
-from sdopt.config.overrides import group_of, key_of, quoted
+from sdopt.config.overrides import group_of, key_of
 from sdopt.config.paths import options_of
 from sdopt.config.sections import COMMAND_KEYS
 from sdopt.errors import UsageError, command_line
-from sdopt.record.choices import NONE, PLAIN, is_plain, option_name, written_value
+from sdopt.record.choices import (
+    NONE,
+    PLAIN,
+    is_plain,
+    option_name,
+    quoted,
+    written_value,
+)
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import StudyResult
 from sdopt.study.designs import Plan

@@ -25,12 +25,12 @@ from sdopt.config.overrides import (
     listed,
     merge_overrides,
     parsed_override,
-    quoted,
     written_key,
 )
 from sdopt.config.paths import CONF, CONFIG_NAME
 from sdopt.config.sections import COMMAND_KEYS
 from sdopt.errors import UsageError, with_type, without_passwords
+from sdopt.record.choices import quoted
 
 if TYPE_CHECKING:
     from sdopt.config.composer import HydraComposer

@@ -23,11 +23,12 @@ from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises i
 
 from sdopt.config.card_options import offer_cards
 from sdopt.config.groups import require_chosen, require_overrides
-from sdopt.config.overrides import group_of, key_of, parsed_override, quoted
+from sdopt.config.overrides import group_of, key_of, parsed_override
 from sdopt.config.paths import CONF, CONFIG_NAME, options_of
 from sdopt.config.sections import SECTION_NAMES
 from sdopt.config.sources import read_marked_files
 from sdopt.errors import UsageError, one_line
+from sdopt.record.choices import quoted
 from sdopt.text_files import decoded
 
 offer_cards()

@@ -110,10 +110,13 @@ def _wrong_choice(override: str) -> Iterator[str]:
 
 def require_chosen(cfg: Mapping[Any, Any]) -> None:
     """Raises UsageError if a configuration lacks a group of options: it would be neither the default nor a choice."""
-    lacking = [
-        f"{group}: nothing is chosen; {group}={default} is the default"
-        for group, default in default_options().items()
-        if isinstance(default, str) and group not in SECTION_NAMES and group not in cfg
-    ]
+    lacking = []
+    for group, default in default_options().items():
+        if group in SECTION_NAMES or group in cfg:
+            continue
+        if isinstance(default, str):
+            lacking.append(
+                f"{group}: nothing is chosen; {group}={default} is the default"
+            )
     if lacking:
         raise UsageError(lacking)

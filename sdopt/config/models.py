@@ -12,11 +12,12 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from sdopt.config.overrides import listed, parsed_override, quoted, written_key
+from sdopt.config.overrides import listed, parsed_override, written_key
 from sdopt.config.paths import CONF, options_of, whole_path
 from sdopt.errors import UsageError
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.functions import FUNCTION, absolute
+from sdopt.record.choices import quoted
 
 _KEYS, _REVISION = ("model", "model.path"), "model.revision"
 

@@ -10,7 +10,6 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from sdopt.errors import UsageError
-from sdopt.record.choices import quoted as quoted  # noqa: PLC0414 (passed on)
 
 
 def written_key(argument: str) -> str:
@@ -29,11 +28,13 @@ def merge_overrides(
         staying: axes such as `memory.vae_tiling` whose keys survive although their group is chosen anew.
     """
     replaced = [key for key in map(key_of, more) if "." not in key]
-    kept = [
-        override
-        for override, key in zip(overrides, map(key_of, overrides), strict=True)
-        if not _within(key, replaced) or (_within(key, staying) and key not in replaced)
-    ]
+
+    def stays(key: str) -> bool:
+        if _within(key, staying) and key not in replaced:
+            return True
+        return not _within(key, replaced)
+
+    kept = [override for override in overrides if stays(key_of(override))]
     return [*kept, *more]
 
 

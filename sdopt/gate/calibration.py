@@ -58,11 +58,13 @@ class Calibration:
             f"scheduler.{key}": value for key, value in self.scheduler.items()
         }
         mine |= {f"task.{key}": value for key, value in _named(self.task).items()}
-        return {
-            key if "." in key else f"workload.{key}": (mine[key], value)
-            for key, value in theirs.items()
-            if mine.get(key) is not None and mine[key] != value
-        }
+        differing = {}
+        for key, value in theirs.items():
+            if mine.get(key) is None or mine[key] == value:
+                continue
+            name = key if "." in key else f"workload.{key}"
+            differing[name] = mine[key], value
+        return differing
 
 
 def work_of(config: RecordedConfig) -> dict[str, Any]:
@@ -158,10 +160,7 @@ def _digests(result: StudyResult) -> dict[str, str]:
     return {"model": model, **result.feature_digests}
 
 
-def _other_weights(
-    calibration: Calibration,
-    digests: Mapping[str, str],
-) -> list[str]:
+def _other_weights(calibration: Calibration, digests: Mapping[str, str]) -> list[str]:
     """Returns the weights of which a calibration has other ones, each with the first digits of both hashes."""
     other = []
     for name, digest in digests.items():
@@ -171,11 +170,7 @@ def _other_weights(
     return other
 
 
-def fit_of(
-    calibration: Calibration,
-    config: RecordedConfig,
-    named: bool,
-) -> Fit:
+def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit:
     """Returns whether a calibration of the same weights fits a study's settings.
 
     Two images of one prompt differ more at few steps than at many, and less where both start from one image, so a

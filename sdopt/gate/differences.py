@@ -50,10 +50,7 @@ _LOADED_BY = {
 """Words of the options that load a package; a study without such an option is the same with any version of it."""
 
 
-def differences(
-    later: StudyResult,
-    earlier: StudyResult,
-) -> list[Difference]:
+def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
     """Returns what keeps two results from being compared: other devices, models, workloads, versions or choices."""
     return [
         *_of_results(later, earlier),
@@ -63,18 +60,11 @@ def differences(
     ]
 
 
-def _against(
-    name: str,
-    now: object,
-    then: object,
-) -> str:
+def _against(name: str, now: object, then: object) -> str:
     return f"{name}: {now} against {then}"
 
 
-def _of_results(
-    later: StudyResult,
-    earlier: StudyResult,
-) -> Iterator[Difference]:
+def _of_results(later: StudyResult, earlier: StudyResult) -> Iterator[Difference]:
     now = later.environment
     then = earlier.environment
     settings: _Values = {
@@ -101,10 +91,7 @@ _OF_CARDS = (
 """Settings of a card by which the same option gains more or less."""
 
 
-def _machine_settings(
-    now: Environment,
-    then: Environment,
-) -> _Values:
+def _machine_settings(now: Environment, then: Environment) -> _Values:
     """Returns settings of the two devices that change what options gain, as far as both are recorded."""
     settings: dict[str, tuple[Any, Any]] = {}
     if now.device.get("type") == then.device.get("type") == "cuda":
@@ -154,10 +141,7 @@ def device_software(environment: Environment) -> dict[str, Any]:
     }
 
 
-def _changed_software(
-    now: Environment,
-    then: Environment,
-) -> _Values:
+def _changed_software(now: Environment, then: Environment) -> _Values:
     """Returns what `device_software` says otherwise of two devices, as far as both are recorded."""
     earlier = device_software(then)
     changed: dict[str, tuple[Any, Any]] = {}
@@ -167,10 +151,7 @@ def _changed_software(
     return changed
 
 
-def changed_variables(
-    now: Environment,
-    then: Environment,
-) -> _Values:
+def changed_variables(now: Environment, then: Environment) -> _Values:
     """Returns the environment variables that change how libraries compute, and differ; None where one is not set."""
     changed: dict[str, tuple[Any, Any]] = {}
     for name in sorted({*now.variables, *then.variables} - {*CACHES}):
@@ -180,10 +161,7 @@ def changed_variables(
     return changed
 
 
-def _of_code(
-    later: StudyResult,
-    earlier: StudyResult,
-) -> Iterator[Difference]:
+def _of_code(later: StudyResult, earlier: StudyResult) -> Iterator[Difference]:
     now = later.environment
     then = earlier.environment
     for name in sorted({*now.packages, *then.packages}):
@@ -201,11 +179,7 @@ def _of_code(
         yield Difference(_against("sdopt", now.sdopt, then.sdopt), "sdopt")
 
 
-def _counts(
-    package: str,
-    later: StudyResult,
-    earlier: StudyResult,
-) -> bool:
+def _counts(package: str, later: StudyResult, earlier: StudyResult) -> bool:
     """Returns whether a package may have changed a result: code of the user's own may load any."""
     if package not in _LOADED_BY:
         return True
@@ -222,10 +196,7 @@ def _counts(
     return False
 
 
-def _of_choices(
-    later: StudyResult,
-    earlier: StudyResult,
-) -> Iterator[Difference]:
+def _of_choices(later: StudyResult, earlier: StudyResult) -> Iterator[Difference]:
     everywhere = {variant.name for variant, _ in in_both(later, earlier)}
     for change, names in changed_choices(later, earlier).items():
         # Speed-ups are relative to the baseline, so a change of it can only be waived if all variants changed alike.
@@ -234,10 +205,7 @@ def _of_choices(
         yield Difference(f"{change} ({', '.join(names)})", waiver)
 
 
-def changed_choices(
-    later: StudyResult,
-    earlier: StudyResult,
-) -> dict[str, list[str]]:
+def changed_choices(later: StudyResult, earlier: StudyResult) -> dict[str, list[str]]:
     """Returns the choices that differ between variants of the same name, such as `caching.interval: 5 against 3`.
 
     Each has the names of the variants in which it differs. Differences between the studies as a whole are left out.
@@ -251,10 +219,7 @@ def changed_choices(
     return changed
 
 
-def _choices(
-    now: VariantResult,
-    then: VariantResult,
-) -> _Values:
+def _choices(now: VariantResult, then: VariantResult) -> _Values:
     """Returns what two variants choose otherwise: of the work, of options, and of their code and files."""
     choices: dict[str, tuple[Any, Any]] = {}
     settings = now.config.differing(then.config, (*WORK, "hardware"))
@@ -268,10 +233,7 @@ def _choices(
     return choices
 
 
-def _options(
-    now: VariantResult,
-    then: VariantResult,
-) -> _Values:
+def _options(now: VariantResult, then: VariantResult) -> _Values:
     """Returns the options and keys of options in which two variants differ, by full name, with both values."""
     axes = (*now.choices, *then.choices)
     groups = {axis.partition(".")[0] for axis in axes} - {*WORK}
@@ -290,10 +252,7 @@ def _options(
     return options
 
 
-def _of_inputs(
-    later: StudyResult,
-    earlier: StudyResult,
-) -> Iterator[Difference]:
+def _of_inputs(later: StudyResult, earlier: StudyResult) -> Iterator[Difference]:
     """Yields the work and the inputs in which variants of the same name differ, with the names of these variants."""
     of_study = later.config.differing(earlier.config, WORK)
     changed: dict[str, list[str]] = {}
@@ -336,10 +295,7 @@ def in_both(
             yield variant, before[variant.name]
 
 
-def _contents(
-    now: Mapping[str, str],
-    then: Mapping[str, str],
-) -> _Values:
+def _contents(now: Mapping[str, str], then: Mapping[str, str]) -> _Values:
     """Returns the contents that differ, of those of which both digests are known, with the first digits of both."""
     contents = {}
     for name, digest in now.items():

@@ -93,10 +93,7 @@ def _names(result: StudyResult) -> list[str]:
     return [variant.name for variant in result.variants if not variant.is_control]
 
 
-def _require_waived(
-    allowed: Sequence[Difference],
-    waived: Collection[str],
-) -> None:
+def _require_waived(allowed: Sequence[Difference], waived: Collection[str]) -> None:
     """Raises UsageError for differences that are not waived; the last one says which can be."""
     refused = [difference for difference in allowed if difference.waiver not in waived]
     if not refused:
@@ -187,10 +184,7 @@ def _sides(result: StudyResult, name: str) -> _Sides:
     return result.variant(name), result.baseline_variant
 
 
-def _smaller_floors(
-    later: StudyResult,
-    earlier: StudyResult,
-) -> dict[str, Spread]:
+def _smaller_floors(later: StudyResult, earlier: StudyResult) -> dict[str, Spread]:
     """Returns the smaller of both numerical floors by metric: a regression that raises its own must widen no limit."""
     floors = dict(later.floors.get("numerical", {}))
     for metric, floor in earlier.floors.get("numerical", {}).items():

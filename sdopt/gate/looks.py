@@ -15,11 +15,7 @@ from sdopt.schema import Gate
 from sdopt.statistics.pairs import Pair, flattened, paired
 
 
-def look_at(
-    result: StudyResult,
-    comparison: Comparison,
-    gate: Gate,
-) -> Look:
+def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
     """Returns the look that judging a comparison now counts as, without its verdict."""
     candidate = result.variant(comparison.candidate)
     reference = result.variant(comparison.reference)
@@ -67,11 +63,7 @@ def _digest(content: object) -> str:
     return short_digest(json.dumps(content).encode())
 
 
-def record_look(
-    result: StudyResult,
-    look: Look,
-    verdict: Verdict,
-) -> None:
+def record_look(result: StudyResult, look: Look, verdict: Verdict) -> None:
     """Records a look with its verdict, unless this gate has judged these data before or there are no data."""
     look.verdict = verdict
     is_known = _identity(look) in map(_identity, result.looks)

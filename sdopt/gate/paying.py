@@ -79,10 +79,7 @@ class ClaimResult:
     doubt: str = ""
 
 
-def answer_claims(
-    claims: Sequence[Claim],
-    confidence: float,
-) -> list[ClaimResult]:
+def answer_claims(claims: Sequence[Claim], confidence: float) -> list[ClaimResult]:
     """Tests all claims of a study, so that the chance of any false gain, or any false harm, is at most 1 − confidence.
 
     A claim that cannot be tested still counts among them.
@@ -142,10 +139,7 @@ def _result(
     return ClaimResult(claim, None, f"{ratio} {why}")
 
 
-def _ratio_text(
-    claim: Claim,
-    level: float,
-) -> str:
+def _ratio_text(claim: Claim, level: float) -> str:
     assert claim.ratio is not None
     interval = claim.ratio.interval(1 - 2 * level)
     text = f"{claim.name} {interval.estimate:.3g}×"
@@ -164,10 +158,7 @@ _SAME_TRACE = (
 )
 
 
-def must_pay(
-    results: Sequence[ClaimResult],
-    changes: Sequence[str] | None,
-) -> Ruling:
+def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> Ruling:
     """Rules on all claims of one option: it must gain in one of them, and harm none.
 
     The option fails for a harm, or if every claim excludes a gain that counts. An open claim makes the ruling
@@ -193,11 +184,7 @@ def must_pay(
     return _ruling(Verdict.FAIL, "no benefit", reason)
 
 
-def _ruling(
-    verdict: Verdict,
-    payoff: Payoff,
-    reason: str,
-) -> Ruling:
+def _ruling(verdict: Verdict, payoff: Payoff, reason: str) -> Ruling:
     return Ruling(
         "must pay",
         "",
@@ -207,10 +194,7 @@ def _ruling(
     )
 
 
-def holm(
-    p_values: Sequence[float],
-    level: float,
-) -> list[bool]:
+def holm(p_values: Sequence[float], level: float) -> list[bool]:
     """Returns which claims hold together, so that the chance of any false one is at most `level` (Holm 1979)."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     held = [False] * len(p_values)

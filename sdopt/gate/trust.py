@@ -101,10 +101,7 @@ def _copied(candidate: VariantResult, reference: VariantResult) -> bool:
 # Images of timed calls ------------------------------------------------------------------------------------------------
 
 
-def error_limit(
-    result: StudyResult,
-    variant: VariantResult,
-) -> float:
+def error_limit(result: StudyResult, variant: VariantResult) -> float:
     """Returns the mean squared difference up to which two images of a variant count as computed alike.
 
     It is 60 dB, or 2u² for a type of unit roundoff u (both images with an error of u); or, where that is more, a
@@ -116,10 +113,7 @@ def error_limit(
     return max(SMALLEST_ERROR, 2 * unit**2, measured)
 
 
-def image_doubts(
-    result: StudyResult,
-    variant: VariantResult,
-) -> list[str]:
+def image_doubts(result: StudyResult, variant: VariantResult) -> list[str]:
     """Says in which processes the images of timed calls are not those that were drawn."""
     limit = error_limit(result, variant)
     doubts = []
@@ -191,10 +185,7 @@ def _compared(measurement: Measurement) -> int:
 # Timed calls ----------------------------------------------------------------------------------------------------------
 
 
-def _growing(
-    candidate: VariantResult,
-    reference: VariantResult,
-) -> Ruling:
+def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
     """Rules on memory that a candidate's processes keep with each call, more than the reference's.
 
     A reference that shrinks counts as one that keeps what it has. Bounds are one-sided, at 95 %; with fewer than three
@@ -275,10 +266,7 @@ def _cores(variant: VariantResult) -> list[Ruling]:
 # The quality pass -----------------------------------------------------------------------------------------------------
 
 
-def _of_pass(
-    candidate: VariantResult,
-    reference: VariantResult,
-) -> list[Ruling]:
+def _of_pass(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
     """Rules on the quality pass, which has many more calls than the timed rounds; none if it was short."""
     candidate_pass = _last_pass(candidate)
     reference_pass = _last_pass(reference)
@@ -305,10 +293,7 @@ def _last_pass(variant: VariantResult) -> Measurement | None:
     return None
 
 
-def _rarely_slow(
-    measurement: Measurement,
-    reference: Measurement | None,
-) -> Ruling:
+def _rarely_slow(measurement: Measurement, reference: Measurement | None) -> Ruling:
     """Rules on rare slow calls; a single one may have any cause."""
     ratios = _over_median(measurement)
     count = int((ratios > SLOW).sum())
@@ -390,10 +375,7 @@ def _growth(measurement: Measurement) -> float:
     return 1024 * float(after - before)
 
 
-def _block_steps(
-    measurement: Measurement,
-    images: int,
-) -> np.ndarray:
+def _block_steps(measurement: Measurement, images: int) -> np.ndarray:
     """Returns the growth from block to block of a quality pass, in MiB for each image."""
     held = np.array(measurement.pass_held_gib)
     blocks = np.array_split(held, _BLOCKS)

@@ -170,6 +170,14 @@ def _settings(card: _Card) -> dict[str, Any]:
         card.ask(name) for name in ("ComputeMode", "PersistenceMode", "EccMode")
     )
     running = card.processes()
+    others: list[dict[str, Any]] | None = None
+    if running is not None:
+        others = []
+        for process in running:
+            if process.pid != os.getpid():
+                held = process.usedGpuMemory
+                gib = None if held is None else held / 2**30
+                others.append({"pid": process.pid, "gib": gib})
     found = {
         "mig_slice": card.sliced,
         "compute_mode": None if mode is None else _COMPUTE_MODES.get(mode, "unknown"),
@@ -182,18 +190,7 @@ def _settings(card: _Card) -> dict[str, Any]:
         # What the slot allows: an idle card's own link is slower.
         "pcie_generation": card.ask("MaxPcieLinkGeneration"),
         "pcie_lanes": card.ask("MaxPcieLinkWidth"),
-        "processes": None
-        if running is None
-        else [
-            {
-                "pid": other.pid,
-                "gib": None
-                if other.usedGpuMemory is None
-                else other.usedGpuMemory / 2**30,
-            }
-            for other in running
-            if other.pid != os.getpid()
-        ],
+        "processes": others,
     }
     return {name: answer for name, answer in found.items() if answer is not None}
 

@@ -189,15 +189,18 @@ def _vaes_to_name(
     overrides: Sequence[str],
 ) -> list[str]:
     """Returns a conflict for each option that needs the VAE for the model, if the pipeline's origin is unknown."""
+    if model.is_known:
+        return []
     keys = {key_of(word) for word in overrides}
-    return [
-        f"{as_choice(axis, choices[axis])}: this pipeline does not say of which model it is: name a VAE that fits, "
-        f'with "{axis}.hub_id=owner/name" or "{axis}.path=…"'
-        for axis, option in options.items()
-        if isinstance(option, TinyVae | FixedVae)
-        and not model.is_known
-        and not keys & {f"{axis}.hub_id", f"{axis}.path"}
-    ]
+    conflicts = []
+    for axis, option in options.items():
+        named = keys & {f"{axis}.hub_id", f"{axis}.path"}
+        if isinstance(option, TinyVae | FixedVae) and not named:
+            conflicts.append(
+                f"{as_choice(axis, choices[axis])}: this pipeline does not say of which model it is: name a VAE that "
+                f'fits, with "{axis}.hub_id=owner/name" or "{axis}.path=…"'
+            )
+    return conflicts
 
 
 def _context(

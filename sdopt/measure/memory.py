@@ -224,12 +224,11 @@ def graph_pools_gib(segments: Iterable[Mapping[str, Any]], index: int) -> float:
     free, though nothing else can have it: a peak of allocated memory leaves it out. `segments` are those of
     `torch.cuda.memory_snapshot()`; in private pools they have another id than (0, 0).
     """
-    held = sum(
-        segment["total_size"] - segment["allocated_size"]
-        for segment in segments
-        if tuple(segment["segment_pool_id"]) != (0, 0)
-        and segment.get("device", index) == index
-    )
+    held = 0
+    for segment in segments:
+        private = tuple(segment["segment_pool_id"]) != (0, 0)
+        if private and segment.get("device", index) == index:
+            held += segment["total_size"] - segment["allocated_size"]
     return float(held) / 2**30
 
 

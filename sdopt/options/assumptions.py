@@ -399,14 +399,17 @@ def _own_hooks(module: torch.nn.Module) -> list[Any]:
 
 
 def _settings(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: (type(value), _settings(vars(value)))
-        if name == "processor"
-        else _plain(value)
-        for name, value in attributes.items()
+    settings: dict[str, Any] = {}
+    for name, value in attributes.items():
         # Tracing puts modules into `eval` mode, in which a pipeline runs them anyway.
-        if (not name.startswith("_") and name != "training") or name in _SWITCHES
-    }
+        left_out = name.startswith("_") or name == "training"
+        if left_out and name not in _SWITCHES:
+            continue
+        if name == "processor":
+            settings[name] = type(value), _settings(vars(value))
+        else:
+            settings[name] = _plain(value)
+    return settings
 
 
 _SWITCHES = ("_disable_adapters", "_active_adapter")

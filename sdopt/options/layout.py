@@ -1,6 +1,7 @@
 """layout: the order of a tensor's dimensions in memory."""
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from typing_extensions import override
@@ -72,15 +73,13 @@ class Layout(Optimization):
                 module.to(memory_format=torch.channels_last)
 
         def proof(trace: Trace) -> Finding:
-            weights = [
-                layer.weight
-                for module in modules
-                for layer in module.modules()
+            weights = []
+            for layer in chain.from_iterable(module.modules() for module in modules):
+                if not isinstance(layer, torch.nn.Conv2d):
+                    continue
                 # A 1×1 or single-channel kernel has the same layout in both formats, and packed weights have none.
-                if isinstance(layer, torch.nn.Conv2d)
-                and layer.weight.ndim > 1
-                and min(layer.weight.shape[1:]) > 1
-            ]
+                if layer.weight.ndim > 1 and min(layer.weight.shape[1:]) > 1:
+                    weights.append(layer.weight)
             last = sum(
                 weight.is_contiguous(memory_format=torch.channels_last)
                 for weight in weights

@@ -150,13 +150,12 @@ class Quantized(Optimization):
             network, done = unwrapped(denoiser_of(pipe)), names()
             quantized = Counter(kinds[name] for name in done)
             weighted = {id(layer) for layer in layers_with_weights(network)}
-            left = Counter(
-                kinds[name]
-                for name, layer in network.named_modules()
-                if name not in done
-                and id(layer) in weighted
-                and kinds.get(name) in ("Linear", "Conv2d")
-            )
+            left: Counter[str] = Counter()
+            for name, layer in network.named_modules():
+                if name in done or id(layer) not in weighted:
+                    continue
+                if kinds.get(name) in ("Linear", "Conv2d"):
+                    left[kinds[name]] += 1
             ran = {
                 name: n
                 for name in _PRODUCTS[self.weights]

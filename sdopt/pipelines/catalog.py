@@ -108,6 +108,11 @@ def names_in_folder(folder: Path) -> str:
     )
 
 
+def path_of(model: Model) -> Path:
+    """Returns the folder or the file of a model with `weights=path`."""
+    return Path(str(model.path)).expanduser()
+
+
 def architecture_folder(model: Model) -> Path | None:
     """Returns the folder with the configurations of the model's architecture; None if sdopt does not have it."""
     return _folder_named(model.name)

@@ -133,11 +133,13 @@ def _require_keys(model: Model) -> None:
             "a repository or a folder",
         ),
     }
-    idle = [
-        f"model.{key}={getattr(model, key)}: only applies to {with_what}; here model.weights={model.weights}"
-        for key, (read, with_what) in reads.items()
-        if getattr(model, key) is not None and not read
-    ]
+    idle = []
+    for key, (read, with_what) in reads.items():
+        value = getattr(model, key)
+        if value is not None and not read:
+            idle.append(
+                f"model.{key}={value}: only applies to {with_what}; here model.weights={model.weights}"
+            )
     if idle:
         raise UsageError(idle)
 

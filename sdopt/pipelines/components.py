@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError, one_line
-from sdopt.pipelines.catalog import NOT_RUN, part_class, parts_in, read_json, state_of
+from sdopt.pipelines.catalog import (
+    NOT_RUN,
+    part_class,
+    parts_in,
+    path_of,
+    read_json,
+    state_of,
+)
 from sdopt.pipelines.families import further_inputs
 from sdopt.pipelines.hub import NETWORK_WEIGHTS
-from sdopt.pipelines.loading import folder_of, network_config, path_of
+from sdopt.pipelines.loading import folder_of, network_config
 from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
 from sdopt.pipelines.random_weights import empty_network
 from sdopt.pipelines.transformer_files import (

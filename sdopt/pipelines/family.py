@@ -490,10 +490,3 @@ def family_named(class_name: str) -> Family:
 def family_of_class(class_name: str) -> Family | None:
     """Returns the family of a pipeline for any task by its class name; None if sdopt runs none of that name."""
     return _BY_TASK.get(class_name)
-
-
-MODULAR = {
-    "FLUX.3": "Flux3ModularPipeline",
-    "Anima": "AnimaModularPipeline",
-}
-"""Models that diffusers has only as modular pipelines, which sdopt does not run."""

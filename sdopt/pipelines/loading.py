@@ -17,6 +17,7 @@ from sdopt.pipelines.catalog import (
     class_named,
     part_class,
     parts_in,
+    path_of,
     read_json,
     text_to_image,
 )
@@ -132,11 +133,6 @@ def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> li
         *_contradicted(model, scheduler),
         *clip_skip_of(model)[1],
     ]
-
-
-def path_of(model: Model) -> Path:
-    """Returns the folder or the file of a model with `weights=path`."""
-    return Path(str(model.path)).expanduser()
 
 
 def name_of(model: Model) -> str:

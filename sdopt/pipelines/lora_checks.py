@@ -36,6 +36,7 @@ from sdopt.pipelines.loras import (
 )
 from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
 from sdopt.pipelines.random_weights import empty_like, empty_part
+from sdopt.pipelines.transformer_loras import letters_of
 from sdopt.schema import Model
 
 if TYPE_CHECKING:
@@ -358,12 +359,12 @@ def _misfitting(tensors: Mapping[str, torch.Tensor], pipe: Any) -> list[str]:
     for network in networks_of_a_lora(pipe):
         for name, layer in network.named_modules():
             if getattr(layer, "weight", None) is not None and layer.weight.ndim > 1:
-                sizes[_letters(name.removeprefix("text_model."))].add(
+                sizes[letters_of(name.removeprefix("text_model."))].add(
                     (layer.weight.shape[1], layer.weight.shape[0])
                 )
     widths, absent = [], []
     for module, pair in pairs_in(tensors).items():
-        letters = _letters(module)
+        letters = letters_of(module)
         found = max(filter(letters.endswith, sizes), key=len, default=None)
         has = tensors[pair["down"]].shape[1], tensors[pair["up"]].shape[0]
         if found is None:
@@ -384,11 +385,6 @@ def _misfitting(tensors: Mapping[str, torch.Tensor], pipe: Any) -> list[str]:
 
 
 _ORIGINAL = re.compile(r"(in|out)put_blocks|middle_block|time_embed|label_emb|out_\d$")
-
-
-def _letters(name: str) -> str:
-    """Returns a name without dots and underscores, which kohya's names do not tell apart."""
-    return re.sub(r"[\W_]", "", name)
 
 
 def _empty_pipeline(model: Model) -> Any:

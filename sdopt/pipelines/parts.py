@@ -37,6 +37,11 @@ def denoiser_name(pipe: Pipeline) -> str:
     return "unet" if hasattr(pipe, "unet") else "transformer"
 
 
+def shape_of(weight: Any) -> Any:
+    """Returns the shape of a weight, also of one whose numbers are stored in blocks."""
+    return getattr(weight, "quant_shape", weight.shape)
+
+
 def unwrapped(module: torch.nn.Module) -> Any:
     """Returns the module that `torch.compile` wrapped, or the module itself."""
     return getattr(module, "_orig_mod", module)

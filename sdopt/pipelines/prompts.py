@@ -11,14 +11,20 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import PACKAGED, part_class, parts_in, read_json, state_of
+from sdopt.pipelines.catalog import (
+    PACKAGED,
+    part_class,
+    parts_in,
+    path_of,
+    read_json,
+    state_of,
+)
 from sdopt.pipelines.families import factor_of, latent_channels_of
 from sdopt.pipelines.loading import (
     family_of,
     folder_of,
     guidance_of,
     part_config,
-    path_of,
 )
 from sdopt.pipelines.prompt_files import (
     TABLES,
@@ -252,23 +258,24 @@ def remarks_on_prompts(workload: Workload, model: Model) -> list[str]:
         found.append(
             f"{at}: negative prompts have no effect, since there is no guidance"
         )
-    read = {
-        kind: [
-            (place, match[0])
-            for place, text in _texts(workload, chosen)
-            if (match := pattern.search(text))
-        ]
-        for kind, pattern in _PLAIN.items()
-    }
-    named = [
-        f"{kind} in {len(places)} (first in {places[0][0]}: {_short(places[0][1])})"
-        for kind, places in read.items()
-        if places
-    ]
-    if named:
+    if named := _named_plain(workload, chosen):
         plain = "read as plain text, as diffusers does, without the meaning that other programs give to it"
         found.append(f"{at}: {plain}: {'; '.join(named)}")
     return found
+
+
+def _named_plain(workload: Workload, chosen: Sequence[Prompt]) -> list[str]:
+    """Returns how often texts hold what other programs give a meaning to, by kind, each with the first place."""
+    named = []
+    for kind, pattern in _PLAIN.items():
+        places = []
+        for place, text in _texts(workload, chosen):
+            if match := pattern.search(text):
+                places.append((place, match[0]))
+        if places:
+            first, what = places[0]
+            named.append(f"{kind} in {len(places)} (first in {first}: {_short(what)})")
+    return named
 
 
 def _texts(workload: Workload, chosen: Iterable[Prompt]) -> Iterator[tuple[str, str]]:

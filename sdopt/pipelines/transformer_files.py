@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import class_name_of, part_class, parts_in
+from sdopt.pipelines.catalog import class_name_of, part_class, parts_in, path_of
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.originals import renamed
-from sdopt.pipelines.parts import kept_in_float32, quiet
+from sdopt.pipelines.parts import kept_in_float32, quiet, shape_of
 from sdopt.pipelines.random_weights import empty_network
 from sdopt.pipelines.stored import (
     VAE,
@@ -47,11 +47,6 @@ def is_transformer(model: Model) -> bool:
         return False  # `require_model` says what is wrong
 
 
-def file_of(model: Model) -> Path:
-    """Returns the file of a model that is one."""
-    return Path(str(model.path)).expanduser()
-
-
 def is_gguf(model: Model) -> bool:
     """Returns whether a model's transformer stays in the blocks of few bits of a GGUF file."""
     return is_transformer(model) and str(model.path).endswith(".gguf")
@@ -65,7 +60,7 @@ def base_of(model: Model) -> Model:
     """
     named = model.base or model.hub_id
     if named is None:
-        kind = transformer_in(file_of(model))
+        kind = transformer_in(path_of(model))
         title = family_named(kind).title if kind else "transformer"
         raise UsageError(
             f"model.path={model.path}: holds {title} without all of its encoders and its VAE: name the folder or the "
@@ -96,7 +91,7 @@ def stored_parts(model: Model, folder: Path) -> dict[str, Stored]:
     """
     classes = {name: class_name for name, (_, class_name) in parts_in(folder).items()}
     family = family_named(class_name_of(folder))
-    found = networks_in(file_of(model), family, classes)
+    found = networks_in(path_of(model), family, classes)
     for part, path in (model.parts or {}).items():
         if part not in family.networks or part == family.denoiser:
             raise UsageError(
@@ -186,7 +181,7 @@ def _faults(
             f"lacks {min(missing)}{_more(missing)} of {kind}, and nothing is filled in"
         ]
     for name, tensor in placed.items():
-        shape, needed = list(_shape(tensor)), list(wanted[name].shape)
+        shape, needed = list(shape_of(tensor)), list(wanted[name].shape)
         if shape != needed:
             return [
                 f"holds {name} of shape {shape}, and the configuration of the base says {needed}"
@@ -196,10 +191,6 @@ def _faults(
 
 def _more(names: Any) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""
-
-
-def _shape(tensor: Any) -> Any:
-    return getattr(tensor, "quant_shape", tensor.shape)
 
 
 def _placed(
@@ -395,9 +386,7 @@ _IDLE = ("position_ids", "logit_scale", _HEAD, "spiece_model", "tekken_model")
 """Ends of the names of what a text encoder's file may hold beside its weights: counts, and ComfyUI's tokenizers."""
 
 
-def _embeddings_as_head(
-    tensors: Mapping[str, torch.Tensor],
-) -> dict[str, torch.Tensor]:
+def _embeddings_as_head(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns a head for a language model that was saved without one: its embeddings, so that it takes no memory."""
     for name, tensor in tensors.items():
         if name.endswith("embed_tokens.weight"):

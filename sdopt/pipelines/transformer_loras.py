@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.pipelines.originals import Place, parted, places_in
+from sdopt.pipelines.parts import shape_of
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +114,7 @@ def converted(
     layers = {part: _layers(network) for part, network in networks.items()}
     for module, pair in modules.items():
         part, plain = _network_of(module)
-        place = layers.get(part, {}).get(_letters(plain))
+        place = layers.get(part, {}).get(letters_of(plain))
         if place is None or len(pair) < 2:
             found.left += pair.values()
             continue
@@ -142,7 +143,7 @@ def _place(
     up: torch.Tensor,
 ) -> None:
     """Adds the matrices of one module of a file for each layer of diffusers that has some of its rows."""
-    shapes = [_shape(network.get_submodule(name).weight) for name in place.modules]
+    shapes = [shape_of(network.get_submodule(name).weight) for name in place.modules]
     if down.shape[0] != up.shape[1]:
         ranks = f"{down.shape[0]} and {up.shape[1]}"
         found.widths.append(f"the two matrices of {module} are of ranks {ranks}")
@@ -183,10 +184,6 @@ def _as_layers(
     return down, up
 
 
-def _shape(weight: Any) -> Any:
-    return getattr(weight, "quant_shape", weight.shape)
-
-
 def _network_of(module: str) -> tuple[str, str]:
     """Returns the attribute of the network that a module of a file is of, and the rest of its name."""
     for start, part in _OF_A_NETWORK:
@@ -213,7 +210,7 @@ def _layers(network: Any) -> dict[str, Place]:
                 f"text_model.{name}",
                 name.removeprefix("text_model."),
             }:
-                found.setdefault(_letters(written), place)
+                found.setdefault(letters_of(written), place)
     return found
 
 
@@ -230,7 +227,7 @@ def _has_matrix(module: Any) -> bool:
     return weight is not None and weight.ndim > 1
 
 
-def _letters(name: str) -> str:
+def letters_of(name: str) -> str:
     """Returns a name without dots, dashes and underscores, which kohya's names do not tell apart."""
     return re.sub(r"[\W_]", "", name)
 

@@ -60,19 +60,15 @@ class Header:
     def quantized(self) -> str | None:
         """The first matrix of whole numbers, or of a float with a scale of its own; None if all are plain floats."""
         plain = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-        return next(
-            (
-                name
-                for name, kind in self.types.items()
-                if (
-                    kind not in plain
-                    and len(self.shapes[name]) > 1
-                    and not name.endswith("position_ids")
-                )
-                or name.endswith((".scale_weight", ".weight_scale"))
-            ),
-            None,
-        )
+        for name, kind in self.types.items():
+            if name.endswith((".scale_weight", ".weight_scale")):
+                return name
+            is_matrix = len(self.shapes[name]) > 1
+            if kind in plain or name.endswith("position_ids"):
+                continue
+            if is_matrix:
+                return name
+        return None
 
 
 def wrong_numbers(file: Path, name: str | None = None) -> list[str]:

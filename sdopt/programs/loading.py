@@ -7,13 +7,12 @@ from typing import Any
 
 from sdopt.hardware.device import Device
 from sdopt.options.precision import Precision
-from sdopt.pipelines.catalog import class_name_of
+from sdopt.pipelines.catalog import class_name_of, path_of
 from sdopt.pipelines.loading import (
     absent_in,
     clip_skip_of,
     folder_of,
     left_out,
-    path_of,
 )
 from sdopt.pipelines.tasks import pipeline_class
 from sdopt.pipelines.transformer_files import base_of, is_transformer, without_parts

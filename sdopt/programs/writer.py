@@ -17,7 +17,8 @@ from sdopt.options.base import Optimization, loading_arguments
 from sdopt.options.memory import PrecomputedEmbeddings, TinyVae
 from sdopt.options.patch import Patch
 from sdopt.options.precision import FixedVae, Precision
-from sdopt.pipelines.loading import family_of, marks_of, part_config, path_of
+from sdopt.pipelines.catalog import path_of
+from sdopt.pipelines.loading import family_of, marks_of, part_config
 from sdopt.pipelines.sampling import draws_noise, scheduler_settings
 from sdopt.programs.code import Piece, Unwritable, call_of, function_code, literal
 from sdopt.programs.loading import cast_of, layers_left_out, loading_of

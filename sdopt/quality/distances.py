@@ -32,12 +32,15 @@ def fid(features: Tensor, reference: ReferenceSet) -> float:
     both = features.double(), reference.values.double()
     if not all(len(each) > 1 and each.isfinite().all() for each in both):
         return math.nan
-    means = [each.mean(dim=0) for each in both]
-    x, y = (
-        torch.linalg.qr((each - mean) / math.sqrt(len(each) - 1), mode="r").R
-        for each, mean in zip(both, means, strict=True)
-    )
-    apart = (means[0] - means[1]).square().sum()
+
+    def root(values: Tensor) -> Tensor:
+        """Returns a root of the covariance."""
+        centred = (values - values.mean(dim=0)) / math.sqrt(len(values) - 1)
+        triangle: Tensor = torch.linalg.qr(centred, mode="r").R
+        return triangle
+
+    x, y = map(root, both)
+    apart = (both[0].mean(dim=0) - both[1].mean(dim=0)).square().sum()
     return float(
         apart
         + x.square().sum()

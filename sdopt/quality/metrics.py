@@ -257,7 +257,7 @@ def _kernel_distance(kernel: str, given: Inputs, features: str) -> Score:
 
 
 def _imported(given: Inputs, features: str) -> None:
-    """Another program computes it: see `sdopt.exchange.scores`."""
+    """Another program computes it, and an application takes it in."""
 
 
 _LAYERED = ("clip", "effnet", "dinov2")

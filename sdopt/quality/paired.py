@@ -79,13 +79,12 @@ def perceptual_distances(
     """
     found: list[float] = []
     for one, other in _pairs(images, reference):
-        layers = [
-            (nn.functional.normalize(x, dim=2) - nn.functional.normalize(y, dim=2))
-            .square()
-            .sum(dim=2)
-            .mean(dim=1)
-            for x, y in zip(extractor.maps(one), extractor.maps(other), strict=True)
-        ]
+        layers = []
+        for x, y in zip(extractor.maps(one), extractor.maps(other), strict=True):
+            apart = nn.functional.normalize(x, dim=2) - nn.functional.normalize(
+                y, dim=2
+            )
+            layers.append(apart.square().sum(dim=2).mean(dim=1))
         found += torch.stack(layers).mean(dim=0).double().tolist()
     return tuple(found)
 

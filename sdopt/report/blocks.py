@@ -47,10 +47,7 @@ def _as_cell(cell: Cell | str) -> Cell:
     return cell if isinstance(cell, Cell) else Cell(cell)
 
 
-def _chosen(
-    row: Sequence[Cell | str],
-    columns: Sequence[int],
-) -> list[Cell | str]:
+def _chosen(row: Sequence[Cell | str], columns: Sequence[int]) -> list[Cell | str]:
     return [row[column] for column in columns]
 
 
@@ -93,11 +90,6 @@ class Table:
             spare=[heading for heading in self.spare if heading in headings],
             needless=[heading for heading in self.needless if heading in headings],
         )
-
-    def column(self, heading: str) -> list[Cell]:
-        """Returns the cells below a heading."""
-        index = list(self.headings).index(heading)
-        return [row[index] for row in self.cells]
 
 
 @dataclass(frozen=True)

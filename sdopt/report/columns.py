@@ -268,9 +268,7 @@ def further_columns(shown: Sequence[str]) -> list[Column]:
     return [column for column in COLUMNS if column.name not in shown]
 
 
-def tracked_metrics(
-    values: Mapping[str, float | str],
-) -> dict[str, float]:
+def tracked_metrics(values: Mapping[str, float | str]) -> dict[str, float]:
     """Returns of values by column those that MLflow gets as metrics."""
     tracked = [column.name for column in COLUMNS if column.tracked and column.number]
     return {name: float(values[name]) for name in tracked if name in values}

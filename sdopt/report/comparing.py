@@ -20,10 +20,7 @@ _CHANGE = "B/A"
 """Of which result a line of the table is, where it is of both."""
 
 
-def comparison_of(
-    first: StudyResult,
-    second: StudyResult,
-) -> list[Block]:
+def comparison_of(first: StudyResult, second: StudyResult) -> list[Block]:
     """Returns both headers, the variants of both by name, and the differences of the two."""
     reasons = incomparable(first, second)
     blocks: list[Block] = []
@@ -60,10 +57,7 @@ def comparison_of(
     return [*blocks, Prose(agreement), Notes(keys)]
 
 
-def incomparable(
-    first: StudyResult,
-    second: StudyResult,
-) -> list[str]:
+def incomparable(first: StudyResult, second: StudyResult) -> list[str]:
     """Returns why no figures of the two results can be compared as ratios; [] if some can."""
     reasons = []
     for difference in differences(second, first):
@@ -84,10 +78,7 @@ def incomparable(
     return reasons
 
 
-def changed_keys(
-    first: StudyResult,
-    second: StudyResult,
-) -> dict[str, tuple[str, str]]:
+def changed_keys(first: StudyResult, second: StudyResult) -> dict[str, tuple[str, str]]:
     """Returns the keys of configuration and environment in which two results differ, with both values."""
     before = _settings(first)
     after = _settings(second)
@@ -120,11 +111,7 @@ def _settings(result: StudyResult) -> dict[str, object]:
     return {**settings, **environment.packages}
 
 
-def _table(
-    first: StudyResult,
-    second: StudyResult,
-    ratios: bool,
-) -> Table:
+def _table(first: StudyResult, second: StudyResult, ratios: bool) -> Table:
     several = len(first.shapes) > 1 or len(second.shapes) > 1
     results = {"A": _rows(first, several), "B": _rows(second, several)}
     counts: set[int] = set()
@@ -152,10 +139,7 @@ def _table(
     return Table(headings, rows, headings[3:])
 
 
-def _rows(
-    result: StudyResult,
-    several: bool,
-) -> dict[str, Row]:
+def _rows(result: StudyResult, several: bool) -> dict[str, Row]:
     """Returns the row of each variant at each shape, by its name in the table; the shape is part of it in `several`."""
     rows = {}
     for name, row in first_rows(result).items():
@@ -164,10 +148,7 @@ def _rows(
     return rows
 
 
-def _cells(
-    row: Row,
-    per_image: bool,
-) -> list[Cell | str]:
+def _cells(row: Row, per_image: bool) -> list[Cell | str]:
     """Returns the status, the time, the speed-up and the memory of a variant."""
     interval = row.image_time if per_image else row.latency
     speedup = row.over_baseline.get(SPEEDUP.name)
@@ -180,12 +161,7 @@ def _cells(
     return [word(row.variant.status), time, speedup.text if speedup else "", memory]
 
 
-def _change(
-    first: StudyResult,
-    second: StudyResult,
-    before: Row,
-    after: Row,
-) -> str:
+def _change(first: StudyResult, second: StudyResult, before: Row, after: Row) -> str:
     """Returns the second result's speed-up over the first's; "" for a baseline, and if one was not timed."""
     if before.is_baseline or after.is_baseline:
         return ""

@@ -22,10 +22,7 @@ def markdown_page(page: Page) -> bytes:
     return ("\n".join(_lines(page, 1)).rstrip() + "\n").encode()
 
 
-def _lines(
-    page: Page,
-    level: int,
-) -> Iterator[str]:
+def _lines(page: Page, level: int) -> Iterator[str]:
     facts = [f"{name}: {escaped(value)}" for name, value in page.summary]
     yield f"{'#' * level} {escaped(page.title)}\n"
     yield " · ".join(facts) + "\n"
@@ -106,10 +103,7 @@ def _entities(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def code_block(
-    lines: Sequence[str],
-    language: str = "",
-) -> str:
+def code_block(lines: Sequence[str], language: str = "") -> str:
     """Returns lines of code between fences that none of them can end."""
     runs = re.findall("`+", "\n".join(lines))
     longest = max(map(len, runs), default=0)

@@ -230,10 +230,7 @@ def _floors_at_shapes(result: StudyResult) -> Iterator[str]:
             yield f"{_floor_text(*floors)}{where}"
 
 
-def _floor_text(
-    low: float,
-    high: float,
-) -> str:
+def _floor_text(low: float, high: float) -> str:
     """Returns the floors of all comparisons; they differ between sessions."""
     least = f"{100 * (low - 1):.1f}"
     most = f"{100 * (high - 1):.1f}"

@@ -131,11 +131,7 @@ class Sweep:
                 )
         return sorted(jobs, key=lambda job: (*job.rank, len(job.number), job.number))
 
-    def _reason(
-        self,
-        job: str,
-        row: Row,
-    ) -> str:
+    def _reason(self, job: str, row: Row) -> str:
         """Returns why a variant does not pay; what ended its job says more of it than that it was not measured."""
         ending = ""
         if self.studies[job].status in ("running", "crashed"):
@@ -153,11 +149,7 @@ class Sweep:
         several = len(set(hosts.values())) > 1
         return f"{job} on {host}" if host and several else job
 
-    def _name(
-        self,
-        job: str,
-        row: Row,
-    ) -> str:
+    def _name(self, job: str, row: Row) -> str:
         """Returns the name of a row, with what distinguishes its job's baseline from those of other jobs."""
         config = self._baseline_config(job)
         keys: dict[str, None] = {}
@@ -324,10 +316,7 @@ def _time_cell(
     return Cell(time, f"from {baseline}")
 
 
-def _time_text(
-    row: Row,
-    view: TableView,
-) -> str:
+def _time_text(row: Row, view: TableView) -> str:
     interval = row.image_time if view.per_image else row.latency
     if interval is None:
         return ""

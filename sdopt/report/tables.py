@@ -244,10 +244,7 @@ def quality_notes(names: Sequence[str]) -> list[str]:
     return [f"↑ more is better, ↓ less is better. {'; '.join(meanings.values())}."]
 
 
-def metric_text(
-    row: Row,
-    name: str,
-) -> str:
+def metric_text(row: Row, name: str) -> str:
     """Returns a comparison's score in one metric as tables show it; "" if it has none."""
     variant = row.variant
     if name == BROKEN:
@@ -334,10 +331,7 @@ def _changes(
     )
 
 
-def _is_loss(
-    family: MetricFamily,
-    change: float,
-) -> bool:
+def _is_loss(family: MetricFamily, change: float) -> bool:
     """Returns whether a change is for the worse: equal images, whose similarity is 1, have lost nothing."""
     if not family.higher_is_better:
         return change > 0
@@ -346,10 +340,7 @@ def _is_loss(
     return change < 0
 
 
-def quality_table(
-    summary: Summary,
-    headline: bool = True,
-) -> Table | None:
+def quality_table(summary: Summary, headline: bool = True) -> Table | None:
     """Returns the scores of each comparison's images, or only the `headline` ones; None if nothing was scored."""
     result = summary.result
     names = headline_columns(result) if headline else quality_columns(result)
@@ -508,10 +499,7 @@ def _facts(row: Row) -> dict[str, str]:
     }
 
 
-def _with_verdicts(
-    summary: Summary,
-    row: Row,
-) -> Row:
+def _with_verdicts(summary: Summary, row: Row) -> Row:
     """Returns the row of a comparison with the verdicts on its variant, or on its step on top of another one."""
     whole = summary.row(row.name)
     if whole is None:

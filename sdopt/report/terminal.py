@@ -35,10 +35,7 @@ _WORD = 30
 """Greatest width that this column claims so that no word of it is broken."""
 
 
-def shown(
-    blocks: Sequence[Block],
-    width: int,
-) -> Group:
+def shown(blocks: Sequence[Block], width: int) -> Group:
     """Returns what a terminal of some width shows of blocks; of plots and images nothing."""
     parts: list[RenderableType] = []
     for block in blocks:
@@ -61,10 +58,7 @@ def shown(
     return Group(*parts)
 
 
-def sections_shown(
-    sections: Sequence[Section],
-    width: int,
-) -> Group:
+def sections_shown(sections: Sequence[Section], width: int) -> Group:
     """Returns sections below their titles, without those that have nothing to show in a terminal."""
     parts: list[RenderableType] = []
     for section in sections:
@@ -75,10 +69,7 @@ def sections_shown(
     return Group(*parts)
 
 
-def _grid(
-    table: Table,
-    width: int,
-) -> Grid:
+def _grid(table: Table, width: int) -> Grid:
     """Returns a table with as many details, and then columns, as there is room for."""
     rows = table.cells
     headings = list(table.headings)
@@ -138,10 +129,7 @@ def _width(
     return max(map(len, texts))
 
 
-def _cell(
-    cell: Cell,
-    detailed: bool,
-) -> Text:
+def _cell(cell: Cell, detailed: bool) -> Text:
     text = Text(cell.figure.replace("\n", " "), RICH[cell.tone] if cell.tone else "")
     if detailed and cell.detail:
         text.append(f" {cell.detail}", "dim")

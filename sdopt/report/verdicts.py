@@ -84,10 +84,7 @@ def _open_text(judgements: Sequence[Judgement]) -> str:
     return f"{_counted(names)} undecided: {', '.join(names)}"
 
 
-def _nothing_worse(
-    judgements: Sequence[Judgement],
-    open_text: str,
-) -> str:
+def _nothing_worse(judgements: Sequence[Judgement], open_text: str) -> str:
     """Returns that nothing failed, by what rules compared: speed-ups, images, or both."""
     metrics: set[str] = set()
     for judgement in judgements:
@@ -124,10 +121,7 @@ def _counted(names: Sequence[str]) -> str:
     return "1 variant" if len(names) == 1 else f"{len(names)} variants"
 
 
-def verdict_markdown(
-    summary: Summary,
-    first: str = "",
-) -> str:
+def verdict_markdown(summary: Summary, first: str = "") -> str:
     """Returns the verdicts as Markdown: what they say in a sentence, if there is one, and every ruling below them."""
     rows = []
     for judgement in summary.result.judgements:
@@ -151,10 +145,7 @@ def verdict_markdown(
     return f"## {title}\n\n{written(blocks)}"
 
 
-def _ruling_cells(
-    judgement: Judgement,
-    ruling: Ruling,
-) -> tuple[str, ...]:
+def _ruling_cells(judgement: Judgement, ruling: Ruling) -> tuple[str, ...]:
     bounds = ""
     if ruling.low is not None and ruling.high is not None:
         bounds = f"[{ruling.low:.4g}, {ruling.high:.4g}]"
@@ -169,10 +160,7 @@ def _ruling_cells(
     )
 
 
-def summary_markdown(
-    summary: Summary,
-    against: str = "",
-) -> str:
+def summary_markdown(summary: Summary, against: str = "") -> str:
     """Returns the summary of a step in CI: the answer, the ranking, and then the verdicts.
 
     `against` is the answer where the result was compared with an earlier one.
@@ -219,10 +207,7 @@ def floors_of(result: StudyResult) -> list[str]:
     return lines
 
 
-def _because(
-    result: StudyResult,
-    judgement: Judgement,
-) -> str:
+def _because(result: StudyResult, judgement: Judgement) -> str:
     """Returns the reasons of the verdict, each in a sentence. A pass has too many to name."""
     if judgement.verdict is Verdict.PASS:
         reasons = [f"all {len(judgement.rulings)} rules pass"]
@@ -235,10 +220,7 @@ _REASONS = 3
 """Reasons of a verdict that are sentences; the table of all rules has the others."""
 
 
-def _first_reasons(
-    judgement: Judgement,
-    result: StudyResult,
-) -> list[str]:
+def _first_reasons(judgement: Judgement, result: StudyResult) -> list[str]:
     """Returns the first reasons of a verdict, and how many properties more there are."""
     reasons = reasons_of(judgement, result)
     more = len(reasons) - _REASONS
@@ -256,10 +238,7 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def verdict_json(
-    summary: Summary,
-    against: str = "",
-) -> bytes:
+def verdict_json(summary: Summary, against: str = "") -> bytes:
     """Returns the verdicts on each variant, best first, and every judgement with its rulings, as JSON.
 
     `against` is the answer where the result was compared with an earlier one: then the verdicts are of that alone.
@@ -297,10 +276,7 @@ def verdicts_of(row: Row) -> dict[str, str]:
     }
 
 
-def junit(
-    summary: Summary,
-    undecided_passes: bool | None = None,
-) -> bytes:
+def junit(summary: Summary, undecided_passes: bool | None = None) -> bytes:
     """Returns JUnit XML, valid for Jenkins and for Ant's schema (windyroad's `JUnit.xsd`).
 
     A suite for each comparison, with one case; the verdicts are properties of a suite. A regression is a `failure`;
@@ -368,10 +344,7 @@ def _add_suite(
     ElementTree.SubElement(suite, "system-err")
 
 
-def _timed_s(
-    result: StudyResult,
-    name: str,
-) -> float:
+def _timed_s(result: StudyResult, name: str) -> float:
     """Returns the time of all timed calls of a variant; 0 if the study has none of that name."""
     seconds = 0.0
     for variant in result.variants:
@@ -380,10 +353,7 @@ def _timed_s(
     return seconds
 
 
-def _verdicts(
-    judgement: Judgement,
-    summary: Summary,
-) -> dict[str, str]:
+def _verdicts(judgement: Judgement, summary: Summary) -> dict[str, str]:
     """Returns the verdicts that JUnit's readers see beside a judgement."""
     verdicts: dict[str, str] = {}
     # What a variant gains over its own baseline says nothing of an earlier result.
@@ -396,10 +366,7 @@ def _verdicts(
     return verdicts
 
 
-def _outcome(
-    judgement: Judgement,
-    undecided_passes: bool,
-) -> str:
+def _outcome(judgement: Judgement, undecided_passes: bool) -> str:
     """Returns the element of JUnit that says how a judgement ended; "" for a pass."""
     if judgement.verdict is Verdict.PASS:
         return ""
@@ -439,10 +406,7 @@ def write_verdicts(
     append_step_summary(summary, against)
 
 
-def append_step_summary(
-    summary: Summary,
-    against: str = "",
-) -> None:
+def append_step_summary(summary: Summary, against: str = "") -> None:
     """Appends the Markdown to the file that `GITHUB_STEP_SUMMARY` names, where that is set.
 
     The summary is for reading, and the exit code is the verdict: a file that cannot be written is only said.

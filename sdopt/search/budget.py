@@ -30,7 +30,8 @@ class SearchBudget:
         finalists: the most candidates that are judged.
         baseline: None before the first study.
         costs: of each measured candidate, by name.
-        judges: whether this call judges what it finds; else no time is kept for that.
+        uncalibrated_s: the seconds that calibrating takes beyond half of the budget: then this call judges nothing, and
+            no time is kept for that.
     """
 
     work: Mapping[str, tuple[int, float]]
@@ -39,7 +40,7 @@ class SearchBudget:
     clock: Callable[[], float] = time.monotonic
     baseline: Cost | None = None
     costs: dict[str, Cost] = field(default_factory=dict)
-    judges: bool = True
+    uncalibrated_s: float = 0.0
     _beside_s: float = 0.0
     _processes: int = 0
 
@@ -62,14 +63,10 @@ class SearchBudget:
 
     @property
     def missing_s(self) -> float:
-        """Seconds that the least search takes beyond what is left."""
-        return max(0.0, self.needed_s - self.left_s)
+        """Seconds that the least search takes beyond what is left, calibrating too."""
+        return self.uncalibrated_s + max(0.0, self.needed_s - self.left_s)
 
-    def seconds(
-        self,
-        stage: str,
-        costs: Sequence[Cost],
-    ) -> float:
+    def seconds(self, stage: str, costs: Sequence[Cost]) -> float:
         """Returns how many seconds a study of candidates takes, with the baseline and its control beside them."""
         processes, calls = self.work[stage]
         beside_s = self._beside_s / self._processes if self._processes else 0.0
@@ -80,19 +77,11 @@ class SearchBudget:
             seconds += processes * (cost.start_s + beside_s) + calls * cost.call_s
         return seconds
 
-    def seconds_of(
-        self,
-        stage: str,
-        names: Iterable[str],
-    ) -> float:
+    def seconds_of(self, stage: str, names: Iterable[str]) -> float:
         """Returns how many seconds a study of measured candidates takes."""
         return self.seconds(stage, [self._cost(name) for name in names])
 
-    def learn(
-        self,
-        costs: Mapping[str, Cost],
-        took_s: float,
-    ) -> None:
+    def learn(self, costs: Mapping[str, Cost], took_s: float) -> None:
         """Records how long a screening study took: what it took besides calls and starts is shared by its processes."""
         self.costs |= costs
         beside_s, processes = self._beside_s, self._processes
@@ -130,7 +119,9 @@ class SearchBudget:
             usual = Cost(longest_s, usual.call_s)
         finalists = 1 if alone else self.finalists
         judged = [self._cost(name) for name in leaders[:finalists]]
-        reserved_s = self.seconds("final", judged or [usual]) if self.judges else 0.0
+        reserved_s = 0.0
+        if not self.uncalibrated_s:
+            reserved_s = self.seconds("final", judged or [usual])
         # For a race that there is no time for anyway, nothing is kept.
         if racers and not alone and self.may_race(leaders[:racers]):
             reserved_s += self.seconds_of("race", leaders[:racers])
@@ -144,23 +135,17 @@ class SearchBudget:
         # A search that tries nothing answers nothing, however slow the machine is.
         return 0 if self.costs else min(most, 2)
 
-    def to_screen_s(
-        self,
-        leaders: Sequence[str],
-    ) -> float:
+    def to_screen_s(self, leaders: Sequence[str]) -> float:
         """Returns in how many seconds a screening study has to end, for the best of those that gain to be judged.
 
         It has time to begin in any case: ended while it is composed, it would leave no result.
         """
-        to_judge_s = (
-            self.seconds_of("final", leaders[:1]) if leaders and self.judges else 0.0
-        )
+        to_judge_s = 0.0
+        if leaders and not self.uncalibrated_s:
+            to_judge_s = self.seconds_of("final", leaders[:1])
         return max(_TO_BEGIN_S, self.left_s - to_judge_s)
 
-    def may_race(
-        self,
-        names: Sequence[str],
-    ) -> bool:
+    def may_race(self, names: Sequence[str]) -> bool:
         """Returns whether candidates can race and still leave enough time to judge the finalists."""
         race_s = self.seconds_of("race", names)
         final_s = self.seconds_of("final", names[: self.finalists])

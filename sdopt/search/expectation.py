@@ -26,10 +26,7 @@ _UNKNOWN = 1.0
 """The speed-up of an option that nothing is known of."""
 
 
-def expected_speedups(
-    device: Device,
-    results: Path,
-) -> dict[str, float]:
+def expected_speedups(device: Device, results: Path) -> dict[str, float]:
     """Returns what a device promises of single options, by choice, as in `caching=deepcache`.
 
     They are medians of results of the same device below a folder, and of sdopt's records of such devices.
@@ -68,10 +65,7 @@ def _recorded() -> dict[str, dict[str, float]]:
     return speedups
 
 
-def results_of(
-    device: Device,
-    folder: Path,
-) -> list[StudyResult]:
+def results_of(device: Device, folder: Path) -> list[StudyResult]:
     """Returns the newest results of a device below a folder."""
     same = []
     for result, _ in newest_results(folder):

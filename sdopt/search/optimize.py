@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from sdopt.config.overrides import key_of, quoted
+from sdopt.config.overrides import key_of
 from sdopt.config.paths import whole_path
 from sdopt.errors import UsageError
+from sdopt.record.choices import quoted
 from sdopt.record.files import write_atomically
 from sdopt.search.record import PAGE, TABLES, SearchRecord, load_line
 

@@ -15,7 +15,7 @@ from sdopt.report.charts.labels import (
     place_labels,
     positions,
 )
-from sdopt.report.charts.parts import built, kinds, ratio_axis
+from sdopt.report.charts.parts import LATER, built, kinds, ratio_axis
 from sdopt.report.charts.spec import Spec
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, MUTED, VERMILION
 from sdopt.search.record import SearchRecord
@@ -105,11 +105,7 @@ def _by_distance(record: SearchRecord) -> bool:
     )
 
 
-def _spec(
-    record: SearchRecord,
-    points: list[dict[str, Any]],
-    named: bool,
-) -> Spec:
+def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Spec:
     distance = record.distance if _by_distance(record) else ""
     speeds: list[float] = []
     for point in points:
@@ -162,11 +158,12 @@ def _spec(
         ),
         *label_layers(x, y),
         *([key_layer(key)] if key else []),
-        data=alt.InlineData(values=points),
+        data=LATER,
     )
     heading = record.header or [record.name]
     look = {"text": heading, "anchor": "start", "fontSize": 12, "offset": 8}
-    return {**built(chart, " · ".join(heading), height), "title": look}
+    spec = built(chart, " · ".join(heading), height, data=points)
+    return {**spec, "title": look}
 
 
 def _ticks(points: list[dict[str, Any]]) -> list[float]:

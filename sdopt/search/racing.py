@@ -70,22 +70,14 @@ class RatioStanding:
     noise: Scatter
 
     @classmethod
-    def of(
-        cls,
-        found: Sequence[tuple[float, int]],
-        noise: Scatter,
-    ) -> "RatioStanding":
+    def of(cls, found: Sequence[tuple[float, int]], noise: Scatter) -> "RatioStanding":
         """Returns the mean of several studies, each a log ratio over some processes."""
         total = sum(processes for _, processes in found)
         return cls(
             sum(ratio * processes for ratio, processes in found) / total, total, noise
         )
 
-    def excess(
-        self,
-        other: "RatioStanding",
-        error: float,
-    ) -> float:
+    def excess(self, other: "RatioStanding", error: float) -> float:
         """Returns by how much this candidate is worse than another, beyond what noise explains at an error rate.
 
         Returns the plain difference if the noise is zero, and minus infinity if the noise is unknown.
@@ -110,11 +102,7 @@ class DistanceStanding:
     loss: float
     by_prompt: tuple[float, ...]
 
-    def excess(
-        self,
-        other: "DistanceStanding",
-        error: float,
-    ) -> float:
+    def excess(self, other: "DistanceStanding", error: float) -> float:
         """Returns by how much this candidate is worse than another, beyond the variation over their common prompts."""
         count = min(len(self.by_prompt), len(other.by_prompt))
         if count < 2:
@@ -133,10 +121,7 @@ Standings = Mapping[str, Sequence[Standing]]
 
 
 @cache
-def _quantile(
-    degrees: int,
-    error: float,
-) -> float:
+def _quantile(degrees: int, error: float) -> float:
     return float(special.stdtrit(degrees, 1 - error))
 
 
@@ -180,10 +165,7 @@ def ranked(standings: Standings) -> list[str]:
     return list(order)
 
 
-def contenders(
-    standings: Standings,
-    error: float,
-) -> list[str]:
+def contenders(standings: Standings, error: float) -> list[str]:
     """Returns the candidates that may still be the best one, or on the front, the best first.
 
     Args:

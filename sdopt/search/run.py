@@ -67,7 +67,6 @@ class Search:
         answered: whether an earlier call answered.
         goes_on: whether this call has more time than those that answered, so that it tries more.
         unjudged: the seconds that judging the best candidate takes; set if the budget does not leave them.
-        uncalibrated_s: the seconds that calibrating takes beyond half of the budget, so that this call judges nothing.
         dropped: the fate of each candidate that is out of the search, with the reason, by name.
     """
 
@@ -82,7 +81,6 @@ class Search:
     answered: bool = False
     goes_on: bool = False
     unjudged: float | None = None
-    uncalibrated_s: float = 0.0
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
     _read: dict[str, dict[str, CandidateFinding]] = field(default_factory=dict)
     _cut: bool = False
@@ -111,10 +109,7 @@ class Search:
             budget.baseline = Cost(_LOADING_S + call_s, call_s)
         return budget
 
-    def _learn_baseline(
-        self,
-        budget: SearchBudget,
-    ) -> None:
+    def _learn_baseline(self, budget: SearchBudget) -> None:
         """Lets a budget know what the baseline took while it was calibrated, unless a screening study says so."""
         if not budget.costs:
             for result in self.finished(CALIBRATE):
@@ -140,8 +135,8 @@ class Search:
         if at_hand is not None and at_hand.status == "finished":
             self.studies.measure(stage, finalists, brief=self.brief)
             return
-        needed_s = self.uncalibrated_s + self.budget.seconds_of(FINAL, names)
-        if self.uncalibrated_s or needed_s > _HOPE * self.budget.left_s:
+        needed_s = self.budget.uncalibrated_s + self.budget.seconds_of(FINAL, names)
+        if self.budget.uncalibrated_s or needed_s > _HOPE * self.budget.left_s:
             self.unjudged = needed_s
             return
         self.say(
@@ -206,13 +201,13 @@ class Search:
         if call_s:
             self.say(least.format(self._least_min(calibrating_s)))
         # To judge takes longer than to calibrate: what needs more than half of the time leaves none for that.
-        self.uncalibrated_s = self.studies.calibrate(self.say, self.budget.left_s / 2)
-        self.budget.judges = not self.uncalibrated_s
+        half_s = self.budget.left_s / 2
+        self.budget.uncalibrated_s = self.studies.calibrate(self.say, half_s)
         self._learn_baseline(self.budget)
         self._require_time()
-        if self.uncalibrated_s + self.budget.missing_s:
+        if self.budget.missing_s:
             self.say(
-                f"{least.format(self._least_min(self.uncalibrated_s))}: with a budget of "
+                f"{least.format(self._least_min(self.budget.uncalibrated_s))}: with a budget of "
                 f"{self.config.budget_s / 60:.3g} min, what is faster may not be judged"
             )
         finalists: list[Combination] = []
@@ -228,10 +223,7 @@ class Search:
         used_s = self.config.budget_s - self.budget.left_s
         return math.ceil((used_s + calibrating_s + self.budget.needed_s) / 60)
 
-    def _require_time(
-        self,
-        calibrating_s: float = 0.0,
-    ) -> None:
+    def _require_time(self, calibrating_s: float = 0.0) -> None:
         """Raises UsageError if not even one option can be tried; what was measured serves another call."""
         least_s = calibrating_s + self.budget.least_s
         if self.budget.costs or least_s <= _SLACK * self.budget.left_s:
@@ -318,19 +310,11 @@ class Search:
         """The number of races so far."""
         return sum(1 for _ in self.results("race-"))
 
-    def _duration_text(
-        self,
-        stage: str,
-        names: Sequence[str],
-    ) -> str:
+    def _duration_text(self, stage: str, names: Sequence[str]) -> str:
         minutes = math.ceil(self.budget.seconds_of(stage, names) / 60)
         return f" (about {minutes} min)"
 
-    def _screen(
-        self,
-        stage: str,
-        candidates: Sequence[Combination],
-    ) -> None:
+    def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:
         self.say(f"{stage}: {len(candidates)} candidates")
         began = time.monotonic()
         # The first study ends in any case: a search that tries nothing answers nothing.
@@ -357,10 +341,7 @@ class Search:
             out = f": {shortened(finding.out)}" if finding.out else ""
             self.say(f"  {self.figures_of(finding)}  {name}{out}")
 
-    def figures_of(
-        self,
-        finding: CandidateFinding,
-    ) -> str:
+    def figures_of(self, finding: CandidateFinding) -> str:
         """Returns the figures of a candidate in one line."""
         words = []
         if finding.speedup is not None:
@@ -436,9 +417,7 @@ class Search:
         return standings
 
     def _finalists(
-        self,
-        order: Sequence[str],
-        known: dict[str, Combination],
+        self, order: Sequence[str], known: dict[str, Combination]
     ) -> list[str]:
         """Returns the first candidates; if none promises equal images, replaces the last by the best one that does."""
         chosen = list(order[: self.budget.to_judge(order)])
@@ -451,21 +430,12 @@ class Search:
             chosen[-1] = equal[0]
         return chosen
 
-    def _drop(
-        self,
-        names: Iterable[str],
-        fate: Fate,
-        why: str,
-    ) -> None:
+    def _drop(self, names: Iterable[str], fate: Fate, why: str) -> None:
         self.dropped |= dict.fromkeys(names, (fate, why))
 
     # ------------------------------------------------------------------------------------------------------- reading
 
-    def noise(
-        self,
-        objective: str,
-        stages: Sequence[str],
-    ) -> Scatter:
+    def noise(self, objective: str, stages: Sequence[str]) -> Scatter:
         """Estimates from the repeated baselines of some stages how far processes differ in time or memory."""
         controls = []
         for stage in stages:

@@ -10,13 +10,12 @@ from typing import Any
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import default_options, override_of
-from sdopt.config.overrides import quoted
 from sdopt.config.paths import options_of
 from sdopt.config.sections import SECTION_NAMES
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
-from sdopt.record.choices import NONE
+from sdopt.record.choices import NONE, quoted
 from sdopt.search.config import SearchConfig
 from sdopt.search.expectation import speedup_of
 from sdopt.variant import Variant
@@ -139,11 +138,7 @@ class Space:
         """The variables that are options, and no keys."""
         return [variable for variable in self.variables if not variable.is_key]
 
-    def applies(
-        self,
-        variable: Variable,
-        point: Point,
-    ) -> bool:
+    def applies(self, variable: Variable, point: Point) -> bool:
         """Returns whether a variable applies at a point: an option always does, a key only if an option has it."""
         if not variable.is_key:
             return True
@@ -161,10 +156,7 @@ class Space:
         option = composed.optimizations.get(axis)
         return option is not None and hasattr(option, key)
 
-    def candidate(
-        self,
-        point: Point,
-    ) -> Combination | list[str] | None:
+    def candidate(self, point: Point) -> Combination | list[str] | None:
         """Returns the candidate of a point, the reasons why it cannot run, or None if it is the baseline itself."""
         overrides = self.overrides(point)
         composed = self._variant(overrides)
@@ -191,12 +183,7 @@ class Space:
             return []
         return composed.slow_here(self.device)
 
-    def always_slow(
-        self,
-        baseline: Point,
-        variable: Variable,
-        value: str,
-    ) -> list[str]:
+    def always_slow(self, baseline: Point, variable: Variable, value: str) -> list[str]:
         """Returns why an option is expected to be slower than the baseline, also beside each other one; [] if not."""
         point = {**baseline, variable.name: value}
         reasons = self.slow_here(self.candidate(point))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sdopt.config.composer import composer_of
 from sdopt.config.models import own_functions
-from sdopt.config.overrides import key_of, merge_overrides, quoted
+from sdopt.config.overrides import key_of, merge_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.calibration import (
@@ -24,7 +24,7 @@ from sdopt.gate.calibration import (
 from sdopt.gate.rule_checks import require_measured
 from sdopt.launching import launch
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.record.choices import as_override
+from sdopt.record.choices import as_override, quoted
 from sdopt.record.files import read_error, read_result
 from sdopt.record.records import StudyResult
 from sdopt.search.config import SearchConfig

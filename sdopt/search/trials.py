@@ -267,11 +267,11 @@ class Trials:
         """Returns the overrides of every proposed point, and those of the baseline."""
         from optuna.trial import TrialState
 
-        return {()} | {
-            tuple(self.space.overrides(self._point(trial)))
-            for trial in self._trials()
-            if trial.number != but and trial.state is not TrialState.WAITING
-        }
+        known: set[tuple[str, ...]] = {()}
+        for trial in self._trials():
+            if trial.number != but and trial.state is not TrialState.WAITING:
+                known.add(tuple(self.space.overrides(self._point(trial))))
+        return known
 
     def _enqueue_untried(self) -> bool:
         """Queues the first point of the space that is new and can run; returns whether there is one."""

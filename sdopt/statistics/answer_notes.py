@@ -8,20 +8,14 @@ from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision, Speed
 
 
-def notes_of(
-    result: StudyResult,
-    rows: Sequence[Row],
-) -> Iterator[str]:
+def notes_of(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
     """Yields what verdicts follow from, what they lack, and how to have the images judged."""
     yield from _budget_notes(result, rows)
     yield from _work_notes(result)
     yield from _judging_notes(result)
 
 
-def _budget_notes(
-    result: StudyResult,
-    rows: Sequence[Row],
-) -> Iterator[str]:
+def _budget_notes(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
     """Yields what a study left out to end within its budget, and which verdicts that leaves open."""
     if result.budget is None or not result.budget.spared:
         return
@@ -37,10 +31,7 @@ def _budget_notes(
     yield f"{text}. Resuming with a larger one measures the rest."
 
 
-def _spared(
-    result: StudyResult,
-    budget: Budget,
-) -> Iterator[str]:
+def _spared(result: StudyResult, budget: Budget) -> Iterator[str]:
     rounds = result.config.protocol.rounds
     replicates = result.config.replicates
     if budget.rounds:
@@ -81,10 +72,7 @@ def _images_of_calls(result: StudyResult) -> str:
     return "; ".join(counts)
 
 
-def _chosen_otherwise(
-    variant: VariantResult,
-    baseline: VariantResult,
-) -> list[str]:
+def _chosen_otherwise(variant: VariantResult, baseline: VariantResult) -> list[str]:
     """Returns what a variant chooses of the work otherwise than the baseline, beyond what its name says."""
     chosen = []
     for key, (after, before) in variant.config.chosen_beside(baseline.config).items():

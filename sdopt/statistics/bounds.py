@@ -30,12 +30,7 @@ class Bounds:
     n: int
     unit: str = "prompt"
 
-    def needed(
-        self,
-        limit: float,
-        confidence: float,
-        power: float = 0.8,
-    ) -> int | None:
+    def needed(self, limit: float, confidence: float, power: float = 0.8) -> int | None:
         """Returns how many values would show, with probability `power`, on which side of `limit` the estimate lies.
 
         Uses the normal approximation: n = ((z_confidence + z_power) · deviation / (estimate − limit))². Returns None if
@@ -50,10 +45,7 @@ class Bounds:
         return max(self.n + 1, n)
 
 
-def mean_bounds(
-    values: np.ndarray,
-    confidence: float,
-) -> Bounds:
+def mean_bounds(values: np.ndarray, confidence: float) -> Bounds:
     """Returns bounds of a mean by the bias-corrected and accelerated bootstrap over prompts (Efron 1987).
 
     If all values are equal, the bounds equal the mean: the bootstrap would give NaN.
@@ -72,10 +64,7 @@ def mean_bounds(
     return Bounds(mean, low, high, deviation, n)
 
 
-def _bootstrapped(
-    values: np.ndarray,
-    confidence: float,
-) -> tuple[float, float]:
+def _bootstrapped(values: np.ndarray, confidence: float) -> tuple[float, float]:
     from scipy import stats  # takes a second
 
     bootstrap = stats.bootstrap(
@@ -90,12 +79,7 @@ def _bootstrapped(
     return float(interval.low), float(interval.high)
 
 
-def _student(
-    mean: float,
-    deviation: float,
-    n: int,
-    confidence: float,
-) -> Bounds:
+def _student(mean: float, deviation: float, n: int, confidence: float) -> Bounds:
     quantile = float(special.stdtrit(n - 1, confidence))
     width = quantile * deviation / math.sqrt(n)
     return Bounds(
@@ -124,19 +108,13 @@ def jackknife_bounds(
     return _student(estimate, deviation, n, confidence)
 
 
-def pseudo_values(
-    estimate: float,
-    leave_one_out: np.ndarray,
-) -> np.ndarray:
+def pseudo_values(estimate: float, leave_one_out: np.ndarray) -> np.ndarray:
     """Returns each prompt's contribution to a metric of a whole set (Tukey 1958), from the leave-one-out values."""
     n = leave_one_out.size
     return n * estimate - (n - 1) * leave_one_out
 
 
-def prompts_to_exclude(
-    share: float,
-    confidence: float,
-) -> int:
+def prompts_to_exclude(share: float, confidence: float) -> int:
     """Returns how many prompts, none of which exceeds a limit, exclude that more than `share` of all prompts exceed it.
 
     A share p leaves n prompts untouched with probability (1 − p)ⁿ, so n = log(1 − confidence) / log(1 − p).
@@ -145,11 +123,7 @@ def prompts_to_exclude(
     return math.ceil(n)
 
 
-def share_bounds(
-    count: int,
-    n: int,
-    confidence: float | None,
-) -> Bounds:
+def share_bounds(count: int, n: int, confidence: float | None) -> Bounds:
     """Returns bounds of a share of prompts (Clopper and Pearson 1934); without a confidence, the share itself."""
     share = count / n
     if confidence is None:
@@ -176,11 +150,7 @@ def share_bounds(
     return Bounds(share, low, high, deviation, n)
 
 
-def subtract(
-    score: Score,
-    reference: Score,
-    sign: float = 1.0,
-) -> Score:
+def subtract(score: Score, reference: Score, sign: float = 1.0) -> Score:
     """Returns the score of the difference score − reference, from per-prompt or from leave-one-out values."""
     return Score(
         _difference(score.estimate, reference.estimate, sign),

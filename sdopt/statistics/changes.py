@@ -37,10 +37,7 @@ def _chance(result: StudyResult) -> set[str]:
     return _differing(baseline, control) if baseline and control else set()
 
 
-def traced_active(
-    variant: VariantResult,
-    baseline: VariantResult,
-) -> bool:
+def traced_active(variant: VariantResult, baseline: VariantResult) -> bool:
     """Returns whether a variant has options beyond the baseline's, and traces of its calls show each as active."""
     added = (
         difference(variant.choices, baseline.choices).keys() & variant.promises.keys()
@@ -66,9 +63,6 @@ def traced(variant: VariantResult) -> dict[str, float]:
     return {}
 
 
-def _differing(
-    trace: dict[str, float],
-    other: dict[str, float],
-) -> set[str]:
+def _differing(trace: dict[str, float], other: dict[str, float]) -> set[str]:
     names = trace.keys() | other.keys()
     return {name for name in names if trace.get(name, 0) != other.get(name, 0)}

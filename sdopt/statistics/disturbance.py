@@ -29,11 +29,7 @@ def _worst(calls: Iterable[Call]) -> float:
     return max((share for share in shares if share is not None), default=0.0)
 
 
-def another_may_help(
-    worst: Sequence[float],
-    rounds: int,
-    limit: float | None,
-) -> bool:
+def another_may_help(worst: Sequence[float], rounds: int, limit: float | None) -> bool:
     """Returns whether an extra round is worth its time: fewer than `rounds` are clean, and the last extra one was.
 
     A round is clean within the limit of disturbance; without a limit, all are.
@@ -134,10 +130,7 @@ def _calls_by_round(result: StudyResult) -> Iterator[tuple[_Round, Call]]:
                     yield (measurement.session, call.round, *process), call
 
 
-def _in_blocks(
-    result: StudyResult,
-    measurement: Measurement,
-) -> bool:
+def _in_blocks(result: StudyResult, measurement: Measurement) -> bool:
     if not result.sessions:
         return False
     return result.sessions[measurement.session].schedule == "blocks"
@@ -200,10 +193,7 @@ def _ratios_of_processes(variants: Sequence[VariantResult]) -> list[float]:
     return ratios
 
 
-def _between(
-    logs: Sequence[np.ndarray],
-    within: float,
-) -> float:
+def _between(logs: Sequence[np.ndarray], within: float) -> float:
     means = [times.mean() for times in logs]
     rounds = float(np.mean([times.size for times in logs]))
     variance = float(np.var(means, ddof=1)) - within / rounds
@@ -268,10 +258,7 @@ def rank_trend(times: np.ndarray) -> tuple[int, float]:
     return excess, math.erfc(deviations)
 
 
-def _exact_chance(
-    n: int,
-    excess: int,
-) -> float:
+def _exact_chance(n: int, excess: int) -> float:
     shares = np.ones(1)
     for size in range(2, n + 1):
         uniform = np.full(size, 1 / size)

@@ -28,10 +28,7 @@ Logs = Mapping[int, np.ndarray]
 """Logarithms of the times of a cell, by replicate and round."""
 
 
-def effects_of(
-    result: StudyResult,
-    options: Sequence[str],
-) -> list[Effect]:
+def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
     """Returns main effects and pairwise interactions of `options` (each as `memory=vae_slicing`), as ratios.
 
     A least-squares fit of log time on centred indicators and their products, once per round (or, with several
@@ -89,10 +86,7 @@ def effects_of(
     return effects
 
 
-def _names(
-    term: Sequence[int],
-    options: Sequence[str],
-) -> list[str]:
+def _names(term: Sequence[int], options: Sequence[str]) -> list[str]:
     return [options[index] for index in term]
 
 
@@ -107,10 +101,7 @@ def _chosen(cell: VariantResult) -> dict[str, str]:
     }
 
 
-def _axes(
-    result: StudyResult,
-    options: Sequence[str],
-) -> list[str]:
+def _axes(result: StudyResult, options: Sequence[str]) -> list[str]:
     axis_of: dict[str, str] = {}
     for variant in result.variants:
         axis_of |= _chosen(variant)
@@ -126,10 +117,7 @@ def _terms(axes: Sequence[str]) -> list[Term]:
     return terms
 
 
-def _presence(
-    cell: VariantResult,
-    options: Sequence[str],
-) -> list[float]:
+def _presence(cell: VariantResult, options: Sequence[str]) -> list[float]:
     chosen = _chosen(cell)
     return [float(option in chosen) for option in options]
 
@@ -193,18 +181,12 @@ def _logs_of(
     return logs_of
 
 
-def _over_baseline(
-    cell: VariantResult,
-    baseline: VariantResult,
-) -> Logs:
+def _over_baseline(cell: VariantResult, baseline: VariantResult) -> Logs:
     gains = logs_by_replicate(paired(cell, baseline))
     return {replicate: -gain for replicate, gain in gains.items()}
 
 
-def _alone(
-    cell: VariantResult,
-    in_blocks: bool,
-) -> Logs:
+def _alone(cell: VariantResult, in_blocks: bool) -> Logs:
     logs = {}
     for measurement in cell.measurements:
         if measurement.shapes[0].latency_s:
@@ -226,10 +208,7 @@ def _times_of_cells(logs: Sequence[Logs]) -> tuple[np.ndarray, str]:
     return np.array(rows), "process"
 
 
-def _means(
-    cell: Logs,
-    replicates: Sequence[int],
-) -> list[float]:
+def _means(cell: Logs, replicates: Sequence[int]) -> list[float]:
     return [cell[replicate].mean() for replicate in replicates]
 
 

@@ -51,19 +51,13 @@ def _with_shapes(rows: Sequence[Row]) -> Figures:
     return figures
 
 
-def first_rows(
-    result: StudyResult,
-    rows: Sequence[Row] = (),
-) -> dict[str, Row]:
+def first_rows(result: StudyResult, rows: Sequence[Row] = ()) -> dict[str, Row]:
     """Returns each variant's first row, of `rows` or of all, in the order of the variants."""
     first = {row.name: row for row in reversed(rows or rows_of(result))}
     return {variant.name: first[variant.name] for variant in result.variants}
 
 
-def flat_figures(
-    result: StudyResult,
-    variant: VariantResult,
-) -> dict[str, float]:
+def flat_figures(result: StudyResult, variant: VariantResult) -> dict[str, float]:
     """Returns the figures of one variant for a sweeper; ratios are those of its first comparison.
 
     The time of an image is always among them: jobs may differ in how many images a call makes.
@@ -138,10 +132,7 @@ def _row(
     )
 
 
-def _judgement(
-    result: StudyResult,
-    comparison: Comparison | None,
-) -> Judgement | None:
+def _judgement(result: StudyResult, comparison: Comparison | None) -> Judgement | None:
     if comparison is None:
         return None
     for judgement in result.judgements:
@@ -174,10 +165,7 @@ def _ratios_over_baseline(
     return _ratios(result, derived)
 
 
-def _ratios(
-    result: StudyResult,
-    comparison: Comparison,
-) -> dict[str, Ratio]:
+def _ratios(result: StudyResult, comparison: Comparison) -> dict[str, Ratio]:
     candidate = result.variant(comparison.candidate)
     reference = result.variant(comparison.reference)
     timed = candidate.status.timed and reference.status.timed

@@ -69,10 +69,7 @@ def paired_rounds(
     return logs[replicate].size if replicate in logs else 0
 
 
-def paired_logs(
-    candidate: Measurement,
-    reference: Measurement,
-) -> np.ndarray:
+def paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
     """Returns log(reference / candidate) by round."""
     blocks = any_in_block([(candidate, reference)])
     times, reference_times = shared_log_times(candidate, reference, blocks)
@@ -105,10 +102,7 @@ def shared_log_times(
     )
 
 
-def log_times(
-    measurement: Measurement,
-    in_blocks: bool,
-) -> np.ndarray:
+def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
     """Returns the log of the times of the rounds that decide; in blocks, relative to the baseline before and after.
 
     A block that broke off before the baseline was measured again gives none.
@@ -124,10 +118,7 @@ def log_times(
     return np.zeros(times.size) if in_blocks else times
 
 
-def log_images(
-    candidate: VariantResult,
-    reference: VariantResult,
-) -> float:
+def log_images(candidate: VariantResult, reference: VariantResult) -> float:
     """Returns the logarithm of how many images a call of a candidate makes, over those of a call of its reference.
 
     It turns a ratio of calls into one of images: reference over candidate grows by it.

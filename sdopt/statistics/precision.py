@@ -9,10 +9,7 @@ from sdopt.schema import Gate, Protocol
 from sdopt.statistics.ratios import MINIMUM_PROCESSES, pilot_speedup
 
 
-def require_precision(
-    protocol: Protocol,
-    gate: Gate,
-) -> None:
+def require_precision(protocol: Protocol, gate: Gate) -> None:
     """Raises UsageError if no number of processes could reach the precision."""
     if protocol.precision is None:
         return

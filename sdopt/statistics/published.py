@@ -105,10 +105,7 @@ class Printed:
 _FIGURE = re.compile(r"-|OOM|(?P<below><?)(?P<number>-?\d+(?:\.(?P<decimals>\d+))?)")
 
 
-def read_figure(
-    line: str | None,
-    column: int,
-) -> Printed | str | None:
+def read_figure(line: str | None, column: int) -> Printed | str | None:
     """Returns one figure of a table's line; `OOM` as it is; None where there is none."""
     text = line.split()[column] if line else "-"
     if text == "-":
@@ -123,10 +120,7 @@ def read_figure(
     return Printed(value, value - half, value + half)
 
 
-def require_published(
-    published: Published,
-    variants: Sequence[str],
-) -> None:
+def require_published(published: Published, variants: Sequence[str]) -> None:
     """Raises UsageError for a figure that cannot be read, is of no variant of the study, or has no card."""
     problems: list[str] = []
     for table in published.tables:
@@ -137,10 +131,7 @@ def require_published(
         raise UsageError(list(dict.fromkeys(problems)))
 
 
-def _problems_of(
-    table: PublishedTable,
-    variants: Sequence[str],
-) -> Iterator[str]:
+def _problems_of(table: PublishedTable, variants: Sequence[str]) -> Iterator[str]:
     lines: list[tuple[str, str]] = []
     for column in table.columns:
         lines += column.items()
@@ -172,11 +163,7 @@ def _impossible(table: PublishedTable) -> Iterator[str]:
                 )
 
 
-def _problems_of_line(
-    name: str,
-    line: str,
-    cards: int,
-) -> Iterator[str]:
+def _problems_of_line(name: str, line: str, cards: int) -> Iterator[str]:
     texts = line.split()
     if len(texts) != cards:
         yield f"'{name}' has {len(texts)} figures for {cards} cards"

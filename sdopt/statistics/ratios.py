@@ -107,19 +107,12 @@ class LogRatio:
 # Ratios of samples ----------------------------------------------------------------------------------------------------
 
 
-def ratio(
-    logs: np.ndarray,
-    confidence: float,
-    unit: str,
-) -> Interval:
+def ratio(logs: np.ndarray, confidence: float, unit: str) -> Interval:
     """Returns a geometric mean with a t interval on the log scale, from three processes on; of rounds without one."""
     return _one_sample(logs, unit).interval(confidence)
 
 
-def _one_sample(
-    logs: np.ndarray,
-    unit: str = "process",
-) -> LogRatio:
+def _one_sample(logs: np.ndarray, unit: str = "process") -> LogRatio:
     n = int(logs.size)
     mean = float(logs.mean())
     if unit == "round" or n < MINIMUM_PROCESSES:
@@ -128,10 +121,7 @@ def _one_sample(
     return LogRatio(mean, error, n - 1, n, unit)
 
 
-def two_samples(
-    logs: np.ndarray,
-    reference: np.ndarray,
-) -> LogRatio:
+def two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
     """Returns the difference of two means with Student's error for equal variances; each value is a process."""
     n = int(logs.size)
     m = int(reference.size)
@@ -145,10 +135,7 @@ def two_samples(
     return LogRatio(difference, error, freedom, fewer)
 
 
-def _welch(
-    logs: np.ndarray,
-    reference: np.ndarray,
-) -> LogRatio:
+def _welch(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
     """Returns the difference of two means with Welch's error for unequal variances; each value is a process."""
     difference = float(logs.mean() - reference.mean())
     fewer = int(min(logs.size, reference.size))
@@ -188,10 +175,7 @@ def latency(
     return ratio(np.log(estimates), confidence, "process")
 
 
-def log_speedup(
-    candidate: VariantResult,
-    reference: VariantResult,
-) -> LogRatio | None:
+def log_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
     """Returns time of the reference over time of the candidate, per image: a ratio of geometric means over rounds.
 
     `LogRatio.interval` makes its interval, at `protocol.confidence`: the mean ± Student's t times the error, on the log
@@ -247,10 +231,7 @@ def _log_speedup(pairs: Pairs) -> LogRatio | None:
     return two_samples(reference_times, times)
 
 
-def log_tail(
-    candidate: VariantResult,
-    reference: VariantResult,
-) -> LogRatio | None:
+def log_tail(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
     """Returns the largest call of the candidate over that of the reference, per image: of means over processes.
 
     The largest of a process's calls is one value, and the process the replicate, as for the speed-up: the chance of a
@@ -313,10 +294,7 @@ def floor(
     return math.exp(abs(float(np.mean(logs)))) if logs.size else None
 
 
-def exceeds(
-    ratio: float,
-    floor: float,
-) -> bool:
+def exceeds(ratio: float, floor: float) -> bool:
     """Returns whether a ratio is farther from 1 than that of two identical workers, by more than rounding."""
     distance = abs(math.log(ratio))
     chance = math.log(floor)

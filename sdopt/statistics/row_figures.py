@@ -27,10 +27,7 @@ Figures = dict[str, float | None]
 """Figures by name; None for one that was not measured."""
 
 
-def peak_rate(
-    result: StudyResult,
-    variant: VariantResult,
-) -> tuple[str, float] | None:
+def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] | None:
     """Returns the data sheet's dense rate for the types in which the variant's matrix products ran, by its evidence.
 
     Gives the name (`bf16`) and TFLOP/s; None without a sheet, or if the types are unknown or not on it.
@@ -53,10 +50,7 @@ def _achieved_tflops(row: Row) -> float | None:
     return tflop * images_per_s
 
 
-def peak_reached(
-    result: StudyResult,
-    row: Row,
-) -> tuple[str, float] | None:
+def peak_reached(result: StudyResult, row: Row) -> tuple[str, float] | None:
     """Returns the peak rate of a variant of which the rate that it reached is known; see `peak_rate`."""
     return peak_rate(result, row.variant) if _achieved_tflops(row) else None
 
@@ -86,10 +80,7 @@ def stage_peaks(variant: VariantResult) -> dict[str, float]:
 # Figures that each shape has ------------------------------------------------------------------------------------------
 
 
-def shape_figures(
-    row: Row,
-    estimator: str,
-) -> Figures:
+def shape_figures(row: Row, estimator: str) -> Figures:
     """Returns the figures of a variant that each shape has: times, memory and ratios."""
     return {
         **_times(row, estimator),
@@ -99,10 +90,7 @@ def shape_figures(
     }
 
 
-def _times(
-    row: Row,
-    estimator: str,
-) -> Figures:
+def _times(row: Row, estimator: str) -> Figures:
     variant = row.variant
     shapes = [measurement.shapes[0] for measurement in variant.measurements]
     figures: Figures = {}
@@ -123,10 +111,7 @@ def _times(
     return figures
 
 
-def _of_time(
-    row: Row,
-    estimator: str,
-) -> Figures:
+def _of_time(row: Row, estimator: str) -> Figures:
     """Returns what follows from the time of a call: that of an image, the throughput, and the cost."""
     time = row.latency
     if time is None:
@@ -194,10 +179,7 @@ def _ratio_figures(row: Row) -> Figures:
 # Figures of the main shape alone --------------------------------------------------------------------------------------
 
 
-def main_figures(
-    result: StudyResult,
-    row: Row,
-) -> Figures:
+def main_figures(result: StudyResult, row: Row) -> Figures:
     """Returns operations, interference, energy, loading, stages, scores, the gate's verdict and the start-up cost."""
     variant = row.variant
     figures = _operations(row) | _interference(variant)
@@ -286,11 +268,7 @@ def known_figures(figures: Mapping[str, float | None]) -> dict[str, float]:
     return known
 
 
-def _bounded(
-    name: str,
-    interval: Interval,
-    unit: str = "",
-) -> Figures:
+def _bounded(name: str, interval: Interval, unit: str = "") -> Figures:
     """Returns an interval as figures: its estimate and, if it has any, its two-sided bounds."""
     return {
         f"{name}{unit}": interval.estimate,

@@ -17,19 +17,12 @@ from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
 
-def answer_of(
-    result: StudyResult,
-    rows: Sequence[Row],
-    best: Row | None,
-) -> str:
+def answer_of(result: StudyResult, rows: Sequence[Row], best: Row | None) -> str:
     """Returns the answer of a study, from its rows, best first, and the one that is recommended."""
     return f"{_reservations(result)}{_answer(rows, best)}"
 
 
-def _answer(
-    rows: Sequence[Row],
-    best: Row | None,
-) -> str:
+def _answer(rows: Sequence[Row], best: Row | None) -> str:
     candidates = [row for row in rows if not row.is_baseline]
     if not candidates:
         return "Nothing was compared with the baseline."
@@ -44,10 +37,7 @@ def _answer(
     return _nothing_better(candidates, baseline)
 
 
-def _nothing_better(
-    candidates: Sequence[Row],
-    baseline: Row | None,
-) -> str:
+def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
     """Returns the answer where no variant is shown to be better than the baseline."""
     first = candidates[0]
     text = described(first, baseline)
@@ -63,10 +53,7 @@ def _nothing_better(
     return f"Keep the baseline: {text}."
 
 
-def _keep_the_baseline(
-    candidates: Sequence[Row],
-    baseline: Row | None,
-) -> str:
+def _keep_the_baseline(candidates: Sequence[Row], baseline: Row | None) -> str:
     found = Counter(map(_speed_and_images, candidates))
     order = [f"{speed}{images}" for speed, images in product(Speed, _IMAGES_APART)]
     counts = []
@@ -99,10 +86,7 @@ def _speed_and_images(row: Row) -> str:
     return f"{row.speed}{_IMAGES_APART[row.images is Images.WORSE]}"
 
 
-def unconfirmed(
-    row: Row,
-    baseline: Row | None,
-) -> str:
+def unconfirmed(row: Row, baseline: Row | None) -> str:
     """Returns the answer for a gain that nothing speaks against and that is not shown yet: it, why, and what to do."""
     text = f"{described(row, baseline)}. Not confirmed yet: {shortened(row.because)}."
     if (
@@ -144,10 +128,7 @@ def _reservations(result: StudyResult) -> str:
     return text
 
 
-def _untimed(
-    candidates: Sequence[Row],
-    baseline: Row | None,
-) -> str:
+def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
     """Returns the answer where no time was compared: images alone, or what failed."""
     if baseline is not None and baseline.status.failure:
         return _baseline_failed(baseline)
@@ -195,11 +176,7 @@ def _baseline_failed(baseline: Row) -> str:
 # One variant ----------------------------------------------------------------------------------------------------------
 
 
-def described(
-    row: Row,
-    baseline: Row | None,
-    name: str = "",
-) -> str:
+def described(row: Row, baseline: Row | None, name: str = "") -> str:
     """Returns what a variant does in one line: speed, memory where it changes, and images.
 
     A trade is said as one: what it gains first, then what it costs. `name` is the variant's where it is not the row's.
@@ -227,10 +204,7 @@ def _saves_memory(row: Row) -> bool:
     return MEMORY_RATIO in measures
 
 
-def _speed_text(
-    row: Row,
-    baseline: Row | None,
-) -> str:
+def _speed_text(row: Row, baseline: Row | None) -> str:
     unit = unit_text(row.per_image)
     if row.further:
         return f"{row.speed}{unit}: {_speedups_text(row)}"
@@ -275,10 +249,7 @@ def _at_main_shape(row: Row) -> str:
     return f" at {row.shape}" if row.further else ""
 
 
-def _from_to(
-    row: Row,
-    baseline: Row | None,
-) -> str:
+def _from_to(row: Row, baseline: Row | None) -> str:
     """Returns both times; "" where they differ the other way than the ratio, which pairs the calls of each round."""
     before = baseline.time if baseline else None
     after = row.time
@@ -309,10 +280,7 @@ def _images_text(row: Row) -> str:
     return text if nothing_known else f"{text}{_at_main_shape(row)}"
 
 
-def _likeness(
-    row: Row,
-    images: Images,
-) -> str:
+def _likeness(row: Row, images: Images) -> str:
     if row.variant.trips:
         return f"images broken ({wires_of(row.variant)})"
     metric, figure = row.distance
@@ -325,10 +293,7 @@ def _likeness(
     return f"images {images}"
 
 
-def _unjudged_text(
-    psnr_db: float | None,
-    figure: str,
-) -> str:
+def _unjudged_text(psnr_db: float | None, figure: str) -> str:
     """Returns how alike images are that no gate judged; without a ratio of signal to noise they are equal."""
     if psnr_db is None:
         return "images identical"

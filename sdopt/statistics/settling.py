@@ -12,10 +12,7 @@ _EARLY = 4
 """By what the error of an interval is divided in a look before the last round."""
 
 
-def is_settled(
-    result: StudyResult,
-    candidate: VariantResult,
-) -> bool:
+def is_settled(result: StudyResult, candidate: VariantResult) -> bool:
     """Returns whether a candidate is faster or slower than each reference, at every shape, by more than chance."""
     edges = [edge for edge in result.comparisons if edge.candidate == candidate.name]
     if not edges or any(
@@ -31,11 +28,7 @@ def is_settled(
     return True
 
 
-def _differs(
-    result: StudyResult,
-    candidate_name: str,
-    reference_name: str,
-) -> bool:
+def _differs(result: StudyResult, candidate_name: str, reference_name: str) -> bool:
     reference = result.variant(reference_name)
     speedup = log_speedup(result.variant(candidate_name), reference)
     control = result.control

@@ -110,10 +110,7 @@ def rank_of(row: Row) -> tuple[bool, float]:
     return False, -row.speedup.interval.estimate
 
 
-def _judged(
-    result: StudyResult,
-    rows: Sequence[Row],
-) -> Row:
+def _judged(result: StudyResult, rows: Sequence[Row]) -> Row:
     """Returns the row of a variant with its verdicts, from one for each of its comparisons."""
     steps = [row for row in rows if row.reference not in ("", result.baseline)]
     direct = [row for row in rows if row.reference in ("", result.baseline)]
@@ -138,10 +135,7 @@ def _judged(
     return replace(row, because=because, pays=not because)
 
 
-def _option_of(
-    row: Row,
-    baseline: str,
-) -> str:
+def _option_of(row: Row, baseline: str) -> str:
     """Returns what the difference to the baseline is credited to; the variant's name if that is not one option."""
     if row.comparison is None or row.reference != baseline:
         return row.name
@@ -149,10 +143,7 @@ def _option_of(
     return row.name if credit in ("", "nothing") else credit
 
 
-def _step(
-    result: StudyResult,
-    row: Row,
-) -> Row:
+def _step(result: StudyResult, row: Row) -> Row:
     """Returns what a variant gains on top of another one than the baseline, with what that speed-up shows."""
     reference = result.variant(row.reference)
     plain = result.baseline_variant.choices
@@ -167,10 +158,7 @@ def _step(
     return replace(row, speed=speed_over(speeds))
 
 
-def _with_chain(
-    row: Row,
-    by_name: Mapping[str, Row],
-) -> Row:
+def _with_chain(row: Row, by_name: Mapping[str, Row]) -> Row:
     """Returns a row that is no better than the steps that it is built on: their images and verdicts are its own too."""
     if not row.is_step:
         return row
@@ -184,10 +172,7 @@ def _with_chain(
     return replace(row, pays=False, because=because)
 
 
-def _chain(
-    row: Row,
-    by_name: Mapping[str, Row],
-) -> list[Row]:
+def _chain(row: Row, by_name: Mapping[str, Row]) -> list[Row]:
     """Returns what a row is built on, what that is built on, and so on."""
     chain: list[Row] = []
     names = {row.name}

@@ -35,10 +35,7 @@ def seconds_parts(interval: Interval) -> tuple[str, str]:
     return text, f"[{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def times_text(
-    before: float,
-    after: float,
-) -> str:
+def times_text(before: float, after: float) -> str:
     """Returns two times, as in `501 → 260 ms` or `1.25 s → 640 ms`."""
     first = seconds_text(Interval(before))
     last = seconds_text(Interval(after))
@@ -92,10 +89,7 @@ def memory_text(row: "Row") -> str:
     return f"{text} ({share_text(ratio.interval.estimate)})"
 
 
-def compared(
-    result: StudyResult,
-    row: "Row",
-) -> str:
+def compared(result: StudyResult, row: "Row") -> str:
     """Returns the variant's name, with that of its reference where this is not the baseline."""
     if row.reference in ("", result.baseline):
         return row.name
@@ -147,11 +141,7 @@ def sampling_text(result: StudyResult) -> str:
     return f"{rounds}, {_counted(processes, 'process', 'processes')} per variant, {intervals}"
 
 
-def _counted(
-    counts: Sequence[int],
-    singular: str,
-    plural: str,
-) -> str:
+def _counted(counts: Sequence[int], singular: str, plural: str) -> str:
     """Returns how many of a thing there are, or from how many to how many."""
     least = min(counts)
     most = max(counts)

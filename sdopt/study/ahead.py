@@ -77,11 +77,7 @@ class Pace:
         """Forgets the last estimate: work was left out since, which took no time."""
         self.since_s = None
 
-    def note(
-        self,
-        now_s: float,
-        ahead_s: float,
-    ) -> None:
+    def note(self, now_s: float, ahead_s: float) -> None:
         """Notes an estimate of what is ahead, in seconds; what the last one was more is what the time since did."""
         if self.since_s is not None and ahead_s < self.ahead_s:
             self.took_s += now_s - self.since_s
@@ -133,19 +129,18 @@ class Ahead:
             for process in processes
             if process.timed and not process.measurement.complete
         ]
-        baseline_s = next(
-            (self._call_or_baseline_s(p) for p in processes if self._is_baseline(p)),
-            0.0,
-        )
+        baseline_s = 0.0
+        for process in processes:
+            if process.row.name == self._session.result.baseline:
+                baseline_s = self._call_or_baseline_s(process)
+                break
         measurements = chain.from_iterable(p.row.measurements for p in processes)
         load_s = max((m.load_s or 0.0 for m in measurements), default=0.0)
-        again_s = sum(
-            calls * self._call_or_baseline_s(process) + load_s for process in waiting
-        )
-        return again_s + len(waiting) * ((calls + rounds) * baseline_s + load_s)
-
-    def _is_baseline(self, process: VariantProcess) -> bool:
-        return process.row.name == self._session.result.baseline
+        pass_s = (calls + rounds) * baseline_s + load_s
+        seconds = 0.0
+        for process in waiting:
+            seconds += calls * self._call_or_baseline_s(process) + load_s + pass_s
+        return seconds
 
     @property
     def report_s(self) -> float:
@@ -159,22 +154,18 @@ class Ahead:
         candidates = [
             p for p in processes if p.first and p.row in self._session.result.candidates
         ]
-        seconds = sorted(
-            _PROGRAM_S
-            + (process.measurement.load_s or 0.0)
-            + self._call_or_baseline_s(process)
-            for process in candidates
-        )
-        return _COMMANDS_S + sum(seconds[: extent.programs])
+        seconds = []
+        for process in candidates:
+            load_s = process.measurement.load_s or 0.0
+            seconds.append(_PROGRAM_S + load_s + self._call_or_baseline_s(process))
+        return _COMMANDS_S + sum(sorted(seconds)[: extent.programs])
 
     def _call_or_baseline_s(self, process: VariantProcess) -> float:
-        own = self.call_s(process)
-        if own is not None:
-            return own
-        return next(
-            (s for p in self._session.processes if (s := self.call_s(p)) is not None),
-            0.0,
-        )
+        for other in [process, *self._session.processes]:
+            call_s = self.call_s(other)
+            if call_s is not None:
+                return call_s
+        return 0.0
 
     @property
     def unforeseen_s(self) -> float:
@@ -187,21 +178,24 @@ class Ahead:
         """Returns the seconds that a process will compile, as the first one of its variant did; 0 if that is unknown."""
         if process.measurement.shapes[0].warmup_s:
             return 0.0  # in blocks, its next worker has what it compiled
-        return max(
-            (
-                _compile_s(other)
-                for other in self._session.processes
-                if other.row is process.row and not other.compiles_for_others
-            ),
-            default=0.0,
-        )
+        compile_s = 0.0
+        for other in self._session.processes:
+            if other.row is process.row and not other.compiles_for_others:
+                compile_s = max(compile_s, _compile_s(other))
+        return compile_s
+
+    def _load_s(self, process: VariantProcess) -> float:
+        """Returns the seconds in which the variant's first process loaded, else the mean of all that have; 0 for none."""
+        own = [m.load_s for m in process.row.measurements if m.load_s]
+        if own:
+            return own[0]
+        loads = [m.load_s for m in self._session.result.measurements if m.load_s]
+        return sum(loads) / len(loads) if loads else 0.0
 
     def _preparing_s(self, process: VariantProcess) -> float:
         """Returns the seconds of loading, the first call, the warm-up and the discarded round, as far as ahead."""
-        samples, call_s = (
-            process.measurement.shapes[0],
-            self._call_or_baseline_s(process),
-        )
+        samples = process.measurement.shapes[0]
+        call_s = self._call_or_baseline_s(process)
         together = 1 if process.first else self._study.sharing.processes
         calls_together = 1 if process.first else self._study.sharing.calls
         found = 0.0
@@ -210,14 +204,9 @@ class Ahead:
             and not samples.calls
             and not process.measurement.complete
         ):
-            loads = [m.load_s for m in self._session.result.measurements if m.load_s]
-            own = [m.load_s for m in process.row.measurements if m.load_s]
-            load_s = (own or [sum(loads) / len(loads)] if loads else [0.0])[0]
-            found += (
-                load_s / together
-                + self._compiles_s(process)
-                + max(1, self._study.warmup) * call_s / calls_together
-            )
+            found += self._load_s(process) / together
+            found += self._compiles_s(process)
+            found += max(1, self._study.warmup) * call_s / calls_together
         if (
             process.timed
             and not samples.calls
@@ -238,30 +227,24 @@ class Ahead:
         if not process.first:
             return found
         if extent.stages:
-            found += (
-                max(study.protocol.stage_calls, int(study.quality.metrics)) * call_s
-            )
+            calls = max(study.protocol.stage_calls, int(study.quality.metrics))
+            found += calls * call_s
         main_s = call_s / len(study.shapes)
         draw = draw_of(process.variant, study.drawing_batch)
         batched = _BATCHED if study.machine.has_vectors else _BATCHED_BY_ONE
         image_s = main_s * (batched if draw.batch_size >= _BATCH else 1.0)
         if process.row.is_control and study.quality.metrics:
-            floors = (
-                study.quality.floor_prompts
-                if extent.floor_prompts is None
-                else extent.floor_prompts
-            )
+            floors = study.quality.floor_prompts
+            if extent.floor_prompts is not None:
+                floors = extent.floor_prompts
             # In the other batch and number of threads, then from other noise.
             return found + floors * main_s + _filled(floors, draw) * image_s
-        prompts = (
-            len(draw.prompts)
-            if extent.prompts is None
-            else min(extent.prompts, len(draw.prompts))
-        )
+        prompts = len(draw.prompts)
+        if extent.prompts is not None:
+            prompts = min(extent.prompts, prompts)
         timed = self._session.timed_images.ahead(prompts)
-        return (
-            found + _filled(prompts - timed, draw) * image_s / study.sharing.processes
-        )
+        images_s = _filled(prompts - timed, draw) * image_s
+        return found + images_s / study.sharing.processes
 
 
 def _filled(prompts: int, draw: Draw) -> int:

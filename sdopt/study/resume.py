@@ -89,10 +89,7 @@ def merge_resumed(
     return previous
 
 
-def is_elsewhere(
-    previous: StudyResult,
-    fresh: StudyResult,
-) -> bool:
+def is_elsewhere(previous: StudyResult, fresh: StudyResult) -> bool:
     """Returns whether two results are of different machines; the same card counts as one, whatever its host's name."""
     was, now = previous.environment, fresh.environment
     # Earlier results name no host.
@@ -102,19 +99,13 @@ def is_elsewhere(
     return card is None or card != now.device.get("attributes", {}).get("uuid")
 
 
-def _grown(
-    was: RecordedConfig,
-    now: RecordedConfig,
-) -> list[str]:
+def _grown(was: RecordedConfig, now: RecordedConfig) -> list[str]:
     """Returns which of the keys that may change have changed."""
     before, after = was.flat(), now.flat()
     return [key for key in EXTENSIONS if before[key] != after[key]]
 
 
-def _shrunk(
-    was: RecordedConfig,
-    now: RecordedConfig,
-) -> Iterator[str]:
+def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
     """Yields the changes that would remove something from a study, or add something that it cannot have."""
     before = was.flat()
     after = now.flat()
@@ -138,10 +129,7 @@ def _shrunk(
         )
 
 
-def _measure_the_spared(
-    row: VariantResult,
-    budget: Budget | None,
-) -> None:
+def _measure_the_spared(row: VariantResult, budget: Budget | None) -> None:
     """Marks the processes of which a budget left out evidence or stages as incomplete."""
     for measurement in row.measurements:
         without_stages = (
@@ -151,10 +139,7 @@ def _measure_the_spared(
             measurement.spared = measurement.complete = False
 
 
-def _extend(
-    previous: StudyResult,
-    fresh: StudyResult,
-) -> None:
+def _extend(previous: StudyResult, fresh: StudyResult) -> None:
     """Applies the extended configuration, and marks all measured variants as incomplete."""
     budget, previous.budget = previous.budget, None
     more_prompts = "quality.prompt_count" in _grown(previous.config, fresh.config)
@@ -184,10 +169,7 @@ def _extend(
         previous.precision.needed, previous.precision.stopped = {}, ""
 
 
-def _with_extensions(
-    was: RecordedConfig,
-    now: RecordedConfig,
-) -> RecordedConfig:
+def _with_extensions(was: RecordedConfig, now: RecordedConfig) -> RecordedConfig:
     for key in EXTENSIONS:
         section, name = key.split(".")
         changed = {name: getattr(getattr(now, section), name)}
@@ -245,10 +227,7 @@ def _edges(result: StudyResult) -> list[tuple[str, str, str]]:
     ]
 
 
-def other_surroundings(
-    was: Environment,
-    now: Environment,
-) -> Iterator[str]:
+def other_surroundings(was: Environment, now: Environment) -> Iterator[str]:
     """Yields what differs of software, machine and settings, so that samples are not of the same; sdopt's code apart."""
     yield from _between(vars(was), vars(now), (*_OF_THE_MOMENT, *_OWN_CODE))
 
@@ -358,11 +337,7 @@ def _lacking_rounds(
     return lacking
 
 
-def _rounds_of(
-    result: StudyResult,
-    pair: tuple[str, str],
-    replicate: int,
-) -> int:
+def _rounds_of(result: StudyResult, pair: tuple[str, str], replicate: int) -> int:
     """Returns how many rounds the processes of a pair of variants share, at the shape with the fewest."""
     candidate, reference = map(result.variant, pair)
     return min(

@@ -71,11 +71,7 @@ class TimedImages:
             for variant in variants
         )
 
-    def keep(
-        self,
-        process: VariantProcess,
-        images: Sequence[SampledImage],
-    ) -> bool:
+    def keep(self, process: VariantProcess, images: Sequence[SampledImage]) -> bool:
         """Keeps the images of a timed call, if there are any, and memory for them; returns whether it did."""
         self._bytes += sum(image.pixels.nbytes for image in images)
         if not images or self._bytes > _MOST_BYTES:

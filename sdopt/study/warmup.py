@@ -132,11 +132,7 @@ class Warmup:
         self._study.progress.advance(len(loaded))
         return loaded
 
-    def _first_call(
-        self,
-        part: Sequence[VariantProcess],
-        shape_index: int,
-    ) -> None:
+    def _first_call(self, part: Sequence[VariantProcess], shape_index: int) -> None:
         """Calls workers at a shape for the first time, which may compile."""
         # The memory of this call shows whether others fit beside it; without a warm-up, it is also the reported figure.
         for process, call in self._session.call(

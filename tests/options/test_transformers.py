@@ -213,6 +213,7 @@ class TestForecasts:
         assert far(images, plain(name)) > 1e-4
         assert np.isfinite(images).all()
 
+    @pytest.mark.slow
     def test_leave_a_compiler_one_graph(self) -> None:
         """TorchDynamo would compile NumPy and the sum of what is kept, for each step anew."""
         applied = Applied("flux", {"caching": SpectralForecast(warmup=2)})

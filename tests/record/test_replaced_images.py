@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sdopt.apps.exchange.own import origins_in
 from sdopt.errors import UsageError
-from sdopt.exchange.own import origins_in
 from sdopt.gate.drift import _distances
 from sdopt.quality.evaluation import Evaluator, Settings
 from sdopt.quality.inputs import Pictures

@@ -22,7 +22,7 @@ from sdopt.report.terminal import sections_shown, shown
 from sdopt.statistics.summary import summary_of
 from sdopt.tracking.contents import study_tags
 from tests.command import ROOT
-from tests.records import retime
+from tests.records import column, retime
 
 NAMES = [
     "[bold]markup[/bold]",
@@ -86,7 +86,8 @@ class TestRanking:
         retime(baseline.measurements[0].shapes[0], [seconds])
         result.comparisons = []
         assert shown in [
-            cell.figure for cell in ranking(summary_of(result)).column("time per image")
+            cell.figure
+            for cell in column(ranking(summary_of(result)), "time per image")
         ]
 
     def test_a_reason_stands_where_there_is_no_figure(

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from sdopt.apps.doctor.outcomes import Standing
+from sdopt.apps.exchange.study import GivenFolder, import_study
 from sdopt.apps.foresight.memory import Footprint
 from sdopt.apps.foresight.plan import Prediction, text_of
 from sdopt.apps.foresight.tables import plan_table, remarks
@@ -19,7 +20,6 @@ from sdopt.apps.loadtest.record import blocks_of as load_blocks
 from sdopt.config.groups import data_sheets
 from sdopt.config.paths import CONF
 from sdopt.contract import Contract
-from sdopt.exchange.study import GivenFolder, import_study
 from sdopt.record.files import read_result
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
@@ -39,8 +39,8 @@ from sdopt.statistics.reproduction import Reproduction
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.contents import study_tags, variant_run
+from tests.apps.exchange.test_judge import pictures, write
 from tests.command import ROOT
-from tests.exchange.test_judge import pictures, write
 from tests.fakes import fake_study
 
 SCALE = {

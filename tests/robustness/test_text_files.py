@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from sdopt.apps.exchange.pictures import read_table
 from sdopt.apps.foresight.published import COLUMNS, read_figures
 from sdopt.apps.traffic.twin import unit_trace
 from sdopt.config.composer import composer_of
 from sdopt.errors import UsageError
-from sdopt.exchange.pictures import read_table
 from sdopt.gate.calibration import FOLDER, read_calibration
 from sdopt.pipelines.functions import defined
 from sdopt.pipelines.prompt_files import Unreadable, read_prompts

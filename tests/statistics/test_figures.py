@@ -19,6 +19,7 @@ from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, Ratio
 from sdopt.statistics.summary import summary_of
 from sdopt.tracking.contents import logged_metrics
 from tests.command import Finished
+from tests.records import column
 
 
 class TestRatio:
@@ -78,7 +79,7 @@ class TestOneFigureEverywhere:
             edge.shapes[0].memory_ratio.estimate
         )
         assert {"+0 % (512 MiB)", "512 MiB"} <= set(
-            map(str, ranking(summary_of(result)).column("memory"))
+            map(str, column(ranking(summary_of(result)), "memory"))
         )
         flat = rows[edge.candidate].flat
         assert (flat["memory_ratio"], flat["memory/peak_process_gib"]) == (

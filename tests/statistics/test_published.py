@@ -28,7 +28,7 @@ from sdopt.statistics.reproduction import (
     published_of,
 )
 from sdopt.statistics.summary import summary_of
-from tests.records import known, reconfigure, samples_of
+from tests.records import column, known, reconfigure, samples_of
 
 Article = Callable[..., list[PublishedClaim]]
 
@@ -332,4 +332,4 @@ def test_a_page_shows_the_main_card_and_markdown_all_cards_and_reasons(
     ]
     table = section.blocks[0]
     assert isinstance(table, Table)
-    assert set(map(str, table.column("GPU"))) == {"A100", ""}
+    assert set(map(str, column(table, "GPU"))) == {"A100", ""}

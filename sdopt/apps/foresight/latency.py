@@ -312,15 +312,11 @@ class RateTable:
             (0, self.weights[0], step),
             (size, self.weights[1], decoder),
         ):
-            device = parts[start : start + size - 1].sum(0)
-            slope[start : start + size - 1] = (
-                weight * (device / whole) ** 3 * parts[start : start + size - 1]
-            )
-            slope[start + size - 1] = (
-                weight
-                * (parts[start + size - 1] / whole) ** 3
-                * parts[start + size - 1]
-            )
+            host = start + size - 1
+            on_device = slice(start, host)
+            device = parts[on_device].sum(0)
+            slope[on_device] = weight * (device / whole) ** 3 * parts[on_device]
+            slope[host] = weight * (parts[host] / whole) ** 3 * parts[host]
         slope[-2:] = self.weights[2:] * parts[-2:]
         return np.log(total), np.einsum("kn,knp->np", slope / total, self.design)
 

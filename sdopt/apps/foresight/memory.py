@@ -392,18 +392,15 @@ def likely_of(
         return likely_of_transformer(work, software, kind, card_gib)
     folder, bytes_each = ARCHITECTURES / work.architecture, software.bytes
     weights = _parameters(folder) * bytes_each / 2**30
-    denoiser, decoder = (
-        pass_costs(
+
+    def peak_gib(name: str, samples: int) -> float:
+        costs = pass_costs(
             folder, name, samples, work.width, work.height, software.attention
-        ).peak
-        * bytes_each
-        / 2
-        / 2**30
-        for name, samples in (
-            ("unet", work.batch * work.samples),
-            ("vae", 1 if work.sliced else work.batch),
         )
-    )
+        return costs.peak * bytes_each / 2 / 2**30
+
+    denoiser = peak_gib("unet", work.batch * work.samples)
+    decoder = peak_gib("vae", 1 if work.sliced else work.batch)
     floor = weights + max(denoiser, decoder)
     if kind == "allocated":
         return floor, floor

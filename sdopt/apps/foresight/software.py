@@ -25,9 +25,10 @@ from sdopt.options.nf4 import BitsAndBytes
 from sdopt.options.patch import Patch
 from sdopt.options.precision import Precision
 from sdopt.options.quantization import Quantized, TorchAo
+from sdopt.pipelines.catalog import path_of
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.stored import kinds_of_blocks
-from sdopt.pipelines.transformer_files import file_of, is_gguf
+from sdopt.pipelines.transformer_files import is_gguf
 from sdopt.variant import Variant
 
 FUSED, SPLIT, SCORES = "fused", "split", "scores"
@@ -237,7 +238,7 @@ def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
     known = Precision | TorchAo | BitsAndBytes | None
     timed = known if transformer else Precision | None
     blocks = (
-        kinds_of_blocks(file_of(variant.model)) if is_gguf(variant.model) else set()
+        kinds_of_blocks(path_of(variant.model)) if is_gguf(variant.model) else set()
     )
     if unknown := _unknown_axis(options):
         return f"{unknown}={variant.choices.get(unknown, unknown)}: there are no figures of what it changes to learn from"

@@ -33,13 +33,11 @@ class Transfer:
     Attributes:
         least, most: on a fast host, and on a slow one.
         beside: whether the card computes meanwhile.
-        at_peak: at the link's peak.
     """
 
     least: float
     most: float
     beside: bool
-    at_peak: float
 
     def with_calls(self, low: float, high: float) -> tuple[float, float]:
         """Returns the interval of a call that takes `low` to `high` seconds without it."""
@@ -72,4 +70,4 @@ def transfer_of(
     beside = isinstance(group, GroupOffload) and group.use_stream is not False
     shares = _STREAM if beside else _NETWORKS if networks else _LAYERS
     at_peak = (each_step * steps + once) / ((sheet.pcie_gb_s or _PCIE_GB_S) * 1e9)
-    return Transfer(at_peak / shares[1], at_peak / shares[0], beside, at_peak)
+    return Transfer(at_peak / shares[1], at_peak / shares[0], beside)

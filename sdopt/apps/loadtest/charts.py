@@ -184,14 +184,15 @@ def parts_plots(figures: Sequence[RowFigures]) -> Views:
     """Plots the mean time in queue and call by rate, stacked, a view for each row."""
     views = []
     for each in reversed(figures):
-        points = [
-            {"rate": f"{rate:.3g}", "part": part, "seconds": seconds, "order": order}
-            for rate in sorted(each.windows)
-            for order, (part, key) in enumerate(
-                (("call", "compute_s"), ("queue", "queue_s"))
-            )
-            if (seconds := each.mean(rate, key)) is not None
-        ]
+        points = []
+        for rate in sorted(each.windows):
+            at: dict[str, Any] = {"rate": f"{rate:.3g}"}
+            call_s = each.mean(rate, "compute_s")
+            if call_s is not None:
+                points.append(at | {"part": "call", "seconds": call_s, "order": 0})
+            queue_s = each.mean(rate, "queue_s")
+            if queue_s is not None:
+                points.append(at | {"part": "queue", "seconds": queue_s, "order": 1})
         if points:
             color = alt.Color(
                 "part:N",

@@ -13,10 +13,11 @@ from sdopt.apps.serving.config import Serving, serving_config, without_effect
 from sdopt.apps.traffic.figures import early_stopping, wanted_share
 from sdopt.apps.traffic.twin import KINDS, unit_trace
 from sdopt.config.compositions import composition_of
-from sdopt.config.overrides import group_of, key_of, quoted
+from sdopt.config.overrides import group_of, key_of
 from sdopt.config.own import own_config
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
+from sdopt.record.choices import quoted
 from sdopt.schema import Configured, Seed, wrong_name
 
 _PROMPTS = ("workload.prompts", "workload.prompt_column", "workload.prompt_count")

@@ -171,21 +171,15 @@ class RowFigures:
     @property
     def gap(self) -> float | None:
         """Measured over predicted 95th percentile at `typical`; None where there is none."""
-        pairs = [
-            (window.p95_s, predicted.p95_s)
-            for replicate in self.row.replicates
-            for window, predicted in zip(
-                replicate.windows, replicate.predicted, strict=False
-            )
-            if window.rate == self.typical
-            and window.p95_s is not None
-            and math.isfinite(predicted.p95_s)
-        ]
-        return (
-            math.exp(sum(math.log(one / other) for one, other in pairs) / len(pairs))
-            if pairs
-            else None
-        )
+        logs = []
+        for replicate in self.row.replicates:
+            windows = zip(replicate.windows, replicate.predicted, strict=False)
+            for window, predicted in windows:
+                if window.rate != self.typical or window.p95_s is None:
+                    continue
+                if math.isfinite(predicted.p95_s):
+                    logs.append(math.log(window.p95_s / predicted.p95_s))
+        return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def figures_of(
@@ -259,10 +253,9 @@ def _most(record: LoadRecord) -> str:
         doubt = ""
         if ratio.low <= 1 <= (ratio.high or ratio.low):
             doubt = "; the interval includes 1, so it may carry no more"
-    return (
-        f"{best.row.name} {carries} {ratio_text(ratio)} the requests of {baseline.row.name} {within}: "
-        f"{rate_text(best)} instead of {rate_text(baseline)} a second{doubt}."
-    )
+    rates = f"{rate_text(best)} instead of {rate_text(baseline)} a second"
+    times = f"{ratio_text(ratio)} the requests of {baseline.row.name}"
+    return f"{best.row.name} {carries} {times} {within}: {rates}{doubt}."
 
 
 def _of_others(others: Sequence[RowFigures]) -> str:

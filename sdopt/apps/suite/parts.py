@@ -18,10 +18,11 @@ from sdopt.apps.suite.config import INTERVALS, Part, SuiteConfig
 from sdopt.apps.suite.process import PartRun
 from sdopt.apps.suite.record import Ending, OptionFinding
 from sdopt.config.composer import composer_of
-from sdopt.config.overrides import merge_overrides, quoted
+from sdopt.config.overrides import merge_overrides
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
+from sdopt.record.choices import quoted
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.statistics.disturbance import noise_of

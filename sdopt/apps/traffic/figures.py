@@ -191,7 +191,7 @@ def bracketing(
     return further
 
 
-def interval_of(values: Sequence[float], confidence: float = 0.95) -> Interval:
+def interval_of(values: Sequence[float]) -> Interval:
     """Returns the geometric mean of positive figures, one of each replicate; with few of them without an interval."""
     logs, count = np.log(values), len(values)
     error = (
@@ -199,7 +199,7 @@ def interval_of(values: Sequence[float], confidence: float = 0.95) -> Interval:
         if count >= MINIMUM_PROCESSES
         else None
     )
-    return LogRatio(float(logs.mean()), error, count - 1, count).interval(confidence)
+    return LogRatio(float(logs.mean()), error, count - 1, count).interval(0.95)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -230,17 +230,15 @@ class Evaluation:
         other = self._features(
             real_pictures(self.dataset, list(others.values())[: len(records)])
         )
-        return figures + [
-            CardFigure(
-                f"{name} distance to real pictures{what}, {len(features)} images",
-                (distance(features),),
-            )
-            for name, distance in (
-                ("Fréchet", lambda features: fid(features, real)),
-                ("kernel", kid(real)),
-            )
-            for what, features in (("", gate), (" of other real pictures", other))
-        ]
+        kernel_distance = kid(real)
+        pictures = {"": gate, " of other real pictures": other}
+        for what, features in pictures.items():
+            title = f"Fréchet distance to real pictures{what}, {len(features)} images"
+            figures.append(CardFigure(title, (fid(features, real),)))
+        for what, features in pictures.items():
+            title = f"kernel distance to real pictures{what}, {len(features)} images"
+            figures.append(CardFigure(title, (kernel_distance(features),)))
+        return figures
 
     def _on_backgrounds(
         self, features: Tensor, records: Sequence[PictureRecord]

@@ -341,12 +341,13 @@ class CpuEngine(ExportingCompiler):
             sum(counts.values()),
             sum(stage.calls for stage in seen.values()),
         )
-        left = sum(
-            sum(stage.product_dtypes.values())
-            if target == "denoiser"
-            else sum(stage.operators[name] for name in (*EAGER_ONLY, "aten::relu"))
-            for target, stage in seen.items()
-        )
+        left = 0
+        for target, stage in seen.items():
+            if target == "denoiser":
+                left += sum(stage.product_dtypes.values())
+            else:
+                eager = (*EAGER_ONLY, "aten::relu")
+                left += sum(stage.operators[name] for name in eager)
         facts = {"graphs": graphs, "calls": calls, "operators_by_pytorch": left}
         summary = f"{graphs} graph{'s' if graphs != 1 else ''} for {calls} calls, {left} operators by PyTorch"
         ran = all(counts[target] and seen[target].calls for target in made)

@@ -163,18 +163,15 @@ def label_layers(x: alt.X, y: alt.Y) -> list[alt.Chart]:
         )
     )
     return [lines.encode(x=x, y=y, x2=alt.X2(x.shorthand.partition(":")[0]), y2=alt.Y2(y.shorthand.partition(":")[0])),
-            texts.encode(x=x, y=y, text="label:N")]  # fmt: skip
+            texts.encode(x=x, y=y, text=alt.Text("label:N"))]  # fmt: skip
 
 
 def key_layer(rows: Sequence[tuple[int, str]]) -> alt.Chart:
     """Returns a layer with the number and the name of each point, beside the plot."""
-    shown = [
-        {
-            "text": f"{number}  {name if len(name) <= _KEY_LENGTH else name[: _KEY_LENGTH - 1] + '…'}",
-            "row": row,
-        }
-        for row, (number, name) in enumerate(rows)
-    ]
+    shown = []
+    for row, (number, name) in enumerate(rows):
+        text = name if len(name) <= _KEY_LENGTH else name[: _KEY_LENGTH - 1] + "…"
+        shown.append({"text": f"{number}  {text}", "row": row})
     key = alt.Chart(alt.InlineData(values=shown)).mark_text(
         align="left",
         baseline="top",

@@ -1,12 +1,14 @@
 """Common parts of all charts, built with Altair: axes, marks, rows with names."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 import altair as alt
+from altair.utils import schemapi
 
 from sdopt.report.charts.spec import Spec
 from sdopt.report.tones import MUTED
@@ -16,6 +18,9 @@ ROW = 46
 
 FEW_TICKS = alt.ExprRef("ceil(width / 90)")
 """As many ticks as have room for their labels."""
+
+LATER = alt.InlineData(values=[])
+"""The data of a chart that `built` gets: Altair would copy them whenever it copies a part of the chart."""
 
 HAS_BOUNDS = "isValid(datum.low) && isValid(datum.high)"
 
@@ -118,11 +123,7 @@ class Rows:
         lines = inline(pieces).mark_rule(color=color, clip=True, aria=False)
         return lines.encode(x=alt.X(f"{x}:Q", **axis), y=self.vertical("from"), y2="to")
 
-    def spec(
-        self,
-        layers: Sequence[alt.Chart],
-        summary: str = "",
-    ) -> Spec:
+    def spec(self, layers: Sequence[alt.Chart], summary: str = "") -> Spec:
         """Returns the specification of layers, the lowest one first, with the names and figures of the rows.
 
         `summary` tells screen readers what the chart shows; the name and the figure of each row are added.
@@ -146,11 +147,12 @@ class Rows:
             ]
             offset += column.width
         return built(
-            alt.layer(*layers, *texts, data=alt.InlineData(values=self.placed)),
+            alt.layer(*layers, *texts, data=LATER),
             f"{summary}: "
             + "; ".join(f"{row['name']} {row['figure']}" for row in self.data),
             ROW * len(self.data),
             {"left": 6, "right": 6, "top": 22 if self.columns else 6, "bottom": 6},
+            self.placed,
         )
 
 
@@ -255,18 +257,28 @@ def ratio_ticks(low: float, high: float) -> list[float]:
     return sorted({*found, 1.0})
 
 
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Charts are made without a look at each of their parts, which takes a third of the time; the tests look at all."""
+    with schemapi.debug_mode(False):
+        yield
+
+
 def built(
     chart: alt.LayerChart,
     description: str,
     height: int,
     padding: Any = 8,
+    data: list[dict[str, Any]] | None = None,
 ) -> Spec:
-    """Returns the specification of a chart."""
+    """Returns the specification of a chart, with `data` in the place of `LATER`."""
     chart = chart.properties(description=description, height=height, padding=padding)
     with alt.data_transformers.enable(consolidate_datasets=False):
         spec: Spec = chart.to_dict(
             validate=False
         )  # which takes half of the time; the tests do it
+    if data is not None:
+        spec["data"] = {"values": data}
     return {
         key: value for key, value in spec.items() if key not in {"$schema", "config"}
     }

@@ -11,6 +11,7 @@ from sdopt.record.records import StudyResult
 from sdopt.report.charts.parts import (
     BARS,
     FEW_TICKS,
+    LATER,
     Rows,
     SideText,
     built,
@@ -114,11 +115,11 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
             point.encode(shape=shape, **facts(_CALL_FACTS)),
         ]
     layers[-1] = layers[-1].add_params(zoom())
-    chart = alt.layer(*layers, data=alt.InlineData(values=calls)).add_params(picked)
+    chart = alt.layer(*layers, data=LATER).add_params(picked)
     baseline = json.dumps(result.baseline)  # as a string of Vega's expression language
     who = f"datum.variant === {baseline} ? 'baseline' : datum.variant === picked ? 'chosen variant' : 'others'"
     described = f"Latency of {len(calls)} calls{unit_text(result.per_image)} of {len(names)} variants, by round"
-    return built(chart.transform_calculate(who=who), described, 320)
+    return built(chart.transform_calculate(who=who), described, 320, data=calls)
 
 
 def _calls(result: StudyResult) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from sdopt.report.charts.labels import (
 )
 from sdopt.report.charts.parts import (
     FEW_TICKS,
+    LATER,
     built,
     facts,
     inline,
@@ -231,13 +232,13 @@ def _spec(
     )
     dots = dots.encode(x=x, y=y, **kinds("kind", looks), **facts(_FACTS))
     chart = alt.layer(
-        line.encode(x=x, y=y, order="place:Q"),
+        line.encode(x=x, y=y, order=alt.Order("place:Q")),
         dots,
         *label_layers(x, y),
         *([key_layer(key)] if key else []),
-        data=alt.InlineData(values=points),
+        data=LATER,
     )
-    return built(chart, f"Speed against quality: {told}", height)
+    return built(chart, f"Speed against quality: {told}", height, data=points)
 
 
 def _pixels(

@@ -28,11 +28,7 @@ _Losses = dict[str, dict[int, float]]
 """How much images differ from those of the reference, by variant and prompt."""
 
 
-def gallery_of(
-    result: StudyResult,
-    folder: Path,
-    budget: int,
-) -> Gallery | None:
+def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None:
     """Makes a grid of images, as many prompts as fit `budget` bytes of the page and at least one.
 
     Returns None if the baseline has no images, or they are not in the run's folder.
@@ -76,10 +72,7 @@ def gallery_of(
     )
 
 
-def _starts_alike(
-    variant: VariantResult,
-    baseline: VariantResult,
-) -> bool:
+def _starts_alike(variant: VariantResult, baseline: VariantResult) -> bool:
     """Returns whether each image starts from the noise of the baseline's: with more images per prompt they do not."""
     for image in variant.images:
         other = baseline.image(image.prompt_index, image.image_index)
@@ -124,10 +117,7 @@ def _is_there(folder: Path, record: ImageRecord) -> bool:
     return inside(folder, record.path).is_file() and not is_replaced(folder, record)
 
 
-def has_images(
-    result: StudyResult,
-    folder: Path,
-) -> bool:
+def has_images(result: StudyResult, folder: Path) -> bool:
     """Returns whether a study's images, if it has any, are in a folder; checks only the first of each variant."""
     return all(
         inside(folder, variant.images[0].path).is_file()
@@ -204,10 +194,7 @@ def _row(
     )
 
 
-def _reference_text(
-    result: StudyResult,
-    variant: VariantResult,
-) -> str:
+def _reference_text(result: StudyResult, variant: VariantResult) -> str:
     """Returns what a variant's images are compared with, where this is not the baseline."""
     edge = result.first_comparison(variant.name)
     if edge is None or edge.reference == result.baseline:

@@ -20,6 +20,7 @@ from sdopt.report.blocks import (
     charts_of,
 )
 from sdopt.report.charts.comparisons import forest, interactions, main_plot, waterfall
+from sdopt.report.charts.parts import unchecked
 from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.times import rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
@@ -50,7 +51,8 @@ IMAGES_BYTES = 3_000_000
 
 def study_page(summary: Summary, folder: Path, budget: int = IMAGES_BYTES) -> Page:
     """Returns the report of a study, with images of its folder that take `budget` bytes."""
-    *first, method, environment = text_sections(summary)
+    with unchecked():
+        *first, method, environment = text_sections(summary)
     sections = (*first, _images(summary, folder, budget), method, environment)
     return Page(
         summary.result.name,
@@ -280,8 +282,10 @@ def _environment(summary: Summary) -> Section:
 def _listed(values: object) -> str:
     if not isinstance(values, dict):
         return str(values)
-    return ", ".join(
-        f"{key} {value if isinstance(value, str | int | float) else json.dumps(value)}"
-        for key, value in values.items()
-        if value not in (None, "", {}, [])
-    )
+    listed = []
+    for key, value in values.items():
+        if value in (None, "", {}, []):
+            continue
+        plain = isinstance(value, str | int | float)
+        listed.append(f"{key} {value if plain else json.dumps(value)}")
+    return ", ".join(listed)

@@ -10,19 +10,25 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from sdopt.apps.exchange.pairing import other_settings
+from sdopt.apps.exchange.pictures import ImportedPicture, read_folder, read_table
+from sdopt.apps.exchange.scores import export
+from sdopt.apps.exchange.study import _unlike_times
 from sdopt.errors import UsageError
-from sdopt.exchange.pairing import other_settings
-from sdopt.exchange.pictures import ImportedPicture, read_folder, read_table
-from sdopt.exchange.scores import export
-from sdopt.exchange.study import _unlike_times
 from sdopt.gate.trust import doubts_of
 from sdopt.record.files import read_result, write_result
 from sdopt.report.notes import caveats_of
 from sdopt.statistics.summary import summary_of
+from tests.apps.exchange.test_unlike_folders import judged, plain
+from tests.apps.exchange.test_unlike_folders import web_ui as web_ui_folder
+from tests.apps.exchange.test_unlike_settings import (
+    invokeai,
+    node,
+    novelai,
+    read,
+    web_ui,
+)
 from tests.command import Finished
-from tests.exchange.test_unlike_folders import judged, plain
-from tests.exchange.test_unlike_folders import web_ui as web_ui_folder
-from tests.exchange.test_unlike_settings import invokeai, node, novelai, read, web_ui
 from tests.records import reconfigure
 
 Chunks = Mapping[str, str]

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from sdopt.exchange.metadata import Origin, origin_of
-from sdopt.exchange.pairing import other_settings
-from sdopt.exchange.pictures import ImportedPicture
-from sdopt.exchange.workflows import graph_of_workflow
+from sdopt.apps.exchange.metadata import Origin, origin_of
+from sdopt.apps.exchange.pairing import other_settings
+from sdopt.apps.exchange.pictures import ImportedPicture
+from sdopt.apps.exchange.workflows import graph_of_workflow
 from sdopt.record.images import open_image
-from tests.exchange.test_metadata import chunks
+from tests.apps.exchange.test_metadata import chunks
 
 Node = dict[str, Any]
 

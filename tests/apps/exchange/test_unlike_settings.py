@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from sdopt.exchange.metadata import Origin, origin_of
-from sdopt.exchange.settings import differing
+from sdopt.apps.exchange.metadata import Origin, origin_of
+from sdopt.apps.exchange.settings import differing
 from sdopt.record.images import open_image
 
 Chunks = Mapping[str, str]

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from sdopt.errors import UsageError
-from sdopt.exchange.metadata import Origin
-from sdopt.exchange.pictures import ImportedPicture, repeated
-from sdopt.exchange.settings import (
+from sdopt.apps.exchange.metadata import Origin
+from sdopt.apps.exchange.pictures import ImportedPicture, repeated
+from sdopt.apps.exchange.settings import (
     WEB_UIS,
     are_one_form,
     differing,
     others_apart,
     plain_key,
 )
+from sdopt.errors import UsageError
 from sdopt.quality.images import read_image
 
 Folders = tuple[Path, Path]
@@ -305,8 +305,9 @@ def _require_own_partners(
         if count > 1 and count == len(elsewhere)
         else ""
     )
+    looks_like, partner = first[number].file, first[nearest].file
+    many = f"so do {len(elsewhere)} of {len(first)} images{how}"
     raise UsageError(
-        f"{second[nearest].file}: looks like {first[number].file}, and its partner is {first[nearest].file} (so do "
-        f"{len(elsewhere)} of {len(first)} images{how}). Give the files of a pair the same name, or list file, prompt "
-        "and seed in a prompts.csv in both folders"
+        f"{second[nearest].file}: looks like {looks_like}, and its partner is {partner} ({many}). Give the files of a "
+        "pair the same name, or list file, prompt and seed in a prompts.csv in both folders"
     )

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sdopt.exchange.settings import plain_key, shortened
+from sdopt.apps.exchange.settings import plain_key, shortened
 
 Inputs = Mapping[str, Any]
 """The inputs of a node by name: plain values, or links `[id of a node, number of its output]`."""

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sdopt.contract import Contract
-from sdopt.errors import UsageError
-from sdopt.exchange.formats import Format, common_format
-from sdopt.exchange.pairing import (
+from sdopt.apps.exchange.formats import Format, common_format
+from sdopt.apps.exchange.pairing import (
     of_other_noise,
     other_settings,
     partners,
@@ -17,19 +15,21 @@ from sdopt.exchange.pairing import (
     require_alike,
     version_of,
 )
-from sdopt.exchange.pictures import (
+from sdopt.apps.exchange.pictures import (
     ImportedPicture,
     ImportedRow,
     read_folder,
     read_table,
     repeated,
 )
-from sdopt.exchange.settings import (
+from sdopt.apps.exchange.settings import (
     number_or_word,
     plain_key,
     require_known,
     settings_of,
 )
+from sdopt.contract import Contract
+from sdopt.errors import UsageError
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.images import digest_of
@@ -328,15 +328,16 @@ def _names_beside(sides: Sequence[_Side]) -> list[str]:
 
 def _claims(sides: Sequence[_Side]) -> list[str]:
     """Returns what candidates are to gain: in speed and in memory, as far as every folder tells it."""
-    tells = {"latency": ("seconds",), "memory": ("memory_gib",)}
-    return [
-        claim
-        for claim, names in tells.items()
-        if all(
-            side.times and all(row.number(*names) is not None for row in side.times)
-            for side in sides
-        )
-    ]
+
+    def all_tell(name: str) -> bool:
+        for side in sides:
+            numbers = [row.number(name) for row in side.times]
+            if not numbers or None in numbers:
+                return False
+        return True
+
+    tells = {"latency": "seconds", "memory": "memory_gib"}
+    return [claim for claim, name in tells.items() if all_tell(name)]
 
 
 def _measurements(side: _Side, first: _Side) -> list[Measurement]:

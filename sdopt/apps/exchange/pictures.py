@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from sdopt.apps.exchange.formats import Format, format_of
+from sdopt.apps.exchange.logs import origins_logged
+from sdopt.apps.exchange.metadata import Origin, origin_from, origin_of
+from sdopt.apps.exchange.own import origins_in
 from sdopt.errors import UsageError
-from sdopt.exchange.formats import Format, format_of
-from sdopt.exchange.logs import origins_logged
-from sdopt.exchange.metadata import Origin, origin_from, origin_of
-from sdopt.exchange.own import origins_in
 from sdopt.quality.images import SUFFIXES, image_files, read_image
 from sdopt.record.images import open_image
 from sdopt.text_files import read_text

@@ -16,16 +16,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.exchange.graphs import facts_of_graph, others_of_graph
-from sdopt.exchange.hidden import hidden_text
-from sdopt.exchange.settings import (
+from sdopt.apps.exchange.graphs import facts_of_graph, others_of_graph
+from sdopt.apps.exchange.hidden import hidden_text
+from sdopt.apps.exchange.settings import (
     number_or_word,
     others_of,
     plain_key,
     settings_of,
 )
-from sdopt.exchange.texts import json_object, text_beside, texts_of
-from sdopt.exchange.workflows import graph_of_workflow
+from sdopt.apps.exchange.texts import json_object, text_beside, texts_of
+from sdopt.apps.exchange.workflows import graph_of_workflow
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -5,11 +5,11 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from sdopt.apps.exchange.study import GivenFolder, import_study, judgeable
 from sdopt.conclusion import Conclusion
 from sdopt.config.composer import composer_of, with_gate
 from sdopt.config.groups import data_sheets
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
-from sdopt.exchange.study import GivenFolder, import_study, judgeable
 from sdopt.quality.metrics import features_of, require_quality
 from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult, now

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sdopt.apps.exchange.own import settings_of_variant
+from sdopt.apps.exchange.pictures import ImportedRow, read_table
+from sdopt.apps.exchange.study import TIMES
 from sdopt.errors import UnavailableError, UsageError, os_problem
-from sdopt.exchange.own import settings_of_variant
-from sdopt.exchange.pictures import ImportedRow, read_table
-from sdopt.exchange.study import TIMES
 from sdopt.quality.by_prompt import by_prompt
 from sdopt.quality.metrics import slug
 from sdopt.record.files import inside

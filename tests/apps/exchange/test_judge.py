@@ -18,12 +18,12 @@ from diffusers import DDIMScheduler, StableDiffusionPipeline
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from sdopt.apps.exchange import judging
+from sdopt.apps.exchange.pairing import partners, require_alike
+from sdopt.apps.exchange.pictures import read_folder, read_table
+from sdopt.apps.exchange.scores import export, import_scores
+from sdopt.apps.exchange.study import GivenFolder, import_study
 from sdopt.errors import UnavailableError, UsageError
-from sdopt.exchange import judging
-from sdopt.exchange.pairing import partners, require_alike
-from sdopt.exchange.pictures import read_folder, read_table
-from sdopt.exchange.scores import export, import_scores
-from sdopt.exchange.study import GivenFolder, import_study
 from sdopt.gate.calibration import read_calibration
 from sdopt.record.files import read_result
 from sdopt.record.verdicts import Verdict

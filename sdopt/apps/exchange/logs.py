@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from sdopt.apps.exchange.metadata import Origin, origin_from
 from sdopt.errors import UsageError
-from sdopt.exchange.metadata import Origin, origin_from
 from sdopt.text_files import read_text
 
 

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from sdopt.apps.exchange.settings import named_settings
+from sdopt.apps.exchange.study import GivenFolder, import_study
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.exchange.settings import named_settings
-from sdopt.exchange.study import GivenFolder, import_study
 from sdopt.gate.comparability import comparable
 from sdopt.gate.rule_context import RuleContext
 from sdopt.record.records import StudyResult

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from sdopt.exchange.formats import format_of
-from sdopt.exchange.metadata import Origin, origin_of
-from sdopt.exchange.settings import SETTINGS, differing, settings_of
+from sdopt.apps.exchange.formats import format_of
+from sdopt.apps.exchange.metadata import Origin, origin_of
+from sdopt.apps.exchange.settings import SETTINGS, differing, settings_of
 from sdopt.record.images import open_image
 
 Write = Callable[[Path], Path]

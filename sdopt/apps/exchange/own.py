@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sdopt.apps.exchange.metadata import Origin
+from sdopt.apps.exchange.settings import settings_of
 from sdopt.errors import UsageError
-from sdopt.exchange.metadata import Origin
-from sdopt.exchange.settings import settings_of
 from sdopt.record.files import read_result
 from sdopt.record.images import is_replaced
 from sdopt.record.records import StudyResult, VariantResult

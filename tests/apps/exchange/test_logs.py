@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 import pytest
 
-from sdopt.exchange.pairing import other_settings
-from sdopt.exchange.pictures import read_folder
-from tests.exchange.test_unlike_folders import COUNT, plain
+from sdopt.apps.exchange.pairing import other_settings
+from sdopt.apps.exchange.pictures import read_folder
+from tests.apps.exchange.test_unlike_folders import COUNT, plain
 
 Values = dict[str, Any]
 
