@@ -602,6 +602,12 @@ def test_a_comparison_of_two_results_has_every_shape() -> None:
             call.seconds *= 2
     compare(later)
     lines = written(comparison_of(earlier, later)).splitlines()
-    [change] = [line for line in lines if "B/A, 128×128" in line and "0.5" in line]
-    assert "0.50×" in change
-    assert sum("| A, 64×64" in line for line in lines) == len(later.variants)
+    [place] = [
+        number
+        for number, line in enumerate(lines)
+        if line.startswith("| channels last, 128×128")
+    ]
+    assert "| B/A |  |  | 0.50×" in lines[place + 2]
+    assert sum(", 64×64, batch 1 | A |" in line for line in lines) == len(
+        later.variants
+    )
