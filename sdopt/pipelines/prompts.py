@@ -364,8 +364,8 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
         ]
         if cut:
             found[
-                f"{_named(workload)}: the text encoder reads {limit} tokens and cuts {len(cut)} of {len(texts)} texts: "
-                f"{_listed(cut)}; what comes later has no effect"
+                f"{_named(workload)}: a text encoder reads {limit} tokens and cuts {len(cut)} of {len(texts)} texts: "
+                f"{_listed(cut)}; it reads nothing of what comes later"
             ] = None
     if words:
         saved = "load a textual inversion in diffusers, and save the pipeline with it"
