@@ -349,45 +349,32 @@ def put(
     """
     # Two processes that log one run at once would each find none: a server, unlike a file, has no lock.
     with exclusive("\n".join((address_of(tracking), *mine))):
-        return _put(client, tracking, experiment, run, mine, digest, adopted, note)
-
-
-def _put(
-    client: "MlflowClient",
-    tracking: Tracking,
-    experiment: str,
-    run: TrackedRun,
-    mine: Sequence[str],
-    digest: str,
-    adopted: Sequence[str],
-    note: str | None,
-) -> Logged:
-    earlier = _found(client, mine, experiment)
-    home = (
-        str(earlier[0].info.experiment_id)
-        if earlier
-        else _experiment(client, tracking, experiment, run.leaderboard)
-    )
-    _require_near(_place(client, tracking, home), tracking)
-    kept = next(
-        (
-            str(one.info.run_id)
-            for one in earlier
-            if one.data.tags.get(DIGEST) == digest
-        ),
-        None,
-    )
-    new = kept is None
-    if kept is None:
-        if note is not None:
-            client.set_experiment_tag(home, NOTE, note)
-        kept = _created(client, home, run, digest)
-    for one in earlier:
-        if kept not in (one.info.run_id, one.data.tags.get(PARENT)):
-            client.delete_run(one.info.run_id)
-    for other in _found(client, adopted, experiment):
-        client.set_tag(other.info.run_id, PARENT, kept)
-    return Logged(kept, home, new)
+        earlier = _found(client, mine, experiment)
+        home = (
+            str(earlier[0].info.experiment_id)
+            if earlier
+            else _experiment(client, tracking, experiment, run.leaderboard)
+        )
+        _require_near(_place(client, tracking, home), tracking)
+        kept = next(
+            (
+                str(one.info.run_id)
+                for one in earlier
+                if one.data.tags.get(DIGEST) == digest
+            ),
+            None,
+        )
+        new = kept is None
+        if kept is None:
+            if note is not None:
+                client.set_experiment_tag(home, NOTE, note)
+            kept = _created(client, home, run, digest)
+        for one in earlier:
+            if kept not in (one.info.run_id, one.data.tags.get(PARENT)):
+                client.delete_run(one.info.run_id)
+        for other in _found(client, adopted, experiment):
+            client.set_tag(other.info.run_id, PARENT, kept)
+        return Logged(kept, home, new)
 
 
 def _created(client: "MlflowClient", home: str, run: TrackedRun, digest: str) -> str:
