@@ -259,7 +259,7 @@ class TestNames:
 
 PUBLISHED = (
     *("flux_dev", "flux_schnell", "flux2_klein_4b", "flux2_klein_9b", "flux2_dev"),
-    *("sd3_medium", "sd35_medium", "sd35_large", "qwen_image", "chroma"),
+    *("sd3_medium", "sd35_medium", "sd35_large", "qwen_image", "chroma", "lumina2"),
 )
 """Those of published models with transformers whose tensors are of no other model's shapes."""
 
