@@ -219,19 +219,20 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
 
 
 def steps_of(variant: Variant) -> int:
-    """Returns how often a call of a variant runs the denoiser: schedulers of second order do so twice in each step.
+    """Returns how often a call of a variant runs the denoiser, which its scheduler decides.
 
-    In the last step they do once.
+    Those of second order run it twice in each step but the last, and PNDM once more than there are steps.
     """
     import diffusers
 
-    family = family_of(variant.model)
+    family, chosen = family_of(variant.model), variant.scheduler
     steps = max(1, family.steps_of(variant.workload.steps, variant.task.strength))
     try:
-        order = int(getattr(diffusers, variant.scheduler.class_name).order)
-    except (AttributeError, ImportError):  # of a package that is not installed here
-        order = 1
-    return order * (steps - 1) + 1
+        scheduler = getattr(diffusers, chosen.class_name)(**chosen.options)
+        scheduler.set_timesteps(steps)
+    except (AttributeError, ImportError, TypeError, ValueError):
+        return steps  # a package that is not installed here, or options that a call will refuse
+    return len(scheduler.timesteps)
 
 
 def _steps(
