@@ -65,6 +65,7 @@ from sdopt.study.progress import Progress
 from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
 from sdopt.study.run import run_study
 from sdopt.study.timeline import WAITING, Timeline
+from sdopt.study.work import Sharing
 from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line
 from sdopt.tracking.store import (
@@ -210,7 +211,8 @@ class Experiment:
             *runnable_of(plan, result),
             plan.baseline,
         ]  # the baseline is measured twice
-        cost = cost_of(measured, result, Path("outputs"))
+        sharing = Sharing.of(machine.device, machine.cpu, plan.baseline)
+        cost = cost_of(measured, result, Path("outputs"), sharing)
         told: list[str] = []
         if machine.sheet is not None or (
             cost.seconds is None and not machine.device.is_cuda
@@ -222,7 +224,8 @@ class Experiment:
                 is not None
             ):
                 based_on = f"predicted; {cost.based_on}"
-                cost = replace(cost, seconds=cost.calls * call_s, based_on=based_on)
+                seconds = cost.calls_alone * call_s
+                cost = replace(cost, seconds=seconds, based_on=based_on)
         show_plan(result, cost, self.console)
         for line in told:
             print_line(self.console, line)

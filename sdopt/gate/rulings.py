@@ -163,7 +163,7 @@ def _interval_text(rule: Rule, bounds: Bounds, limit: float) -> str:
 def _settling(rule: Rule, bounds: Bounds, limit: float) -> str:
     """Returns what would settle an open ruling."""
     if bounds.unit != "prompt":
-        return "a study with more processes (protocol.replicates) would settle it"
+        return "a study with more runs (protocol.replicates) would settle it"
     needed = bounds.needed(limit, rule.confidence or 0.95)
     if not needed:
         return "more prompts (quality.prompt_count) would settle it"

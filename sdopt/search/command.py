@@ -179,6 +179,7 @@ def begun(
             say,
             brief,
             expected_call_s=prepared.expected_call_s,
+            ready_s=time.monotonic() - began,
             answered=answered is not None,
             goes_on=answered is not None
             and not answered.covers(config.budget_s, config.trials),

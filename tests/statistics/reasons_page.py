@@ -38,6 +38,9 @@ _LIMITS = {
 }
 """Limits like those of the packaged model, for rules that take a share of a calibration."""
 
+_OF_A_SET = ("cmmd", "fid", "kid")
+"""Distances between sets of images, for which no prompt is the worst."""
+
 GATES = sorted(
     path.stem for path in (CONF / "gate").glob("*.yaml") if path.stem != "none"
 )
@@ -104,7 +107,8 @@ def said(rule: Rule, verdict: Verdict) -> str:
     if verdict is Verdict.INCONCLUSIVE and rule.test in ("exact", "every"):
         return "–"
     is_ratio = rule.metric in RULED or rule.metric == FIRST_IMAGE
-    return sentence(ruled(rule, verdict), worst="" if is_ratio else "a red fox")
+    has_prompts = not (is_ratio or rule.metric.startswith(_OF_A_SET))
+    return sentence(ruled(rule, verdict), worst="a red fox" if has_prompts else "")
 
 
 def page() -> str:
