@@ -106,9 +106,14 @@ def said(rule: Rule, verdict: Verdict) -> str:
     """Returns what a rule says, with a worst prompt where it is on images."""
     if verdict is Verdict.INCONCLUSIVE and rule.test in ("exact", "every"):
         return "–"
+    worst = "a red fox" if has_worst_prompt(rule) else ""
+    return sentence(ruled(rule, verdict), worst=worst)
+
+
+def has_worst_prompt(rule: Rule) -> bool:
+    """Returns whether a rule is on figures that each prompt has one of."""
     is_ratio = rule.metric in RULED or rule.metric == FIRST_IMAGE
-    has_prompts = not (is_ratio or rule.metric.startswith(_OF_A_SET))
-    return sentence(ruled(rule, verdict), worst="a red fox" if has_prompts else "")
+    return not (is_ratio or rule.metric.startswith(_OF_A_SET))
 
 
 def page() -> str:
