@@ -33,6 +33,8 @@ class SearchBudget:
         costs: of each measured candidate, by name.
         uncalibrated_s: the seconds that calibrating takes beyond half of the budget: then this call judges nothing, and
             no time is kept for that.
+        process_s: what a process takes besides its start and its calls, before a study has shown it: scoring and
+            reports, in shares.
     """
 
     work: Mapping[str, Work]
@@ -42,6 +44,7 @@ class SearchBudget:
     baseline: Cost | None = None
     costs: dict[str, Cost] = field(default_factory=dict)
     uncalibrated_s: float = 0.0
+    process_s: float = 4.0
     _beside_s: float = 0.0
     _processes: int = 0
 
@@ -65,7 +68,9 @@ class SearchBudget:
     def seconds(self, stage: str, costs: Sequence[Cost]) -> float:
         """Returns how many seconds a study of candidates takes, with the baseline and its control beside them."""
         work = self.work[stage]
-        beside_s = self._beside_s / self._processes if self._processes else 0.0
+        beside_s = self.process_s
+        if self._processes:
+            beside_s = self._beside_s / self._processes
         seconds = 0.0
         if self.baseline:
             costs = [self.baseline, *costs]

@@ -256,7 +256,7 @@ class Search:
             return
         used_s = self.config.budget_s - self.budget.left_s
         to_try = math.ceil((used_s + least_s) / 60)
-        to_judge = self._least_min(calibrating_s)
+        to_judge = math.ceil(_SLACK * self._least_min(calibrating_s))
         raise UsageError(
             f"search.budget_s={self.config.budget_s:g}: to try one option takes about {to_try} min here, and to judge "
             f"it about {to_judge} min: give search.budget_s={60 * to_judge}, or to sdopt optimize --budget {to_judge}m"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.record.records import Status, StudyResult
@@ -24,7 +25,7 @@ from sdopt.search.record import FINAL
 from sdopt.search.run import Search
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
-from sdopt.study.work import Work
+from sdopt.study.work import Sharing, Work, work_ahead
 from sdopt.worker.protocol import TimeUpError
 from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
 
@@ -95,7 +96,11 @@ class Simulated(Search):
         self.noise_of = Scatter.of_controls([(noise, 1)] * 8)
         self.now, self.log = 0.0, list[tuple[str, list[str]]]()
         budget = SearchBudget(
-            WORK, self.deadline, self.config.finalists, clock=lambda: self.now
+            WORK,
+            self.deadline,
+            self.config.finalists,
+            clock=lambda: self.now,
+            process_s=0.0,
         )
         self.__dict__["budget"] = budget
 
@@ -267,7 +272,7 @@ def test_the_time_to_calibrate_is_told_with_the_rest() -> None:
     search.budget.baseline = BASELINE
     search.budget.work = {**WORK, CALIBRATE: Work(1, 1, 100, 4700)}
     with pytest.raises(
-        UsageError, match=r"to try one option takes about 5 min .* --budget 5m"
+        UsageError, match=r"to try one option takes about 5 min .* --budget 6m"
     ):
         search.run()
     assert not search.log
@@ -352,7 +357,7 @@ def test_a_study_whose_time_is_up_keeps_what_it_measured(
 
 def test_what_a_budget_expects_and_keeps() -> None:
     names = [f"option {n}" for n in range(6)]
-    budget = SearchBudget(WORK, 100.0, 3, clock=lambda: 0.0)
+    budget = SearchBudget(WORK, 100.0, 3, clock=lambda: 0.0, process_s=0.0)
     assert budget.needed_s == 0, "nothing is known yet"
     budget.baseline = BASELINE
     # The baseline, its control and a candidate: four processes and 135 calls of each.
@@ -371,16 +376,38 @@ def test_what_a_budget_expects_and_keeps() -> None:
 def test_what_a_budget_lets_a_search_screen() -> None:
     plan: dict[str, Any] = {"alone": True, "compile_next": False, "racers": 0}
     # What the baseline takes on a busy machine may leave no time to judge: one is tried all the same.
-    late = SearchBudget(WORK, 10.0, 3, clock=lambda: 9.0, baseline=Cost(5.0, 5.0))
+    late = SearchBudget(
+        WORK, 10.0, 3, clock=lambda: 9.0, baseline=Cost(5.0, 5.0), process_s=0.0
+    )
     assert late.to_screen(6, [], **plan) == 2
     late.costs["one"] = Cost(5.0, 5.0)
     assert late.to_screen(6, ["one"], **plan) == 0
     # While nothing gains, no time is kept to judge.
     budget = SearchBudget(
-        WORK, 26.0, 3, clock=lambda: 0.0, baseline=BASELINE, costs={"one": BASELINE}
+        WORK,
+        26.0,
+        3,
+        clock=lambda: 0.0,
+        baseline=BASELINE,
+        costs={"one": BASELINE},
+        process_s=0.0,
     )
     assert budget.to_screen(6, ["one"], **plan, gains=False) > budget.to_screen(
         6, ["one"], **plan, gains=True
     )
     assert budget.to_screen_s([]) == 26
     assert budget.to_screen_s(["one"]) < 26
+
+
+def test_the_forecast_of_a_judgement_is_what_it_took() -> None:
+    """Two cores, a call of 1.4 s, three processes of each of three variants: it took 266 s.
+
+    Images of two variants are made side by side, and the repeated baseline makes few.
+    """
+    sharing = Sharing(cores=2, threads=1, on_gpu=False)
+    with composer_of(["model=emoji", "gate=default"]) as composer:
+        run, baseline = composer.current, composer.variant("baseline")
+    work = work_ahead([baseline] * 2, 3, run.protocol, run.quality, None, sharing)
+    cost, faster = Cost(1.9, 1.4), Cost(1.25, 0.63)
+    budget = SearchBudget({FINAL: work}, 1e6, 3, baseline=cost)
+    assert budget.seconds(FINAL, [faster]) == pytest.approx(266, rel=0.2)
