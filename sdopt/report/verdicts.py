@@ -129,6 +129,12 @@ def _counted(names: Sequence[str]) -> str:
 
 def verdict_markdown(summary: Summary, first: str = "") -> str:
     """Returns the verdicts as Markdown: what they say in a sentence, if there is one, and every ruling below them."""
+    blocks: list[Block] = [Prose(first, strong=True)] if first else []
+    return _titled(summary, [*blocks, *verdict_blocks(summary.result, first)])
+
+
+def _titled(summary: Summary, blocks: Sequence[Block]) -> str:
+    """Returns blocks on verdicts below a title, and every ruling below them."""
     rows = []
     for judgement in summary.result.judgements:
         rows += [_ruling_cells(judgement, ruling) for ruling in judgement.rulings]
@@ -141,14 +147,12 @@ def verdict_markdown(summary: Summary, first: str = "") -> str:
         "limit",
         "reason",
     )
-    blocks: list[Block] = [Prose(first, strong=True)] if first else []
-    blocks += verdict_blocks(summary.result, first)
     every: list[Block] = [Table(headings, rows), Notes(footing_of(summary.result))]
-    blocks.append(Fold(f"All {len(rows)} rules", every))
     title = (
         f"sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})"
     )
-    return f"## {title}\n\n{written(blocks)}"
+    whole = [*blocks, Fold(f"All {len(rows)} rules", every)]
+    return f"## {title}\n\n{written(whole)}"
 
 
 def _ruling_cells(judgement: Judgement, ruling: Ruling) -> tuple[str, ...]:
@@ -172,7 +176,10 @@ def summary_markdown(summary: Summary, against: str = "") -> str:
     `against` is the answer where the result was compared with an earlier one.
     """
     first = written([Prose(against or summary.sentence, strong=True), ranking(summary)])
-    return f"{first}\n{verdict_markdown(summary)}"
+    table, *reasons = verdict_blocks(summary.result, against)
+    # The ranking has the verdicts, but for those on an earlier result.
+    blocks = [table, *reasons] if against else reasons
+    return f"{first}\n{_titled(summary, blocks)}"
 
 
 def _claims(judgements: Sequence[Judgement]) -> list[str]:

@@ -129,7 +129,7 @@ def _unjudged(best: SearchEntry, search: Search) -> str:
     return (
         f"Undecided: {best.name} was {_about(best)} faster in a first look; the budget of "
         f"{search.config.budget_s / 60:.3g} min left no time to judge its images. Judging them takes about "
-        f"{math.ceil(needed_s / 60)} min more: the same command goes on with that."
+        f"{math.ceil(needed_s / 60)} min more: the same command with that budget goes on."
     )
 
 

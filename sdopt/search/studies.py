@@ -63,7 +63,7 @@ class Studies:
                 f"quality.{key}={self._seen}"
                 for key in ("prompt_count", "floor_prompts")
             ]
-            once = ["protocol=smoke", "protocol.rounds=1", *_UNTRACKED, *seen]
+            once = ["protocol=smoke", "protocol.rounds=3", *_UNTRACKED, *seen]
             own = [*_DESIGN, f"study.name={CALIBRATE}", "study.edges=[]"]
             return [*merge_overrides(self.given, once), *own]
         design = [*_DESIGN, f"study.name={quoted(self.config.title)}"]

@@ -120,6 +120,25 @@ def test_rules_on_one_property_are_one_reason() -> None:
     assert "in what they show" in said[1]
 
 
+def test_that_a_gain_is_open_is_no_second_reason_beside_the_speed_that_it_claims() -> (
+    None
+):
+    found = (
+        "speedup 1.02× [0.9, 1.06] (one-sided 95 % bounds) straddles a gain of 1.0 %"
+    )
+    rulings = [
+        Ruling("at_least", "speedup", Verdict.INCONCLUSIVE, "", 1.02, 0.9, 1.06, 0.95),
+        Ruling("must pay", "", Verdict.INCONCLUSIVE, found),
+    ]
+    judgement = Judgement("a", "b", "", None, Verdict.INCONCLUSIVE, rulings)  # type: ignore[arg-type]
+    assert len(reasons_of(judgement)) == 2
+    judgement.claims = {"speedup": 0.3}
+    [said] = reasons_of(judgement)
+    assert said.startswith("Not enough runs to tell: it is between 11 % slower")
+    judgement.claims["memory_ratio"] = 0.3
+    assert len(reasons_of(judgement)) == 2
+
+
 def test_speed_at_each_shape_is_a_reason_of_its_own() -> None:
     rulings = [
         Ruling("at_least", f"speedup/{n}", Verdict.FAIL, "", 0.8, 0.8, 0.8, 1.0)
