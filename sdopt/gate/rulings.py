@@ -170,7 +170,7 @@ def _interval_text(rule: Rule, bounds: Bounds, limit: float) -> str:
 def _settling(bounds: Bounds, prompts: int | None) -> str:
     """Returns what would settle an open ruling."""
     if bounds.unit != "prompt":
-        return "a study with more processes (protocol.replicates) would settle it"
+        return "a study with more runs (protocol.replicates) would settle it"
     if prompts is None:
         return "more prompts (quality.prompt_count) would settle it"
     if prompts > TOO_MANY_PROMPTS:
