@@ -8,11 +8,13 @@ import asyncio
 import base64
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from typing import Any
@@ -123,6 +125,10 @@ def generate(
 
 
 async def _send_all(schedule: SendSchedule) -> list[Sent]:
+    # Each request that waits has a file: with the usual thousand, further ones would fail here, not at the server.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a limit that the kernel has lowered since
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # aiohttp's defaults would hold back all but a hundred requests.
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=schedule.timeout_s)

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import math
+import resource
 import subprocess
 import threading
 import time
@@ -245,6 +246,26 @@ class TestTheGenerator:
         assert "no such model" in empty.said
         assert last.said == "no answer in time"
 
+    def test_waits_for_more_answers_than_a_shell_lets_a_program_have_files(
+        self, site: str
+    ) -> None:
+        """A request that fails here would count as one that the server lost."""
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+        def started(_: object) -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+        count = 80
+        schedule = SendSchedule(
+            site + PATH, [0.0] * count, [{"prompt": "0.005"}] * count, 30
+        )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+        try:
+            sent = generate(schedule, started)
+        finally:
+            started(None)
+        assert {each.status for each in sent} == {200}
+
     def test_sends_nothing_once_who_asked_is_interrupted(
         self, site: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -367,9 +388,14 @@ class TestFigures:
         ]
         found = window_of(images, 10.0, limit_s=0.5, lag_limit_s=0.02, earlier={1, 2})
         assert (found.repeated, found.sizes, found.most_images) == (2, ["8x8"], 2)
-        fewer = [replace(images[0], images=1), *images[1:]]
-        found = window_of(fewer, 10.0, limit_s=0.5, lag_limit_s=0.02)
-        assert (found.fewest_images, found.most_images) == (1, 2)
+
+    def test_of_a_window_say_why_a_request_failed(self) -> None:
+        served, busy = sent([0.3, 9.0])
+        failed = replace(served, status=400, said="not this prompt")
+        limits = {"limit_s": 0.5, "lag_limit_s": 0.02}
+        assert window_of([served, busy], 10.0, **limits).why == ""
+        found = window_of([served, busy, failed], 10.0, **limits)
+        assert (found.errors, found.why) == (1, "status 400: not this prompt")
 
     def test_of_a_window_have_what_links_take(self) -> None:
         behind_links = [replace(one, link_s=0.2) for one in sent([0.3, 0.3])]
