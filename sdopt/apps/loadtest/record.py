@@ -18,6 +18,9 @@ from sdopt.statistics.measures import ratio_text
 
 RECORD = "load.json"
 
+_ROUNDED = 1e-9
+"""By which share a mean of logarithms may miss the one rate that it is the mean of."""
+
 
 @dataclass(frozen=True)
 class Predicted:
@@ -152,9 +155,8 @@ class RowFigures:
     @property
     def typical(self) -> float:
         """The rate whose figures are shown: not above `most`, and the highest that most replicates had."""
-        below = [rate for rate in self.windows if rate <= self.most.estimate] or [
-            min(self.windows)
-        ]
+        most = self.most.estimate * (1 + _ROUNDED)
+        below = [rate for rate in self.windows if rate <= most] or [min(self.windows)]
         return max(below, key=lambda rate: (len(self.windows[rate]), rate))
 
     def cost(self, price_per_hour: float | None) -> float | None:

@@ -349,6 +349,14 @@ class TestTheAnswer:
             in answer_of(found)
         )
 
+    def test_of_a_bound_has_the_figures_at_the_highest_rate(self) -> None:
+        """The mean of the logarithm of 8 alone is a little less than that of 8."""
+        found = record([7.5])
+        [replicate] = found.rows[0].replicates
+        replicate.windows = [replace(one, attainment=1.0) for one in replicate.windows]
+        [figures] = found.figures
+        assert (figures.bound, figures.typical) == (">", 8.0)
+
     def test_two_bounds_have_no_ratio(self) -> None:
         found = record([2.0, 2.0, 2.0], [4.0, 4.0, 4.0])
         for row in found.rows:
