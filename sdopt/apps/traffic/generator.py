@@ -129,10 +129,11 @@ async def _send_all(schedule: SendSchedule) -> list[Sent]:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # a limit that the kernel has lowered since
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # aiohttp's defaults would hold back all but a hundred requests.
-    connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=schedule.timeout_s)
-    # Each request is another client's: with a cookie, a load balancer would send all of them to the same server.
+    # Each request is another client's: with a cookie, or on one connection, a load balancer would send all of them to
+    # the same server; and a connection that a server closes after an answer would fail the next one. aiohttp's defaults
+    # would hold back all but a hundred.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(
         connector=connector,
         timeout=timeout,

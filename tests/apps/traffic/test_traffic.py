@@ -66,6 +66,7 @@ PICTURE = base64.b64encode(picture(64, 48)).decode()
 def site() -> Iterator[str]:
     """The address of a server that takes one request at a time, each for as many seconds as its prompt says."""
     lock = asyncio.Lock()
+    peers: set[object] = set()
 
     async def draw(request: web.Request) -> web.Response:
         prompt = (await request.json())["prompt"]
@@ -74,9 +75,10 @@ def site() -> Iterator[str]:
         if prompt in ODD:
             return web.json_response({"data": [ODD[prompt]]})
         if prompt == "a cookie":
-            answer = web.json_response(
-                {"data": [{"b64_json": PICTURE}] * (1 + len(request.cookies))}
-            )
+            peer = request.transport and request.transport.get_extra_info("peername")
+            again = len(request.cookies) + (peer in peers)
+            peers.add(peer)
+            answer = web.json_response({"data": [{"b64_json": PICTURE}] * (1 + again)})
             answer.set_cookie("server", "7")
             return answer
         if prompt in LINKS:
@@ -321,7 +323,7 @@ class TestTheGenerator:
         assert window_of([inline, *twice], 1.0, 5.0, 5.0).repeated == 1
 
     def test_each_request_is_another_clients(self, site: str) -> None:
-        """With a cookie, a load balancer would send all requests to one of its servers."""
+        """With a cookie, or on one connection, a load balancer would send all requests to one of its servers."""
         address = site.replace("127.0.0.1", "localhost") + PATH
         sent = generate(
             SendSchedule(address, [0.0, 0.5], [{"prompt": "a cookie"}] * 2, timeout_s=5)
