@@ -744,11 +744,11 @@ def _is_elsewhere(experiment: Any, tracking: Tracking) -> bool:
 def _is_copied(folder: Path, here: Path, tracking: Tracking) -> bool:
     """Returns whether a folder of artifacts is the same one of another project, from which this one was copied."""
     usual = Tracking()
-    store, place = file_of(usual), usual.artifacts
-    assert store is not None and place is not None
-    is_usual = file_of(tracking) == store.resolve() and here.parent == Path(place).resolve()
-    alike = folder.parts[-_DEPTH:] == here.parts[-_DEPTH:]
-    if not is_usual or not alike:
+    store = file_of(usual) or Path()
+    place = Path(usual.artifacts or "").resolve()
+    if file_of(tracking) != store.resolve() or here.parent != place:
+        return False
+    if folder.parts[-_DEPTH:] != here.parts[-_DEPTH:]:
         return False
     # A folder may be mounted at two places.
     return not (here.parent.exists() and folder.parent.samefile(here.parent))

@@ -394,9 +394,8 @@ class TestFigures:
     def test_of_a_window_say_why_a_request_failed(self) -> None:
         served, busy = sent([0.3, 9.0])
         failed = replace(served, status=400, said="not this prompt")
-        limits = {"limit_s": 0.5, "lag_limit_s": 0.02}
-        assert window_of([served, busy], 10.0, **limits).why == ""
-        found = window_of([served, busy, failed], 10.0, **limits)
+        assert window_of([served, busy], 10.0, 0.5, 0.02).why == ""
+        found = window_of([served, busy, failed], 10.0, 0.5, 0.02)
         assert (found.errors, found.why) == (1, "status 400: not this prompt")
 
     def test_of_a_window_have_what_links_take(self) -> None:
