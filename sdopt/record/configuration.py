@@ -118,6 +118,10 @@ class RecordedConfig:
             "model": (self.model.name, other.model.name),
             "scheduler": (self.scheduler.class_name, other.scheduler.class_name),
             "scheduler.options": (self.scheduler.options, other.scheduler.options),
+            "scheduler.timesteps": (
+                self.scheduler.timesteps,
+                other.scheduler.timesteps,
+            ),
             "hardware.threads": (self.hardware.threads, other.hardware.threads),
         }
         return {key: values for key, values in keys.items() if values[0] != values[1]}
