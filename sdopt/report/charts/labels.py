@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import altair as alt
-
+from sdopt.report.charts.spec import Spec
+from sdopt.report.charts.vega import constant, expression, mark
 from sdopt.report.tones import MUTED
 
 MOST_NAMES = 12
@@ -139,45 +139,45 @@ def place_labels(
         point["far"] = math.hypot(place.dx, place.dy) > 1.5 * _NEAR
 
 
-def label_layers(x: alt.X, y: alt.Y) -> list[alt.Chart]:
+def label_layers(x: Spec, y: Spec) -> list[Spec]:
     """Returns the layers of labels that `place_labels` has placed: lines to those that are far, and the texts."""
-    texts = alt.Chart().mark_text(
-        align=alt.ExprRef("datum.side"),
-        baseline="middle",
-        dx=alt.ExprRef("datum.dx"),
-        dy=alt.ExprRef("datum.dy"),
-        fontWeight="bold",
-        clip=False,
-        aria=False,
-    )
-    lines = (
-        alt.Chart()
-        .transform_filter("datum.far")
-        .mark_rule(
-            color=MUTED,
-            strokeWidth=1,
-            xOffset=0,
-            x2Offset=alt.ExprRef("0.8 * datum.dx"),
-            y2Offset=alt.ExprRef("0.8 * datum.dy"),
-            aria=False,
-        )
-    )
-    return [lines.encode(x=x, y=y, x2=alt.X2(x.shorthand.partition(":")[0]), y2=alt.Y2(y.shorthand.partition(":")[0])),
-            texts.encode(x=x, y=y, text=alt.Text("label:N"))]  # fmt: skip
+    text = {
+        "align": expression("datum.side"),
+        "baseline": "middle",
+        "dx": expression("datum.dx"),
+        "dy": expression("datum.dy"),
+        "fontWeight": "bold",
+        "clip": False,
+        "aria": False,
+    }
+    line = {
+        "color": MUTED,
+        "strokeWidth": 1,
+        "xOffset": 0,
+        "x2Offset": expression("0.8 * datum.dx"),
+        "y2Offset": expression("0.8 * datum.dy"),
+        "aria": False,
+    }
+    ends = {"x2": x["field"], "y2": y["field"]}
+    return [
+        mark("rule", line, where=["datum.far"], x=x, y=y, **ends),
+        mark("text", text, x=x, y=y, text="label:N"),
+    ]
 
 
-def key_layer(rows: Sequence[tuple[int, str]]) -> alt.Chart:
+def key_layer(rows: Sequence[tuple[int, str]]) -> Spec:
     """Returns a layer with the number and the name of each point, beside the plot."""
     shown = []
     for row, (number, name) in enumerate(rows):
         text = name if len(name) <= _KEY_LENGTH else name[: _KEY_LENGTH - 1] + "…"
         shown.append({"text": f"{number}  {text}", "row": row})
-    key = alt.Chart(alt.InlineData(values=shown)).mark_text(
-        align="left",
-        baseline="top",
-        dx=16,
-        dy=alt.ExprRef(f"{KEY_ROW} * datum.row"),
-        clip=False,
-        aria=False,
-    )
-    return key.encode(x=alt.value("width"), y=alt.value(0), text="text:N")
+    look = {
+        "align": "left",
+        "baseline": "top",
+        "dx": 16,
+        "dy": expression(f"{KEY_ROW} * datum.row"),
+        "clip": False,
+        "aria": False,
+    }
+    x, y = constant("width"), constant(0)
+    return mark("text", look, data=shown, x=x, y=y, text="text:N")

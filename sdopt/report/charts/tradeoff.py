@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import altair as alt
-
 from sdopt.quality.metrics import family_of, known_family
 from sdopt.report.blocks import Cell, Chart
 from sdopt.report.charts.labels import (
@@ -19,15 +17,14 @@ from sdopt.report.charts.labels import (
 )
 from sdopt.report.charts.parts import (
     FEW_TICKS,
-    LATER,
     built,
     facts,
-    inline,
     kinds,
     ratio_axis,
     zoom,
 )
 from sdopt.report.charts.spec import Spec, study_picture
+from sdopt.report.charts.vega import encoding, layered, mark
 from sdopt.report.tables import metric_text, quality_columns, quality_heading
 from sdopt.report.tones import BASELINE, COLOUR, MUTED, TONES
 from sdopt.statistics.rows import Row
@@ -162,7 +159,7 @@ def _loss(row: Row, metric: str, is_baseline: bool) -> float | None:
 
 def _loss_axis(
     points: list[dict[str, Any]], metric: str, heading: str, below: list[str]
-) -> alt.X:
+) -> Spec:
     """Returns the axis of a metric, with further lines `below` its title; "equal" stands at its end."""
     better = "right" if family_of(metric).higher_is_better else "left"
     finite = [point["loss"] for point in points if math.isfinite(point["loss"])]
@@ -185,23 +182,24 @@ def _loss_axis(
             ),
             top,
         ]
-    return alt.X(
+    axis |= {"tickCount": FEW_TICKS, "grid": True, "titleAnchor": "middle"}
+    return encoding(
         "loss:Q",
         title=[f"{heading.rstrip(' ↑↓')} (better to the {better})", *below],
-        scale=alt.Scale(zero=False, padding=_PADDING, nice=False),
-        axis=alt.Axis(tickCount=FEW_TICKS, grid=True, titleAnchor="middle", **axis),
+        scale={"zero": False, "padding": _PADDING, "nice": False},
+        axis=axis,
     )
 
 
 def _spec(
     points: list[dict[str, Any]],
-    x: alt.X,
+    x: Spec,
     front: list[dict[str, float]],
     unit: str,
     named: bool,
 ) -> Spec:
     speeds = [point["speed"] for point in points]
-    y = alt.Y(
+    y = encoding(
         "speed:Q", **ratio_axis(f"speed-up{unit}, log scale (up is faster)", speeds)
     )
     key = names_by_number(points) if named else []
@@ -217,28 +215,24 @@ def _spec(
     told = "; ".join(
         f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points
     )
-    line = inline(front).mark_line(
-        strokeDash=[4, 4],
-        color=MUTED,
-        interpolate="step-after",
-        strokeWidth=1.2,
-        clip=True,
-        aria=False,
-    )
-    dots = (
-        alt.Chart()
-        .mark_point(filled=True, opacity=0.85, clip=True, size=250)
-        .add_params(zoom("x", "y"))
-    )
-    dots = dots.encode(x=x, y=y, **kinds("kind", looks), **facts(_FACTS))
-    chart = alt.layer(
-        line.encode(x=x, y=y, order=alt.Order("place:Q")),
-        dots,
+    dashed = {
+        "strokeDash": [4, 4],
+        "color": MUTED,
+        "interpolate": "step-after",
+        "strokeWidth": 1.2,
+        "clip": True,
+        "aria": False,
+    }
+    dot = {"filled": True, "opacity": 0.85, "clip": True, "size": 250}
+    zooms = [zoom("x", "y")]
+    channels = {**kinds("kind", looks), **facts(_FACTS)}
+    layers = [
+        mark("line", dashed, data=front, x=x, y=y, order="place:Q"),
+        mark("point", dot, params=zooms, x=x, y=y, **channels),
         *label_layers(x, y),
         *([key_layer(key)] if key else []),
-        data=LATER,
-    )
-    return built(chart, f"Speed against quality: {told}", height, data=points)
+    ]
+    return built(layered(layers), f"Speed against quality: {told}", height, points)
 
 
 def _pixels(
