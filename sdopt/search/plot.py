@@ -4,15 +4,7 @@ import math
 from typing import Any
 
 from sdopt.report.blocks import Cell, Chart
-from sdopt.report.charts.labels import (
-    KEY_ROW,
-    MOST_NAMES,
-    key_layer,
-    label_layers,
-    names_by_number,
-    place_labels,
-    positions,
-)
+from sdopt.report.charts.labels import MOST_NAMES, named_layers
 from sdopt.report.charts.parts import built, kinds, ratio_axis
 from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.vega import encoding, layered, mark
@@ -33,8 +25,6 @@ _KINDS: dict[str, tuple[str, str]] = {
 """Colour and shape by fate."""
 
 _HEIGHT, _PADDING = 420, 20
-_WIDTH, _PICTURE_WIDTH, _WIDTH_WITH_KEY = 190, 800, 560
-"""Widths of the plot in pixels: on a phone, in a picture, and in one with a key."""
 
 
 def search_chart(record: SearchRecord) -> Chart | None:
@@ -128,20 +118,14 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
     y = encoding("speed:Q", **axis)
     shown = {point["kind"] for point in points}
     looks = {kind: look for kind, look in _KINDS.items() if kind in shown}
-    key = names_by_number(points) if named else []
-    height = max(_HEIGHT, KEY_ROW * len(key))
-    width = _WIDTH if not named else _WIDTH_WITH_KEY if key else _PICTURE_WIDTH
     along = [
         math.log1p(point["x"] / _small(points)) if distance else point["x"]
         for point in points
     ]
     across = [math.log(point["speed"]) for point in points]
-    pixels = zip(
-        positions(along, _PADDING, width - _PADDING),
-        positions(across, 0.93 * height, 0.07 * height),
-        strict=True,
+    labels, height = named_layers(
+        points, (along, across), (x, y), height=_HEIGHT, padding=_PADDING, named=named
     )
-    place_labels(points, list(pixels), (width, height))
     bounds, low = {"color": MUTED, "strokeWidth": 2}, encoding("low:Q", **axis)
     joined = {"color": GREEN, "interpolate": "step-after", "opacity": 0.6}
     dot = {"filled": True, "size": 90, "opacity": 0.9}
@@ -149,8 +133,7 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
         mark("rule", bounds, where=["isValid(datum.low)"], x=x, y=low, y2="high"),
         mark("line", joined, where=["datum.front"], x=x, y=y),
         mark("point", dot, x=x, y=y, **kinds("kind", looks)),
-        *label_layers(x, y),
-        *([key_layer(key)] if key else []),
+        *labels,
     ]
     heading = record.header or [record.name]
     look = {"text": heading, "anchor": "start", "fontSize": 12, "offset": 8}

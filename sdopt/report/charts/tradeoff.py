@@ -6,15 +6,7 @@ from typing import Any
 
 from sdopt.quality.metrics import family_of, known_family
 from sdopt.report.blocks import Cell, Chart
-from sdopt.report.charts.labels import (
-    KEY_ROW,
-    MOST_NAMES,
-    key_layer,
-    label_layers,
-    names_by_number,
-    place_labels,
-    positions,
-)
+from sdopt.report.charts.labels import MOST_NAMES, named_layers
 from sdopt.report.charts.parts import (
     FEW_TICKS,
     built,
@@ -42,9 +34,6 @@ _SHAPES: dict[str, str] = {
 """Shape by what is known of the images: two may have one colour."""
 
 _HEIGHT, _PADDING = 380, 26
-_WIDTH, _PICTURE_WIDTH, _WIDTH_WITH_KEY = 190, 800, 560
-"""Widths of a plot in pixels: on a phone, in a picture, and in one with a key."""
-
 _FACTS = {
     "name": "variant",
     "kind": "images",
@@ -202,10 +191,11 @@ def _spec(
     y = encoding(
         "speed:Q", **ratio_axis(f"speed-up{unit}, log scale (up is faster)", speeds)
     )
-    key = names_by_number(points) if named else []
-    height = max(_HEIGHT, KEY_ROW * len(key))
-    width = _WIDTH if not named else _WIDTH_WITH_KEY if key else _PICTURE_WIDTH
-    place_labels(points, _pixels(points, width, height), (width, height))
+    losses = [point["loss"] for point in points]
+    at = losses, [math.log(speed) for speed in speeds]
+    labels, height = named_layers(
+        points, at, (x, y), height=_HEIGHT, padding=_PADDING, named=named
+    )
     shown = {point["kind"] for point in points}
     looks = {
         kind: (COLOUR[TONES[kind]], shape)
@@ -229,27 +219,9 @@ def _spec(
     layers = [
         mark("line", dashed, data=front, x=x, y=y, order="place:Q"),
         mark("point", dot, params=zooms, x=x, y=y, **channels),
-        *label_layers(x, y),
-        *([key_layer(key)] if key else []),
+        *labels,
     ]
     return built(layered(layers), f"Speed against quality: {told}", height, points)
-
-
-def _pixels(
-    points: Sequence[dict[str, Any]], width: float, height: float
-) -> list[tuple[float, float]]:
-    """Returns where each point is drawn in a plot of a size, which the axes decide: linear, and logarithmic."""
-    losses, speeds = (
-        [point["loss"] for point in points],
-        [math.log(point["speed"]) for point in points],
-    )
-    return list(
-        zip(
-            positions(losses, _PADDING, width - _PADDING),
-            positions(speeds, 0.93 * height, 0.07 * height),
-            strict=True,
-        )
-    )
 
 
 def _front(
