@@ -464,6 +464,7 @@ class TestOptions:
         assert finding.facts["other_images"]
 
     @pytest.mark.parametrize("name", ["flux", "z_image"])
+    @pytest.mark.walk(1)
     def test_the_other_one_does_in_compiled_code_what_it_does_alone(
         self, tmp_path: Path, name: str
     ) -> None:

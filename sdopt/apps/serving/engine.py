@@ -175,6 +175,11 @@ def unservable(variant: Variant, serving: Serving, device: Device) -> list[str]:
         found.append(
             "serving.window_ms: has no effect on calls of one image; choose serving=single, or larger batches"
         )
+    if "noise_sampler_seed" in variant.scheduler.options and max(sizes) > 1:
+        found.append(
+            "scheduler.options.noise_sampler_seed: draws the noise of all images of a call at once, so that an image "
+            "depends on its place among others: set workload.batch_size=1, or choose another scheduler"
+        )
     if serving.max_n > serving.queue:
         found.append(
             f"serving.max_n={serving.max_n}: at most serving.queue={serving.queue}"
