@@ -90,6 +90,6 @@ def reads_itself(file: Path) -> bool:
 
 
 _KOHYA = re.compile(
-    r"lora_(?:unet|transformer)_(?:double|single|joint|transformer|layers|noise|context)_"
+    r"lora_(?:unet|transformer)_(?:double|single|joint|transformer|layers|noise|context|final)_"
 )
 """How kohya's names of a transformer's layers begin: diffusers knows those of a few widths, and of some pipelines."""

@@ -17,6 +17,7 @@ import sdopt
 from sdopt.errors import UsageError
 from sdopt.library.state import _defaults_of
 from sdopt.options.lora import Distilled, Hotswap, Loaded
+from sdopt.pipelines.loras import reads_itself
 from sdopt.pipelines.originals import renamed
 from sdopt.pipelines.transformer_loras import Scales, converted, scales_beside
 from sdopt.worker.host import PipelineHost
@@ -323,6 +324,15 @@ class TestNames:
         change(tensors)
         [problem] = converted(tensors, {"transformer": transformer("flux")}).problems()
         assert reason in problem
+
+    @pytest.mark.parametrize("name", LAYERS)
+    def test_of_kohya_are_not_left_to_diffusers(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        """It knows those of a few widths, and a program that is handed out would not load them."""
+        tensors, _ = lora(name, kohya, ALPHA, LAYERS[name])
+        save_file(tensors, tmp_path / "style.safetensors")
+        assert not reads_itself(tmp_path / "style.safetensors")
 
     def test_of_one_pixel_are_those_of_linear_layers(self) -> None:
         tensors, updates = lora("flux", kohya, ALPHA, LAYERS["flux"])
