@@ -10,6 +10,8 @@ from sdopt.errors import UnavailableError, UsageError, without_passwords
 
 from . import Arguments, end_with_code
 
+_PATIENCE_S = 1.0
+
 
 @end_with_code
 def main(argv: list[str]) -> int:
@@ -75,9 +77,19 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return 0
     finally:
-        if server.poll() is None:
-            os.killpg(server.pid, signal.SIGTERM)
-            server.wait()
+        _end(server)
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """Ends a server and all that it started: it has nothing to save, and would clean up for seconds."""
+    if server.poll() is not None:
+        return
+    os.killpg(server.pid, signal.SIGTERM)
+    try:
+        server.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 def _require_port(port: int) -> None:

@@ -28,7 +28,7 @@ from sdopt.errors import (
     print_problems,
     without_passwords,
 )
-from sdopt.forecast import expected_call_s, lines_of
+from sdopt.forecast import foreseen
 from sdopt.gate.calibration import remarks_on_calibration
 from sdopt.gate.rule_checks import applicable, remarks_on_rules, require_measured
 from sdopt.locks import reserve
@@ -65,6 +65,7 @@ from sdopt.study.progress import Progress
 from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
 from sdopt.study.run import run_study
 from sdopt.study.timeline import WAITING, Timeline
+from sdopt.study.work import Sharing
 from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line
 from sdopt.tracking.store import (
@@ -210,19 +211,17 @@ class Experiment:
             *runnable_of(plan, result),
             plan.baseline,
         ]  # the baseline is measured twice
-        cost = cost_of(measured, result, Path("outputs"))
+        sharing = Sharing.of(machine.device, machine.cpu, plan.baseline)
+        cost = cost_of(measured, result, Path("outputs"), sharing)
         told: list[str] = []
-        if machine.sheet is not None or (
-            cost.seconds is None and not machine.device.is_cuda
-        ):
-            told = lines_of(plan.variants, machine, self.context)
-            if (
-                cost.seconds is None
-                and (call_s := expected_call_s(plan.variants, machine, self.context))
-                is not None
-            ):
+        unknown = cost.seconds is None
+        if machine.sheet is not None or (unknown and not machine.device.is_cuda):
+            found = foreseen(plan.variants, machine, self.context)
+            told = found.lines
+            if unknown and found.call_s is not None:
+                seconds = cost.calls_alone * found.call_s
                 based_on = f"predicted; {cost.based_on}"
-                cost = replace(cost, seconds=cost.calls * call_s, based_on=based_on)
+                cost = replace(cost, seconds=seconds, based_on=based_on)
         show_plan(result, cost, self.console)
         for line in told:
             print_line(self.console, line)
@@ -334,13 +333,20 @@ class Experiment:
         if config.gate.judges and config.quality.metrics:
             gate = applicable(config.gate, config.quality, config.model)
             contracts = dict.fromkeys(variant.contract for variant in variants)
+            drawn = min(len(variant.pictured) for variant in variants)
             found |= dict.fromkeys(
-                remarks_on_calibration(gate, contracts, config.recorded)
+                remarks_on_calibration(gate, contracts, config.recorded, drawn)
             )
         if config.quality.metrics and config.model.weights == "random":
             found[_UNTRAINED] = None
         for variant in variants:
-            count = max(len(variant.prompts), len(variant.pictured))
+            drawn, asked = len(variant.pictured), config.quality.prompt_count or 0
+            if drawn < asked:
+                found[
+                    f"quality.prompt_count={asked}: there are {drawn} prompts; "
+                    "workload.prompts=FILE may hold more"
+                ] = None
+            count = max(len(variant.prompts), drawn)
             workload, model = (
                 replace(variant.workload, prompt_count=count),
                 variant.model,

@@ -53,26 +53,31 @@ def expected(
     )
 
 
-def lines_of(
+@dataclass(frozen=True)
+class Foreseen:
+    """What is said before anything is measured.
+
+    Attributes:
+        call_s: seconds of a call, on average over variants and shapes; None if none is told.
+        lines: for a person.
+    """
+
+    call_s: float | None
+    lines: list[str]
+
+
+def foreseen(
     variants: Sequence[Variant], machine: Machine, context: StartContext
-) -> list[str]:
-    """Returns `expected` as lines for a person."""
+) -> Foreseen:
+    """Returns what variants would take on a card, by its data sheet; on this CPU what the first one would."""
+    sheet = machine.sheet
     try:
-        found = expected(variants, machine, context)
+        found = expected(variants if sheet else variants[:1], machine, context)
     except UsageError as error:
-        return [f"no prediction: {error}"]
-    name = machine.device.name if machine.sheet is None else machine.sheet.name
+        return Foreseen(None, [f"no prediction: {error}"])
+    known = [each.seconds for each in found if not math.isnan(each.seconds)]
+    call_s = sum(known) / len(known) if known else None
+    if sheet is None:
+        return Foreseen(call_s, [])
     lines = [f"  {each.variant}, {each.shape}: {each.text}" for each in found]
-    return [f"expected on {name}:", *lines]
-
-
-def expected_call_s(
-    variants: Sequence[Variant], machine: Machine, context: StartContext
-) -> float | None:
-    """Returns the seconds that are expected of a call, on average over variants and shapes; None if none is told."""
-    try:
-        seconds = [each.seconds for each in expected(variants, machine, context)]
-    except UsageError:
-        return None
-    known = [value for value in seconds if not math.isnan(value)]
-    return sum(known) / len(known) if known else None
+    return Foreseen(call_s, [f"expected on {sheet.name}:", *lines])

@@ -114,7 +114,7 @@ class Judging:
         if against:
             self.console.print(shown([Prose(against, strong=True), Prose("")], width))
         heading = Prose(f"gate: {result.gate}", strong=True)
-        self.console.print(shown([heading, *verdict_blocks(result)], width))
+        self.console.print(shown([heading, *verdict_blocks(result, against)], width))
         target = output or folder
         target.mkdir(parents=True, exist_ok=True)
         write_verdicts(summary, target, gate.undecided_passes, against)

@@ -49,7 +49,12 @@ from sdopt.locks import lock_folder
 from sdopt.scratch import scratch_folder
 from sdopt.study.timeline import Timeline, process_begun
 from sdopt.terminal import print_line
-from sdopt.worker.forkserver import independent_children, start_fork_server
+from sdopt.worker.forkserver import (
+    StartContext,
+    independent_children,
+    start_fork_server,
+    without_server,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -143,7 +148,7 @@ def launch(
         if not brief:  # a search screens without its gate
             command.require_gate()
         # Begun once the command line is known to be right: it imports PyTorch while this process goes on.
-        start_fork_server()
+        _context(command.dry)
         # What Hydra records of a dry run is no record of what was measured in its folder.
         with (
             scratch_folder("plan")
@@ -188,6 +193,11 @@ def launch(
     except KeyboardInterrupt as interrupt:
         raise InterruptedStudy(launched) from interrupt
     return launched
+
+
+def _context(dry: bool) -> StartContext:
+    """Returns how a command starts processes; a dry run needs few, and those not what workers import."""
+    return without_server() if dry else start_fork_server()
 
 
 def _require_folder(command: Command) -> None:
@@ -299,9 +309,8 @@ class LaunchedJob:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
             timeline = Timeline("Python, Hydra and their imports", self.began)
-            result = Experiment(
-                composer, folder, start_fork_server(), timeline, **how
-            ).run()
+            context = _context(composer.current.dry_run)
+            result = Experiment(composer, folder, context, timeline, **how).run()
         return _objective(composer.current, result) if result else math.nan
 
 

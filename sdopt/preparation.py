@@ -10,7 +10,7 @@ from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.factory import describe, remember
 from sdopt.pipelines.hub import fetch_models
 from sdopt.pipelines.loading import part_config, sampling_remarks
-from sdopt.pipelines.sampling import answers_to, unanswered
+from sdopt.pipelines.sampling import answers_to, recall, unanswered
 from sdopt.pipelines.sampling import remember as remember_sampling
 from sdopt.pipelines.transformer_files import is_transformer, source_of
 from sdopt.pipelines.twins import assumed
@@ -89,6 +89,9 @@ def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
         for config, each in own
         if config
     )
+    if asked:
+        recall()
+        asked = unanswered(asked)
     if asked:
         remember_sampling(in_process(context, answers_to, asked, what="the scheduler"))
 

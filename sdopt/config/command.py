@@ -15,7 +15,13 @@ from omegaconf import DictConfig, OmegaConf
 from sdopt.config.card_options import offer_cards
 from sdopt.config.models import with_own_options
 from sdopt.config.overrides import parsed_override
-from sdopt.config.paths import CONF, CONFIG_NAME, options_of, own_folder
+from sdopt.config.paths import (
+    CONF,
+    CONFIG_NAME,
+    options_of,
+    own_folder,
+    study_named,
+)
 from sdopt.config.sources import read_marked_files
 from sdopt.errors import UsageError
 from sdopt.schema import wrong_name
@@ -128,8 +134,9 @@ class CommandLine:
         ]
 
 
-def _folder_named(study: Any) -> str:
+def _folder_named(study: Any, experiment: Any = None) -> str:
     """Returns the name of a study if it can name a folder. Hydra makes that before sdopt sees the configuration."""
+    study = study_named(study, experiment)
     name = (
         "" if study is None else str(study)
     )  # a number, as of a run in CI, is a name too

@@ -123,7 +123,7 @@ class HydraComposer:
         return Variant(
             name=name
             or listed(difference(choices, self._default.choices))
-            or "as composed",
+            or "without options",
             choices=choices,
             overrides=tuple(merged),
             model=run.model,

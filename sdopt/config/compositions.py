@@ -24,7 +24,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises i
 from sdopt.config.card_options import offer_cards
 from sdopt.config.groups import require_chosen, require_overrides
 from sdopt.config.overrides import group_of, key_of, parsed_override
-from sdopt.config.paths import CONF, CONFIG_NAME, options_of
+from sdopt.config.paths import CONF, CONFIG_NAME, options_of, study_named
 from sdopt.config.sections import SECTION_NAMES
 from sdopt.config.sources import read_marked_files
 from sdopt.errors import UsageError, one_line
@@ -183,6 +183,9 @@ class Compositions:
         values = plain(cfg)
         values.pop("hydra", None)
         require_chosen(values)
+        study = values.get("study")
+        if isinstance(study, dict) and "name" in study:
+            study["name"] = study_named(study["name"], choices.get("experiment"))
         if any(_combines(key, node, choices) for key, node in values.items()):
             # The choices that Hydra lists omit the options of a group that was chosen as a list.
             merged = self._loader.compute_defaults_list(

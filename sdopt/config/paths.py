@@ -36,6 +36,13 @@ def options_of(group: str, config_dir: Path | None = None) -> list[str]:
     )
 
 
+def study_named(name: object, experiment: object) -> object:
+    """Returns the name of a study: that of its preset, if this leaves the name that the design has by itself."""
+    if not experiment or experiment == "null" or name not in options_of("study"):
+        return name
+    return str(experiment).rpartition("/")[2]
+
+
 def own_folder(given: str) -> Path:
     """Returns the folder that `--config-dir` names. Raises UsageError if it is not there, or cannot be read."""
     folder = Path(given).expanduser()

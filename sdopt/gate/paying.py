@@ -135,7 +135,7 @@ def _result(
     elif claim.p_gain is not None and claim.p_gain <= level:
         why = f"could be chance: of {claims} expected gains, one is as large as this by chance too often"
     else:
-        why = f"straddles a gain of {counts}: a study with more processes (protocol.replicates) would settle it"
+        why = f"straddles a gain of {counts}: a study with more runs (protocol.replicates) would settle it"
     return ClaimResult(claim, None, f"{ratio} {why}")
 
 

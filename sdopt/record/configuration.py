@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from sdopt.schema import (
@@ -70,6 +71,11 @@ class RecordedConfig:
 
     def flat(self) -> dict[str, Any]:
         """Returns every key by its full name, as on a command line (`workload.steps`), including the options' axes."""
+        return dict(self._by_name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Any]:
+        # Derived once: a tracker and a comparison ask each variant for it beside each other variant.
         sections = asdict(self)
         return _flat(sections | sections.pop("options"))
 

@@ -17,7 +17,6 @@ from sdopt.statistics.reproduction import published_of
 from sdopt.statistics.scale import Decision
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import shortened
-from sdopt.terminal import LOG_WIDTH
 
 _REASONS = 6
 """Number of variants of which a terminal says at once why they are not recommended."""
@@ -59,7 +58,7 @@ def use_of(summary: Summary) -> list[Block]:
 
 
 def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Group:
-    """Returns what a terminal shows of a study: the answer in its first line, and all that one screen has room for.
+    """Returns what a terminal shows of a study: the answer in its first line, and what bears on it.
 
     With the run's folder, the last line names the command that shows the rest.
     """
@@ -71,15 +70,11 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
     ]
     reasons = [f"{row.name}: {shortened(row.because)}" for row in told if row.because]
     left_out = f"{len(reasons) - _REASONS} more have reasons like these"
-    cut = [_cut(line, 3 * width - 12) for line in reasons[:_REASONS]] + (
-        [left_out] if len(reasons) > _REASONS else []
-    )
-    notes: list[Block] = [Notes(cut)] if cut else []
+    said = [*reasons[:_REASONS], *([left_out] if len(reasons) > _REASONS else [])]
+    notes: list[Block] = [Notes(said)] if said else []
     first, *others = [*caveats_of(summary)] or [""]
     opening = " ".join(filter(None, (first, _verified(summary))))
-    trust = [
-        _cut(line, 2 * width - 8) for line in (opening, *others, *summary.notes) if line
-    ]
+    trust = [line for line in (opening, *others, *summary.notes) if line]
     timed = any(row.speedup for row in summary.rows)
     tables = (effects_table(summary), None if timed else quality_table(summary))
     article = (
@@ -116,16 +111,6 @@ def _verified(summary: Summary) -> str:
         return ""
     share = f"All {active}" if active == len(ran) else f"{active} of {len(ran)}"
     return f"{share} were verified active in a trace of a call."
-
-
-def _cut(text: str, length: int) -> str:
-    text = text.replace("\n", " ")
-    # In a log nobody can ask for the rest, and its lines may be long.
-    return (
-        text
-        if len(text) <= length or length >= LOG_WIDTH - 4
-        else text[: length - 1].rstrip() + "…"
-    )
 
 
 def table_blocks(summary: Summary) -> list[Block]:

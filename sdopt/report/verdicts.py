@@ -34,8 +34,11 @@ _NO_CHARACTER = re.compile(
 """What XML 1.0 cannot hold (a surrogate could not even be encoded) or discourages: control characters."""
 
 
-def verdict_blocks(result: StudyResult) -> list[Block]:
-    """Returns a table with a row for each comparison that a gate has judged, and below it the reasons and notes."""
+def verdict_blocks(result: StudyResult, said: str = "") -> list[Block]:
+    """Returns a table with a row for each comparison that a gate has judged, and below it the reasons and notes.
+
+    Those that were `said` above it are not repeated.
+    """
     rows = []
     reasons: dict[str, list[str]] = {}
     for judgement in result.judgements:
@@ -45,7 +48,10 @@ def verdict_blocks(result: StudyResult) -> list[Block]:
         )
         because = _because(result, judgement)
         reasons.setdefault(because, []).append(judgement.candidate)
-    notes = [f"{', '.join(names)}: {because}" for because, names in reasons.items()]
+    notes = []
+    for because, names in reasons.items():
+        if because not in said:
+            notes.append(f"{', '.join(names)}: {because}")
     table = Table(("variant", "against", "contract", "gate"), rows)
     return [table, Notes(notes)]
 
@@ -65,8 +71,8 @@ def against_sentence(result: StudyResult) -> str:
     open_text = _open_text(result.judgements)
     if failed:
         names = ", ".join(judgement.candidate for judgement in failed)
-        reasons = "; ".join(reasons_of(failed[0], result))
-        sentences = ". ".join(filter(None, [reasons, open_text]))
+        because = _because(result, failed[0])
+        sentences = ". ".join(filter(None, [because, open_text]))
         text = f"Worse than in the earlier result: {names}: {sentences}."
     else:
         text = _nothing_worse(result.judgements, open_text)
@@ -123,6 +129,12 @@ def _counted(names: Sequence[str]) -> str:
 
 def verdict_markdown(summary: Summary, first: str = "") -> str:
     """Returns the verdicts as Markdown: what they say in a sentence, if there is one, and every ruling below them."""
+    blocks: list[Block] = [Prose(first, strong=True)] if first else []
+    return _titled(summary, [*blocks, *verdict_blocks(summary.result, first)])
+
+
+def _titled(summary: Summary, blocks: Sequence[Block]) -> str:
+    """Returns blocks on verdicts below a title, and every ruling below them."""
     rows = []
     for judgement in summary.result.judgements:
         rows += [_ruling_cells(judgement, ruling) for ruling in judgement.rulings]
@@ -135,14 +147,12 @@ def verdict_markdown(summary: Summary, first: str = "") -> str:
         "limit",
         "reason",
     )
-    blocks: list[Block] = [Prose(first, strong=True)] if first else []
-    blocks += verdict_blocks(summary.result)
     every: list[Block] = [Table(headings, rows), Notes(footing_of(summary.result))]
-    blocks.append(Fold(f"All {len(rows)} rules", every))
     title = (
         f"sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})"
     )
-    return f"## {title}\n\n{written(blocks)}"
+    whole = [*blocks, Fold(f"All {len(rows)} rules", every)]
+    return f"## {title}\n\n{written(whole)}"
 
 
 def _ruling_cells(judgement: Judgement, ruling: Ruling) -> tuple[str, ...]:
@@ -166,7 +176,10 @@ def summary_markdown(summary: Summary, against: str = "") -> str:
     `against` is the answer where the result was compared with an earlier one.
     """
     first = written([Prose(against or summary.sentence, strong=True), ranking(summary)])
-    return f"{first}\n{verdict_markdown(summary)}"
+    table, *reasons = verdict_blocks(summary.result, against)
+    # The ranking has the verdicts, but for those on an earlier result.
+    blocks = [table, *reasons] if against else reasons
+    return f"{first}\n{_titled(summary, blocks)}"
 
 
 def _claims(judgements: Sequence[Judgement]) -> list[str]:

@@ -125,11 +125,11 @@ def _answer(
 
 def _unjudged(best: SearchEntry, search: Search) -> str:
     """Returns what a search says of its best candidate if the budget left no time to judge it."""
-    needed_s = search.config.budget_s - search.budget.left_s + (search.unjudged or 0.0)
+    needed_s = search.ready_s + (search.unjudged or 0.0)
     return (
         f"Undecided: {best.name} was {_about(best)} faster in a first look; the budget of "
-        f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command with a budget of "
-        f"about {math.ceil(needed_s / 60)} min goes on, and judges them."
+        f"{search.config.budget_s / 60:.3g} min left no time to judge its images. Judging them takes about "
+        f"{math.ceil(needed_s / 60)} min more: the same command with that budget goes on."
     )
 
 

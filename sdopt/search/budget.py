@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sdopt.study.work import Work
+
 _TO_BEGIN_S = 10.0
 
 
@@ -24,23 +26,25 @@ class SearchBudget:
     judge: time that would be kept for that is spent on trying more.
 
     Attributes:
-        work: what a study does with each of its variants, by stage (`screen`, `race` and `final`): the number of its
-            processes, and the calls of all of them together.
+        work: what a study does with each of its variants, by stage (`calibrate`, `screen`, `race` and `final`).
         deadline: the end of the budget, in seconds of the clock.
         finalists: the most candidates that are judged.
         baseline: None before the first study.
         costs: of each measured candidate, by name.
         uncalibrated_s: the seconds that calibrating takes beyond half of the budget: then this call judges nothing, and
             no time is kept for that.
+        process_s: what a process takes besides its start and its calls, before a study has shown it: scoring and
+            reports, in shares.
     """
 
-    work: Mapping[str, tuple[int, float]]
+    work: Mapping[str, Work]
     deadline: float
     finalists: int
     clock: Callable[[], float] = time.monotonic
     baseline: Cost | None = None
     costs: dict[str, Cost] = field(default_factory=dict)
     uncalibrated_s: float = 0.0
+    process_s: float = 4.0
     _beside_s: float = 0.0
     _processes: int = 0
 
@@ -61,20 +65,20 @@ class SearchBudget:
             return 0.0
         return self.least_s + self.seconds("final", [self._usual()])
 
-    @property
-    def missing_s(self) -> float:
-        """Seconds that the least search takes beyond what is left, calibrating too."""
-        return self.uncalibrated_s + max(0.0, self.needed_s - self.left_s)
-
     def seconds(self, stage: str, costs: Sequence[Cost]) -> float:
         """Returns how many seconds a study of candidates takes, with the baseline and its control beside them."""
-        processes, calls = self.work[stage]
-        beside_s = self._beside_s / self._processes if self._processes else 0.0
-        if self.baseline:
-            costs = [self.baseline, self.baseline, *costs]
+        work = self.work[stage]
+        beside_s = self.process_s
+        if self._processes:
+            beside_s = self._beside_s / self._processes
         seconds = 0.0
+        if self.baseline:
+            costs = [self.baseline, *costs]
+            seconds += work.starts * self.baseline.start_s + work.processes * beside_s
+            seconds += work.repeated * self.baseline.call_s
         for cost in costs:
-            seconds += processes * (cost.start_s + beside_s) + calls * cost.call_s
+            seconds += work.starts * cost.start_s + work.processes * beside_s
+            seconds += work.calls * cost.call_s
         return seconds
 
     def seconds_of(self, stage: str, names: Iterable[str]) -> float:
@@ -88,7 +92,7 @@ class SearchBudget:
         self._beside_s, self._processes = 0.0, 0
         excess_s = took_s - self.seconds("screen", list(costs.values()))
         self._beside_s = max(0.0, beside_s + excess_s)
-        of_each, _ = self.work["screen"]
+        of_each = self.work["screen"].processes
         self._processes = processes + of_each * (len(costs) + 2)
 
     def to_screen(

@@ -13,7 +13,7 @@ from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
-from sdopt.forecast import expected_call_s, lines_of
+from sdopt.forecast import foreseen
 from sdopt.locks import lock_folder
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.preparation import awaits_clip, fetch_clip
@@ -39,6 +39,7 @@ from sdopt.search.run import Search
 from sdopt.search.space import Space
 from sdopt.search.studies import Studies
 from sdopt.search.trials import Trials
+from sdopt.statistics.change_words import duration_text
 from sdopt.study.fingerprint import NOT_FETCHED, inputs_of, of_model
 from sdopt.study.plan import describe_environment
 from sdopt.study.resume import other_surroundings
@@ -47,7 +48,11 @@ from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, TrackedRun
 from sdopt.tracking.contents import common_tags, note_of, time_of
 from sdopt.tracking.runs import digest_of
 from sdopt.tracking.store import ask, require_store
-from sdopt.worker.forkserver import StartContext, start_fork_server
+from sdopt.worker.forkserver import (
+    StartContext,
+    start_fork_server,
+    without_server,
+)
 from sdopt.worker.machine import Machine, find_machine
 
 _MANY = 10_000
@@ -85,15 +90,21 @@ class Prepared:
         """Returns lines on what is tried, for how long, and what a call of each option would take here."""
         alone = self.space.candidates(self.space.alone())
         whole = sum(1 for _ in islice(self.space.points(), _MANY))
+        variants = [*self.space.variants([]), *self.space.variants(alone)]
+        found = foreseen(variants, self.machine, self.context)
+        lines = found.lines
+        if not lines and found.call_s is not None:
+            call = duration_text(found.call_s)
+            lines = [f"a call of the baseline takes about {call}, by `sdopt plan`"]
         return [
             f"{whole}{' or more' if whole == _MANY else ''} combinations: the {len(alone)} single options come first",
             f"it ends after {self.config.budget_s / 60:.3g} min (search.budget_s), or later where judging takes longer",
-            *lines_of(self.space.variants(alone), self.machine, self.context),
+            *lines,
         ]
 
     def expected_call_s(self) -> float | None:
         """Returns the seconds that are expected of a call of the baseline; None where it expects none."""
-        return expected_call_s(self.space.variants([]), self.machine, self.context)
+        return foreseen(self.space.variants([]), self.machine, self.context).call_s
 
 
 def prepare(
@@ -111,7 +122,8 @@ def prepare(
         if not dry and awaits_clip(composer):
             fetch_clip(composer)
         run = composer.current
-        machine, context = find_machine(start_fork_server(), run.hardware, data_sheets)
+        context = without_server() if dry else start_fork_server()
+        machine, context = find_machine(context, run.hardware, data_sheets)
         expected = expected_speedups(machine.device, RESULTS)
         space = Space.of(config, composer, machine.device, config_dir, expected)
         return Prepared(config, given, config_dir, run, space, machine, context)
@@ -179,6 +191,7 @@ def begun(
             say,
             brief,
             expected_call_s=prepared.expected_call_s,
+            ready_s=time.monotonic() - began,
             answered=answered is not None,
             goes_on=answered is not None
             and not answered.covers(config.budget_s, config.trials),

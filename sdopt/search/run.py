@@ -37,10 +37,12 @@ from sdopt.search.space import Combination, Space
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.search.trials import Trials
 from sdopt.statistics.break_even import first_image_s
+from sdopt.statistics.change_words import duration_text
 from sdopt.statistics.ratios import latency
 from sdopt.statistics.words import gib_text, shortened
-from sdopt.study.cost import calls_ahead
 from sdopt.study.timeline import waited_s
+from sdopt.study.work import Sharing, work_ahead
+from sdopt.worker.draws import drawing_batch
 
 _LOADING_S = 2.0
 """Seconds to expect of loading a model, before any was measured."""
@@ -49,8 +51,8 @@ _SLACK = 1.1
 """How far a step may exceed what is left of the budget: no estimate is better than this."""
 
 _HOPE = 1.5
-"""Up to how many times what is left a judgement may be expected to take, and is begun all the same: processes that
-generate images side by side take less than is estimated, and what does not end is completed by a later call."""
+"""Up to how many times what is left a judgement may be expected to take, and is begun all the same: what does not end
+is completed by a later call, which then takes less."""
 
 
 @dataclass
@@ -62,10 +64,11 @@ class Search:
         deadline: the end of the budget, in seconds of the monotonic clock.
         say: prints a line of progress.
         brief: whether the judged study is not shown, because the caller answers in other words.
-        expected_call_s: returns the seconds to expect of the baseline's call before anything is measured; None where
-            nothing is expected.
+        expected_call_s: returns the seconds to expect of the baseline's call before anything is measured, by
+            `sdopt plan`; None where it expects nothing.
         answered: whether an earlier call answered.
         goes_on: whether this call has more time than those that answered, so that it tries more.
+        ready_s: the seconds that the command took before the search began, as another call of it will.
         unjudged: the seconds that judging the best candidate takes; set if the budget does not leave them.
         dropped: the fate of each candidate that is out of the search, with the reason, by name.
     """
@@ -80,6 +83,7 @@ class Search:
     expected_call_s: Callable[[], float | None] = lambda: None
     answered: bool = False
     goes_on: bool = False
+    ready_s: float = 0.0
     unjudged: float | None = None
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
     _read: dict[str, dict[str, CandidateFinding]] = field(default_factory=dict)
@@ -90,15 +94,20 @@ class Search:
     def budget(self) -> SearchBudget:
         """Plans the time, with what the studies of this folder cost so far."""
         work = {}
-        for stage in ("screen", "race", FINAL):
+        for stage in (CALIBRATE, "screen", "race", FINAL):
             run, baseline = self.studies.composed(stage)
-            processes = run.protocol.replicates or 1
-            protocol = run.protocol
-            # The images of two variants are as many as those of any two.
-            of_two = calls_ahead(
-                [baseline] * 2, 2 * processes, protocol.rounds, protocol, None
+            # What is calibrated is the baseline alone; else a candidate makes images beside it.
+            variants = [baseline] if stage == CALIBRATE else [baseline] * 2
+            batch = drawing_batch(variants, run.quality.batch_size, run.gate.judges)
+            device = self.space.device
+            work[stage] = work_ahead(
+                variants,
+                run.protocol.replicates or 1,
+                run.protocol,
+                run.quality,
+                batch,
+                Sharing.of(device, device.attributes, baseline),
             )
-            work[stage] = processes, of_two / 2
         budget = SearchBudget(work, self.deadline, self.config.finalists)
         # The first study of candidates is planned by what the baseline took, if it was calibrated.
         for result in self.finished("screen-"):
@@ -194,22 +203,18 @@ class Search:
             options = "1 option" if left_out == 1 else f"{left_out} options"
             self.say(f"cannot run here: {options}; dry_run=true says which, and why")
         self.studies.require_final(self.space.candidates(self.space.alone()))
-        call_s = self.budget.baseline.call_s if self.budget.baseline else 0.0
-        calibrating_s = call_s * self.studies.calibration_images
+        calibrating_s = 0.0
+        if self.studies.calibration_images:
+            calibrating_s = self.budget.seconds(CALIBRATE, [])
         self._require_time(calibrating_s)
-        least = "to try and to judge one combination takes about {} min here"
-        if call_s:
-            self.say(least.format(self._least_min(calibrating_s)))
+        self._tell_least(calibrating_s)
         # To judge takes longer than to calibrate: what needs more than half of the time leaves none for that.
         half_s = self.budget.left_s / 2
         self.budget.uncalibrated_s = self.studies.calibrate(self.say, half_s)
         self._learn_baseline(self.budget)
         self._require_time()
-        if self.budget.missing_s:
-            self.say(
-                f"{least.format(self._least_min(self.budget.uncalibrated_s))}: with a budget of "
-                f"{self.config.budget_s / 60:.3g} min, what is faster may not be judged"
-            )
+        if calibrating_s:
+            self._tell_least(self.budget.uncalibrated_s)
         finalists: list[Combination] = []
         # A race that ends early, or that nobody needs any more, leaves time to screen more.
         while self.screen() or not finalists:
@@ -217,6 +222,27 @@ class Search:
             if not finalists:
                 break
         return finalists
+
+    def _tell_least(self, calibrating_s: float) -> None:
+        """Says how long this call takes if it tries and judges one combination, and what that is known from."""
+        baseline = self.budget.baseline
+        if baseline is None:
+            return
+        source = "as measured" if self._is_measured else "by `sdopt plan`"
+        line = (
+            f"to try and to judge one combination takes about {self._least_min(calibrating_s)} min in all here "
+            f"({duration_text(baseline.call_s)} a call, {source})"
+        )
+        if calibrating_s + self.budget.needed_s > self.budget.left_s:
+            line += f"; the budget is {self.config.budget_s / 60:.3g} min, so that what is faster may not be judged"
+        self.say(line)
+
+    @property
+    def _is_measured(self) -> bool:
+        """Whether it is known what a call of the baseline takes."""
+        return any(
+            True for stage in (CALIBRATE, "screen-") for _ in self.finished(stage)
+        )
 
     def _least_min(self, calibrating_s: float) -> int:
         """Returns the minutes of this call if it calibrates for some seconds, and tries and judges one combination."""
@@ -230,7 +256,7 @@ class Search:
             return
         used_s = self.config.budget_s - self.budget.left_s
         to_try = math.ceil((used_s + least_s) / 60)
-        to_judge = self._least_min(calibrating_s)
+        to_judge = math.ceil(_SLACK * self._least_min(calibrating_s))
         raise UsageError(
             f"search.budget_s={self.config.budget_s:g}: to try one option takes about {to_try} min here, and to judge "
             f"it about {to_judge} min: give search.budget_s={60 * to_judge}, or to sdopt optimize --budget {to_judge}m"

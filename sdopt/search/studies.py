@@ -54,7 +54,18 @@ class Studies:
     folder: Path
 
     def overrides(self, stage: str) -> list[str]:
-        """Returns the overrides, without its variants, of the study in a folder: `screen-00`, `race-0`, `final`."""
+        """Returns the overrides, without its variants, of the study in a folder: `screen-00`, `race-0`, `final`.
+
+        `calibrate` measures how much the baseline's images differ by chance.
+        """
+        if stage == CALIBRATE:
+            seen = [
+                f"quality.{key}={self._seen}"
+                for key in ("prompt_count", "floor_prompts")
+            ]
+            once = ["protocol=smoke", "protocol.rounds=3", *_UNTRACKED, *seen]
+            own = [*_DESIGN, f"study.name={CALIBRATE}", "study.edges=[]"]
+            return [*merge_overrides(self.given, once), *own]
         design = [*_DESIGN, f"study.name={quoted(self.config.title)}"]
         if self.config.objectives != [
             "latency"
@@ -178,17 +189,7 @@ class Studies:
             "may change them"
         )
         before = self._images_so_far()
-        own = [
-            f"quality.{key}={self._seen}" for key in ("prompt_count", "floor_prompts")
-        ]
-        once = ["protocol=smoke", "protocol.rounds=1", *_UNTRACKED, *own]
-        overrides = [
-            *merge_overrides(self.given, once),
-            *_DESIGN,
-            "study.name=calibrate",
-            "study.edges=[]",
-        ]
-        result = self._measured(CALIBRATE, [*overrides, _variants([])], True, limit_s)
+        result = self.measure(CALIBRATE, [], limit_s=limit_s)
         if result.status == "interrupted":
             made = self._images_so_far()
             pace_s = (limit_s or 0.0) / max(1, made - before)

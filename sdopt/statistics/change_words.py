@@ -100,19 +100,19 @@ PROPERTIES = {
     "score": Change("The score of images is", "{} lower", "{} higher", number_text),
     "penalty": Change("The penalty of images is", "{} higher", "{} lower", number_text),
     "fid": Change(
-        "The distance of images from the reference set (FID) is",
+        "The distance of images from the reference images (FID) is",
         "{} larger",
         "{} smaller",
         number_text,
     ),
     "kid": Change(
-        "The distance of images from the reference set (KID) is",
+        "The distance of images from the reference images (KID) is",
         "{} larger",
         "{} smaller",
         number_text,
     ),
     "cmmd": Change(
-        "The distance of images from the reference set (CMMD) is",
+        "The distance of images from the reference images (CMMD) is",
         "{} larger",
         "{} smaller",
         number_text,
@@ -127,8 +127,8 @@ DISTANCES: Mapping[str, tuple[str, str, Text]] = {
         decibels_text,
     ),
     "latents_error": (
-        "latents, from which they are decoded",
-        "differ from {others} in latents, from which they are decoded, by {amount}",
+        "the latents that they are decoded from",
+        "differ from {others} before they are decoded (in latents), by {amount}",
         percent_text,
     ),
     "perceptual": (

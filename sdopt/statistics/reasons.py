@@ -26,12 +26,23 @@ def reasons_of(judgement: Judgement, result: StudyResult | None = None) -> list[
     reasons = []
     covered: set[str] = set()
     for cause, rulings in _by_cause(judgement).items():
-        properties = {_property_of(ruling) for ruling in rulings if ruling.metric}
+        properties = _properties(rulings, judgement)
         if properties and properties <= covered:
             continue
         covered |= properties
         reasons.append(_reason(cause, rulings, judgement, result))
     return list(dict.fromkeys(reasons))
+
+
+def _properties(rulings: Sequence[Ruling], judgement: Judgement) -> set[str]:
+    """Returns what rulings are about; whether an option pays is about what it claims."""
+    properties = set()
+    for ruling in rulings:
+        if ruling.rule == "must pay":
+            properties.update(map(_property_of, judgement.claims))
+        elif ruling.metric:
+            properties.add(_property_of(ruling.metric))
+    return properties
 
 
 def _by_cause(judgement: Judgement) -> dict[str, list[Ruling]]:
@@ -83,10 +94,10 @@ _SAME_PROPERTY = {
 """Distances of single images by a property that a set of images has, too."""
 
 
-def _property_of(ruling: Ruling) -> str:
-    """Returns what a ruling is about, and at which shape; several rules may be about the same."""
-    name = family(ruling.metric)
-    return f"{_SAME_PROPERTY.get(name, name)}/{ruling.metric.partition('/')[2]}"
+def _property_of(metric: str) -> str:
+    """Returns what a ruling on a metric is about, and at which shape; several rules may be about the same."""
+    name = family(metric)
+    return f"{_SAME_PROPERTY.get(name, name)}/{metric.partition('/')[2]}"
 
 
 def _joined(subjects: Iterable[str]) -> str:

@@ -3,21 +3,14 @@
 The display of progress and `protocol.budget_s` follow the same estimate.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from sdopt.record.samples import ShapeSamples
 from sdopt.study.session import Session, VariantProcess
-from sdopt.worker.draws import Draw, draw_of
-
-_PROFILED = 2.0
-"""Calls that the evidence of a process takes as long as: one is traced."""
-
-_BATCHED, _BATCHED_BY_ONE, _BATCH = 0.6, 0.9, 4
-"""Share of a single call that one image of the quality pass takes in a batch of at least `_BATCH`, and on a processor
-on which PyTorch has no vector instructions."""
+from sdopt.study.work import PROFILED
+from sdopt.worker.draws import draw_of
 
 _ENOUGH_S = 5.0
 """Seconds of estimated work from which on a pace is known."""
@@ -223,7 +216,7 @@ class Ahead:
         study, call_s = self._study, self._call_or_baseline_s(process)
         found = 0.0
         if process.first or extent.evidence:
-            found += _PROFILED * call_s / study.sharing.calls
+            found += PROFILED * call_s / study.sharing.calls
         if not process.first:
             return found
         if extent.stages:
@@ -231,25 +224,21 @@ class Ahead:
             found += calls * call_s
         main_s = call_s / len(study.shapes)
         draw = draw_of(process.variant, study.drawing_batch)
-        batched = _BATCHED if study.machine.has_vectors else _BATCHED_BY_ONE
-        image_s = main_s * (batched if draw.batch_size >= _BATCH else 1.0)
+        timed_batch = process.variant.shapes[0].batch_size
         if process.row.is_control and study.quality.metrics:
             floors = study.quality.floor_prompts
             if extent.floor_prompts is not None:
                 floors = extent.floor_prompts
             # In the other batch and number of threads, then from other noise.
-            return found + floors * main_s + _filled(floors, draw) * image_s
+            calls = floors / timed_batch
+            calls += study.sharing.image_calls(draw, floors, timed_batch)
+            return found + calls * main_s
         prompts = len(draw.prompts)
         if extent.prompts is not None:
             prompts = min(extent.prompts, prompts)
         timed = self._session.timed_images.ahead(prompts)
-        images_s = _filled(prompts - timed, draw) * image_s
-        return found + images_s / study.sharing.processes
-
-
-def _filled(prompts: int, draw: Draw) -> int:
-    """Returns how many prompts the calls for some prompts have: a short batch is filled up."""
-    return math.ceil(prompts / draw.batch_size) * draw.batch_size
+        calls = study.sharing.image_calls(draw, prompts - timed, timed_batch)
+        return found + calls * main_s / study.sharing.processes
 
 
 def _compile_s(process: VariantProcess) -> float:

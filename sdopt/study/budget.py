@@ -5,6 +5,7 @@ fastest first; a round; a few images; stages; a second round; then all rounds, i
 recorded (`Budget`), and `resume=… protocol.budget_s=…` measures it.
 """
 
+import math
 from dataclasses import replace
 
 from sdopt.record.records import Budget
@@ -102,6 +103,7 @@ class Spending:
         self._pace.restart()  # what is slower was given up just before
         if not self.limited or self._fits_at_least():
             return
+        whole_s = self._ahead.seconds(self._whole) or 0.0
         session = self._session
         first = min(process.measurement.replicate for process in session.processes)
         rows = {
@@ -131,6 +133,20 @@ class Spending:
             )
             if self._fits_at_least():
                 return
+        self._tell_short(whole_s)
+
+    def _tell_short(self, whole_s: float) -> None:
+        """Says before anything is timed that not even the least fits, and which budget holds the whole study."""
+        spent_s = self._study.progress.timeline.elapsed_s
+        minutes = math.ceil((spent_s + whole_s * max(1.0, self._pace.factor)) / 60)
+        config = self._session.result.config
+        what = "one round and a few images do not fit"
+        if config.gate.judges:
+            what = f"gate={config.gate.name} judges no fewer than {config.quality.prompt_count} images of each variant"
+        self._study.progress.tell(
+            f"protocol.budget_s={self._limit_s:g} will be exceeded: {what}. All of it takes about {minutes} min here: "
+            f"protocol.budget_s={60 * minutes}."
+        )
 
     def another_round(self, number: int) -> bool:
         """Returns whether there is time for a round; the first one is always timed."""

@@ -19,6 +19,7 @@ from sdopt.record.records import StudyResult
 from sdopt.schema import Model, Protocol
 from sdopt.statistics.ratios import latency, peak_memory_gib
 from sdopt.study.plan import warmup_calls
+from sdopt.study.work import Sharing, work_ahead
 from sdopt.variant import Variant
 from sdopt.worker.draws import draw_of, drawing_batch
 
@@ -39,8 +40,10 @@ class StudyCost:
     processes: int
     calls: int
     """Calls of the pipeline, without extra rounds and without the processes that `protocol.precision` adds."""
+    calls_alone: float
+    """The same in times of one call alone: some are made side by side, and some make several images."""
     seconds: float | None
-    """Time of all calls and loading, one after the other."""
+    """Time of all calls and loading."""
     memory_gib: float | None
     """Peak memory of one process."""
     based_on: str
@@ -69,11 +72,12 @@ def calls_ahead(
 
 
 def cost_of(
-    variants: Sequence[Variant], result: StudyResult, records: Path
+    variants: Sequence[Variant], result: StudyResult, records: Path, sharing: Sharing
 ) -> StudyCost:
     """Returns the expected cost of a study whose baseline is the first of `variants` and, once more, their last.
 
-    `result` is its plan, and `records` the folder that holds earlier results.
+    `result` is its plan, `records` the folder that holds earlier results, and `sharing` how its processes share the
+    machine.
     """
     config = result.config
     processes = len(variants) * config.replicates
@@ -81,6 +85,12 @@ def cost_of(
     calls = calls_ahead(
         variants, processes, config.protocol.rounds, config.protocol, batch
     )
+    protocol, quality = config.protocol, config.quality
+    work = work_ahead(
+        variants[:-1], config.replicates, protocol, quality, batch, sharing
+    )
+    starts = work.starts * len(variants)
+    alone = starts + work.calls * (len(variants) - 1) + work.repeated
     models = dict.fromkeys(variant.model for variant in variants)
     fetched = [base_of(model) if is_transformer(model) else model for model in models]
     downloads = {
@@ -94,7 +104,7 @@ def cost_of(
         source = "no earlier run of this model and size on this device" + (
             "; memory is that of the weights alone" if weights else ""
         )
-        return StudyCost(processes, calls, None, weights, source, downloads)
+        return StudyCost(processes, calls, alone, None, weights, source, downloads)
     found, folder = earlier
     baseline = found.baseline_variant
     # Each shape is called equally often.
@@ -113,7 +123,8 @@ def cost_of(
     return StudyCost(
         processes,
         calls,
-        calls * one_call + processes * load,
+        alone,
+        alone * one_call + starts * load,
         peak_memory_gib(baseline),
         f"from {folder}",
         downloads,

@@ -113,7 +113,7 @@ class Inspection:
                     samples.traced = found.counts if process.first else {}
                     left_set = [f"it leaves {setting}" for setting in found.left_set]
                     process.row.reason = append_reason(process.row, *left_set)
-            self._study.progress.advance(len(group))
+            self._study.progress.advance()
 
     def _take_totals(self, process: VariantProcess) -> None:
         """Notes the energy of a call, and the TFLOP of one image, counted once for all variants of the same work."""

@@ -91,7 +91,6 @@ class GivingUp:
     def _call(self, process: VariantProcess, shape_index: int) -> list[float]:
         """Makes a warm call; returns its seconds less what other work took of it, or nothing if it failed."""
         session = self._session
-        self._study.progress.more(1)
         call = session.first_trial + process.trials % TRIALS
         process.trials += 1
         meter = InterferenceMeter(process.worker.pid)

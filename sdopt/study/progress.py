@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     ProgressColumn,
     SpinnerColumn,
     Task,
@@ -78,8 +77,6 @@ class Progress:
                 table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
             ),
             BarColumn(bar_width=12),
-            MofNCompleteColumn(),
-            TextColumn("calls"),
             _TimeLeft(self._left_s),
             console=console,
             expand=True,
@@ -100,16 +97,21 @@ class Progress:
         if self._overwrites:
             print(f"\r{'':{_WIDTH}}\r", end="", flush=True)
 
-    def start(self, calls: int, rounds: int) -> None:
-        """Sets how many calls of the pipeline are still to come, and how many rounds."""
+    def start(self, rounds: int) -> None:
+        """Sets how many rounds are to come."""
         self._rounds = rounds
-        self._bar.update(
-            self._task, total=self._bar.tasks[self._task].completed + calls
-        )
 
     def expect(self, seconds: float) -> None:
         """Sets in how many seconds the command is expected to end."""
         self._ends = time.monotonic() + seconds
+        self._move()
+
+    def _move(self) -> None:
+        """Moves the bar to the share of the time that is over; it only pulses while the end is not known."""
+        over_s, left_s = time.monotonic() - self._begun, self._left_s()
+        task = self._bar.tasks[self._task]
+        task.total = None if left_s is None else over_s + left_s
+        task.completed = over_s
 
     def _left_s(self) -> float | None:
         """Returns the seconds that are expected to be left; None while they are unknown, or were too few."""
@@ -121,14 +123,14 @@ class Progress:
         if seconds < PATIENCE_S or self._long_told:
             return
         self._long_told = True
-        self._clear()
-        line = f"About {_in_words(seconds)} are left. {SHORTER} Ctrl-C keeps what is measured, and resume=… goes on."
-        print_line(self._console, line)
+        self.tell(
+            f"About {_in_words(seconds)} are left. {SHORTER} Ctrl-C keeps what is measured, and resume=… goes on."
+        )
 
-    def more(self, calls: int) -> None:
-        """Adds calls to those still to come."""
-        total = self._bar.tasks[self._task].total
-        self._bar.update(self._task, total=(total or 0) + calls)
+    def tell(self, line: str) -> None:
+        """Prints what a user should know before the end of the study."""
+        self._clear()
+        print_line(self._console, line)
 
     def together(self, variants: Sequence[str], phase: str) -> None:
         """Shows the phase that processes of these variants enter side by side; the time is assigned to none of them."""
@@ -148,6 +150,7 @@ class Progress:
         self.timeline.enter(phase, variant if booked is None else booked)
         text = f"{phase}, round {number} of {self._rounds}" if number else phase
         self._bar.update(self._task, variant=variant.replace("[", r"\["), phase=text)
+        self._move()
         # Without a terminal, one line per variant and per round is enough.
         self._line = text if number else f"{variant}: {phase}"
         wanted = number is not None or phase in ("loading", "evidence", "images")
@@ -155,35 +158,27 @@ class Progress:
             self._say()
 
     def _say(self) -> None:
-        """Prints a line where there is no live display: what is worked on, what is done, and what remains."""
+        """Prints a line where there is no live display: what is worked on, and what remains."""
         if self._console.is_terminal:
             return
         self._last, self._said = self._line, time.monotonic()
-        task, seconds = self._bar.tasks[self._task], self._said - self._begun
-        told = []
-        if task.total and task.completed:
-            told.append(f"{task.completed:.0f} of {task.total:.0f} calls")
-        if (left_s := self._left_s()) is not None:
-            told.append(f"about {_in_words(left_s)} left")
-        done = f" ({', '.join(told)})" if told else ""
+        over_s, left_s = self._said - self._begun, self._left_s()
+        left = "" if left_s is None else f" (about {_in_words(left_s)} left)"
         if self._overwrites:
-            full = round(12 * task.completed / task.total) if task.total else 0
-            line = f"{'█' * full}{'░' * (12 - full)} {self._line}{done}"
+            full = 0 if left_s is None else round(12 * over_s / (over_s + left_s))
+            line = f"{'█' * full}{'░' * (12 - full)} {self._line}{left}"
             print(f"\r{line[:_WIDTH]:{_WIDTH}}", end="", flush=True)
             return
-        print_line(self._console, f"[{seconds:6.1f} s] {self._line}{done}")
+        print_line(self._console, f"[{over_s:6.1f} s] {self._line}{left}")
 
     def warn(self, text: str) -> None:
         """Prints a warning that cannot wait until the end of the study."""
         self._clear()
         print_line(self._console, f"warning: {text}", "yellow")
 
-    def advance(self, calls: int = 1) -> None:
-        """Counts finished calls of the pipeline; the total grows if they exceed it."""
-        self._bar.advance(self._task, calls)
-        task = self._bar.tasks[self._task]
-        if task.total is not None and task.completed > task.total:
-            self._bar.update(self._task, total=task.completed)
+    def advance(self) -> None:
+        """Notes that a call of the pipeline has ended."""
+        self._move()
         if time.monotonic() - self._said > (
             _REFRESH_S if self._overwrites else _SILENCE_S
         ):

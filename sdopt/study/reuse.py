@@ -105,11 +105,6 @@ class TimedImages:
         again = max(0, FEWEST_PROMPTS - (prompts - len(common - sample)))
         sample |= set(sorted(common - sample)[:again])
         self.positions = frozenset(common - sample)
-        drawing_batch = self.session.study.drawing_batch
-        for process in drawing:
-            if process.first:
-                draw = draw_of(process.variant, drawing_batch)
-                self.session.progress.more(self.left_out(draw).calls - draw.calls)
 
     def ahead(self, prompts: int) -> int:
         """Returns how many of so many prompts the pass leaves out, as far as that is decided."""

@@ -90,7 +90,6 @@ class _Timing:
             worst = worst_by_round(samples)[start:]
             if not another_may_help(worst, rounds, session.protocol.interference):
                 return
-            session.progress.more(len(samples))
             yield number
 
     def _leave_out(self, timed: Sequence[ShapeSamples], start: int = 0) -> None:
@@ -217,7 +216,7 @@ class Blocks(_Timing):
 
     def measure(self) -> None:
         """Times and inspects all processes."""
-        session, shapes = self._session, len(self._study.shapes)
+        session = self._session
         session.rounds = self._spending.rounds_that_fit()
         self._spending.choose_images()
         for process in session.processes:
@@ -230,10 +229,6 @@ class Blocks(_Timing):
             process for process in timed if process.row.name == session.result.baseline
         )
         others = [process for process in timed if process is not baseline]
-        # Each process is loaded and warmed up again, and the baseline is timed once more for each.
-        session.progress.more(
-            len(others) * (1 + shapes * (2 + session.rounds)) + len(session.processes)
-        )
         before = self._block(baseline)
         for process in others:
             # Recorded first: samples of a block that breaks off must not look like samples of interleaved rounds.

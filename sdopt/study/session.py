@@ -27,12 +27,12 @@ from sdopt.record.records import (
 )
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
 from sdopt.schema import Protocol, Quality
-from sdopt.study.cost import calls_ahead
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.plan import runnable_of, warmup_calls
 from sdopt.study.progress import Progress
 from sdopt.study.resume import Missing
 from sdopt.study.reuse import TimedImages
+from sdopt.study.work import Sharing
 from sdopt.variant import Variant
 from sdopt.worker.draws import LARGEST_BATCH, drawing_batch, timed_draw
 from sdopt.worker.host import PipelineHost
@@ -47,44 +47,6 @@ TRIALS = 5
 
 _LARGEST_WITHOUT_VECTORS = 4
 """Images in one call of the quality pass, at most, on a processor without vector instructions."""
-
-_SIDE_BY_SIDE = 2
-"""Number of processes that work at once on a CPU: one process does not use all of it."""
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """How many processes work at once, and with how many threads.
-
-    Attributes:
-        cores: the number of cores that a process may use.
-        threads: the number of threads of a timed call.
-        on_gpu: whether calls run on a GPU, which serves one process at a time.
-    """
-
-    cores: int
-    threads: int
-    on_gpu: bool
-
-    @property
-    def processes(self) -> int:
-        """How many processes may work at once."""
-        return 1 if self.on_gpu else _SIDE_BY_SIDE
-
-    @property
-    def calls(self) -> int:
-        """How many processes may make calls at once with as many threads as timed calls have.
-
-        A call waits for all its threads many times a second. With more threads than cores, two calls at once take far
-        longer than one after the other.
-        """
-        return max(1, min(self.processes, self.cores // self.threads))
-
-    @property
-    def drawing_threads(self) -> int | None:
-        """The number of threads with which a process draws images beside others; None is that of timed calls."""
-        count = max(1, self.threads // self.processes)
-        return None if count == self.threads else count
 
 
 @dataclass
@@ -121,7 +83,7 @@ class Study:
         """How many prompts of the quality pass all variants draw in one call; None leaves that to each workload."""
         variants = runnable_of(self.plan, self.result)
         largest = (
-            LARGEST_BATCH if self.machine.has_vectors else _LARGEST_WITHOUT_VECTORS
+            LARGEST_BATCH if self.sharing.has_vectors else _LARGEST_WITHOUT_VECTORS
         )
         return drawing_batch(
             variants, self.quality.batch_size, self.result.config.gate.judges, largest
@@ -130,12 +92,7 @@ class Study:
     @property
     def sharing(self) -> Sharing:
         """How its processes share the machine while none is timed."""
-        cores = int(self.machine.cpu["cores"])
-        return Sharing(
-            cores,
-            self.plan.baseline.hardware.threads or cores,
-            self.machine.device.is_cuda,
-        )
+        return Sharing.of(self.machine.device, self.machine.cpu, self.plan.baseline)
 
     @property
     def warmup(self) -> int:
@@ -300,15 +257,7 @@ class Session:
         for sub in ("logs", "images"):
             with suppress(OSError):  # the code that needs the folder reports the error
                 (study.folder / sub).mkdir(exist_ok=True)
-        taking_part = [variants[row.name] for row in rows]
-        calls = calls_ahead(
-            taking_part,
-            len(self.processes),
-            self.rounds,
-            self.protocol,
-            study.drawing_batch,
-        )
-        self.progress.start(calls, self.rounds)
+        self.progress.start(self.rounds)
         study.checkpoint()
 
     # ------------------------------------------------------------------------------------------------- its processes

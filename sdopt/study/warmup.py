@@ -129,7 +129,7 @@ class Warmup:
         loaded = self._session.ask_each(
             part, "loading", lambda process: process.worker.begin(PipelineHost.prepare)
         )
-        self._study.progress.advance(len(loaded))
+        self._study.progress.advance()
         return loaded
 
     def _first_call(self, part: Sequence[VariantProcess], shape_index: int) -> None:
@@ -157,7 +157,6 @@ class Warmup:
         """
         process.stop()
         process.compiled_packages = 0
-        self._study.progress.more(2 + last_shape)
         self._load([process])
         for shape_index in range(1 + last_shape):
             for _, call in self._session.call(

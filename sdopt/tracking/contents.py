@@ -376,11 +376,23 @@ def _image_figures(row: Row) -> Iterator[str]:
             yield f"quality/{name}"
 
 
-def run_name(result: StudyResult, folder_name: str) -> str:
-    """Returns the name of a study's run; in a sweep, the job's number and what the job measured.
+def run_name(result: StudyResult, folder: Path) -> str:
+    """Returns the name of a study's run; in a sweep, the job's number, what it measured, and what it alone has.
 
     The run of a variant has the variant's name.
     """
-    if not folder_name.isdecimal():
-        return f"{result.name} {folder_name}"
-    return f"{folder_name}: {', '.join(row.name for row in result.candidates) or result.baseline}"
+    if not folder.name.isdecimal():
+        return f"{result.name} {folder.name}"
+    names = [row.name for row in result.candidates] or [result.baseline]
+    own = [word for word in _own_overrides(result, folder) if word not in names]
+    return f"{folder.name}: {', '.join([*names, *own])}"
+
+
+def _own_overrides(result: StudyResult, folder: Path) -> list[str]:
+    """Returns the overrides that a job of a sweep has and the command has not: one for each value that it sweeps."""
+    try:
+        recorded = yaml.safe_load((folder.parent / "multirun.yaml").read_text("utf-8"))
+        shared = recorded["hydra"]["overrides"]["task"]
+    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
+        return []  # a copy without the sweep's own files
+    return [word for word in result.environment.command[2:] if word not in shared]

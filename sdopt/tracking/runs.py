@@ -84,7 +84,7 @@ def log_study(
         if report.is_picture and tracking.images
     ]
     run = TrackedRun(
-        name=run_name(result, folder.name),
+        name=run_name(result, folder),
         tags=study_tags(summary),
         status="FINISHED" if result.status == "finished" else "KILLED",
         started=time_of(result.started),

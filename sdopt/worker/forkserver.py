@@ -64,6 +64,17 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
+def without_server() -> StartContext:
+    """Returns how to start the few processes of a dry run: each imports what it needs, unless a server runs already."""
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        return multiprocessing.get_context("forkserver")
+    prepare_environment()
+    return multiprocessing.get_context("spawn")
+
+
 def start_fork_server() -> StartContext:
     """Starts the process that workers are forked from, and returns without waiting for its imports.
 

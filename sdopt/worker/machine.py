@@ -34,11 +34,6 @@ class Machine:
     warnings: tuple[str, ...] = ()
     """Warnings of settings that differ from the configuration, or that make the machine slower than necessary."""
 
-    @property
-    def has_vectors(self) -> bool:
-        """Whether PyTorch computes with vector instructions; without them a batch gains little over single images."""
-        return self.device.is_cuda or self.cpu.get("capability") != "DEFAULT"
-
 
 def find_machine(
     context: StartContext, hardware: Hardware, sheets: Callable[[], Mapping[str, Sheet]]

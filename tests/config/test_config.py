@@ -457,8 +457,8 @@ workload:
 def test_names_say_what_is_chosen_beyond_the_defaults(composer: Composers) -> None:
     made = composer([])
     for overrides, name in (
-        ("", "as composed"),
-        ("workload.steps=3", "as composed"),
+        ("", "without options"),
+        ("workload.steps=3", "without options"),
         ("attention=math precision=bf16", "precision=bf16, attention=math"),
         (
             "compiler=inductor compiler.mode=max-autotune",
@@ -678,6 +678,21 @@ def test_a_gate_of_ones_own_has_rules(composer: Composers, tmp_path: Path) -> No
 
 def test_a_number_names_a_study() -> None:
     assert Command.of(CommandLine.of(["study.name=17"])).folder.parent.name == "17"
+
+
+def test_a_preset_names_its_study(tmp_path: Path) -> None:
+    """Else all presets of a user that give no name would share the experiment, and the folder, of their design."""
+    (tmp_path / "experiment").mkdir()
+    preset = "# @package _global_\ndefaults:\n  - override /study: one_at_a_time\nstudy: {options: [layout]}\n"
+    (tmp_path / "experiment/mine.yaml").write_text(preset)
+    flags = ["--config-dir", str(tmp_path), "experiment=mine"]
+    for words, name in ([], "mine"), (["study.name=other"], "other"):
+        command = Command.of(CommandLine.of([*flags, *words]))
+        assert command.folder.parent.name == name
+        assert command.composer is not None
+        assert command.composer.current.study.name == name
+    command = Command.of(CommandLine.of(["precision=bf16"]))
+    assert command.folder.parent.name == "pair"
 
 
 def test_several_overrides_in_one_word_are_told_apart() -> None:

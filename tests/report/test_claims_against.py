@@ -134,3 +134,14 @@ def test_images_are_held_against_the_earlier_ones(tmp_path: Path) -> None:
     result = compared(later, earlier, OF_IMAGES)
     assert "than those of the earlier result" in against_sentence(result)
     assert "baseline's" not in against_sentence(result)
+
+
+def test_a_reason_is_said_once() -> None:
+    earlier = clip(0.0)
+    slower_by(earlier, "it", 0.2)
+    later = deepcopy(earlier)
+    slower_by(later, "it", 2.0)
+    result = compared(later, earlier, OF_SPEED)
+    text = verdict_markdown(summary_of(result), against_sentence(result))
+    told, _, _ = text.partition("All ")
+    assert told.count("over its own baseline is") == 1

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from sdopt.record.comparisons import Comparison, Interval, ShapeRatios
-from sdopt.record.records import Schedule, StudyResult
+from sdopt.record.files import read_result
+from sdopt.record.records import Schedule, Status, StudyResult
 from sdopt.record.scores import Score
 from sdopt.report.answer import answer_shown
 from sdopt.report.blocks import Block, Cell, Table
@@ -40,6 +41,15 @@ def printed(result: StudyResult, width: int) -> str:
     text = StringIO()
     Console(file=text, width=width).print(answer_shown(summary_of(result), width))
     return text.getvalue()
+
+
+def test_a_narrow_terminal_cuts_no_reason() -> None:
+    result = read_result(ROOT / "outputs/records/amd-epyc/quickstart")
+    failed = result.candidates[0]
+    failed.status, failed.reason = Status.FAILED, f"{'it broke, ' * 40}at the end"
+    lines = printed(result, 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "at the end" in " ".join(map(str.strip, lines))
 
 
 def rendered(result: StudyResult, width: int) -> str:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runners import end_with_code, interrupts_deferred
+from runners.ui import _end
 from sdopt.errors import ENDINGS
 from sdopt.launching import _ended_by_signals
 from sdopt.record.files import read_result
@@ -147,3 +150,18 @@ def test_a_reader_that_goes_away_does_not_end_the_measurement(tmp_path: Path) ->
     assert finished.code == 0, finished.err
     assert "BrokenPipe" not in finished.err
     assert finished.result.status == "finished"
+
+
+def test_a_server_that_does_not_listen_is_ended_all_the_same() -> None:
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", deaf]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, start_new_session=True
+    ) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        began = time.monotonic()
+        _end(server)
+        assert server.returncode == -signal.SIGKILL
+        assert time.monotonic() - began < 5
+        _end(server)

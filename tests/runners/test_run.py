@@ -192,10 +192,10 @@ class TestDryRun:
     @pytest.fixture(autouse=True)
     def known_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its rates, which `sdopt plan` has kept, are those of no machine."""
-        for module in ("cpu", "plan"):
+        for module in ("cpu", "forecast"):
             monkeypatch.setattr(
                 f"sdopt.apps.foresight.{module}.known_machine",
-                lambda _threads: CpuRates(*[1e11] * 6),
+                lambda *_: CpuRates(*[1e11] * 6),
             )
 
     def test_shows_what_would_be_measured_compared_and_skipped(
@@ -209,6 +209,7 @@ class TestDryRun:
                 "dry_run=true",
                 "study=explicit",
                 "workload.batch_size=[1,2]",
+                "quality.prompt_count=300",
             ),
             "study.variants={plain: [], half: ['precision=bf16'], other: ['attention=deepspeed']}",
         )
@@ -226,9 +227,24 @@ class TestDryRun:
             "what would be compared",
         ):
             assert shown in finished.out
-        assert "rates of typical layers, measured here" in finished.shown
+        assert re.search(r"time: about .*\(predicted; no earlier run", finished.shown)
         assert "timed at 32×32, batch 1; 32×32, batch 2" in finished.shown
+        assert "quality.prompt_count=300: there are 240 prompts" in finished.shown
         assert list(tmp_path.iterdir()) == []
+
+    def test_measures_no_rates_and_starts_no_server(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is not known is said: to find it out would take longer than the rest of the command."""
+        asked: list[str] = []
+        of_foresight = "sdopt.apps.foresight"
+        monkeypatch.setattr(f"{of_foresight}.cpu.measure_machine", asked.append)
+        monkeypatch.setattr(f"{of_foresight}.forecast.known_machine", lambda *_: None)
+        monkeypatch.setattr(f"{of_foresight}.forecast.in_process", asked.append)
+        monkeypatch.setattr("sdopt.launching.start_fork_server", asked.append)
+        finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16")
+        assert "this machine's rates are not known yet" in finished.shown
+        assert not asked
 
     @pytest.mark.slow
     def test_of_a_sweep_ends_as_the_sweep_would_and_leaves_a_folder_as_it_was(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.record.records import Status, StudyResult
@@ -23,11 +24,17 @@ from sdopt.search.racing import RatioStanding, Scatter, Standings
 from sdopt.search.record import FINAL
 from sdopt.search.run import Search
 from sdopt.search.space import Combination
-from sdopt.search.studies import Studies
+from sdopt.search.studies import CALIBRATE, Studies
+from sdopt.study.work import Sharing, Work, work_ahead
 from sdopt.worker.protocol import TimeUpError
 from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
 
-WORK = {"screen": (1, 15.0), "race": (2, 40.0), FINAL: (3, 120.0)}
+WORK = {
+    CALIBRATE: Work(1, 1, 2, 50),
+    "screen": Work(1, 1, 15, 15),
+    "race": Work(2, 2, 40, 40),
+    FINAL: Work(3, 3, 120, 120),
+}
 BASELINE = Cost(0.5, 0.05)
 BESIDE_S = 0.8
 """What a process takes besides its calls and its start, which the search has to find out."""
@@ -89,7 +96,11 @@ class Simulated(Search):
         self.noise_of = Scatter.of_controls([(noise, 1)] * 8)
         self.now, self.log = 0.0, list[tuple[str, list[str]]]()
         budget = SearchBudget(
-            WORK, self.deadline, self.config.finalists, clock=lambda: self.now
+            WORK,
+            self.deadline,
+            self.config.finalists,
+            clock=lambda: self.now,
+            process_s=0.0,
         )
         self.__dict__["budget"] = budget
 
@@ -119,11 +130,12 @@ class Simulated(Search):
         return self
 
     def measured(self, stage: str, names: Sequence[str]) -> None:
-        processes, calls = WORK[stage.partition("-")[0]]
+        work = WORK[stage.partition("-")[0]]
         costs = [BASELINE, BASELINE, *(self.truth[name] for name in names)]
         self.log.append((stage, list(names)))
         self.now += self.pace * sum(
-            processes * (c.start_s + BESIDE_S) + calls * c.call_s for c in costs
+            work.processes * (c.start_s + BESIDE_S) + work.calls * c.call_s
+            for c in costs
         )
 
     def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:
@@ -255,11 +267,12 @@ def test_a_budget_in_which_no_option_can_be_tried_is_refused_before_anything_is_
 def test_the_time_to_calibrate_is_told_with_the_rest() -> None:
     config, trials = replace(search_file(), budget_s=60.0), Options(["one", "two"], [])
     search = Simulated(config, None, None, trials, 60.0, lambda line: None)  # type: ignore[arg-type]
-    search.calibrated = 4800
+    search.calibrated = 48
     search.begin(dict.fromkeys(trials.alone, BASELINE), {}, 0.01)
     search.budget.baseline = BASELINE
+    search.budget.work = {**WORK, CALIBRATE: Work(1, 1, 100, 4700)}
     with pytest.raises(
-        UsageError, match=r"to try one option takes about 5 min .* --budget 5m"
+        UsageError, match=r"to try one option takes about 5 min .* --budget 6m"
     ):
         search.run()
     assert not search.log
@@ -344,13 +357,12 @@ def test_a_study_whose_time_is_up_keeps_what_it_measured(
 
 def test_what_a_budget_expects_and_keeps() -> None:
     names = [f"option {n}" for n in range(6)]
-    budget = SearchBudget(WORK, 100.0, 3, clock=lambda: 0.0)
-    assert budget.missing_s == 0, "nothing is known yet"
+    budget = SearchBudget(WORK, 100.0, 3, clock=lambda: 0.0, process_s=0.0)
+    assert budget.needed_s == 0, "nothing is known yet"
     budget.baseline = BASELINE
-    assert budget.missing_s == 0
     # The baseline, its control and a candidate: four processes and 135 calls of each.
     needed_s = 3 * (4 * BASELINE.start_s + 135 * BASELINE.call_s)
-    assert replace(budget, deadline=needed_s - 5).missing_s == pytest.approx(5)
+    assert budget.needed_s == pytest.approx(needed_s)
     # It races only where that leaves time to judge.
     assert budget.may_race(names)
     assert not replace(budget, deadline=60.0).may_race(names)
@@ -364,16 +376,38 @@ def test_what_a_budget_expects_and_keeps() -> None:
 def test_what_a_budget_lets_a_search_screen() -> None:
     plan: dict[str, Any] = {"alone": True, "compile_next": False, "racers": 0}
     # What the baseline takes on a busy machine may leave no time to judge: one is tried all the same.
-    late = SearchBudget(WORK, 10.0, 3, clock=lambda: 9.0, baseline=Cost(5.0, 5.0))
+    late = SearchBudget(
+        WORK, 10.0, 3, clock=lambda: 9.0, baseline=Cost(5.0, 5.0), process_s=0.0
+    )
     assert late.to_screen(6, [], **plan) == 2
     late.costs["one"] = Cost(5.0, 5.0)
     assert late.to_screen(6, ["one"], **plan) == 0
     # While nothing gains, no time is kept to judge.
     budget = SearchBudget(
-        WORK, 26.0, 3, clock=lambda: 0.0, baseline=BASELINE, costs={"one": BASELINE}
+        WORK,
+        26.0,
+        3,
+        clock=lambda: 0.0,
+        baseline=BASELINE,
+        costs={"one": BASELINE},
+        process_s=0.0,
     )
     assert budget.to_screen(6, ["one"], **plan, gains=False) > budget.to_screen(
         6, ["one"], **plan, gains=True
     )
     assert budget.to_screen_s([]) == 26
     assert budget.to_screen_s(["one"]) < 26
+
+
+def test_the_forecast_of_a_judgement_is_what_it_took() -> None:
+    """Two cores, a call of 1.4 s, three processes of each of three variants: it took 266 s.
+
+    Images of two variants are made side by side, and the repeated baseline makes few.
+    """
+    sharing = Sharing(cores=2, threads=1, on_gpu=False)
+    with composer_of(["model=emoji", "gate=default"]) as composer:
+        run, baseline = composer.current, composer.variant("baseline")
+    work = work_ahead([baseline] * 2, 3, run.protocol, run.quality, None, sharing)
+    cost, faster = Cost(1.9, 1.4), Cost(1.25, 0.63)
+    budget = SearchBudget({FINAL: work}, 1e6, 3, baseline=cost)
+    assert budget.seconds(FINAL, [faster]) == pytest.approx(266, rel=0.2)

@@ -12,6 +12,7 @@ from rich.console import Console
 from sqlalchemy import create_engine, text
 
 from sdopt.errors import UnavailableError, UsageError
+from sdopt.forecast import Foreseen
 from sdopt.gate.calibration import FOLDER, read_calibration
 from sdopt.record.comparisons import BreakEven
 from sdopt.record.files import read_result, write_result
@@ -281,7 +282,8 @@ def test_a_dry_run_shows_the_space_and_what_it_takes_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "sdopt.search.command.lines_of", lambda *_: ["seconds on this machine"]
+        "sdopt.search.command.foreseen",
+        lambda *_: Foreseen(None, ["seconds on this machine"]),
     )
     dry = sdopt(
         tmp_path, "search", "search.groups=[layout]", "dry_run=true", "tracking=none"

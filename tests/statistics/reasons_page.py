@@ -38,6 +38,9 @@ _LIMITS = {
 }
 """Limits like those of the packaged model, for rules that take a share of a calibration."""
 
+_OF_A_SET = ("cmmd", "fid", "kid")
+"""Distances between sets of images, for which no prompt is the worst."""
+
 GATES = sorted(
     path.stem for path in (CONF / "gate").glob("*.yaml") if path.stem != "none"
 )
@@ -103,8 +106,14 @@ def said(rule: Rule, verdict: Verdict) -> str:
     """Returns what a rule says, with a worst prompt where it is on images."""
     if verdict is Verdict.INCONCLUSIVE and rule.test in ("exact", "every"):
         return "–"
+    worst = "a red fox" if has_worst_prompt(rule) else ""
+    return sentence(ruled(rule, verdict), worst=worst)
+
+
+def has_worst_prompt(rule: Rule) -> bool:
+    """Returns whether a rule is on figures that each prompt has one of."""
     is_ratio = rule.metric in RULED or rule.metric == FIRST_IMAGE
-    return sentence(ruled(rule, verdict), worst="" if is_ratio else "a red fox")
+    return not (is_ratio or rule.metric.startswith(_OF_A_SET))
 
 
 def page() -> str:

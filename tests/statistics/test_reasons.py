@@ -11,7 +11,7 @@ from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import Rule
 from sdopt.statistics.bounds import subtract
-from sdopt.statistics.measures import FIRST_IMAGE, RULED, SPEEDUP, Ratio
+from sdopt.statistics.measures import SPEEDUP, Ratio
 from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.ruling_sentences import family, sentence
 from sdopt.statistics.words import change_text
@@ -41,9 +41,7 @@ def test_each_rule_says_what_is_different_by_how_much_and_how_much_is_allowed(
     assert re.search("allowed|needed|the limit is", said) or rule.test == "exact", said
     assert re.search(r"\d", said), said
     assert said.startswith("Not enough ") == (verdict is Verdict.INCONCLUSIVE), said
-    if verdict is Verdict.FAIL and not (
-        rule.metric in RULED or rule.metric == FIRST_IMAGE
-    ):
+    if verdict is Verdict.FAIL and reasons_page.has_worst_prompt(rule):
         assert "a red fox" in said or rule.test == "exact"
 
 
@@ -120,6 +118,25 @@ def test_rules_on_one_property_are_one_reason() -> None:
     assert len(said) == 2
     assert said[0].startswith("Images are 4 % darker")
     assert "in what they show" in said[1]
+
+
+def test_that_a_gain_is_open_is_no_second_reason_beside_the_speed_that_it_claims() -> (
+    None
+):
+    found = (
+        "speedup 1.02× [0.9, 1.06] (one-sided 95 % bounds) straddles a gain of 1.0 %"
+    )
+    rulings = [
+        Ruling("at_least", "speedup", Verdict.INCONCLUSIVE, "", 1.02, 0.9, 1.06, 0.95),
+        Ruling("must pay", "", Verdict.INCONCLUSIVE, found),
+    ]
+    judgement = Judgement("a", "b", "", None, Verdict.INCONCLUSIVE, rulings)  # type: ignore[arg-type]
+    assert len(reasons_of(judgement)) == 2
+    judgement.claims = {"speedup": 0.3}
+    [said] = reasons_of(judgement)
+    assert said.startswith("Not enough runs to tell: it is between 11 % slower")
+    judgement.claims["memory_ratio"] = 0.3
+    assert len(reasons_of(judgement)) == 2
 
 
 def test_speed_at_each_shape_is_a_reason_of_its_own() -> None:

@@ -1,5 +1,6 @@
 """A study ends within its budget, and says what that left open; on workers whose calls take simulated time."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing_extensions import override
 
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import Status, StudyResult
+from sdopt.schema import Rule
 from sdopt.statistics.ratios import two_samples
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import summary_of
@@ -103,6 +105,7 @@ def measured(
 
 
 SIX = {"same": 1.0, "also same": 1.0, "fast": 0.5, "little": 0.97, "slow": 1.6}
+RULES = {"exact": [Rule("mse")]}
 METRICS = {"quality": {"metrics": True, "prompt_count": 24, "floor_prompts": 12}}
 
 
@@ -193,6 +196,32 @@ def test_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
     assert missing_of(again).unfinished >= {
         (name, number) for name in ("same", "fast", "baseline") for number in (0, 1)
     }
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "judges", "said"),
+    [
+        (20, True, "gate=default judges no fewer than 24 images of each variant"),
+        (20, False, "one round and a few images do not fit"),
+        (2000, True, ""),
+    ],
+)
+def test_says_before_the_first_round_that_not_even_the_least_fits(
+    tmp_path: Path, budget_s: float, judges: bool, said: str
+) -> None:
+    of = METRICS | ({"gate": {"name": "default", "rules": RULES}} if judges else {})
+    _, took_s, _ = measured(tmp_path, budget_s, {"same": 1.0, "fast": 0.5}, of)
+    shown = (tmp_path / "shown.txt").read_text()
+    if not said:
+        assert "will be exceeded" not in shown
+        return
+    before, _, _ = shown.partition("round 1 of")
+    assert f"protocol.budget_s=20 will be exceeded: {said}" in before
+    needed = re.search(r"takes about (\d+) min here: protocol.budget_s=(\d+)", before)
+    assert needed
+    assert int(needed[2]) == 60 * int(needed[1])
+    if judges:
+        assert took_s <= int(needed[2])
 
 
 @pytest.mark.parametrize("schedule", ["blocks"])

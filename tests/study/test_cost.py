@@ -10,10 +10,13 @@ from sdopt.record.files import write_result
 from sdopt.record.records import Status
 from sdopt.record.samples import Measurement, ShapeSamples
 from sdopt.study.cost import StudyCost, cost_of
+from sdopt.study.work import Sharing
 from tests.fakes import fake_study
 from tests.records import timed
 
 CALL_S = 2.0
+
+SHARING = Sharing(cores=2, threads=1, on_gpu=False)
 
 
 def earlier(folder: Path, **of: dict[str, Any]) -> None:
@@ -30,20 +33,20 @@ def earlier(folder: Path, **of: dict[str, Any]) -> None:
 
 def cost(folder: Path) -> StudyCost:
     plan, result, _ = fake_study()
-    return cost_of([*plan.variants, plan.baseline], result, folder)
+    return cost_of([*plan.variants, plan.baseline], result, folder, SHARING)
 
 
 def test_is_that_of_the_same_work(tmp_path: Path) -> None:
     earlier(tmp_path)
     found = cost(tmp_path)
-    assert found.seconds == pytest.approx(found.calls * CALL_S)
+    assert found.seconds == pytest.approx(found.calls_alone * CALL_S)
 
 
 def test_goes_by_the_number_of_steps(tmp_path: Path) -> None:
     _, result, _ = fake_study()
     earlier(tmp_path, workload={"steps": 2 * result.config.workload.steps})
     found = cost(tmp_path)
-    assert found.seconds == pytest.approx(found.calls * CALL_S / 2)
+    assert found.seconds == pytest.approx(found.calls_alone * CALL_S / 2)
 
 
 @pytest.mark.parametrize(
@@ -70,5 +73,5 @@ def test_variants_may_do_more_than_the_baseline(tmp_path: Path) -> None:
             other.config, workload=replace(other.config.workload, batch_size=4)
         ),
     )
-    found = cost_of([baseline, several, baseline], result, tmp_path)
-    assert found.seconds == pytest.approx(found.calls * CALL_S * (1 + 4 + 1) / 3)
+    found = cost_of([baseline, several, baseline], result, tmp_path, SHARING)
+    assert found.seconds == pytest.approx(found.calls_alone * CALL_S * (1 + 4 + 1) / 3)

@@ -9,8 +9,9 @@ from sdopt.record.samples import Memory
 from sdopt.schema import Protocol
 from sdopt.study.plan import warmup_calls
 from sdopt.study.run import first_schedule
-from sdopt.study.session import Sharing, footprint_gib
+from sdopt.study.session import footprint_gib
 from sdopt.study.warmup import excess, memory_budget_gib
+from sdopt.study.work import Sharing
 from sdopt.worker.machine import Machine
 from tests.fixtures import Compose
 

@@ -194,20 +194,19 @@ class TestOverhead:
         assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
-def shown(calls: int, made: int, left_s: float | None = None) -> str:
+def shown(left_s: float | None = None) -> str:
     """The last state of a bar, without colours."""
     stream = StringIO()
     with Progress(
         Console(file=stream, force_terminal=True, width=80), Timeline()
     ) as progress:
-        progress.start(calls, rounds=4)
+        progress.start(rounds=4)
         if left_s is not None:
             progress.expect(left_s)
         progress.phase(
             "a variant with a name that no terminal holds, " * 3, "timing", 2
         )
-        for _ in range(made):
-            progress.advance()
+        progress.advance()
         progress._bar.refresh()
     lines = (
         re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
@@ -215,15 +214,33 @@ def shown(calls: int, made: int, left_s: float | None = None) -> str:
         .splitlines()
     )
     assert max(map(len, lines)) <= 80
-    return [line for line in lines if "calls" in line][-1]
+    return [line for line in lines if "timing" in line][-1]
 
 
-def test_a_long_name_cuts_neither_the_calls_nor_the_time_that_is_left() -> None:
-    line = shown(10, 4, left_s=30.0)
+def test_a_long_name_does_not_cut_the_time_that_is_left() -> None:
+    line = shown(left_s=30.0)
     assert "timing, round 2 of 4" in line
-    assert re.search(r"4/10 calls \d+ (s|min) left", line)
-    assert "12/12 calls" in shown(10, 12), "there are never more calls than all"
-    assert "left" not in shown(10, 4), "it is not known yet"
+    assert re.search(r"\d+ s left$", line.rstrip())
+    assert "left" not in shown(), "it is not known yet"
+
+
+def test_the_bar_shows_the_share_of_the_time_that_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Calls that a budget leaves out, or that repeat a disturbed round, are no part of it."""
+    clock = [0.0]
+    monkeypatch.setattr("sdopt.study.progress.time.monotonic", lambda: clock[0])
+    with Progress(Console(file=StringIO(), width=80), Timeline()) as progress:
+        clock[0] = 30.0
+        progress.expect(90.0)
+        [bar] = progress._bar.tasks
+        assert bar.percentage == 25
+        clock[0] = 60.0
+        progress.advance()
+        assert bar.percentage == 50
+        clock[0] = 130.0
+        progress.advance()
+        assert bar.total is None, "the forecast has run out"
 
 
 @pytest.mark.parametrize(
@@ -248,14 +265,12 @@ def test_a_forecast_that_has_run_out_is_not_shown(
     clock = [0.0]
     monkeypatch.setattr("sdopt.study.progress.time.monotonic", lambda: clock[0])
     with Progress(Console(file=StringIO(), width=80), Timeline()) as progress:
-        progress.start(40, rounds=4)
-        progress.advance(10)
         assert progress._left_s() is None
         progress.expect(30.0)
         clock[0] = 20.0
         assert progress._left_s() == 10.0
         clock[0] = 100.0
-        assert progress._left_s() is None, "calls that a budget leaves out tell nothing"
+        assert progress._left_s() is None
 
 
 def test_a_notebook_has_one_line_that_is_written_over(
@@ -264,10 +279,11 @@ def test_a_notebook_has_one_line_that_is_written_over(
     monkeypatch.setenv(OVERWRITES, "1")
     monkeypatch.setattr("sdopt.study.progress._REFRESH_S", -1.0)
     with Progress(Console(force_terminal=False), Timeline()) as progress:
-        progress.start(4, 2)
+        progress.start(2)
+        progress.expect(60.0)
         progress.phase("baseline", "timed calls", 1)
-        progress.advance(2)
+        progress.advance()
     shown = capsys.readouterr().out
     assert "\n" not in shown
-    assert "█" * 6 + "░" * 6 + " timed calls, round 1 of 2 (2 of 4 calls" in shown
+    assert "░" * 12 + " timed calls, round 1 of 2 (about 60 s left)" in shown
     assert not shown.rsplit("\r", 2)[1].strip()  # nothing of it is left below the table

@@ -40,10 +40,11 @@ from sdopt.tracking.client import (
     TrackingError,
     cause_of,
 )
+from sdopt.tracking.contents import run_name
 from sdopt.tracking.runs import digest_of, download_run, log_study, update_verdicts
 from sdopt.tracking.store import ask, end_process, require_store, shown_by, ui_pages
 from tests.command import SMOKE, Finished, refused, sdopt
-from tests.fakes import fake_workers
+from tests.fakes import fake_study, fake_workers
 from tests.records import known, reconfigure
 
 if TYPE_CHECKING:
@@ -700,6 +701,17 @@ def test_any_prompt_and_any_name_of_a_study_are_taken_and_long_texts_cut(
             len(run.data.tags["mlflow.note.content"]) <= 5000
         )  # a server before MLflow 2.17 takes no more
     assert "cut here" in parent.data.tags["mlflow.note.content"]
+
+
+def test_the_name_of_a_sweeps_job_says_what_it_alone_has(tmp_path: Path) -> None:
+    _, result, _ = fake_study()
+    job = tmp_path / "1"
+    assert run_name(result, job) == "1: it"
+    shared = ["precision=bf16", "workload.steps=10,20"]
+    recorded = {"hydra": {"overrides": {"task": shared}}}
+    (tmp_path / "multirun.yaml").write_text(json.dumps(recorded))
+    result.environment.command = ["sdopt", "run", "precision=bf16", "workload.steps=20"]
+    assert run_name(result, job) == "1: it, workload.steps=20"
 
 
 @needs_mlflow

@@ -11,17 +11,19 @@ import math
 import os
 import platform
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import lru_cache, partial
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sdopt.about import __version__
 from sdopt.apps.foresight.latency import PARTS, Array, Costs
-from sdopt.hardware.probe import describe_cpu
+from sdopt.hardware.probe import default_threads, describe_cpu
 from sdopt.record.files import write_atomically
 from sdopt.schema import Hardware, Rates, Sheet
 from sdopt.scratch import cache_folder
@@ -106,16 +108,22 @@ def measure_machine(threads: int) -> CpuRates:
         pairs = zip(astuple(found), astuple(earlier), strict=True)
         found = CpuRates(*map(max, pairs))
     with suppress(OSError):  # a home that cannot be written
-        file = _rates_file(threads)
+        file = _rates_file(threads, describe_cpu())
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(asdict(found)).encode())
     return found
 
 
-def known_machine(threads: int) -> CpuRates | None:
-    """Returns the rates that `measure_machine` kept; None where nothing measured this CPU with these versions."""
+def known_machine(
+    threads: int, described: Mapping[str, Any] | None = None
+) -> CpuRates | None:
+    """Returns the rates that `measure_machine` kept; None where nothing measured this CPU with these versions.
+
+    `described` is what `describe_cpu` returns, for a caller that has not imported PyTorch.
+    """
+    cpu = describe_cpu() if described is None else described
     try:
-        rates = json.loads(_rates_file(threads).read_text(encoding="utf-8"))
+        rates = json.loads(_rates_file(threads, cpu).read_text(encoding="utf-8"))
         return CpuRates(**{name: float(rate) for name, rate in rates.items()})
     except (OSError, ValueError, TypeError, AttributeError):
         return None
@@ -126,16 +134,14 @@ def machine_of(threads: int) -> CpuRates:
     return known_machine(threads) or measure_machine(threads)
 
 
-def _rates_file(threads: int) -> Path:
+def _rates_file(threads: int, cpu: Mapping[str, Any]) -> Path:
     """Returns the file of this machine's rates, by processor, threads, versions and what restricts instructions."""
-    import torch
-
     variables = [os.environ.get(name, "") for name in _RESTRICTING]
     key = [
-        describe_cpu(),
+        cpu,
         platform.node(),
         threads,
-        torch.__version__,
+        version("torch"),
         __version__,
         variables,
     ]
@@ -189,9 +195,7 @@ def _fastest(make: Callable[[], tuple[float, Callable[[], object]]]) -> float:
 
 def threads_of(hardware: Hardware) -> int:
     """Returns how many CPU threads a worker has."""
-    import torch
-
-    return hardware.threads or torch.get_num_threads()
+    return hardware.threads or default_threads()
 
 
 def sheet_of_cpu(hardware: Hardware) -> Sheet:

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from sdopt.apps.foresight.cpu import known_machine
 from sdopt.apps.foresight.plan import predict, predict_here, text_of
 from sdopt.config.groups import data_sheets
+from sdopt.errors import UsageError
 from sdopt.forecast import Expected
 from sdopt.variant import Variant
 from sdopt.worker.child import in_process
@@ -22,6 +24,12 @@ def expected(
     """
     sheet = machine.sheet
     if sheet is None:
+        cpu = dict(machine.cpu)
+        threads = cpu.pop("threads")
+        if known_machine(variants[0].hardware.threads or threads, cpu) is None:
+            raise UsageError(
+                "this machine's rates are not known yet; `sdopt plan hardware=cpu` measures them"
+            )
         predictions = in_process(context, predict_here, variants, what="the networks")
     else:
         card = next(

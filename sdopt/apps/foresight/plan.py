@@ -19,7 +19,6 @@ from sdopt.apps.foresight.cards import AskedCard, asked_for, sheets_for, with_kn
 from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.apps.foresight.cpu import (
     HALF_WIDTH,
-    known_machine,
     machine_of,
     seconds_of,
     sheet_of_cpu,
@@ -192,15 +191,7 @@ def predict(
 
 
 def predict_here(variants: Sequence[Variant]) -> list[Prediction]:
-    """Predicts each variant at each of its shapes on this machine's CPU, from rates that were measured before.
-
-    Raises:
-        UsageError: they are not known yet.
-    """
-    if known_machine(threads_of(variants[0].hardware)) is None:
-        raise UsageError(
-            "this machine's rates are not known yet; `sdopt plan hardware=cpu` measures them"
-        )
+    """Predicts each variant at each of its shapes on this machine's CPU."""
     return predict(variants, {"cpu": sheet_of_cpu(variants[0].hardware)})
 
 

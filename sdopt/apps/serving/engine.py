@@ -218,6 +218,10 @@ def refused_work(
         }
     if not changed:
         return {}
+    if "guidance_scale" in changed and not guidance.counts(work.guidance_scale):
+        return {
+            "guidance_scale": "has no effect, since this server generates without guidance"
+        }
     asked = replace(
         variant,
         workload=replace(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from runners.plan import main
 from sdopt.apps.foresight import cpu
 from sdopt.apps.foresight import plan as forecasts
 from sdopt.apps.foresight.advice import _numbers_for
+from sdopt.apps.foresight.forecast import expected
 from sdopt.apps.foresight.latency import Case
 from sdopt.apps.foresight.memory import Footprint, _stored, blueprint, steps_of
 from sdopt.apps.foresight.plan import (
@@ -24,7 +26,6 @@ from sdopt.apps.foresight.plan import (
     plan,
     plan_of,
     predict,
-    predict_here,
     ranks,
     text_of,
 )
@@ -34,6 +35,8 @@ from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
+from sdopt.hardware.device import Device
+from sdopt.hardware.probe import describe_cpu
 from sdopt.options.base import Optimization
 from sdopt.options.nf4 import BitsAndBytes
 from sdopt.pipelines.catalog import ARCHITECTURES
@@ -41,6 +44,7 @@ from sdopt.pipelines.family import family_named
 from sdopt.record.files import read_result, write_result
 from sdopt.reference import MODEL
 from sdopt.schema import Shape, Sheet
+from sdopt.worker.machine import Machine
 from tests.fixtures import Compose
 from tests.test_architecture import ROOT
 
@@ -414,12 +418,17 @@ def test_a_known_fault_of_a_card_is_said_in_the_types_that_have_it() -> None:
 
 @pytest.mark.parametrize(
     ("scheduler", "runs"),
-    [("DDIMScheduler", 20), ("HeunDiscreteScheduler", 39), ("LCMScheduler", 20)],
+    [
+        ("scheduler=ddim", 20),
+        ("scheduler.class_name=HeunDiscreteScheduler", 39),
+        ("scheduler.class_name=LCMScheduler", 20),
+        ("scheduler=plms", 21),
+    ],
 )
-def test_a_scheduler_may_run_the_denoiser_twice_in_a_step(
+def test_a_scheduler_decides_how_often_the_denoiser_runs(
     variant: Compose, scheduler: str, runs: int
 ) -> None:
-    chosen = variant("workload.steps=20", f"scheduler.class_name={scheduler}")
+    chosen = variant("workload.steps=20", scheduler)
     assert steps_of(chosen) == runs
 
 
@@ -571,8 +580,10 @@ def test_rates_of_this_machine_are_kept_and_the_highest_count(
     with composer_of(["tracking=none", "hardware.threads=1"]) as composer:
         here = composer.variant(None)
     assert cpu.known_machine(1) is None
+    described = {"threads": 1, **describe_cpu()}
+    machine = Machine(Device("cpu"), described, False, False)
     with pytest.raises(UsageError, match="rates are not known yet"):
-        predict_here([here])
+        expected([here], machine, multiprocessing.get_context("spawn"))
     measure(1)
     assert measure(1) == cpu.known_machine(1) == cpu.CpuRates(2, 2, 3, 5, 5, 6)
     # With other instructions the machine is another one.
