@@ -44,6 +44,7 @@ def main(argv: list[str]) -> int:
     from sdopt.config.tracking import tracking_of
     from sdopt.report.answer import answer_shown
     from sdopt.report.header import header_of
+    from sdopt.report.page.sections import text_sections
     from sdopt.report.terminal import sections_shown, shown
     from sdopt.search.record import FINAL, RECORD
     from sdopt.statistics.summary import summary_of
@@ -74,8 +75,6 @@ def main(argv: list[str]) -> int:
             break  # the table above has them
         summary = summary_of(result)
         if arguments.all:
-            from sdopt.report.page.sections import text_sections
-
             console.print(answer_shown(summary, console.width))
             for line in header_of(result):
                 print_line(console, line, whole=False)

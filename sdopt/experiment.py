@@ -333,13 +333,20 @@ class Experiment:
         if config.gate.judges and config.quality.metrics:
             gate = applicable(config.gate, config.quality, config.model)
             contracts = dict.fromkeys(variant.contract for variant in variants)
+            drawn = min(len(variant.pictured) for variant in variants)
             found |= dict.fromkeys(
-                remarks_on_calibration(gate, contracts, config.recorded)
+                remarks_on_calibration(gate, contracts, config.recorded, drawn)
             )
         if config.quality.metrics and config.model.weights == "random":
             found[_UNTRAINED] = None
         for variant in variants:
-            count = max(len(variant.prompts), len(variant.pictured))
+            drawn, asked = len(variant.pictured), config.quality.prompt_count or 0
+            if drawn < asked:
+                found[
+                    f"quality.prompt_count={asked}: there are {drawn} prompts; "
+                    "workload.prompts=FILE may hold more"
+                ] = None
+            count = max(len(variant.prompts), drawn)
             workload, model = (
                 replace(variant.workload, prompt_count=count),
                 variant.model,

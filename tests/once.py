@@ -4,6 +4,7 @@ Workers, and commands in processes of their own, make it themselves.
 """
 
 import copy
+import os
 import pickle
 import shutil
 import sqlite3
@@ -150,10 +151,12 @@ def _names_a_file(override: Override) -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def migrated_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Makes the tables of one database of MLflow, in seconds; further new ones of this process begin as its copies."""
-    made, ask = tmp_path_factory.mktemp("mlflow") / "new.db", store._Process.ask
+    """Makes the tables of one database of MLflow, in seconds; further new ones of all processes begin as its copies."""
+    base = tmp_path_factory.getbasetemp()
+    made = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "mlflow.db"
+    ask = store._Process.ask
 
-    def begun(process: Any, tracking: Tracking, *request: Any) -> Any:
+    def asked(process: Any, tracking: Tracking, *request: Any) -> Any:
         file = file_of(tracking)
         new = file is not None and not file.exists()
         if file is not None and new and made.is_file():
@@ -162,8 +165,9 @@ def migrated_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 shutil.copyfile(made, file)
         answer = ask(process, tracking, *request)
         if file is not None and new and not made.is_file() and file.is_file():
-            shutil.copyfile(file, made)
-            with closing(sqlite3.connect(made)) as copy, copy:
+            begun = made.with_name(f"mlflow.{os.getpid()}")
+            shutil.copyfile(file, begun)
+            with closing(sqlite3.connect(begun)) as copy, copy:
                 for table in (
                     "runs",
                     "experiments",
@@ -174,8 +178,9 @@ def migrated_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                     "experiment_tags",
                 ):
                     copy.execute(f"DELETE FROM {table}")
+            begun.replace(made)
         return answer
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store._Process, "ask", begun)
+        patch.setattr(store._Process, "ask", asked)
         yield

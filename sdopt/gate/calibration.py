@@ -192,21 +192,27 @@ def remarks_on_calibration(
     gate: Gate,
     contracts: Iterable[Contract],
     config: RecordedConfig,
+    prompts: int,
 ) -> Iterator[str]:
     """Yields what a gate will not be able to decide of a study's images, before anything is measured.
 
     Margins in shares of the spread of images need a calibration with the study's settings, and bounds some prompts.
     Whether a calibration has the study's weights is known only after they are loaded.
+
+    Args:
+        gate: the rules that apply.
+        contracts: those of the study's variants.
+        config: the study's configuration.
+        prompts: how many images are drawn of; a file may hold fewer than `quality.prompt_count`.
     """
     rules: list[Rule] = []
     for contract in contracts:
         of_contract = gate.rules.get(contract, [])
         rules += [rule for rule in of_contract if rule.metric not in RULED]
-    prompts = config.quality.prompt_count or 0
     if 0 < prompts < MINIMUM_PROMPTS and any(map(_needs_bounds, rules)):
         yield (
-            f"quality.prompt_count={prompts}: from so few prompts gate={gate.name} decides little of the images; "
-            f"{MINIMUM_PROMPTS} are the least"
+            f"images are drawn of {prompts} prompts, from which gate={gate.name} decides little; "
+            f"{MINIMUM_PROMPTS} are the least (quality.prompt_count)"
         )
     if gate.calibration or not any(map(_needs_calibration, rules)):
         return

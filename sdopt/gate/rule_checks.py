@@ -243,7 +243,8 @@ def _unmeasured_rules(
     """Returns a line for each reason why rules cannot be judged, with their metrics."""
     measured = measured_metrics(quality, model)
     left_out = _left_out(gate, quality, model)
-    images = (quality.prompt_count or 0) * plan.baseline.workload.images_per_prompt
+    baseline = plan.baseline
+    images = len(baseline.pictured) * baseline.workload.images_per_prompt
     rules: dict[str, list[str]] = {}
     for contract in _contracts(plan):
         for number, rule in enumerate(gate.rules.get(contract, [])):
@@ -308,7 +309,10 @@ def _unmeasured(
     if meant:
         least = max(family.least, family.decides_from)
         if images < least:
-            return f"at least {least:,} images are needed, and {images:,} are drawn: raise quality.prompt_count"
+            return (
+                f"at least {least:,} images are needed, and {images:,} are drawn: "
+                "raise quality.prompt_count, with as many prompts"
+            )
         return ""
     if model.weights == "random" and not family.on_random_weights:
         on_random = [family.name for family in FAMILIES if family.on_random_weights]

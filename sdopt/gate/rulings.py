@@ -6,6 +6,7 @@ and pass or fail.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,15 +16,13 @@ from sdopt.record.scores import Score
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
 from sdopt.statistics.bounds import (
+    TOO_MANY_PROMPTS,
     Bounds,
     jackknife_bounds,
     mean_bounds,
     prompts_to_exclude,
     share_bounds,
 )
-
-_TOO_MANY_PROMPTS = 10_000
-"""Above this number of prompts, a ruling does not suggest more prompts; MLPerf judges a whole model by 5,000 images."""
 
 
 class UnjudgedError(Exception):
@@ -142,15 +141,23 @@ def level_of(confidence: float) -> str:
 
 def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     """Returns an inconclusive ruling that says what would settle it."""
-    reason = f"{_interval_text(rule, bounds, limit)}; {_settling(rule, bounds, limit)}"
-    return _ruling(
+    prompts = _prompts_needed(rule, bounds, limit)
+    ruling = _ruling(
         rule,
         name,
         bounds,
         limit,
         Verdict.INCONCLUSIVE,
-        reason,
+        f"{_interval_text(rule, bounds, limit)}; {_settling(bounds, prompts)}",
     )
+    return replace(ruling, prompts=prompts)
+
+
+def _prompts_needed(rule: Rule, bounds: Bounds, limit: float) -> int | None:
+    """Returns about how many prompts would settle an open ruling; None if that is not known."""
+    if bounds.unit != "prompt":
+        return None
+    return bounds.needed(limit, rule.confidence or 0.95)
 
 
 def _interval_text(rule: Rule, bounds: Bounds, limit: float) -> str:
@@ -160,16 +167,15 @@ def _interval_text(rule: Rule, bounds: Bounds, limit: float) -> str:
     return f"[{bounds.low:.4g}, {bounds.high:.4g}] (one-sided {level} bounds) straddles the limit {limit:.4g}"
 
 
-def _settling(rule: Rule, bounds: Bounds, limit: float) -> str:
+def _settling(bounds: Bounds, prompts: int | None) -> str:
     """Returns what would settle an open ruling."""
     if bounds.unit != "prompt":
         return "a study with more runs (protocol.replicates) would settle it"
-    needed = bounds.needed(limit, rule.confidence or 0.95)
-    if not needed:
+    if prompts is None:
         return "more prompts (quality.prompt_count) would settle it"
-    if needed > _TOO_MANY_PROMPTS:
+    if prompts > TOO_MANY_PROMPTS:
         return "more prompts are unlikely to settle it"
-    return f"about {needed} prompts (quality.prompt_count) would settle it"
+    return f"about {prompts} prompts (quality.prompt_count) would settle it"
 
 
 def _ruling(

@@ -87,9 +87,8 @@ class Precision(Optimization):
     @property
     @override
     def diffusers_lines(self) -> tuple[str, ...]:
+        """What does more than load the weights in their type: `pipe.to` would cast what networks keep in float32."""
         lines = ["import torch"]
-        if self.weights != "float32":
-            lines.append(f"pipe.to(torch.{self.weights})")
         if self.tf32 != "default":
             level = "high" if self.tf32 == "on" else "highest"
             lines.append(f'torch.set_float32_matmul_precision("{level}")')
@@ -98,11 +97,7 @@ class Precision(Optimization):
             lines.append(
                 f"with torch.autocast(pipe.device.type, dtype=torch.{self.autocast}):"
             )
-        return (
-            tuple(lines)
-            if len(lines) > 1
-            else ("import torch", "pipe.to(torch.float32)")
-        )
+        return tuple(lines)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

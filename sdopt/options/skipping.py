@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from typing_extensions import override
 
 from sdopt.errors import UsageError
@@ -414,38 +414,65 @@ class Spectrum(Skipping):
 
     def __init__(self, pipe: Any, unet: Any, chosen: Any) -> None:
         self._pipe, self._chosen = pipe, chosen
-        self._weights = torch.compiler.disable(
-            chosen.weights
-        )  # TorchDynamo would compile NumPy, for each step anew
         self.whole: torch.nn.Module = Own(unet)
         super().__init__(unet)
 
     @override
     def _forget(self) -> None:
-        self._kept: list[tuple[int, Tensor]] = []
+        self._kept = Predictions(self._chosen)
 
     @override
     def _predict(
         self, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]
     ) -> Tensor:
         step = self.calls.total()
-        if self._kept and len(self._kept[0][1]) != len(sample):
-            self._kept = []  # a callback has left out a part of the batch
         steps = int(self._pipe.num_timesteps) if self._on else 0
-        if len(self._kept) > 1 and step < steps and not self._chosen.runs(steps)[step]:
-            weights = self._weights([known for known, _ in self._kept], step, steps)
-            forecast = torch.zeros_like(self._kept[0][1])
-            for (_, known), weight in zip(self._kept, weights, strict=True):
-                forecast.add_(known, alpha=weight)
+        noise: Tensor | None = self._kept.forecast(len(sample), step, steps)
+        if noise is not None:
             self.calls["forecast"] += 1
-            return forecast.to(sample.dtype)
-        noise: Tensor = self.whole(
-            sample, timestep, states, return_dict=False, **others
-        )[0]
+            return noise
+        noise = self.whole(sample, timestep, states, return_dict=False, **others)[0]
         if self._on:
-            self._kept.append((step, noise.to(torch.float32, copy=True)))
+            self._kept.keep(step, noise)
         self.calls["whole"] += 1
         return noise
+
+
+class Predictions:
+    """The predictions of one branch in the steps that ran, from which those of other steps are forecast.
+
+    No compiler is to look in: TorchDynamo would compile NumPy, and the sum of what is kept, for each step anew.
+    """
+
+    def __init__(self, chosen: Any) -> None:
+        self._chosen = chosen
+        self._batch = 0
+        self._kept: dict[int, Any] = {}
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forecast(self, batch: int, step: int, steps: int) -> Any:
+        """Returns the prediction of a step for a batch, in the form of those that are kept; None if the step runs."""
+        if batch != self._batch:  # a callback may leave out a part of it
+            self._kept, self._batch = {}, batch
+        if len(self._kept) < 2 or step >= steps or self._chosen.runs(steps)[step]:
+            return None
+        weights = self._chosen.weights([*self._kept], step, steps)
+
+        def summed(*predictions: Tensor) -> Tensor:
+            total = torch.zeros_like(predictions[0])
+            for prediction, weight in zip(predictions, weights, strict=True):
+                total.add_(prediction, alpha=weight)
+            return total.to(self._dtype)
+
+        return tree_map(summed, *self._kept.values())
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def keep(self, step: int, prediction: Any) -> None:
+        """Keeps the prediction of a step in float32: a tensor, or a tensor for each sample in a list."""
+        self._dtype = tree_leaves(prediction)[0].dtype
+        self._kept[step] = tree_map(
+            lambda each: each.to(torch.float32, copy=True), prediction
+        )
 
 
 class _Step(torch.nn.Module):

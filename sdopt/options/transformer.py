@@ -4,13 +4,13 @@ Nothing here knows a pipeline by its name. Import it where a pipeline is at hand
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from sdopt.options.skipping import Calls, OfOneCall, Own
+from sdopt.options.skipping import Calls, OfOneCall, Own, Predictions
 from sdopt.pipelines.family import Guidance, family_named
 from sdopt.pipelines.parts import Pipeline, unwrapped
 
@@ -190,36 +190,18 @@ class Forecasts(Watching):
         return self.whole(*given.args, return_dict=False, **given.others)[0]
 
     def _forget(self) -> None:
-        self._kept: dict[int, list[tuple[int, list[Tensor]]]] = {}
+        self._kept: dict[int, Predictions] = {}
 
     def _predict(self, given: Given) -> Any:
         step, branch = self._at.next()
-        kept = self._kept.setdefault(branch, [])
+        kept = self._kept.setdefault(branch, Predictions(self._chosen))
         steps = int(self._pipe.num_timesteps) if self._on else 0
-        if len(kept) > 1 and step < steps and not self._chosen.runs(steps)[step]:
+        forecast = kept.forecast(len(given.hidden), step, steps)
+        if forecast is not None:
             self.calls["forecast"] += 1
-            return self._forecast(kept, step, steps)
+            return forecast
         found = self._whole(given)
         if self._on:
-            samples = found if isinstance(found, list) else [found]
-            self._form = found
-            kept.append(
-                (step, [sample.to(torch.float32, copy=True) for sample in samples])
-            )
+            kept.keep(step, found)
         self.calls["whole"] += 1
         return found
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # TorchDynamo would compile it for each step anew
-    def _forecast(
-        self, kept: Sequence[tuple[int, list[Tensor]]], step: int, steps: int
-    ) -> Any:
-        weights = self._chosen.weights([known for known, _ in kept], step, steps)
-        listed = isinstance(self._form, list)
-        dtype = self._form[0].dtype if listed else self._form.dtype
-        found = []
-        for samples in zip(*(samples for _, samples in kept), strict=True):
-            forecast = torch.zeros_like(samples[0])
-            for sample, weight in zip(samples, weights, strict=True):
-                forecast.add_(sample, alpha=weight)
-            found.append(forecast.to(dtype))
-        return found if listed else found[0]

@@ -143,6 +143,7 @@ def text_to_image(class_name: Any) -> str:
     """Returns the class name of the text-to-image pipeline that has the same parts as one for another task."""
     # The denoiser of a latent consistency model says itself that it takes the guidance scale.
     name = str(class_name).replace("LatentConsistencyModel", "StableDiffusion")
+    name = name.replace("Lumina2Text2Img", "Lumina2")  # as it was published
     return re.sub("(Img2Img|Inpaint)Pipeline$", "Pipeline", name)
 
 

@@ -74,12 +74,16 @@ class Encoding:
         tokens: how many tokens of a prompt a call reads, by encoder; None is the tokenizer's limit.
         masks: whether attention gets a mask: for a batch of prompts of different lengths only, or always.
         padded: whether a prompt is filled up to the longest one of its batch without a mask: its image depends on them.
+        before: what a call writes before a prompt, which counts among the tokens that it reads.
+        thinks: the same of a chat, and the setting of its template; None where prompts are no part of a chat.
     """
 
     returns: tuple[str, ...]
     tokens: tuple[int | None, ...] = (None,)
     masks: Literal["never", "batches", "always"] = "never"
     padded: bool = False
+    before: str = ""
+    thinks: bool | None = None
 
 
 _MARKS = (
@@ -212,6 +216,11 @@ _MASKED = (
     "negative_prompt_attention_mask",
 )
 
+_LUMINA_SYSTEM = (
+    "You are an assistant designed to generate superior images with the superior degree of image-text alignment based "
+    "on textual prompts or user prompts. <Prompt Start> "
+)
+
 _EULER, _HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"
 
 _UNIPC, _DPM = "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"
@@ -308,9 +317,11 @@ FAMILIES = (
         latents=Latents("packed", multiple=2),
         schedulers=(_EULER, _UNIPC, _DPM),
         float16="clipped",
-        steps=28,
+        # Without an embedded scale it is [schnell], which draws in four steps.
+        steps=4,
         scale=1.0,
         distilled_scale=3.5,
+        distilled_steps=28,
     ),
     Family(
         pipeline="Flux2KleinPipeline",
@@ -319,7 +330,7 @@ FAMILIES = (
         tasks=_tasks("Flux2Klein", "inpaint"),
         guidance=Guidance("sequential", takes_negative=False),
         distilled_if=("", "is_distilled"),
-        encoding=Encoding(("prompt_embeds", ""), tokens=(512,)),
+        encoding=Encoding(("prompt_embeds", ""), tokens=(512,), thinks=False),
         latents=Latents("patchified", multiple=2),
         schedulers=(_EULER, _UNIPC),
         float16="clipped",
@@ -351,6 +362,7 @@ FAMILIES = (
             ("prompt_embeds", "negative_prompt_embeds"),
             tokens=(512,),
             masks="batches",
+            thinks=True,
         ),
         latents=Latents(kept="float32", multiple=2),
         float16="overflows",
@@ -431,7 +443,9 @@ FAMILIES = (
         encoders=("text_encoder",),
         tasks=_tasks("Lumina2"),
         guidance=Guidance("sequential"),
-        encoding=Encoding(_MASKED, tokens=(256,), masks="always"),
+        encoding=Encoding(
+            _MASKED, tokens=(256,), masks="always", before=_LUMINA_SYSTEM
+        ),
         latents=Latents(multiple=2),
         schedulers=(_EULER, _UNIPC),
         steps=30,

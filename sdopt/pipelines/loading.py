@@ -108,7 +108,7 @@ def architecture_config(model: Model, part: str) -> dict[str, Any] | None:
 
 def marks_of(model: Model) -> dict[str, Any]:
     """Returns what the file of a model says of how it was trained; {} for a folder, which has a configuration."""
-    return marks_in(path_of(model)) if _is_original(model) else {}
+    return marks_in(path_of(model)) if is_original(model) else {}
 
 
 def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> list[str]:
@@ -152,7 +152,7 @@ def _contradicted(model: Model, scheduler: Scheduler) -> list[str]:
     """Returns a problem if a file of Stable Diffusion 2.x says, but not as a mark, that it is sampled otherwise."""
     if (
         model.name not in _OF_SD2
-        or not _is_original(model)
+        or not is_original(model)
         or {"prediction_type"} & {*marks_of(model), *scheduler.options}
     ):
         return []
@@ -177,7 +177,7 @@ def clip_skip_of(model: Model) -> tuple[int, list[str]]:
     """
     said = (
         Header.of(path_of(model), "").metadata.get(_LAYER, "")
-        if _is_original(model)
+        if is_original(model)
         else ""
     )
     if not said.strip():
@@ -204,7 +204,7 @@ def leave_out_layers(text_encoder: Any, count: int) -> None:
         text_encoder.config.num_hidden_layers -= count
 
 
-def _is_original(model: Model) -> bool:
+def is_original(model: Model) -> bool:
     """Returns whether a model is one file that holds all networks of a Stable Diffusion."""
     return (
         model.weights == "path"
@@ -332,7 +332,7 @@ def load_part(model: Model, part: str, dtype: torch.dtype) -> Any:
     if is_transformer(model) and (stored := stored_parts(model, folder).get(part)):
         return load_stored(model, part, stored, folder, dtype)
     cls = part_class(library, class_name)
-    if _is_original(model):
+    if is_original(model):
         return cls.from_single_file(
             str(path_of(model)),
             config=str(folder),
@@ -431,7 +431,7 @@ def _from_files(
         return build_pipeline(
             folder, cls, device, arguments.pop("dtype", torch.float32), **arguments
         )
-    if _is_original(model):
+    if is_original(model):
         tokenizers = {
             path.name: load_tokenizer(path, model.tokenizer)
             for path in folder.glob("tokenizer*")

@@ -283,10 +283,8 @@ def unswappable(file: Path, other: Path, model: Model) -> list[str]:
 
     peft keeps the layers of the first one: those that only the other one updates would be new.
     """
-    if (
-        pairs_in(header_of_lora(other).shapes).keys()
-        <= pairs_in(header_of_lora(file).shapes).keys()
-    ):
+    known, others = (pairs_in(header_of_lora(each).shapes) for each in (file, other))
+    if others and others.keys() <= known.keys():
         return []
     if (pipe := _empty_pipeline(model)) is None:
         return []

@@ -85,4 +85,11 @@ def reads_itself(file: Path) -> bool:
     if all(re.fullmatch(r"transformer\..+\.lora_[AB]\.weight", name) for name in names):
         return True
     of_unet = all(name.startswith(("unet.", "text_encoder", "lora_")) for name in names)
-    return of_unet and tensors_of(file) is None
+    of_transformer = any(map(_KOHYA.match, names))
+    return of_unet and not of_transformer and tensors_of(file) is None
+
+
+_KOHYA = re.compile(
+    r"lora_(?:unet|transformer)_(?:double|single|joint|transformer|layers|noise|context)_"
+)
+"""How kohya's names of a transformer's layers begin: diffusers knows those of a few widths, and of some pipelines."""

@@ -215,11 +215,51 @@ _Z_IMAGE = Naming(
     unused=("norm_final",),
 )
 
+_LUMINA_BLOCK = {
+    "attention.qkv": _QKV,
+    "attention.out": "attn.to_out.0",
+    "attention.q_norm": "attn.norm_q",
+    "attention.k_norm": "attn.norm_k",
+    "attention_norm2": "norm2",
+    "feed_forward.w1": "feed_forward.linear_1",
+    "feed_forward.w2": "feed_forward.linear_2",
+    "feed_forward.w3": "feed_forward.linear_3",
+}
+
+_MODULATED = _LUMINA_BLOCK | {
+    "adaLN_modulation.1": "norm1.linear",
+    "attention_norm1": "norm1.norm",
+}
+
+_CAPTIONED = "time_caption_embed"
+
+_LUMINA2 = Naming(
+    "Lumina2Pipeline",
+    (r"cap_embedder\.", r"noise_refiner\.0\.", r"layers\.0\.attention_norm1\."),
+    {
+        "t_embedder.mlp.0": f"{_CAPTIONED}.timestep_embedder.linear_1",
+        "t_embedder.mlp.2": f"{_CAPTIONED}.timestep_embedder.linear_2",
+        "cap_embedder.0": f"{_CAPTIONED}.caption_embedder.0",
+        "cap_embedder.1": f"{_CAPTIONED}.caption_embedder.1",
+        "final_layer.adaLN_modulation.1": "norm_out.linear_1",
+        "final_layer.linear": "norm_out.linear_2",
+    },
+    {
+        "layers": ("layers", _MODULATED),
+        "noise_refiner": ("noise_refiner", _MODULATED),
+        "context_refiner": (
+            "context_refiner",
+            _LUMINA_BLOCK | {"attention_norm1": "norm1"},
+        ),
+    },
+    unused=("norm_final",),
+)
+
 _QWEN = Naming(
     "QwenImagePipeline", (r"transformer_blocks\.0\.img_mod\.1\.", r"txt_norm\.")
 )
 
-NAMINGS = (_CHROMA, _FLUX2, _FLUX, _SD3, _Z_IMAGE, _QWEN)
+NAMINGS = (_CHROMA, _FLUX2, _FLUX, _SD3, _Z_IMAGE, _LUMINA2, _QWEN)
 
 _OF_CLASS = {
     "FluxTransformer2DModel": _FLUX,
@@ -227,6 +267,7 @@ _OF_CLASS = {
     "Flux2Transformer2DModel": _FLUX2,
     "SD3Transformer2DModel": _SD3,
     "ZImageTransformer2DModel": _Z_IMAGE,
+    "Lumina2Transformer2DModel": _LUMINA2,
     "QwenImageTransformer2DModel": _QWEN,
 }
 
@@ -274,9 +315,11 @@ def shapes_as_config(kind: str, shapes: Mapping[str, list[int]]) -> dict[str, An
             "num_layers": _count(plain, "joint_blocks"),
             "pos_embed_max_size": isqrt(places),
         }
-    if kind == "ZImagePipeline":
+    if kind in ("ZImagePipeline", "Lumina2Pipeline"):
         return {
-            "n_layers": _count(plain, "layers"),
+            "n_layers" if kind == "ZImagePipeline" else "num_layers": _count(
+                plain, "layers"
+            ),
             "cap_feat_dim": plain.get("cap_embedder.0.weight", [0])[0],
         }
     read = {"joint_attention_dim": plain.get("txt_in.weight", [0, 0])[1]}

@@ -15,7 +15,6 @@ from sdopt.pipelines.catalog import (
     PACKAGED,
     part_class,
     parts_in,
-    path_of,
     read_json,
     state_of,
 )
@@ -24,6 +23,7 @@ from sdopt.pipelines.loading import (
     family_of,
     folder_of,
     guidance_of,
+    is_original,
     part_config,
 )
 from sdopt.pipelines.prompt_files import (
@@ -356,7 +356,7 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
     words = {word for _, text in texts for word in re.findall(r"<[\w-]+>", text)}
     for tokenizer, tokens in _tokenizers(model):
         words = words and words - tokenizer.get_vocab().keys()
-        limit, counts = _lengths(tokenizer, tokens, [text for _, text in texts])
+        limit, counts = _lengths(model, tokenizer, tokens, [text for _, text in texts])
         cut = [
             f"{place} ({count} tokens)"
             for (place, _), count in zip(texts, counts, strict=True)
@@ -383,18 +383,28 @@ def cut_from(text: str, pipe: DiffusionPipeline, model: Model) -> str:
     for name, tokens in _tokens_read(model).items():
         tokenizer = getattr(pipe, name, None)
         if tokenizer is not None:
-            limit, [count] = _lengths(tokenizer, tokens, [text])
+            limit, [count] = _lengths(model, tokenizer, tokens, [text])
             cuts.append((limit, count))
     limit, count = max(cuts)
     return f"cut after {limit} of its {count} tokens" if count > limit else ""
 
 
 def _lengths(
-    tokenizer: Any, tokens: int | None, texts: list[str]
+    model: Model, tokenizer: Any, tokens: int | None, texts: list[str]
 ) -> tuple[int, list[int]]:
-    """Returns how many tokens of a text a call reads, and how many each text has."""
+    """Returns how many tokens a call reads, and how many it makes of each text, with what it writes around it."""
+    encoding = family_of(model).encoding
     limit = min(tokenizer.model_max_length, tokens or tokenizer.model_max_length)
-    counts = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
+    written = [encoding.before + text for text in texts]
+    if encoding.thinks is not None:
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        written = tokenizer.apply_chat_template(
+            chats,
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=encoding.thinks,
+        )
+    counts = [len(ids) for ids in tokenizer(written, verbose=False)["input_ids"]]
     return limit, counts
 
 
@@ -410,7 +420,7 @@ def _tokens_read(model: Model) -> dict[str, int | None]:
 def _tokenizers(model: Model) -> Iterator[tuple[Any, int | None]]:
     """Yields the tokenizers of a model, each with the number of tokens that a call reads if that is not its own."""
     folder, tokens = folder_of(model), _tokens_read(model)
-    if model.weights == "path" and path_of(model).is_file():
+    if is_original(model):
         for part in sorted(folder.glob("tokenizer*")):
             yield load_tokenizer(part, model.tokenizer), tokens.get(part.name)
         return

@@ -656,7 +656,7 @@ _ENDS = r"(?=(?i:[-_. ]?(?:no)?vae)|(?:\.[A-Za-z]\w*)?$|[-_.](?i:v?\d|fp16|bf16|
 """What follows the kind of a model in a name: its VAE, a version, a type of numbers, the suffix of the file."""
 
 _FEW_STEPS = re.compile(
-    rf"(?i:{TURBO}|lightning|lcm[-_ ]?lora|hyper[-_ ]?(?:sd|xl|flux|\d)|(?<![a-z])flash(?![a-z]))"
+    rf"(?i:{TURBO}|lightning|lcm[-_ ]?lora|hyper[-_ ]?(?:sd|xl|flux|\d)|(?<![a-z])(?:flash|rapid)(?![a-z]))"
     r"|(?i:schnell|(?<![a-z])sprint(?![a-z])|(?<!\d)(?:[1-9]|1[0-6])[-_ ]?steps?(?![a-z]))"
     r"|(?<![A-Za-z])(?i:lcm|dmd2?|tcd|pcm|zit)(?![a-z])"
     r"|(?<=[a-z])(?:LCM|DMD2?|TCD|PCM)(?![a-z])"

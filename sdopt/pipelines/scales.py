@@ -22,20 +22,12 @@ _FORMAT = ".comfy_quant"
 _BESIDE = (".scale_input", ".input_scale", _FORMAT)
 """Ends of the names of what is of use only where activations are quantized, too."""
 
-_MARKER = "scaled_fp8"
+MARKER = "scaled_fp8"
 """A tensor without use, by which ComfyUI knows that weights have scales."""
 
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
-
-_OTHERS = {
-    ".weight_scale_2": "weights of 4 bits in blocks (nvfp4)",
-    ".absmax": "weights of 4 bits by bitsandbytes",
-    ".wscales": "weights of 4 bits by SVDQuant (nunchaku)",
-    ".qzeros": "weights in packed integers",
-}
-"""Formats that are not read, by the end of a name."""
 
 _READ = ("float8_e4m3fn", "float8_e4m3fn_rowwise", "float8_e5m2")
 """Formats that are numbers of 8 bits times a scale, as ComfyUI names them."""
@@ -111,11 +103,9 @@ def scales_of(header: Header, formats: Mapping[str, Mapping[str, Any]]) -> Eight
         formats: how the file says that some of its layers are stored.
     """
     scales: dict[str, str] = {}
+    if line := header.other_format:
+        return EightBits(wrong=[f"{line}: {_WAY}"])
     for name in header.shapes:
-        for end, what in _OTHERS.items():
-            if name.endswith(end):
-                line = f"holds {what}, such as {name}, which sdopt does not read"
-                return EightBits(wrong=[f"{line}: {_WAY}"])
         for end in _SCALE:
             if name.endswith(end):
                 scales[f"{name.removesuffix(end)}.weight"] = name
@@ -133,7 +123,7 @@ def _is_beside(name: str) -> bool:
 
 
 def _is_marker(name: str) -> bool:
-    return name.rpartition(".")[2] == _MARKER
+    return name.rpartition(".")[2] == MARKER
 
 
 def _unknown(formats: Mapping[str, Mapping[str, Any]]) -> list[str]:

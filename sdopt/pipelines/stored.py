@@ -16,6 +16,7 @@ from sdopt.pipelines.catalog import state_of
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.originals import pipeline_in, prefix_in
 from sdopt.pipelines.scales import (
+    MARKER,
     UNREAD,
     EightBits,
     formats_in,
@@ -36,7 +37,7 @@ _AVERAGES = "model_ema."
 """How the names of averages begin, which are of use in training alone."""
 
 _TEXT = re.compile(
-    r"text_encoders\.(\w+?)\.(?:transformer\.(.+)|(?:logit_scale|\w+_model))"
+    rf"text_encoders\.(\w+?)\.(?:transformer\.(.+)|({MARKER})|(?:logit_scale|\w+_model))"
 )
 """Names of a text encoder's tensors in a file of several networks; its tokenizer may lie beside it."""
 
@@ -219,9 +220,11 @@ def networks_in(
                 raise UsageError(
                     f"model.path={file}: holds a text encoder {text[1]}, which {family.title} has not"
                 )
-            if text[2]:
-                networks.setdefault(part, {})[text[2]] = name
-        elif not name.startswith(_AVERAGES) and not name.endswith("scaled_fp8"):
+            if plain := text[2] or text[3]:
+                networks.setdefault(part, {})[plain] = name
+        elif name == MARKER:
+            networks.setdefault(family.denoiser, {})[name] = name
+        elif not name.startswith(_AVERAGES):
             raise UsageError(
                 f"model.path={file}: holds {name}, which is of no network of {family.title}"
             )

@@ -108,7 +108,10 @@ def converted(
         match = MATRIX.fullmatch(name)
         if match:
             which = "down" if match[3] in ("A", "down") else "up"
-            modules.setdefault(match[1] + match[2], {})[which] = name
+            pair = modules.setdefault(match[1] + match[2], {})
+            # Of several adapters, or of a layer in parts, the last would be taken.
+            if pair.setdefault(which, name) != name:
+                found.left.append(name)
         elif not name.endswith(_ALPHA):
             found.left.append(name)
     layers = {part: _layers(network) for part, network in networks.items()}

@@ -34,10 +34,13 @@ class Header:
             UsageError: the file is not complete, or holds quantized weights, which would be read as plain numbers.
         """
         header = cls.of_any(file, at, name)
+        way = "give the model in float32, float16 or bfloat16"
+        if other := header.other_format:
+            raise UsageError(f"{at}: {name or file.name} {other}; {way}")
         if quantized := header.quantized:
             raise UsageError(
                 f"{at}: {name or file.name} holds quantized weights, such as {quantized} ({header.types[quantized]}), "
-                "which mean nothing without their scales; give the model in float32, float16 or bfloat16"
+                f"which mean nothing without their scales; {way}"
             )
         return header
 
@@ -57,6 +60,15 @@ class Header:
             raise UsageError(f"{at}: {name or file.name} {what}") from error
 
     @property
+    def other_format(self) -> str | None:
+        """A line that names the format of weights that sdopt does not read; None if none is known."""
+        for name in self.shapes:
+            for end, what in _FORMATS.items():
+                if name.endswith(end):
+                    return f"holds {what}, such as {name}, which sdopt does not read"
+        return None
+
+    @property
     def quantized(self) -> str | None:
         """The first matrix of whole numbers, or of a float with a scale of its own; None if all are plain floats."""
         plain = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
@@ -69,6 +81,15 @@ class Header:
             if is_matrix:
                 return name
         return None
+
+
+_FORMATS = {
+    ".weight_scale_2": "weights of 4 bits in blocks (nvfp4)",
+    ".absmax": "weights of 4 bits by bitsandbytes",
+    ".wscales": "weights of 4 bits by SVDQuant (nunchaku)",
+    ".qzeros": "weights in packed integers",
+}
+"""Formats that are not read, by the end of a name."""
 
 
 def wrong_numbers(file: Path, name: str | None = None) -> list[str]:

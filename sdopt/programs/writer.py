@@ -5,7 +5,6 @@ It is diffusers' own code as far as diffusers has the options, and one call of `
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -188,15 +187,10 @@ def chosen_of(variant: Variant) -> Chosen:
     return chosen
 
 
-_CAST = re.compile(r"pipe\.to\(torch\.\w+\)")
-
-
-def _further_lines(option: Optimization, model: Model) -> list[str]:
-    """Returns what an option does, but the cast of all weights, which `_placing` has."""
-    lines = [line for line in option.lines_for(model) if not _CAST.fullmatch(line)]
-    if lines == ["import torch"]:
-        return []
-    return lines
+def _further_lines(option: Optimization, model: Model) -> tuple[str, ...]:
+    """Returns what an option does, but the cast of all weights, which loading has; () if it does nothing else."""
+    lines = option.lines_for(model)
+    return () if lines == ("import torch",) else lines
 
 
 def _lacking(chosen: Chosen) -> list[str]:

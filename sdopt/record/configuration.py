@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from sdopt.schema import (
@@ -70,6 +71,11 @@ class RecordedConfig:
 
     def flat(self) -> dict[str, Any]:
         """Returns every key by its full name, as on a command line (`workload.steps`), including the options' axes."""
+        return dict(self._by_name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Any]:
+        # Derived once: a tracker and a comparison ask each variant for it beside each other variant.
         sections = asdict(self)
         return _flat(sections | sections.pop("options"))
 
@@ -118,6 +124,10 @@ class RecordedConfig:
             "model": (self.model.name, other.model.name),
             "scheduler": (self.scheduler.class_name, other.scheduler.class_name),
             "scheduler.options": (self.scheduler.options, other.scheduler.options),
+            "scheduler.timesteps": (
+                self.scheduler.timesteps,
+                other.scheduler.timesteps,
+            ),
             "hardware.threads": (self.hardware.threads, other.hardware.threads),
         }
         return {key: values for key, values in keys.items() if values[0] != values[1]}

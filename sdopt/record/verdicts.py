@@ -51,6 +51,8 @@ class Ruling:
     """Of the rule that an option must pay; None for other rules, and where its claims are open."""
     doubt: str = ""
     """What keeps an undecided ruling open whatever its bounds say; rulings of one comparison may share it."""
+    prompts: int | None = None
+    """About how many prompts would settle an open ruling; None if that is not known."""
 
     @property
     def because(self) -> str:

@@ -3,16 +3,19 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from sdopt.record.files import write_atomically
 from sdopt.report.answer import table_blocks
 from sdopt.report.blocks import Page
+from sdopt.report.charts.comparisons import study_plot
+from sdopt.report.charts.times import stages_picture
+from sdopt.report.charts.tradeoff import tradeoff_picture
 from sdopt.report.contact_sheet import comparison_sheet
 from sdopt.report.markdown import markdown_page, written
 from sdopt.report.page.html import html_page
+from sdopt.report.page.sections import study_page
 from sdopt.report.tables import published_blocks, to_csv
 from sdopt.report.verdicts import junit, verdict_json, verdict_markdown
 from sdopt.statistics.reproduction import claims_of
@@ -50,8 +53,6 @@ class Rendering:
     @cached_property
     def page(self) -> Page:
         """The page with its images; Markdown links to the pictures beside it."""
-        from sdopt.report.page.sections import study_page
-
         return study_page(self.summary, self.folder)
 
 
@@ -59,13 +60,6 @@ def _of_verdicts(
     render: Callable[[Summary], bytes],
 ) -> Callable[[Rendering], bytes | None]:
     return lambda of: render(of.summary) if of.summary.result.judgements else None
-
-
-def _picture(module: str, name: str) -> Callable[[Rendering], bytes | None]:
-    # Altair takes half a second to load: only a study that is plotted needs it.
-    return lambda of: getattr(import_module(f"sdopt.report.charts.{module}"), name)(
-        of.summary
-    )
 
 
 def markdown_table(summary: Summary) -> str:
@@ -88,13 +82,13 @@ REPORTS = (
     ReportFile("report", HTML, lambda of: html_page(of.page)),
     ReportFile("report as Markdown", MARKDOWN, lambda of: markdown_page(of.page)),
     ReportFile("table as data", "table.csv", lambda of: to_csv(of.summary).encode()),
-    ReportFile("plot", "plot.png", _picture("comparisons", "study_plot")),
+    ReportFile("plot", "plot.png", lambda of: study_plot(of.summary)),
     ReportFile(
         "speed against quality",
         "tradeoff.png",
-        _picture("tradeoff", "tradeoff_picture"),
+        lambda of: tradeoff_picture(of.summary),
     ),
-    ReportFile("time by stage", "stages.png", _picture("times", "stages_picture")),
+    ReportFile("time by stage", "stages.png", lambda of: stages_picture(of.summary)),
     ReportFile(
         "images", "comparison.png", lambda of: comparison_sheet(of.summary, of.folder)
     ),

@@ -13,19 +13,19 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from sdopt.about import __version__
+from sdopt.about import PACKAGE, __version__
 from sdopt.config.paths import CONF
 from sdopt.record.files import short_digest, write_atomically
 
 ANSWERED = "answered.json"
 
 _HOW_LONG = ("search.budget_s", "search.trials")
-_NVIDIA = Path("/proc/driver/nvidia/gpus")
+_NVIDIA = Path("/proc/driver/nvidia")
 _ENVIRONMENT = ("MLFLOW_TRACKING_URI",)
 _LIBRARIES = (
     *("ATEN_", "CUBLAS", "CUDA_", "CUDNN", "DIFFUSERS_", "DNNL_", "KMP_", "LD_PRELOAD"),
@@ -129,8 +129,10 @@ def answered_before(overrides: Sequence[str], config_dir: Path | None) -> Path |
 def _stamps(words: Sequence[str]) -> Iterator[str]:
     """Yields the size and the time of each file that the words name."""
     for word in words:
+        # A name of a file may have signs in it that end a value in a list.
+        value = word.partition("=")[2].strip("'\"")
         parts = re.split(r"[=\[\]{},:'\"]", word)
-        for part in parts:
+        for part in dict.fromkeys([value, *parts]):
             named = part.strip()
             with suppress(OSError, RuntimeError):  # of a user whom nobody knows
                 path = Path(named).expanduser()
@@ -140,8 +142,13 @@ def _stamps(words: Sequence[str]) -> Iterator[str]:
 def _stamps_of(path: Path) -> Iterator[str]:
     if path.name and path.is_file():
         yield _stamp(path)
+        beside = path.with_suffix(".yaml")  # which may say what a model predicts
+        if beside.is_file():
+            yield _stamp(beside)
     elif path.name and path.is_dir():
-        for inside in sorted(islice(path.rglob("*"), _MOST_FILES)):
+        # A part of a pipeline may be a link to the folder of another one, into which `rglob` does not look.
+        found = chain(path.glob("*/*"), path.rglob("*"))
+        for inside in sorted({*islice(found, _MOST_FILES)}):
             yield _stamp(inside)
 
 
@@ -151,7 +158,12 @@ def _stamp(file: Path) -> str:
 
 
 def _software() -> Iterator[str]:
-    """Yields what is installed, by the names of its folders, and variables by which libraries compute otherwise."""
+    """Yields what is installed, by the names of its folders, and variables by which libraries compute otherwise.
+
+    sdopt itself may be a checkout, whose version stays as it is when its files change.
+    """
+    for file in sorted(PACKAGE.rglob("*.py")):
+        yield _stamp(file)
     installed = Path(sysconfig.get_path("purelib")).glob("*.dist-info")
     yield from sorted(folder.name for folder in installed)
     for name in sorted(os.environ):
@@ -165,6 +177,7 @@ def _machine() -> Iterator[str]:
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         yield next((line for line in lines if line.startswith("model name")), "")
-    for file in sorted(_NVIDIA.glob("*/information")):
+    yield f"{len(os.sched_getaffinity(0))} cores"
+    for file in sorted([*_NVIDIA.glob("version"), *_NVIDIA.glob("gpus/*/information")]):
         yield file.read_text(encoding="utf-8")
     yield from (f"{name}={os.environ.get(name)}" for name in _ENVIRONMENT)

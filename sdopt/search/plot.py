@@ -3,20 +3,11 @@
 import math
 from typing import Any
 
-import altair as alt
-
 from sdopt.report.blocks import Cell, Chart
-from sdopt.report.charts.labels import (
-    KEY_ROW,
-    MOST_NAMES,
-    key_layer,
-    label_layers,
-    names_by_number,
-    place_labels,
-    positions,
-)
-from sdopt.report.charts.parts import LATER, built, kinds, ratio_axis
+from sdopt.report.charts.labels import MOST_NAMES, named_layers
+from sdopt.report.charts.parts import built, kinds, ratio_axis
 from sdopt.report.charts.spec import Spec
+from sdopt.report.charts.vega import encoding, layered, mark
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, MUTED, VERMILION
 from sdopt.search.record import SearchRecord
 from sdopt.statistics.words import unit_text
@@ -34,8 +25,6 @@ _KINDS: dict[str, tuple[str, str]] = {
 """Colour and shape by fate."""
 
 _HEIGHT, _PADDING = 420, 20
-_WIDTH, _PICTURE_WIDTH, _WIDTH_WITH_KEY = 190, 800, 560
-"""Widths of the plot in pixels: on a phone, in a picture, and in one with a key."""
 
 
 def search_chart(record: SearchRecord) -> Chart | None:
@@ -113,56 +102,42 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
     axis = ratio_axis(
         f"speed-up{unit_text(record.per_image)}, log scale (up is faster)", speeds
     )
-    scale, ticks = alt.Scale(zero=False, padding=20), alt.Axis(tickCount=6)
+    scale: Spec = {"zero": False, "padding": 20}
+    ticks: Spec = {"tickCount": 6}
     if distance:
-        scale = alt.Scale(
-            type="symlog", constant=_small(points), padding=20, nice=False
-        )
-        ticks = alt.Axis(values=_ticks(points), format="~g")
+        near = _small(points)
+        scale = {"type": "symlog", "constant": near, "padding": 20, "nice": False}
+        ticks = {"values": _ticks(points), "format": "~g"}
     title = ["memory (GiB), better to the left"]
     if distance:  # on a phone there is no room for one line
         title = [
             "how far images are from the baseline's",
             f"({distance}; left is better)",
         ]
-    x = alt.X("x:Q", title=title, scale=scale, axis=ticks)
-    y = alt.Y("speed:Q", **axis)
+    x = encoding("x:Q", title=title, scale=scale, axis=ticks)
+    y = encoding("speed:Q", **axis)
     shown = {point["kind"] for point in points}
     looks = {kind: look for kind, look in _KINDS.items() if kind in shown}
-    every = alt.Chart().encode(x=x)
-    bounds = every.transform_filter("isValid(datum.low)").mark_rule(
-        color=MUTED, strokeWidth=2
-    )
-    front = every.transform_filter("datum.front").mark_line(
-        color=GREEN, interpolate="step-after", opacity=0.6
-    )
-    key = names_by_number(points) if named else []
-    height = max(_HEIGHT, KEY_ROW * len(key))
-    width = _WIDTH if not named else _WIDTH_WITH_KEY if key else _PICTURE_WIDTH
     along = [
         math.log1p(point["x"] / _small(points)) if distance else point["x"]
         for point in points
     ]
     across = [math.log(point["speed"]) for point in points]
-    pixels = zip(
-        positions(along, _PADDING, width - _PADDING),
-        positions(across, 0.93 * height, 0.07 * height),
-        strict=True,
+    labels, height = named_layers(
+        points, (along, across), (x, y), height=_HEIGHT, padding=_PADDING, named=named
     )
-    place_labels(points, list(pixels), (width, height))
-    chart = alt.layer(
-        bounds.encode(y=alt.Y("low:Q", **axis), y2="high"),
-        front.encode(y=y),
-        every.mark_point(filled=True, size=90, opacity=0.9).encode(
-            y=y, **kinds("kind", looks)
-        ),
-        *label_layers(x, y),
-        *([key_layer(key)] if key else []),
-        data=LATER,
-    )
+    bounds, low = {"color": MUTED, "strokeWidth": 2}, encoding("low:Q", **axis)
+    joined = {"color": GREEN, "interpolate": "step-after", "opacity": 0.6}
+    dot = {"filled": True, "size": 90, "opacity": 0.9}
+    layers = [
+        mark("rule", bounds, where=["isValid(datum.low)"], x=x, y=low, y2="high"),
+        mark("line", joined, where=["datum.front"], x=x, y=y),
+        mark("point", dot, x=x, y=y, **kinds("kind", looks)),
+        *labels,
+    ]
     heading = record.header or [record.name]
     look = {"text": heading, "anchor": "start", "fontSize": 12, "offset": 8}
-    spec = built(chart, " · ".join(heading), height, data=points)
+    spec = built(layered(layers), " · ".join(heading), height, points)
     return {**spec, "title": look}
 
 

@@ -12,6 +12,9 @@ from sdopt.record.scores import Score
 MINIMUM_PROMPTS = 16
 """With fewer prompts, there are no bounds: a bootstrap of so few is overconfident."""
 
+TOO_MANY_PROMPTS = 10_000
+"""Above this number, more prompts are not suggested; MLPerf judges a whole model by 5,000 images."""
+
 _RESAMPLES = 9_999
 
 

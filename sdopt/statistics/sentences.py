@@ -8,6 +8,7 @@ from operator import itemgetter
 
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Verdict
+from sdopt.statistics.bounds import TOO_MANY_PROMPTS
 from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named
 from sdopt.statistics.objections import wires_of
@@ -94,7 +95,16 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
     ):  # of images and times of other programs, and of what no command composes
         return text
     when = " while nothing else runs here" if _disturbed(row) else ""
-    return f"{text} To confirm it, measure it again{when}: `{row.command}`."
+    return f"{text} To confirm it, measure it again{when}: `{_deciding(row)}`."
+
+
+def _deciding(row: Row) -> str:
+    """Returns the command that measures a variant again, with the prompts that would settle what is open."""
+    rulings = row.judgement.rulings if row.judgement else []
+    needed = [ruling.prompts for ruling in rulings if ruling.prompts]
+    if not needed or max(needed) > TOO_MANY_PROMPTS:
+        return row.command
+    return f"{row.command} quality.prompt_count={max(needed)}"
 
 
 def _disturbed(row: Row) -> bool:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -323,7 +324,8 @@ def _explained(error: Exception, tracking: Tracking) -> TrackingError:
 
 def check(client: "MlflowClient", tracking: Tracking, experiment: str) -> None:
     """Raises what would keep a result from being logged to an experiment: call it before measuring."""
-    found = client.get_experiment_by_name(experiment)
+    name = _name_here(client, tracking, experiment)
+    found = client.get_experiment_by_name(name)
     if found is None:
         client.search_experiments(max_results=1)
     else:
@@ -350,16 +352,18 @@ def put(
     # Two processes that log one run at once would each find none: a server, unlike a file, has no lock.
     with exclusive("\n".join((address_of(tracking), *mine))):
         earlier = _found(client, mine, experiment)
+        gone = _gone_places(client, tracking, earlier)
+        here = [one for one in earlier if one.info.experiment_id not in gone]
         home = (
-            str(earlier[0].info.experiment_id)
-            if earlier
+            str(here[0].info.experiment_id)
+            if here
             else _experiment(client, tracking, experiment, run.leaderboard)
         )
         _require_near(_place(client, tracking, home), tracking)
         kept = next(
             (
                 str(one.info.run_id)
-                for one in earlier
+                for one in here
                 if one.data.tags.get(DIGEST) == digest
             ),
             None,
@@ -405,9 +409,10 @@ def amend(
     place of one of the same name, or does not (`replace`).
     """
     above = ""
+    runs = _found(client, mine, experiment)
+    gone = _gone_places(client, tracking, runs)
     for found in sorted(
-        _found(client, mine, experiment),
-        key=lambda run: run.data.tags.get(ROLE) in ("study", "sweep"),
+        runs, key=lambda run: run.data.tags.get(ROLE) in ("study", "sweep")
     ):
         run = str(found.info.run_id)
         top = found.data.tags.get(ROLE) in ("study", "sweep")
@@ -417,6 +422,10 @@ def amend(
             continue
         there = set() if replace else {item.path for item in client.list_artifacts(run)}
         files = {name: file for name, file in change.files.items() if name not in there}
+        if files and found.info.experiment_id in gone:
+            raise RefusedError(
+                "its artifacts are in a folder where this project no longer is; `sdopt sync` logs the result anew"
+            )
         _fill(client, run, TrackedRun(files=files, metrics=change.metrics))
         for (
             name,
@@ -505,14 +514,29 @@ def _experiment(
 ) -> str:
     """Returns the id of the experiment of a name; creates it if there is none. Raises RefusedError if it is deleted."""
     tags = _experiment_tags(columns)
-    found = client.get_experiment_by_name(name)
+    here = _name_here(client, tracking, name)
+    if here != name:
+        notes.append(
+            f"the experiment {name!r} has its artifacts in a folder where this project no longer is: logged to {here!r}"
+        )
+    found = client.get_experiment_by_name(here)
     if found is None:
-        return str(client.create_experiment(name, place_of(tracking, name), tags))
+        return str(client.create_experiment(here, place_of(tracking, here), tags))
     _require_active(found)
     for key, value in tags.items():
         if found.tags.get(key) != value:  # made by an earlier version, or by hand
             client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
+
+
+def _name_here(client: "MlflowClient", tracking: Tracking, name: str) -> str:
+    """Returns a name of an experiment, with a number where the artifacts of the one before are no longer here."""
+    for number in count(1):
+        numbered = f"{name} {number}" if number > 1 else name
+        found = client.get_experiment_by_name(numbered)
+        if found is None or not _is_elsewhere(found, tracking):
+            return numbered
+    raise AssertionError("experiments are counted without end")
 
 
 def _require_active(found: Any) -> None:
@@ -668,8 +692,7 @@ def _place(client: "MlflowClient", tracking: Tracking, experiment: str) -> str:
     """Returns where an experiment has its artifacts.
 
     Raises:
-        RefusedError: `tracking.artifacts` is another place; or the place is gone, as that of a project that was moved,
-            and files would be written there anew.
+        RefusedError: `tracking.artifacts` is another place.
     """
     found = client.get_experiment(experiment)
     location, named = str(found.artifact_location), place_of(tracking, found.name)
@@ -687,13 +710,52 @@ def _place(client: "MlflowClient", tracking: Tracking, experiment: str) -> str:
             f"tracking.artifacts={tracking.artifacts} would have no effect: leave that out, or log to an experiment of "
             "another name (study.name=…)"
         )
-    folder = path_of(location) if file_of(tracking) is not None else None
-    if folder not in (None, path_of(named)) and not Path(folder or "").parent.exists():
-        raise RefusedError(
-            f"the experiment {found.name!r} has its artifacts in {folder}, which was moved or removed: move it back, "
-            "or log to an experiment of another name (study.name=…)"
-        )
     return location
+
+
+def _gone_places(
+    client: "MlflowClient", tracking: Tracking, runs: Sequence["Run"]
+) -> set[str]:
+    """Returns the ids of those experiments of some runs whose artifacts are no longer here, as `_is_elsewhere`."""
+    places = {run.info.experiment_id for run in runs}
+    return {
+        place
+        for place in places
+        if _is_elsewhere(client.get_experiment(place), tracking)
+    }
+
+
+def _is_elsewhere(experiment: Any, tracking: Tracking) -> bool:
+    """Returns whether an experiment's files would be written to where a project was before it was moved or copied.
+
+    MLflow keeps the whole path of the folder that an experiment began with, and makes it anew.
+    """
+    folder = path_of(str(experiment.artifact_location))
+    if file_of(tracking) is None or folder is None:
+        return False
+    here = path_of(place_of(tracking, str(experiment.name)))
+    if folder == here:
+        return False
+    if not folder.parent.exists():
+        return True
+    return here is not None and _is_copied(folder, here, tracking)
+
+
+def _is_copied(folder: Path, here: Path, tracking: Tracking) -> bool:
+    """Returns whether a folder of artifacts is the same one of another project, from which this one was copied."""
+    usual = Tracking()
+    store = file_of(usual) or Path()
+    place = Path(usual.artifacts or "").resolve()
+    if file_of(tracking) != store.resolve() or here.parent != place:
+        return False
+    if folder.parts[-_DEPTH:] != here.parts[-_DEPTH:]:
+        return False
+    # A folder may be mounted at two places.
+    return not (here.parent.exists() and folder.parent.samefile(here.parent))
+
+
+_DEPTH = 3
+"""Folders of an experiment's artifacts within a project: `outputs/mlartifacts/NAME`."""
 
 
 def path_of(location: str | None) -> Path | None:

@@ -10,6 +10,7 @@ from sdopt.record.records import StudyResult
 from sdopt.report.catalog import HTML, MARKDOWN
 from sdopt.report.markdown import markdown_page
 from sdopt.report.page.html import html_page
+from sdopt.report.page.sections import study_page, sweep_page
 from sdopt.report.sweep import Sweep, read_sweep
 from sdopt.schema import Tracking
 from sdopt.statistics.summary import summary_of
@@ -126,11 +127,6 @@ def write_report(source: Found, output: Path | None = None) -> list[Path]:
     Without `output` the folder is the result's own, and `outputs/reports/<id>` for an MLflow run. Raises
     UnavailableError if it cannot be written.
     """
-    from sdopt.report.page.sections import (
-        study_page,
-        sweep_page,
-    )  # draws charts, whose library takes time to load
-
     jobs = [
         (source.job(folder), summary_of(study), folder)
         for study, folder in source.studies

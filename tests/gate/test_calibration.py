@@ -1,10 +1,12 @@
 """Calibrations: of the weights that come with sdopt, and applied to the work that they were measured with."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from sdopt.config.composer import composer_of
+from sdopt.config.parse import drawn_prompts
 from sdopt.contract import Contract
 from sdopt.gate.calibration import (
     FOLDER,
@@ -148,7 +150,9 @@ class TestForeseen:
     def said(self, *overrides: str) -> list[str]:
         with composer_of(["gate=default", "caching=deepcache", *overrides]) as composer:
             run = composer.current
-        return list(remarks_on_calibration(run.gate, [Contract.LOSSY], run.recorded))
+            drawn = len(drawn_prompts(run))
+        contracts = [Contract.LOSSY]
+        return list(remarks_on_calibration(run.gate, contracts, run.recorded, drawn))
 
     def test_settings_that_a_shipped_calibration_fits(self) -> None:
         assert not self.said()
@@ -160,4 +164,9 @@ class TestForeseen:
 
     def test_too_few_prompts(self) -> None:
         [said] = self.said("quality.prompt_count=8")
-        assert said.startswith("quality.prompt_count=8")
+        assert "drawn of 8 prompts" in said
+
+    def test_a_file_that_holds_fewer_than_are_asked_for(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.txt").write_text("a cat\na dog\n")
+        [said] = self.said(f"workload.prompts='{tmp_path / 'mine.txt'}'")
+        assert "drawn of 2 prompts" in said

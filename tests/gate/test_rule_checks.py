@@ -36,10 +36,12 @@ def plan() -> Plan:
 def problems(
     plan: Plan, gate: Gate, quality: Quality | None = None, model: Model | None = None
 ) -> list[str]:
+    quality = quality or Quality(prompt_count=96)
+    drawn = ("a prompt",) * (quality.prompt_count or 0)
+    baseline, *others = plan.variants
+    plan = replace(plan, variants=(replace(baseline, pictured=drawn), *others))
     try:
-        require_measured(
-            plan, gate, quality or Quality(prompt_count=96), model or Model()
-        )
+        require_measured(plan, gate, quality, model or Model())
     except UsageError as error:
         return error.problems
     return []
@@ -123,6 +125,17 @@ class TestMeasured:
         features = ["emojiclip", f"clip:{PACKAGED / 'clip'}"]
         [said] = problems(plan, gate, Quality(features=features, prompt_count=2000))
         assert "ambiguous: name one of fid_emojiclip, fid_clip" in said
+
+    def test_too_few_prompts_in_a_file(self, tmp_path: Path) -> None:
+        prompts = tmp_path / "mine.txt"
+        prompts.write_text("a cat\na dog\n")
+        words = [f"workload.prompts='{prompts}'", "quality.prompt_count=5000"]
+        gate = Gate("g", {"lossy": [Rule("fid", "at_most", limit=1, confidence=None)]})
+        with composer_of(["precision=bf16", *words]) as composer:
+            run = composer.current
+            few = run.study.plan(composer)
+        with pytest.raises(UsageError, match="needed, and 2 are drawn"):
+            require_measured(few, gate, run.quality, run.model)
 
     def test_a_calibration_that_is_none(self, plan: Plan, tmp_path: Path) -> None:
         def with_calibration(file: Path, gate: str = "default") -> list[str]:

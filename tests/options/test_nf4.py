@@ -17,6 +17,7 @@ DIT = ("model=emoji_dit", "workload.size=64", "workload.steps=6")
 
 
 @pytest.mark.parametrize("weights", ["nf4", "fp4"])
+@pytest.mark.walk(1)
 def test_linear_layers_are_quantized_and_images_stay(
     session: Load, weights: str
 ) -> None:

@@ -61,6 +61,13 @@ LAYERS = {
         "context_refiner.0.attention.out",
         "final_layer.linear",
     ],
+    "lumina2": [
+        "layers.2.attention.qkv",
+        "context_refiner.0.feed_forward.w3",
+        "noise_refiner.0.adaLN_modulation.1",
+        "cap_embedder.1",
+        "final_layer.linear",
+    ],
     "qwen_image": [
         "transformer_blocks.1.attn.add_q_proj",
         "transformer_blocks.0.img_mod.1",
@@ -281,6 +288,17 @@ class TestNames:
             ),
             (
                 lambda t: t.update(
+                    {
+                        "txt_in.lora_A.one.weight": torch.ones(RANK, 64),
+                        "txt_in.lora_B.one.weight": torch.ones(64, RANK),
+                        "txt_in.lora_A.two.weight": torch.ones(RANK, 64),
+                        "txt_in.lora_B.two.weight": torch.ones(64, RANK),
+                    }
+                ),
+                "txt_in.lora_A.two.weight",
+            ),
+            (
+                lambda t: t.update(
                     {name: t[name] * 0 for name in t if "lora_up" in name}
                 ),
                 "changes nothing",
@@ -294,6 +312,7 @@ class TestNames:
             "other rank",
             "other kernel",
             "alpha alone",
+            "two adapters",
             "zero",
         ],
     )
@@ -445,6 +464,7 @@ class TestOptions:
         assert finding.facts["other_images"]
 
     @pytest.mark.parametrize("name", ["flux", "z_image"])
+    @pytest.mark.walk(1)
     def test_the_other_one_does_in_compiled_code_what_it_does_alone(
         self, tmp_path: Path, name: str
     ) -> None:

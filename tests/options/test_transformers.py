@@ -213,6 +213,23 @@ class TestForecasts:
         assert far(images, plain(name)) > 1e-4
         assert np.isfinite(images).all()
 
+    def test_begin_anew_where_a_callback_leaves_out_a_branch(self) -> None:
+        """As `PipelineCallback` of diffusers ends guidance: predictions of two branches are none of one."""
+        applied = Applied("sd3", {"caching": SpectralForecast(warmup=2)})
+
+        def unguided(pipe: Any, step: int, _: Any, tensors: Any) -> Any:
+            if step != 2:
+                return tensors
+            pipe._guidance_scale = 0.0
+            return {name: tensor[-1:] for name, tensor in tensors.items()}
+
+        names = ["latents", "prompt_embeds", "pooled_prompt_embeds"]
+        ending = {"callback_on_step_end_tensor_inputs": names}
+        images = applied.images(PROMPTS[:1], callback_on_step_end=unguided, **ending)
+        assert len(images) == 1
+        watching = applied.pipe.transformer.forward
+        assert watching.calls == {"whole": STEPS - 1, "forecast": 1}
+
     @pytest.mark.slow
     def test_leave_a_compiler_one_graph(self) -> None:
         """TorchDynamo would compile NumPy and the sum of what is kept, for each step anew."""

@@ -326,6 +326,32 @@ class TestCalls:
                 if f"reads {length} tokens and cuts 1 of 1" in remark
             ], remarks
 
+    @pytest.mark.parametrize(("name", "limit"), [("lumina2", 256), ("z_image", 512)])
+    def test_count_what_a_call_writes_around_a_prompt(
+        self, variant_of: Tiny, name: str, limit: int
+    ) -> None:
+        """Lumina 2 begins with an instruction, and a chat has marks of its turns."""
+        tokenizer = tiny(name).tokenizer
+        each = len(tokenizer("red ")["input_ids"])
+        whole, cut = ("red " * (count // each) for count in (limit // 2, limit))
+        assert len(tokenizer(cut)["input_ids"]) <= limit
+        for text, remarks in ((whole, 0), (cut, 1)):
+            variant = variant_of(name, f"workload.prompts=['{text}']")
+            found = remarks_on_length(variant.workload, variant.model)
+            assert len(found) == remarks, found
+
+    def test_count_by_the_tokenizers_of_a_files_base(
+        self, variant_of: Tiny, tiny_folder: Callable[[str], Path], tmp_path: Path
+    ) -> None:
+        from tests.pipelines.web_files import original, save
+
+        file = save(original(tiny("flux").transformer), tmp_path / "flux.safetensors")
+        words = f"workload.prompts=[{'a red circle and ' * 40}]"
+        variant = variant_of(file, f"model.base={tiny_folder('flux')}", words)
+        alone = variant_of("flux", words)
+        found = remarks_on_length(variant.workload, variant.model)
+        assert found == remarks_on_length(alone.workload, alone.model) != []
+
 
 def _prepared(variant: Variant) -> PipelineHost:
     host = PipelineHost(variant, CPU)

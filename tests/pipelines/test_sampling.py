@@ -328,7 +328,7 @@ FEW = """sdxlTurbo_v1 dreamshaperXL_lightningDPMSDE dreamshaper_8LCM lcm-lora-sd
     Hyper-SD15-8steps-lora realvisxlV40_v40LightningBakedvae pcm_sd15 flux1-schnell sana_sprint_1.6B
     qwen-image-4step chroma1_flash my_zit_v2 Hyper-FLUX.1-dev realisticVisionV60B1_v51HyperVAE.safetensors
     Juggernaut_X_RunDiffusion_Hyper.safetensors Juggernaut-X-Hyper RealisticVision_V5.1_HYPER.safetensors
-    mix_hyper_v2 perflow-sd15-dreamshaper Nitro-1-SD"""
+    mix_hyper_v2 perflow-sd15-dreamshaper Nitro-1-SD Qwen-Rapid-AIO-v9"""
 
 
 PLAIN = """sd_v1-5 hyperrealism lcmania juggernautXL_v9 calcm z-image-de-turbo steps_of_rome 20000steps

@@ -177,6 +177,12 @@ class TestFolders:
         base = settings_of(index, {}, {})
         assert (base["steps"], base["guidance_scale"]) == (50, 4.0)
 
+    def test_of_schnell_take_the_steps_that_it_was_distilled_to(self) -> None:
+        """As a file of its tensors does, whatever the folder is called."""
+        assert settings_of_folder(ARCHITECTURES / "flux_schnell")["steps"] == 4
+        dev = settings_of_folder(ARCHITECTURES / "flux_dev")
+        assert (dev["steps"], dev["guidance_scale"]) == (28, 3.5)
+
     def test_in_a_hubs_cache_are_named_by_their_repository(
         self, tmp_path: Path
     ) -> None:

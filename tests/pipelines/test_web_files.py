@@ -29,7 +29,7 @@ FAST = ("flux", "z_image")
 
 OF_THE_WEB = [
     pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
-    for name in ("flux", "z_image", "sd3", "flux2", "qwen_image", "chroma")
+    for name in ("flux", "z_image", "sd3", "flux2", "qwen_image", "chroma", "lumina2")
 ]
 
 Folder = Callable[[str], Path]
@@ -121,16 +121,41 @@ class TestNames:
         assert_equal(found, narrow)
         assert_equal(convert(dict(written)), narrow)
 
+    def test_of_lumina_are_those_of_the_converter_for_its_width(self) -> None:
+        config = dict(tiny("lumina2").transformer.config) | {
+            "hidden_size": 2304,
+            "num_attention_heads": 24,
+            "num_kv_heads": 8,
+            "axes_dim_rope": [32, 32, 32],
+            "num_layers": 1,
+        }
+        network = type(tiny("lumina2").transformer)
+        with torch.device("meta"):
+            wide = network.from_config(config)
+        narrow = {
+            key: torch.randn(value.shape[:1])
+            for key, value in wide.state_dict().items()
+        }
+        written = original_of(narrow, wide)
+        assert "layers.0.attention.qkv.weight" in written
+        found, left = renamed(written | {"norm_final.weight": torch.ones(1)}, wide)
+        assert not left
+        assert_equal(found, narrow)
+        converted = single_file_utils.convert_lumina2_to_diffusers(dict(written))
+        assert_equal(converted, narrow)
+
     def test_tell_the_families_apart(self) -> None:
         kinds = {
             name: pipeline_in(original(tiny(name).transformer))
-            for name in ("flux", "flux2", "chroma", "sd3")
+            for name in ("flux", "flux2", "chroma", "sd3", "z_image", "lumina2")
         }
         assert kinds == {
             "flux": "FluxPipeline",
             "flux2": "Flux2KleinPipeline",
             "chroma": "ChromaPipeline",
             "sd3": "StableDiffusion3Pipeline",
+            "z_image": "ZImagePipeline",
+            "lumina2": "Lumina2Pipeline",
         }
         assert pipeline_in(["model.diffusion_model.input_blocks.0.0.weight"]) is None
 

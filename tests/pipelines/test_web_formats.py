@@ -164,6 +164,25 @@ class TestFormats:
         [problem] = problems_of(file, tiny_folder("flux"))
         assert "speaks of scales, but holds none for" in problem
 
+    def test_whose_scales_are_lost_beside_a_mark_of_the_whole_file_are_refused(
+        self, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
+        """The mark has no prefix where the file holds several networks, or that of an encoder."""
+        pipe, mark = tiny("flux"), torch.zeros(2).to(torch.float8_e4m3fn)
+        tensors = {PREFIX + n: each for n, each in original(pipe.transformer).items()}
+        start = "text_encoders.t5xxl"
+        for name, each in t5_names(pipe.text_encoder_2).items():
+            tensors[f"{start}.transformer.{name}"] = each
+        lost = {
+            "scaled_fp8": f"{PREFIX}txt_in.weight",
+            f"{start}.scaled_fp8": f"{start}.transformer.shared.weight",
+        }
+        for number, (marked, weight) in enumerate(lost.items()):
+            bits = {marked: mark, weight: tensors[weight].to(torch.float8_e4m3fn)}
+            file = save(tensors | bits, tmp_path / f"{number}.safetensors")
+            [problem] = problems_of(file, tiny_folder("flux"))
+            assert "speaks of scales, but holds none for" in problem
+
     @pytest.mark.parametrize("mark", ["[1, 2]", "{", '"float8_e4m3fn"'])
     def test_that_cannot_be_read_are_refused(
         self, tiny_folder: Folder, tmp_path: Path, mark: str
@@ -203,6 +222,16 @@ class TestFormats:
         file = save(written, tmp_path / "a.safetensors")
         [problem] = problems_of(file, tiny_folder("flux"))
         assert "img_in.weight_scale of shape [4, 16]" in problem
+
+
+def test_weights_of_another_program_are_named(tmp_path: Path) -> None:
+    """No family is known by nunchaku's names of FLUX.1."""
+    names = {"qweight": torch.ones(2, 2).char(), "wscales": torch.ones(2, 2)}
+    block = "transformer_blocks.0.qkv_proj"
+    tensors = {f"{block}.{name}": each for name, each in names.items()}
+    file = save(tensors, tmp_path / "svdq-int4_r32-flux.1-dev.safetensors")
+    with pytest.raises(UsageError, match="by SVDQuant"):
+        family_of(file)
 
 
 class TestNames:
@@ -259,7 +288,7 @@ class TestNames:
 
 PUBLISHED = (
     *("flux_dev", "flux_schnell", "flux2_klein_4b", "flux2_klein_9b", "flux2_dev"),
-    *("sd3_medium", "sd35_medium", "sd35_large", "qwen_image", "chroma"),
+    *("sd3_medium", "sd35_medium", "sd35_large", "qwen_image", "chroma", "lumina2"),
 )
 """Those of published models with transformers whose tensors are of no other model's shapes."""
 

@@ -480,13 +480,14 @@ class TestPaths:
     def test_of_what_is_near_a_pipeline(self, folder: Path) -> None:
         for near in (folder / "unet", folder.parent):
             assert "holds no model_index.json" in refusal(near)
-        said = "it has no denoiser and no VAE and no text encoder"
-        assert said in refusal(folder / UNET)
+        for part in ("unet", "vae"):
+            [file] = (folder / part).glob("*.safetensors")
+            assert "holds a single network in diffusers' names" in refusal(file)
 
     def test_of_a_lora(self, tmp_path: Path) -> None:
         file = tmp_path / "style.safetensors"
         save_file({"lora_unet_a.lora_down.weight": torch.zeros(4, 4)}, file)
-        assert "not a complete Stable Diffusion" in refusal(file)
+        assert "it has no denoiser and no VAE and no text encoder" in refusal(file)
 
 
 def add(name: str, *shape: int) -> Change:

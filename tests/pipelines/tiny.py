@@ -3,6 +3,7 @@
 Each is built by its family's published classes in a small configuration, with tokenizers made here: no hub is needed.
 """
 
+import copy
 import json
 import string
 from collections.abc import Callable
@@ -482,8 +483,31 @@ TINY: dict[str, Callable[..., Any]] = {
 """How to build each, by the name that tests give it."""
 
 
+Built = tuple[Any, torch.Tensor]
+"""A pipeline, and the state of the random numbers after it."""
+
+_BUILT: dict[str, Built] = {}
+
+
 def tiny(name: str, **settings: Any) -> Any:
-    """Builds a pipeline; every matrix has variance 1 / fan-in, since zeros as gates would hide what options change."""
+    """Returns a pipeline of its own; each is built once, and its networks are copied. They share tokenizers.
+
+    Every matrix has variance 1 / fan-in, since zeros as gates would hide what options change.
+    """
+    key = f"{name} {sorted(settings.items())}"
+    if key not in _BUILT:
+        _BUILT[key] = _build(name, settings), torch.get_rng_state()
+    built, state = _BUILT[key]
+    torch.set_rng_state(state)
+    shared = {id(part): part for role, part in _parts(built) if "tokenizer" in role}
+    return copy.deepcopy(built, shared)
+
+
+def _parts(pipe: Any) -> list[tuple[str, Any]]:
+    return list(pipe.components.items())
+
+
+def _build(name: str, settings: dict[str, Any]) -> Any:
     torch.manual_seed(0)
     pipe = TINY[name](**settings)
     with torch.no_grad():
@@ -492,7 +516,7 @@ def tiny(name: str, **settings: Any) -> Any:
                 weight.normal_(0, weight[0].numel() ** -0.5)
             elif key.endswith("bias"):
                 weight.zero_()
-    for part in pipe.components.values():
+    for _, part in _parts(pipe):
         if isinstance(part, torch.nn.Module):
             part.eval()
     pipe.set_progress_bar_config(disable=True)

@@ -50,6 +50,7 @@ def draws(composer: Composers, folder: Path, *words: str) -> None:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.walk(6)
 def test_draws_what_was_measured(
     composer: Composers, files: Path, tmp_path: Path, situation: str
 ) -> None:

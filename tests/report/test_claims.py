@@ -579,6 +579,31 @@ def test_no_command_is_handed_out_where_none_is_known() -> None:
     assert "measure it again" not in sentence
 
 
+@pytest.mark.parametrize(
+    ("prompts", "given"),
+    [(390, " quality.prompt_count=390"), (10**6, ""), (None, "")],
+)
+def test_the_command_of_an_open_gain_draws_what_would_settle_it(
+    prompts: int | None, given: str
+) -> None:
+    result = measured()
+    for edge in result.comparisons:
+        ruling = Ruling("at_most", "mse", Verdict.INCONCLUSIVE, "few", prompts=prompts)
+        result.judgements.append(
+            Judgement(
+                edge.candidate,
+                edge.reference,
+                "",
+                Contract.LOSSY,
+                Verdict.INCONCLUSIVE,
+                [ruling],
+            )
+        )
+    for row in result.candidates:
+        row.command = "sdopt run precision=bf16"
+    assert f"`sdopt run precision=bf16{given}`" in summary_of(result).sentence
+
+
 def test_an_option_that_one_process_does_not_show_is_not_counted() -> None:
     result = measured()
     row = result.variant(OPTIONS[0])

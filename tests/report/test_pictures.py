@@ -140,7 +140,7 @@ class TestCatalog:
             made.append(folder)
             return Page(summary.result.name, [], [])
 
-        monkeypatch.setattr("sdopt.report.page.sections.study_page", page)
+        monkeypatch.setattr("sdopt.report.catalog.study_page", page)
         pages = [report for report in REPORTS if report.file in (HTML, MARKDOWN)]
         monkeypatch.setattr(catalog, "REPORTS", pages)
         written = list(write_reports(summary_of(result), tmp_path))

@@ -209,6 +209,7 @@ class TestDryRun:
                 "dry_run=true",
                 "study=explicit",
                 "workload.batch_size=[1,2]",
+                "quality.prompt_count=300",
             ),
             "study.variants={plain: [], half: ['precision=bf16'], other: ['attention=deepspeed']}",
         )
@@ -228,6 +229,7 @@ class TestDryRun:
             assert shown in finished.out
         assert re.search(r"time: about .*\(predicted; no earlier run", finished.shown)
         assert "timed at 32×32, batch 1; 32×32, batch 2" in finished.shown
+        assert "quality.prompt_count=300: there are 240 prompts" in finished.shown
         assert list(tmp_path.iterdir()) == []
 
     def test_measures_no_rates_and_starts_no_server(

@@ -29,7 +29,6 @@ HEAVY = {
     *(
         "mlflow",
         "pandas",
-        "altair",
         "vl_convert",
         "matplotlib",
         "optuna",

@@ -250,6 +250,24 @@ def test_another_file_below_the_home_folder_is_another_question(
     assert question_of(listed, None) != before
 
 
+def test_what_a_model_is_read_from_beside_its_file_is_asked_too(tmp_path: Path) -> None:
+    """A name may have brackets, a configuration beside it say velocity, and a part of a folder lie in another one."""
+    file = tmp_path / "mine, [v2].safetensors"
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    for made in (folder, other):
+        made.mkdir()
+    (folder / "vae").symlink_to(other)
+    weights = other / "weights.safetensors"
+    yaml = file.with_suffix(".yaml")
+    for path in (file, weights):
+        path.write_text("1")
+    asked_of = {file: file, yaml: file, weights: folder}
+    for changed, model in asked_of.items():
+        before = question_of([f"model={model}"], None)
+        changed.write_text("trained again")
+        assert question_of([f"model={model}"], None) != before, changed
+
+
 @pytest.mark.slow
 def test_a_larger_budget_goes_on_and_judges_what_ranks_before_the_winner(
     tmp_path: Path,

@@ -472,6 +472,35 @@ class TestPlaces:
             ):
                 download_run("a name with blanks", tracking)
 
+    def test_a_project_that_was_moved_goes_on_in_a_new_experiment(
+        self,
+        own: Store,
+        copied: Copied,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """MLflow keeps whole paths, and would make the old folder anew."""
+        first = log_study(*copied, own.tracking)
+        own.folder.rename(tmp_path / "b")
+        moved = Store(tmp_path / "b", images=False)
+        assert require_store(moved.tracking, "shared") is None
+        with pytest.raises(RefusedError, match="`sdopt sync` logs the result anew"):
+            ask(
+                client.amend,
+                moved.tracking,
+                "shared",
+                [f"tags.`sdopt.study_id` = '{copied[0].id}'"],
+                {"": TrackedRun(files={"page.html": b"later"})},
+            )
+        capsys.readouterr()
+        again = log_study(*copied, moved.tracking)
+        assert "logged to 'shared 2'" in capsys.readouterr().err
+        assert again.new
+        assert download_run(again.run, moved.tracking)[0].id == copied[0].id
+        assert moved.client.get_run(first.run).info.lifecycle_stage == "deleted"
+        assert not log_study(*copied, moved.tracking).new
+        assert not own.folder.exists()
+
     def test_a_server_elsewhere_keeps_no_artifacts_near_here(self) -> None:
         """They would lie on this machine, where its users do not look for them."""
         away, folder = "http://team:5000", "/nowhere/mlartifacts/1"
@@ -928,16 +957,29 @@ def test_two_processes_that_log_one_run_to_a_server_log_it_once(
 def test_artifacts_are_not_written_to_where_a_project_was_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a copy, the folder is still there: only that of the same name within the usual store tells it."""
     monkeypatch.chdir(tmp_path)
-    artifacts = str(Path(Tracking().artifacts or "").resolve())
-    usual = Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db", artifacts=artifacts)
-    place = str(client.place_of(usual, "pair"))
-    experiment = SimpleNamespace(name="pair", artifact_location=place)
-    store = MagicMock()
-    store.get_experiment.return_value = experiment
-    assert client._place(store, usual, "1") == place
-    experiment.artifact_location = (tmp_path / "gone" / "all" / "pair").as_uri()
-    with pytest.raises(RefusedError, match="which was moved or removed"):
-        client._place(store, usual, "1")
-    (tmp_path / "gone" / "all").mkdir(parents=True)
-    assert client._place(store, usual, "1") == experiment.artifact_location
+    usual = Tracking(
+        uri=f"sqlite:///{tmp_path}/outputs/mlflow.db",
+        artifacts=f"{tmp_path}/outputs/mlartifacts",
+    )
+    shared = replace(usual, uri=f"sqlite:///{tmp_path}/shared.db")
+    server = replace(usual, uri="http://localhost:5000", artifacts=None)
+    before, named = tmp_path / "before" / "outputs" / "mlartifacts", tmp_path / "named"
+
+    def elsewhere(folder: Path, tracking: Tracking) -> bool:
+        place = (folder / "pair").as_uri()
+        experiment = SimpleNamespace(name="pair", artifact_location=place)
+        return client._is_elsewhere(experiment, tracking)
+
+    assert not elsewhere(Path(usual.artifacts or ""), usual)
+    for folder in (before, named):
+        assert elsewhere(folder, usual)
+        assert elsewhere(folder, shared)
+        assert not elsewhere(folder, server)
+        folder.mkdir(parents=True)
+    assert elsewhere(before, usual)
+    assert not elsewhere(before, shared)
+    assert not elsewhere(named, usual)
+    (tmp_path / "outputs").symlink_to(before.parent)
+    assert not elsewhere(before, usual)

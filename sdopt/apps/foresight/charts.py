@@ -3,12 +3,10 @@
 import math
 from collections.abc import Sequence
 
-import altair as alt
-
 from sdopt.apps.foresight.fitting import EXTRAPOLATED
 from sdopt.apps.foresight.plan import REFUSED, Prediction, names_of
-from sdopt.report.charts.parts import inline
 from sdopt.report.charts.spec import Spec, picture
+from sdopt.report.charts.vega import constant, encoding, layered, mark
 from sdopt.report.tones import BLUE, GREY, MUTED, SKY, VERMILION
 
 _ROW = 26
@@ -33,54 +31,64 @@ def plan_chart(predictions: Sequence[Prediction]) -> Spec:
         }
         for name, each in zip(names, ordered, strict=True)
     ]
-    y = alt.Y("row:N", sort=names, title=None, axis=alt.Axis(labelLimit=260))
-    data, height = inline(rows), _ROW * len(set(names))
+    height = _ROW * len(set(names))
+    data: Spec = {"data": {"values": rows}}
+    size: Spec = {"width": 430, "height": height}
+    left = layered(_times(encoding("row:N", sort=names, title=None, axis=_NAMED)))
+    right = layered(_memory(encoding("row:N", sort=names, title=None, axis=None)))
+    panels = [{**size, **left}, {**size, "width": 290, **right}]
+    return {**data, "hconcat": panels, "spacing": 18}
+
+
+_NAMED = {"labelLimit": 260}
+
+
+def _times(y: Spec) -> list[Spec]:
+    """Returns the layers of the panel of seconds."""
+    timed = f"datum.state != '{REFUSED}'"
     # Hatched: a dashed outline without a filling stands for what no figure of that generation supports.
-    times = data.transform_filter(f"datum.state != '{REFUSED}'")
-    low, high = (
-        alt.X(
-            "low:Q",
-            title="seconds of a call; four in five take between the ends of a bar",
-            scale=alt.Scale(zero=True),
-        ),
-        "high:Q",
-    )
-    known = times.transform_filter(f"datum.state != '{EXTRAPOLATED}'").mark_bar(
-        height=9, color=BLUE, opacity=0.45
-    )
-    far = times.transform_filter(f"datum.state == '{EXTRAPOLATED}'").mark_bar(
-        height=9, fill=None, stroke=BLUE, strokeDash=[3, 3], strokeWidth=1.5
-    )
-    dot = times.mark_point(filled=True, size=60, opacity=1, color=BLUE)
-    text = times.mark_text(align="left", dx=8)
-    refused = data.transform_filter(f"datum.state == '{REFUSED}'").mark_text(
-        align="left", color=MUTED, fontSize=11
-    )
-    left = alt.layer(
-        known.encode(x=low, x2=high, y=y),
-        far.encode(x=low, x2=high, y=y),
-        dot.encode(x="seconds:Q", y=y),
-        text.encode(x="high:Q", y=y, text="label:N"),
-        refused.encode(x=alt.value(4), y=y, text="why:N"),
-    ).properties(width=430, height=height)
-    bare = y.copy(deep=True)
-    bare.axis = None
-    colour = alt.condition(
-        "datum.fits == 'does not fit'", alt.value(VERMILION), alt.value(GREY)
-    )
-    gib = alt.X("at_least_gib:Q", title="GiB: at least, likely, and what the card has")
-    least = data.mark_bar(height=11).encode(x=gib, y=bare, color=colour)
-    likely = data.mark_bar(height=5, color=SKY).encode(
-        x="at_least_gib:Q", x2="likely_gib:Q", y=bare
-    )
-    limit = data.mark_tick(thickness=2.5, size=20, color=BLUE).encode(
-        x="card_gib:Q", y=bare
-    )
-    right = alt.layer(least, likely, limit).properties(width=290, height=height)
-    spec: Spec = alt.hconcat(left, right, spacing=18).to_dict()
-    return {
-        key: value for key, value in spec.items() if key not in ("config", "$schema")
+    known = [timed, f"datum.state != '{EXTRAPOLATED}'"]
+    far = [timed, f"datum.state == '{EXTRAPOLATED}'"]
+    filled = {"height": 9, "color": BLUE, "opacity": 0.45}
+    hatched = {
+        "height": 9,
+        "fill": None,
+        "stroke": BLUE,
+        "strokeDash": [3, 3],
+        "strokeWidth": 1.5,
     }
+    low = encoding(
+        "low:Q",
+        title="seconds of a call; four in five take between the ends of a bar",
+        scale={"zero": True},
+    )
+    dot = {"filled": True, "size": 60, "opacity": 1, "color": BLUE}
+    text = {"align": "left", "dx": 8}
+    why = {"align": "left", "color": MUTED, "fontSize": 11}
+    refused = [f"datum.state == '{REFUSED}'"]
+    return [
+        mark("bar", filled, where=known, x=low, x2="high", y=y),
+        mark("bar", hatched, where=far, x=low, x2="high", y=y),
+        mark("point", dot, where=[timed], x="seconds:Q", y=y),
+        mark("text", text, where=[timed], x="high:Q", y=y, text="label:N"),
+        mark("text", why, where=refused, x=constant(4), y=y, text="why:N"),
+    ]
+
+
+def _memory(y: Spec) -> list[Spec]:
+    """Returns the layers of the panel of memory."""
+    misfit = {"test": "datum.fits == 'does not fit'", "value": VERMILION}
+    colour = {"condition": misfit, "value": GREY}
+    gib = encoding(
+        "at_least_gib:Q", title="GiB: at least, likely, and what the card has"
+    )
+    likely = {"height": 5, "color": SKY}
+    limit = {"thickness": 2.5, "size": 20, "color": BLUE}
+    return [
+        mark("bar", {"height": 11}, x=gib, y=y, color=colour),
+        mark("bar", likely, x="at_least_gib:Q", x2="likely_gib", y=y),
+        mark("tick", limit, x="card_gib:Q", y=y),
+    ]
 
 
 def picture_of(predictions: Sequence[Prediction]) -> bytes:

@@ -57,9 +57,6 @@ _ROOMY_DENOISER, _ROOMY_DECODER = 1.17, {2: 2.75, 4: 2.25}
 WORKSPACE, AT_LEAST = 1.3, 0.4
 """What decoding an image of a transformer takes beside what is alive: a factor, and GiB."""
 
-_STRUCTURAL = (Vanilla, Sliced, FusedProjections, VaeSlicing, VaeTiling)
-"""Options that change networks in a way that a trace on the meta device shows."""
-
 
 @dataclass(frozen=True)
 class Blueprint:
@@ -124,8 +121,6 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     """
     import torch
 
-    from sdopt.apps.foresight.trace import denoiser_inputs, on_meta, trace
-
     if not family_of(variant.model).is_unet:
         from sdopt.apps.foresight.transformer_blueprint import of_transformer
 
@@ -140,48 +135,21 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
         else getattr(precision, "weights", "float32")
     )
     dtype: torch.dtype = getattr(torch, kind)
-    parts = parts_in(folder)
-    networks = {
-        name: on_meta(empty_part(folder, name), dtype)
-        for name in ("unet", "vae", *TEXT_ENCODERS)
-        if name in parts
-    }
+    attention, pieces = _structural(variant)
+    unet = changed_network(folder, "unet", dtype, attention)
+    vae_folder, vae_class = folder / "vae", parts_in(folder)["vae"][1]
     if TinyVae in chosen:
-        tiny = (
-            PACKAGED / "tiny_autoencoder"
-            if folder.parent == PACKAGED
-            else ARCHITECTURES / "taesd"
+        packaged = folder.parent == PACKAGED
+        vae_folder = (
+            PACKAGED / "tiny_autoencoder" if packaged else ARCHITECTURES / "taesd"
         )
-        networks["vae"] = on_meta(
-            empty_network(tiny, "diffusers", "AutoencoderTiny"), dtype
-        )
-    unet, vae = networks["unet"], networks["vae"]
-    pipe: Any = SimpleNamespace(
-        unet=unet, vae=vae, vae_scale_factor=8, components=networks
-    )
-    for _, option in variant.applied:
-        if isinstance(option, _STRUCTURAL):
-            option.apply(pipe)
-        elif (
-            getattr(option, "backend", "") == "math"
-        ):  # PyTorch's own arithmetic writes all scores, too
-            Vanilla().apply(pipe)
-    images = shape.batch_size * variant.workload.images_per_prompt
-    samples = images * (
-        2 if variant.guidance_scale > 1 and SequentialGuidance not in chosen else 1
-    )
-    upcast = (
-        getattr(vae.config, "force_upcast", False)
-        and family_of(variant.model).upcasts_vae
-    )
-    upcast = upcast and dtype == torch.float16 and not isinstance(precision, FixedVae)
-    vae_type = torch.float32 if upcast or isinstance(precision, FullVae) else dtype
-    vae = on_meta(vae, vae_type)
-    inputs, more = denoiser_inputs(unet, samples, shape.size, shape.size, dtype)
-    side = shape.size // 8
-    latents = torch.empty(
-        images, vae.config.latent_channels, side, side, dtype=vae_type, device="meta"
-    )
+        vae_class = "AutoencoderTiny"
+    vae_type = _vae_type(variant, vae_folder, vae_class, dtype)
+    vae = autoencoder(vae_folder, vae_class, vae_type, pieces)
+    encoders = [name for name in TEXT_ENCODERS if name in parts_in(folder)]
+    networks = {"unet": unet, "vae": vae}
+    for name in encoders:
+        networks[name] = changed_network(folder, name, dtype)
     weights = _stored(networks, options.values())
     if (
         isinstance(precision, Precision)
@@ -197,77 +165,176 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     if moved or ModelOffload in chosen:
         once = whole - own if moved else whole
     if TextEncoderOffload in chosen:
-        texts = [size for name, size in weights.items() if name in TEXT_ENCODERS]
-        once = sum(texts) * 2**30
-    layer = (
-        max(
-            _bytes(module, recurse=False)
-            for part in networks.values()
-            for module in part.modules()
-        )
-        / 2**30
+        once = sum(weights[name] for name in encoders) * 2**30
+    layer = max(
+        _bytes(module, recurse=False)
+        for part in networks.values()
+        for module in part.modules()
     )
+    images = shape.batch_size * variant.workload.images_per_prompt
+    side = shape.size // 8
     return Blueprint(
         weights,
-        averaged(_steps(variant, pipe, inputs, more)),
-        trace(vae.decode, latents, kept=[latents]),
-        layer,
+        averaged(_steps(variant, folder, dtype, attention, images, shape.size)),
+        _decoding(vae_folder, vae_class, vae_type, pieces, images, side),
+        layer / 2**30,
         moved,
         once,
         vae_type == torch.float32 != dtype,
     )
 
 
-def steps_of(variant: Variant) -> int:
-    """Returns how often a call of a variant runs the denoiser: schedulers of second order do so twice in each step.
+Options = tuple[Optimization, ...]
 
-    In the last step they do once.
+
+def _structural(variant: Variant) -> tuple[Options, Options]:
+    """Returns the options whose changes of the denoiser, and of the autoencoder, a trace on the meta device shows."""
+    attention: list[Optimization] = []
+    pieces: list[Optimization] = []
+    for _, option in variant.applied:
+        if isinstance(option, VaeSlicing | VaeTiling):
+            pieces.append(option)
+        elif isinstance(option, Vanilla | Sliced | FusedProjections):
+            attention.append(option)
+        elif getattr(option, "backend", "") == "math":
+            attention.append(Vanilla())  # PyTorch's own arithmetic writes scores, too
+    return tuple(attention), tuple(pieces)
+
+
+def _vae_type(
+    variant: Variant, folder: Path, class_name: str, dtype: torch.dtype
+) -> torch.dtype:
+    """Returns the type in which the autoencoder decodes, whose weights are of type `dtype`."""
+    import torch
+
+    precision = variant.optimizations.get("precision")
+    vae = autoencoder(folder, class_name, dtype)
+    upcast = (
+        getattr(vae.config, "force_upcast", False)
+        and family_of(variant.model).upcasts_vae
+    )
+    upcast = upcast and dtype == torch.float16 and not isinstance(precision, FixedVae)
+    return torch.float32 if upcast or isinstance(precision, FullVae) else dtype
+
+
+@lru_cache(maxsize=16)
+def changed_network(
+    folder: Path, name: str, dtype: torch.dtype, options: Options = ()
+) -> Any:
+    """Builds a network of a pipeline's folder on the meta device, as options change it. Nothing may change it further."""
+    from sdopt.apps.foresight.trace import on_meta
+
+    part = on_meta(empty_part(folder, name), dtype)
+    _apply(options, name, part)
+    return part
+
+
+@lru_cache(maxsize=16)
+def autoencoder(
+    folder: Path, class_name: str, dtype: torch.dtype, pieces: Options = ()
+) -> Any:
+    """Builds an autoencoder from its own folder, as `changed_network`."""
+    from sdopt.apps.foresight.trace import on_meta
+
+    vae = on_meta(empty_network(folder, "diffusers", class_name), dtype)
+    _apply(pieces, "vae", vae)
+    return vae
+
+
+def _apply(options: Options, name: str, part: Any) -> None:
+    named = {name: part}
+    pipe: Any = SimpleNamespace(**named, vae_scale_factor=8, components=named)
+    for option in options:
+        option.apply(pipe)
+
+
+@lru_cache(maxsize=64)
+def _decoding(
+    folder: Path,
+    class_name: str,
+    dtype: torch.dtype,
+    pieces: Options,
+    images: int,
+    side: int,
+) -> Costs:
+    """Traces the decoding of some images, whose latents have a side of so many numbers."""
+    import torch
+
+    from sdopt.apps.foresight.trace import trace
+
+    vae = autoencoder(folder, class_name, dtype, pieces)
+    shape = images, vae.config.latent_channels, side, side
+    latents = torch.empty(shape, dtype=dtype, device="meta")
+    return trace(vae.decode, latents, kept=[latents])
+
+
+def steps_of(variant: Variant) -> int:
+    """Returns how often a call of a variant runs the denoiser, which its scheduler decides.
+
+    Those of second order run it twice in each step but the last, and PNDM once more than there are steps.
     """
     import diffusers
 
-    family = family_of(variant.model)
+    family, chosen = family_of(variant.model), variant.scheduler
     steps = max(1, family.steps_of(variant.workload.steps, variant.task.strength))
     try:
-        order = int(getattr(diffusers, variant.scheduler.class_name).order)
-    except (AttributeError, ImportError):  # of a package that is not installed here
-        order = 1
-    return order * (steps - 1) + 1
+        scheduler = getattr(diffusers, chosen.class_name)(**chosen.options)
+        scheduler.set_timesteps(steps)
+    except (AttributeError, ImportError, TypeError, ValueError):
+        return steps  # a package that is not installed here, or options that a call will refuse
+    return len(scheduler.timesteps)
 
 
 def _steps(
-    variant: Variant, pipe: Any, inputs: list[Any], more: dict[str, Any]
+    variant: Variant,
+    folder: Path,
+    dtype: torch.dtype,
+    attention: Options,
+    images: int,
+    size: int,
 ) -> list[tuple[int, Costs]]:
     """Returns how many steps of a call cost what. Steps that are forecast, without any layer, cost nothing."""
-    from sdopt.apps.foresight.trace import trace
-
-    unet, steps, caching = (
-        pipe.unet,
-        steps_of(variant),
-        variant.optimizations.get("caching"),
+    options = variant.optimizations
+    steps, caching = steps_of(variant), options.get("caching")
+    guided = variant.guidance_scale > 1
+    apart = guided and any(
+        isinstance(option, SequentialGuidance) for option in options.values()
     )
-    if isinstance(caching, DeepCaching):
-        caching.apply(pipe)
-        unet.__dict__[STEPS].begin()
-    whole = trace(unet, *inputs, kept=inputs[:1], **more)
+    samples = images * (2 if guided and not apart else 1)
+    deep = caching if isinstance(caching, DeepCaching) else None
+    whole, fewer = _denoising(folder, dtype, attention, samples, size, deep)
     if isinstance(caching, DeepCaching | SpectralForecast):
         runs = sum(caching.runs(steps))
-        fewer = (
-            trace(unet, *inputs, kept=inputs[:1], **more)
-            if isinstance(caching, DeepCaching)
-            else Costs()
-        )
         return [(runs, whole), (steps - runs, fewer)]
     if isinstance(caching, GuidanceInterval):
         runs = sum(caching.guides(step, steps) for step in range(steps))
-        from sdopt.options.skipping import half
+        half, _ = _denoising(folder, dtype, attention, samples // 2, size, None)
+        return [(runs, whole), (steps - runs, half)]
+    return [(steps, whole.times(2 if apart else 1))]
 
-        own, further = half((inputs, more), len(inputs[0]), 1)
-        return [(runs, whole), (steps - runs, trace(unet, *own, **further))]
-    halved = any(
-        isinstance(option, SequentialGuidance)
-        for option in variant.optimizations.values()
-    )
-    return [(steps, whole.times(2 if halved and variant.guidance_scale > 1 else 1))]
+
+@lru_cache(maxsize=64)
+def _denoising(
+    folder: Path,
+    dtype: torch.dtype,
+    attention: Options,
+    samples: int,
+    size: int,
+    caching: DeepCaching | None,
+) -> tuple[Costs, Costs]:
+    """Traces a step on some samples, and one in which a cache leaves out layers; that costs nothing without a cache."""
+    from sdopt.apps.foresight.trace import denoiser_inputs, trace
+
+    if caching is None:
+        unet = changed_network(folder, "unet", dtype, attention)
+        inputs, more = denoiser_inputs(unet, samples, size, size, dtype)
+        return trace(unet, *inputs, kept=inputs[:1], **more), Costs()
+    # The cache changes it, so that it is no other's.
+    unet = changed_network.__wrapped__(folder, "unet", dtype, (*attention, caching))
+    unet.__dict__[STEPS].begin()
+    inputs, more = denoiser_inputs(unet, samples, size, size, dtype)
+    whole = trace(unet, *inputs, kept=inputs[:1], **more)
+    return whole, trace(unet, *inputs, kept=inputs[:1], **more)
 
 
 def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint:

@@ -4,23 +4,25 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import altair as alt
-
 from sdopt.apps.loadtest.record import LoadRecord, RowFigures, blocks_of, windows_table
 from sdopt.report.blocks import Chart, Fold, Page, Section, charts_of
-from sdopt.report.charts.parts import built, inline, zoom
+from sdopt.report.charts.parts import built, zoom
 from sdopt.report.charts.spec import Spec, picture
+from sdopt.report.charts.vega import encoding, layered, mark
 from sdopt.report.page.html import html_page
 from sdopt.report.tones import BLUE, INK, SKY
 
 _RATE = "requests offered a second"
-_COLOR = alt.Color("variant:N", title=None)
+_COLOR = encoding("variant:N", title=None)
 _LOOK: dict[str, Any] = {
     "color": _COLOR,
-    "shape": alt.Shape("policy:N", title=None),
+    "shape": encoding("policy:N", title=None),
     "detail": "row:N",
 }
 """A colour for each variant, and a shape for each policy: a dozen colours cannot be told apart."""
+
+_DOTTED = {"color": INK, "strokeDash": [2, 2]}
+_DOTS_JOINED = {"point": True}
 
 
 def draw(record: LoadRecord, folder: Path) -> None:
@@ -89,39 +91,32 @@ def latency_plot(
     points = list(_latencies(figures, key))
     if all(point["simulated"] for point in points):
         return None
-    x = alt.X("rate:Q", title=_RATE)
-    y = alt.Y(
-        "seconds:Q",
-        title="seconds, log scale",
-        scale=alt.Scale(type="log", nice=False, padding=10),
-    )
-    every = inline(points).encode(x=x, y=y, **_LOOK)
-    limit = (
-        inline([{"seconds": record.limit_s}])
-        .mark_rule(color=INK, strokeDash=[2, 2])
-        .encode(y=y)
-    )
-    most = inline([
+    x = encoding("rate:Q", title=_RATE)
+    scale = {"type": "log", "nice": False, "padding": 10}
+    y = encoding("seconds:Q", title="seconds, log scale", scale=scale)
+    limit = mark("rule", _DOTTED, data=[{"seconds": record.limit_s}], y=y)
+    most = [
         _named(each) | {"rate": each.most.estimate, "low": each.most.low, "high": each.most.high,
                         "seconds": record.limit_s}
         for each in figures
         if each.bound == "="
-    ])  # fmt: skip
-    interval = most.mark_rule(strokeWidth=4, opacity=0.5).encode(
-        x=alt.X("low:Q"), x2="high:Q", y=y, color=_COLOR
+    ]  # fmt: skip
+    wide = {"strokeWidth": 4, "opacity": 0.5}
+    ends: dict[str, Any] = {"x": "low:Q", "x2": "high", "y": y, "color": _COLOR}
+    dot = {"filled": True, "size": 140}
+    dashed = {"strokeDash": [6, 4], "opacity": 0.7}
+    of_simulated, of_measured = (
+        [f"datum.simulated == {word}"] for word in ("true", "false")
     )
-    top = most.mark_point(filled=True, size=140).encode(x=x, y=y, **_LOOK)
-    measured, simulated = (
-        every.transform_filter(f"datum.simulated == {word}")
-        for word in ("false", "true")
-    )
-    lines = [
-        simulated.mark_line(strokeDash=[6, 4], opacity=0.7),
-        measured.mark_line(point=True).add_params(zoom()),
+    where: dict[str, Any] = {"x": x, "y": y, **_LOOK}
+    layers = [
+        mark("line", dashed, where=of_simulated, **where),
+        mark("line", _DOTS_JOINED, where=of_measured, params=[zoom()], **where),
+        limit,
+        mark("rule", wide, data=most, **ends),
+        mark("point", dot, data=most, **where),
     ]
-    return built(
-        alt.layer(*lines, limit, interval, top), "latency by offered rate", 320
-    )
+    return built(layered(layers), "latency by offered rate", 320, points)
 
 
 def _named(figures: RowFigures) -> dict[str, Any]:
@@ -160,21 +155,17 @@ def goodput_plot(figures: Sequence[RowFigures]) -> Spec | None:
         for each in figures
         for rate in sorted(each.windows)
     ]
-    x, y = (
-        alt.X("rate:Q", title=_RATE),
-        alt.Y("images:Q", title="images in time a second"),
-    )
+    x = encoding("rate:Q", title=_RATE)
+    y = encoding("images:Q", title="images in time a second")
     most = max((rate for each in figures for rate in each.windows), default=0.0)
-    asked = inline([{"rate": rate, "images": rate} for rate in (0, most)])
+    if not points:
+        return None
+    asked = [{"rate": rate, "images": rate} for rate in (0, most)]
     lines = [
-        asked.mark_line(color=INK, strokeDash=[2, 2], strokeWidth=1).encode(x=x, y=y),
-        inline(points).mark_line(point=True).encode(x=x, y=y, **_LOOK),
+        mark("line", {**_DOTTED, "strokeWidth": 1}, data=asked, x=x, y=y),
+        mark("line", _DOTS_JOINED, x=x, y=y, **_LOOK),
     ]
-    return (
-        built(alt.layer(*lines), "images in time, by offered rate", 280)
-        if points
-        else None
-    )
+    return built(layered(lines), "images in time, by offered rate", 280, points)
 
 
 _PARTS = "Means over requests that got their image: in the queue, and in the call that drew it."
@@ -194,25 +185,17 @@ def parts_plots(figures: Sequence[RowFigures]) -> Views:
             if queue_s is not None:
                 points.append(at | {"part": "queue", "seconds": queue_s, "order": 1})
         if points:
-            color = alt.Color(
-                "part:N",
-                title=None,
-                scale=alt.Scale(domain=["queue", "call"], range=[SKY, BLUE]),
+            scale = {"domain": ["queue", "call"], "range": [SKY, BLUE]}
+            bars = mark(
+                "bar",
+                {"size": 40},
+                x=encoding("rate:N", title=_RATE, sort=None, axis={"labelAngle": 0}),
+                y=encoding("seconds:Q", title="seconds"),
+                color=encoding("part:N", title=None, scale=scale),
+                order="order:O",
             )
-            bars = inline(points).mark_bar(size=40).encode(
-                x=alt.X("rate:N", title=_RATE, sort=None, axis=alt.Axis(labelAngle=0)),
-                y=alt.Y("seconds:Q", title="seconds"), color=color, order="order:O",
-            )  # fmt: skip
-            views.append(
-                (
-                    each.row.name,
-                    built(
-                        alt.layer(bars),
-                        f"queue and call of {each.row.name} by rate",
-                        240,
-                    ),
-                )
-            )
+            told = f"queue and call of {each.row.name} by rate"
+            views.append((each.row.name, built(layered([bars]), told, 240, points)))
     return views
 
 
@@ -236,22 +219,13 @@ def batch_plots(figures: Sequence[RowFigures]) -> Views:
         for variant, service_s in services.items()
         for size, seconds in service_s.items()
     ]
-    x, lines = (
-        alt.X("batch:O", title="batch size", axis=alt.Axis(labelAngle=0)),
-        inline(points).mark_line(point=True),
-    )
+    if not points:
+        return []
+    x = encoding("batch:O", title="batch size", axis={"labelAngle": 0})
     titles = {"images": "images a second", "seconds": "seconds of a call"}
-    return [
-        (
-            title,
-            built(
-                alt.layer(
-                    lines.encode(x=x, y=alt.Y(f"{field}:Q", title=title), color=_COLOR)
-                ),
-                title,
-                280,
-            ),
-        )
-        for field, title in titles.items()
-        if points
-    ]
+    views = []
+    for field, title in titles.items():
+        y = encoding(f"{field}:Q", title=title)
+        line = mark("line", _DOTS_JOINED, x=x, y=y, color=_COLOR)
+        views.append((title, built(layered([line]), title, 280, points)))
+    return views

@@ -18,6 +18,9 @@ from sdopt.statistics.measures import ratio_text
 
 RECORD = "load.json"
 
+_ROUNDED = 1e-9
+"""By which share a mean of logarithms may miss the one rate that it is the mean of."""
+
 
 @dataclass(frozen=True)
 class Predicted:
@@ -53,7 +56,6 @@ class LoadRow:
         columns: what further columns of tables have, by their names, of calls without load.
         own_seeds: whether each request had a seed that no other one had.
         asked_size: the size of image that requests named; "" if they named none.
-        asked_images: how many images requests asked for.
         chosen: in words, what it chooses of the work otherwise than the baseline, as fewer steps.
         unlike: in words, what makes its work another one than the baseline's.
     """
@@ -69,7 +71,6 @@ class LoadRow:
     columns: dict[str, float | str] = field(default_factory=dict)
     own_seeds: bool = True
     asked_size: str = ""
-    asked_images: int = 1
     chosen: list[str] = field(default_factory=list)
     unlike: list[str] = field(default_factory=list)
 
@@ -154,9 +155,8 @@ class RowFigures:
     @property
     def typical(self) -> float:
         """The rate whose figures are shown: not above `most`, and the highest that most replicates had."""
-        below = [rate for rate in self.windows if rate <= self.most.estimate] or [
-            min(self.windows)
-        ]
+        most = self.most.estimate * (1 + _ROUNDED)
+        below = [rate for rate in self.windows if rate <= most] or [min(self.windows)]
         return max(below, key=lambda rate: (len(self.windows[rate]), rate))
 
     def cost(self, price_per_hour: float | None) -> float | None:
@@ -345,19 +345,22 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
                 "generates nothing"
             )
             yield f"{row.name}: {repeated} of {images} images are the same as another one, {why}"
+        failed = sum(window.errors for window in windows)
+        if failed:
+            requests = sum(window.requests for window in windows)
+            why = next((window.why for window in windows if window.why), "unknown")
+            yield f"{row.name}: {failed} of {requests} requests failed, and count as late; the first: {why}"
         sizes = sorted({size for window in windows for size in window.sizes})
         if sizes:
+            named = row.asked_size not in ("", "auto")
             others = any(size != row.asked_size for size in sizes)
             asked = (
                 f", although requests ask for {row.asked_size}"
-                if row.asked_size and others
+                if named and others
                 else ""
             )
             yield f"{row.name}: its images have {' and '.join(sizes)} pixels{asked}"
         most = max((window.most_images for window in windows), default=1)
-        fewest = min((window.fewest_images for window in windows), default=1)
-        if windows and fewest < row.asked_images:
-            yield f"{row.name}: requests ask for {row.asked_images} images each, and answers have as few as {fewest}"
         if most > 1:
             yield f"{row.name}: an answer has up to {most} images, and counts as one: per image, it costs less"
 

@@ -138,8 +138,6 @@ class LoadTest:
         row.rates = list(self._load.rates or ())
         row.own_seeds = "seed" not in target.fields
         row.asked_size = str(target.fields.get("size") or "")
-        count = target.fields.get("n")
-        row.asked_images = count if isinstance(count, int) else 1
         for replicate in range(self._load.replicates):
             windows = [
                 self._window(target, rate, prompts, replicate, row, None)
@@ -282,6 +280,7 @@ class LoadTest:
             begun_s = sum(os.times()[:4])
             sent = generate(schedule, note)
             found = window_of(sent, rate, limit_s, load.lag_ms / 1000, self._digests)
+            found = replace(found, why=target.shown(found.why))
             if foreign:
                 self._digests |= {
                     each.digest for each in sent if each.digest is not None

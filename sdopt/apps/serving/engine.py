@@ -175,6 +175,11 @@ def unservable(variant: Variant, serving: Serving, device: Device) -> list[str]:
         found.append(
             "serving.window_ms: has no effect on calls of one image; choose serving=single, or larger batches"
         )
+    if "noise_sampler_seed" in variant.scheduler.options and max(sizes) > 1:
+        found.append(
+            "scheduler.options.noise_sampler_seed: draws the noise of all images of a call at once, so that an image "
+            "depends on its place among others: set workload.batch_size=1, or choose another scheduler"
+        )
     if serving.max_n > serving.queue:
         found.append(
             f"serving.max_n={serving.max_n}: at most serving.queue={serving.queue}"
@@ -213,6 +218,10 @@ def refused_work(
         }
     if not changed:
         return {}
+    if "guidance_scale" in changed and not guidance.counts(work.guidance_scale):
+        return {
+            "guidance_scale": "has no effect, since this server generates without guidance"
+        }
     asked = replace(
         variant,
         workload=replace(

@@ -58,8 +58,8 @@ class Window:
     """Sizes of the images, as in `512x768`, where their headers say it."""
     most_images: int = 1
     """Images of one answer at most; an answer counts as one image."""
-    fewest_images: int = 1
-    """Images of one answer at least."""
+    why: str = ""
+    """Why the first of `errors` got no image; "" without any."""
 
 
 def window_of(
@@ -86,6 +86,7 @@ def window_of(
     calls = sum(1 / each.batch for each in served if each.batch)
     known = sum(1 for each in served if each.batch)
     digests = [each.digest for each in served if each.digest is not None]
+    failed = [each for each in sent if each.status not in (200, 429, 503)]
     return Window(
         rate=rate,
         requests=len(sent),
@@ -106,7 +107,7 @@ def window_of(
         repeated=len(digests) - len({*digests} - earlier),
         sizes=sorted({each.size for each in served if each.size}),
         most_images=max((each.images for each in served), default=1),
-        fewest_images=min((each.images for each in served), default=1),
+        why=f"status {failed[0].status}: {failed[0].said}" if failed else "",
     )
 
 

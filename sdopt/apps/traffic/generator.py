@@ -8,11 +8,13 @@ import asyncio
 import base64
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from typing import Any
@@ -123,10 +125,15 @@ def generate(
 
 
 async def _send_all(schedule: SendSchedule) -> list[Sent]:
-    # aiohttp's defaults would hold back all but a hundred requests.
-    connector = aiohttp.TCPConnector(limit=0)
+    # Each request that waits has a file: with the usual thousand, further ones would fail here, not at the server.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a limit that the kernel has lowered since
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     timeout = aiohttp.ClientTimeout(total=schedule.timeout_s)
-    # Each request is another client's: with a cookie, a load balancer would send all of them to the same server.
+    # Each request is another client's: with a cookie, or on one connection, a load balancer would send all of them to
+    # the same server; and a connection that a server closes after an answer would fail the next one. aiohttp's defaults
+    # would hold back all but a hundred.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(
         connector=connector,
         timeout=timeout,

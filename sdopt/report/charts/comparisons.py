@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-import altair as alt
-
 from sdopt.record.comparisons import Effect
 from sdopt.report.charts.parts import (
     BARS,
@@ -16,13 +14,13 @@ from sdopt.report.charts.parts import (
     SideText,
     built,
     facts,
-    inline,
     kinds,
     ratio_axis,
     shortened,
     zoom,
 )
 from sdopt.report.charts.spec import Spec, study_picture
+from sdopt.report.charts.vega import encoding, layered, mark
 from sdopt.report.columns import TableView, images_cell, memory_cell, slower_cell
 from sdopt.report.tones import BLUE, GREY, INK, LINE, MUTED, VERMILION
 from sdopt.statistics.figures import floor_range
@@ -142,30 +140,17 @@ def _arrow(at: Row, several: bool) -> dict[str, Any]:
     }
 
 
-def _floor_band(floor: float) -> alt.Chart:
+def _floor_band(floor: float) -> Spec:
     """Returns the layer of a band: the range by which two identical baselines differed."""
     band = {"low": 1 / floor, "high": floor, "floor": f"±{100 * (floor - 1):.1f} %"}
-    title = "two identical baselines differed by"
-    return (
-        inline([band])
-        .mark_rect(color=GREY, opacity=0.22, clip=True)
-        .encode(x="low:Q", x2="high", tooltip=alt.Tooltip("floor:N", title=title))
-    )
+    tooltip = encoding("floor:N", title="two identical baselines differed by")
+    look = {"color": GREY, "opacity": 0.22, "clip": True}
+    return mark("rect", look, data=[band], x="low:Q", x2="high", tooltip=tooltip)
 
 
-def _speedups(rows: Rows, axis: dict[str, Any]) -> list[alt.Chart]:
+def _speedups(rows: Rows, axis: dict[str, Any]) -> list[Spec]:
     """Returns the layers of a line at 1, and of an interval and a dot for each row."""
     ticks = axis["axis"]["values"]
-    interval = (
-        alt.Chart()
-        .transform_filter(HAS_BOUNDS)
-        .mark_rule(strokeWidth=2, clip=True, aria=False)
-    )
-    dot = (
-        alt.Chart()
-        .mark_point(filled=True, size=130, opacity=1, clip=True)
-        .add_params(zoom())
-    )
     looks = kinds("speed", _LOOKS)
     tooltip = {
         "name": "variant",
@@ -174,13 +159,29 @@ def _speedups(rows: Rows, axis: dict[str, Any]) -> list[alt.Chart]:
         "latency": "time",
         "memory": "memory",
     }
+    interval = mark(
+        "rule",
+        {"strokeWidth": 2, "clip": True, "aria": False},
+        where=[HAS_BOUNDS],
+        x=encoding("low:Q", **axis),
+        x2="high",
+        y=rows.y,
+        color=looks["color"],
+    )
+    dot = mark(
+        "point",
+        {"filled": True, "size": 130, "opacity": 1, "clip": True},
+        params=[zoom()],
+        x=encoding("estimate:Q", **axis),
+        y=rows.y,
+        **facts(tooltip),
+        **looks,
+    )
     return [
         rows.grid("low", axis, ticks, LINE),
         rows.grid("low", axis, [1.0], MUTED),
-        interval.encode(
-            x=alt.X("low:Q", **axis), x2="high", y=rows.y, color=looks["color"]
-        ),
-        dot.encode(x=alt.X("estimate:Q", **axis), y=rows.y, **facts(tooltip), **looks),
+        interval,
+        dot,
     ]
 
 
@@ -230,27 +231,30 @@ def waterfall(summary: Summary) -> Spec | None:
         "figure": "this step",
         "total": "in all",
     }
-    connectors = (
-        alt.Chart()
-        .transform_filter("isValid(datum.below)")
-        .mark_rule(color=MUTED, strokeDash=[3, 3], clip=True, aria=False)
-        .encode(x=alt.X("end:Q", **axis), y=rows.y, y2="below")
+    connectors = mark(
+        "rule",
+        {"color": MUTED, "strokeDash": [3, 3], "clip": True, "aria": False},
+        where=["isValid(datum.below)"],
+        x=encoding("end:Q", **axis),
+        y=rows.y,
+        y2="below",
     )
     bars = rows.bars(
-        alt.X("start:Q", **axis),
+        encoding("start:Q", **axis),
         "end",
         tooltip,
         color=kinds("speed", _LOOKS, legend=BARS)["color"],
     )
-    whisker = alt.Chart().transform_filter(HAS_BOUNDS)
     grid = rows.grid("start", axis, axis["axis"]["values"], LINE)
-    cap = whisker.mark_tick(color=INK, thickness=1.5, size=10, clip=True, aria=False)
+    ink = {"color": INK, "clip": True, "aria": False}
+    ends = {end: encoding(f"{end}:Q", **axis) for end in ("low", "high")}
+    line = {**ink, "strokeWidth": 1.5}
     whiskers = [
-        whisker.mark_rule(color=INK, strokeWidth=1.5, clip=True, aria=False).encode(
-            x=alt.X("low:Q", **axis), x2="high", y=rows.y
-        ),
-        *(cap.encode(x=alt.X(f"{end}:Q", **axis), y=rows.y) for end in ("low", "high")),
+        mark("rule", line, where=[HAS_BOUNDS], x=ends["low"], x2="high", y=rows.y)
     ]
+    for x in ends.values():
+        cap = {**ink, "thickness": 1.5, "size": 10}
+        whiskers.append(mark("tick", cap, where=[HAS_BOUNDS], x=x, y=rows.y))
     return rows.spec(
         [grid, connectors, bars, *whiskers],
         "Waterfall of the steps",
@@ -270,36 +274,31 @@ def interactions(summary: Summary) -> Spec | None:
         return None
     data = [_map_cell(effect, names) for effect in effects]
     spread = max(abs(cell["log"]) for cell in data) or 0.01
-    scale = alt.Scale(domain=list(map(shortened, names)), paddingInner=0.04)
+    scale = {"domain": list(map(shortened, names)), "paddingInner": 0.04}
     axis = {"labelLimit": 130, "title": None, "ticks": False, "grid": False}
-    cells = inline(data).encode(
-        x=alt.X("column:O", scale=scale, axis=alt.Axis(**axis, labelAngle=-40)),
-        y=alt.Y("row:O", scale=scale, axis=alt.Axis(**axis)),
-    )
-    colour = alt.Color(
-        "log:Q",
-        title="ratio",
-        scale=alt.Scale(
-            domain=[-spread, 0, spread], range=["#f0a35e", "#f5f5f5", "#7db8de"]
-        ),
-        legend=alt.Legend(
-            labelExpr="format(exp(datum.value), '.2f') + '×'",
-            gradientLength=160,
-            tickCount=3,
-        ),
-    )
+    x = encoding("column:O", scale=scale, axis={**axis, "labelAngle": -40})
+    y = encoding("row:O", scale=scale, axis=axis)
+    legend = {
+        "labelExpr": "format(exp(datum.value), '.2f') + '×'",
+        "gradientLength": 160,
+        "tickCount": 3,
+    }
+    colours = {
+        "domain": [-spread, 0, spread],
+        "range": ["#f0a35e", "#f5f5f5", "#7db8de"],
+    }
+    colour = encoding("log:Q", title="ratio", scale=colours, legend=legend)
     tooltip = facts({"of": "effect of", "figure": "speed-up", "memory": "memory"})
+    text = {"color": "#111111", "aria": False}
+    figure = {**text, "fontSize": 12, "dy": -7}
+    bounds = {**text, "fontSize": 10, "dy": 9}
     layers = [
-        cells.mark_rect(cornerRadius=3).encode(color=colour, **tooltip),
-        cells.mark_text(fontSize=12, color="#111111", aria=False, dy=-7).encode(
-            text="estimate:N"
-        ),
-        cells.mark_text(fontSize=10, color="#111111", aria=False, dy=9).encode(
-            text="bounds:N"
-        ),
+        mark("rect", {"cornerRadius": 3}, x=x, y=y, color=colour, **tooltip),
+        mark("text", figure, x=x, y=y, text="estimate:N"),
+        mark("text", bounds, x=x, y=y, text="bounds:N"),
     ]
     described = "Interactions: " + "; ".join(cell["aria_text"] for cell in data)
-    return built(alt.layer(*layers), described, max(2, len(names)) * (ROW + 6), 6)
+    return built(layered(layers), described, max(2, len(names)) * (ROW + 6), data, 6)
 
 
 def _map_cell(effect: Effect, names: Sequence[str]) -> dict[str, Any]:

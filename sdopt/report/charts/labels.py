@@ -9,18 +9,56 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import altair as alt
-
+from sdopt.report.charts.spec import Spec
+from sdopt.report.charts.vega import constant, expression, mark
 from sdopt.report.tones import MUTED
 
 MOST_NAMES = 12
 """How many points bear their names; more are numbered."""
 
-KEY_ROW = 17
+_KEY_ROW = 17
 """Height of a row of the key, in pixels."""
 
 
-def names_by_number(points: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
+_WIDTH, _PICTURE_WIDTH, _WIDTH_WITH_KEY = 190, 800, 560
+"""Widths of a plot in pixels: on a phone, in a picture, and in one with a key."""
+
+
+def named_layers(
+    points: list[dict[str, Any]],
+    at: tuple[Sequence[float], Sequence[float]],
+    axes: tuple[Spec, Spec],
+    *,
+    height: int,
+    padding: int,
+    named: bool,
+) -> tuple[list[Spec], int]:
+    """Returns the layers of the labels of points, with a key where that is needed, and the height of the chart.
+
+    Args:
+        points: the data, each with a `label`, which gets its place.
+        at: where they lie along and across, in the linear units of the axes.
+        axes: the encodings of both.
+        height: the least.
+        padding: of the axis along, in pixels.
+        named: whether it is a picture, where names stand beside points or in a key.
+    """
+    key = _names_by_number(points) if named else []
+    height = max(height, _KEY_ROW * len(key))
+    width = _WIDTH
+    if named:
+        width = _WIDTH_WITH_KEY if key else _PICTURE_WIDTH
+    along, across = at
+    left = _positions(along, padding, width - padding)
+    top = _positions(across, 0.93 * height, 0.07 * height)
+    _place_labels(points, list(zip(left, top, strict=True)), (width, height))
+    layers = _label_layers(*axes)
+    if key:
+        layers.append(_key_layer(key))
+    return layers, height
+
+
+def _names_by_number(points: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
     """Returns the key of a chart: the number and the name of each point, if they are too many to bear their names."""
     if len(points) <= MOST_NAMES:
         return []
@@ -117,7 +155,7 @@ def places(
     return chosen
 
 
-def positions(values: Sequence[float], first: float, last: float) -> list[float]:
+def _positions(values: Sequence[float], first: float, last: float) -> list[float]:
     """Returns where values lie between two ends, the smallest at the first one; in the middle if all are equal."""
     low, high = min(values), max(values)
     span = high - low
@@ -127,7 +165,7 @@ def positions(values: Sequence[float], first: float, last: float) -> list[float]
     ]
 
 
-def place_labels(
+def _place_labels(
     points: list[dict[str, Any]],
     pixels: Sequence[tuple[float, float]],
     size: tuple[float, float],
@@ -139,45 +177,45 @@ def place_labels(
         point["far"] = math.hypot(place.dx, place.dy) > 1.5 * _NEAR
 
 
-def label_layers(x: alt.X, y: alt.Y) -> list[alt.Chart]:
-    """Returns the layers of labels that `place_labels` has placed: lines to those that are far, and the texts."""
-    texts = alt.Chart().mark_text(
-        align=alt.ExprRef("datum.side"),
-        baseline="middle",
-        dx=alt.ExprRef("datum.dx"),
-        dy=alt.ExprRef("datum.dy"),
-        fontWeight="bold",
-        clip=False,
-        aria=False,
-    )
-    lines = (
-        alt.Chart()
-        .transform_filter("datum.far")
-        .mark_rule(
-            color=MUTED,
-            strokeWidth=1,
-            xOffset=0,
-            x2Offset=alt.ExprRef("0.8 * datum.dx"),
-            y2Offset=alt.ExprRef("0.8 * datum.dy"),
-            aria=False,
-        )
-    )
-    return [lines.encode(x=x, y=y, x2=alt.X2(x.shorthand.partition(":")[0]), y2=alt.Y2(y.shorthand.partition(":")[0])),
-            texts.encode(x=x, y=y, text=alt.Text("label:N"))]  # fmt: skip
+def _label_layers(x: Spec, y: Spec) -> list[Spec]:
+    """Returns the layers of labels that `_place_labels` has placed: lines to those that are far, and the texts."""
+    text = {
+        "align": expression("datum.side"),
+        "baseline": "middle",
+        "dx": expression("datum.dx"),
+        "dy": expression("datum.dy"),
+        "fontWeight": "bold",
+        "clip": False,
+        "aria": False,
+    }
+    line = {
+        "color": MUTED,
+        "strokeWidth": 1,
+        "xOffset": 0,
+        "x2Offset": expression("0.8 * datum.dx"),
+        "y2Offset": expression("0.8 * datum.dy"),
+        "aria": False,
+    }
+    ends = {"x2": x["field"], "y2": y["field"]}
+    return [
+        mark("rule", line, where=["datum.far"], x=x, y=y, **ends),
+        mark("text", text, x=x, y=y, text="label:N"),
+    ]
 
 
-def key_layer(rows: Sequence[tuple[int, str]]) -> alt.Chart:
+def _key_layer(rows: Sequence[tuple[int, str]]) -> Spec:
     """Returns a layer with the number and the name of each point, beside the plot."""
     shown = []
     for row, (number, name) in enumerate(rows):
         text = name if len(name) <= _KEY_LENGTH else name[: _KEY_LENGTH - 1] + "…"
         shown.append({"text": f"{number}  {text}", "row": row})
-    key = alt.Chart(alt.InlineData(values=shown)).mark_text(
-        align="left",
-        baseline="top",
-        dx=16,
-        dy=alt.ExprRef(f"{KEY_ROW} * datum.row"),
-        clip=False,
-        aria=False,
-    )
-    return key.encode(x=alt.value("width"), y=alt.value(0), text="text:N")
+    look = {
+        "align": "left",
+        "baseline": "top",
+        "dx": 16,
+        "dy": expression(f"{_KEY_ROW} * datum.row"),
+        "clip": False,
+        "aria": False,
+    }
+    x, y = constant("width"), constant(0)
+    return mark("text", look, data=shown, x=x, y=y, text="text:N")

@@ -1,30 +1,31 @@
-"""Common parts of all charts, built with Altair: axes, marks, rows with names."""
+"""Common parts of all charts: axes, marks, rows with names."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-import altair as alt
-from altair.utils import schemapi
-
 from sdopt.report.charts.spec import Spec
+from sdopt.report.charts.vega import (
+    Records,
+    constant,
+    encoding,
+    expression,
+    layered,
+    mark,
+)
 from sdopt.report.tones import MUTED
 
 ROW = 46
 """Height of a row of a chart, including the name above the marks."""
 
-FEW_TICKS = alt.ExprRef("ceil(width / 90)")
+FEW_TICKS = expression("ceil(width / 90)")
 """As many ticks as have room for their labels."""
-
-LATER = alt.InlineData(values=[])
-"""The data of a chart that `built` gets: Altair would copy them whenever it copies a part of the chart."""
 
 HAS_BOUNDS = "isValid(datum.low) && isValid(datum.high)"
 
-BARS = alt.Legend(symbolType="square", symbolStrokeWidth=8, symbolSize=40)
+BARS = {"symbolType": "square", "symbolStrokeWidth": 8, "symbolSize": 40}
 """The legend's symbols for bars."""
 
 _MARKED, _NAMED = 0.18, -0.24
@@ -80,30 +81,29 @@ class Rows:
         object.__setattr__(self, "placed", placed)
 
     @property
-    def y(self) -> alt.Y:
+    def y(self) -> Spec:
         """The vertical encoding of the marks in a row."""
         return self.vertical("at")
 
-    def vertical(self, name: str) -> alt.Y:
+    def vertical(self, name: str) -> Spec:
         """The vertical encoding of a field of the data that holds places of rows."""
-        scale = alt.Scale(
-            domain=[-0.5, len(self.data) - 0.5], reverse=True, nice=False, zero=False
-        )
-        return alt.Y(f"{name}:Q", scale=scale, axis=None)
+        domain = [-0.5, len(self.data) - 0.5]
+        scale = {"domain": domain, "reverse": True, "nice": False, "zero": False}
+        return encoding(f"{name}:Q", scale=scale, axis=None)
 
     def bars(
         self,
-        x: alt.X,
+        x: Spec,
         x2: str,
         tooltip: Mapping[str, str],
-        data: Any = alt.Undefined,
-        **marks: Any,
-    ) -> alt.Chart:
+        data: Records | None = None,
+        **channels: Any,
+    ) -> Spec:
         """Returns the layer of a bar for each row, from `x` to the field `x2`; `data` are others than the rows'."""
-        bar = alt.Chart(data).mark_rule(strokeWidth=14, clip=True)
-        return bar.encode(x=x, x2=x2, y=self.y, **facts(tooltip), **marks).add_params(
-            zoom()
-        )
+        look = {"strokeWidth": 14, "clip": True}
+        more = {**facts(tooltip), **channels}
+        zooms = [zoom()]
+        return mark("rule", look, data=data, params=zooms, x=x, x2=x2, y=self.y, **more)
 
     def grid(
         self,
@@ -111,7 +111,7 @@ class Rows:
         axis: Mapping[str, Any],
         ticks: Sequence[float],
         color: str,
-    ) -> alt.Chart:
+    ) -> Spec:
         """Returns the layer of lines at ticks of an axis, in pieces beside the marks, so that they cross no name.
 
         `x` is the field of the axis, whose arguments are those of `ratio_axis`.
@@ -120,45 +120,34 @@ class Rows:
         for row in self.placed:
             ends = {"from": row["at"] - _PIECE, "to": row["at"] + _PIECE}
             pieces += [{x: tick, **ends} for tick in ticks]
-        lines = inline(pieces).mark_rule(color=color, clip=True, aria=False)
-        return lines.encode(x=alt.X(f"{x}:Q", **axis), y=self.vertical("from"), y2="to")
+        look = {"color": color, "clip": True, "aria": False}
+        across = encoding(f"{x}:Q", **axis)
+        y = self.vertical("from")
+        return mark("rule", look, data=pieces, x=across, y=y, y2="to")
 
-    def spec(self, layers: Sequence[alt.Chart], summary: str = "") -> Spec:
+    def spec(self, layers: Sequence[Spec], summary: str = "") -> Spec:
         """Returns the specification of layers, the lowest one first, with the names and figures of the rows.
 
         `summary` tells screen readers what the chart shows; the name and the figure of each row are added.
         """
-        name = (
-            alt.Chart()
-            .mark_text(**_TEXT)
-            .encode(x=alt.value(0), y=self.vertical("named"), text="label:N")
-        )
-        texts, offset = [name], 10
+        y, end = self.vertical("named"), constant("width")
+        texts = [mark("text", _TEXT, x=constant(0), y=y, text="label:N")]
+        offset = 10
         for column in self.columns:
-            text = alt.Chart().mark_text(**_TEXT, dx=offset)
-            head = inline([{}]).mark_text(
-                **_TEXT, dx=offset, dy=-10, color=MUTED, fontSize=12
-            )
-            texts += [
-                text.encode(x=alt.value("width"), y=self.y, text=f"{column.field}:N"),
-                head.encode(
-                    x=alt.value("width"), y=alt.value(0), text=alt.value(column.heading)
-                ),
-            ]
+            look = {**_TEXT, "dx": offset}
+            texts.append(mark("text", look, x=end, y=self.y, text=f"{column.field}:N"))
+            look |= {"dy": -10, "color": MUTED, "fontSize": 12}
+            head = constant(column.heading)
+            texts.append(mark("text", look, data=[{}], x=end, y=constant(0), text=head))
             offset += column.width
+        told = [f"{row['name']} {row['figure']}" for row in self.data]
         return built(
-            alt.layer(*layers, *texts, data=LATER),
-            f"{summary}: "
-            + "; ".join(f"{row['name']} {row['figure']}" for row in self.data),
+            layered([*layers, *texts]),
+            f"{summary}: {'; '.join(told)}",
             ROW * len(self.data),
-            {"left": 6, "right": 6, "top": 22 if self.columns else 6, "bottom": 6},
             self.placed,
+            {"left": 6, "right": 6, "top": 22 if self.columns else 6, "bottom": 6},
         )
-
-
-def inline(values: Sequence[Mapping[str, Any]]) -> alt.Chart:
-    """Returns a chart of records."""
-    return alt.Chart(alt.InlineData(values=list(values)))
 
 
 def facts(titles: Mapping[str, str]) -> dict[str, Any]:
@@ -166,36 +155,32 @@ def facts(titles: Mapping[str, str]) -> dict[str, Any]:
 
     That text is the field `aria_text` of all data that are drawn as marks with figures.
     """
-    tooltip = [alt.Tooltip(f"{name}:N", title=title) for name, title in titles.items()]
-    return {"tooltip": tooltip, "description": alt.Description("aria_text:N")}
+    tooltip = [encoding(f"{name}:N", title=title) for name, title in titles.items()]
+    return {"tooltip": tooltip, "description": encoding("aria_text:N")}
 
 
-def zoom(*encodings: str) -> alt.Parameter:
+def zoom(*encodings: str) -> Spec:
     """Zooms with Ctrl or Shift and the wheel, which alone scrolls the page; dragging moves, a double click resets."""
     wheel = "wheel![event.ctrlKey || event.shiftKey]"
-    return alt.selection_interval(
-        name="zoom", encodings=list(encodings or ("x",)), bind="scales", zoom=wheel
-    )
+    channels = list(encodings or ("x",))
+    select = {"type": "interval", "encodings": channels, "zoom": wheel}
+    return {"name": "zoom", "select": select, "bind": "scales"}
 
 
 def kinds(
     field: str, looks: Mapping[str, tuple[str, str]], **legend: Any
 ) -> dict[str, Any]:
     """Returns the encodings of a mark's colour and shape, which say the same, from both by value of a field."""
-    colours, shapes = zip(*looks.values(), strict=True)
     return {
-        "color": alt.Color(
+        channel: encoding(
             f"{field}:N",
             title=None,
-            scale=alt.Scale(domain=list(looks), range=colours),
+            scale={"domain": list(looks), "range": list(values)},
             **legend,
-        ),
-        "shape": alt.Shape(
-            f"{field}:N",
-            title=None,
-            scale=alt.Scale(domain=list(looks), range=shapes),
-            **legend,
-        ),
+        )
+        for channel, values in zip(
+            ("color", "shape"), zip(*looks.values(), strict=True), strict=True
+        )
     }
 
 
@@ -219,10 +204,13 @@ def ratio_axis(
     label = "format(datum.value, '~g') + '×'"
     return {
         "title": title,
-        "scale": alt.Scale(type="log", domain=domain, nice=False),
-        "axis": alt.Axis(
-            values=ratio_ticks(low, high), labelExpr=label, tickCount=_TICKS, grid=grid
-        ),
+        "scale": {"type": "log", "domain": domain, "nice": False},
+        "axis": {
+            "values": ratio_ticks(low, high),
+            "labelExpr": label,
+            "tickCount": _TICKS,
+            "grid": grid,
+        },
     }
 
 
@@ -257,28 +245,14 @@ def ratio_ticks(low: float, high: float) -> list[float]:
     return sorted({*found, 1.0})
 
 
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Charts are made without a look at each of their parts, which takes a third of the time; the tests look at all."""
-    with schemapi.debug_mode(False):
-        yield
-
-
 def built(
-    chart: alt.LayerChart,
-    description: str,
-    height: int,
-    padding: Any = 8,
-    data: list[dict[str, Any]] | None = None,
+    chart: Spec, description: str, height: int, data: Records, padding: Any = 8
 ) -> Spec:
-    """Returns the specification of a chart, with `data` in the place of `LATER`."""
-    chart = chart.properties(description=description, height=height, padding=padding)
-    with alt.data_transformers.enable(consolidate_datasets=False):
-        spec: Spec = chart.to_dict(
-            validate=False
-        )  # which takes half of the time; the tests do it
-    if data is not None:
-        spec["data"] = {"values": data}
+    """Returns the specification of a chart of data, which its layers draw unless they have others."""
     return {
-        key: value for key, value in spec.items() if key not in {"$schema", "config"}
+        "data": {"values": [*data]},
+        "description": description,
+        "height": height,
+        "padding": padding,
+        **chart,
     }

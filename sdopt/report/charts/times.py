@@ -5,13 +5,10 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-import altair as alt
-
 from sdopt.record.records import StudyResult
 from sdopt.report.charts.parts import (
     BARS,
     FEW_TICKS,
-    LATER,
     Rows,
     SideText,
     built,
@@ -19,6 +16,7 @@ from sdopt.report.charts.parts import (
     zoom,
 )
 from sdopt.report.charts.spec import Spec, study_picture
+from sdopt.report.charts.vega import encoding, layered, mark
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, PURPLE, SKY, VERMILION
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import unit_text
@@ -51,6 +49,8 @@ _STAGES = {
     "vae_decoder": ("VAE decoder", GREEN),
 }
 
+_CLIP = {"clip": True}
+
 _FURTHER = (PURPLE, VERMILION, GREY)
 """Colours of further stages, which a user's own pipeline may have."""
 
@@ -71,55 +71,47 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
         call["time"] = call["seconds"] * scale
     last = max(call["round"] for call in calls)
     ticks = list(range(1, last + 1, 1 + last // 12))
-    choice = (
-        alt.binding_select(options=others, name="compare the baseline with ")
-        if others
-        else alt.Undefined
-    )
-    picked = alt.param(name="picked", value=others[0] if others else "", bind=choice)
-    every = alt.Chart().encode(
-        x=alt.X(
-            "round:Q",
-            scale=alt.Scale(nice=False, padding=14),
-            axis=alt.Axis(values=ticks, format="d", grid=False, titleAnchor="middle"),
-        ),
-        y=alt.Y(
-            "time:Q",
-            title=f"latency of one {_what(result)} ({unit})",
-            scale=alt.Scale(zero=False),
-        ),
-        color=alt.Color(
-            "who:N",
-            title=None,
-            scale=alt.Scale(domain=list(_WHO), range=list(_WHO.values())),
-        ),
-    )
-    shape = alt.Shape(
+    picked: Spec = {"name": "picked", "value": others[0] if others else ""}
+    if others:
+        picked["bind"] = {
+            "input": "select",
+            "options": others,
+            "name": "compare the baseline with ",
+        }
+    axis = {"values": ticks, "format": "d", "grid": False, "titleAnchor": "middle"}
+    title = f"latency of one {_what(result)} ({unit})"
+    by_who = {"domain": list(_WHO), "range": list(_WHO.values())}
+    every = {
+        "x": encoding("round:Q", scale={"nice": False, "padding": 14}, axis=axis),
+        "y": encoding("time:Q", title=title, scale={"zero": False}),
+        "color": encoding("who:N", title=None, scale=by_who),
+    }
+    shape = encoding(
         "kind:N",
         title=None,
-        scale=alt.Scale(domain=list(_CALL_KINDS), range=list(_CALL_KINDS.values())),
-        legend=alt.Legend(symbolFillColor=GREY, symbolStrokeColor=GREY),
+        scale={"domain": list(_CALL_KINDS), "range": list(_CALL_KINDS.values())},
+        legend={"symbolFillColor": GREY, "symbolStrokeColor": GREY},
     )
     # A layer without a mark would be an image without a description.
     shown = {"others": 0.28} if len(others) > 1 else {}
     shown |= {"baseline": 1.0} | ({"chosen variant": 0.9} if others else {})
-    layers: list[alt.Chart] = []
+    layers: list[Spec] = []
     for name, opacity in shown.items():
-        only = every.transform_filter(f"datum.who === '{name}'")
-        line = only.mark_line(
-            strokeWidth=1.3, opacity=0.6 * opacity, clip=True, aria=False
-        )
-        point = only.mark_point(filled=True, size=70, opacity=opacity, clip=True)
+        only = [f"datum.who === '{name}'"]
+        line = {"strokeWidth": 1.3, "opacity": 0.6 * opacity, "aria": False}
+        point = {"filled": True, "size": 70, "opacity": opacity}
+        told = facts(_CALL_FACTS)
         layers += [
-            line.encode(detail="worker:N"),
-            point.encode(shape=shape, **facts(_CALL_FACTS)),
+            mark("line", line | _CLIP, where=only, **every, detail="worker:N"),
+            mark("point", point | _CLIP, where=only, **every, shape=shape, **told),
         ]
-    layers[-1] = layers[-1].add_params(zoom())
-    chart = alt.layer(*layers, data=LATER).add_params(picked)
+    layers[-1]["params"] = [zoom()]
+    chart = layered(layers, [picked])
     baseline = json.dumps(result.baseline)  # as a string of Vega's expression language
     who = f"datum.variant === {baseline} ? 'baseline' : datum.variant === picked ? 'chosen variant' : 'others'"
     described = f"Latency of {len(calls)} calls{unit_text(result.per_image)} of {len(names)} variants, by round"
-    return built(chart.transform_calculate(who=who), described, 320, data=calls)
+    chart["transform"] = [{"calculate": who, "as": "who"}]
+    return built(chart, described, 320, calls)
 
 
 def _calls(result: StudyResult) -> list[dict[str, Any]]:
@@ -210,19 +202,19 @@ def stages_plot(summary: Summary) -> Spec | None:
                 "at": placed["at"],
             })  # fmt: skip
             start += value
-    x = alt.X(
+    x = encoding(
         "from:Q",
         title=f"time of one {_what(summary.result)} by stage ({unit})",
-        scale=alt.Scale(domainMin=0, nice=False),
-        axis=alt.Axis(tickCount=FEW_TICKS),
+        scale={"domainMin": 0, "nice": False},
+        axis={"tickCount": FEW_TICKS},
     )
-    scale_of_colours = alt.Scale(domain=list(names.values()), range=colours)
+    scale_of_colours = {"domain": list(names.values()), "range": colours}
     bars = plot.bars(
         x,
         "to",
         {"name": "variant", "stage": "stage", "text": "takes"},
-        alt.InlineData(values=parts),
-        color=alt.Color("stage:N", title=None, scale=scale_of_colours, legend=BARS),
+        parts,
+        color=encoding("stage:N", title=None, scale=scale_of_colours, legend=BARS),
     )
     return plot.spec([bars], "Time by stage")
 

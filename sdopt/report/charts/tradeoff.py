@@ -4,30 +4,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import altair as alt
-
 from sdopt.quality.metrics import family_of, known_family
 from sdopt.report.blocks import Cell, Chart
-from sdopt.report.charts.labels import (
-    KEY_ROW,
-    MOST_NAMES,
-    key_layer,
-    label_layers,
-    names_by_number,
-    place_labels,
-    positions,
-)
+from sdopt.report.charts.labels import MOST_NAMES, named_layers
 from sdopt.report.charts.parts import (
     FEW_TICKS,
-    LATER,
     built,
     facts,
-    inline,
     kinds,
     ratio_axis,
     zoom,
 )
 from sdopt.report.charts.spec import Spec, study_picture
+from sdopt.report.charts.vega import encoding, layered, mark
 from sdopt.report.tables import metric_text, quality_columns, quality_heading
 from sdopt.report.tones import BASELINE, COLOUR, MUTED, TONES
 from sdopt.statistics.rows import Row
@@ -45,9 +34,6 @@ _SHAPES: dict[str, str] = {
 """Shape by what is known of the images: two may have one colour."""
 
 _HEIGHT, _PADDING = 380, 26
-_WIDTH, _PICTURE_WIDTH, _WIDTH_WITH_KEY = 190, 800, 560
-"""Widths of a plot in pixels: on a phone, in a picture, and in one with a key."""
-
 _FACTS = {
     "name": "variant",
     "kind": "images",
@@ -162,7 +148,7 @@ def _loss(row: Row, metric: str, is_baseline: bool) -> float | None:
 
 def _loss_axis(
     points: list[dict[str, Any]], metric: str, heading: str, below: list[str]
-) -> alt.X:
+) -> Spec:
     """Returns the axis of a metric, with further lines `below` its title; "equal" stands at its end."""
     better = "right" if family_of(metric).higher_is_better else "left"
     finite = [point["loss"] for point in points if math.isfinite(point["loss"])]
@@ -185,29 +171,31 @@ def _loss_axis(
             ),
             top,
         ]
-    return alt.X(
+    axis |= {"tickCount": FEW_TICKS, "grid": True, "titleAnchor": "middle"}
+    return encoding(
         "loss:Q",
         title=[f"{heading.rstrip(' ↑↓')} (better to the {better})", *below],
-        scale=alt.Scale(zero=False, padding=_PADDING, nice=False),
-        axis=alt.Axis(tickCount=FEW_TICKS, grid=True, titleAnchor="middle", **axis),
+        scale={"zero": False, "padding": _PADDING, "nice": False},
+        axis=axis,
     )
 
 
 def _spec(
     points: list[dict[str, Any]],
-    x: alt.X,
+    x: Spec,
     front: list[dict[str, float]],
     unit: str,
     named: bool,
 ) -> Spec:
     speeds = [point["speed"] for point in points]
-    y = alt.Y(
+    y = encoding(
         "speed:Q", **ratio_axis(f"speed-up{unit}, log scale (up is faster)", speeds)
     )
-    key = names_by_number(points) if named else []
-    height = max(_HEIGHT, KEY_ROW * len(key))
-    width = _WIDTH if not named else _WIDTH_WITH_KEY if key else _PICTURE_WIDTH
-    place_labels(points, _pixels(points, width, height), (width, height))
+    losses = [point["loss"] for point in points]
+    at = losses, [math.log(speed) for speed in speeds]
+    labels, height = named_layers(
+        points, at, (x, y), height=_HEIGHT, padding=_PADDING, named=named
+    )
     shown = {point["kind"] for point in points}
     looks = {
         kind: (COLOUR[TONES[kind]], shape)
@@ -217,45 +205,23 @@ def _spec(
     told = "; ".join(
         f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points
     )
-    line = inline(front).mark_line(
-        strokeDash=[4, 4],
-        color=MUTED,
-        interpolate="step-after",
-        strokeWidth=1.2,
-        clip=True,
-        aria=False,
-    )
-    dots = (
-        alt.Chart()
-        .mark_point(filled=True, opacity=0.85, clip=True, size=250)
-        .add_params(zoom("x", "y"))
-    )
-    dots = dots.encode(x=x, y=y, **kinds("kind", looks), **facts(_FACTS))
-    chart = alt.layer(
-        line.encode(x=x, y=y, order=alt.Order("place:Q")),
-        dots,
-        *label_layers(x, y),
-        *([key_layer(key)] if key else []),
-        data=LATER,
-    )
-    return built(chart, f"Speed against quality: {told}", height, data=points)
-
-
-def _pixels(
-    points: Sequence[dict[str, Any]], width: float, height: float
-) -> list[tuple[float, float]]:
-    """Returns where each point is drawn in a plot of a size, which the axes decide: linear, and logarithmic."""
-    losses, speeds = (
-        [point["loss"] for point in points],
-        [math.log(point["speed"]) for point in points],
-    )
-    return list(
-        zip(
-            positions(losses, _PADDING, width - _PADDING),
-            positions(speeds, 0.93 * height, 0.07 * height),
-            strict=True,
-        )
-    )
+    dashed = {
+        "strokeDash": [4, 4],
+        "color": MUTED,
+        "interpolate": "step-after",
+        "strokeWidth": 1.2,
+        "clip": True,
+        "aria": False,
+    }
+    dot = {"filled": True, "opacity": 0.85, "clip": True, "size": 250}
+    zooms = [zoom("x", "y")]
+    channels = {**kinds("kind", looks), **facts(_FACTS)}
+    layers = [
+        mark("line", dashed, data=front, x=x, y=y, order="place:Q"),
+        mark("point", dot, params=zooms, x=x, y=y, **channels),
+        *labels,
+    ]
+    return built(layered(layers), f"Speed against quality: {told}", height, points)
 
 
 def _front(

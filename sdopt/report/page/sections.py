@@ -20,7 +20,6 @@ from sdopt.report.blocks import (
     charts_of,
 )
 from sdopt.report.charts.comparisons import forest, interactions, main_plot, waterfall
-from sdopt.report.charts.parts import unchecked
 from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.times import rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
@@ -51,8 +50,7 @@ IMAGES_BYTES = 3_000_000
 
 def study_page(summary: Summary, folder: Path, budget: int = IMAGES_BYTES) -> Page:
     """Returns the report of a study, with images of its folder that take `budget` bytes."""
-    with unchecked():
-        *first, method, environment = text_sections(summary)
+    *first, method, environment = text_sections(summary)
     sections = (*first, _images(summary, folder, budget), method, environment)
     return Page(
         summary.result.name,

@@ -418,12 +418,17 @@ def test_a_known_fault_of_a_card_is_said_in_the_types_that_have_it() -> None:
 
 @pytest.mark.parametrize(
     ("scheduler", "runs"),
-    [("DDIMScheduler", 20), ("HeunDiscreteScheduler", 39), ("LCMScheduler", 20)],
+    [
+        ("scheduler=ddim", 20),
+        ("scheduler.class_name=HeunDiscreteScheduler", 39),
+        ("scheduler.class_name=LCMScheduler", 20),
+        ("scheduler=plms", 21),
+    ],
 )
-def test_a_scheduler_may_run_the_denoiser_twice_in_a_step(
+def test_a_scheduler_decides_how_often_the_denoiser_runs(
     variant: Compose, scheduler: str, runs: int
 ) -> None:
-    chosen = variant("workload.steps=20", f"scheduler.class_name={scheduler}")
+    chosen = variant("workload.steps=20", scheduler)
     assert steps_of(chosen) == runs
 
 

@@ -54,3 +54,7 @@ def test_another_model_comes_before_the_answer_and_choices_below_it(
     )
     assert _work_beside(made.variant("it", ["precision=bf16"]), baseline) == ([], [])
     assert "work" not in answer_of(record_of([], []))
+    steps = made.variant("baseline", ["scheduler=dpmpp_2m"])
+    spaced = made.variant("it", ["scheduler=ays"])
+    [said], _ = _work_beside(spaced, steps)
+    assert said.startswith("scheduler.timesteps None → [999"), "of one class"

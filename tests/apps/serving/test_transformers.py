@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from sdopt.apps.serving.config import Serving
-from sdopt.apps.serving.engine import Engine, EngineWork, scale_by_image, unservable
+from sdopt.apps.serving.engine import (
+    Engine,
+    EngineWork,
+    refused_work,
+    scale_by_image,
+    unservable,
+)
 from sdopt.gate.trust import SMALLEST_ERROR
 from sdopt.variant import Variant
 from sdopt.worker.guidance import scales_embedded
@@ -187,6 +193,23 @@ def test_only_scales_that_are_embedded_share_a_call(
     engine.scale_by_image = scale_by_image(variant_of("flux", "compiler=inductor"))
     assert not engine.together(EngineWork(3, 1.0, False), EngineWork(3, 2.0, False))
     assert not scale_by_image(variant_of("sd3"))
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "asked"),
+    [("flux2", 1.0, 4.0), ("z_image", 0.0, -1.0), ("sd3", 1.0, 0.5)],
+)
+def test_a_scale_without_effect_is_refused(
+    variant_of: Tiny, name: str, own: float, asked: float
+) -> None:
+    scale = [] if name == "flux2" else [f"workload.guidance_scale={own}"]
+    variant = variant_of(name, *scale)
+    serving = replace(Serving(), mixed=True)
+    work = EngineWork(3, asked, False)
+    refused = refused_work(variant, serving, CPU, work)
+    assert "has no effect" in refused["guidance_scale"]
+    work = EngineWork(4, own, False)
+    assert refused_work(variant, serving, CPU, work) == {}
 
 
 def test_prompts_without_a_mask_have_calls_of_their_own(

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import math
+import resource
 import subprocess
 import threading
 import time
@@ -65,6 +66,7 @@ PICTURE = base64.b64encode(picture(64, 48)).decode()
 def site() -> Iterator[str]:
     """The address of a server that takes one request at a time, each for as many seconds as its prompt says."""
     lock = asyncio.Lock()
+    peers: set[object] = set()
 
     async def draw(request: web.Request) -> web.Response:
         prompt = (await request.json())["prompt"]
@@ -73,9 +75,10 @@ def site() -> Iterator[str]:
         if prompt in ODD:
             return web.json_response({"data": [ODD[prompt]]})
         if prompt == "a cookie":
-            answer = web.json_response(
-                {"data": [{"b64_json": PICTURE}] * (1 + len(request.cookies))}
-            )
+            peer = request.transport and request.transport.get_extra_info("peername")
+            again = len(request.cookies) + (peer in peers)
+            peers.add(peer)
+            answer = web.json_response({"data": [{"b64_json": PICTURE}] * (1 + again)})
             answer.set_cookie("server", "7")
             return answer
         if prompt in LINKS:
@@ -245,6 +248,26 @@ class TestTheGenerator:
         assert "no such model" in empty.said
         assert last.said == "no answer in time"
 
+    def test_waits_for_more_answers_than_a_shell_lets_a_program_have_files(
+        self, site: str
+    ) -> None:
+        """A request that fails here would count as one that the server lost."""
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+        def started(_: object) -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+        count = 80
+        schedule = SendSchedule(
+            site + PATH, [0.0] * count, [{"prompt": "0.005"}] * count, 30
+        )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+        try:
+            sent = generate(schedule, started)
+        finally:
+            started(None)
+        assert {each.status for each in sent} == {200}
+
     def test_sends_nothing_once_who_asked_is_interrupted(
         self, site: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -300,7 +323,7 @@ class TestTheGenerator:
         assert window_of([inline, *twice], 1.0, 5.0, 5.0).repeated == 1
 
     def test_each_request_is_another_clients(self, site: str) -> None:
-        """With a cookie, a load balancer would send all requests to one of its servers."""
+        """With a cookie, or on one connection, a load balancer would send all requests to one of its servers."""
         address = site.replace("127.0.0.1", "localhost") + PATH
         sent = generate(
             SendSchedule(address, [0.0, 0.5], [{"prompt": "a cookie"}] * 2, timeout_s=5)
@@ -367,9 +390,13 @@ class TestFigures:
         ]
         found = window_of(images, 10.0, limit_s=0.5, lag_limit_s=0.02, earlier={1, 2})
         assert (found.repeated, found.sizes, found.most_images) == (2, ["8x8"], 2)
-        fewer = [replace(images[0], images=1), *images[1:]]
-        found = window_of(fewer, 10.0, limit_s=0.5, lag_limit_s=0.02)
-        assert (found.fewest_images, found.most_images) == (1, 2)
+
+    def test_of_a_window_say_why_a_request_failed(self) -> None:
+        served, busy = sent([0.3, 9.0])
+        failed = replace(served, status=400, said="not this prompt")
+        assert window_of([served, busy], 10.0, 0.5, 0.02).why == ""
+        found = window_of([served, busy, failed], 10.0, 0.5, 0.02)
+        assert (found.errors, found.why) == (1, "status 400: not this prompt")
 
     def test_of_a_window_have_what_links_take(self) -> None:
         behind_links = [replace(one, link_s=0.2) for one in sent([0.3, 0.3])]
