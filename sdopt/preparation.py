@@ -1,20 +1,27 @@
 """Fetches, builds and checks the models of variants before a study measures them or a server serves them."""
 
+import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
 
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError, print_problems
 from sdopt.hardware.faults import faults_of
+from sdopt.pipelines import sampling
 from sdopt.pipelines.catalog import path_of
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.factory import describe, remember
 from sdopt.pipelines.hub import fetch_models
 from sdopt.pipelines.loading import part_config, sampling_remarks
-from sdopt.pipelines.sampling import answers_to, recall, unanswered
+from sdopt.pipelines.sampling import answers_to, unanswered
 from sdopt.pipelines.sampling import remember as remember_sampling
 from sdopt.pipelines.transformer_files import is_transformer, source_of
 from sdopt.pipelines.twins import assumed
 from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
+from sdopt.record.files import short_digest, write_atomically
+from sdopt.scratch import cache_folder
 from sdopt.variant import Variant
 from sdopt.worker.child import in_process
 from sdopt.worker.forkserver import StartContext
@@ -89,11 +96,33 @@ def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
         for config, each in own
         if config
     )
-    if asked:
-        recall()
-        asked = unanswered(asked)
-    if asked:
-        remember_sampling(in_process(context, answers_to, asked, what="the scheduler"))
+    if not asked:
+        return
+    kept = _kept_answers()
+    remember_sampling(kept)
+    if asked := unanswered(asked):
+        answers = in_process(context, answers_to, asked, what="the scheduler")
+        remember_sampling(answers)
+        with suppress(OSError):  # a home that cannot be written
+            file = _answers_file()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, json.dumps(kept | answers).encode())
+
+
+def _kept_answers() -> dict[str, list[str]]:
+    """Returns what earlier commands found of schedulers, with the same libraries and the same code."""
+    try:
+        kept: dict[str, list[str]] = json.loads(_answers_file().read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept
+
+
+def _answers_file() -> Path:
+    versions = " ".join(version(name) for name in ("diffusers", "torch"))
+    code = Path(sampling.__file__).read_bytes()
+    digest = short_digest(versions.encode() + code)
+    return cache_folder() / "sdopt" / "sampling" / f"{digest}.json"
 
 
 def card_remarks(variants: Sequence[Variant], machine: Machine) -> list[str]:

@@ -84,6 +84,7 @@ class Command:
                     cfg.hydra.sweep.dir if sweep else cfg.hydra.run.dir
                 ).expanduser()
                 _require_job(cfg.hydra, sweep, line)
+            _require_place(line, sweep)
             if sweep:
                 _require_kept(line.task)
                 _require_options(line, compositions)
@@ -245,6 +246,20 @@ def _require_options(line: CommandLine, compositions: Compositions) -> None:
 
 def _without(overrides: Sequence[str], key: str) -> list[str]:
     return [override for override in overrides if key_of(override) != key]
+
+
+def _require_place(line: CommandLine, sweep: bool) -> None:
+    """Raises UsageError if a command line names the folder of a sweep for a single run, or the other way round."""
+    mine, other = (
+        ("hydra.sweep.dir", "hydra.run.dir")
+        if sweep
+        else ("hydra.run.dir", "hydra.sweep.dir")
+    )
+    if given := [override for override in line.hydra if key_of(override) == other]:
+        what = "a sweep" if sweep else "a single run"
+        raise UsageError(
+            f"{given[-1]}: has no effect on {what}: {mine}={given[-1].partition('=')[2]} names its folder"
+        )
 
 
 def _require_job(hydra: DictConfig, sweep: bool, line: CommandLine) -> None:

@@ -1,7 +1,8 @@
 """Loads the pipeline of a variant that was measured."""
 
+import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ def load(
     stays as it is: on a CPU, `torch.set_num_threads` with the measured `hardware.threads` gives the measured speed. A
     package of `compiler=aot` is valid only for the number of threads with which it was compiled.
 
-    Warns (UserWarning) if files of the variant are others than those measured.
+    Warns (UserWarning) if files or settings of the variant are others than those measured.
 
     Args:
         result: what `sdopt.run` returned, a run's folder, its `result.json`, or the id of an MLflow run of the study or
@@ -101,8 +102,10 @@ def measured(
     ) as composer:
         planned = composer.variant(row.name)
     _require_no_code(row.name, planned.functions)
-    if {group_of(key_of(change)) for change in changes} <= _SAME_FILES:
+    changed = {group_of(key_of(change)) for change in changes}
+    if changed <= _SAME_FILES:
         _warn_of_other_files(row, planned)
+        _warn_of_other_settings(row, planned, changed)
     return planned
 
 
@@ -125,6 +128,38 @@ def _warn_of_other_files(row: VariantResult, planned: Variant) -> None:
         if None not in (was, there) and there not in (was, NOT_FETCHED):
             text = f"variant={row.name}: not {what} that were measured: images and times may be others"
             warnings.warn(text, UserWarning, stacklevel=3)
+
+
+_OF_MEASURING = {
+    *("protocol", "quality", "gate", "hardware"),
+    *("tracking", "study", "objective", "dry_run"),
+}
+"""Sections and keys that say how a variant is measured, and not what it is."""
+
+
+def _warn_of_other_settings(
+    row: VariantResult, planned: Variant, changed: Collection[str]
+) -> None:
+    """Warns of settings that the recorded words no longer mean, as after a file of one's own options was edited.
+
+    Those in sections that the caller has `changed` are meant to be others. A key that only one side has is of another
+    version of sdopt, and so is where the class of an option lies.
+    """
+    was, now = row.config.flat(), planned.config.flat()
+    apart = []
+    for key in was.keys() & now.keys():
+        if group_of(key) in _OF_MEASURING.union(changed) or key.endswith("_target_"):
+            continue
+        if _as_recorded(was[key]) != _as_recorded(now[key]):
+            apart.append(f"{key} was {was[key]} and is {now[key]}")
+    if apart:
+        text = f"variant={row.name}: not the settings that were measured: {'; '.join(sorted(apart))}"
+        warnings.warn(text, UserWarning, stacklevel=3)
+
+
+def _as_recorded(value: Any) -> str:
+    """Returns a value as a result's file has it, in which a tuple is a list."""
+    return json.dumps(value, default=str)
 
 
 def _require_no_code(variant: str, functions: Sequence[str]) -> None:

@@ -11,10 +11,8 @@ import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
-from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -25,9 +23,7 @@ from sdopt.errors import UsageError, with_type
 from sdopt.pipelines.catalog import state_of
 from sdopt.pipelines.parts import quiet
 from sdopt.pipelines.weights import Header
-from sdopt.record.files import short_digest, write_atomically
 from sdopt.schema import Scheduler
-from sdopt.scratch import cache_folder
 
 if TYPE_CHECKING:
     import torch
@@ -340,26 +336,8 @@ def answers_to(questions: Iterable[Question]) -> dict[str, list[str]]:
 
 
 def remember(answers: Mapping[str, list[str]]) -> None:
-    """Takes in what `answers_to` found in another process, and keeps it for later commands."""
-    recall()
+    """Takes in what `answers_to` found in another process."""
     _found.update(answers)
-    with suppress(OSError):  # a home that cannot be written
-        file = _kept()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(_found).encode())
-
-
-def recall() -> None:
-    """Takes in what earlier commands found with the same diffusers."""
-    with suppress(OSError, ValueError):
-        _found.update(json.loads(_kept().read_text(encoding="utf-8")))
-
-
-def _kept() -> Path:
-    """Returns the file of what was found, by the versions of the libraries and the code that asks them."""
-    versions = [version(name) for name in ("diffusers", "torch")]
-    digest = short_digest(" ".join(versions).encode() + Path(__file__).read_bytes())
-    return cache_folder() / "sdopt" / "sampling" / f"{digest}.json"
 
 
 def _mismatches(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:

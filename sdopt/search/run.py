@@ -240,9 +240,8 @@ class Search:
     @property
     def _is_measured(self) -> bool:
         """Whether it is known what a call of the baseline takes."""
-        return any(
-            True for stage in (CALIBRATE, "screen-") for _ in self.finished(stage)
-        )
+        measured = [*self.finished(CALIBRATE), *self.finished("screen-")]
+        return bool(measured)
 
     def _least_min(self, calibrating_s: float) -> int:
         """Returns the minutes of this call if it calibrates for some seconds, and tries and judges one combination."""

@@ -36,7 +36,7 @@ def reasons_of(judgement: Judgement, result: StudyResult | None = None) -> list[
 
 def _properties(rulings: Sequence[Ruling], judgement: Judgement) -> set[str]:
     """Returns what rulings are about; whether an option pays is about what it claims."""
-    properties = set()
+    properties: set[str] = set()
     for ruling in rulings:
         if ruling.rule == "must pay":
             properties.update(map(_property_of, judgement.claims))

@@ -220,8 +220,8 @@ class Ahead:
         if not process.first:
             return found
         if extent.stages:
-            calls = max(study.protocol.stage_calls, int(study.quality.metrics))
-            found += calls * call_s
+            stages = max(study.protocol.stage_calls, int(study.quality.metrics))
+            found += stages * call_s
         main_s = call_s / len(study.shapes)
         draw = draw_of(process.variant, study.drawing_batch)
         timed_batch = process.variant.shapes[0].batch_size

@@ -118,12 +118,10 @@ def work_ahead(
     baseline = variants[0]
     shapes = len(baseline.shapes)
     warmup = max(0, warmup_calls(variants, protocol) - 1)
-    timed = (
-        warmup * (1 + (processes - 1) / sharing.calls)
-        + processes * (1 + PROFILED) / sharing.calls  # the discarded round; evidence
-        + processes * protocol.rounds
-        + max(protocol.stage_calls, int(quality.metrics))
-    )
+    timed = warmup * (1 + (processes - 1) / sharing.calls)
+    timed += processes * (1 + PROFILED) / sharing.calls  # a discarded round; evidence
+    timed += processes * protocol.rounds
+    timed += max(protocol.stage_calls, int(quality.metrics))
     draw, timed_batch = draw_of(baseline, batch), baseline.shapes[0].batch_size
     together = min(sharing.processes, len(variants))
     images = sharing.image_calls(draw, len(draw.prompts), timed_batch) / together

@@ -701,6 +701,14 @@ def test_several_overrides_in_one_word_are_told_apart() -> None:
             Command.of(CommandLine.of([word]))
 
 
+@pytest.mark.parametrize(
+    "words", [["-m", "precision=fp32,bf16", "hydra.run.dir=x"], ["hydra.sweep.dir=x"]]
+)
+def test_a_folder_that_would_stay_empty_is_refused(words: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"hydra\.(run|sweep)\.dir=x: has no effect"):
+        Command.of(CommandLine.of(words))
+
+
 class TestSwappedNodes:
     """A variant of options is put together from nodes; Hydra would compose the same of all overrides."""
 

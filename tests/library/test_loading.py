@@ -1,6 +1,7 @@
 """The pipeline of a variant that was measured."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ from PIL import Image
 
 import sdopt
 from sdopt.errors import UsageError
+from sdopt.library.loading import measured
 from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult
 from tests.command import Finished
 from tests.tracking.test_tracking import Store, logged, needs_mlflow, store  # noqa: F401
+
+RECOMPOSED = pytest.mark.filterwarnings("ignore:.*not the settings that were measured")
+"""Of results whose words are changed here, and not the settings that they are recorded with."""
 
 
 def test_a_measured_variant(finished: Finished) -> None:
@@ -35,6 +40,7 @@ def test_a_measured_variant(finished: Finished) -> None:
     assert sdopt.prove(pipe).engaged
 
 
+@RECOMPOSED
 def test_calls_are_those_that_were_measured(
     result: StudyResult, tmp_path: Path
 ) -> None:
@@ -66,6 +72,7 @@ def test_calls_are_those_that_were_measured(
     assert sdopt.prove(pipe, image=picture, mask_image=white).engaged
 
 
+@RECOMPOSED
 def test_a_transformer_is_guided_as_it_was_measured(
     result: StudyResult, tmp_path: Path
 ) -> None:
@@ -105,6 +112,24 @@ def test_other_files_than_those_measured_are_said(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sdopt.load(tmp_path, "baseline")
+
+
+def test_other_settings_than_those_measured_are_said(
+    result: StudyResult, tmp_path: Path
+) -> None:
+    """A file of one's own options, or of sdopt's, may say something else since."""
+    row = result.variant("bfloat16")
+    steps = row.config.workload.steps
+    more = replace(row.config.workload, steps=steps + 3)
+    row.config = replace(row.config, workload=more)
+    write_result(result, tmp_path)
+    said = f"not the settings that were measured: workload.steps was {steps + 3} and is {steps}"
+    with pytest.warns(UserWarning, match=said):
+        measured(tmp_path, "bfloat16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measured(tmp_path, "bfloat16", ["workload.batch_size=2"])
+        measured(tmp_path, "baseline")
 
 
 @needs_mlflow

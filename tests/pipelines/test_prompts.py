@@ -575,6 +575,7 @@ def test_one_for_all_prompts(composer: type[HydraComposer], file: str) -> None:
     assert of_prompts(["a"]) != of_prompts(["a", "b"])
 
 
+@pytest.mark.filterwarnings("ignore:.*not the settings that were measured")
 def test_of_a_measured_variant(result: StudyResult, tmp_path: Path) -> None:
     baseline = result.variant("baseline")
     baseline.overrides += [

@@ -1,6 +1,7 @@
 """How a model wants to be sampled: its own scheduler and the marks in its file are kept, or the choice is refused."""
 
 import copy
+import multiprocessing
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.errors import ConflictError, UsageError
 from sdopt.library.planning import plan_for
+from sdopt.pipelines import sampling
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.loading import (
     clip_skip_of,
@@ -34,10 +36,10 @@ from sdopt.pipelines.sampling import (
     scheduler_like,
     unsuited,
 )
-from sdopt.preparation import remarks_on_variants
+from sdopt.preparation import check_sampling, remarks_on_variants
 from sdopt.schema import Model, Scheduler
 from sdopt.worker.machine import planned_machine
-from tests.fixtures import CPU, Compose
+from tests.fixtures import CPU, Compose, Composers
 from tests.pipelines.loaded import load
 from tests.pipelines.single_file import edit
 from tests.pipelines.test_weights import single  # noqa: F401
@@ -612,3 +614,23 @@ def test_what_spoils_images_is_said_of_what_is_served_too(variant: Compose) -> N
     one_step = variant("model=sd15", "model.weights=random", "workload.steps=1")
     said = remarks_on_variants([one_step], planned_machine(sheet))
     assert any("begins one step at timestep" in one for one in said)
+
+
+def test_what_is_found_of_a_scheduler_is_kept_for_later_commands(
+    composer: Composers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else each dry run would import diffusers, to find the same again."""
+    variant, asked = composer([]).variant(None), list[Any]()
+
+    def answered(_context: Any, _function: Any, questions: Any, what: str) -> Any:
+        asked.append(what)
+        return {sampling._key(*question): ["found"] for question in questions}
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("sdopt.preparation.in_process", answered)
+    for _ in range(2):
+        monkeypatch.setattr(sampling, "_found", {})
+        check_sampling([variant], multiprocessing.get_context("spawn"))
+        [found] = sampling._found.values()
+        assert found == ["found"]
+    assert asked == ["the scheduler"]

@@ -81,7 +81,7 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
     axis = {"values": ticks, "format": "d", "grid": False, "titleAnchor": "middle"}
     title = f"latency of one {_what(result)} ({unit})"
     by_who = {"domain": list(_WHO), "range": list(_WHO.values())}
-    every = {
+    every: dict[str, Any] = {
         "x": encoding("round:Q", scale={"nice": False, "padding": 14}, axis=axis),
         "y": encoding("time:Q", title=title, scale={"zero": False}),
         "color": encoding("who:N", title=None, scale=by_who),
