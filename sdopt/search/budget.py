@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sdopt.study.work import Work
+from sdopt.study.work import Effort
 
 _TO_BEGIN_S = 10.0
 
@@ -37,7 +37,7 @@ class SearchBudget:
             reports, in shares.
     """
 
-    work: Mapping[str, Work]
+    work: Mapping[str, Effort]
     deadline: float
     finalists: int
     clock: Callable[[], float] = time.monotonic

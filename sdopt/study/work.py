@@ -81,7 +81,7 @@ class Sharing:
 
 
 @dataclass(frozen=True)
-class Work:
+class Effort:
     """What a session does with one variant.
 
     Attributes:
@@ -104,7 +104,7 @@ def work_ahead(
     quality: Quality,
     batch: int | None,
     sharing: Sharing,
-) -> Work:
+) -> Effort:
     """Returns what a session does with each of its variants, the first of which is the baseline.
 
     Args:
@@ -130,7 +130,7 @@ def work_ahead(
         # In the other batch and number of threads, then from other noise.
         floors = quality.floor_prompts / timed_batch
         floors += sharing.image_calls(draw, quality.floor_prompts, timed_batch)
-    return Work(
+    return Effort(
         processes,
         1 + (processes - 1) / sharing.processes,
         timed + images / shapes,

@@ -25,15 +25,15 @@ from sdopt.search.record import FINAL
 from sdopt.search.run import Search
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
-from sdopt.study.work import Sharing, Work, work_ahead
+from sdopt.study.work import Effort, Sharing, work_ahead
 from sdopt.worker.protocol import TimeUpError
 from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
 
 WORK = {
-    CALIBRATE: Work(1, 1, 2, 50),
-    "screen": Work(1, 1, 15, 15),
-    "race": Work(2, 2, 40, 40),
-    FINAL: Work(3, 3, 120, 120),
+    CALIBRATE: Effort(1, 1, 2, 50),
+    "screen": Effort(1, 1, 15, 15),
+    "race": Effort(2, 2, 40, 40),
+    FINAL: Effort(3, 3, 120, 120),
 }
 BASELINE = Cost(0.5, 0.05)
 BESIDE_S = 0.8
@@ -270,7 +270,7 @@ def test_the_time_to_calibrate_is_told_with_the_rest() -> None:
     search.calibrated = 48
     search.begin(dict.fromkeys(trials.alone, BASELINE), {}, 0.01)
     search.budget.baseline = BASELINE
-    search.budget.work = {**WORK, CALIBRATE: Work(1, 1, 100, 4700)}
+    search.budget.work = {**WORK, CALIBRATE: Effort(1, 1, 100, 4700)}
     with pytest.raises(
         UsageError, match=r"to try one option takes about 5 min .* --budget 6m"
     ):
