@@ -233,8 +233,12 @@ def _require_transformer(path: Path, model: Model) -> None:
 _ANY_NETWORK = ("transformer", "vae", *TEXT_ENCODERS)
 
 
-_OF_DIFFUSERS = "down_blocks.0.resnets.0.conv1.weight"
-"""A tensor that diffusers' U-Nets, autoencoders and ControlNets have, and no file in the original layout."""
+_OF_DIFFUSERS = {
+    "down_blocks.0.resnets.0.conv1.weight",
+    "encoder.down_blocks.0.resnets.0.conv1.weight",
+    "transformer_blocks.0.attn.to_q.weight",
+}
+"""Tensors of diffusers' U-Nets and ControlNets, autoencoders and transformers, in no file in the original layout."""
 
 
 def _require_original(path: Path, model: Model) -> None:
@@ -249,7 +253,7 @@ def _require_original(path: Path, model: Model) -> None:
             f"{at}: neither the folder of a diffusers pipeline nor a .safetensors file"
         )
     shapes = Header.of(path, at).shapes
-    if {_OF_DIFFUSERS, f"encoder.{_OF_DIFFUSERS}"} & shapes.keys():
+    if _OF_DIFFUSERS & shapes.keys():
         raise UsageError(
             f"{at}: holds a single network in diffusers' names: load it into its pipeline in diffusers, save that with "
             "save_pretrained, and give the folder"

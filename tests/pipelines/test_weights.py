@@ -484,6 +484,11 @@ class TestPaths:
             [file] = (folder / part).glob("*.safetensors")
             assert "holds a single network in diffusers' names" in refusal(file)
 
+    def test_of_a_transformer_in_diffusers_names(self, tmp_path: Path) -> None:
+        file = tmp_path / "alone.safetensors"
+        save_file({"transformer_blocks.0.attn.to_q.weight": torch.zeros(4, 4)}, file)
+        assert "holds a single network in diffusers' names" in refusal(file)
+
     def test_of_a_lora(self, tmp_path: Path) -> None:
         file = tmp_path / "style.safetensors"
         save_file({"lora_unet_a.lora_down.weight": torch.zeros(4, 4)}, file)
