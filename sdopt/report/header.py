@@ -112,6 +112,9 @@ def _effort(result: StudyResult, expected: "StudyCost") -> Iterator[str]:
     time = memory = "unknown"
     if expected.seconds is not None:
         time = f"about {_duration(expected.seconds)}"
+        limit_s = result.config.protocol.budget_s
+        if limit_s and limit_s < expected.seconds:
+            time = f"protocol.budget_s={limit_s:g}, and all of it would take {time}"
     if expected.memory_gib is not None:
         memory = f"about {gib_text(expected.memory_gib)} per process"
     yield f"calls of the pipeline: about {expected.calls}, by {expected.processes} processes"

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from sdopt.record.files import write_result
 from sdopt.record.records import Status
 from sdopt.record.samples import Measurement, ShapeSamples
+from sdopt.report.header import show_plan
 from sdopt.study.cost import StudyCost, cost_of
 from sdopt.study.work import Sharing
 from tests.fakes import fake_study
@@ -75,3 +77,19 @@ def test_variants_may_do_more_than_the_baseline(tmp_path: Path) -> None:
     )
     found = cost_of([baseline, several, baseline], result, tmp_path, SHARING)
     assert found.seconds == pytest.approx(found.calls_alone * CALL_S * (1 + 4 + 1) / 3)
+
+
+@pytest.mark.parametrize(("budget_s", "limited"), [(9.0, True), (1e6, False)])
+def test_a_budget_is_said_before_what_all_of_it_would_take(
+    tmp_path: Path, budget_s: float, limited: bool
+) -> None:
+    earlier(tmp_path)
+    plan, result, _ = fake_study(budget_s=budget_s)
+    expected = cost_of([*plan.variants, plan.baseline], result, tmp_path, SHARING)
+    console = Console(record=True, width=200)
+    show_plan(result, expected, console)
+    text = console.export_text()
+    assert (
+        "time: protocol.budget_s=9, and all of it would take about" in text
+    ) is limited
+    assert ("time: about" in text) is not limited
