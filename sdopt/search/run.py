@@ -50,6 +50,10 @@ _LOADING_S = 2.0
 _SLACK = 1.1
 """How far a step may exceed what is left of the budget: no estimate is better than this."""
 
+_FORETOLD = 2.0
+"""How much longer than it takes a call may be foretold to take: `sdopt plan` misses by so much where this machine's rates
+were measured while it was busy. What was refused for that could not be tried at all."""
+
 _HOPE = 1.5
 """Up to how many times what is left a judgement may be expected to take, and is begun all the same: what does not end
 is completed by a later call, which then takes less."""
@@ -251,7 +255,8 @@ class Search:
     def _require_time(self, calibrating_s: float = 0.0) -> None:
         """Raises UsageError if not even one option can be tried; what was measured serves another call."""
         least_s = calibrating_s + self.budget.least_s
-        if self.budget.costs or least_s <= _SLACK * self.budget.left_s:
+        slack = _SLACK if self._is_measured else _SLACK * _FORETOLD
+        if self.budget.costs or least_s <= slack * self.budget.left_s:
             return
         used_s = self.config.budget_s - self.budget.left_s
         to_try = math.ceil((used_s + least_s) / 60)

@@ -253,15 +253,28 @@ def test_begins_a_judgement_that_may_fit_and_ends_it_with_the_budget() -> None:
 def test_a_budget_in_which_no_option_can_be_tried_is_refused_before_anything_is_measured() -> (
     None
 ):
-    config, trials = replace(search_file(), budget_s=2.0), Options(["one", "two"], [])
-    search = Simulated(config, None, None, trials, 2.0, lambda line: None)  # type: ignore[arg-type]
+    config, trials = replace(search_file(), budget_s=1.0), Options(["one", "two"], [])
+    search = Simulated(config, None, None, trials, 1.0, lambda line: None)  # type: ignore[arg-type]
     search.begin(dict.fromkeys(trials.alone, BASELINE), {}, 0.01)
     search.budget.baseline = BASELINE
     with pytest.raises(
-        UsageError, match=r"search\.budget_s=2: to try one option takes about 1 min"
+        UsageError, match=r"search\.budget_s=1: to try one option takes about 1 min"
     ):
         search.run()
     assert not search.log
+
+
+def test_a_call_that_is_foretold_to_take_longer_than_it_does_refuses_no_budget() -> (
+    None
+):
+    """As where this machine's rates were measured while it was busy."""
+    config, trials = replace(search_file(), budget_s=20.0), Options(["one", "two"], [])
+    search = Simulated(config, None, None, trials, 20.0, lambda line: None)  # type: ignore[arg-type]
+    search.begin(dict.fromkeys(trials.alone, BASELINE), {"one": -0.5, "two": 0.0}, 0.01)
+    search.budget.baseline = Cost(4.0, 0.4)
+    assert search.budget.least_s > 1.1 * 20.0
+    search.run()
+    assert search.log
 
 
 def test_the_time_to_calibrate_is_told_with_the_rest() -> None:
