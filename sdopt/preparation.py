@@ -98,27 +98,28 @@ def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
     )
     if not asked:
         return
-    kept = _kept_answers()
+    file = _answers_file()
+    kept = _kept_answers(file)
     remember_sampling(kept)
     if asked := unanswered(asked):
         answers = in_process(context, answers_to, asked, what="the scheduler")
         remember_sampling(answers)
         with suppress(OSError):  # a home that cannot be written
-            file = _answers_file()
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps(kept | answers).encode())
 
 
-def _kept_answers() -> dict[str, list[str]]:
-    """Returns what earlier commands found of schedulers, with the same libraries and the same code."""
+def _kept_answers(file: Path) -> dict[str, list[str]]:
+    """Returns what earlier commands found of schedulers; {} if that cannot be read."""
     try:
-        kept: dict[str, list[str]] = json.loads(_answers_file().read_text("utf-8"))
+        kept: dict[str, list[str]] = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return kept
 
 
 def _answers_file() -> Path:
+    """Returns where answers are kept that the same libraries and the same code gave."""
     versions = " ".join(version(name) for name in ("diffusers", "torch"))
     code = Path(sampling.__file__).read_bytes()
     digest = short_digest(versions.encode() + code)

@@ -229,9 +229,7 @@ class Ahead:
             floors = study.quality.floor_prompts
             if extent.floor_prompts is not None:
                 floors = extent.floor_prompts
-            # In the other batch and number of threads, then from other noise.
-            calls = floors / timed_batch
-            calls += study.sharing.image_calls(draw, floors, timed_batch)
+            calls = study.sharing.floor_calls(draw, floors, timed_batch)
             return found + calls * main_s
         prompts = len(draw.prompts)
         if extent.prompts is not None:

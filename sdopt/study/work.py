@@ -79,6 +79,12 @@ class Sharing:
             share = 1.0
         return batches * share * draw.batch_size / timed_batch
 
+    def floor_calls(self, draw: Draw, prompts: int, timed_batch: int) -> float:
+        """Returns how many timed calls take as long as the images of some prompts that show what is chance."""
+        # In the other batch and number of threads, then from other noise.
+        alone = prompts / timed_batch
+        return alone + self.image_calls(draw, prompts, timed_batch)
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -127,9 +133,7 @@ def work_ahead(
     images = sharing.image_calls(draw, len(draw.prompts), timed_batch) / together
     floors = 0.0
     if quality.metrics:
-        # In the other batch and number of threads, then from other noise.
-        floors = quality.floor_prompts / timed_batch
-        floors += sharing.image_calls(draw, quality.floor_prompts, timed_batch)
+        floors = sharing.floor_calls(draw, quality.floor_prompts, timed_batch)
     return Effort(
         processes,
         1 + (processes - 1) / sharing.processes,

@@ -558,21 +558,19 @@ def test_what_is_of_the_first_shape_alone_names_it(
     assert speedups["64x64b1"]["estimate"] > 1.5 > speedups["128x128b1"]["estimate"]
 
 
+def leave_open(result: StudyResult, ruling: Ruling) -> None:
+    """Judges all comparisons of a result by one ruling that decides nothing."""
+    for edge in result.comparisons:
+        judged = edge.candidate, edge.reference, "", Contract.LOSSY, ruling.verdict
+        result.judgements.append(Judgement(*judged, [ruling]))
+
+
 def test_no_command_is_handed_out_where_none_is_known() -> None:
     """A gain that a gate leaves undecided, of times that another program took."""
     result = imported()
-    for edge in result.comparisons:
-        rulings = [Ruling("non_inferior", "mse", Verdict.INCONCLUSIVE, "few prompts")]
-        result.judgements.append(
-            Judgement(
-                edge.candidate,
-                edge.reference,
-                "",
-                Contract.LOSSY,
-                Verdict.INCONCLUSIVE,
-                rulings,
-            )
-        )
+    leave_open(
+        result, Ruling("non_inferior", "mse", Verdict.INCONCLUSIVE, "few prompts")
+    )
     sentence = summary_of(result).sentence
     assert "Not confirmed yet" in sentence
     assert "``" not in sentence
@@ -587,18 +585,8 @@ def test_the_command_of_an_open_gain_draws_what_would_settle_it(
     prompts: int | None, given: str
 ) -> None:
     result = measured()
-    for edge in result.comparisons:
-        ruling = Ruling("at_most", "mse", Verdict.INCONCLUSIVE, "few", prompts=prompts)
-        result.judgements.append(
-            Judgement(
-                edge.candidate,
-                edge.reference,
-                "",
-                Contract.LOSSY,
-                Verdict.INCONCLUSIVE,
-                [ruling],
-            )
-        )
+    ruling = Ruling("at_most", "mse", Verdict.INCONCLUSIVE, "few", prompts=prompts)
+    leave_open(result, ruling)
     for row in result.candidates:
         row.command = "sdopt run precision=bf16"
     assert f"`sdopt run precision=bf16{given}`" in summary_of(result).sentence
