@@ -335,7 +335,7 @@ class Experiment:
             contracts = dict.fromkeys(variant.contract for variant in variants)
             drawn = min(len(variant.pictured) for variant in variants)
             found |= dict.fromkeys(
-                remarks_on_calibration(gate, contracts, config.recorded, drawn)
+                remarks_on_calibration(gate, contracts, variants[0].config, drawn)
             )
         if config.quality.metrics and config.model.weights == "random":
             found[_UNTRAINED] = None

@@ -28,6 +28,8 @@ def objections(result: StudyResult, row: Row) -> Iterator[str]:
     yield broken_because(variant)
     if baseline.status is not Status.OK:
         yield f"the baseline has the status {baseline.status}"
+    if baseline.trips:
+        yield f"images of the baseline are broken ({wires_of(baseline)})"
     if (variant.choices, variant.config) == (
         reference.choices,
         reference.config,
