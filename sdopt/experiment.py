@@ -436,11 +436,12 @@ class Experiment:
 
     def _complete(self, result: StudyResult, plan: Plan, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""
-        print_line(self.console, f"already complete: {self.folder}")
         pictured = [row for row in result.variants if row.images]
         scored = bool(pictured) and all(row.quality for row in pictured)
         complete = scored and (result.gate or not self.config.gate.judges)
         end = self._conclusion
+        done = "complete" if complete else "measured"
+        print_line(self.console, f"already {done}: {self.folder}")
         if not complete:
             end.evaluate(result, machine.device.torch_name)
             end.judge(result)
@@ -453,11 +454,10 @@ class Experiment:
             end.run_programs(summary, plan.variants, machine.device)
         else:
             summary = summary_of(result)
-        if not complete:
-            end.show_verdicts(summary)
-        complete = complete and not lacking
         rendered = None
-        if not (self.brief or (complete and (self.folder / "plot.png").is_file())):
+        if not complete:  # nobody has seen its answer
+            rendered = end.report(summary)
+        elif not self.brief and (lacking or not (self.folder / "plot.png").is_file()):
             rendered = end.write_reports(summary)
         end.track(summary, rendered)
 

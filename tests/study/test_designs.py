@@ -63,8 +63,7 @@ class TestPair:
         job = composer(
             [
                 "study=explicit",
-                "study.variants={plain: ['workload.steps:10'], "
-                "math: ['workload.steps:10','attention:math']}",
+                "study.variants={plain: ['workload.steps:10'], math: ['workload.steps:10','attention:math']}",
             ]
         )
         found = job.current.study.plan(job)
