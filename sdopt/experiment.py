@@ -436,9 +436,11 @@ class Experiment:
 
     def _complete(self, result: StudyResult, plan: Plan, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""
-        pictured = [row for row in result.variants if row.images]
-        scored = bool(pictured) and all(row.quality for row in pictured)
-        complete = scored and (result.gate or not self.config.gate.judges)
+        pictured = any(row.images for row in result.variants)
+        scores = [*(row.quality for row in result.variants)]
+        scores += [edge.quality for edge in result.comparisons]
+        scored = any(scores) or not (pictured and self.config.quality.metrics)
+        complete = scored and bool(result.gate or not self.config.gate.judges)
         end = self._conclusion
         done = "complete" if complete else "measured"
         print_line(self.console, f"already {done}: {self.folder}")
