@@ -187,9 +187,7 @@ def _change(ruling: Ruling, estimate: float, drift: bool) -> str:
     if is_open and ruling.low is not None and ruling.high is not None:
         low, high = ruling.low, ruling.high
     if name in RATIOS:
-        if drift and name == "speedup":  # no time, of which some would be added
-            return _changed(OVER_ITS_BASELINE, low - 1, high - 1)
-        return _changed(RATIOS[name], excess(name, low), excess(name, high))
+        return _ratio_text(name, low, high, drift)
     if name == "first_image_s":
         return f"It takes {amounts_text(low, high, duration_text)} to the first image"
     if name in PROPERTIES:
@@ -205,6 +203,12 @@ def _change(ruling: Ruling, estimate: float, drift: bool) -> str:
     if ruling.rule == "every" and name not in _MEASURED_AS:
         amount = f"up to {amount}"
     return f"{whose} {_distance_text(name, amount, drift)}"
+
+
+def _ratio_text(name: str, low: float, high: float, drift: bool) -> str:
+    if drift and name == "speedup":  # no time, of which some would be added
+        return _changed(OVER_ITS_BASELINE, low - 1, high - 1)
+    return _changed(RATIOS[name], excess(name, low), excess(name, high))
 
 
 _MEASURED_AS = ("mse", "perceptual", "lpips_alex")
