@@ -649,3 +649,17 @@ def test_a_gate_that_has_not_judged_yet_is_not_asked_for() -> None:
     )
     result.status = "finished"
     assert "run `sdopt gate <folder> gate=default`" in summary_of(result).notes[-1]
+
+
+def test_what_was_not_traced_is_not_said_to_show_no_change() -> None:
+    """The step below a gain failed: sdopt has no trace of it, and so none that shows no change."""
+    result = measured()
+    gain, step = result.variant(OPTIONS[1]), result.variant(OPTIONS[0])
+    result.first_comparison(gain.name).reference = step.name  # type: ignore[union-attr]
+    step.status, step.measurements, step.images = Status.FAILED, [], []
+    compare(result)
+    row = summary_of(result).row(gain.name)
+    assert row is not None
+    assert (
+        row.because == f"{step.name}, which it is compared with, has the status failed"
+    )
