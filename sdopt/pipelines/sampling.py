@@ -401,12 +401,14 @@ def _flow_mismatches(
         why = f"has levels of noise, and the model's own {own['_class_name']} samples a flow: images would be nonsense"
         return [f"{at}: {why}: choose scheduler=flow_euler"]
     settings = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
-    return [
-        f"{at}: the model's own {own['_class_name']} samples a flow, and here {key} is {made.get(key)}: images would be "
-        f"nonsense: set +scheduler.options.{key}={str(value).lower()}"
-        for key, value in settings.items()
-        if made.get(key) != value
-    ]
+    found = []
+    for key, value in settings.items():
+        if made.get(key) == value:
+            continue
+        why = f"the model's own {own['_class_name']} samples a flow, and here {key} is {made.get(key)}"
+        way = f"set +scheduler.options.{key}={str(value).lower()}"
+        found.append(f"{at}: {why}: images would be nonsense: {way}")
+    return found
 
 
 def _level_mismatches(

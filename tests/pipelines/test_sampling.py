@@ -487,7 +487,7 @@ def test_other_levels_of_noise_than_those_of_training_are_said(marked: Model) ->
     assert not any("trained with" in line for line in sampling_remarks(marked, kept))
 
 
-FLOW = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
+FLOW: dict[str, Any] = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
 
 FLOWS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
 
