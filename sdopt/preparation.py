@@ -12,14 +12,16 @@ from sdopt.pipelines import sampling
 from sdopt.pipelines.catalog import path_of
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.factory import describe, remember
+from sdopt.pipelines.families import titles_of_folder, twin_of_folder
 from sdopt.pipelines.hub import fetch_models
-from sdopt.pipelines.loading import part_config, sampling_remarks
+from sdopt.pipelines.loading import family_of, part_config, sampling_remarks
 from sdopt.pipelines.sampling import answers_to, unanswered
 from sdopt.pipelines.sampling import remember as remember_sampling
 from sdopt.pipelines.transformer_files import is_transformer, source_of
-from sdopt.pipelines.twins import assumed
+from sdopt.pipelines.twins import assumed, titles_of
 from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
 from sdopt.record.files import short_digest, write_cached
+from sdopt.schema import Model
 from sdopt.scratch import cache_folder
 from sdopt.variant import Variant
 from sdopt.worker.child import in_process
@@ -150,6 +152,20 @@ def remarks_on_model(variant: Variant) -> list[str]:
     """Returns what speaks for another number of steps, or another scale of guidance, than a variant has."""
     found = variant.overdone()
     model = variant.model
-    if is_transformer(model) and (line := assumed(path_of(model), model.name)):
+    titles, name = _titles(model)
+    if line := assumed(titles, name):
         found.append(f"model={model.name}: {line}")
     return found
+
+
+def _titles(model: Model) -> tuple[list[str], str]:
+    """Returns what the author calls a transformer, in a file or a folder, and the published model that it is taken for."""
+    if is_transformer(model):
+        return titles_of(path_of(model)), model.name
+    if model.weights != "path" or model.path is None:
+        return [model.origin], ""
+    folder = path_of(model).absolute()
+    # A pipeline says by itself whether guidance was distilled into its weights.
+    says = family_of(model).distilled_if is not None
+    twin = None if says else twin_of_folder(folder)
+    return titles_of_folder(folder), twin or ""

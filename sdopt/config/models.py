@@ -205,19 +205,23 @@ _SAMPLED = ("steps", "guidance_scale", "distilled")
 """Keys of a model that tell how it is sampled."""
 
 
+def _sampled_as(name: str | None) -> dict[str, Any]:
+    """Returns those keys of a model that comes with sdopt; {} without one."""
+    return {} if name is None else {key: _keys(name)[key] for key in _SAMPLED}
+
+
 def _at_path(path: Path, base: str | None) -> dict[str, Any]:
     from sdopt.pipelines.families import (
         family_of,
         family_of_folder,
-        published_twin,
         settings_of_folder,
+        twin_of_folder,
     )
 
     here = {"weights": "path", "path": str(path)}
     if path.is_dir():
         settings = settings_of_folder(path)
-        if twin := published_twin(path):
-            settings |= {key: _keys(twin)[key] for key in _SAMPLED}
+        settings |= _sampled_as(twin_of_folder(path))
         return _keys(_ANY_FOLDER) | settings | here | _defaults(family_of_folder(path))
     if base is not None:
         node = (
@@ -234,14 +238,16 @@ def _on_hub(repository: str, revision: str | None) -> dict[str, Any]:
     published = {_keys(option)["hub_id"]: option for option in options_of("model")}
     if repository in published:
         return _keys(published[repository])
-    from sdopt.pipelines.families import family_in, settings_of
+    from sdopt.pipelines.families import family_in, published_twin, settings_of
     from sdopt.pipelines.hub import hub_configs
 
     there = {"weights": "hub", "hub_id": repository, "path": None}
-    configs = hub_configs(repository, revision)
+    *configs, scheduler = hub_configs(repository, revision)
+    twin = published_twin(configs[0], configs[1], scheduler, [repository])
     return (
         _keys(_ANY_FOLDER)
         | settings_of(*configs)
+        | _sampled_as(twin)
         | there
         | _defaults(family_in(configs[0]))
     )

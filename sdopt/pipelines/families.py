@@ -1,7 +1,7 @@
 """Finds what a user's own model is, from its file, its folder or its repository: architecture, size, guidance scale."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from sdopt.pipelines.family import Family, Guidance, family_named
 from sdopt.pipelines.originals import shapes_as_config
 from sdopt.pipelines.sampling import marks_in
 from sdopt.pipelines.stored import header_of, transformer_in
-from sdopt.pipelines.twins import require_known_work, says
+from sdopt.pipelines.twins import calls, require_known_work, says
 from sdopt.pipelines.weights import Header
 
 UNMARKED = (
@@ -254,23 +254,77 @@ def side_of(unet: Mapping[str, Any]) -> int | None:
     )
 
 
-def published_twin(folder: Path) -> str | None:
-    """Returns the published model that a folder is of, where only the scheduler tells it from others; None otherwise.
+def published_twin(
+    index: Mapping[str, Any],
+    denoiser: Mapping[str, Any],
+    scheduler: Mapping[str, Any],
+    names: Collection[str] = (),
+) -> str | None:
+    """Returns the model that comes with sdopt and whose transformer a pipeline has, so that it is sampled as that one.
 
     Z-Image and Z-Image-Turbo differ in the shift of their sigmas, and not in their networks.
+
+    Args:
+        index: its `model_index.json`.
+        denoiser: the configuration of its transformer.
+        scheduler: that of its scheduler.
+        names: what its author calls it.
     """
-    family = family_of_folder(folder)
-    denoiser = _read(folder / family.denoiser / "config.json")
-    fitting = fitting_architectures(family.pipeline, denoiser)
-    if family.is_unet or len(fitting) < 2:
+    family = family_in(index)
+    if family.is_unet:
         return None
-    shift = _shift_in(folder)
-    alike = [name for name in fitting if _shift_in(ARCHITECTURES / name) == shift]
-    return alike[0] if len(alike) == 1 else None
+    fitting = fitting_architectures(family.pipeline, denoiser)
+    if len(fitting) > 1:
+        shift = scheduler.get("shift")
+        fitting = [
+            name for name in fitting if _scheduler_of(name).get("shift") == shift
+        ]
+    if len(fitting) != 1:
+        return None
+    [name] = fitting
+    published = _read(_folder_of(name) / "model_index.json")
+    if is_distilled(family, {family.denoiser: denoiser, "": index}) != is_distilled(
+        family, {family.denoiser: denoiser, "": published}
+    ):
+        return None  # as the base of FLUX.2 klein
+    by_size = "use_dynamic_shifting"
+    if bool(scheduler.get(by_size)) != bool(_scheduler_of(name).get(by_size)):
+        return None  # as FLUX.1 [schnell] where it was trained on to be guided
+    for other in distilled_of([name]):
+        if any(calls(said, other) for said in names):
+            return other
+    return name
 
 
-def _shift_in(folder: Path) -> Any:
-    return _read(folder / "scheduler" / "scheduler_config.json").get("shift")
+def _folder_of(name: str) -> Path:
+    return next(
+        root / name for root in (ARCHITECTURES, PACKAGED) if (root / name).is_dir()
+    )
+
+
+def _scheduler_of(name: str) -> dict[str, Any]:
+    return _read(_folder_of(name) / "scheduler" / "scheduler_config.json")
+
+
+def twin_of_folder(folder: Path) -> str | None:
+    """Returns the model that comes with sdopt and whose transformer the pipeline in a folder has; see `published_twin`."""
+    index = _read(folder / "model_index.json")
+    denoiser = _read(folder / family_in(index).denoiser / "config.json")
+    scheduler = _read(folder / "scheduler" / "scheduler_config.json")
+    return published_twin(index, denoiser, scheduler, titles_of_folder(folder))
+
+
+def titles_of_folder(folder: Path) -> list[str]:
+    """Returns what the author calls the pipeline in a folder: the folder's name, and that which it was loaded by."""
+    index = _read(folder / "model_index.json")
+    denoiser = _read(folder / family_in(index).denoiser / "config.json")
+    loaded_by = [each.get("_name_or_path") for each in (index, denoiser)]
+    return [name_of_folder(folder), *map(str, filter(None, loaded_by))]
+
+
+def name_of_folder(path: Path) -> str:
+    """Returns the name of a folder; in a hub's cache, where it is a hash, that of the repository."""
+    return path.parents[1].name if path.parent.name == "snapshots" else path.name
 
 
 def settings_of_folder(folder: Path) -> dict[str, Any]:

@@ -103,7 +103,7 @@ _MARKS = (
         "hidden_size",
         "cap_feat_dim",
     ),
-    *("text_embed_dim",),
+    *("text_embed_dim", "pos_embed_max_size"),
 )
 """Keys by which transformers of one class differ: depth, width, and what text they read."""
 
@@ -317,8 +317,8 @@ FAMILIES = (
         latents=Latents("packed", multiple=2),
         schedulers=(_EULER, _UNIPC, _DPM),
         float16="clipped",
-        # Without an embedded scale it is [schnell], which draws in four steps.
-        steps=4,
+        # Of [schnell], which draws in four steps, sdopt has the architecture.
+        steps=28,
         scale=1.0,
         distilled_scale=3.5,
         distilled_steps=28,

@@ -162,8 +162,10 @@ def _variants(
 
 def hub_configs(
     repository: str, revision: str | None = None
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Returns a repository's `model_index.json` and the configurations of its denoiser and its VAE, fetched if needed.
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Returns a repository's `model_index.json` and the configurations of its denoiser, VAE and scheduler.
+
+    They are fetched if needed.
 
     Raises:
         UsageError: the repository is not a pipeline, or it is not in the cache and cannot be reached.
@@ -175,13 +177,17 @@ def hub_configs(
         index = read_json(
             Path(hf_hub_download(repository, "model_index.json", revision=revision))
         )
-        parts = (family_named(require_kind(index, at)).denoiser, "vae")
+        denoiser = family_named(require_kind(index, at)).denoiser
         files = [
-            hf_hub_download(repository, f"{part}/config.json", revision=revision)
-            for part in parts
+            hf_hub_download(repository, name, revision=revision)
+            for name in (
+                f"{denoiser}/config.json",
+                "vae/config.json",
+                "scheduler/scheduler_config.json",
+            )
         ]
-        denoiser, vae = (read_json(Path(file)) for file in files)
-        return index, denoiser, vae
+        first, second, third = (read_json(Path(file)) for file in files)
+        return index, first, second, third
 
 
 def download_bytes(model: Model) -> int | None:

@@ -22,7 +22,11 @@ from sdopt.pipelines.catalog import (
     text_to_image,
 )
 from sdopt.pipelines.factory import Built, build, built
-from sdopt.pipelines.families import guidance_from, predicts_noise
+from sdopt.pipelines.families import (
+    guidance_from,
+    name_of_folder,
+    predicts_noise,
+)
 from sdopt.pipelines.family import Family, Guidance, family_named
 from sdopt.pipelines.hub import base_folder, hub_folder
 from sdopt.pipelines.parts import Pipeline, cast, place
@@ -143,9 +147,7 @@ def name_of(model: Model) -> str:
         return str(model.hub_id)
     if model.path is None:
         return ""
-    path = Path(model.path).expanduser().absolute()
-    # In a hub's cache the folder of a pipeline is named by a hash, and that of its repository by the author.
-    return path.parents[1].name if path.parent.name == "snapshots" else path.name
+    return name_of_folder(Path(model.path).expanduser().absolute())
 
 
 def _contradicted(model: Model, scheduler: Scheduler) -> list[str]:

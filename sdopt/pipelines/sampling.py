@@ -352,6 +352,8 @@ def _mismatches(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
         return [
             f"{at}: the model's own scheduler is {name}, which diffusers does not have: nothing says how to sample it"
         ]
+    if idle := _idle_shifts(own, scheduler):
+        return idle
     if is_flow(own) and scheduler.class_name.startswith(_FLOW):
         return []
     return (_flow_mismatches if str(name).startswith(_FLOW) else _level_mismatches)(
@@ -359,15 +361,54 @@ def _mismatches(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
     )
 
 
+_FIXED_SHIFT = ("shift", "flow_shift")
+"""Keys of a shift that is the same for all sizes of images."""
+
+_SHIFT_BY_SIZE = (
+    *("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len"),
+    "time_shift_type",
+)
+"""Keys of a shift that follows from the size of the image."""
+
+
+def _idle_shifts(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
+    """Returns why options of a flow's shift would leave all images as they are; [] if they would not."""
+    made = {**own, **scheduler.options}
+    if not is_flow({**made, "_class_name": scheduler.class_name}):
+        return []
+    by_size = bool(made.get("use_dynamic_shifting"))
+    idle = _FIXED_SHIFT if by_size else _SHIFT_BY_SIZE
+    kind = "one that follows from the image's size" if by_size else "a fixed one"
+    found = []
+    for key in idle:
+        value = scheduler.options.get(key)
+        if value is None or value == own.get(key):
+            continue
+        found.append(
+            f"scheduler.options.{key}={value}: has no effect, since the shift is {kind}: "
+            f"leave it out, or set +scheduler.options.use_dynamic_shifting={str(not by_size).lower()} too"
+        )
+    return found
+
+
 def _flow_mismatches(
     own: Mapping[str, Any], scheduler: Scheduler, at: str
 ) -> list[str]:
     """Returns why a scheduler cannot sample a flow; [] if it can."""
-    made = {**own, "_class_name": scheduler.class_name, **scheduler.options}
-    if "use_flow_sigmas" in _arguments(scheduler_class(scheduler)) and is_flow(made):
-        return []
-    why = f"has levels of noise, and the model's own {own['_class_name']} samples a flow: images would be nonsense"
-    return [f"{at}: {why}: choose scheduler=flow_euler"]
+    made = {**own, **scheduler.options}
+    takes = "use_flow_sigmas" in _arguments(scheduler_class(scheduler))
+    if not takes or not is_flow({**made, "_class_name": scheduler.class_name}):
+        why = f"has levels of noise, and the model's own {own['_class_name']} samples a flow: images would be nonsense"
+        return [f"{at}: {why}: choose scheduler=flow_euler"]
+    settings = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+    found = []
+    for key, value in settings.items():
+        if made.get(key) == value:
+            continue
+        why = f"the model's own {own['_class_name']} samples a flow, and here {key} is {made.get(key)}"
+        way = f"set +scheduler.options.{key}={str(value).lower()}"
+        found.append(f"{at}: {why}: images would be nonsense: {way}")
+    return found
 
 
 def _level_mismatches(
@@ -597,7 +638,8 @@ def remarks(
                 "of noise, and images may be nonsense"
             )
     name = str(own.get("_class_name"))
-    if name in ("LCMScheduler", "TCDScheduler") and scheduler.class_name != name:
+    few = ("LCMScheduler", "TCDScheduler", "FlowMatchLCMScheduler")
+    if name in few and scheduler.class_name != name:
         found.append(
             f"its own scheduler is {name}, for a model distilled to a few steps, and {scheduler.class_name} takes its "
             f"place; scheduler.class_name={name} keeps it"
@@ -639,7 +681,7 @@ _FEW_STEPS = re.compile(
     r"|(?<![A-Za-z])(?i:lcm|dmd2?|tcd|pcm|zit)(?![a-z])"
     r"|(?<=[a-z])(?:LCM|DMD2?|TCD|PCM)(?![a-z])"
     rf"|(?:(?<![A-Za-z])(?i:hyper)|(?<=[a-z\d])Hyper){_ENDS}"
-    r"|(?i:perflow|(?<![a-z])nitro(?![a-z]))"
+    r"|(?i:perflow|(?<![a-z])nitro(?![a-z])|qwen[-_ ]?image[-_ ]distill)"
 )
 """How distilled models and LoRAs are named, also within a word: `sdxlTurbo`, `dreamshaper_8LCM`."""
 

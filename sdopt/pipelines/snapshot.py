@@ -62,6 +62,8 @@ class _Weight:
     found: "weakref.ref[torch.nn.Parameter]"
     marks: tuple[Any, ...]
     strides: tuple[int, ...]
+    trained: bool
+    """Whether gradients are computed for it: a LoRA freezes all weights beside it."""
 
     @classmethod
     def all_of(cls, network: torch.nn.Module) -> "list[_Weight]":
@@ -73,7 +75,14 @@ class _Weight:
         ]
         marks = _marks([parameter for _, _, parameter in found])
         return [
-            cls(module, name, weakref.ref(parameter), mark, parameter.stride())
+            cls(
+                module,
+                name,
+                weakref.ref(parameter),
+                mark,
+                parameter.stride(),
+                parameter.requires_grad,
+            )
             for (module, name, parameter), mark in zip(found, marks, strict=True)
         ]
 
@@ -81,6 +90,7 @@ class _Weight:
         parameter = self.found()
         assert parameter is not None, "it is not lost"
         self.module._parameters[self.name] = parameter
+        parameter.requires_grad_(self.trained)
         if parameter.stride() != self.strides:
             parameter.data = torch.empty_strided(
                 parameter.shape,

@@ -1,6 +1,7 @@
 """Models that have the tensors of another one, and are sampled otherwise or do other work: what tells them apart."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from sdopt.errors import UsageError
@@ -10,8 +11,12 @@ from sdopt.pipelines.stored import TITLE, header_of
 
 def says(file: Path, name: str) -> bool:
     """Returns whether a file's name or title says that it is of a model, where others have the same tensors."""
-    pattern = _TWINS.get(name, _NOTHING)
-    return any(map(pattern.search, titles_of(file)))
+    return any(calls(title, name) for title in titles_of(file))
+
+
+def calls(title: str, name: str) -> bool:
+    """Returns whether what an author calls a model says that it is the one of this name."""
+    return _TWINS.get(name, _NOTHING).search(title) is not None
 
 
 def titles_of(file: Path) -> list[str]:
@@ -20,16 +25,20 @@ def titles_of(file: Path) -> list[str]:
     return [file.stem, title] if title else [file.stem]
 
 
-def assumed(file: Path, name: str) -> str | None:
-    """Returns a line if a transformer in a file may be another model than the one of this name; None if it is said.
+def assumed(titles: Sequence[str], name: str) -> str | None:
+    """Returns a line if what an author calls a model leaves open which of two it is; None if it says that.
 
     Both have the same tensors, and are sampled in other steps and with other guidance.
+
+    Args:
+        titles: the name of its file or folder first.
+        name: the one that it is taken for.
     """
     other = _UNSAID.get(name)
-    if other is None or any(map(_SAID[name].search, titles_of(file))):
+    if other is None or any(map(_SAID[name].search, titles)):
         return None
     return (
-        f"nothing in {file.name} says whether it is that or {other}, whose tensors are the same, and whose steps and "
+        f"nothing in {titles[0]} says whether it is that or {other}, whose tensors are the same, and whose steps and "
         "guidance are not"
     )
 

@@ -12,6 +12,7 @@ from sdopt.config.command import CommandLine
 from sdopt.config.models import with_own_models
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import ARCHITECTURES, read_json
 from sdopt.pipelines.families import family_of, predicts_noise, settings_of
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.reference import MODEL
@@ -98,7 +99,8 @@ class TestHub:
         self, composer: Composers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         index = {"_class_name": "StableDiffusionXLPipeline"}
-        found: Any = (index, {"sample_size": 96}, {"block_out_channels": [1, 2, 4, 4]})
+        vae = {"block_out_channels": [1, 2, 4, 4]}
+        found: Any = (index, {"sample_size": 96}, vae, {})
         asked = []
 
         def configs(repository: str, revision: str | None) -> Any:
@@ -112,6 +114,16 @@ class TestHub:
             whole, revision="fp16"
         )
         assert {*asked} == {("me/mine", None), ("me/mine", "fp16")}
+
+    def test_another_of_a_published_transformer_is_sampled_as_that(
+        self, composer: Composers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = ARCHITECTURES / "z_image_turbo"
+        parts = ("transformer/config", "vae/config", "scheduler/scheduler_config")
+        found = [read_json(folder / f"{name}.json") for name in ("model_index", *parts)]
+        monkeypatch.setattr("sdopt.pipelines.hub.hub_configs", lambda *_: found)
+        model = of(composer, "model=me/turbo")
+        assert (model.steps, model.guidance_scale, model.distilled) == (8, 0.0, True)
 
 
 class TestFamilies:

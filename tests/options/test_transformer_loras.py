@@ -453,6 +453,15 @@ class TestOptions:
         with pytest.raises(UsageError, match="joint_attention_kwargs cannot scale it"):
             pipe("a cat", joint_attention_kwargs={"scale": 0.5})
 
+    def test_one_that_is_taken_back_leaves_no_weight_frozen(
+        self, style: tuple[Path, Tensors]
+    ) -> None:
+        """Peft freezes the weights beside a LoRA: a program could train none of them after `undo`."""
+        pipe = tiny("flux")
+        sdopt.optimize(pipe, f"lora.path={style[0]}", lora="loaded")
+        sdopt.undo(pipe)
+        assert all(weight.requires_grad for weight in pipe.transformer.parameters())
+
     @pytest.mark.slow
     def test_one_takes_the_place_of_another(
         self, variant_of: Tiny, tmp_path: Path

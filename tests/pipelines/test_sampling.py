@@ -330,7 +330,7 @@ FEW = """sdxlTurbo_v1 dreamshaperXL_lightningDPMSDE dreamshaper_8LCM lcm-lora-sd
     Hyper-SD15-8steps-lora realvisxlV40_v40LightningBakedvae pcm_sd15 flux1-schnell sana_sprint_1.6B
     qwen-image-4step chroma1_flash my_zit_v2 Hyper-FLUX.1-dev realisticVisionV60B1_v51HyperVAE.safetensors
     Juggernaut_X_RunDiffusion_Hyper.safetensors Juggernaut-X-Hyper RealisticVision_V5.1_HYPER.safetensors
-    mix_hyper_v2 perflow-sd15-dreamshaper Nitro-1-SD Qwen-Rapid-AIO-v9"""
+    mix_hyper_v2 perflow-sd15-dreamshaper Nitro-1-SD Qwen-Rapid-AIO-v9 qwen_image_distill_full_fp8"""
 
 
 PLAIN = """sd_v1-5 hyperrealism lcmania juggernautXL_v9 calcm z-image-de-turbo steps_of_rome 20000steps
@@ -485,6 +485,44 @@ def test_other_levels_of_noise_than_those_of_training_are_said(marked: Model) ->
     assert any("scheduler.options.beta_schedule=linear" in line for line in said)
     kept = Scheduler(options={"beta_schedule": "scaled_linear"})
     assert not any("trained with" in line for line in sampling_remarks(marked, kept))
+
+
+FLOW: dict[str, Any] = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
+
+FLOWS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+
+
+@pytest.mark.parametrize(
+    "name", ["UniPCMultistepScheduler", "DPMSolverMultistepScheduler"]
+)
+@pytest.mark.parametrize("key", FLOWS)
+def test_a_flow_needs_both_settings_of_a_scheduler_for_levels_too(
+    name: str, key: str
+) -> None:
+    """With one of them alone images are noise, or hundreds of times too bright."""
+    chosen = Scheduler(name, FLOWS)
+    assert unsuited(FLOW, chosen) == []
+    others = {other: FLOWS[other] for other in FLOWS if other != key}
+    [found] = unsuited(FLOW, replace(chosen, options=others))
+    assert f"set +scheduler.options.{key}={str(FLOWS[key]).lower()}" in found
+    contrary = {**FLOWS, "prediction_type": "epsilon"}
+    assert unsuited(FLOW, replace(chosen, options=contrary))
+
+
+@pytest.mark.parametrize(
+    ("by_size", "options"),
+    [(True, {"shift": 1.5}), (False, {"max_shift": 2.0}), (False, {"base_shift": 2.0})],
+)
+def test_a_shift_that_changes_nothing_is_refused(
+    by_size: bool, options: dict[str, Any]
+) -> None:
+    chosen = Scheduler(FLOW["_class_name"], options)
+    own_scheduler = {**FLOW, "use_dynamic_shifting": by_size}
+    [found] = unsuited(own_scheduler, chosen)
+    assert "has no effect" in found
+    other = {**options, "use_dynamic_shifting": not by_size}
+    assert unsuited(own_scheduler, replace(chosen, options=other)) == []
+    assert unsuited({**FLOW, "use_dynamic_shifting": not by_size}, chosen) == []
 
 
 def test_a_distilled_model_with_another_scheduler_is_said(tmp_path: Path) -> None:

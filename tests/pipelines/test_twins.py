@@ -1,7 +1,10 @@
 """Models with the same tensors that are sampled otherwise: what tells them apart, and what is said where nothing does."""
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +14,13 @@ from safetensors.torch import save_file
 from sdopt.config.models import with_own_models
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import ARCHITECTURES, read_json
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, read_json
 from sdopt.pipelines.checks import _require_architecture
 from sdopt.pipelines.families import (
     family_of,
-    published_twin,
     settings_of,
     settings_of_folder,
+    twin_of_folder,
 )
 from sdopt.pipelines.loading import name_of
 from sdopt.pipelines.twins import assumed, require_known_work, titles_of
@@ -76,6 +79,27 @@ def file_of(
     return path
 
 
+def change(file: Path, **values: Any) -> None:
+    """Sets keys of a configuration."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def sampled(folder: Path) -> dict[str, Any]:
+    """Returns how a folder is sampled by default."""
+    [chosen] = with_own_models([f"model={folder}"], options_of("model"))
+    model = compose("config", [chosen]).model
+    return {key: model[key] for key in KEYS}
+
+
+def published(composer: Composers, name: str) -> dict[str, Any]:
+    """Returns how a model that comes with sdopt is."""
+    model = composer([f"model={name}"]).current.model
+    return {key: getattr(model, key) for key in KEYS}
+
+
+KEYS = ("steps", "guidance_scale", "distilled")
+
+
 class TestFiles:
     @pytest.mark.parametrize(
         ("name", "title", "shapes", "found"),
@@ -127,37 +151,92 @@ class TestFiles:
     ) -> None:
         unnamed = file_of(tmp_path, "dream_v2", SD35_LARGE)
         assert family_of(unnamed) == "sd35_large"
-        assert "model=sd35_large_turbo" in str(assumed(unnamed, "sd35_large"))
+        assert "model=sd35_large_turbo" in str(
+            assumed(titles_of(unnamed), "sd35_large")
+        )
         klein = file_of(tmp_path, "dream_v3", KLEIN_9B)
-        assert "klein-base-9B" in str(assumed(klein, str(family_of(klein))))
+        assert "klein-base-9B" in str(assumed(titles_of(klein), str(family_of(klein))))
         for name in ("sd3.5_large", "sd35_large_turbo"):
-            assert assumed(file_of(tmp_path, name, SD35_LARGE), "sd35_large") is None
+            assert assumed([name], "sd35_large") is None
         titled = file_of(tmp_path, "a", SD35_LARGE, "Stable Diffusion 3.5 Large")
-        assert assumed(titled, "sd35_large") is None
+        assert assumed(titles_of(titled), "sd35_large") is None
 
 
 class TestFolders:
-    @pytest.mark.parametrize("name", ["z_image", "z_image_turbo"])
-    def test_are_known_by_their_shift(
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("z_image", "z_image_turbo", "sd3_medium", "sd35_medium", "sd35_large"),
+            *("flux_dev", "flux_schnell", "flux2_klein_4b", "lumina2"),
+        ],
+    )
+    def test_are_sampled_as_the_published_model_of_their_transformer(
         self, tmp_path: Path, composer: Composers, name: str
     ) -> None:
+        """Whatever they are called; Z-Image's two are known by their shift."""
         folder = shutil.copytree(ARCHITECTURES / name, tmp_path / "mine")
-        assert published_twin(folder) == name
-        [chosen] = with_own_models([f"model={folder}"], options_of("model"))
-        published = composer([f"model={name}"]).current.model
-        model = compose("config", [chosen]).model
-        for key in ("steps", "guidance_scale", "distilled"):
-            assert model[key] == getattr(published, key)
+        assert twin_of_folder(folder) == name
+        assert sampled(folder) == published(composer, name)
+
+    def test_of_the_packaged_transformer_are_sampled_as_that(
+        self, tmp_path: Path, composer: Composers
+    ) -> None:
+        """It has no embedded scale, as FLUX.1 [schnell], which takes four steps."""
+        folder = tmp_path / "mine"
+        for part in ("transformer", "scheduler", "vae"):
+            (folder / part).mkdir(parents=True)
+            for file in (PACKAGED / "emoji_dit" / part).glob("*.json"):
+                shutil.copy(file, folder / part)
+        shutil.copy(PACKAGED / "emoji_dit" / "model_index.json", folder)
+        assert sampled(folder) == published(composer, "emoji_dit")
+        deeper = shutil.copytree(folder, tmp_path / "deeper")
+        change(deeper / "transformer" / "config.json", num_layers=3)
+        assert twin_of_folder(deeper) is None
+        assert sampled(deeper)["steps"] == 28
+
+    def test_of_a_distilled_twin_are_known_by_their_name(
+        self, tmp_path: Path, composer: Composers
+    ) -> None:
+        folder = shutil.copytree(ARCHITECTURES / "sd35_large", tmp_path / "sd35-turbo")
+        assert sampled(folder) == published(composer, "sd35_large_turbo")
+        other = shutil.copytree(folder, tmp_path / "mine")
+        change(other / "transformer" / "config.json", _name_or_path="a/SD-3.5-Turbo")
+        assert sampled(other) == published(composer, "sd35_large_turbo")
+
+    def test_that_may_be_of_either_twin_are_told(
+        self, tmp_path: Path, variant: Compose
+    ) -> None:
+        usual = variant("workload.steps=4", "workload.guidance_scale=1")
+        for name, told in (("mine", True), ("sd35-large-mine", False)):
+            folder = shutil.copytree(ARCHITECTURES / "sd35_large", tmp_path / name)
+            model = Model("folder", "path", path=str(folder))
+            remarks = remarks_on_model(replace(usual, model=model))
+            assert ["model=sd35_large_turbo" in line for line in remarks] == [
+                True
+            ] * told
 
     def test_of_another_shift_are_not_guessed(self, tmp_path: Path) -> None:
         folder = shutil.copytree(ARCHITECTURES / "z_image", tmp_path / "mine")
         scheduler = folder / "scheduler" / "scheduler_config.json"
         scheduler.write_text('{"shift": 2.0}')
-        assert published_twin(folder) is None
+        assert twin_of_folder(folder) is None
 
-    def test_of_one_architecture_have_no_twin(self) -> None:
-        for name in ("flux_dev", "flux_schnell", "sd35_large", "sd15"):
-            assert published_twin(ARCHITECTURES / name) is None
+    def test_that_are_distilled_no_more_take_all_steps(
+        self, tmp_path: Path, composer: Composers
+    ) -> None:
+        """Trained on to be guided, FLUX.1 [schnell] is sampled as [dev]; the base of klein says itself what it is."""
+        schnell = shutil.copytree(ARCHITECTURES / "flux_schnell", tmp_path / "mine")
+        change(
+            schnell / "scheduler" / "scheduler_config.json", use_dynamic_shifting=True
+        )
+        assert sampled(schnell)["steps"] == 28
+        klein = shutil.copytree(ARCHITECTURES / "flux2_klein_4b", tmp_path / "base")
+        change(klein / "model_index.json", is_distilled=False)
+        assert sampled(klein) == {
+            "steps": 50,
+            "guidance_scale": 4.0,
+            "distilled": False,
+        }
 
     def test_beside_the_name_of_another_size_are_told_their_own(
         self, tmp_path: Path
@@ -177,9 +256,7 @@ class TestFolders:
         base = settings_of(index, {}, {})
         assert (base["steps"], base["guidance_scale"]) == (50, 4.0)
 
-    def test_of_schnell_take_the_steps_that_it_was_distilled_to(self) -> None:
-        """As a file of its tensors does, whatever the folder is called."""
-        assert settings_of_folder(ARCHITECTURES / "flux_schnell")["steps"] == 4
+    def test_of_an_embedded_scale_are_of_dev(self) -> None:
         dev = settings_of_folder(ARCHITECTURES / "flux_dev")
         assert (dev["steps"], dev["guidance_scale"]) == (28, 3.5)
 
