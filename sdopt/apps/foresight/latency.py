@@ -245,6 +245,14 @@ class Case:
     decodes_in_float32: bool = False
 
 
+    @property
+    def operations(self) -> float:
+        """FLOP of one step."""
+        return (
+            self.denoiser.convolutions + self.denoiser.products + self.denoiser.attention
+        )
+
+
 def generation_of(sheet: Sheet) -> str:
     """Returns the architecture whose coefficients a card shares."""
     # TU11x has no tensor cores, and half precision overflows on it: programs compute in float32.
@@ -582,6 +590,7 @@ class Coefficients:
         without: by `chip`, `generation`, `publisher` or `both`, the coefficients without the figures of each.
         cards: number of figures of UNets by card.
         blocks: number of figures of transformers by card.
+        publishers: number of publishers of figures by family of transformers.
         widths: factors (log) of the half-width of an 80 % interval, by class; see `fitting.labels`.
     """
 
@@ -590,6 +599,7 @@ class Coefficients:
     cards: Mapping[str, int] = field(default_factory=dict)
     widths: Mapping[str, float] = field(default_factory=dict)
     blocks: Mapping[str, int] = field(default_factory=dict)
+    publishers: Mapping[str, int] = field(default_factory=dict)
 
     def cards_of(self, software: Software) -> Mapping[str, int]:
         """Returns the number of figures by card that tell of a software."""
@@ -629,4 +639,5 @@ def coefficients() -> Coefficients:
         content["cards"],
         content["widths"],
         content["blocks"],
+        content["publishers"],
     )
