@@ -135,9 +135,7 @@ class Data:
     @classmethod
     def of(cls, figures: Sequence[Figure]) -> "Data":
         """Takes the figures that can be predicted."""
-        pairs = [
-            (figure, case_of(figure)) for figure in figures if not refused(figure)
-        ]
+        pairs = [(figure, case_of(figure)) for figure in figures if not refused(figure)]
         kept = [(figure, case) for figure, case in pairs if is_possible(figure, case)]
         return cls(
             [figure for figure, _ in kept],

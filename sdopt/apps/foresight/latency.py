@@ -244,12 +244,13 @@ class Case:
     part: str = "call"
     decodes_in_float32: bool = False
 
-
     @property
     def operations(self) -> float:
         """FLOP of one step."""
         return (
-            self.denoiser.convolutions + self.denoiser.products + self.denoiser.attention
+            self.denoiser.convolutions
+            + self.denoiser.products
+            + self.denoiser.attention
         )
 
 
@@ -429,7 +430,9 @@ def _bytes_moved(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, T
     unpacking = _NOTHING
     if blocks and software.stored:
         name = f"unpack_{'compiled' if software.compiled else 'eager'}"
-        rescaled = _RESCALED * (costs.moved - costs.between) if software.rescaled else 0.0
+        rescaled = (
+            _RESCALED * (costs.moved - costs.between) if software.rescaled else 0.0
+        )
         unpacking = (
             math.log(max(costs.stored + rescaled, 1.0) * a_byte),
             {"bandwidth": -1.0, name: 1.0},
