@@ -38,9 +38,6 @@ KNOWN, EXTRAPOLATED = "known", "extrapolated"
 FAMILY = 3
 """Devices of a generation that make it known."""
 
-_ATTENTION_MORE = 1.6
-"""Operations that are counted of a step, to those that it must have: heads are filled, and have a softmax."""
-
 UNTOLD = ("cdna", "cdna2", "cdna3", "cdna4")
 """Generations about which the figures say too little: they are refused."""
 
@@ -315,7 +312,7 @@ def is_possible(figure: Figure, case: Case) -> bool:
         return True
     steps = figure.work.steps if figure.work.part == CALL else 1
     fastest = max(float(peak), float(sheet.peak(kind) or 0.0)) * 1e12
-    return figure.seconds >= steps * case.operations / _ATTENTION_MORE / fastest
+    return figure.seconds >= steps * case.operations / fastest
 
 
 def family_title(figure: Figure) -> str:

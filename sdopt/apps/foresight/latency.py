@@ -199,6 +199,10 @@ class Costs:
     """Part of `moved`: weights, where they are counted apart."""
     peak: float = 0.0
     """Most bytes that were alive together, without parameters."""
+    filling: float = 0.0
+    """Operations that kernels of tensor cores do besides `attention`: heads filled with zeros, and the softmax.
+
+    They count for transformers alone: with them, UNets that are left out are predicted no better."""
 
     def times(self, factor: float) -> "Costs":
         """Returns the costs of several passes, one after the other."""
@@ -385,11 +389,14 @@ def _pass(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, Terms]]:
     )
     if software.is_transformer and decodes:
         shared |= {"blocks_decoder": 1.0}
+    attended = costs.attention
+    if software.is_transformer and _has_cores(sheet, attention):
+        attended += costs.filling
     found: list[tuple[float, Terms]] = []
     for amount, name, kind in (
         (costs.convolutions, "conv", convolution),
         (costs.products, "gemm", product),
-        (costs.attention, "attn", attention),
+        (attended, "attn", attention),
     ):
         rate, terms = _rate(sheet, name, kind, doubled=not software.is_transformer)
         rate *= _power(sheet)

@@ -94,12 +94,10 @@ class _Observer(TorchDispatchMode):
             *query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device
         )
         rows = math.prod(query.shape[:-1])
-        self.costs.attention += (
-            2.0
-            * rows
-            * key.shape[-2]
-            * (filled(query.shape[-1]) + filled(value.shape[-1]))
-        )
+        widths = query.shape[-1], value.shape[-1]
+        scores = 2.0 * rows * key.shape[-2]
+        self.costs.attention += scores * sum(widths)
+        self.costs.filling += scores * sum(filled(width) - width for width in widths)
         self.costs.moved += sum(
             math.prod(tensor.shape) for tensor in (query, key, value, made)
         )

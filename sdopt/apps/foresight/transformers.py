@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sdopt.apps.foresight.latency import Costs
-from sdopt.apps.foresight.trace import filled, on_meta, trace
+from sdopt.apps.foresight.trace import on_meta, trace
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import parts_in
 from sdopt.pipelines.families import factor_of, family_of_folder, latent_channels_of
@@ -298,11 +298,12 @@ def _with_scores(
     tokens = size[0] * size[1] // (2 * factor) ** 2 + words
     heads = config.get("num_attention_heads") or config.get("n_heads") or 1
     width = config.get("attention_head_dim") or config.get("dim", 64 * heads) // heads
-    written = costs.attention / (4 * filled(width))
+    written = costs.attention / (4 * width)
     return replace(
         costs,
-        products=costs.products + 4 * width * written,
+        products=costs.products + costs.attention,
         attention=0.0,
+        filling=0.0,
         moved=costs.moved + 4 * written,
         between=costs.between + 2 * written,
         peak=costs.peak + 2 * 2 * heads * tokens**2,
