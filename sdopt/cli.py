@@ -4,7 +4,6 @@ import atexit
 import gc
 import importlib
 import inspect
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -112,10 +111,9 @@ def _run(arguments: list[str]) -> int:
     _require_working_folder()
     # An interpreter that ends looks for garbage among all objects of PyTorch's modules, which takes a second.
     atexit.register(gc.freeze)
-    from sdopt.worker.forkserver import TALKATIVE
+    from sdopt.worker.forkserver import silence_talkative
 
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    silence_talkative()
     # A wheel carries the runners inside the package; a checkout has them at the top.
     package = Path(__file__).parent
     inside = (package / "runners").is_dir()

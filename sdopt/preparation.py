@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from sdopt.pipelines.sampling import remember as remember_sampling
 from sdopt.pipelines.transformer_files import is_transformer, source_of
 from sdopt.pipelines.twins import assumed
 from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
-from sdopt.record.files import short_digest, write_atomically
+from sdopt.record.files import short_digest, write_cached
 from sdopt.scratch import cache_folder
 from sdopt.variant import Variant
 from sdopt.worker.child import in_process
@@ -104,9 +103,7 @@ def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
     if asked := unanswered(asked):
         answers = in_process(context, answers_to, asked, what="the scheduler")
         remember_sampling(answers)
-        with suppress(OSError):  # a home that cannot be written
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, json.dumps(kept | answers).encode())
+        write_cached(file, json.dumps(kept | answers).encode())
 
 
 def _kept_answers(file: Path) -> dict[str, list[str]]:

@@ -90,7 +90,7 @@ def command_again(composer: HydraComposer, variant: Variant, baseline: Variant) 
 def _composes(
     composer: HydraComposer, words: Sequence[str], variant: Variant, baseline: Variant
 ) -> bool:
-    again = HydraComposer(words, composer.hydra_overrides)
+    again = composer.again(words)
     plan = again.current.study.plan(again)
     if len(plan.variants) != 2:
         return False
@@ -119,7 +119,7 @@ def _as_explicit(
     changes = []
     for group, names in _other_choices(variant, baseline):
         changes.append(_choice(group, names))
-    made = HydraComposer(words, composer.hydra_overrides).variant(_CANDIDATE, changes)
+    made = composer.again(words).variant(_CANDIDATE, changes)
     changes += _settings(variant.config, made.config)
     listed = ",".join(map(quoted, changes))
     yield from words
@@ -198,7 +198,7 @@ def _complete(
     composer: HydraComposer, words: list[str], wanted: RecordedConfig
 ) -> list[str]:
     """Returns overrides, with those that they lack for a configuration: what a preset, or a file of one, had set."""
-    made = HydraComposer(words, composer.hydra_overrides).current.recorded
+    made = composer.again(words).current.recorded
     sections = {group_of(key) for key in differing(wanted, made)}
     named = []
     if "model" in sections:
@@ -207,7 +207,7 @@ def _complete(
         named.append(f"gate={wanted.gate.name}")
     if named:
         words = _replaced(named, words)
-        made = HydraComposer(words, composer.hydra_overrides).current.recorded
+        made = composer.again(words).current.recorded
     settings = _settings(wanted, made)
     return [*_replaced([], words, settings), *settings]
 

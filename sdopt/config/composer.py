@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class HydraComposer:
         overrides: the job's overrides.
         hydra_overrides: overrides of Hydra's own keys; a search path among them leads to the user's own groups.
         composed: what Hydra has composed of them already, and its own node; None to compose it here.
+        compositions: what was composed with the same overrides of Hydra's own keys; None for none.
 
     Raises:
         UsageError: the job's own configuration is not valid.
@@ -57,10 +59,10 @@ class HydraComposer:
         overrides: Sequence[str],
         hydra_overrides: Sequence[str] = (),
         composed: tuple[DictConfig, DictConfig] | None = None,
+        compositions: Compositions | None = None,
     ) -> None:
-        self.hydra_overrides = tuple(hydra_overrides)
-        """Those of Hydra's own keys."""
-        self._compositions = Compositions(hydra_overrides)
+        self._hydra_overrides = tuple(hydra_overrides)
+        self._compositions = compositions or Compositions(hydra_overrides)
         self._overrides = with_own_options(
             overrides, self._compositions.options("model")
         )
@@ -92,6 +94,15 @@ class HydraComposer:
         # Unresolved, because an override may hold an interpolation of its own.
         overrides: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
         return cls(overrides["task"], overrides["hydra"], (cfg, hydra))
+
+    @cached_property
+    def _anew(self) -> Compositions:
+        """What is composed from the user's own files as they are now, which may be long after the job began."""
+        return Compositions(self._hydra_overrides)
+
+    def again(self, overrides: Sequence[str]) -> "HydraComposer":
+        """Returns the composer of another job in the same folders. Raises UsageError as `__init__`."""
+        return HydraComposer(overrides, self._hydra_overrides, compositions=self._anew)
 
     def variant(
         self, name: str | None, overrides: Sequence[str] = (), plain: bool = False

@@ -195,8 +195,8 @@ class Compositions:
         return Composition(values, choices)
 
     def _read_file(self, group: str, option: str) -> DictConfig:
-        """Composes an option's file: a file that builds on no other needs no Hydra for it."""
-        for source in [] if self._searchpath else self._loader.get_sources():
+        """Composes an option's file: a packaged file that builds on no other needs no Hydra for it."""
+        for source in self._loader.get_sources():  # they come before `_searchpath`
             if source.is_config(f"{group}/{option}"):
                 found = source.load_config(f"{group}/{option}")
                 package = found.header.get("package") or group.replace("/", ".")

@@ -113,6 +113,13 @@ def write_atomically(path: Path, content: bytes) -> None:
             raise
 
 
+def write_cached(path: Path, content: bytes) -> None:
+    """Writes a file that a later command reads instead of finding it out anew; a home that cannot be written is passed."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+
+
 def read_result(path: Path) -> StudyResult:
     """Reads a `result.json`, or the one in a run's folder.
 

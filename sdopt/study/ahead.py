@@ -9,7 +9,7 @@ from itertools import chain
 
 from sdopt.record.samples import ShapeSamples
 from sdopt.study.session import Session, VariantProcess
-from sdopt.study.work import PROFILED
+from sdopt.study.work import PROFILED, calls_of_stages
 from sdopt.worker.draws import draw_of
 
 _ENOUGH_S = 5.0
@@ -220,8 +220,7 @@ class Ahead:
         if not process.first:
             return found
         if extent.stages:
-            stages = max(study.protocol.stage_calls, int(study.quality.metrics))
-            found += stages * call_s
+            found += calls_of_stages(study.protocol, study.quality) * call_s
         main_s = call_s / len(study.shapes)
         draw = draw_of(process.variant, study.drawing_batch)
         timed_batch = process.variant.shapes[0].batch_size

@@ -103,6 +103,11 @@ class Effort:
     repeated: float
 
 
+def calls_of_stages(protocol: Protocol, quality: Quality) -> int:
+    """Returns how many calls a variant makes for the times of its stages; images that are judged need one."""
+    return max(protocol.stage_calls, int(quality.metrics))
+
+
 def work_ahead(
     variants: Sequence[Variant],
     processes: int,
@@ -127,7 +132,7 @@ def work_ahead(
     timed = warmup * (1 + (processes - 1) / sharing.calls)
     timed += processes * (1 + PROFILED) / sharing.calls  # a discarded round; evidence
     timed += processes * protocol.rounds
-    timed += max(protocol.stage_calls, int(quality.metrics))
+    timed += calls_of_stages(protocol, quality)
     draw, timed_batch = draw_of(baseline, batch), baseline.shapes[0].batch_size
     together = min(sharing.processes, len(variants))
     images = sharing.image_calls(draw, len(draw.prompts), timed_batch) / together

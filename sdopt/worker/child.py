@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from sdopt.errors import UsageError
 from sdopt.measure.processes import end, started_by
-from sdopt.worker.forkserver import StartContext, start
+from sdopt.worker.forkserver import StartContext, silence_talkative, start
 
 KILL_LIMIT_S = 10.0
 """Seconds that the kernel may take to end a killed process; a process that waits in a driver may never end."""
@@ -287,6 +287,7 @@ def _serve(
     notes: bool,
 ) -> None:
     """Sends the result of `function` to the parent, or the error that it raises; does nothing if the pipe is closed."""
+    silence_talkative()
     keywords = (
         {"note": lambda content: connection.send(("note", content))} if notes else {}
     )

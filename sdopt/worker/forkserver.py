@@ -4,6 +4,7 @@ Imports nothing heavy, so that the server loads libraries while the parent does.
 """
 
 import atexit
+import logging
 import multiprocessing
 import os
 import signal
@@ -39,6 +40,13 @@ _ENVIRONMENT = {
 TALKATIVE = ("torchao", "torch.utils._pytree", "xformers")
 """Loggers that warn, on the user's terminal, of TorchAO's kernels that this build of PyTorch cannot use, and of missing
 ones of xFormers, without which `attention=xformers` is a conflict anyway."""
+
+
+def silence_talkative() -> None:
+    """Restricts `TALKATIVE` to errors, for as long as this process lives."""
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
 
 PRELOADED = ["sdopt.worker.preload"]
 """Modules that the fork server imports before it forks."""

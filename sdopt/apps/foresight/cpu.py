@@ -12,7 +12,6 @@ import os
 import platform
 import timeit
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -24,7 +23,7 @@ import numpy as np
 from sdopt.about import __version__
 from sdopt.apps.foresight.latency import PARTS, Array, Costs
 from sdopt.hardware.probe import default_threads, describe_cpu
-from sdopt.record.files import write_atomically
+from sdopt.record.files import write_cached
 from sdopt.schema import Hardware, Rates, Sheet
 from sdopt.scratch import cache_folder
 
@@ -107,10 +106,8 @@ def measure_machine(threads: int) -> CpuRates:
     if earlier := known_machine(threads):
         pairs = zip(astuple(found), astuple(earlier), strict=True)
         found = CpuRates(*map(max, pairs))
-    with suppress(OSError):  # a home that cannot be written
-        file = _rates_file(threads, describe_cpu())
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(asdict(found)).encode())
+    rates = json.dumps(asdict(found)).encode()
+    write_cached(_rates_file(threads, describe_cpu()), rates)
     return found
 
 

@@ -338,8 +338,8 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
                 window.requests - window.rejected - window.errors for window in windows
             )
             why = (
-                "though each request has a seed of its own: it ignores seeds, or answers from a cache, which generates "
-                "nothing"
+                "though each request has a seed of its own: it ignores seeds, answers from a cache, which generates "
+                "nothing, or returns an empty picture"
                 if row.own_seeds
                 else "and load.fields gives requests no seeds of their own: it may answer them from a cache, which "
                 "generates nothing"

@@ -10,7 +10,7 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from sdopt.record.files import write_atomically
+from sdopt.record.files import write_cached
 from sdopt.report.blocks import Block, Chart, Page
 from sdopt.report.charts.spec import VEGA_LITE, engine, whole
 from sdopt.report.tones import GLYPH
@@ -85,16 +85,12 @@ def _asset(name: str) -> str:
 @cache
 def _library() -> str:
     """Returns Vega, Vega-Lite and Vega-Embed as one script; cached, because bundling takes vl-convert two seconds."""
-    cached = cache_folder() / "sdopt"
-    file = cached / f"vega-{VEGA_LITE}-{version('vl-convert-python')}.js"
+    made_by = f"{VEGA_LITE}-{version('vl-convert-python')}"
+    file = cache_folder() / "sdopt" / f"vega-{made_by}.js"
     with suppress(OSError):
         return file.read_text(encoding="utf-8")
     # An HTML parser ends a script at this word, wherever it stands.
     bundle: str = engine().javascript_bundle(vl_version=VEGA_LITE)
     script = bundle.replace("</script", "<\\/script")
-    with suppress(
-        OSError
-    ):  # without a writable folder, the script is bundled again each time
-        cached.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, script.encode())
+    write_cached(file, script.encode())
     return script

@@ -5,7 +5,7 @@ import math
 import multiprocessing
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from runners.plan import main
-from sdopt.apps.foresight import cpu
+from sdopt.apps.foresight import cpu, forecast
 from sdopt.apps.foresight import plan as forecasts
 from sdopt.apps.foresight.advice import _numbers_for
 from sdopt.apps.foresight.forecast import expected
@@ -34,6 +34,7 @@ from sdopt.apps.foresight.tables import remarks
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
+from sdopt.forecast import Expected
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import describe_cpu
@@ -41,7 +42,7 @@ from sdopt.options.base import Optimization
 from sdopt.options.nf4 import BitsAndBytes
 from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.pipelines.family import family_named
-from sdopt.record.files import read_result, write_result
+from sdopt.record.files import read_result, write_cached, write_result
 from sdopt.reference import MODEL
 from sdopt.schema import Shape, Sheet
 from sdopt.worker.machine import Machine
@@ -568,6 +569,39 @@ def test_this_machine_more_work_takes_longer_and_compilers_are_refused(
     assert "compiler" in told.loc["compiler=inductor", "reason"]
     [half] = plan("hardware=cpu", "precision=bf16")["reason"]
     assert "half types" in half
+
+
+def test_what_was_foretold_is_kept_until_something_that_it_depends_on_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[str] = []
+
+    def ask(_context: object, predict: Any, variants: Any, what: str) -> Any:
+        asked.append(what)
+        return predict(variants)
+
+    monkeypatch.setattr(forecast, "in_process", ask)
+    machine = Machine(Device("cpu"), {"threads": 1, **describe_cpu()}, False, False)
+    context = multiprocessing.get_context("spawn")
+
+    def foretell(*overrides: str) -> Expected:
+        with composer_of(["tracking=none", *overrides]) as composer:
+            [found] = expected([composer.variant(None)], machine, context)
+        return found
+
+    def measure_rates(rates: cpu.CpuRates) -> None:
+        kept = json.dumps(asdict(rates)).encode()
+        write_cached(cpu._rates_file(1, describe_cpu()), kept)
+
+    measure_rates(cpu.CpuRates(1e10, 1e10, 1e10, 1e10, 1e9, 1e-5))
+    first = foretell()
+    assert foretell() == first
+    assert len(asked) == 1
+    assert foretell("workload.steps=50").seconds > 1.5 * first.seconds
+    measure_rates(cpu.CpuRates(2e10, 2e10, 2e10, 2e10, 2e9, 5e-6))
+    assert foretell().seconds < 0.75 * first.seconds
+    assert len(asked) == 3
 
 
 def test_rates_of_this_machine_are_kept_and_the_highest_count(
