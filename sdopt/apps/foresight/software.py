@@ -302,7 +302,8 @@ def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
         return f"precision={chosen}: int8 products without a compiler run 20 times slower: choose compiler=inductor"
     stored = casts or "Q8_0" in blocks
     weight_only = isinstance(precision, TorchAo) and not precision.activations
-    rescaled = weight_only and not compiled and "int8" in precision.weights
+    in_8_bits = isinstance(precision, TorchAo) and "int8" in precision.weights
+    rescaled = weight_only and in_8_bits and not compiled
     return Software(
         TRANSFORMERS,
         f"blocks_{named}",
