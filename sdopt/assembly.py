@@ -1,14 +1,17 @@
 """Loads a pipeline, applies options to it, calls it, and proves that they took effect."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+from sdopt.errors import ConflictError
 from sdopt.measure.trace import Trace
 from sdopt.options.base import Finding, Inputs, Optimization, Proof, loading_arguments
+from sdopt.options.patch import Patch
 from sdopt.pipelines.loading import call_arguments, load_pipeline
 from sdopt.pipelines.parts import CALL, Pipeline, called
+from sdopt.record.choices import as_choice, is_plain
 from sdopt.variant import Variant
 
 
@@ -20,11 +23,13 @@ class Assembly:
         pipe: the pipeline.
         options: the options by axis, in the order in which they were applied.
         proofs: the proofs by axis; each judges its option by the trace of a call.
+        choices: the names of the options by axis.
     """
 
     pipe: Pipeline
     options: Mapping[str, Optimization]
     proofs: dict[str, Proof] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
     _changes: list[Callable[[Inputs], Inputs]] = field(default_factory=list)
 
     @classmethod
@@ -37,6 +42,7 @@ class Assembly:
 
         Raises:
             UsageError: files are missing.
+            ConflictError: an option would leave out what the user's own code has built or changed.
         """
         import torch
 
@@ -52,7 +58,11 @@ class Assembly:
             variant.model, variant.scheduler, variant.task, device, arguments, on_host
         )
         pipe.__dict__[CALL] = call_arguments(variant.model)
-        return cls.of(pipe, options)
+        assembly = cls(pipe, options, choices=variant.choices)
+        if variant.model.weights == "factory":
+            _require_none(assembly.left_out(options))
+        assembly.apply()
+        return assembly
 
     @classmethod
     def of(cls, pipe: Pipeline, options: Mapping[str, Optimization]) -> "Assembly":
@@ -64,7 +74,39 @@ class Assembly:
     def apply(self) -> None:
         """Applies the options, in their order; if one fails, `proofs` shows which were applied before it."""
         for axis, option in self.options.items():
-            self.proofs[axis] = option.apply(self.pipe)
+            if isinstance(option, Patch):
+                with self._nothing_left_out():
+                    self.proofs[axis] = option.apply(self.pipe)
+            else:
+                self.proofs[axis] = option.apply(self.pipe)
+
+    @contextmanager
+    def _nothing_left_out(self) -> Iterator[None]:
+        """Requires that options leave out nothing of what a user's functions do in the block.
+
+        Those that come later may, and of the earlier ones those that go on running what they found.
+        """
+        axes = [
+            axis
+            for axis, option in self.options.items()
+            if axis not in self.proofs or option.keeps_structure
+        ]
+        before = self.left_out(axes)
+        yield
+        _require_none([line for line in self.left_out(axes) if line not in before])
+
+    def left_out(self, axes: Iterable[str]) -> list[str]:
+        """Returns what options of some axes would leave out of the pipeline, of which diffusers' own have nothing.
+
+        A compiler's graph has what users' code computes when it is recorded.
+        """
+        lines = []
+        for axis in axes:
+            option, choice = self.options[axis], self.choices.get(axis, "")
+            if not option.compiles and not is_plain(axis, choice):
+                reasons = option.bypassed(self.pipe)
+                lines += [f"{as_choice(axis, choice)}: {line}" for line in reasons]
+        return lines
 
     def prepare_inputs(self, prompts: Sequence[str]) -> None:
         """Lets the options compute once the values that depend on prompts alone; `prompts` are those of all calls."""
@@ -117,3 +159,8 @@ class Assembly:
     def findings(self, trace: Trace) -> dict[str, Finding]:
         """Returns by axis what the trace of a call shows of each option."""
         return {axis: proof(trace) for axis, proof in self.proofs.items()}
+
+
+def _require_none(problems: list[str]) -> None:
+    if problems:
+        raise ConflictError(problems)

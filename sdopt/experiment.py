@@ -335,7 +335,7 @@ class Experiment:
             contracts = dict.fromkeys(variant.contract for variant in variants)
             drawn = min(len(variant.pictured) for variant in variants)
             found |= dict.fromkeys(
-                remarks_on_calibration(gate, contracts, config.recorded, drawn)
+                remarks_on_calibration(gate, contracts, variants[0].config, drawn)
             )
         if config.quality.metrics and config.model.weights == "random":
             found[_UNTRAINED] = None
@@ -436,11 +436,14 @@ class Experiment:
 
     def _complete(self, result: StudyResult, plan: Plan, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""
-        print_line(self.console, f"already complete: {self.folder}")
-        pictured = [row for row in result.variants if row.images]
-        scored = bool(pictured) and all(row.quality for row in pictured)
-        complete = scored and (result.gate or not self.config.gate.judges)
+        pictured = any(row.images for row in result.variants)
+        scores = [*(row.quality for row in result.variants)]
+        scores += [edge.quality for edge in result.comparisons]
+        scored = any(scores) or not (pictured and self.config.quality.metrics)
+        complete = scored and bool(result.gate or not self.config.gate.judges)
         end = self._conclusion
+        done = "complete" if complete else "measured"
+        print_line(self.console, f"already {done}: {self.folder}")
         if not complete:
             end.evaluate(result, machine.device.torch_name)
             end.judge(result)
@@ -453,11 +456,10 @@ class Experiment:
             end.run_programs(summary, plan.variants, machine.device)
         else:
             summary = summary_of(result)
-        if not complete:
-            end.show_verdicts(summary)
-        complete = complete and not lacking
         rendered = None
-        if not (self.brief or (complete and (self.folder / "plot.png").is_file())):
+        if not complete:  # nobody has seen its answer
+            rendered = end.report(summary)
+        elif not self.brief and (lacking or not (self.folder / "plot.png").is_file()):
             rendered = end.write_reports(summary)
         end.track(summary, rendered)
 

@@ -133,6 +133,11 @@ class Judging:
         self, result: StudyResult, folder: Path, against: str
     ) -> list[Judgement]:
         earlier, then = find_result(against, self.config.tracking)
+        if earlier.id == result.id:
+            # It would pass, whatever has become worse.
+            raise UsageError(
+                f"not comparable: {against} is the result that is judged (id {result.id}); name an earlier one"
+            )
         gate = self.config.gate
         images = [folder / record.path for record in result.drawn_images]
         images += [then / record.path for record in earlier.drawn_images]

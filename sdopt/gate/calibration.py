@@ -7,8 +7,8 @@ as shares of that spread.
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from sdopt.contract import Contract
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import write_atomically
-from sdopt.record.records import StudyResult
+from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Spread
 from sdopt.schema import Gate, Model, Rule, Task
 from sdopt.statistics.bounds import MINIMUM_PROMPTS
@@ -120,11 +120,17 @@ class Fit:
         calibration: the calibration to apply; None if there is none, or if none fits.
         note: the settings in which `calibration` differs from the study, if it is applied nevertheless; else "".
         refusal: why no calibration fits, and what to do; "" if one does, or if there is none at all.
+        others: by variant, what fits where its work is another than the baseline's.
     """
 
     calibration: Calibration | None = None
     note: str = ""
     refusal: str = ""
+    others: Mapping[str, "Fit"] = field(default_factory=dict)
+
+    def of(self, reference: str) -> "Fit":
+        """Returns what fits comparisons with a variant: images of four steps spread otherwise than those of 25."""
+        return self.others.get(reference, self)
 
 
 def calibration_for(result: StudyResult, path: str | None) -> Fit:
@@ -136,12 +142,29 @@ def calibration_for(result: StudyResult, path: str | None) -> Fit:
     Raises:
         UsageError: the file at `path` is missing or is not a calibration.
     """
-    config = result.config
-    calibrations = [read_calibration(Path(path))] if path else _shipped(config)
+    given = [read_calibration(Path(path))] if path else None
+    digests = _digests(result, result.baseline_variant)
+    whole = _fitting(result.config, digests, path, given)
+    plain = work_of(result.baseline_variant.config)
+    others: dict[str, Fit] = {}
+    for variant in result.candidates:
+        if work_of(variant.config) != plain:
+            own = _digests(result, variant)
+            others[variant.name] = _fitting(variant.config, own, path, given)
+    return replace(whole, others=others)
+
+
+def _fitting(
+    config: RecordedConfig,
+    digests: Mapping[str, str],
+    path: str | None,
+    given: Sequence[Calibration] | None,
+) -> Fit:
+    """Returns the calibration that fits some work: of those that are `given`, or of those that sdopt ships."""
+    calibrations = list(_shipped(config) if given is None else given)
     if not calibrations:
         return Fit()
     calibrations.sort(key=lambda calibration: len(calibration.differing(config)))
-    digests = _digests(result)
     for calibration in calibrations:
         if not _other_weights(calibration, digests):
             return fit_of(calibration, config, named=path is not None)
@@ -154,9 +177,9 @@ def calibration_for(result: StudyResult, path: str | None) -> Fit:
     )
 
 
-def _digests(result: StudyResult) -> dict[str, str]:
-    """Returns the hashes of the weights of a study: of its baseline, and of each feature extractor."""
-    model = result.baseline_variant.inputs.get("model", "")
+def _digests(result: StudyResult, variant: VariantResult) -> dict[str, str]:
+    """Returns the hashes of the weights of a variant's model, and of each feature extractor of its study."""
+    model = variant.inputs.get("model", "")
     return {"model": model, **result.feature_digests}
 
 
@@ -304,7 +327,7 @@ def calibration_of(result: StudyResult) -> Calibration:
     return Calibration(
         config.model.name,
         workload,
-        _digests(result),
+        _digests(result, result.baseline_variant),
         spreads,
         scheduler=asdict(config.scheduler),
         task=asdict(config.task),

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sdopt.quality.metrics import reference_of
 from sdopt.record.choices import NONE, PATCH, PLAIN
 from sdopt.record.records import Environment, StudyResult, VariantResult
 from sdopt.schema import AMOUNT, CHOICES, WORK
@@ -73,11 +74,17 @@ def _of_results(later: StudyResult, earlier: StudyResult) -> Iterator[Difference
         **_machine_settings(now, then),
         "baseline": (later.baseline, earlier.baseline),
         **later.config.differing(earlier.config, WORK),
+        "quality.reference": (_reference_of(later), _reference_of(earlier)),
         **_contents(later.feature_digests, earlier.feature_digests),
     }
     for name, values in settings.items():
         if values[0] != values[1]:
             yield Difference(_against(name, *values))
+
+
+def _reference_of(result: StudyResult) -> str:
+    """Returns the set of images that distances such as CMMD are to, which their names do not say."""
+    return reference_of(result.config.quality, result.config.model)
 
 
 _OF_CARDS = (

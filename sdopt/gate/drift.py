@@ -20,12 +20,13 @@ from sdopt.gate.rulings import unjudged
 from sdopt.gate.trust import trust_rulings
 from sdopt.quality.metrics import family_of, measured_metrics
 from sdopt.record.comparisons import Comparison
-from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import SINCE, Judgement, Ruling, Verdict
 from sdopt.schema import Gate, Quality, Rule
+from sdopt.statistics.giving_up import at_least_slower
 from sdopt.statistics.measures import SPEEDUP
-from sdopt.statistics.ratios import LogRatio, speedup_drift
+from sdopt.statistics.ratios import LogRatio, log_speedup, speedup_drift
 
 _Sides = tuple[VariantResult, VariantResult]
 """A variant of one result, and the baseline of the same result."""
@@ -66,7 +67,7 @@ def judge_drift(
     pairs_images = folders is not None and not allowed
     rules = [rule for rule in gate.rules.get(contract, []) if _fits(rule, pairs_images)]
     judged = replace(gate, rules={contract: rules}, must_pay=False)
-    notes = "; ".join(_notes(allowed, folders, fit))
+    notes = "; ".join(_notes(allowed, folders, fit, later.started < earlier.started))
 
     def of(name: str, rulings: list[Ruling], note: str = "") -> Judgement:
         moment = earlier.started[:16].replace("T", " ")
@@ -79,7 +80,9 @@ def judge_drift(
         contexts = _contexts(
             later, earlier, name, fit, folders if pairs_images else None
         )
-        judgements.append(of(name, rulings_of(contexts, judged, contract), notes))
+        lost = _lost_gain(later, earlier, name, rules)
+        rulings = [lost] if lost else rulings_of(contexts, judged, contract)
+        judgements.append(of(name, rulings, notes))
     # An option that is gone must not pass.
     for name in [*names, *earlier_names]:
         if name not in common:
@@ -118,7 +121,10 @@ def _notes(
     waived: Sequence[Difference],
     folders: tuple[Path, Path] | None,
     fit: Fit,
+    swapped: bool,
 ) -> Iterator[str]:
+    if swapped:
+        yield "the result that is judged was measured before the one that it is held against"
     if waived:
         yield f"waived: {'; '.join(difference.what for difference in waived)}"
     if folders is None:
@@ -178,6 +184,34 @@ def _contexts(
         )
 
     return [at(shape_index) for shape_index in range(len(later.shapes))]
+
+
+def _lost_gain(
+    later: StudyResult, earlier: StudyResult, name: str, rules: Sequence[Rule]
+) -> Ruling | None:
+    """Fails a variant that was timed to the end, and now is so slow that it was not; None for every other one."""
+    limits = [
+        rule.limit for rule in rules if rule.metric == SPEEDUP.name and rule.limit
+    ]
+    now = later.variant(name)
+    times = at_least_slower(now) if now.status is Status.SLOWER else None
+    before = log_speedup(*_sides(earlier, name))
+    if times is None or before is None or not limits:
+        return None
+    low = before.interval(earlier.confidence).low
+    limit = max(limits)
+    if low is None or 1 / (times * low) >= limit:
+        return None
+    ratio = 1 / (times * low)
+    reason = f"{now.reason}: at most {ratio:.2g} of its earlier gain, below the limit {limit:.4g}"
+    return Ruling(
+        "at_least",
+        SPEEDUP.name,
+        Verdict.FAIL,
+        reason,
+        estimate=ratio,
+        margin=limit,
+    )
 
 
 def _sides(result: StudyResult, name: str) -> _Sides:

@@ -186,7 +186,7 @@ def _contexts(
             candidate,
             reference,
             edge.quality,
-            fit,
+            fit.of(reference.name),
             lambda metric: RULED[metric].log_ratio(candidate, reference),
             lambda metric: RULED[metric].floor(view, edge),
             "; ".join(disturbances(view, candidate, reference)),

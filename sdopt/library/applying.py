@@ -121,7 +121,7 @@ def optimize(
         None if config_dir is None else Path(config_dir),
     )
     before, process = Snapshot.of(pipe), ProcessChanges()
-    assembly = Assembly(pipe, plan.options)
+    assembly = Assembly(pipe, plan.options, choices=plan.choices)
     try:
         with process.noted():
             _apply(assembly, plan, prompts)

@@ -84,10 +84,7 @@ def own_blocks(pipe: Pipeline) -> list[str]:
         "forward" in vars(unet)
         or getattr(type(unet), "forward", None) is not UNet2DConditionModel.forward
     ):
-        return [
-            *found,
-            "would replace the UNet's forward, which is not that of diffusers",
-        ]
+        found.append("would replace the UNet's forward, which is not that of diffusers")
     if unet.class_embedding is not None:
         found.append("runs the UNet's blocks itself, without its class embedding")
     named = dict(unet.named_modules())

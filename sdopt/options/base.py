@@ -253,9 +253,13 @@ class Optimization(Configured):
             f"not for {family.title}, whose denoiser is a transformer: {self.unet_only}"
         ]
 
-    def broken(self, pipe: Pipeline) -> list[str]:
-        """Returns what of a program's own pipeline the option would bypass or break; [] if it holds there."""
+    def bypassed(self, pipe: Pipeline) -> list[str]:
+        """Returns what of a pipeline that users' code has made the option would leave out or break; [] if nothing."""
         return [reason for assumption in self.assumes for reason in assumption(pipe)]
+
+    def broken(self, pipe: Pipeline) -> list[str]:
+        """Returns what speaks against the option on a program's own pipeline; [] if nothing does."""
+        return self.bypassed(pipe)
 
     def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
         """Returns methods of a pipeline that the option has to come after, with what to say if one is called later."""

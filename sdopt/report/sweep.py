@@ -9,6 +9,7 @@ from pathlib import Path
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.judge import exit_code as judged_code
 from sdopt.gate.judge import left_unjudged, worst_code
+from sdopt.record.choices import as_choice
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import JobError, read_error, read_result
 from sdopt.record.records import Status, StudyResult, VariantResult
@@ -161,7 +162,19 @@ class Sweep:
         for key in keys:
             section, _, name = key.partition(".")
             words.append(f"{key}={getattr(getattr(config, section), name)}")
-        return ", ".join(words)
+        return ", ".join([*words, *self._own_choices(job)])
+
+    def _own_choices(self, job: str) -> list[str]:
+        """Returns the gate of a job and what its baseline chooses, as far as that is not the same in all jobs."""
+        study = self.studies[job]
+        own = []
+        if len({other.config.gate.name for other in self.studies.values()}) > 1:
+            own.append(f"gate={study.config.gate.name}")
+        baselines = [other.baseline_variant for other in self.studies.values()]
+        for axis, option in study.baseline_variant.choices.items():
+            if any(other.choices.get(axis) != option for other in baselines):
+                own.append(f"on {as_choice(axis, option)}")
+        return own
 
     def _baseline_config(self, job: str) -> RecordedConfig:
         study = self.studies[job]
@@ -229,7 +242,7 @@ class Sweep:
         return blocks
 
 
-_NAMING = (*WORK, "hardware")
+_NAMING = (*WORK, "hardware", "protocol", "quality")
 """Sections by which jobs are told apart."""
 
 _NOTE = "Each job is a study of its own: gains are over the baseline that was measured in the same job."

@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from sdopt.errors import print_problems
+from sdopt.quality.metrics import family_of
 from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
@@ -96,7 +97,9 @@ def _nothing_worse(judgements: Sequence[Judgement], open_text: str) -> str:
     for judgement in judgements:
         metrics.update(ruling.metric for ruling in judgement.rulings if ruling.metric)
     compares_speed = any(map(_is_ratio, metrics))
-    compares_images = not all(map(_is_ratio, metrics))
+    of_images = [metric for metric in metrics if not _is_ratio(metric)]
+    in_pairs = any(family_of(metric).needs_pair for metric in of_images)
+    images = "image" if in_pairs else "score of the images"
     verb = "is shown to be" if open_text else "is"
     worse = []
     lacking = []
@@ -104,8 +107,8 @@ def _nothing_worse(judgements: Sequence[Judgement], open_text: str) -> str:
         worse.append(f"speed-up {verb} smaller")
     else:
         lacking.append("speed")
-    if compares_images:
-        worse.append(f"image {verb} worse")
+    if of_images:
+        worse.append(f"{images} {verb} worse")
     else:
         lacking.append("images")
     clauses = ["Nothing was compared by a rule"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from sdopt.record.records import Budget, StudyResult, VariantResult
+from sdopt.record.records import Budget, Status, StudyResult, VariantResult
 from sdopt.statistics.bounds import prompts_to_exclude
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision, Speed
@@ -90,10 +90,27 @@ def _judging_notes(result: StudyResult) -> Iterator[str]:
         return
     if result.baseline_variant.status.failure:
         return  # no gate has anything to judge
+    if result.config.gate.judges:
+        yield from _left_notes(result)
+        return
     if not any(variant.images for variant in result.variants):
         yield "There are no images to judge: measure again with gate=default, which draws them."
         return
     yield f"The images were not judged: {_how_to_judge(result)}."
+
+
+def _left_notes(result: StudyResult) -> Iterator[str]:
+    """Yields what the study's own gate has left open, of what it can judge at all."""
+    gate = result.config.gate
+    if all(variant.status is Status.SKIPPED for variant in result.candidates):
+        return
+    left = "The images were not judged"
+    if not any(variant.images for variant in result.variants):
+        left = "There are no images to judge"
+    if result.status != "finished":
+        yield f"{left}: resuming measures what is missing, and then gate={gate.name} judges."
+    else:
+        yield f"{left}: run `sdopt gate <folder> gate={gate.name}` on this result."
 
 
 def _bounded(result: StudyResult) -> bool:

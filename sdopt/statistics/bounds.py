@@ -36,8 +36,8 @@ class Bounds:
     def needed(self, limit: float, confidence: float, power: float = 0.8) -> int | None:
         """Returns how many values would show, with probability `power`, on which side of `limit` the estimate lies.
 
-        Uses the normal approximation: n = ((z_confidence + z_power) · deviation / (estimate − limit))². Returns None if
-        the estimate lies on the limit, or if the deviation is not known.
+        Uses the normal approximation: n = ((z_confidence + z_power) · deviation / (estimate − limit))². Never fewer
+        than have bounds at all. Returns None if the estimate lies on the limit, or if the deviation is not known.
         """
         distance = abs(self.estimate - limit)
         known = math.isfinite(self.deviation) and self.deviation != 0
@@ -45,7 +45,7 @@ class Bounds:
             return None
         z = float(special.ndtri(confidence) + special.ndtri(power))
         n = math.ceil((z * self.deviation / distance) ** 2)
-        return max(self.n + 1, n)
+        return max(self.n + 1, n, MINIMUM_PROMPTS)
 
 
 def mean_bounds(values: np.ndarray, confidence: float) -> Bounds:

@@ -158,7 +158,7 @@ RATIOS: Mapping[str, Change] = {
 }
 
 OVER_ITS_BASELINE = Change(
-    "Its gain over its own baseline is", "{} smaller", "{} larger"
+    "Its speed-up over its own baseline is", "{} smaller", "{} larger"
 )
 """A speed-up beside that of an earlier result."""
 

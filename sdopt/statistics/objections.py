@@ -28,6 +28,8 @@ def objections(result: StudyResult, row: Row) -> Iterator[str]:
     yield broken_because(variant)
     if baseline.status is not Status.OK:
         yield f"the baseline has the status {baseline.status}"
+    if baseline.trips:
+        yield f"images of the baseline are broken ({wires_of(baseline)})"
     if (variant.choices, variant.config) == (
         reference.choices,
         reference.config,
@@ -42,13 +44,22 @@ def objections(result: StudyResult, row: Row) -> Iterator[str]:
         yield from _why_no_gain(result, row)
     claims = any(promise.claims for promise in variant.promises_beside(reference))
     only_faster = all(measure_named(name) is SPEEDUP for name in row.gains)
-    if (
-        not judgements
-        and claims
-        and only_faster
-        and not changes_of(result, variant, reference)
-    ):
-        yield "sdopt's own trace shows no change that explains it"
+    if not judgements and claims and only_faster:
+        yield _unexplained(result, variant, reference)
+
+
+def _unexplained(
+    result: StudyResult, variant: VariantResult, reference: VariantResult
+) -> str:
+    """Returns why nothing explains a gain; "" if a trace does."""
+    changes = changes_of(result, variant, reference)
+    if changes:
+        return ""
+    if changes is None and not reference.status.measured:
+        return f"{reference.name}, which it is compared with, has the status {reference.status}"
+    if changes is None:
+        return "no trace of a call was taken, which could explain it"
+    return "sdopt's own trace shows no change that explains it"
 
 
 def _judgements(result: StudyResult, row: Row) -> list[Judgement]:

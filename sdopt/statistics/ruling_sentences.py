@@ -156,6 +156,8 @@ def _of_figures(ruling: Ruling, drift: bool) -> str:
         return f"Images must be identical to {_others(drift)}, and {prompts} differ"
     change = _change(ruling, ruling.estimate, drift) + _at_shape(ruling)
     limit = _limit(ruling, ruling.estimate, ruling.margin)
+    if drift and family(ruling.metric) == "speedup" and ruling.margin < 1:
+        limit = f"{percent_text(1 - ruling.margin)} allowed"
     if ruling.verdict is not Verdict.INCONCLUSIVE:
         return f"{change} ({limit})"
     lacking = "runs" if family(ruling.metric) in RATIOS else "prompts"
@@ -185,11 +187,7 @@ def _change(ruling: Ruling, estimate: float, drift: bool) -> str:
     if is_open and ruling.low is not None and ruling.high is not None:
         low, high = ruling.low, ruling.high
     if name in RATIOS:
-        is_gain = drift and name == "speedup"
-        change = OVER_ITS_BASELINE if is_gain else RATIOS[name]
-        low = excess(name, low)
-        high = excess(name, high)
-        return _changed(change, low, high)
+        return _ratio_text(name, low, high, drift)
     if name == "first_image_s":
         return f"It takes {amounts_text(low, high, duration_text)} to the first image"
     if name in PROPERTIES:
@@ -205,6 +203,12 @@ def _change(ruling: Ruling, estimate: float, drift: bool) -> str:
     if ruling.rule == "every" and name not in _MEASURED_AS:
         amount = f"up to {amount}"
     return f"{whose} {_distance_text(name, amount, drift)}"
+
+
+def _ratio_text(name: str, low: float, high: float, drift: bool) -> str:
+    if drift and name == "speedup":  # no time, of which some would be added
+        return _changed(OVER_ITS_BASELINE, low - 1, high - 1)
+    return _changed(RATIOS[name], excess(name, low), excess(name, high))
 
 
 _MEASURED_AS = ("mse", "perceptual", "lpips_alex")

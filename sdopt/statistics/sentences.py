@@ -51,7 +51,14 @@ def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
         return _keep_the_baseline(candidates, baseline)
     if first.speed is Speed.FASTER:
         return f"{text}: {shortened(first.because)}."
-    return f"Keep the baseline: {text}."
+    return f"{_advice(baseline)}: {text}."
+
+
+def _advice(baseline: Row | None) -> str:
+    """Returns what to do where nothing is shown to be better; broken images are not to be kept."""
+    if baseline is not None and baseline.variant.trips:
+        return f"Images of the baseline are broken ({wires_of(baseline.variant)})"
+    return "Keep the baseline"
 
 
 def _keep_the_baseline(candidates: Sequence[Row], baseline: Row | None) -> str:
@@ -62,7 +69,7 @@ def _keep_the_baseline(candidates: Sequence[Row], baseline: Row | None) -> str:
         if found[words]:
             counts.append(f"{found[words]} {words}")
     text = (
-        f"Keep the baseline: none of {len(candidates)} is shown to be better "
+        f"{_advice(baseline)}: none of {len(candidates)} is shown to be better "
         f"({', '.join(counts)})."
     )
     first = candidates[0]

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
@@ -29,7 +29,7 @@ from sdopt.record.records import (
     VariantResult,
     now,
 )
-from sdopt.schema import Edge, Model, Protocol
+from sdopt.schema import WORK, Edge, Model, Protocol
 from sdopt.scratch import CACHES, named_caches
 from sdopt.study.designs import CONTROL, Design, Plan
 from sdopt.study.fingerprint import code, inputs_of, of_model
@@ -205,10 +205,17 @@ def plan_result(
 ) -> StudyResult:
     """Returns the result of a study before anything is measured: what will be run, compared and skipped, and why.
 
+    What it records of the work is the baseline's, which may choose another than the command does.
+
     Raises:
         ConflictError: the baseline cannot run here, so that there is nothing to compare with.
     """
     variants = []
+    of_baseline = {
+        section: getattr(plan.baseline.config, section)
+        for section in (*WORK, "hardware")
+    }
+    config = replace(config, **of_baseline)
     model = cache(of_model)
     for variant in plan.variants:
         conflicts = variant.conflicts(machine.device)

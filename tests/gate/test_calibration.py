@@ -20,8 +20,10 @@ from sdopt.gate.judge import judge
 from sdopt.quality.features import feature_extractor
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import read_result
+from sdopt.record.scores import Score
 from sdopt.schema import Gate, Model, Quality, Rule, Scheduler, Task, Workload
 from sdopt.study.fingerprint import of_model
+from tests.gate.test_judge import study, variant
 from tests.records import reconfigure
 from tests.robustness.damage import RESULT
 
@@ -142,6 +144,27 @@ def test_one_of_other_weights_says_which() -> None:
         assert named in str(result.judgements)
     result.feature_digests = {"emojiclip": feature_extractor("emojiclip").digest}
     assert calibration_for(result, None) == Fit(PACKAGED["emoji-10"])
+
+
+def test_a_comparison_takes_that_of_its_references_work() -> None:
+    """What is held against four steps is not allowed a share of what other noise changes in 25."""
+    result = study(variant("it"), variant("few"))
+    result.variants.append(variant("baseline", contract="exact"))
+    result.baseline = "baseline"
+    for row in result.variants:
+        row.config = config(4 if row.name == "few" else 25)
+        row.inputs = {"model": of_model(Model())}
+    result.config = config()
+    by_default = calibration_for(result, None)
+    assert by_default.of("baseline").calibration == PACKAGED["emoji-25"]
+    assert "workload.steps=10 (here 4)" in by_default.of("few").refusal
+    clip = Rule("clip_score", deviations=0.1)
+    for row in result.variants:
+        row.quality = {"clip_score_emojiclip": Score(80.0, [80.0] * 48)}
+    judge(result, Gate("g", {"lossy": [clip]}), by_default)
+    [judged] = result.judgements
+    assert judged.reference == "few"
+    assert "workload.steps=10 (here 4)" in str(judged.rulings)
 
 
 class TestForeseen:

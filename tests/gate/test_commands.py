@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -147,9 +148,13 @@ class TestGate:
             ("report_only", 1),
         }
 
-    def test_against_itself_nothing_has_got_worse(
+    def test_against_an_equal_result_nothing_has_got_worse(
         self, folder: Path, tmp_path: Path
     ) -> None:
+        copytree(folder, tmp_path / "earlier")
+        earlier = read_result(folder)
+        earlier.id = "another"
+        write_result(earlier, tmp_path / "earlier")
         # Of two steps there is none: one of ten is not applied unless it is named, and then the verdict says so.
         named = f"gate.calibration={FOLDER / 'emoji-10.json'}"
         done = sdopt(
@@ -158,7 +163,7 @@ class TestGate:
                 "gate",
                 str(folder),
                 "--against",
-                str(folder),
+                "earlier",
                 "--waive",
                 "sdopt",
                 "--output",
@@ -187,10 +192,16 @@ class TestGate:
             for j in found.values()
         )
 
+    def test_against_itself_is_refused(self, folder: Path, tmp_path: Path) -> None:
+        """It would always pass: a script may name the new result twice."""
+        done = refused(tmp_path, "gate", str(folder), "--against", str(folder))
+        assert "is the result that is judged" in done.shown
+
     def test_against_another_study_is_refused_by_name(
         self, folder: Path, tmp_path: Path
     ) -> None:
         earlier = read_result(folder)
+        earlier.id = "another"
         reconfigure(earlier, "workload", steps=25)
         earlier.environment.packages["torch"] = "2.12.0"
         write_result(earlier, tmp_path)

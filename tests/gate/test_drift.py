@@ -11,13 +11,14 @@ from sdopt.errors import UsageError
 from sdopt.gate.differences import differences
 from sdopt.gate.drift import judge_drift
 from sdopt.gate.judge import exit_code
-from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import TimedImage
 from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import Verdict
 from sdopt.report.comparing import comparison_of
 from sdopt.report.markdown import written
 from sdopt.schema import Gate, Rule
+from sdopt.statistics.reasons import reasons_of
 from tests.gate.test_judge import FIT, NON_INFERIOR, clip
 from tests.records import disturb, known, reconfigure, retime, samples_of
 
@@ -347,3 +348,37 @@ def test_a_floor_that_was_raised_widens_no_limit(
     [ruling] = [ruling for ruling in found[1].rulings if ruling.metric == "mse"]
     assert ruling.verdict is Verdict.FAIL
     assert ruling.margin == pytest.approx(1e-6)
+
+
+def test_a_gain_that_became_so_slow_that_it_was_not_timed_on_fails(
+    results: Results,
+) -> None:
+    """That its timing was given up shows the regression better than any time."""
+    later, earlier = results
+    row = later.variant("it")
+    row.status, row.given_up, row.reason = Status.SLOWER, True, "its calls take longer"
+    for samples in samples_of(row):
+        samples.trial_s, samples.trial_beside_s = [9.0, 9.0], [1.0, 1.0, 1.0]
+        samples.calls = []
+    found = {one.candidate: one for one in judge_drift(later, earlier, GATE, FIT)}
+    assert found["it"].verdict is Verdict.FAIL
+    [reason] = reasons_of(found["it"])
+    assert reason.startswith("Its speed-up over its own baseline is 8"), reason
+    found = {one.candidate: one for one in judge_drift(earlier, later, GATE, FIT)}
+    assert found["it"].verdict is Verdict.NOT_COMPARABLE
+
+
+def test_distances_to_other_images_are_not_compared(results: Results) -> None:
+    later, earlier = results
+    reconfigure(later, "quality", reference="my_images")
+    [difference] = differences(later, earlier)
+    assert difference.what == "quality.reference: my_images against packaged"
+    reconfigure(later, "quality", reference="packaged")
+    assert differences(later, earlier) == []
+
+
+def test_a_swap_of_the_two_results_is_said(results: Results) -> None:
+    later, earlier = results
+    later.started = "2025-01-01T00:00:00"
+    [found, _] = judge_drift(later, earlier, GATE, FIT)
+    assert "was measured before the one that it is held against" in found.note

@@ -33,6 +33,7 @@ from sdopt.report.markdown import written
 from sdopt.report.sweep import Sweep
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.schema import Gate, Rule
+from sdopt.statistics.bounds import MINIMUM_PROMPTS
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.ratios import LogRatio
@@ -179,6 +180,17 @@ class TestNonInferiority:
     ) -> None:
         found = verdict(clip(change, spread), NON_INFERIOR)
         assert found.verdict is expected, found.rulings
+
+
+def test_what_is_said_to_settle_it_is_enough_for_bounds() -> None:
+    """Of five prompts there are none, however clear their mean: a command for five would be measured in vain."""
+    result = clip(0.0)
+    for row in result.variants:
+        for score in row.quality.values():
+            score.per_prompt = score.per_prompt[:4]
+    [ruling] = [r for r in verdict(result, NON_INFERIOR).rulings if r.prompts]
+    assert ruling.prompts == MINIMUM_PROMPTS
+    assert f"about {MINIMUM_PROMPTS} prompts" in ruling.reason
 
 
 class TestFailClosed:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from sdopt.apps.doctor.outcomes import Standing, outcomes_of
+from sdopt.assembly import Assembly
 from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
-from sdopt.errors import UsageError
+from sdopt.errors import ConflictError, UsageError
 from sdopt.library import load
 from sdopt.options.patch import Patch
-from sdopt.pipelines.factory import describe
+from sdopt.pipelines.factory import describe, remember
 from sdopt.record.records import Status
 from sdopt.record.samples import Evidence
 from sdopt.schema import Model, Task
@@ -23,17 +24,38 @@ from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import TracedCall
 from tests.command import SMALL, SMOKE, refused, sdopt
 from tests.fakes import FakeWorker, fake_workers
-from tests.fixtures import CPU, Load
+from tests.fixtures import CPU, Compose, Load
 
 CODE = """
 import torch
 from diffusers import StableDiffusionImg2ImgPipeline, StableDiffusionPipeline
+from diffusers.models.attention_processor import AttnProcessor2_0
 
 from sdopt.reference import MODEL
 
 def steps(pipe):
     forward = pipe.unet.forward
     pipe.unet.forward = lambda sample, *a, **k: forward(sample * 1.1, *a, **k)
+
+def freer(pipe):
+    pipe.enable_freeu(s1=0.9, s2=0.2, b1=1.2, b2=1.4)
+
+def made_freer():
+    pipe = make()
+    freer(pipe)
+    return pipe
+
+def halved(pipe):
+    pipe.unet.set_attn_processor(Halved())
+
+def made_halved():
+    pipe = make()
+    halved(pipe)
+    return pipe
+
+class Halved(AttnProcessor2_0):
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs) / 2
 
 def null(pipe):
     pass
@@ -78,6 +100,32 @@ def other_task():
 def code(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(CODE)
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("patch={}:freer caching=deepcache", "without FreeU"),
+        ("model.factory={}:made_freer caching=deepcache", "without FreeU"),
+        ("model.factory={}:made_halved attention=vanilla", "the processors Halved"),
+        ("patch={}:halved caching=deepcache", ""),
+        ("model.factory={}:made_halved layout=channels_last", ""),
+    ],
+)
+def test_what_an_option_would_leave_out_of_ones_own_is_refused(
+    code: Path, variant: Compose, words: str, said: str
+) -> None:
+    overrides = words.format(code / "mine.py").split(" ")
+    if "factory" in words:
+        model = Model(weights="factory", factory=overrides[0].partition("=")[2])
+        remember(model, describe(model, Task()))
+        overrides += ["model=factory", "model.size=32"]
+    chosen = variant(*overrides, "workload.size=32")
+    if said:
+        with pytest.raises(ConflictError, match=said):
+            Assembly.load(chosen, "cpu")
+    else:
+        assert Assembly.load(chosen, "cpu").proofs
 
 
 @pytest.mark.parametrize(

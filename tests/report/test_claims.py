@@ -25,7 +25,7 @@ from sdopt.record.records import (
     StudyResult,
     VariantResult,
 )
-from sdopt.record.scores import Score
+from sdopt.record.scores import BrokenImage, Score
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.answer import answer_shown
 from sdopt.report.answer_json import answer_of, to_json
@@ -623,4 +623,43 @@ def test_a_comparison_of_two_results_has_every_shape() -> None:
     assert "| B/A |  |  | 0.50×" in lines[place + 2]
     assert sum(", 64×64, batch 1 | A |" in line for line in lines) == len(
         later.variants
+    )
+
+
+def test_a_baseline_of_broken_images_is_neither_kept_nor_gained_on() -> None:
+    """Half precision may draw black images; what is faster than that is like nothing that anybody wants."""
+    result = measured()
+    baseline = result.variant(result.baseline)
+    baseline.trips = [BrokenImage("black", baseline.images[0].path, "all are 0")]
+    summary = summary_of(result)
+    assert summary.best is None
+    assert summary.sentence.startswith("Images of the baseline are broken (black): ")
+    result.variants = [row for row in result.variants if row.name != OPTIONS[1]]
+    result.comparisons = result.comparisons[:1]
+    assert "Keep the baseline" not in summary_of(result).sentence
+
+
+def test_a_gate_that_has_not_judged_yet_is_not_asked_for() -> None:
+    """Of a study that its gate was to judge, "measure again with gate=default" leads in a circle."""
+    result = measured()
+    assert result.config.gate.judges
+    result.status = "interrupted"
+    assert summary_of(result).notes[-1] == (
+        "The images were not judged: resuming measures what is missing, and then gate=default judges."
+    )
+    result.status = "finished"
+    assert "run `sdopt gate <folder> gate=default`" in summary_of(result).notes[-1]
+
+
+def test_what_was_not_traced_is_not_said_to_show_no_change() -> None:
+    """The step below a gain failed: sdopt has no trace of it, and so none that shows no change."""
+    result = measured()
+    gain, step = result.variant(OPTIONS[1]), result.variant(OPTIONS[0])
+    result.first_comparison(gain.name).reference = step.name  # type: ignore[union-attr]
+    step.status, step.measurements, step.images = Status.FAILED, [], []
+    compare(result)
+    row = summary_of(result).row(gain.name)
+    assert row is not None
+    assert (
+        row.because == f"{step.name}, which it is compared with, has the status failed"
     )

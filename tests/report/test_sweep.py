@@ -125,6 +125,21 @@ def test_jobs_of_other_threads_are_told_apart(jobs: dict[str, StudyResult]) -> N
     assert "baseline, hardware.threads=7" in names
 
 
+def test_jobs_of_other_protocols_gates_and_baselines_are_told_apart(
+    jobs: dict[str, StudyResult],
+) -> None:
+    other = deepcopy(jobs["1"])
+    reconfigure(other, "gate", name="strict")
+    for variant in other.variants:
+        reconfigure(variant, "protocol", rounds=7)
+        variant.choices = {**variant.choices, "precision": "bf16"}
+    names = {job.name for job in Sweep(Path(), {"0": jobs["1"], "1": other}, {}).jobs}
+    assert names == {
+        "deep cache, protocol.rounds=4, gate=default, on precision=fp32",
+        "deep cache, protocol.rounds=7, gate=strict, on precision=bf16",
+    }
+
+
 def test_a_job_that_ended_early_says_why(jobs: dict[str, StudyResult]) -> None:
     jobs["1"].status = "crashed"
     jobs["1"].variant("deep cache").status = Status.PENDING

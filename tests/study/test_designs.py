@@ -9,11 +9,13 @@ import pytest
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.record.choices import difference
+from sdopt.report.header import header_of
 from sdopt.schema import Edge
 from sdopt.study.designs import BASELINE, Plan
-from sdopt.study.plan import unused_options
+from sdopt.study.plan import plan_result, unused_options
 from sdopt.variant import Variant
-from tests.fixtures import Composers
+from sdopt.worker.machine import Machine
+from tests.fixtures import CPU, Composers
 
 
 def plan(composer: Composers, *overrides: str) -> Plan:
@@ -53,6 +55,22 @@ class TestPair:
         assert found.edges == (
             Edge(candidate.name, BASELINE, "precision=bf16, attention=math"),
         )
+
+    def test_what_a_study_records_of_the_work_is_its_baselines(
+        self, composer: Composers
+    ) -> None:
+        """Headers, tags, and the calibration are of what was measured, and not of what the command composes."""
+        job = composer(
+            [
+                "study=explicit",
+                "study.variants={plain: ['workload.steps:10'], math: ['workload.steps:10','attention:math']}",
+            ]
+        )
+        found = job.current.study.plan(job)
+        machine = Machine(CPU, {}, preloaded=True, bad_fork=False)
+        result = plan_result(found, "s", "explicit", job.current.recorded, machine, [])
+        assert result.config.workload.steps == 10
+        assert "10 steps" in header_of(result)[0]
 
     def test_a_baseline_can_be_written_out(self, composer: Composers) -> None:
         found = plan(

@@ -408,7 +408,8 @@ class TestExtended:
         assert missing_of(broken_off).variants == frozenset()
         assert (broken_off.gate, broken_off.judgements) == ("", [])
         judged = resume(run.folder)
-        assert "already complete" in judged.out
+        assert "already measured" in judged.out
+        assert "How far to trust it" in judged.out  # nobody has seen its answer
         assert [look.number for look in judged.result.looks] == [1, 2]
         assert judged.result.gate == "default"
 

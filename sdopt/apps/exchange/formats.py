@@ -24,7 +24,7 @@ class Format:
 
     Attributes:
         name: such as `PNG`, or `JPEG of quality 75`.
-        lossy: whether pixels change when it is written, or when its colours are made those of sRGB.
+        lossy: whether pixels change when it is written, or when its colours are made those of sRGB in 8 bits.
         quantizer: how coarsely a lossy WebP is quantized, from 0 to 127; None of other formats. It depends on the motif
             too, so that two images of one quality may differ in it.
     """
@@ -62,8 +62,25 @@ def format_of(image: "Image", file: Path) -> Format:
         return Format(
             f"{kind} of {len(image.getcolors(256) or ())} colours", lossy=True
         )
-    bits = " of 16 bits" if image.mode.startswith("I") else ""
-    return Format(f"{kind}{bits}{extra}", lossy=bool(extra))
+    cut = _is_cut(image, file)
+    bits = " of 16 bits" if cut or image.mode.startswith("I") else ""
+    return Format(f"{kind}{bits}{extra}", lossy=cut or bool(extra))
+
+
+_DEPTH_AT, _BITS = 24, 258
+"""Where a PNG says the bits of a sample (PNG, 11.2.2), and TIFF's tag of them."""
+
+
+def _is_cut(image: "Image", file: Path) -> bool:
+    """Returns whether an image has colours of 16 bits, of which Pillow keeps the upper 8 without rounding them."""
+    if image.mode.startswith("I"):  # grey, which is rounded
+        return False
+    if image.format == "PNG":
+        with file.open("rb") as stream:
+            stream.seek(_DEPTH_AT)
+            return stream.read(1) == b"\x10"
+    bits: Sequence[int] = getattr(image, "tag_v2", {}).get(_BITS, ())
+    return max(bits, default=8) > 8
 
 
 def _quality(image: "Image") -> int:

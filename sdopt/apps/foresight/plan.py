@@ -570,7 +570,9 @@ def plan_of(
             _variants(composer, rest), sheets_for(composer, cards, rest), learned, torch
         )
         notes = _notes(composer, cards, predictions)
-    return predictions, notes, command_line("run", *rest, "protocol.replicates=3")
+    own_groups = () if config_dir is None else ("--config-dir", config_dir)
+    command = command_line("run", *own_groups, *rest, "protocol.replicates=3")
+    return predictions, notes, command
 
 
 def _notes(

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -716,6 +718,18 @@ class TestFormats:
         written = format_of(open_image(tmp_path / name), tmp_path / name)
         assert (written.name, written.lossy) == (said, lossy)
 
+    @pytest.mark.parametrize(
+        ("depth", "said", "lossy"), [(8, "PNG", False), (16, "PNG of 16 bits", True)]
+    )
+    def test_colours_of_16_bits_are_cut_to_8(
+        self, tmp_path: Path, depth: int, said: str, lossy: bool
+    ) -> None:
+        """Pillow keeps the upper halves, and who saved 8 bits rounded: up to a level apart."""
+        file = tmp_path / "a.png"
+        file.write_bytes(grey_in_colours(depth))
+        written = format_of(open_image(file), file)
+        assert (written.name, written.lossy) == (said, lossy)
+
     def test_name_a_profile_of_other_colours(self, tmp_path: Path) -> None:
         from PIL import ImageCms
 
@@ -724,6 +738,21 @@ class TestFormats:
         written = format_of(open_image(tmp_path / "a.png"), tmp_path / "a.png")
         assert "profile" in written.name
         assert written.lossy, "its colours are made those of sRGB"
+
+
+def grey_in_colours(depth: int) -> bytes:
+    """A PNG of one pixel with three samples of so many bits, which Pillow cannot write."""
+    row = bytes([0, *[200] * (3 * depth // 8)])
+    header = struct.pack(">IIBBBBB", 1, 1, depth, 2, 0, 0, 0)
+    file = b"\x89PNG\r\n\x1a\n"
+    for kind, content in (
+        (b"IHDR", header),
+        (b"IDAT", zlib.compress(row)),
+        (b"IEND", b""),
+    ):
+        file += struct.pack(">I", len(content)) + kind + content
+        file += struct.pack(">I", zlib.crc32(kind + content))
+    return file
 
 
 def test_an_origin_says_nothing_by_itself() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import multiprocessing
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -33,6 +34,7 @@ from sdopt.apps.foresight.software import software_of
 from sdopt.apps.foresight.tables import remarks
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
+from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.forecast import Expected
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
@@ -330,6 +332,19 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
     folder.symlink_to(MODEL)
     [found], _, _ = plan_of([f"model={folder}", "hardware=t4"])
     assert found.card == "t4"
+
+
+def test_the_command_has_the_groups_that_the_plan_was_composed_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecasts, "predict", lambda *_: [])
+    (tmp_path / "own groups" / "layout").mkdir(parents=True)
+    file = tmp_path / "own groups" / "layout" / "mine.yaml"
+    file.write_text((CONF / "layout" / "contiguous.yaml").read_text())
+    words = ["model=emoji", "layout=mine", "hardware=t4"]
+    _, _, command = plan_of(words, file.parents[1])
+    folder = shlex.quote(str(file.parents[1]))
+    assert command.startswith(f"sdopt run --config-dir {folder} model=emoji ")
 
 
 @pytest.mark.parametrize(
