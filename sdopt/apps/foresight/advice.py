@@ -68,6 +68,9 @@ They are loaded into the host's memory first: on the card they would not fit yet
 _TYPES = {"fp16": "float16", "fp32": "float32"}
 """Types of what 4-bit weights are multiplied with, where it is not bfloat16."""
 
+_CLOSE = 0.975
+"""Share of a card's memory above which a call fits only while nothing else, such as a desktop, is on the card."""
+
 _ONE_BY_ONE = {"group_offload", "sequential_offload"}
 """Options that move single layers in each step."""
 
@@ -80,17 +83,33 @@ class Way:
         choices: as on the command line.
         likely: GiB on the card.
         host: GiB of weights that wait in the host's memory; 0 if none do.
+        close: whether that is nearly all of the card.
     """
 
     choices: tuple[str, ...]
     likely: float
     host: float
+    close: bool = False
+
+    @property
+    def moves_layers(self) -> bool:
+        """Whether single layers move in each step."""
+        return any(
+            option in choice for option in _ONE_BY_ONE for choice in self.choices
+        )
 
     def __str__(self) -> str:
         beside = (
             f", and {gib_text(self.host)} of the host's memory" if self.host else ""
         )
-        return f"{' '.join(self.choices)} (likely {gib_text(self.likely)}{beside})"
+        alone = (
+            ": nearly all of the card, so only while nothing else, such as a desktop, is on it"
+            if self.close
+            else ""
+        )
+        return (
+            f"{' '.join(self.choices)} (likely {gib_text(self.likely)}{beside}{alone})"
+        )
 
 
 @dataclass(frozen=True)
@@ -123,7 +142,8 @@ def what_fits(
 ) -> WaysToFit:
     """Returns the first choices with which the composed variant fits into a card.
 
-    What moves whole networks is fast enough: fewer bits are told where only single layers that move would fit.
+    What moves whole networks is fast enough: fewer bits are told where only single layers that move would fit, or where
+    nothing else may be on the card.
 
     Args:
         composer: of the variant.
@@ -138,17 +158,20 @@ def what_fits(
     whole = None
     for memory in ladder:
         choices = _choices(numbers, memory, family)
-        whole = _way(composer, sheet, shape, choices, known)
-        if whole:
+        way = _way(composer, sheet, shape, choices, known)
+        if way is None:
+            continue
+        if whole is None or not (way.close or way.moves_layers):
+            whole = way
+        if not way.close:
             break
-    moved = whole is None or any(
-        option in choice for option in _ONE_BY_ONE for choice in whole.choices
-    )
-    if family.is_unet or not moved:
+    fast = whole is not None and not (whole.close or whole.moves_layers)
+    if family.is_unet or fast:
         return WaysToFit(whole)
     for precision, memory in _PACKED:
         choices = _choices(precision or numbers, memory, family, others=numbers)
-        if packed := _way(composer, sheet, shape, choices, known):
+        packed = _way(composer, sheet, shape, choices, known)
+        if packed and not packed.close:
             return WaysToFit(whole, packed)
     return WaysToFit(whole)
 
@@ -191,7 +214,8 @@ def _way(
     needed = footprint(variant, plan, device.is_cuda)
     if needed.verdict(sheet.memory_gib) != "fits":
         return None
-    return Way(choices, needed.likely, _on_host(variant, plan))
+    close = needed.likely > _CLOSE * sheet.memory_gib
+    return Way(choices, needed.likely, _on_host(variant, plan), close)
 
 
 def _counted(

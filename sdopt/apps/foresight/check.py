@@ -11,7 +11,9 @@ import numpy as np
 from sdopt.apps.foresight.fitting import (
     UNSEEN_BY,
     Data,
+    family_title,
     half_width,
+    is_common,
     labels,
     left_out,
     refused,
@@ -111,6 +113,7 @@ def _table(data: Data, found: Coefficients, by: str) -> "pd.DataFrame":
     )
     table["application"] = [software.application for software in table.software]
     table["precision"] = [software.precision for software in table.software]
+    table["family"] = [family_title(figure) for figure in data.figures]
     table["state"] = [
         state_of(found.cards_of(software), sheet, left_out(by, group))
         for sheet, software, group in zip(
@@ -123,6 +126,7 @@ def _table(data: Data, found: Coefficients, by: str) -> "pd.DataFrame":
             row.software,
             "" if by == "generation" else row.generation,
             by not in UNSEEN_BY and known,
+            is_common(found, row.software, row.family),
         )
         for row, known in zip(
             table.itertuples(), table.publisher.isin([*seen]), strict=True

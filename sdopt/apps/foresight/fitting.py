@@ -8,7 +8,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from sdopt.apps.foresight.latency import (
     fit,
     generation_of,
 )
-from sdopt.apps.foresight.published import TEXT, Figure, read_figures
+from sdopt.apps.foresight.published import CALL, STEP, TEXT, Figure, read_figures
 from sdopt.apps.foresight.software import SCORES, Software
 from sdopt.config.groups import data_sheets
 from sdopt.pipelines.catalog import ARCHITECTURES
@@ -53,7 +53,7 @@ Z80 = 1.2816
 _FEW = 2
 """Devices of which a class must be for half of what they tell of its width to count."""
 
-ALL, NEW = "all", "new "
+ALL, NEW, UNCOMMON = "all", "new ", "uncommon family"
 
 GROUPS: Mapping[str, Callable[[Figure], str]] = {
     "chip": lambda figure: str(figure.sheet.chip),
@@ -132,11 +132,12 @@ class Data:
     @classmethod
     def of(cls, figures: Sequence[Figure]) -> "Data":
         """Takes the figures that can be predicted."""
-        kept = [figure for figure in figures if not refused(figure)]
+        pairs = [(figure, case_of(figure)) for figure in figures if not refused(figure)]
+        kept = [(figure, case) for figure, case in pairs if is_possible(figure, case)]
         return cls(
-            kept,
-            RateTable.of([case_of(figure) for figure in kept]),
-            np.array([figure.seconds for figure in kept]),
+            [figure for figure, _ in kept],
+            RateTable.of([case for _, case in kept]),
+            np.array([figure.seconds for figure, _ in kept]),
         )
 
     def groups(self, by: str) -> list[str]:
@@ -174,8 +175,17 @@ class Data:
                 figure.card for figure in self.figures if figure.software.is_transformer
             )
         )
-        found = Coefficients(whole, without, cards, {}, blocks)
-        return Coefficients(whole, without, cards, self._widths(found), blocks)
+        found = Coefficients(whole, without, cards, {}, blocks, self._publishers())
+        return replace(found, widths=self._widths(found))
+
+    def _publishers(self) -> dict[str, int]:
+        """Returns how many publishers gave figures of each family of transformers."""
+        pairs = {
+            (family_title(figure), figure.publisher)
+            for figure in self.figures
+            if figure.software.is_transformer
+        }
+        return dict(Counter(family for family, _ in pairs))
 
     def _fitted(self, kept: NDArray[np.bool_], start: Array | None, most: int) -> Array:
         """Fits to some figures: first what UNets tell, and then what transformers have of their own."""
@@ -218,6 +228,7 @@ class Data:
                     figure.software,
                     "" if by == "generation" else own,
                     by not in UNSEEN_BY,
+                    is_common(found, figure.software, family_title(figure)),
                 ),
             )
             for by in GROUPS
@@ -236,7 +247,9 @@ class Data:
         counts = Counter(figure.publisher for figure in self.figures)
         shares = np.array(
             [
-                counts[figure.publisher] ** -0.5 if by in UNSEEN_BY else 1.0
+                counts[figure.publisher] ** -0.5
+                if by in UNSEEN_BY or figure.software.is_transformer
+                else 1.0
                 for by, figure, _ in rows
             ]
         )
@@ -244,7 +257,9 @@ class Data:
         chosen = {}
         for name in sorted({name for _, _, names in rows for name in names} - {ALL}):
             sources: tuple[str, ...] = (
-                ("both",) if name.startswith(NEW) else tells.get(name, ("chip",))
+                ("both",)
+                if name.startswith(NEW) or name == UNCOMMON
+                else tells.get(name, ("chip",))
             )
             member = np.array([name in names for _, _, names in rows])
             told = member & np.array([by in sources for by, _, _ in rows])
@@ -255,7 +270,8 @@ class Data:
                     if tell
                 }
             )
-            chosen[name] = member, told, devices / (devices + _FEW)
+            shrunk = 1.0 if name == UNCOMMON else devices / (devices + _FEW)
+            chosen[name] = member, told, shrunk
         widths = {
             ALL: float(np.quantile(errors[: len(self.figures)], LEVEL))
         } | dict.fromkeys(chosen, 0.0)
@@ -288,6 +304,27 @@ def left_out(by: str, group: str) -> str:
     return "" if by == "publisher" else group.partition(BOTH)[0]
 
 
+def is_possible(figure: Figure, case: Case) -> bool:
+    """Returns whether a figure's card could do its work in that time, whatever the software: not above its peak rate."""
+    sheet, kind = figure.sheet, figure.software.types[1]
+    peak = sheet.half_accumulation or sheet.tensor.fp16
+    if figure.work.part not in (CALL, STEP) or not peak or kind in ("fp32", "tf32"):
+        return True
+    steps = figure.work.steps if figure.work.part == CALL else 1
+    fastest = max(float(peak), float(sheet.peak(kind) or 0.0)) * 1e12
+    return figure.seconds >= steps * case.operations / fastest
+
+
+def family_title(figure: Figure) -> str:
+    """Returns the family of a figure's model, as messages call it."""
+    return family_of_folder(ARCHITECTURES / figure.work.architecture).title
+
+
+def is_common(found: Coefficients, software: Software, family: str) -> bool:
+    """Returns whether several publishers gave figures of a family of transformers, or of what is no transformer."""
+    return not software.is_transformer or found.publishers.get(family, 0) >= FAMILY
+
+
 def refused(figure: Figure) -> str:
     """Returns why a published figure is no time that can be predicted; "" if it is one."""
     if not np.isfinite(figure.seconds):
@@ -312,7 +349,7 @@ def state_of(cards: Mapping[str, int], sheet: Sheet, without: str = "") -> str:
 
 
 def labels(
-    state: str, software: Software, generation: str, seen: bool
+    state: str, software: Software, generation: str, seen: bool, common: bool = True
 ) -> tuple[str, ...]:
     """Returns the classes that the width of an interval goes by.
 
@@ -321,6 +358,7 @@ def labels(
         software: with what.
         generation: of the card; "" if it is left out.
         seen: whether other figures are of the same publisher; a user is a new one.
+        common: whether several publishers gave figures of the model's family.
     """
     kind = "fp16" if software.precision == "bf16" else software.precision
     new = () if seen else (f"{NEW}{software.application}",)
@@ -330,6 +368,7 @@ def labels(
         software.application,
         kind,
         *([generation] if generation else []),
+        *([] if common else [UNCOMMON]),
         *new,
     )
 
@@ -358,6 +397,7 @@ def save(found: Coefficients) -> None:
         },
         "cards": dict(sorted(found.cards.items())),
         "blocks": dict(sorted(found.blocks.items())),
+        "publishers": dict(sorted(found.publishers.items())),
         "widths": {
             name: round(value, 4) for name, value in sorted(found.widths.items())
         },

@@ -70,13 +70,13 @@ _CLASSES = (
 )  # fmt: skip
 
 _BLOCKS = {
-    # Products of thousands of tokens, and attention with heads of 64 to 128 numbers, beside those of UNets.
-    "blocks_gemm": (0.0, 0.2),
-    "blocks_attn": (0.2, 0.3),
+    # The shares of the peak that products of thousands of tokens and attention reach on an A100, and how they grow with
+    # the power per peak rate: what holds them down is power, and rates that a maker halves are reached nearly whole.
+    "blocks_gemm": (math.log(0.7), 0.05),
+    "blocks_gemm_power": (0.2, 0.05),
+    "blocks_attn": (math.log(0.7), 0.1),
+    "blocks_attn_power": (0.7, 0.1),
     "blocks_decoder": (0.0, 0.2),
-    # How their shares fall with the peak rate, as powers.
-    "blocks_gemm_peak": (0.05, 0.05),
-    "blocks_attn_peak": (0.15, 0.05),
     # Long kernels hide gaps between them, and the bytes of products behind arithmetic.
     "blocks_gap": (-1.0, 0.5),
     "blocks_matrix": (-0.7, 0.5),
@@ -163,11 +163,11 @@ _FUSED_SHARE = 0.5
 _GRAPH_GAP = 0.25
 """Gaps between kernels that are left in a recorded graph, where the device starts them: 1 to 2 µs."""
 
+_RESCALED = 0.5
+"""Bytes that pass for each number of a product whose outputs are scaled, to those for each weight that is unpacked."""
+
 _UNPACKING_KERNELS = 1.8
 """Kernels of a pass without a compiler, to those without unpacking weights or quantizing inputs for each product."""
-
-_PEAK = 312.0
-"""The peak rate (TFLOP/s) at which shares are the coefficients themselves: an A100's."""
 
 _VECTOR_SHARE = 0.6
 """Share of the peak rate that cards without tensor cores reach."""
@@ -199,6 +199,10 @@ class Costs:
     """Part of `moved`: weights, where they are counted apart."""
     peak: float = 0.0
     """Most bytes that were alive together, without parameters."""
+    filling: float = 0.0
+    """Operations that kernels of tensor cores do besides `attention`: heads filled with zeros, and the softmax.
+
+    They count for transformers alone: with them, UNets that are left out are predicted no better."""
 
     def times(self, factor: float) -> "Costs":
         """Returns the costs of several passes, one after the other."""
@@ -243,6 +247,15 @@ class Case:
     images: int
     part: str = "call"
     decodes_in_float32: bool = False
+
+    @property
+    def operations(self) -> float:
+        """FLOP of one step."""
+        return (
+            self.denoiser.convolutions
+            + self.denoiser.products
+            + self.denoiser.attention
+        )
 
 
 def generation_of(sheet: Sheet) -> str:
@@ -376,21 +389,23 @@ def _pass(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, Terms]]:
     )
     if software.is_transformer and decodes:
         shared |= {"blocks_decoder": 1.0}
+    attended = costs.attention
+    if software.is_transformer and _has_cores(sheet, attention):
+        attended += costs.filling
     found: list[tuple[float, Terms]] = []
     for amount, name, kind in (
         (costs.convolutions, "conv", convolution),
         (costs.products, "gemm", product),
-        (costs.attention, "attn", attention),
+        (attended, "attn", attention),
     ):
         rate, terms = _rate(sheet, name, kind, doubled=not software.is_transformer)
-        seconds = max(amount, 1.0) / (rate * 1e12 * _power(sheet))
+        rate *= _power(sheet)
+        if software.is_transformer and name != "conv" and _has_cores(sheet, kind):
+            rate, terms = _rate_of_tokens(sheet, name, kind)
+        seconds = max(amount, 1.0) / (rate * 1e12)
         terms |= shared
-        if software.is_transformer and name != "conv":
-            terms |= {
-                f"blocks_{name}": 1.0,
-                f"blocks_{name}_peak": -math.log((sheet.tensor.fp16 or _PEAK) / _PEAK),
-            }
-            terms |= {f"blocks_{kind}": 1.0} if kind in EIGHT_BITS else {}
+        if software.is_transformer and kind in EIGHT_BITS:
+            terms |= {f"blocks_{kind}": 1.0}
         found.append(
             (math.log(seconds), {key: -factor for key, factor in terms.items()})
         )
@@ -422,8 +437,11 @@ def _bytes_moved(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, T
     unpacking = _NOTHING
     if blocks and software.stored:
         name = f"unpack_{'compiled' if software.compiled else 'eager'}"
+        rescaled = (
+            _RESCALED * (costs.moved - costs.between) if software.rescaled else 0.0
+        )
         unpacking = (
-            math.log(max(costs.stored, 1.0) * a_byte),
+            math.log(max(costs.stored + rescaled, 1.0) * a_byte),
             {"bandwidth": -1.0, name: 1.0},
         )
     elif blocks and software.types[1] in EIGHT_BITS and not software.compiled:
@@ -489,6 +507,31 @@ def _rate(
         else float(peak)
     ), terms
 
+
+def _has_cores(sheet: Sheet, kind: str) -> bool:
+    """Returns whether products of a type run on tensor cores of the card."""
+    return sheet.tensor.fp16 is not None and kind not in ("fp32", "tf32")
+
+
+def _rate_of_tokens(sheet: Sheet, name: str, kind: str) -> tuple[float, Terms]:
+    """Returns the peak rate (TFLOP/s) of products or attention of a transformer, and the coefficients of their share."""
+    half = float(sheet.tensor.fp16 or 1.0)
+    peak = half
+    if kind in EIGHT_BITS:
+        peak = float(sheet.peak(kind) or sheet.peak("int8") or half)
+    watts = float(sheet.power_w or _WATTS * half) / half
+    return peak, {
+        f"generation_{generation_of(sheet)}": 1.0,
+        f"blocks_{name}": 1.0,
+        f"blocks_{name}_power": math.log(min(watts, _ENOUGH_WATTS) / _WATTS),
+    }
+
+
+_WATTS = 1.28
+"""Watts per TFLOP/s in half precision of an A100, at which `blocks_gemm` and `blocks_attn` are shares of the peak."""
+
+_ENOUGH_WATTS = 2.4
+"""Watts per TFLOP/s from which on products are held down by nothing but their own rate."""
 
 _USUAL_POWER = {
     "pascal": 20.6, "volta": 19.1, "turing": 18.9, "turing_gtx": 19.9, "ampere": 8.6, "ada": 6.2, "hopper": 9.8,
@@ -557,6 +600,7 @@ class Coefficients:
         without: by `chip`, `generation`, `publisher` or `both`, the coefficients without the figures of each.
         cards: number of figures of UNets by card.
         blocks: number of figures of transformers by card.
+        publishers: number of publishers of figures by family of transformers.
         widths: factors (log) of the half-width of an 80 % interval, by class; see `fitting.labels`.
     """
 
@@ -565,6 +609,7 @@ class Coefficients:
     cards: Mapping[str, int] = field(default_factory=dict)
     widths: Mapping[str, float] = field(default_factory=dict)
     blocks: Mapping[str, int] = field(default_factory=dict)
+    publishers: Mapping[str, int] = field(default_factory=dict)
 
     def cards_of(self, software: Software) -> Mapping[str, int]:
         """Returns the number of figures by card that tell of a software."""
@@ -604,4 +649,5 @@ def coefficients() -> Coefficients:
         content["cards"],
         content["widths"],
         content["blocks"],
+        content["publishers"],
     )

@@ -28,6 +28,7 @@ from sdopt.apps.foresight.fitting import (
     EXTRAPOLATED,
     Z80,
     half_width,
+    is_common,
     labels,
     relatives,
     state_of,
@@ -69,6 +70,7 @@ from sdopt.hardware.faults import (
 from sdopt.measure.generators import kept_generators
 from sdopt.options.caching import Caching
 from sdopt.options.memory import TinyVae
+from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.record.comparisons import Interval
 from sdopt.record.files import read_result
@@ -242,7 +244,8 @@ def _prediction(
     ):
         state = EXTRAPOLATED
     # A user is a new publisher, until a measurement of theirs tells of the host.
-    classes = labels(state, software, generation_of(sheet), seen=learned is not None)
+    common = is_common(found, software, family_of(variant.model).title)
+    classes = labels(state, software, generation_of(sheet), learned is not None, common)
     half = half_width(
         found.widths, classes, 0.0 if learned else float(table.untold(vector)[0])
     )

@@ -57,6 +57,7 @@ class Software:
         graphs: whether launches are recorded once and replayed.
         torch: major and minor version of PyTorch; (0, 0) if unknown.
         stored: whether weights are stored in fewer bits than products read, and unpacked for each of these.
+        rescaled: whether products of such weights are scaled afterwards, by a kernel of its own without a compiler.
     """
 
     application: str
@@ -68,6 +69,7 @@ class Software:
     graphs: bool = False
     torch: tuple[int, int] = (0, 0)
     stored: bool = False
+    rescaled: bool = False
 
     @property
     def is_library(self) -> bool:
@@ -299,7 +301,9 @@ def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
         chosen = variant.choices.get("precision", "int8")
         return f"precision={chosen}: int8 products without a compiler run 20 times slower: choose compiler=inductor"
     stored = casts or "Q8_0" in blocks
-    stored = stored or (isinstance(precision, TorchAo) and not precision.activations)
+    weight_only = isinstance(precision, TorchAo) and not precision.activations
+    in_8_bits = isinstance(precision, TorchAo) and "int8" in precision.weights
+    rescaled = weight_only and in_8_bits and not compiled
     return Software(
         TRANSFORMERS,
         f"blocks_{named}",
@@ -309,7 +313,8 @@ def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
         compiled,
         graphs,
         torch,
-        stored,
+        stored or weight_only,
+        rescaled,
     )
 
 

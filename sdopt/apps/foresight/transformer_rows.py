@@ -180,8 +180,19 @@ def software_of_row(row: Mapping[str, str]) -> Software | None:
     products = kind if kind in ("fp8", "int8") else base
     name = f"blocks_{'compiled' if compiled else 'eager'}"
     stored = kind in ("stored", "int4", "llm", "svd")
+    # The outputs are scaled where the weights are not.
+    scaled = form == "int8" or "quanto" in f"{precision} {text}"
     return Software(
-        TRANSFORMERS, name, FUSED, False, products, compiled, graphs, torch, stored
+        TRANSFORMERS,
+        name,
+        FUSED,
+        False,
+        products,
+        compiled,
+        graphs,
+        torch,
+        stored,
+        kind == "stored" and scaled and not compiled,
     )
 
 

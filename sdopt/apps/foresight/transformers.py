@@ -303,6 +303,7 @@ def _with_scores(
         costs,
         products=costs.products + costs.attention,
         attention=0.0,
+        filling=0.0,
         moved=costs.moved + 4 * written,
         between=costs.between + 2 * written,
         peak=costs.peak + 2 * 2 * heads * tokens**2,

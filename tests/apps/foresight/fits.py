@@ -73,6 +73,8 @@ def _cell(way: Row | None) -> str:
     needs = gib_text(way["likely"])
     if way["host"]:
         needs += f"; host {gib_text(way['host'])}"
+    if way["close"]:
+        needs += "; nearly all of the card"
     return f"`{' '.join(way['choices'])}` ({needs})"
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from sdopt.apps.foresight.fitting import is_possible
+from sdopt.apps.foresight.latency import Case, Costs
 from sdopt.apps.foresight.published import Figure, read_figures
 from sdopt.apps.foresight.transformer_rows import (
     architecture_of,
@@ -13,6 +15,7 @@ from sdopt.apps.foresight.transformer_rows import (
     storage_of_row,
     why_untimed,
 )
+from sdopt.config.groups import data_sheets
 from tests.apps.foresight.test_published import truth
 
 USUAL = {
@@ -176,3 +179,39 @@ def test_text_encoders_may_have_a_form_of_their_own_or_be_elsewhere() -> None:
     assert "text_encoder" in remote.without
     file = row_of(precision="GGUF Q4_1", note="T5 quantized as the transformer")
     assert storage_of_row(file).texts == ""
+
+
+@pytest.mark.parametrize(
+    ("precision", "backend", "scaled"),
+    [
+        ("bf16, int8 weight-only", "diffusers eager, torchao", True),
+        ("bf16, int8 weight-only", "diffusers, compile, torchao", False),
+        ("bf16, float8 weight-only", "diffusers eager, torchao", False),
+        ("fp16, qfloat8 weights", "eager, optimum-quanto", True),
+        ("bf16", "diffusers eager", False),
+    ],
+)
+def test_outputs_are_scaled_where_weights_are_not(
+    figure: Callable[..., Figure], precision: str, backend: str, scaled: bool
+) -> None:
+    made = figure(precision=precision, backend=backend)
+    assert made.software.rescaled == scaled
+
+
+def test_what_a_card_cannot_do_in_that_time_is_no_figure(
+    figure: Callable[..., Figure],
+) -> None:
+    """SD 3 on an A100 was published with 0.585 s, for which twice its peak rate would be needed."""
+    case = Case(
+        data_sheets()["a100_80"],
+        figure().software,
+        Costs(products=12e12, attention=8e12),
+        Costs(),
+        20,
+        1,
+    )
+    wrong, right = (
+        figure(gpu="A100 80GB", steps=20, value=value) for value in (0.585, 2.0)
+    )
+    assert not is_possible(wrong, case)
+    assert is_possible(right, case)

@@ -10,9 +10,16 @@ import pytest
 import torch
 
 from sdopt.apps.foresight import transformer_blueprint
-from sdopt.apps.foresight.fitting import left_out
+from sdopt.apps.foresight.fitting import (
+    EXTRAPOLATED,
+    half_width,
+    is_common,
+    labels,
+    left_out,
+)
 from sdopt.apps.foresight.latency import (
     BOTH,
+    PARTS,
     Case,
     Coefficients,
     Costs,
@@ -24,6 +31,7 @@ from sdopt.apps.foresight.plan import plan_of
 from sdopt.apps.foresight.published import Figure, publisher_of
 from sdopt.apps.foresight.software import TRANSFORMERS, Software, software_of
 from sdopt.apps.foresight.storage import Storage, encoder_stage, weights_in
+from sdopt.apps.foresight.trace import filled
 from sdopt.apps.foresight.transfers import transfer_of
 from sdopt.apps.foresight.transformers import denoiser_costs
 from sdopt.config.composer import composer_of
@@ -38,7 +46,7 @@ SHEETS = data_sheets()
 
 TINY = PACKAGED / "emoji_dit"
 
-STEP = Costs(0.0, 59.5e12, 14.9e12, 101e9, 72e9, 3800, 11.9e9)
+STEP = Costs(0.0, 59.5e12, 14.9e12, 101e9, 72e9, 3800, 11.9e9, filling=2.8e12)
 """A step of FLUX.1 on one image of 1024 pixels."""
 
 DECODER = Costs(9.9e12, 5e12, 5e11, 17e9, 12e9, 139)
@@ -60,6 +68,8 @@ class TestTime:
             ("h100", EAGER, (6.5, 6.8)),
             ("h100", COMPILED, (4.2, 4.6)),
             ("l20", EAGER, (23, 26.5)),
+            ("a100_80", EAGER, (12.9, 14.3)),
+            ("a100_80", COMPILED, (9.9, 10.1)),
         ],
     )
     def test_flux_takes_about_what_publishers_say(
@@ -83,6 +93,38 @@ class TestTime:
         peak = SHEETS["rtx4090"].tensor.bf16
         assert peak is not None
         assert seconds("rtx4090", COMPILED) > 28 * 74.4 / peak
+
+    @pytest.mark.parametrize("card", ["a100_80", "l20", "l40s", "rtx3090", "l4"])
+    def test_products_reach_no_more_than_the_peak(self, card: str) -> None:
+        sheet = SHEETS[card]
+        table = RateTable.of([Case(sheet, COMPILED, STEP, DECODER, 28, 1)])
+        [products] = table.parts(coefficients().all)[PARTS.index("products")]
+        assert products > STEP.products / (float(sheet.tensor.fp16 or 0.0) * 1e12)
+
+    def test_scaling_outputs_takes_time_by_images(self) -> None:
+        scaled = replace(EAGER, stored=True, rescaled=True)
+        eight = replace(STEP, moved=STEP.moved * 8, between=STEP.between * 8)
+        one, more = (
+            seconds("h100", scaled, step)
+            - seconds("h100", replace(scaled, rescaled=False), step)
+            for step in (STEP, eight)
+        )
+        assert more > 4 * one > 0
+
+    def test_what_few_publishers_tell_of_is_less_certain(self) -> None:
+        found = coefficients()
+        assert is_common(found, EAGER, "FLUX.1")
+        assert not is_common(found, EAGER, "Z-Image")
+        sure, unsure = (
+            half_width(found.widths, labels(EXTRAPOLATED, EAGER, "ada", False, common))
+            for common in (True, False)
+        )
+        assert unsure > 1.3 * sure
+
+    def test_heads_are_filled_to_what_kernels_are_compiled_for(self) -> None:
+        assert filled(40) == filled(64) < filled(72) == filled(96)
+        # The softmax of narrow heads costs as much as that of wide ones.
+        assert filled(128) < 2 * filled(64)
 
     def test_attention_is_quadratic_in_tokens(self) -> None:
         small, large = (
