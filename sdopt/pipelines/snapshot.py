@@ -90,7 +90,8 @@ class _Weight:
         parameter = self.found()
         assert parameter is not None, "it is not lost"
         self.module._parameters[self.name] = parameter
-        parameter.requires_grad_(self.trained)
+        if not parameter.is_inference():  # which gradients cannot be asked of any more
+            parameter.requires_grad_(self.trained)
         if parameter.stride() != self.strides:
             parameter.data = torch.empty_strided(
                 parameter.shape,
