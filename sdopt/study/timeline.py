@@ -100,12 +100,20 @@ def read_timeline(folder: Path) -> list[Span]:
 
 def waited_s(folder: Path) -> float:
     """Returns for how long the last command of a study waited for another one, in seconds; 0 where none is told."""
+    return sum(span.seconds for span in _told(folder) if span.phase == WAITING)
+
+
+def worked_s(folder: Path) -> float:
+    """Returns for how long the last command of a study did not wait, in seconds; 0 where none is told."""
+    return sum(span.seconds for span in _told(folder) if span.phase != WAITING)
+
+
+def _told(folder: Path) -> list[Span]:
+    """Returns the phases of the last command of a study; [] if they cannot be read."""
     try:
-        return sum(
-            span.seconds for span in read_timeline(folder) if span.phase == WAITING
-        )
+        return read_timeline(folder)
     except (OSError, ValueError, TypeError):
-        return 0.0
+        return []
 
 
 def process_begun() -> float:
