@@ -40,7 +40,7 @@ from sdopt.statistics.break_even import first_image_s
 from sdopt.statistics.change_words import duration_text
 from sdopt.statistics.ratios import latency
 from sdopt.statistics.words import gib_text, shortened
-from sdopt.study.timeline import waited_s, worked_s
+from sdopt.study.timeline import waited_s
 from sdopt.study.work import Sharing, work_ahead
 from sdopt.worker.draws import drawing_batch
 
@@ -49,9 +49,6 @@ _LOADING_S = 2.0
 
 _SLACK = 1.1
 """How far a step may exceed what is left of the budget, and a judgement the budget: no estimate is better than this."""
-
-_LEAST_S = 60.0
-"""What is said at least that a judgement takes which has begun: scores and reports are left of it."""
 
 _FORETOLD = 2.0
 """How much longer than it takes a call may be foretold to take: `sdopt plan` misses by so much where this machine's rates
@@ -151,7 +148,7 @@ class Search:
         if at_hand is not None and at_hand.status == "finished":
             self.studies.measure(stage, finalists, brief=self.brief)
             return
-        needed_s = self.budget.uncalibrated_s + self._to_judge_s(names)
+        needed_s = self.budget.uncalibrated_s + self.budget.seconds_of(FINAL, names)
         if self.budget.uncalibrated_s or needed_s > _HOPE * self.budget.left_s:
             self.unjudged = needed_s
             return
@@ -165,15 +162,7 @@ class Search:
             stage, finalists, brief=self.brief, limit_s=limit_s
         )
         if result.status != "finished":
-            self.unjudged = self._to_judge_s(names)
-
-    def _to_judge_s(self, names: Sequence[str]) -> float:
-        """Returns the seconds that judging takes, less those for which the last call worked on the same study."""
-        whole_s = self.budget.seconds_of(FINAL, names)
-        if self._at_hand() is None:
-            return whole_s
-        begun_s = worked_s(self.studies.folder / self._judging_stage)
-        return max(min(_LEAST_S, whole_s), whole_s - begun_s)
+            self.unjudged = needed_s
 
     @property
     def judgements(self) -> Judgements:

@@ -100,20 +100,12 @@ def read_timeline(folder: Path) -> list[Span]:
 
 def waited_s(folder: Path) -> float:
     """Returns for how long the last command of a study waited for another one, in seconds; 0 where none is told."""
-    return sum(span.seconds for span in _told(folder) if span.phase == WAITING)
-
-
-def worked_s(folder: Path) -> float:
-    """Returns for how long the last command of a study did not wait, in seconds; 0 where none is told."""
-    return sum(span.seconds for span in _told(folder) if span.phase != WAITING)
-
-
-def _told(folder: Path) -> list[Span]:
-    """Returns the phases of the last command of a study; [] if they cannot be read."""
     try:
-        return read_timeline(folder)
+        return sum(
+            span.seconds for span in read_timeline(folder) if span.phase == WAITING
+        )
     except (OSError, ValueError, TypeError):
-        return []
+        return 0.0
 
 
 def process_begun() -> float:

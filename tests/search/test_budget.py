@@ -1,10 +1,9 @@
 """How a search spends its time: the real decisions, on a clock that the simulated studies move."""
 
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Gate
-from sdopt.search import run as of_run
 from sdopt.search import studies as of_search
 from sdopt.search.budget import Cost, SearchBudget
 from sdopt.search.config import search_file
@@ -27,7 +25,6 @@ from sdopt.search.record import FINAL
 from sdopt.search.run import Search
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
-from sdopt.study.timeline import FILE, WAITING, Span
 from sdopt.study.work import Effort, Sharing, work_ahead
 from sdopt.worker.protocol import TimeUpError
 from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
@@ -120,7 +117,6 @@ class Simulated(Search):
 
         self.studies = SimpleNamespace(  # type: ignore[assignment]
             measure=measure,
-            folder=Path("nowhere"),
             require_final=lambda _: None,
             calibrate=lambda *_: self.uncalibrated,
             calibration_images=self.calibrated,
@@ -159,8 +155,7 @@ class Simulated(Search):
 
     def results(self, stage: str) -> Iterator[StudyResult]:
         begun = [name for name, _ in self.log if name.startswith(stage)]
-        result = SimpleNamespace(candidates=(), status="interrupted")
-        return iter([result] * len(begun))  # type: ignore[list-item]
+        return iter([SimpleNamespace(candidates=())] * len(begun))  # type: ignore[list-item]
 
 
 def searched(
@@ -253,22 +248,6 @@ def test_begins_a_judgement_that_may_fit_and_ends_it_with_the_budget() -> None:
     assert search.unjudged == pytest.approx(
         search.budget.seconds_of(FINAL, search.log[-1][1])
     )
-
-
-def test_of_a_judgement_that_was_begun_the_rest_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(of_run, "_LEAST_S", 1.0)
-    search = searched(42, options=12, slow=2)
-    names = search.log[-1][1]
-    whole_s = search.budget.seconds_of(FINAL, names)
-    monkeypatch.setattr(search.studies, "folder", tmp_path)
-    assert search._to_judge_s(names) == pytest.approx(whole_s)  # nothing tells
-    spans = [Span(WAITING, "", 0.0, 100.0), Span("timing", "", 100.0, whole_s / 4)]
-    (tmp_path / FINAL).mkdir()
-    told = json.dumps([asdict(span) for span in spans])
-    (tmp_path / FINAL / FILE).write_text(told, encoding="utf-8")
-    assert search._to_judge_s(names) == pytest.approx(0.75 * whole_s, rel=0.05)
 
 
 def test_a_budget_in_which_no_option_can_be_tried_is_refused_before_anything_is_measured() -> (
