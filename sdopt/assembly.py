@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from sdopt.errors import ConflictError
@@ -74,10 +74,8 @@ class Assembly:
     def apply(self) -> None:
         """Applies the options, in their order; if one fails, `proofs` shows which were applied before it."""
         for axis, option in self.options.items():
-            if isinstance(option, Patch):
-                with self._nothing_left_out():
-                    self.proofs[axis] = option.apply(self.pipe)
-            else:
+            is_own = isinstance(option, Patch)
+            with self._nothing_left_out() if is_own else nullcontext():
                 self.proofs[axis] = option.apply(self.pipe)
 
     @contextmanager

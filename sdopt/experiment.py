@@ -437,7 +437,7 @@ class Experiment:
     def _complete(self, result: StudyResult, plan: Plan, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""
         pictured = any(row.images for row in result.variants)
-        scores = [*(row.quality for row in result.variants)]
+        scores = [row.quality for row in result.variants]
         scores += [edge.quality for edge in result.comparisons]
         scored = any(scores) or not (pictured and self.config.quality.metrics)
         complete = scored and bool(result.gate or not self.config.gate.judges)

@@ -15,6 +15,7 @@ from sdopt.record.samples import TimedImage
 from sdopt.record.scores import BrokenImage, ImageRecord
 from sdopt.study.reuse import TimedImages
 from sdopt.study.session import Session, Study, VariantProcess, batched
+from sdopt.study.work import calls_of_stages
 from sdopt.worker.draws import Draw, draw_of, floor_draws
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import Batch, SampledImage, WorkerError
@@ -77,7 +78,7 @@ class Inspection:
             return
         timed = self._study.protocol.stage_calls
         # A gate judges images only where a call has counted the steps of the denoiser.
-        for number in range(max(timed, int(self._study.quality.metrics))):
+        for number in range(calls_of_stages(self._study.protocol, self._study.quality)):
             for _, found in self._ask([process], "stages", PipelineHost.time_stages):
                 stages = found.stages_s
                 process.row.denoiser_calls = (
