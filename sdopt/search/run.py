@@ -117,7 +117,8 @@ class Search:
         budget = SearchBudget(work, self.deadline, self.config.finalists)
         # The first study of candidates is planned by what the baseline took, if it was calibrated.
         for result in self.finished("screen-"):
-            budget.baseline, costs = costs_of(result)
+            baseline, costs = costs_of(result)
+            budget.baseline = baseline or budget.baseline
             budget.costs |= costs
         self._learn_baseline(budget)
         if budget.baseline is None and (call_s := self.expected_call_s()) is not None:
@@ -133,7 +134,8 @@ class Search:
         """Lets a budget know what the baseline took while it was calibrated, unless a screening study says so."""
         if not budget.costs:
             for result in self.finished(CALIBRATE):
-                budget.baseline, _ = costs_of(result)
+                baseline, _ = costs_of(result)
+                budget.baseline = baseline or budget.baseline
 
     def run(self) -> None:
         """Takes all steps, or those that are left.
@@ -228,7 +230,8 @@ class Search:
 
     def _selected(self) -> list[Combination]:
         """Screens and races; returns the finalists, ranked."""
-        if tried := len(self.trials.candidates):
+        begun = sum(map(len, self.trials.unfinished().values()))
+        if tried := len(self.trials.candidates) - begun:
             self.say(
                 f"going on: {tried} combination{'s were' if tried > 1 else ' was'} tried before"
             )
@@ -274,7 +277,7 @@ class Search:
     def _is_measured(self) -> bool:
         """Whether it is known what a call of the baseline takes."""
         measured = [*self.finished(CALIBRATE), *self.finished("screen-")]
-        return bool(measured)
+        return any(costs_of(result)[0] for result in measured)
 
     def _least_min(self, calibrating_s: float) -> int:
         """Returns the minutes of this call if it calibrates for some seconds, and tries and judges one combination."""
@@ -376,8 +379,8 @@ class Search:
     def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:
         self.say(f"{stage}: {len(candidates)} candidates")
         began = time.monotonic()
-        # The first study ends in any case: a search that tries nothing answers nothing.
-        limit_s = None
+        # The first one has more time: a search that tries nothing answers nothing.
+        limit_s = _HOPE * self.budget.left_s
         if self.budget.costs:
             order, gains = self._order()
             limit_s = self.budget.to_screen_s(order if gains else [])
@@ -385,7 +388,8 @@ class Search:
         self._cut = result.status != "finished"
         found = self.findings(result)
         took_s = time.monotonic() - began - waited_s(self.studies.folder / stage)
-        self.budget.baseline, costs = costs_of(result)
+        baseline, costs = costs_of(result)
+        self.budget.baseline = baseline or self.budget.baseline
         self.budget.learn(costs, took_s)
         self.trials.tell(found)
         first = self.config.objectives[0]
@@ -544,16 +548,17 @@ class Search:
             yield read_result(path)
 
 
-def costs_of(result: StudyResult) -> tuple[Cost, dict[str, Cost]]:
-    """Returns what a process of the baseline takes, and one of each measured candidate, by name."""
+def costs_of(result: StudyResult) -> tuple[Cost | None, dict[str, Cost]]:
+    """Returns what a process of the baseline takes, if it was timed, and one of each timed candidate, by name."""
     found = {}
     for row in result.variants:
         call, start_s = latency(row, "median", 0.95), first_image_s(row)
         if call is not None:
             found[row.name] = Cost(start_s or 0.0, call.estimate)
-    baseline = found.get(result.baseline, Cost(0.0, 0.0))
     candidates = {row.name for row in result.candidates}
-    return baseline, {name: found[name] for name in found if name in candidates}
+    return found.get(result.baseline), {
+        name: found[name] for name in found if name in candidates
+    }
 
 
 def standing_of(
