@@ -12,6 +12,7 @@ def notes_of(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
     """Yields what verdicts follow from, what they lack, and how to have the images judged."""
     yield from _budget_notes(result, rows)
     yield from _work_notes(result)
+    yield from _copy_notes(result)
     yield from _judging_notes(result)
 
 
@@ -58,6 +59,21 @@ def _work_notes(result: StudyResult) -> Iterator[str]:
         chosen = _chosen_otherwise(variant, baseline)
         if chosen:
             yield f"{variant.name} does other work by choice: {', '.join(chosen)}."
+
+
+def _copy_notes(result: StudyResult) -> Iterator[str]:
+    """Yields which imported images are no further evidence, since they show the same as others in every folder."""
+    named = []
+    for image in result.baseline_variant.images:
+        for copy in image.copies:
+            named.append(f"{copy} of {image.file}")
+    if not named:
+        return
+    count = len(named) + len(result.baseline_variant.images)
+    listed = ", ".join([*named[:3], *(["…"] if len(named) > 3 else [])])
+    yield (
+        f"{len(named)} of {count} images are copies of others in every folder, and each picture counts once: {listed}."
+    )
 
 
 def _images_of_calls(result: StudyResult) -> str:
