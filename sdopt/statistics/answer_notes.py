@@ -7,9 +7,15 @@ from sdopt.statistics.bounds import prompts_to_exclude
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision, Speed
 
+NOT_ENDED = (
+    "the study has not ended: its process still runs, was killed, or lost its machine"
+)
+
 
 def notes_of(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
     """Yields what verdicts follow from, what they lack, and how to have the images judged."""
+    if result.status == "running":
+        yield f"{NOT_ENDED[:1].upper()}{NOT_ENDED[1:]}. Resuming measures the rest."
     yield from _budget_notes(result, rows)
     yield from _work_notes(result)
     yield from _copy_notes(result)
@@ -110,7 +116,8 @@ def _judging_notes(result: StudyResult) -> Iterator[str]:
         yield from _left_notes(result)
         return
     if not any(variant.images for variant in result.variants):
-        yield "There are no images to judge: measure again with gate=default, which draws them."
+        if result.status == "finished":
+            yield "There are no images to judge: measure again with gate=default, which draws them."
         return
     yield f"The images were not judged: {_how_to_judge(result)}."
 

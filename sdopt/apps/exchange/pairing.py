@@ -266,7 +266,8 @@ def require_alike(
     if len(first) < 2:
         return
     mine, other = (
-        np.stack([picture.looks.reduced for picture in side]) for side in (first, second)
+        np.stack([picture.looks.reduced for picture in side])
+        for side in (first, second)
     )
     _require_own_partners(
         first, second, np.stack([_distances(one, other) for one in mine])
