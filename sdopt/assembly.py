@@ -159,6 +159,16 @@ class Assembly:
         return {axis: proof(trace) for axis, proof in self.proofs.items()}
 
 
+def left_out_by(variants: Sequence[Variant], pipe: Pipeline) -> list[str]:
+    """Returns what options of variants would leave out of the pipeline that a user's function has built, each once."""
+    lines: dict[str, None] = {}
+    for variant in variants:
+        options = dict(variant.applied)
+        assembly = Assembly(pipe, options, choices=variant.choices)
+        lines |= dict.fromkeys(assembly.left_out(options))
+    return [*lines]
+
+
 def _require_none(problems: list[str]) -> None:
     if problems:
         raise ConflictError(problems)

@@ -44,7 +44,13 @@ from sdopt.preparation import (
 )
 from sdopt.quality.available import fetch_features
 from sdopt.quality.metrics import features_of
-from sdopt.record.files import read_result, write_at_last, write_result
+from sdopt.record.files import (
+    parse_result,
+    read_result,
+    to_json,
+    write_at_last,
+    write_result,
+)
 from sdopt.record.images import remarks_on_images
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
@@ -440,13 +446,15 @@ class Experiment:
         scores = [row.quality for row in result.variants]
         scores += [edge.quality for edge in result.comparisons]
         scored = any(scores) or not (pictured and self.config.quality.metrics)
-        complete = scored and bool(result.gate or not self.config.gate.judges)
+        recorded = _verdicts_of(read_result(self.folder))
         end = self._conclusion
+        if not scored:
+            end.evaluate(result, machine.device.torch_name)
+        # By the study's own gate: `sdopt gate` may have recorded verdicts of another one.
+        end.judge(result)
+        complete = scored and _verdicts_of(result) == recorded
         done = "complete" if complete else "measured"
         print_line(self.console, f"already {done}: {self.folder}")
-        if not complete:
-            end.evaluate(result, machine.device.torch_name)
-            end.judge(result)
         wanted = result.config.protocol.programs_s != 0
         lacking = wanted and any(
             row.program is None for row in result.candidates if row.status is Status.OK
@@ -488,3 +496,9 @@ class Experiment:
         summary = summary_of(result)
         self.console.print(answer_shown(summary, self.console.width))
         self._conclusion.track(summary)
+
+
+def _verdicts_of(result: StudyResult) -> tuple[object, ...]:
+    """Returns the verdicts of a result, and by what they came about, in the form in which they are recorded."""
+    recorded = parse_result(to_json(result))
+    return recorded.gate, recorded.judgements, recorded.config.protocol

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Collection, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from sdopt.assembly import left_out_by
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError, print_problems
 from sdopt.hardware.faults import faults_of
@@ -53,10 +55,12 @@ def fetch(variants: Sequence[Variant], context: StartContext) -> None:
     for model, task in dict.fromkeys(
         (v.model, v.task) for v in variants if v.model.factory is not None
     ):
-        found = in_process(context, describe, model, task, what=model.origin)
+        mine = [variant for variant in variants if variant.model == model]
+        left_out = partial(left_out_by, mine)
+        found = in_process(context, describe, model, task, left_out, what=model.origin)
         remember(model, found)
         if found.size not in (None, model.size) and any(
-            v.model == model and v.workload.size is None for v in variants
+            variant.workload.size is None for variant in mine
         ):
             raise UsageError(
                 f"{model.origin}: its images have {found.size}×{found.size} pixels, and model.size={model.size}: "

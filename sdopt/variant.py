@@ -14,6 +14,7 @@ from sdopt.options.base import Context, Optimization, Stage
 from sdopt.options.lora import Lora, NoLora
 from sdopt.options.patch import Patch
 from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion, path_of
+from sdopt.pipelines.factory import built
 from sdopt.pipelines.loading import (
     family_of,
     guidance_of,
@@ -188,6 +189,7 @@ class Variant:
             for reason, shapes in found.items()
         ] + [
             *self.undistilled(),
+            *self._left_out(),
             *self._unsupported(),
             *self._in_blocks(),
             *self._crowded(device),
@@ -241,6 +243,13 @@ class Variant:
                     f"{self._choice_on(axis)}: reads weights, and those of a GGUF file are blocks of few bits"
                 )
         return found
+
+    def _left_out(self) -> list[str]:
+        """Returns what its options would leave out of a model that a user's function builds, once that was built."""
+        described = built(self.model)
+        lines = described.left_out if described is not None else ()
+        chosen = tuple(f"{self._choice_on(axis)}: " for axis in self.optimizations)
+        return [line for line in lines if line.startswith(chosen)]
 
     def _unsampled(self) -> list[str]:
         """Returns the conflicts of a scheduler that would sample the model in another way than it was trained for."""

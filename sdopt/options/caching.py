@@ -742,7 +742,7 @@ class TokenMerging(Caching):
     max_downsample: Literal[1, 2, 4, 8] = 1
     """Largest downsampling factor of the layers that merge tokens; 1 is only the layers at full latent size."""
     random: bool = True
-    """Whether the tokens to merge into are chosen at random; never in batches of an odd size."""
+    """Whether the tokens to merge into are chosen at random; never without guidance or with sequential guidance."""
     seed: Seed = 0
     """Seed of that choice, which is the same in each pipeline call."""
 
@@ -790,6 +790,8 @@ class TokenMerging(Caching):
             use_rand=self.random,
         )
         unet.__dict__[STEPS] = _Seeded(unet, self.seed)
+        if self.random:
+            _choose_by_guidance(pipe)
 
         def proof(trace: Trace) -> Finding:
             merged = trace.denoiser.operators["aten::scatter_reduce"]
@@ -799,6 +801,24 @@ class TokenMerging(Caching):
             )
 
         return proof
+
+
+def _choose_by_guidance(pipe: Pipeline) -> None:
+    """Lets tomesd choose at random where both branches are in a batch, whatever number of images a call makes.
+
+    By itself it asks whether the batch is even: without guidance two images would be merged otherwise than one.
+    """
+    from sdopt.options.skipping import EachHalf
+
+    unet = denoiser_of(pipe)
+    merging = unet._tome_info
+    halved = isinstance(vars(unet).get("forward"), EachHalf)
+
+    def choose(*_: Any) -> None:
+        guided = getattr(pipe, "do_classifier_free_guidance", True)
+        merging["args"]["use_rand"] = guided and not halved
+
+    merging["hooks"].append(unet.register_forward_pre_hook(choose))
 
 
 class _Seeded:

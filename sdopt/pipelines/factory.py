@@ -5,6 +5,7 @@ builds it once and describes it. Each worker builds it again.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,11 +42,13 @@ class Built:
         class_name: of the text-to-image pipeline with the same parts.
         configs: the configurations of its networks and its scheduler that diffusers defines, by part.
         digest: of all its weights.
+        left_out: what options would leave out of what the function has changed, in a line each.
     """
 
     class_name: str
     configs: dict[str, dict[str, Any]]
     digest: str
+    left_out: tuple[str, ...] = ()
 
     @property
     def size(self) -> int | None:
@@ -117,7 +120,11 @@ def _unfinished(pipe: Pipeline) -> str | None:
     return None
 
 
-def describe(model: Model, task: Task) -> Built:
+def describe(
+    model: Model,
+    task: Task,
+    left_out: Callable[[Pipeline], list[str]] = lambda _: [],
+) -> Built:
     """Builds a model and describes it; call it in a process of its own. Raises UsageError as `build` does."""
     from diffusers.utils.logging import disable_progress_bar
     from transformers.utils.logging import (
@@ -138,7 +145,10 @@ def describe(model: Model, task: Task) -> Built:
                 f"{model.origin}: holds numbers in {name} that are not finite (NaN or infinite)"
             )
     return Built(
-        text_to_image(_known_class(pipe)), configs_of(pipe), digest_of(weights)[:16]
+        text_to_image(_known_class(pipe)),
+        configs_of(pipe),
+        digest_of(weights)[:16],
+        tuple(left_out(pipe)),
     )
 
 

@@ -24,6 +24,8 @@ class ImageRecord:
     """Of its file when it was written; "" in records that older versions wrote."""
     file: str = ""
     """The name of the baseline's file that it belongs to, if another program made it."""
+    copies: list[str] = field(default_factory=list)
+    """The names of further such files that show the same in every folder, and do not count."""
 
     @property
     def called(self) -> str:

@@ -123,6 +123,8 @@ def speedup_cell(row: Row, look: TableView | None = None) -> Cell:
 
 def speed_cell(row: Row, look: TableView | None = None) -> Cell:
     """Returns what a variant's speed-up shows; its status, where that is another than `ok`."""
+    if row.status is Status.PENDING:
+        return word("in part" if row.variant.measurements else "not measured")
     return word(row.speed if row.status is Status.OK else row.status)
 
 

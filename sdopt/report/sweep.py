@@ -17,6 +17,7 @@ from sdopt.report.answer import use_of
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.columns import Cells, TableView, speed_cell, table_of, word
 from sdopt.schema import WORK
+from sdopt.statistics.answer_notes import NOT_ENDED
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.sentences import described, lacking_text
@@ -68,10 +69,6 @@ def _lacks_speedup(result: StudyResult) -> bool:
             return True
     return False
 
-
-_LOST = (
-    "the study has not ended: its process still runs, was killed, or lost its machine"
-)
 
 _NOTHING = "the job has begun and has written no result: its process still runs, was killed, or lost its machine"
 
@@ -137,7 +134,9 @@ class Sweep:
         ending = ""
         if self.studies[job].status in ("running", "crashed"):
             ending = (
-                "; ".join(self.errors[job].problems) if job in self.errors else _LOST
+                "; ".join(self.errors[job].problems)
+                if job in self.errors
+                else NOT_ENDED
             )
         if row.status is Status.PENDING:
             return ending or row.because

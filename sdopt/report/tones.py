@@ -55,6 +55,8 @@ _MEMBERS: Mapping[Tone, tuple[str, ...]] = {
     "plain": (
         BASELINE,
         Status.PENDING,
+        "in part",
+        "not measured",
         Status.SKIPPED,
         Images.NOT_JUDGED,
         "not run",

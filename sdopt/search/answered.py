@@ -91,6 +91,7 @@ def question_of(overrides: Sequence[str], config_dir: Path | None) -> str:
         str(Path.cwd()),
         *words,
         *_stamps(words),
+        *_revisions(),
         *_machine(),
         *_software(),
     ]
@@ -155,6 +156,15 @@ def _stamps_of(path: Path) -> Iterator[str]:
 def _stamp(file: Path) -> str:
     stat = file.stat()
     return f"{file} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _revisions() -> Iterator[str]:
+    """Yields which commits of repositories the hub's cache has: a repository of the same name may have others by now."""
+    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    with suppress(OSError, RuntimeError):
+        for file in sorted(cache.glob("models--*/refs/*")):
+            yield f"{file} {file.read_text(encoding='utf-8')}"
 
 
 def _software() -> Iterator[str]:

@@ -16,7 +16,7 @@ from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_prob
 from sdopt.forecast import foreseen
 from sdopt.locks import lock_folder
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.preparation import awaits_clip, fetch_clip
+from sdopt.preparation import awaits_clip, fetch, fetch_clip
 from sdopt.record.files import inside, read_result, short_digest, write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.report.columns import tracked_metrics, tracked_tags
@@ -208,6 +208,8 @@ def _since(earlier: StudyResult, prepared: Prepared) -> Iterator[str]:
         yield f"sdopt: was {was.sdopt}, now {now.sdopt}"
     [baseline] = prepared.space.variants([])
     row = earlier.baseline_variant
+    # Else the next study fetched what a repository holds by now, beside what the earlier ones measured.
+    fetch([baseline], prepared.context)
     inputs = inputs_of(baseline, of_model)
     for name, digest in row.inputs.items():
         known = NOT_FETCHED not in (digest, inputs.get(name, digest))

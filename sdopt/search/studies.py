@@ -265,7 +265,19 @@ class Studies:
             raise UnavailableError(
                 f"{folder}: the baseline failed: {baseline.reason}{needs}"
             )
+        self._require_one_model(folder, result)
         return result
+
+    def _require_one_model(self, folder: Path, result: StudyResult) -> None:
+        """Raises UnavailableError if a model has changed, as a repository may, since the first study of the search."""
+        first = min(path.parent for path in self.folder.glob("*/result.json"))
+        now = result.baseline_variant.inputs.get("model")
+        was = read_result(first).baseline_variant.inputs.get("model", now)
+        if now not in (None, was):
+            raise UnavailableError(
+                f"{folder}: the contents of its model are {now}, and were {was} in {first.name}: it changed during the "
+                "search; begin another one with --again"
+            )
 
     def composed(self, stage: str) -> tuple[RunConfig, Variant]:
         """Returns the configuration of a study without its variants, and its baseline; see `overrides`."""

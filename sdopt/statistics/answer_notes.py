@@ -7,11 +7,18 @@ from sdopt.statistics.bounds import prompts_to_exclude
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision, Speed
 
+NOT_ENDED = (
+    "the study has not ended: its process still runs, was killed, or lost its machine"
+)
+
 
 def notes_of(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
     """Yields what verdicts follow from, what they lack, and how to have the images judged."""
+    if result.status == "running":
+        yield f"{NOT_ENDED[:1].upper()}{NOT_ENDED[1:]}. Resuming measures the rest."
     yield from _budget_notes(result, rows)
     yield from _work_notes(result)
+    yield from _copy_notes(result)
     yield from _judging_notes(result)
 
 
@@ -60,6 +67,21 @@ def _work_notes(result: StudyResult) -> Iterator[str]:
             yield f"{variant.name} does other work by choice: {', '.join(chosen)}."
 
 
+def _copy_notes(result: StudyResult) -> Iterator[str]:
+    """Yields which imported images are no further evidence, since they show the same as others in every folder."""
+    named = []
+    for image in result.baseline_variant.images:
+        for copy in image.copies:
+            named.append(f"{copy} of {image.file}")
+    if not named:
+        return
+    count = len(named) + len(result.baseline_variant.images)
+    listed = ", ".join([*named[:3], *(["…"] if len(named) > 3 else [])])
+    yield (
+        f"{len(named)} of {count} images are copies of others in every folder, and each picture counts once: {listed}."
+    )
+
+
 def _images_of_calls(result: StudyResult) -> str:
     """Returns which variants make how many images in a call."""
     names: dict[int, list[str]] = {}
@@ -94,7 +116,8 @@ def _judging_notes(result: StudyResult) -> Iterator[str]:
         yield from _left_notes(result)
         return
     if not any(variant.images for variant in result.variants):
-        yield "There are no images to judge: measure again with gate=default, which draws them."
+        if result.status == "finished":
+            yield "There are no images to judge: measure again with gate=default, which draws them."
         return
     yield f"The images were not judged: {_how_to_judge(result)}."
 

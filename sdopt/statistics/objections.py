@@ -24,7 +24,7 @@ def objections(result: StudyResult, row: Row) -> Iterator[str]:
     reference = result.variant(row.reference or result.baseline)
     judgements = _judgements(result, row)
     if variant.status in _DID_NOT_RUN:
-        yield variant.reason or str(variant.status)
+        yield variant.reason or _so_far(result, variant)
     yield broken_because(variant)
     if baseline.status is not Status.OK:
         yield f"the baseline has the status {baseline.status}"
@@ -46,6 +46,17 @@ def objections(result: StudyResult, row: Row) -> Iterator[str]:
     only_faster = all(measure_named(name) is SPEEDUP for name in row.gains)
     if not judgements and claims and only_faster:
         yield _unexplained(result, variant, reference)
+
+
+def _so_far(result: StudyResult, variant: VariantResult) -> str:
+    """Returns what a study that has not ended has recorded of a variant."""
+    if variant.status is not Status.PENDING:
+        return str(variant.status)
+    if not variant.measurements:
+        return "nothing of it was measured yet"
+    rounds = result.config.protocol.rounds
+    done = min((len(times) for times in variant.samples.values()), default=0)
+    return f"{min(done, rounds)} of {rounds} rounds were measured"
 
 
 def _unexplained(

@@ -166,8 +166,14 @@ def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
             f"so far {fastest.name}: {fastest.speedup.text}{unit_text(fastest.per_image)}, not judged."
         )
     first = candidates[0]
-    fully = "fully " if first.status is Status.INTERRUPTED else ""
+    fully = "fully " if any(map(_is_begun, candidates)) else ""
     return f"Nothing was {fully}measured beside the baseline: {first.name}: {first.because}."
+
+
+def _is_begun(row: Row) -> bool:
+    """Returns whether something of a variant was measured, and not all."""
+    begun = row.status is Status.PENDING and bool(row.variant.measurements)
+    return begun or row.status is Status.INTERRUPTED
 
 
 def _untimed_images(row: Row) -> str:

@@ -6,9 +6,11 @@ recorded (`Budget`), and `resume=… protocol.budget_s=…` measures it.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from sdopt.record.records import Budget
+from sdopt.record.records import Budget, VariantResult
+from sdopt.record.samples import Measurement
 from sdopt.statistics.settling import is_settled
 from sdopt.study.ahead import Ahead, Extent, Pace
 from sdopt.study.session import Session
@@ -127,13 +129,22 @@ class Spending:
             ]
             for process in further:
                 process.active = False
-            row.drop(process.measurement for process in further)
-            self._record.processes[row.name] = len(
-                {m.replicate for m in row.measurements}
-            )
+            self._leave_out(row, [process.measurement for process in further])
             if self._fits_at_least():
                 return
         self._tell_short(whole_s)
+
+    def _leave_out(self, row: VariantResult, further: Sequence[Measurement]) -> None:
+        """Takes processes out; those of the same number of an earlier session stay, with the evidence that they have."""
+        row.drop(further)
+        numbers = {measurement.replicate for measurement in further} & row.silent
+        count = len({measurement.replicate for measurement in row.measurements})
+        if count < self._session.result.config.replicates:
+            self._record.processes[row.name] = count
+        for measurement in row.measurements:
+            if measurement.replicate in numbers:
+                measurement.spared = measurement.complete = True
+                self._record.evidence = False
 
     def _tell_short(self, whole_s: float) -> None:
         """Says before anything is timed that not even the least fits, and which budget holds the whole study."""
@@ -155,7 +166,7 @@ class Spending:
         extent = self._some if number <= _FIRST_ROUNDS else self._whole
         if self._fits(replace(extent, rounds=number)):
             return True
-        self._record.rounds = number - 1
+        self._record.rounds = self._session.rounds_before + number - 1
         return False
 
     def rounds_that_fit(self) -> int:
@@ -168,7 +179,7 @@ class Spending:
         ):
             rounds -= 1
         if rounds < self._session.rounds:
-            self._record.rounds = rounds
+            self._record.rounds = self._session.rounds_before + rounds
         return rounds
 
     def settle(self, number: int) -> None:
@@ -187,7 +198,7 @@ class Spending:
             if is_open and is_settled(result, row):
                 settled.add(row.name)
                 self._pace.restart()
-                self._record.settled[row.name] = number
+                self._record.settled[row.name] = self._session.rounds_before + number
 
     def choose_images(self) -> None:
         """Leaves out images, and the evidence of further processes, as far as there is no time for them."""
@@ -209,9 +220,13 @@ class Spending:
             ]
         extent = next(filter(self._fits, steps), least)
         record, floors = self._record, self._study.quality.floor_prompts
-        self._chosen = replace(extent, rounds=record.rounds or self._session.rounds)
+        rounds = self._session.rounds
+        if record.rounds is not None:
+            rounds = record.rounds - self._session.rounds_before
+        self._chosen = replace(extent, rounds=rounds)
         self._pace.restart()
-        record.evidence, record.stages = extent.evidence, extent.stages
+        record.evidence = record.evidence and extent.evidence
+        record.stages = extent.stages
         record.prompts = (
             extent.prompts
             if extent.prompts is not None and extent.prompts < most

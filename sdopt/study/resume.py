@@ -16,12 +16,16 @@ from sdopt.record.records import (
     StudyResult,
     VariantResult,
 )
+from sdopt.schema import THRESHOLDS
 from sdopt.scratch import CACHES
 from sdopt.statistics.pairs import paired_rounds
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.fingerprint import of_prompts
 
-_CHANGEABLE = ("tracking", "dry_run", "hardware.exclusive")
+_CHANGEABLE = (
+    *("tracking", "dry_run", "hardware.exclusive"),
+    *(f"protocol.{name}" for name in THRESHOLDS),  # `sdopt gate` records other ones
+)
 
 _GROWING = ("protocol.rounds", "protocol.replicates", "quality.prompt_count")
 
@@ -74,13 +78,14 @@ def merge_resumed(
                 measurement.complete = (
                     measurement.complete and measurement.replicate not in row.silent
                 )
-    if any(row.status is Status.PENDING for row in previous.variants):
+    pending = any(row.status is Status.PENDING for row in previous.variants)
+    if pending:
         # The looks that these verdicts took stay spent.
         previous.gate, previous.judgements = "", []
+    if pending or fresh.config.gate.judges:
+        previous.config = _with_thresholds(previous.config, fresh.config)
     baseline = previous.baseline_variant
-    if baseline.status.failure and any(
-        row.status is Status.PENDING for row in previous.variants
-    ):
+    if baseline.status.failure and pending:
         raise UsageError(
             f"resume={folder}: the baseline was not measured (status {baseline.status}: {baseline.reason}), so "
             "there is nothing to compare with; add retry_failed=true to measure it again"
@@ -167,6 +172,12 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
             comparison.quality = {}
     if previous.precision is not None:
         previous.precision.needed, previous.precision.stopped = {}, ""
+
+
+def _with_thresholds(was: RecordedConfig, now: RecordedConfig) -> RecordedConfig:
+    """Returns a configuration with the thresholds of another: `sdopt gate` may have recorded its own."""
+    thresholds = {name: getattr(now.protocol, name) for name in THRESHOLDS}
+    return replace(was, protocol=replace(was.protocol, **thresholds))
 
 
 def _with_extensions(was: RecordedConfig, now: RecordedConfig) -> RecordedConfig:

@@ -222,6 +222,11 @@ class Session:
             study.progress,
         )
         self.rounds = missing.rounds
+        planned = self.protocol.rounds
+        if self.result.budget is not None:
+            planned = self.result.budget.rounds or planned
+        self.rounds_before = max(0, planned - missing.rounds)
+        """Rounds that earlier sessions timed of what lacks the most."""
         self.settled: set[str] = set()
         """The variants that were shown to be faster or slower, and on which no further round is spent."""
         self.timed_images = TimedImages(self)

@@ -483,3 +483,17 @@ def test_token_merging_depends_on_its_seed_and_not_on_the_process(
         )
     assert np.array_equal(drawn[0], drawn[1])
     assert not np.array_equal(drawn[0], drawn[2])
+
+
+@pytest.mark.skipif(find_spec("tomesd") is None, reason="tomesd is not installed")
+@pytest.mark.parametrize(
+    "changed", ["workload.guidance_scale=1", "memory=sequential_guidance"]
+)
+def test_token_merging_does_not_depend_on_the_number_of_images(
+    session: Load, changed: str
+) -> None:
+    """Of two images, tomesd merged other tokens than of one; a quality pass and a server make more than timed calls."""
+    settings = ("caching=tome", changed, "workload.steps=2")
+    alone = image(session(*settings))
+    among = image(session(*settings, "workload.batch_size=2"))
+    assert np.abs(alone[0] - among[0]).max() < 1e-4

@@ -207,6 +207,10 @@ def test_a_model_that_cannot_be_built_is_an_error(code: Path) -> None:
         ),
         ("model=factory", "model.factory: must be given"),
         ("patch=mine.py:nothing", "defines no function nothing"),
+        (
+            "model=mine.py:made_halved workload.size=64 model.size=64 attention=vanilla",
+            "attention=vanilla: would replace the processors Halved",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_it_starts(

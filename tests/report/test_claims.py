@@ -100,6 +100,22 @@ def ended_early() -> StudyResult:
     return result
 
 
+def killed() -> StudyResult:
+    """One option was timed in a round when its process was killed, and nothing of the other one was."""
+    result = measured()
+    for row in result.variants:
+        row.status, row.images, row.quality = Status.PENDING, [], {}
+        row.measurements = row.measurements[:1]
+        for samples in row.measurements[0].shapes:
+            samples.calls = samples.calls[:1]
+    result.variant(OPTIONS[1]).measurements = []
+    result.status, result.finished = "running", None
+    for edge in result.comparisons:
+        edge.quality = {}
+    compare(result)
+    return result
+
+
 def resumed() -> StudyResult:
     result = measured()
     result.sessions = [*result.sessions, MeasurementSession(result.started)]
@@ -295,6 +311,7 @@ KINDS: dict[str, Callable[[], StudyResult]] = {
     "judged by a gate": judged,
     "one process": one_process,
     "interrupted": ended_early,
+    "killed": killed,
     "resumed": resumed,
     "imported": imported,
     "imported images alone": lambda: imported(times=False),
@@ -473,6 +490,11 @@ CLAIMS: dict[str, Callable[[StudyResult], bool]] = {
     r"\"options/tried\": \"2": lambda result: (
         not any(row.status is Status.SKIPPED for row in result.candidates)
     ),
+    r"Nothing was measured beside": lambda result: (
+        not any(row.measurements for row in result.candidates)
+    ),
+    r"The study has not ended": lambda result: result.status == "running",
+    r"[01] of 4 rounds were measured": lambda result: fewest_rounds(result) < 4,
     r"Measured in \d sessions": lambda result: len(result.sessions) > 1,
     r"images [a-z ]*(\([^)]*\))?(, not judged)? at 64×64|memory, 64×64|\"speedups\": \{\"": lambda result: (
         len(result.shapes) > 1

@@ -235,6 +235,20 @@ def test_a_changed_file_is_another_question(tmp_path: Path) -> None:
     assert not question_of([*words, "patch=mine.py:weaker"], None)
 
 
+def test_another_commit_of_a_repository_is_another_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sdopt optimize owner/name` answered at once for weights that the cache no longer takes for its main branch."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    main = tmp_path / "models--owner--name" / "refs" / "main"
+    main.parent.mkdir(parents=True)
+    main.write_text("0" * 40)
+    before = question_of(["model=owner/name"], None)
+    assert question_of(["model=owner/name"], None) == before
+    main.write_text("1" * 40)
+    assert question_of(["model=owner/name"], None) != before
+
+
 def test_another_file_below_the_home_folder_is_another_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

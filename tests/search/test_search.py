@@ -1,6 +1,7 @@
 """`sdopt search` as a user gives it: it screens, judges anew, goes on after Ctrl-C, and says what it found."""
 
 import json
+import shutil
 from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -14,12 +15,15 @@ from sqlalchemy import create_engine, text
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.forecast import Foreseen
 from sdopt.gate.calibration import FOLDER, read_calibration
+from sdopt.pipelines.catalog import PACKAGED
 from sdopt.record.comparisons import BreakEven
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import Status
 from sdopt.report.blocks import Chart
 from sdopt.report.page.html import html_page
 from sdopt.report.terminal import shown
+from sdopt.schema import Model
+from sdopt.search.command import _since
 from sdopt.search.config import search_file
 from sdopt.search.plot import search_plot
 from sdopt.search.record import (
@@ -37,8 +41,11 @@ from sdopt.search.run import Search
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.statistics.comparing import compare
+from sdopt.study.fingerprint import of_model
+from sdopt.study.plan import describe_environment
 from tests.command import SMALL, Finished, refused, sdopt
-from tests.fakes import Fakes, failing, fake_workers
+from tests.fakes import Fakes, failing, fake_study, fake_workers
+from tests.pipelines.test_hub import in_cache, offline
 from tests.records import retime
 
 SEARCH = (
@@ -242,6 +249,46 @@ class TestSearch:
             database.execute(text("update studies set study_name = 'other'"))
         longer = (*SEARCH, "tracking=none", "search.budget_s=9000")
         assert "do not belong together" in refused(searched.finished.cwd, *longer).shown
+
+
+def test_goes_on_with_the_weights_alone_that_a_repository_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its main branch has moved since: what the next study would fetch is looked at first."""
+    at_first = in_cache(tmp_path, PACKAGED / "emoji", "somebody/small")
+    offline(monkeypatch, tmp_path)
+    plan, earlier, machine = fake_study()
+    model = Model(weights="hub", hub_id="somebody/small")
+    baseline = replace(plan.baseline, model=model)
+    earlier.environment = describe_environment(machine, [], None)
+    earlier.variants[0].inputs = {"model": of_model(baseline.model)}
+    space = SimpleNamespace(variants=lambda _: [baseline])
+    prepared: Any = SimpleNamespace(machine=machine, space=space, context=None)
+    monkeypatch.setattr("sdopt.search.command.fetch", lambda *_: None)
+    assert list(_since(earlier, prepared)) == []
+
+    def fetched(*_: object) -> None:
+        moved = at_first.with_name("f" * 40)
+        shutil.copytree(at_first, moved)
+        file = next((moved / "unet").glob("*.safetensors"))
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+        (at_first.parents[1] / "refs" / "main").write_text(moved.name)
+
+    monkeypatch.setattr("sdopt.search.command.fetch", fetched)
+    [said] = _since(earlier, prepared)
+    assert said.startswith("the contents of its model: was ")
+
+
+def test_a_model_that_changes_during_a_search_ends_it(tmp_path: Path) -> None:
+    studies = Studies([*SMALL], search_file(), None, tmp_path)
+    with fake_workers():
+        result = studies.measure("screen-00", [CANDIDATE])
+        (tmp_path / "race-0").mkdir()
+        for row in result.variants:
+            row.inputs["model"] = "0123456789abcdef"
+        write_result(result, tmp_path / "race-0")
+        with pytest.raises(UnavailableError, match="were 0123456789abcdef in race-0"):
+            studies.measure("screen-01", [CANDIDATE])
 
 
 def test_a_study_whose_baseline_fails_says_why_and_is_measured_again_by_the_next_call(

@@ -199,6 +199,42 @@ def test_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("budget_s", "said"),
+    [
+        (70, "protocol.budget_s=70 left out 2 of 4 rounds, the evidence of"),
+        (10, "protocol.budget_s=10 left out 2 of 4 rounds, the evidence of"),
+    ],
+)
+def test_goes_on_with_a_budget_that_does_not_suffice_either(
+    tmp_path: Path, budget_s: float, said: str
+) -> None:
+    """Rounds of both sessions count; a process that had no time for evidence has not failed to show any."""
+    seconds = {"same": 1.0, "fast": 0.5}
+    result, _, (plan, _, machine) = measured(tmp_path, 60, seconds)
+    _, fresh, _ = fake_study(
+        ("same", "fast"),
+        rounds=4,
+        warmup=1,
+        replicates=3,
+        interference=None,
+        budget_s=budget_s,
+        schedule="interleaved",
+    )
+    fresh.environment = result.environment
+    again = merge_resumed(result, fresh, plan, tmp_path, retry_failed=False)
+    timeline = SimulatedTime()
+    fakes = Fakes({}, {"baseline": 1.0, **seconds})
+    timeline.spent_s = 50.0
+    run_fake(tmp_path, (plan, again, machine), fakes, timeline)
+    assert {row.status for row in again.variants} == {Status.OK}
+    assert again.budget is not None
+    assert again.budget.rounds == 2
+    assert again.budget.processes == {}
+    [note] = [note for note in summary_of(again).notes if "budget" in note]
+    assert note.startswith(said)
+
+
+@pytest.mark.parametrize(
     ("budget_s", "judges", "said"),
     [
         (20, True, "gate=default judges no fewer than 24 images of each variant"),

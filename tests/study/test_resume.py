@@ -2,25 +2,34 @@
 
 import shutil
 from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sdopt.conclusion import Conclusion
 from sdopt.config.composed import with_resumed
 from sdopt.contract import Contract
+from sdopt.experiment import Experiment
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Measurement
+from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Verdict
+from sdopt.report.sweep import exit_code
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.pairs import paired_rounds
-from sdopt.study.designs import CONTROL
-from sdopt.study.resume import missing_of
+from sdopt.study.designs import CONTROL, Plan
+from sdopt.study.resume import merge_resumed, missing_of
+from sdopt.study.timeline import Timeline
+from sdopt.worker.machine import Machine
 from tests.command import SMALL, SMOKE, Finished, eventually, fork, refused, sdopt
-from tests.fakes import Fakes, failing, fake_workers
+from tests.fakes import Fakes, failing, fake_study, fake_workers, run_fake
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -471,3 +480,55 @@ def test_a_block_that_broke_off_has_no_rounds(whole: Finished) -> None:
         [1.0, 1.0],
     )
     assert missing_of(study).rounds == 2
+
+
+class TestJudged:
+    """By `sdopt gate`, since it was measured, by another gate or other thresholds than its own."""
+
+    @pytest.fixture
+    def judged_since(
+        self, tmp_path: Path
+    ) -> tuple[Experiment, StudyResult, tuple[Plan, StudyResult, Machine]]:
+        study = fake_study(programs_s=0)
+        result = study[1]
+        gate = Gate(
+            "own",
+            rules={"exact": [Rule("speedup", "at_least", limit=0.1)]},
+            must_pay=False,
+        )
+        quality = replace(result.config.quality, metrics=True)
+        result.config = replace(result.config, gate=gate, quality=quality)
+        fresh = deepcopy(result)
+        run_fake(tmp_path, study)
+        composer: Any = SimpleNamespace(current=result.config)
+        context: Any = None
+        return Experiment(composer, tmp_path, context, Timeline()), fresh, study
+
+    def test_exits_by_its_own_gate(self, judged_since: Any) -> None:
+        """Recorded last was a failure by somebody's stricter gate, with which `resume=` ended, too."""
+        experiment, fresh, (plan, result, machine) = judged_since
+        result.gate = "strict"
+        result.judgements = [
+            Judgement("it", "baseline", "it", Contract.EXACT, Verdict.FAIL, [])
+        ]
+        for row in result.variants:
+            row.quality = {"brightness": Score(1.0)}
+        write_result(result, experiment.folder)
+        assert exit_code(experiment.folder) == 1
+        merged = merge_resumed(result, fresh, plan, experiment.folder, False)
+        experiment._complete(merged, plan, machine)
+        recorded = read_result(experiment.folder)
+        assert recorded.gate == "own"
+        assert recorded.judgements[0].verdict is not Verdict.FAIL
+        assert exit_code(experiment.folder) == 3
+        kept = (experiment.folder / "result.json").read_bytes()
+        experiment._complete(read_result(experiment.folder), plan, machine)
+        assert (experiment.folder / "result.json").read_bytes() == kept
+
+    def test_can_be_extended(self, judged_since: Any) -> None:
+        """Thresholds that `sdopt gate` records are no other study, and could not be given beside `resume`."""
+        experiment, fresh, (plan, result, _) = judged_since
+        protocol = replace(result.config.protocol, smallest_speedup=0.2)
+        result.config = replace(result.config, protocol=protocol)
+        merged = merge_resumed(result, fresh, plan, experiment.folder, False)
+        assert merged.config.protocol.smallest_speedup == 0.01

@@ -61,6 +61,24 @@ def partners(
     return [next(waiting[picture.made_from]) for picture in first]
 
 
+def copies_in(folders: Sequence[Sequence[ImportedPicture]]) -> dict[int, int]:
+    """Returns which images show in every folder what an earlier one shows, each with that one's position.
+
+    The folders' images are in one order. What a safety checker blocked is plain everywhere, and yet of its own prompt.
+    """
+    seen: dict[tuple[str, ...], int] = {}
+    copies: dict[int, int] = {}
+    for position, partners_there in enumerate(zip(*folders, strict=True)):
+        looks = [picture.looks for picture in partners_there]
+        if all(look.plain for look in looks):
+            continue
+        pixels = tuple(look.pixels for look in looks)
+        earlier = seen.setdefault(pixels, position)
+        if earlier != position:
+            copies[position] = earlier
+    return copies
+
+
 _Origin = tuple[str | None, str, int] | None
 
 
@@ -248,7 +266,8 @@ def require_alike(
     if len(first) < 2:
         return
     mine, other = (
-        np.stack([picture.looks[1] for picture in side]) for side in (first, second)
+        np.stack([picture.looks.reduced for picture in side])
+        for side in (first, second)
     )
     _require_own_partners(
         first, second, np.stack([_distances(one, other) for one in mine])

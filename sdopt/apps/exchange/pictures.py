@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from sdopt.apps.exchange.metadata import Origin, origin_from, origin_of
 from sdopt.apps.exchange.own import origins_in
 from sdopt.errors import UsageError
 from sdopt.quality.images import SUFFIXES, image_files, read_image
+from sdopt.record.files import short_digest
 from sdopt.record.images import open_image
 from sdopt.text_files import read_text
 
@@ -170,6 +171,19 @@ _LISTS = ("prompts.json", "metadata.json")
 _FILE_COLUMNS = ("file", "file_name", "filename", "image")
 
 
+class Looks(NamedTuple):
+    """What an image shows, however its file is written.
+
+    `size` is its width and height in pixels, `reduced` a small copy in which the same motif looks the same, `pixels` a
+    digest of all pixels; `plain` says that they have one colour, as images have that a safety checker blocked.
+    """
+
+    size: tuple[int, int]
+    reduced: np.ndarray
+    pixels: str
+    plain: bool
+
+
 @dataclass(frozen=True)
 class ImportedPicture:
     """One image, what it was made from, and how it is written; a prompt or seed is None where nobody tells it."""
@@ -194,13 +208,19 @@ class ImportedPicture:
         return self.origin.seed
 
     @cached_property
-    def looks(self) -> tuple[tuple[int, int], np.ndarray]:
-        """Its width and height in pixels, and a reduced copy in which the same motif looks the same."""
+    def looks(self) -> Looks:
+        """What it shows."""
         from PIL import Image
 
-        image = Image.fromarray(read_image(self.file))
+        pixels = read_image(self.file)
+        image = Image.fromarray(pixels)
         reduced = image.resize((_SIDE, _SIDE), Image.Resampling.BOX)
-        return image.size, np.asarray(reduced, dtype=np.float64).reshape(-1)
+        return Looks(
+            image.size,
+            np.asarray(reduced, dtype=np.float64).reshape(-1),
+            short_digest(pixels.tobytes()),
+            bool((pixels == pixels[0, 0]).all()),
+        )
 
     @property
     def made_from(self) -> tuple[str | None, str, int] | None:

@@ -2,12 +2,13 @@
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sdopt.apps.exchange.formats import Format, common_format
 from sdopt.apps.exchange.pairing import (
+    copies_in,
     of_other_noise,
     other_settings,
     partners,
@@ -129,6 +130,13 @@ def import_study(
     require_known(given.changes, _names_beside(sides))
     if given.again is not None:
         _require_chance_alone(first, sides[-1])
+    for side in sides:
+        _require_size(first[0], side)
+    noise = _with_other_noise(first, given)
+    copies = copies_in([side.pictures for side in sides])
+    sides = [replace(side, pictures=_without(copies, side.pictures)) for side in sides]
+    copied = _names_of_copies(first, copies)
+    first = sides[0].pictures
     claims = _claims(sides)
     replicates = {row.whole("replicate") or 0 for side in sides for row in side.times}
     thresholds = {name: getattr(config.protocol, name) for name in THRESHOLDS}
@@ -145,7 +153,6 @@ def import_study(
     plain: Format | None = None
     for number, side in enumerate(sides):
         control = given.again is not None and side.name == AGAIN
-        _require_size(first[0], side)
         written = common_format(picture.written for picture in side.pictures)
         plain = plain or written
         rows.append(
@@ -158,7 +165,7 @@ def import_study(
                 contract=given.contract if number and not control else Contract.EXACT,
                 status=Status.OK,
                 measurements=_measurements(side, sides[0]),
-                images=_copied(side, first, output, number),
+                images=_copied(side, first, output, number, copied),
                 promises={AXIS: Promise(given.contract, claims)}
                 if number and not control
                 else {},
@@ -185,16 +192,44 @@ def import_study(
     )
     if result.control is not None:
         result.redrawn["numerical"] = result.control.images
-    if given.other_noise is not None:
-        pictures = of_other_noise(
-            first, read_folder(given.other_noise), (given.baseline, given.other_noise)
-        )
-        side = _Side(
-            "", given.other_noise, pictures, [], other_settings(first, pictures)
-        )
-        _require_chance_alone(first, side)
-        result.redrawn["sampling"] = _copied(side, first, output, len(sides))
+    if noise is not None:
+        side = replace(noise, pictures=_without(copies, noise.pictures))
+        result.redrawn["sampling"] = _copied(side, first, output, len(sides), copied)
     return result
+
+
+def _with_other_noise(
+    first: Sequence[ImportedPicture], given: GivenFolder
+) -> _Side | None:
+    """Returns the folder of the baseline's prompts from other seeds, if one is given."""
+    if given.other_noise is None:
+        return None
+    folders = given.baseline, given.other_noise
+    pictures = of_other_noise(first, read_folder(given.other_noise), folders)
+    unlike = other_settings(first, pictures)
+    side = _Side("", given.other_noise, pictures, [], unlike)
+    _require_chance_alone(first, side)
+    return side
+
+
+def _without(
+    copies: Mapping[int, int], pictures: Sequence[ImportedPicture]
+) -> list[ImportedPicture]:
+    """Returns the images of a folder that are no copies of others."""
+    return [
+        picture for position, picture in enumerate(pictures) if position not in copies
+    ]
+
+
+def _names_of_copies(
+    first: Sequence[ImportedPicture], copies: Mapping[int, int]
+) -> dict[str, list[str]]:
+    """Returns the names of the files that are copies, by that of the file that counts."""
+    names: dict[str, list[str]] = {}
+    for position, earlier in copies.items():
+        own = names.setdefault(first[earlier].file.name, [])
+        own.append(first[position].file.name)
+    return names
 
 
 def _digest(pictures: Sequence[ImportedPicture]) -> str:
@@ -206,9 +241,9 @@ def _digest(pictures: Sequence[ImportedPicture]) -> str:
 
 def _require_size(first: ImportedPicture, side: _Side) -> None:
     """Raises UsageError if an image is larger or smaller than the first one of the baseline."""
-    size = first.looks[0]
+    size = first.looks.size
     for picture in side.pictures:
-        other = picture.looks[0]
+        other = picture.looks.size
         if other != size:
             why = f" ({', '.join(side.unlike)})" if side.unlike else ""
             raise UsageError(
@@ -396,9 +431,16 @@ def _positive(row: ImportedRow, name: str) -> float:
 
 
 def _copied(
-    side: _Side, first: Sequence[ImportedPicture], output: Path, number: int
+    side: _Side,
+    first: Sequence[ImportedPicture],
+    output: Path,
+    number: int,
+    copies: Mapping[str, list[str]],
 ) -> list[ImageRecord]:
-    """Copies the images of a folder to the study's; they keep the baseline's prompts and seeds."""
+    """Copies the images of a folder to the study's; they keep the baseline's prompts and seeds.
+
+    `copies` are the names of the baseline's files that are copies, by that of the file that counts.
+    """
     asked = [
         (picture.prompt or picture.file.stem, picture.negative) for picture in first
     ]
@@ -416,6 +458,7 @@ def _copied(
             ImageRecord(
                 theirs.prompt or "", prompt, image, theirs.seed or 0, str(path.relative_to(output)),
                 negative=theirs.negative, digest=digest_of(path), file=theirs.file.name,
+                copies=copies.get(theirs.file.name, []),
             )
         )  # fmt: skip
     return records

@@ -444,3 +444,31 @@ def test_a_document_that_lists_the_images_is_a_table(
 ) -> None:
     base, other = (listing(tmp_path / str(steps), steps, form) for steps in (30, 20))
     assert judged(base, other).candidates[0].unlike == said
+
+
+class TestCopies:
+    def test_of_a_pair_count_once_and_are_named(self, tmp_path: Path) -> None:
+        """The same picture under two names in both folders made the sample look larger than it was."""
+        seeds = [*range(4), 0, 0, 1, 7]
+        base, other = plain(tmp_path / "base", seeds), plain(tmp_path / "other", seeds)
+        result = judged(base, other, plain(tmp_path / "again", seeds))
+        for row in result.variants:
+            assert [image.file for image in row.images] == [
+                f"{number:05d}.png" for number in (0, 1, 2, 3, 7)
+            ]
+        assert result.config.workload.prompt_count == 5
+        said = "3 of 8 images are copies of others in every folder, and each picture counts once: 00004.png of 00000.png"
+        assert any(said in note for note in summary_of(result).notes)
+
+    def test_of_one_side_alone_are_other_pairs(self, tmp_path: Path) -> None:
+        base, other = plain(tmp_path / "base", [0] * COUNT), plain(tmp_path / "other")
+        result = judged(base, other)
+        assert len(result.candidates[0].images) == COUNT
+        assert not any("copies" in note for note in summary_of(result).notes)
+
+    def test_are_not_what_a_safety_checker_blocked(self, tmp_path: Path) -> None:
+        base, other = plain(tmp_path / "base"), plain(tmp_path / "other")
+        for folder in (base, other):
+            for name in ("00002.png", "00005.png"):
+                Image.new("RGB", (64, 64)).save(folder / name)
+        assert len(judged(base, other).candidates[0].images) == COUNT
