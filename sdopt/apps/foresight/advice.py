@@ -118,14 +118,18 @@ class WaysToFit:
 
     Attributes:
         whole: with all weights as they are.
+        roomy: the same where a desktop is on the card, too, if the former leaves no room for one.
         packed: with fewer weights or bits, which changes images; of transformers alone.
     """
 
     whole: Way | None = None
     packed: Way | None = None
+    roomy: Way | None = None
 
     def __str__(self) -> str:
         ways = [str(self.whole)] if self.whole else []
+        if self.roomy:
+            ways.append(f"beside a desktop: {self.roomy}")
         if self.packed:
             ways.append(
                 f"with fewer weights or bits, which changes images: {self.packed}"
@@ -155,7 +159,7 @@ def what_fits(
     family = family_of(composed.model)
     numbers = _numbers_for(sheet, family, "float16" in composed.number_types)
     ladder = _OF_UNETS if family.is_unet else _OF_TRANSFORMERS
-    whole = None
+    whole = roomy = None
     for memory in ladder:
         choices = _choices(numbers, memory, family)
         way = _way(composer, sheet, shape, choices, known)
@@ -163,17 +167,19 @@ def what_fits(
             continue
         if whole is None or not (way.close or way.moves_layers):
             whole = way
+        elif not way.close:
+            roomy = way
         if not way.close:
             break
     fast = whole is not None and not (whole.close or whole.moves_layers)
     if family.is_unet or fast:
-        return WaysToFit(whole)
+        return WaysToFit(whole, roomy=roomy)
     for precision, memory in _PACKED:
         choices = _choices(precision or numbers, memory, family, others=numbers)
         packed = _way(composer, sheet, shape, choices, known)
         if packed and not packed.close:
-            return WaysToFit(whole, packed)
-    return WaysToFit(whole)
+            return WaysToFit(whole, packed, roomy)
+    return WaysToFit(whole, roomy=roomy)
 
 
 def _choices(
