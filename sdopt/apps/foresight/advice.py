@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from sdopt.apps.foresight.cpu import device_of
 from sdopt.apps.foresight.memory import Blueprint, blueprint, footprint
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
-from sdopt.hardware.cards import BFLOAT16, has, planned_device
+from sdopt.hardware.cards import BFLOAT16, has
 from sdopt.hardware.faults import is_spoiled, without_arithmetic
 from sdopt.options.text_encoder_offload import TextEncoderOffload
 from sdopt.pipelines.family import Family
@@ -210,7 +211,7 @@ def _way(
     known: Needed,
 ) -> Way | None:
     """Returns how choices fit into a card; None if they do not, or cannot run there."""
-    device = planned_device(sheet)
+    device = device_of(sheet)
     if choices not in known:
         known[choices] = _counted(composer, choices, shape)
     counted = known[choices]
@@ -221,7 +222,9 @@ def _way(
     if needed.verdict(sheet.memory_gib) != "fits":
         return None
     close = needed.likely > _CLOSE * sheet.memory_gib
-    return Way(choices, needed.likely, _on_host(variant, plan), close)
+    # Beside a CPU, what is not needed waits on disk.
+    host = _on_host(variant, plan) if device.is_cuda else 0.0
+    return Way(choices, needed.likely, host, close)
 
 
 def _counted(
@@ -248,7 +251,10 @@ def _on_host(variant: Variant, plan: Blueprint) -> float:
 
 def _numbers_for(sheet: Sheet, family: Family, wants_half: bool) -> str:
     """Returns the precision to choose on a card; `wants_half` says that float16 was chosen."""
-    computes = has(planned_device(sheet), BFLOAT16)
+    device = device_of(sheet)
+    if not device.is_cuda:
+        return "bf16" if family.dtype == "bfloat16" else "fp32"
+    computes = has(device, BFLOAT16)
     slow = without_arithmetic(sheet, ["bfloat16"])
     if computes and not slow and not wants_half:
         return "bf16"

@@ -17,6 +17,8 @@ from runners.plan import main
 from sdopt.apps.foresight import advice, cpu, forecast
 from sdopt.apps.foresight import plan as forecasts
 from sdopt.apps.foresight.advice import Way, _numbers_for, what_fits
+from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
+from sdopt.apps.foresight.cpu import device_of
 from sdopt.apps.foresight.forecast import expected
 from sdopt.apps.foresight.latency import Case
 from sdopt.apps.foresight.memory import Footprint, _stored, blueprint, steps_of
@@ -492,6 +494,30 @@ def test_what_fits_is_told_in_the_smallest_type_whose_images_are_right(
     """Of GTX 10, float16 is slow and saves memory; of GTX 16, images are black."""
     family = family_named("StableDiffusionXLPipeline")
     assert _numbers_for(SHEETS[card], family, wants_half=False) == numbers
+
+
+def test_what_fits_a_cpu_moves_nothing_to_a_card(variant: Compose) -> None:
+    this_cpu = Sheet(
+        "this CPU", [], memory_gib=8.0, bandwidth_gb_s=10.0, architecture=CPU
+    )
+    assert not device_of(this_cpu).is_cuda
+    for option, there in (("model_offload", False), ("group_offload", True)):
+        chosen = variant(f"memory=[{option}]")
+        plan = blueprint(chosen, Shape(64, 1))
+        choices = (option,)
+        way = advice._way(
+            None,  # type: ignore[arg-type]  # what is known already is not composed
+            this_cpu,
+            Shape(64, 1),
+            choices,
+            {choices: (chosen, plan)},
+        )
+        assert (way is not None) == there
+    flux, xl = map(family_named, ("FluxPipeline", "StableDiffusionXLPipeline"))
+    assert [_numbers_for(this_cpu, each, False) for each in (flux, xl)] == [
+        "bf16",
+        "fp32",
+    ]
 
 
 @pytest.mark.parametrize(
