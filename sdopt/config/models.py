@@ -17,6 +17,7 @@ from sdopt.config.paths import CONF, options_of, whole_path
 from sdopt.errors import UsageError
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.functions import FUNCTION, absolute
+from sdopt.pipelines.twins import settings_of_author, titles_of
 from sdopt.record.choices import quoted
 
 _KEYS, _REVISION = ("model", "model.path"), "model.revision"
@@ -205,9 +206,18 @@ _SAMPLED = ("steps", "guidance_scale", "distilled")
 """Keys of a model that tell how it is sampled."""
 
 
-def _sampled_as(name: str | None) -> dict[str, Any]:
-    """Returns those keys of a model that comes with sdopt; {} without one."""
-    return {} if name is None else {key: _keys(name)[key] for key in _SAMPLED}
+def _sampled_as(name: str | None, titles: Sequence[str]) -> dict[str, Any]:
+    """Returns those keys of a model that has the tensors of one that comes with sdopt; {} without one.
+
+    Args:
+        name: the one that comes with sdopt.
+        titles: what its author calls the model.
+    """
+    if name is None:
+        return {}
+    return {key: _keys(name)[key] for key in _SAMPLED} | settings_of_author(
+        titles, name
+    )
 
 
 def _at_path(path: Path, base: str | None) -> dict[str, Any]:
@@ -215,13 +225,14 @@ def _at_path(path: Path, base: str | None) -> dict[str, Any]:
         family_of,
         family_of_folder,
         settings_of_folder,
+        titles_of_folder,
         twin_of_folder,
     )
 
     here = {"weights": "path", "path": str(path)}
     if path.is_dir():
         settings = settings_of_folder(path)
-        settings |= _sampled_as(twin_of_folder(path))
+        settings |= _sampled_as(twin_of_folder(path), titles_of_folder(path))
         return _keys(_ANY_FOLDER) | settings | here | _defaults(family_of_folder(path))
     if base is not None:
         node = (
@@ -230,6 +241,8 @@ def _at_path(path: Path, base: str | None) -> dict[str, Any]:
         return node | here
     family = family_of(path) if path.suffix in (".safetensors", ".gguf") else None
     keys = _keys(family or _ANY_FOLDER) | here
+    if family is not None:
+        keys |= settings_of_author(titles_of(path), family)
     # The other parts of a transformer are those of the published model.
     return keys if "defaults" in keys else keys | {"hub_id": None}
 
@@ -247,7 +260,7 @@ def _on_hub(repository: str, revision: str | None) -> dict[str, Any]:
     return (
         _keys(_ANY_FOLDER)
         | settings_of(*configs)
-        | _sampled_as(twin)
+        | _sampled_as(twin, [repository])
         | there
         | _defaults(family_in(configs[0]))
     )

@@ -23,10 +23,10 @@ from sdopt.options.precision import FLOATS, FixedVae, FullVae, Precision
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.factory import configs_of
 from sdopt.pipelines.families import side_of
-from sdopt.pipelines.loading import LoadedModel
+from sdopt.pipelines.loading import LoadedModel, family_of
 from sdopt.pipelines.loras import lora_layers
 from sdopt.pipelines.parts import casting_hook, denoiser_of, networks_of
-from sdopt.pipelines.sampling import scheduler_like, unsuited
+from sdopt.pipelines.sampling import scheduler_like, unread_by, unsuited
 from sdopt.pipelines.tasks import task_of
 from sdopt.record.choices import as_choice
 from sdopt.schema import Scheduler, Workload
@@ -88,6 +88,7 @@ def plan_for(
         problems += [
             *variant.undistilled(),
             *unsuited(model.configs["scheduler"], variant.scheduler),
+            *unread_by(family_of(model), model.configs["scheduler"], variant.scheduler),
         ]
     problems += _vaes_to_name(options, model, variant.choices, overrides)
     ctx = _context(pipe, options, model, scheduler)

@@ -168,13 +168,15 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
         ):
             return call(self, **assembly.changed(arguments))
 
-    own = {"__call__": __call__, "__module__": cls.__module__}
-    for option in assembly.options.values():
-        own |= {
-            name: _refusing(reason, getattr(cls, name))
-            for name, reason in option.comes_after(pipe).items()
-            if hasattr(cls, name)
-        }
+    own: dict[str, Any] = {"__call__": __call__, "__module__": cls.__module__}
+    options = assembly.options.values()
+    for option in options:
+        for name, wrapper in option.wraps().items():
+            own[name] = wrapper(getattr(cls, name))
+    for option in options:
+        for name, reason in option.comes_after(pipe).items():
+            if hasattr(cls, name):
+                own[name] = _refusing(reason, own.get(name, getattr(cls, name)))
     # diffusers writes the class's name into a folder that is saved, and looks it up in its own module.
     pipe.__class__ = type(cls.__name__, (cls,), own)
 

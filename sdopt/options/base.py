@@ -265,6 +265,10 @@ class Optimization(Configured):
         """Returns methods of a pipeline that the option has to come after, with what to say if one is called later."""
         return {}
 
+    def wraps(self) -> Mapping[str, Callable[[Any], Any]]:
+        """Returns for methods of a pipeline what makes the one of it that takes its place."""
+        return {}
+
     def refusals(self, call: Inputs) -> list[str]:
         """Returns why the option cannot do what the arguments of a call ask for; [] if it can."""
         return []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -440,7 +441,7 @@ class Hotswap(Lora):
 
     The layers get the highest rank of all LoRAs and are padded with zeros, so that a swap changes values but no shapes.
     `pipe.load_lora_weights(folder, weight_name="other.safetensors", adapter_name="sdopt", hotswap=True)` swaps for one
-    whose layers have the same rank and alpha. diffusers cannot hot-swap the LoRA of a text encoder.
+    of any trainer, of at most this rank and no further layers. diffusers cannot hot-swap the LoRA of a text encoder.
     """
 
     other: str | None = None
@@ -484,6 +485,27 @@ class Hotswap(Lora):
     @override
     def _tensors(self, pipe: Pipeline, file: Path) -> Any:
         return exchangeable(pipe, file, self._rank)
+
+    @override
+    def wraps(self) -> Mapping[str, Callable[[Any], Any]]:
+        return {"load_lora_weights": self._reading}
+
+    def _reading(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a method that reads a LoRA to be swapped in as the first one was read.
+
+        diffusers passes over names that it does not know, and would go on to draw with the LoRA from before.
+        """
+
+        @functools.wraps(method)
+        def load_lora_weights(
+            pipe: Pipeline, source: Any, *args: Any, **how: Any
+        ) -> Any:
+            if how.get("hotswap") and not isinstance(source, dict):
+                file = lora_file(str(source), how.get("weight_name"), fetch=True)
+                source = self._tensors(pipe, file)
+            return method(pipe, source, *args, **how)
+
+        return load_lora_weights
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

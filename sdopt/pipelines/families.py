@@ -260,20 +260,19 @@ def published_twin(
     scheduler: Mapping[str, Any],
     names: Collection[str] = (),
 ) -> str | None:
-    """Returns the model that comes with sdopt and whose transformer a pipeline has, so that it is sampled as that one.
+    """Returns the model that comes with sdopt and whose denoiser a pipeline has, so that it is sampled as that one.
 
     Z-Image and Z-Image-Turbo differ in the shift of their sigmas, and not in their networks.
 
     Args:
         index: its `model_index.json`.
-        denoiser: the configuration of its transformer.
+        denoiser: the configuration of that.
         scheduler: that of its scheduler.
         names: what its author calls it.
     """
     family = family_in(index)
-    if family.is_unet:
-        return None
-    fitting = fitting_architectures(family.pipeline, denoiser)
+    levels = denoiser.get("block_out_channels") or [None]
+    fitting = fitting_architectures(family.pipeline, denoiser, levels[0])
     if len(fitting) > 1:
         shift = scheduler.get("shift")
         fitting = [
@@ -307,7 +306,7 @@ def _scheduler_of(name: str) -> dict[str, Any]:
 
 
 def twin_of_folder(folder: Path) -> str | None:
-    """Returns the model that comes with sdopt and whose transformer the pipeline in a folder has; see `published_twin`."""
+    """Returns the model that comes with sdopt and whose denoiser the pipeline in a folder has; see `published_twin`."""
     index = _read(folder / "model_index.json")
     denoiser = _read(folder / family_in(index).denoiser / "config.json")
     scheduler = _read(folder / "scheduler" / "scheduler_config.json")

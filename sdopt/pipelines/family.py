@@ -124,6 +124,7 @@ class Family:
             part "" is the pipeline.
         sampling: `levels` of noise from betas, or a `flow` from noise to image by sigmas.
         schedulers: for a flow, the classes that sample it; for levels, any that has them.
+        unread: keys of those schedulers from which its call doesn't compute a shift, as other pipelines' calls do.
         dtype: the type of the weights that it is published for.
         float16: what half precision does: `fine`, `clipped` (activations are clipped to its range), `overflows` (NaN).
         call: arguments of each call, so that an image is of the size that was asked for.
@@ -150,6 +151,7 @@ class Family:
     )
     sampling: Literal["levels", "flow"] = "flow"
     schedulers: tuple[str, ...] = ("FlowMatchEulerDiscreteScheduler",)
+    unread: tuple[str, ...] = ()
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     float16: Literal["fine", "clipped", "overflows"] = "fine"
     call: Mapping[str, Any] = field(default_factory=dict)
@@ -222,6 +224,8 @@ _LUMINA_SYSTEM = (
 )
 
 _EULER, _HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"
+
+_BY_SIZE = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")
 
 _UNIPC, _DPM = "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"
 
@@ -333,6 +337,7 @@ FAMILIES = (
         encoding=Encoding(("prompt_embeds", ""), tokens=(512,), thinks=False),
         latents=Latents("patchified", multiple=2),
         schedulers=(_EULER, _UNIPC),
+        unread=_BY_SIZE,
         float16="clipped",
         steps=50,
         scale=4.0,
@@ -346,6 +351,7 @@ FAMILIES = (
         guidance=Guidance("embedded", takes_negative=False),
         encoding=Encoding(("prompt_embeds", ""), tokens=(512,)),
         latents=Latents("patchified", multiple=2),
+        unread=_BY_SIZE,
         float16="clipped",
         steps=50,
         scale=4.0,
@@ -474,6 +480,7 @@ FAMILIES = (
             ("prompt_embeds", "negative_prompt_embeds"), tokens=(1024,), padded=True
         ),
         latents=Latents(kept="float32", multiple=2),
+        unread=("max_image_seq_len",),
         float16="clipped",
         steps=50,
         scale=5.0,

@@ -38,6 +38,7 @@ from sdopt.pipelines.sampling import (
     misnamed,
     remarks,
     scheduler_like,
+    unread_by,
     unsuited,
 )
 from sdopt.pipelines.tasks import adapt, pipeline_class
@@ -133,6 +134,7 @@ def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> li
         ]
     return [
         *unsuited(own, scheduler, steps),
+        *unread_by(family, own, scheduler),
         *named,
         *_contradicted(model, scheduler),
         *clip_skip_of(model)[1],

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdopt.errors import UsageError
 from sdopt.pipelines.lora_files import (
     header_of_lora,
     padded,
@@ -71,10 +72,16 @@ def exchangeable(pipe: Any, file: Path, rank: int) -> dict[str, torch.Tensor]:
     """Returns the tensors of a LoRA that another one can take the place of: of one rank, with all scales in them.
 
     peft exchanges no LoRAs whose ranks or alphas differ between layers, and finds no scale of a layer's own.
+
+    Raises:
+        UsageError: not all of it has a place in a transformer.
     """
     if hasattr(pipe, "unet"):
         return padded(scaled_tensors(file), rank)
-    return padded(for_transformer(file, pipe).tensors, rank)
+    read = for_transformer(file, pipe)
+    if problems := read.problems():
+        raise UsageError([f"{file.name} {problem}" for problem in problems])
+    return padded(read.tensors, rank)
 
 
 def reads_itself(file: Path) -> bool:

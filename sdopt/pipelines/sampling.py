@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError, with_type
 from sdopt.pipelines.catalog import state_of
+from sdopt.pipelines.family import Family
 from sdopt.pipelines.parts import quiet
 from sdopt.pipelines.weights import Header
 from sdopt.schema import Scheduler
@@ -388,6 +389,20 @@ def _idle_shifts(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
             f"scheduler.options.{key}={value}: has no effect, since the shift is {kind}: "
             f"leave it out, or set +scheduler.options.use_dynamic_shifting={str(not by_size).lower()} too"
         )
+    return found
+
+
+def unread_by(
+    family: Family, own: Mapping[str, Any], scheduler: Scheduler
+) -> list[str]:
+    """Returns which options of a scheduler change no image, since the calls of a family compute the shift without them."""
+    found = []
+    for key in family.unread:
+        value = scheduler.options.get(key)
+        if value is not None and value != own.get(key):
+            found.append(
+                f"scheduler.options.{key}={value}: has no effect: {family.title} has a shift of its own: leave it out"
+            )
     return found
 
 

@@ -43,12 +43,39 @@ def assumed(titles: Sequence[str], name: str) -> str | None:
     )
 
 
+def settings_of_author(titles: Sequence[str], name: str) -> dict[str, float]:
+    """Returns how a model is sampled that was trained on from a published one and has its tensors.
+
+    Args:
+        titles: what its author calls it.
+        name: the published one.
+    """
+    for pattern, settings in _TRAINED_ON.get(name, ()):
+        if any(map(pattern.search, titles)):
+            return settings
+    return {}
+
+
+_TRAINED_ON: dict[str, tuple[tuple[re.Pattern[str], dict[str, float]], ...]] = {
+    "flux_dev": (
+        # Its card samples FLUX.1 Krea [dev] at 4.5.
+        (re.compile("krea", re.IGNORECASE), {"guidance_scale": 4.5}),
+    ),
+}
+"""Models that were trained on from a published one: how they are named, and what they are sampled with."""
+
 _NOTHING = re.compile(r"(?!)")
+
+
+def _word(word: str) -> str:
+    """Returns an expression of a word by itself, or of one with a capital letter within a name, as in `myQwenEdit`."""
+    return rf"(?:(?<![A-Za-z])(?i:{word})|(?<=[a-z\d]){word.capitalize()})(?![a-z])"
+
 
 _TWINS = {
     "sd35_large_turbo": re.compile(TURBO, re.IGNORECASE),
     "z_image_turbo": re.compile(rf"{TURBO}|(?<![a-z])zit(?![a-z])", re.IGNORECASE),
-    "z_image": re.compile(r"(?<![a-z])base(?![a-z])", re.IGNORECASE),
+    "z_image": re.compile(_word("base")),
 }
 """How files of models are named that have the tensors of another one."""
 
@@ -94,18 +121,16 @@ _GUIDED_AGAIN = (
 )
 
 _RELATIVES = {
-    "Flux2KleinPipeline": (
-        (re.compile(r"(?<![a-z])base(?![a-z])", re.IGNORECASE), _DISTILLED),
-    ),
+    "Flux2KleinPipeline": ((re.compile(_word("base")), _DISTILLED),),
     "FluxPipeline": (
         (re.compile("kontext", re.IGNORECASE), _EDITS),
         (
-            re.compile(r"de[-_ ]?distill|undistill|libre[-_ ]?flux", re.IGNORECASE),
+            re.compile(
+                r"de[-_ ]?distill|undistill|(?:libre|open)[-_ ]?flux", re.IGNORECASE
+            ),
             _GUIDED_AGAIN,
         ),
     ),
-    "QwenImagePipeline": (
-        (re.compile(r"(?<![a-z])edit(?![a-z])|2509|2511", re.IGNORECASE), _EDITS),
-    ),
+    "QwenImagePipeline": ((re.compile(rf"{_word('edit')}|2509|2511"), _EDITS),),
 }
 """Models with the tensors of a published one that do other work or are sampled otherwise: how files of them are named."""

@@ -111,6 +111,13 @@ def of_diffusers(layer: str, which: str) -> str:
 TRAINERS: tuple[Names, ...] = (kohya, lycoris, plain, toolkit, peft, peft_unsaved)
 
 
+def _drawn(pipe: Any) -> np.ndarray:
+    noise = torch.Generator().manual_seed(0)
+    call = {"height": 64, "width": 64, "num_inference_steps": 1, "output_type": "np"}
+    images: np.ndarray = pipe("a cat", generator=noise, **call).images
+    return images
+
+
 @cache
 def transformer(name: str) -> Any:
     return tiny(name).transformer
@@ -522,6 +529,28 @@ class TestOptions:
             option._load(pipe, names[stem], hotswap=True)
             assert far(swapping.images(), plain[stem]) < 1e-4
         assert graphs.frame_count == compiled, "nothing was compiled anew"
+
+    def test_a_program_swaps_in_one_of_any_trainer(self, tmp_path: Path) -> None:
+        """Diffusers knows none of the names, logs that, and would go on to draw with the first one."""
+        for stem, alpha in (("one", 2.0), ("two", 6.0)):
+            tensors, _ = lora("flux", toolkit, alpha, LAYERS["flux"])
+            save_file(tensors, tmp_path / f"{stem}.safetensors")
+        names = ("lora.weight_name=one.safetensors", "lora.other=two.safetensors")
+        pipe = tiny("flux")
+        sdopt.optimize(pipe, f"lora.path={tmp_path}", *names, lora="hotswap")
+        swap: dict[str, Any] = {"adapter_name": "sdopt", "hotswap": True}
+        pipe.load_lora_weights(tmp_path, weight_name="two.safetensors", **swap)
+        by_hand = tiny("flux")
+        path = f"lora.path={tmp_path / 'two.safetensors'}"
+        sdopt.optimize(by_hand, path, lora="loaded")
+        assert far(_drawn(pipe), _drawn(by_hand)) < 1e-4
+
+        other, _ = lora("z_image", toolkit, None, LAYERS["z_image"])
+        save_file(other, tmp_path / "other.safetensors")
+        with pytest.raises(UsageError, match="for which this model has no layer"):
+            pipe.load_lora_weights(tmp_path, weight_name="other.safetensors", **swap)
+        sdopt.undo(pipe)
+        assert "load_lora_weights" not in vars(type(pipe))
 
     def test_a_file_for_another_model_is_refused(
         self, variant_of: Tiny, style: tuple[Path, Tensors]

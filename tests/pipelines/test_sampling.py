@@ -21,6 +21,7 @@ from sdopt.errors import ConflictError, UsageError
 from sdopt.library.planning import plan_for
 from sdopt.pipelines import sampling
 from sdopt.pipelines.catalog import PACKAGED
+from sdopt.pipelines.family import family_named
 from sdopt.pipelines.loading import (
     clip_skip_of,
     name_of,
@@ -34,6 +35,7 @@ from sdopt.pipelines.sampling import (
     late_start,
     marks_in,
     scheduler_like,
+    unread_by,
     unsuited,
 )
 from sdopt.preparation import check_sampling, remarks_on_variants
@@ -523,6 +525,26 @@ def test_a_shift_that_changes_nothing_is_refused(
     other = {**options, "use_dynamic_shifting": not by_size}
     assert unsuited(own_scheduler, replace(chosen, options=other)) == []
     assert unsuited({**FLOW, "use_dynamic_shifting": not by_size}, chosen) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "idle"),
+    [
+        ("Flux2KleinPipeline", "base_shift", True),
+        ("Flux2Pipeline", "max_shift", True),
+        ("CogView4Pipeline", "max_image_seq_len", True),
+        ("CogView4Pipeline", "max_shift", False),
+        ("FluxPipeline", "base_shift", False),
+    ],
+)
+def test_a_shift_that_a_pipeline_computes_without_the_scheduler_is_refused(
+    family: str, key: str, idle: bool
+) -> None:
+    own_scheduler = {**FLOW, "use_dynamic_shifting": True, key: 1.0}
+    for value, told in ((2.0, idle), (1.0, False)):
+        chosen = Scheduler(FLOW["_class_name"], {key: value})
+        found = unread_by(family_named(family), own_scheduler, chosen)
+        assert ["has no effect" in line for line in found] == [True] * told
 
 
 def test_a_distilled_model_with_another_scheduler_is_said(tmp_path: Path) -> None:

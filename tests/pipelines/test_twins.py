@@ -112,6 +112,7 @@ class TestFiles:
             ("dreamZIT_v2", "", Z_IMAGE, None),
             ("dream_zit_v2", "", Z_IMAGE, "z_image_turbo"),
             ("z-image-base", "", Z_IMAGE, "z_image"),
+            ("zImageBase_v1", "", Z_IMAGE, "z_image"),
             ("z_image_de_turbo", "", Z_IMAGE, None),
             ("z_image_bf16", "", Z_IMAGE, None),
         ],
@@ -138,6 +139,9 @@ class TestFiles:
             ("LibreFLUX_bf16", SCHNELL, "workload.steps=28"),
             ("flux-2-klein-base-9b", KLEIN_9B, "FLUX.2-klein-base-9B"),
             ("qwen_image_2509_fp8", QWEN, "edits images"),
+            ("myQwenEditPlus_v1", QWEN, "edits images"),
+            ("flux2Klein_9bBase_v10", KLEIN_9B, "FLUX.2-klein-base-9B"),
+            ("OpenFLUX.1", SCHNELL, "workload.steps=28"),
         ],
     )
     def test_that_are_used_otherwise_are_refused(
@@ -145,6 +149,18 @@ class TestFiles:
     ) -> None:
         with pytest.raises(UsageError, match=way):
             family_of(file_of(tmp_path, name, shapes))
+
+    @pytest.mark.parametrize(
+        ("name", "scale"), [("flux1-krea-dev_fp8_scaled", 4.5), ("dream_v2", 3.5)]
+    )
+    def test_of_a_model_that_was_trained_on_are_guided_as_its_author_does(
+        self, tmp_path: Path, composer: Composers, name: str, scale: float
+    ) -> None:
+        expected = published(composer, "flux_dev") | {"guidance_scale": scale}
+        file = file_of(tmp_path, name, SCHNELL | {"guidance_in.x": [1]})
+        assert sampled(file) == expected
+        folder = shutil.copytree(ARCHITECTURES / "flux_dev", tmp_path / name)
+        assert sampled(folder) == expected
 
     def test_say_what_they_are_taken_for_where_nothing_tells(
         self, tmp_path: Path
@@ -193,6 +209,15 @@ class TestFolders:
         change(deeper / "transformer" / "config.json", num_layers=3)
         assert twin_of_folder(deeper) is None
         assert sampled(deeper)["steps"] == 28
+
+    def test_of_the_packaged_unet_are_sampled_as_that(
+        self, tmp_path: Path, composer: Composers
+    ) -> None:
+        folder = shutil.copytree(PACKAGED / "emoji", tmp_path / "mine")
+        assert sampled(folder) == published(composer, "emoji")
+        other = shutil.copytree(folder, tmp_path / "other")
+        change(other / "unet" / "config.json", cross_attention_dim=96)
+        assert sampled(other)["guidance_scale"] == 7.5
 
     def test_of_a_distilled_twin_are_known_by_their_name(
         self, tmp_path: Path, composer: Composers

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from sdopt.apps.foresight.cpu import device_of
 from sdopt.apps.foresight.memory import Blueprint, blueprint, footprint
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
-from sdopt.hardware.cards import BFLOAT16, has, planned_device
+from sdopt.hardware.cards import BFLOAT16, has
 from sdopt.hardware.faults import is_spoiled, without_arithmetic
 from sdopt.options.text_encoder_offload import TextEncoderOffload
 from sdopt.pipelines.family import Family
@@ -118,14 +119,18 @@ class WaysToFit:
 
     Attributes:
         whole: with all weights as they are.
+        roomy: the same where a desktop is on the card, too, if the former leaves no room for one.
         packed: with fewer weights or bits, which changes images; of transformers alone.
     """
 
     whole: Way | None = None
     packed: Way | None = None
+    roomy: Way | None = None
 
     def __str__(self) -> str:
         ways = [str(self.whole)] if self.whole else []
+        if self.roomy:
+            ways.append(f"beside a desktop: {self.roomy}")
         if self.packed:
             ways.append(
                 f"with fewer weights or bits, which changes images: {self.packed}"
@@ -155,7 +160,7 @@ def what_fits(
     family = family_of(composed.model)
     numbers = _numbers_for(sheet, family, "float16" in composed.number_types)
     ladder = _OF_UNETS if family.is_unet else _OF_TRANSFORMERS
-    whole = None
+    whole = roomy = None
     for memory in ladder:
         choices = _choices(numbers, memory, family)
         way = _way(composer, sheet, shape, choices, known)
@@ -163,17 +168,19 @@ def what_fits(
             continue
         if whole is None or not (way.close or way.moves_layers):
             whole = way
+        elif not way.close:
+            roomy = way
         if not way.close:
             break
     fast = whole is not None and not (whole.close or whole.moves_layers)
     if family.is_unet or fast:
-        return WaysToFit(whole)
+        return WaysToFit(whole, roomy=roomy)
     for precision, memory in _PACKED:
         choices = _choices(precision or numbers, memory, family, others=numbers)
         packed = _way(composer, sheet, shape, choices, known)
         if packed and not packed.close:
-            return WaysToFit(whole, packed)
-    return WaysToFit(whole)
+            return WaysToFit(whole, packed, roomy)
+    return WaysToFit(whole, roomy=roomy)
 
 
 def _choices(
@@ -204,7 +211,7 @@ def _way(
     known: Needed,
 ) -> Way | None:
     """Returns how choices fit into a card; None if they do not, or cannot run there."""
-    device = planned_device(sheet)
+    device = device_of(sheet)
     if choices not in known:
         known[choices] = _counted(composer, choices, shape)
     counted = known[choices]
@@ -215,7 +222,9 @@ def _way(
     if needed.verdict(sheet.memory_gib) != "fits":
         return None
     close = needed.likely > _CLOSE * sheet.memory_gib
-    return Way(choices, needed.likely, _on_host(variant, plan), close)
+    # Beside a CPU, what is not needed waits on disk.
+    host = _on_host(variant, plan) if device.is_cuda else 0.0
+    return Way(choices, needed.likely, host, close)
 
 
 def _counted(
@@ -242,7 +251,10 @@ def _on_host(variant: Variant, plan: Blueprint) -> float:
 
 def _numbers_for(sheet: Sheet, family: Family, wants_half: bool) -> str:
     """Returns the precision to choose on a card; `wants_half` says that float16 was chosen."""
-    computes = has(planned_device(sheet), BFLOAT16)
+    device = device_of(sheet)
+    if not device.is_cuda:
+        return "bf16" if family.dtype == "bfloat16" else "fp32"
+    computes = has(device, BFLOAT16)
     slow = without_arithmetic(sheet, ["bfloat16"])
     if computes and not slow and not wants_half:
         return "bf16"

@@ -22,6 +22,8 @@ import numpy as np
 
 from sdopt.about import __version__
 from sdopt.apps.foresight.latency import PARTS, Array, Costs
+from sdopt.hardware.cards import planned_device
+from sdopt.hardware.device import Device
 from sdopt.hardware.probe import default_threads, describe_cpu
 from sdopt.record.files import write_cached
 from sdopt.schema import Hardware, Rates, Sheet
@@ -209,3 +211,10 @@ def sheet_of_cpu(hardware: Hardware) -> Sheet:
         vector=Rates(fp32=found.products / 1e12),
         architecture=ARCHITECTURE,
     )
+
+
+def device_of(sheet: Sheet) -> Device:
+    """Returns the device that a data sheet describes: a card, or this machine's CPU."""
+    if sheet.architecture == ARCHITECTURE:
+        return Device("cpu", name=sheet.name)
+    return planned_device(sheet)

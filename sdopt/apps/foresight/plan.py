@@ -19,6 +19,7 @@ from sdopt.apps.foresight.cards import AskedCard, asked_for, sheets_for, with_kn
 from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.apps.foresight.cpu import (
     HALF_WIDTH,
+    device_of,
     machine_of,
     seconds_of,
     sheet_of_cpu,
@@ -59,8 +60,7 @@ from sdopt.config.models import with_own_models
 from sdopt.config.overrides import key_of, written_key
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError, command_line, require_texts
-from sdopt.hardware.cards import planned_device, sheet_of
-from sdopt.hardware.device import Device
+from sdopt.hardware.cards import sheet_of
 from sdopt.hardware.faults import (
     builds_of,
     faults_of,
@@ -207,7 +207,7 @@ def _prediction(
     torch: tuple[int, int],
 ) -> Prediction:
     found = coefficients()
-    memory = footprint(variant, plan, _device(sheet).is_cuda)
+    memory = footprint(variant, plan, device_of(sheet).is_cuda)
     images = shape.batch_size * variant.workload.images_per_prompt
     faults = [
         *faults_of(sheet.name, sheet, variant.number_types),
@@ -217,7 +217,7 @@ def _prediction(
     made = Prediction(
         variant.name, card, sheet, shape, images, memory, REFUSED, warning=warning
     )
-    conflicts = variant.conflicts(_device(sheet))
+    conflicts = variant.conflicts(device_of(sheet))
     software = conflicts[0] if conflicts else software_of(variant, torch)
     if isinstance(software, str):
         return replace(made, reason=software)
@@ -290,14 +290,6 @@ def case_of_variant(
     steps, full = steps_of(variant), plan.decodes_in_float32
     return Case(
         sheet, software, plan.denoiser, decoder, steps, images, decodes_in_float32=full
-    )
-
-
-def _device(sheet: Sheet) -> Device:
-    return (
-        Device("cpu", name=sheet.name)
-        if sheet.architecture == CPU
-        else planned_device(sheet)
     )
 
 

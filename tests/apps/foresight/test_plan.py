@@ -5,7 +5,7 @@ import math
 import multiprocessing
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from runners.plan import main
-from sdopt.apps.foresight import cpu, forecast
+from sdopt.apps.foresight import advice, cpu, forecast
 from sdopt.apps.foresight import plan as forecasts
-from sdopt.apps.foresight.advice import _numbers_for
+from sdopt.apps.foresight.advice import Way, _numbers_for, what_fits
+from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
+from sdopt.apps.foresight.cpu import device_of
 from sdopt.apps.foresight.forecast import expected
 from sdopt.apps.foresight.latency import Case
 from sdopt.apps.foresight.memory import Footprint, _stored, blueprint, steps_of
@@ -48,7 +50,7 @@ from sdopt.record.files import read_result, write_cached, write_result
 from sdopt.reference import MODEL
 from sdopt.schema import Shape, Sheet
 from sdopt.worker.machine import Machine
-from tests.fixtures import Compose
+from tests.fixtures import Compose, Composers
 from tests.test_architecture import ROOT
 
 SHEETS = data_sheets()
@@ -492,6 +494,60 @@ def test_what_fits_is_told_in_the_smallest_type_whose_images_are_right(
     """Of GTX 10, float16 is slow and saves memory; of GTX 16, images are black."""
     family = family_named("StableDiffusionXLPipeline")
     assert _numbers_for(SHEETS[card], family, wants_half=False) == numbers
+
+
+def test_what_fits_a_cpu_moves_nothing_to_a_card(variant: Compose) -> None:
+    this_cpu = Sheet(
+        "this CPU", [], memory_gib=8.0, bandwidth_gb_s=10.0, architecture=CPU
+    )
+    assert not device_of(this_cpu).is_cuda
+    for option, there in (("model_offload", False), ("group_offload", True)):
+        chosen = variant(f"memory=[{option}]")
+        plan = blueprint(chosen, Shape(64, 1))
+        choices = (option,)
+        way = advice._way(
+            None,  # type: ignore[arg-type]  # what is known already is not composed
+            this_cpu,
+            Shape(64, 1),
+            choices,
+            {choices: (chosen, plan)},
+        )
+        assert (way is not None) == there
+    flux, xl = map(family_named, ("FluxPipeline", "StableDiffusionXLPipeline"))
+    assert [_numbers_for(this_cpu, each, False) for each in (flux, xl)] == [
+        "bf16",
+        "fp32",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fitting", "told"),
+    [
+        (("model_offload", "group_offload"), ["model", "group"]),
+        (("vae_tiling", "group_offload"), ["tiling"]),
+        (("model_offload",), ["model"]),
+    ],
+)
+def test_what_fills_a_card_is_told_with_a_way_that_leaves_room(
+    monkeypatch: pytest.MonkeyPatch,
+    composer: Composers,
+    fitting: Sequence[str],
+    told: list[str],
+) -> None:
+    """Moving single layers is slow, and the only way of a UNet beside a desktop."""
+
+    def way(*given: Any) -> Way | None:
+        choices = given[3]
+        named = [name for name in fitting if f"[{name}]" in choices[-1]]
+        return Way(choices, 5.0, 0.0, "model_offload" in named) if named else None
+
+    monkeypatch.setattr(advice, "_way", way)
+    found = what_fits(composer(["model=sdxl"]), SHEETS["rtx3050_6gb"], Shape(64, 1), {})
+    ways = [str(each) for each in (found.whole, found.roomy) if each]
+    assert [name in text for name, text in zip(told, ways, strict=True)] == [
+        True for _ in told
+    ]
+    assert ("beside a desktop" in str(found)) == (found.roomy is not None)
 
 
 def test_a_version_of_pytorch_is_read_as_it_is_written() -> None:
