@@ -256,15 +256,18 @@ def nearest_cards(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
 def _distance(asked: CardName, name: CardName) -> tuple[int, int, int]:
     """Returns how far a card is from the one asked for: in family, kind of machine and model, and then Ti and Super.
 
-    The last two digits of a GeForce tell more of a card than the generation before them.
+    The last two digits of a GeForce tell more of a card than the generation before them. A number that begins as the
+    one asked for is near: a digit may have been left out.
     """
     family = int(asked.family != name.family)
     laptop = int(("laptop" in asked.kinds) != ("laptop" in name.kinds))
     (generation, tier), (other, others_tier) = _tier(asked), _tier(name)
-    far = abs(tier - others_tier) + abs(generation - other) + 10_000 * laptop
+    far = abs(tier - others_tier) + abs(generation - other)
+    if str(name.number).startswith(str(asked.number)):
+        far = 0
     return (
         family,
-        far,
+        far + 10_000 * laptop,
         2 * len(asked.kinds ^ name.kinds) + int(asked.model != name.model),
     )
 
