@@ -18,9 +18,14 @@ import pytest
 import torch
 from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra._internal.config_repository import (
+    CachingConfigRepository,
+    ConfigRepository,
+    IConfigRepository,
+)
 from hydra._internal.defaults_list import DefaultsList, Overrides
 from hydra.core.default_element import InputDefault, ResultDefault
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import flag_override
 
@@ -94,9 +99,11 @@ def composed_once() -> Iterator[None]:
     lists: dict[tuple[object, ...], DefaultsList] = {}
     merged: dict[tuple[object, ...], bytes] = {}
     read: dict[str, bytes] = {}
+    parsed: dict[str, Override] = {}
     list_defaults = defaults_list.create_defaults_list
     merge = ConfigLoaderImpl._compose_config_from_defaults_list
     read_file = ConfigRepository.load_config
+    parse = OverridesParser.parse_rule
     map_choices = defaults_list._create_interpolation_map
 
     def list_once(
@@ -165,7 +172,22 @@ def composed_once() -> Iterator[None]:
             return map_choices(overrides, files, self_added)
         return None
 
+    def share_sources(
+        repo: CachingConfigRepository, delegate: IConfigRepository
+    ) -> None:
+        """Hydra copies them deeply, so that no other list of them is begun in the same repository."""
+        repo.delegate, repo.cache = copy.copy(delegate), {}
+
+    def parse_once(parser: OverridesParser, text: str, rule: str) -> Any:
+        if rule != "override":
+            return parse(parser, text, rule)
+        if text not in parsed:
+            parsed[text] = parse(parser, text, rule)
+        return copy.copy(parsed[text])
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OverridesParser, "parse_rule", parse_once)
+        patch.setattr(CachingConfigRepository, "__init__", share_sources)
         patch.setattr(ConfigRepository, "load_config", read_once)
         patch.setattr(defaults_list, "_create_interpolation_map", map_what_is_asked)
         patch.setattr(config_loader_impl, "create_defaults_list", list_once)

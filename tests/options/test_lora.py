@@ -631,6 +631,7 @@ def of_several_ranks(file: Path, seed: int, says: bool) -> None:
 
 
 @pytest.mark.parametrize("says", [False, True])
+@pytest.mark.walk(1)
 def test_of_several_ranks_take_turns(session: Load, tmp_path: Path, says: bool) -> None:
     """Peft alone refuses other ranks or alphas of single layers, or scales such a layer as all others."""
     of_several_ranks(tmp_path / "one.safetensors", 1, says)
