@@ -404,6 +404,7 @@ class TestSpectrum:
 
 
 @pytest.mark.parametrize("option", ["first_block", "spectrum"])
+@pytest.mark.walk(1)
 def test_an_image_of_a_batch_is_that_drawn_alone(session: Load, option: str) -> None:
     work = [f"caching={option}", "workload.guidance_scale=4.5", STEPS]
     [alone] = image(session(*work))

@@ -552,6 +552,7 @@ class TestArrival:
         ("option", "memory"),
         [("loaded", []), ("fused", ["memory=[precomputed_embeddings]"])],
     )
+    @pytest.mark.walk(1)
     def test_of_the_text_encoder_alone_counts(
         self, session: Load, tmp_path: Path, option: str, memory: list[str]
     ) -> None:
