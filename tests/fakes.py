@@ -19,6 +19,7 @@ import pytest
 from hydra import initialize_config_dir
 from PIL import Image
 from rich.console import Console
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from typing_extensions import override
 
@@ -41,7 +42,7 @@ from sdopt.study.progress import Progress
 from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline
 from sdopt.variant import Variant
-from sdopt.worker.draws import LATENTS, Draw, timed_draw
+from sdopt.worker.draws import Draw, latents_file, timed_draw
 from sdopt.worker.host import describe_error
 from sdopt.worker.machine import Machine
 from sdopt.worker.process import Worker
@@ -113,7 +114,7 @@ class FakeWorker(Worker):
                 raise
             try:
                 return getattr(self, f"_{name}")(*args, **kwargs)
-            except OSError as error:  # the disk is full
+            except (OSError, SafetensorError) as error:  # the disk is full
                 raise describe_error(error) from error
 
         return answer
@@ -229,17 +230,15 @@ class FakeWorker(Worker):
         start = batch * draw.batch_size
         records = []
         for index in draw.positions[start : start + draw.batch_size]:
-            Image.fromarray(self._pixels(draw)).save(folder / f"{index}.png")
+            file = folder / f"{index}.png"
+            Image.fromarray(self._pixels(draw)).save(file)
+            latents = np.full((1, 2, 2), index, np.float32)
+            save_file({"latents": latents}, latents_file(file))
             records.append(
                 ImageRecord(
                     draw.prompts[index], index, 0, draw.seed + index, f"{index}.png"
                 )
             )
-        if batch == draw.calls - 1:
-            latents = [
-                np.full((1, 2, 2), index, np.float32) for index in draw.positions
-            ]
-            save_file({"latents": np.stack(latents)}, folder / LATENTS)
         return Batch(records, 0.1, 0.3)
 
     @property
@@ -365,11 +364,14 @@ def _planned(names: tuple[str, ...]) -> tuple[Plan, StudyResult, Machine]:
     )
 
 
+FakeStudy = tuple[Plan, StudyResult, Machine]
+
+
 def fake_study(
     names: Collection[str] = ("it",),
     of: Mapping[str, Mapping[str, Any]] | None = None,
     **protocol: Any,
-) -> tuple[Plan, StudyResult, Machine]:
+) -> FakeStudy:
     """A study that nothing of is measured: a baseline, and variants that are like it.
 
     Args:

@@ -272,10 +272,11 @@ def _of_pass(candidate: VariantResult, reference: VariantResult) -> list[Ruling]
     reference_pass = _last_pass(reference)
     if candidate_pass is None:
         return []
-    steps = _block_steps(candidate_pass, len(candidate.images))
+    steps = _block_steps(candidate_pass, candidate.config.images_per_call)
     usual = 0.0
     if reference_pass is not None:
-        usual = float(_block_steps(reference_pass, len(reference.images)).mean())
+        of_call = reference.config.images_per_call
+        usual = float(_block_steps(reference_pass, of_call).mean())
     return [
         _rarely_slow(candidate_pass, reference_pass),
         _growing_when_drawn(candidate_pass, reference_pass, steps - max(0.0, usual)),
@@ -375,10 +376,10 @@ def _growth(measurement: Measurement) -> float:
     return 1024 * float(after - before)
 
 
-def _block_steps(measurement: Measurement, images: int) -> np.ndarray:
-    """Returns the growth from block to block of a quality pass, in MiB for each image."""
+def _block_steps(measurement: Measurement, of_call: int) -> np.ndarray:
+    """Returns the growth from block to block of a quality pass, in MiB for each of the images that a call makes."""
     held = np.array(measurement.pass_held_gib)
     blocks = np.array_split(held, _BLOCKS)
     levels = [1024 * float(np.median(block)) for block in blocks]
-    steps: np.ndarray = np.diff(levels) * _BLOCKS / max(images, held.size)
+    steps: np.ndarray = np.diff(levels) * _BLOCKS / (of_call * held.size)
     return steps

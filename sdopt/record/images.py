@@ -30,6 +30,11 @@ def is_replaced(folder: Path, record: ImageRecord) -> bool:
         return False
 
 
+def is_there(folder: Path, record: ImageRecord) -> bool:
+    """Returns whether the file of an image is there, and no other one has taken its place."""
+    return (folder / record.path).is_file() and not is_replaced(folder, record)
+
+
 def scored_file(folder: Path, record: ImageRecord) -> Path:
     """Returns the file of an image. Raises UsageError if another one has taken its place since it was recorded."""
     if is_replaced(folder, record):

@@ -105,6 +105,8 @@ class VariantResult:
     reason: str = ""
     measurements: list[Measurement] = field(default_factory=list)
     images: list[ImageRecord] = field(default_factory=list)
+    kept_images: list[ImageRecord] = field(default_factory=list)
+    """Those of a quality pass that is not whole: an interrupted study goes on from there."""
     quality: dict[str, Score] = field(default_factory=dict)
     trips: list[BrokenImage] = field(default_factory=list)
     denoiser_calls: int | None = None

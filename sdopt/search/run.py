@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
+from statistics import mean
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
@@ -42,6 +44,7 @@ from sdopt.statistics.ratios import latency
 from sdopt.statistics.words import gib_text, shortened
 from sdopt.study.timeline import waited_s
 from sdopt.study.work import Sharing, work_ahead
+from sdopt.variant import Variant
 from sdopt.worker.draws import drawing_batch
 
 _LOADING_S = 2.0
@@ -103,14 +106,13 @@ class Search:
             # What is calibrated is the baseline alone; else a candidate makes images beside it.
             variants = [baseline] if stage == CALIBRATE else [baseline] * 2
             batch = drawing_batch(variants, run.quality.batch_size, run.gate.judges)
-            device = self.space.device
             work[stage] = work_ahead(
                 variants,
                 run.protocol.replicates or 1,
                 run.protocol,
                 run.quality,
                 batch,
-                Sharing.of(device, device.attributes, baseline),
+                self._sharing(baseline),
             )
         budget = SearchBudget(work, self.deadline, self.config.finalists)
         # The first study of candidates is planned by what the baseline took, if it was calibrated.
@@ -121,6 +123,11 @@ class Search:
         if budget.baseline is None and (call_s := self.expected_call_s()) is not None:
             budget.baseline = Cost(_LOADING_S + call_s, call_s)
         return budget
+
+    def _sharing(self, baseline: Variant) -> Sharing:
+        """Returns how the processes of a study with some baseline share this machine."""
+        device = self.space.device
+        return Sharing.of(device, device.attributes, baseline)
 
     def _learn_baseline(self, budget: SearchBudget) -> None:
         """Lets a budget know what the baseline took while it was calibrated, unless a screening study says so."""
@@ -148,7 +155,7 @@ class Search:
         if at_hand is not None and at_hand.status == "finished":
             self.studies.measure(stage, finalists, brief=self.brief)
             return
-        needed_s = self.budget.uncalibrated_s + self.budget.seconds_of(FINAL, names)
+        needed_s = self.budget.uncalibrated_s + self._to_judge_s(names)
         if self.budget.uncalibrated_s or needed_s > _HOPE * self.budget.left_s:
             self.unjudged = needed_s
             return
@@ -162,7 +169,27 @@ class Search:
             stage, finalists, brief=self.brief, limit_s=limit_s
         )
         if result.status != "finished":
-            self.unjudged = needed_s
+            self.unjudged = self._to_judge_s(names)
+
+    def _to_judge_s(self, names: Sequence[str]) -> float:
+        """Returns the seconds that judging takes, without the timed calls and images that an earlier call kept."""
+        needed_s = self.budget.seconds_of(FINAL, names)
+        begun = self._at_hand()
+        return needed_s if begun is None else needed_s - self._kept_s(begun)
+
+    def _kept_s(self, result: StudyResult) -> float:
+        """Returns the seconds that the timed calls and the images of a study have taken, which are kept."""
+        _, baseline = self.studies.composed(FINAL)
+        together = self._sharing(baseline).processes
+        spared_s = 0.0
+        for row in result.variants:
+            calls_s = list(chain.from_iterable(row.samples.values()))
+            if not calls_s:
+                continue
+            images = len(row.images or row.kept_images)
+            drawn_s = images / row.config.images_per_call * mean(calls_s)
+            spared_s += sum(calls_s) + drawn_s / together
+        return spared_s
 
     @property
     def judgements(self) -> Judgements:

@@ -202,7 +202,10 @@ class Studies:
         folder = self.folder / CALIBRATE
         if not (folder / "result.json").is_file():
             return 0
-        return sum(len(variant.images) for variant in read_result(folder).variants)
+        return sum(
+            len(variant.images or variant.kept_images)
+            for variant in read_result(folder).variants
+        )
 
     @property
     def _calibration(self) -> Path:

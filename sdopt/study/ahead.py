@@ -233,8 +233,9 @@ class Ahead:
         prompts = len(draw.prompts)
         if extent.prompts is not None:
             prompts = min(extent.prompts, prompts)
-        timed = self._session.timed_images.ahead(prompts)
-        calls = study.sharing.image_calls(draw, prompts - timed, timed_batch)
+        kept = {record.prompt_index for record in process.row.kept_images}
+        prompts -= sum(prompt < prompts for prompt in kept)
+        calls = study.sharing.image_calls(draw, prompts, timed_batch)
         return found + calls * main_s / study.sharing.processes
 
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from sdopt.errors import UsageError
 from sdopt.quality.images import read_image
+from sdopt.record.images import is_there
 from sdopt.record.records import REDRAWN, VariantResult, append_reason
 from sdopt.record.samples import TimedImage
 from sdopt.record.scores import BrokenImage, ImageRecord
-from sdopt.study.reuse import TimedImages
+from sdopt.study.reuse import join_latents, kept_of, place_of
 from sdopt.study.session import Session, Study, VariantProcess, batched
 from sdopt.study.work import calls_of_stages
 from sdopt.worker.draws import Draw, draw_of, floor_draws
@@ -48,9 +49,10 @@ class Inspection:
         for process in first:
             self._take_totals(process)
         # The control's images are the baseline's. They are drawn in other ways, to measure the floors.
+        drawing = [p for p in first if not (p.row.is_control and scored)]
+        # An earlier session may have been interrupted after its images.
         draw_images(
-            self._session,
-            [process for process in first if not (process.row.is_control and scored)],
+            self._session, [p for p in drawing if not _is_drawn(self._study, p)]
         )
         # After the images, because the image of this call is compared with one of them: options may change over calls.
         for process in first:
@@ -163,8 +165,8 @@ class ImagePass:
     process: VariantProcess
     draw: Draw
     name: str
-    timed: TimedImages | None = None
-    """Images of timed calls, which complete the pass."""
+    kept: Sequence[ImageRecord] = ()
+    """Images that complete the pass, by their paths in the run."""
     asked: int = 0
     """How many of its batches the worker was asked for."""
     batches: list[Batch] = field(default_factory=list)
@@ -194,43 +196,41 @@ class ImagePass:
 
     @property
     def images(self) -> list[ImageRecord]:
-        """The drawn images, by their paths in the run."""
-        records: list[ImageRecord] = []
+        """Its images so far, by their paths in the run, in the order of prompts and images."""
+        records = [*self.kept]
         for batch in self.batches:
-            records += batch.records
-        if self.timed is not None and records:
-            records = self.timed.added(self.process, self.draw, self.folder, records)
-        return [
-            replace(record, path=str(Path("images", self.name, record.path)))
-            for record in records
-        ]
+            records += [
+                replace(record, path=f"images/{self.name}/{record.path}")
+                for record in batch.records
+            ]
+        return sorted(records, key=place_of)
 
 
 def _was_inspected(row: VariantResult) -> bool:
     return any(m.complete and not m.replicate for m in row.measurements)
 
 
+def _is_drawn(study: Study, process: VariantProcess) -> bool:
+    """Returns whether all images of a variant are in the run's folder."""
+    draw, images = _draw(study, process), process.row.images
+    prompts = {record.prompt_index for record in images}
+    whole = prompts.issuperset(draw.positions)
+    return whole and all(is_there(study.folder, record) for record in images)
+
+
 def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
     """Draws the images of variants side by side."""
-    study, timed = session.study, session.timed_images
-    passes = {
-        process: ImagePass(
-            study,
-            process,
-            timed.left_out(_draw(study, process)),
-            study.slug(process.row),
-            timed,
-        )
-        for process in group
-    }
+    passes = {process: _image_pass(session.study, process) for process in group}
     while wanted := [process for process, drawing in passes.items() if drawing.ahead]:
         for process, batch in session.ask_each(
             wanted, "images", lambda asked: passes[asked].begin(), lenient=True
         ):
             passes[process].receive(batch)
+            process.row.kept_images = passes[process].images
     for process, drawing in passes.items():
         if process.takes_part:
-            process.row.images = drawing.images
+            join_latents(drawing.folder, drawing.images)
+            process.row.images, process.row.kept_images = drawing.images, []
             if len(drawing.batches) == drawing.draw.calls:
                 process.measurement.pass_s = [
                     batch.seconds for batch in drawing.batches
@@ -238,6 +238,14 @@ def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
                 process.measurement.pass_held_gib = [
                     batch.held_gib for batch in drawing.batches
                 ]
+
+
+def _image_pass(study: Study, process: VariantProcess) -> ImagePass:
+    draw = _draw(study, process)
+    kept = kept_of(process.row, draw, study.folder)
+    others = frozenset(record.prompt_index for record in kept)
+    rest = replace(draw, others=others)
+    return ImagePass(study, process, rest, study.slug(process.row), kept)
 
 
 def _draw(study: Study, process: VariantProcess) -> Draw:
@@ -268,6 +276,7 @@ def draw_floors(session: Session, process: VariantProcess) -> None:
                 while drawing.ahead:
                     study.progress.phase(process.row.name, "images")
                     drawing.receive(drawing.begin()())
+                join_latents(drawing.folder, drawing.images)
                 study.result.redrawn[kind] = drawing.images
                 break
             except WorkerError as error:

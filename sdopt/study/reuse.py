@@ -6,20 +6,23 @@ nothing else depends on the pass: a gate judges its calls, too, and a pass in la
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from sdopt.record.images import digest_of
+from sdopt.record.images import digest_of, is_there
 from sdopt.record.records import VariantResult
 from sdopt.record.scores import ImageRecord
-from sdopt.worker.draws import LATENTS, Draw, draw_of
+from sdopt.variant import Variant
+from sdopt.worker.draws import LATENTS, Draw, draw_of, latents_file
 from sdopt.worker.protocol import SampledImage
 
 if TYPE_CHECKING:
@@ -37,14 +40,9 @@ _MOST_BYTES = 2**29
 
 @dataclass
 class TimedImages:
-    """The images of a session's timed calls.
-
-    Attributes:
-        positions: of the prompts whose images count, once all rounds are timed (`settle`); the same for all variants.
-    """
+    """The images of a session's timed calls."""
 
     session: Session
-    positions: frozenset[int] = frozenset()
     _bytes: int = field(default=0, repr=False)
 
     @property
@@ -82,13 +80,15 @@ class TimedImages:
         return True
 
     def settle(self) -> None:
-        """Decides which images count: those that each variant has, without the sample that is generated again."""
+        """Writes the images that count: of those that each variant has, without the sample that is generated again."""
         drawing = [
             process
             for process in self.session.processes
             if process.active and not process.row.is_control
         ]
-        if not self.wanted or any(process.row.images for process in drawing):
+        if not self.wanted or any(
+            process.row.images or process.row.kept_images for process in drawing
+        ):
             return
         covered: dict[str, set[int]] = {}
         for process in drawing:
@@ -104,48 +104,42 @@ class TimedImages:
         prompts = min((len(process.variant.pictured) for process in drawing), default=0)
         again = max(0, FEWEST_PROMPTS - (prompts - len(common - sample)))
         sample |= set(sorted(common - sample)[:again])
-        self.positions = frozenset(common - sample)
+        variants = {process.row.name: process for process in drawing}.values()
+        try:
+            for process in variants:
+                self._write(process.row, process.variant, common - sample)
+        except (
+            OSError,
+            SafetensorError,
+        ):  # the disk is full: each variant draws all of them
+            for process in variants:
+                process.row.kept_images = []
 
-    def ahead(self, prompts: int) -> int:
-        """Returns how many of so many prompts the pass leaves out, as far as that is decided."""
-        return sum(position < prompts for position in self.positions)
-
-    def left_out(self, draw: Draw) -> Draw:
-        """Returns a draw without the prompts whose images count."""
-        return replace(
-            draw, others=frozenset(p for p in self.positions if p < len(draw.prompts))
-        )
-
-    def added(
-        self,
-        process: VariantProcess,
-        draw: Draw,
-        folder: Path,
-        drawn: Sequence[ImageRecord],
-    ) -> list[ImageRecord]:
-        """Writes the images that count, and their latents, beside those that the pass has drawn for a variant.
-
-        Returns:
-            the records of both, in the order of prompts and images.
-        """
-        records, count = [*drawn], process.variant.workload.images_per_prompt
-        latents = {}
-        for place, (replicate, image) in self._pictures(
-            process.row, draw.others
-        ).items():
-            record = replace(
-                draw.record_of(*place, count, image.finite), process=replicate
+    def _write(self, row: VariantResult, variant: Variant, prompts: Set[int]) -> None:
+        """Writes a variant's images of some prompts, and their latents, as the pass does with those that it draws."""
+        study, draw = self.session.study, draw_of(variant)
+        name = study.slug(row)
+        folder = study.folder / "images" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for place, (replicate, image) in self._pictures(row, prompts).items():
+            record = draw.record_of(
+                *place, variant.workload.images_per_prompt, image.finite
             )
             file = folder / record.path
             Image.fromarray(image.pixels).save(file)
-            records.append(replace(record, digest=digest_of(file)))
-            latents[place] = image.latents
-        if latents and (folder / LATENTS).is_file():
-            _join_latents(folder / LATENTS, drawn, latents)
-        return sorted(records, key=_place)
+            if image.latents is not None:
+                save_file({"latents": image.latents}, latents_file(file))
+            row.kept_images.append(
+                replace(
+                    record,
+                    path=f"images/{name}/{record.path}",
+                    process=replicate,
+                    digest=digest_of(file),
+                )
+            )
 
     def _pictures(
-        self, row: VariantResult, prompts: Collection[int]
+        self, row: VariantResult, prompts: Set[int]
     ) -> dict[Place, tuple[int, SampledImage]]:
         """Returns a variant's images of some prompts, each with the process that it is of."""
         found: dict[Place, tuple[int, SampledImage]] = {}
@@ -158,16 +152,38 @@ class TimedImages:
         return found
 
 
-def _place(record: ImageRecord) -> Place:
+def kept_of(row: VariantResult, draw: Draw, folder: Path) -> list[ImageRecord]:
+    """Returns the images of a variant that need not be drawn, because they are in the run's folder.
+
+    Of what an earlier session drew, whole calls at the end are drawn again, so that the rules on the calls of a pass
+    have enough of one process.
+    """
+    kept = [
+        record
+        for record in row.kept_images
+        if record.prompt_index < len(draw.prompts) and is_there(folder, record)
+    ]
+    timed = {record.prompt_index for record in kept if record.process is not None}
+    drawn = {record.prompt_index for record in kept} - timed
+    calls = replace(draw, others=frozenset(timed)).calls
+    if calls >= FEWEST_PROMPTS:
+        most = (calls - FEWEST_PROMPTS) * draw.batch_size
+        drawn = set(sorted(drawn)[:most])
+    return [record for record in kept if record.prompt_index in timed | drawn]
+
+
+def join_latents(folder: Path, records: Sequence[ImageRecord]) -> None:
+    """Puts the latents of a pass's images into one file, in the order of `records`; there is none where some lack."""
+    files = [latents_file(folder / PurePath(record.path).name) for record in records]
+    if not files or not all(file.is_file() for file in files):
+        return
+    latents = [load_file(file)["latents"] for file in files]
+    with suppress(OSError, SafetensorError):  # where the disk is full, they stay apart
+        save_file({"latents": np.stack(latents)}, folder / LATENTS)
+        for file in files:
+            file.unlink()
+
+
+def place_of(record: ImageRecord) -> Place:
+    """Returns where an image stands in a pass."""
     return record.prompt_index, record.image_index
-
-
-def _join_latents(
-    file: Path,
-    drawn: Sequence[ImageRecord],
-    timed: Mapping[Place, np.ndarray | None],
-) -> None:
-    """Adds latents to a file that has those of `drawn`, in the order of prompts and images."""
-    rows = dict(zip(map(_place, drawn), load_file(file)["latents"], strict=True))
-    rows |= {place: latents for place, latents in timed.items() if latents is not None}
-    save_file({"latents": np.stack([rows[place] for place in sorted(rows)])}, file)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from sdopt.record.scores import ImageRecord
 from sdopt.variant import Variant
@@ -15,7 +16,12 @@ as many images a second as single calls do."""
 
 LATENTS = "latents.safetensors"
 """File beside the images with the tensor `latents`: the final latents, float32 (n, channels, height, width), in the
-order of the images."""
+order of the images. While a pass is not whole, each image has such a file of its own: `latents_file`."""
+
+
+def latents_file(image: Path) -> Path:
+    """Returns the file with the final latents of one image, of float32 (channels, height, width)."""
+    return image.with_suffix(".safetensors")
 
 
 @dataclass(frozen=True)

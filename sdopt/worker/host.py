@@ -45,7 +45,7 @@ from sdopt.record.samples import Evidence, Memory
 from sdopt.scratch import named_caches
 from sdopt.variant import Variant
 from sdopt.worker.child import Message
-from sdopt.worker.draws import LATENTS, Draw, timed_draw
+from sdopt.worker.draws import Draw, latents_file, timed_draw
 from sdopt.worker.guidance import scales_embedded
 from sdopt.worker.inputs import asked_inputs, prompts_and_noise
 from sdopt.worker.operations import tflop_per_image
@@ -137,7 +137,6 @@ class PipelineHost:
         self._assembly = Assembly(None, {})
         self._inputs: list[Inputs] = []
         self._given: torch.Tensor | None = None
-        self._latents: list[torch.Tensor] = []
         self._last: torch.Tensor | None = None
         self._settings = process_settings()
         self._threads = 1
@@ -456,16 +455,10 @@ class PipelineHost:
         )["total"]
 
     def generate(self, batch: int, draw: Draw, folder: Path) -> Batch:
-        """Makes the images of one batch of a draw and stores them losslessly in `folder`.
-
-        With the last batch, stores the final latents of all images beside them, in the order of the records.
-        """
-        import torch
-        from safetensors.torch import save_file
+        """Makes the images of one batch of a draw and stores them losslessly in `folder`, each beside its latents."""
+        from safetensors.numpy import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
-        if batch == 0:
-            self._latents = []
         # Floats, too, because bytes cannot distinguish NaN from black.
         self._use_threads(draw.threads)
         waited = waited_s()
@@ -475,7 +468,7 @@ class PipelineHost:
         # Never zero, even for a call that mostly waited: the kernel's clock differs from this one.
         worked_s = max(seconds - (waited_s() - waited), seconds / 100)
         held_gib = self._memory.held_gib()
-        latents = torch.from_numpy(self._final_latents(len(images)))
+        latents = self._final_latents(len(images))
         records = []
         # Without those that fill up a short batch.
         start, count = batch * draw.batch_size, self._variant.workload.images_per_prompt
@@ -484,17 +477,13 @@ class PipelineHost:
             product(positions, range(count))
         ):
             finite = bool(np.isfinite(images[number]).all()) and bool(
-                latents[number].isfinite().all()
+                np.isfinite(latents[number]).all()
             )
             record = draw.record_of(position, image_index, count, finite)
             file = folder / record.path
             Image.fromarray(pixels[number]).save(file)
+            save_file({"latents": latents[number]}, latents_file(file))
             records.append(replace(record, digest=digest_of(file)))
-        self._latents.append(latents[: len(records)])
-        if batch == draw.calls - 1:
-            save_file(
-                {"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS
-            )
         return Batch(records, worked_s, held_gib)
 
     def _use_threads(self, count: int | None) -> None:

@@ -17,7 +17,7 @@ from sdopt.options.compiler.graphs import Tensors
 from sdopt.record.records import Promise, VariantResult
 from sdopt.record.samples import Evidence
 from sdopt.variant import Variant
-from sdopt.worker.draws import LATENTS, timed_draw
+from sdopt.worker.draws import latents_file, timed_draw
 from sdopt.worker.host import PipelineHost
 
 TWO_STEPS = "workload.steps=2"
@@ -51,9 +51,9 @@ def image(host: PipelineHost) -> np.ndarray:
 
 def latents(host: PipelineHost, folder: Path) -> torch.Tensor:
     """The latents after the last step of the timed call, float32."""
-    host.generate(0, timed_draw(host._variant), folder)
-    found: torch.Tensor = load_file(folder / LATENTS)["latents"]
-    return found
+    batch = host.generate(0, timed_draw(host._variant), folder)
+    files = [latents_file(folder / record.path) for record in batch.records]
+    return torch.stack([load_file(file)["latents"] for file in files])
 
 
 def forward_is_its_own(host: Any) -> None:

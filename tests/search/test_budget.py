@@ -26,6 +26,7 @@ from sdopt.search.run import Search
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.study.work import Effort, Sharing, work_ahead
+from sdopt.variant import Variant
 from sdopt.worker.protocol import TimeUpError
 from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
 
@@ -117,6 +118,7 @@ class Simulated(Search):
 
         self.studies = SimpleNamespace(  # type: ignore[assignment]
             measure=measure,
+            composed=lambda _: (None, None),
             require_final=lambda _: None,
             calibrate=lambda *_: self.uncalibrated,
             calibration_images=self.calibrated,
@@ -153,9 +155,13 @@ class Simulated(Search):
     def _has_begun(self, stage: str) -> bool:
         return any(stage == begun for begun, _ in self.log)
 
+    def _sharing(self, baseline: Variant) -> Sharing:
+        return Sharing(2, 1, on_gpu=False)
+
     def results(self, stage: str) -> Iterator[StudyResult]:
         begun = [name for name, _ in self.log if name.startswith(stage)]
-        return iter([SimpleNamespace(candidates=())] * len(begun))  # type: ignore[list-item]
+        result = SimpleNamespace(candidates=(), status="interrupted", variants=())
+        return iter([result] * len(begun))  # type: ignore[list-item]
 
 
 def searched(
@@ -248,6 +254,20 @@ def test_begins_a_judgement_that_may_fit_and_ends_it_with_the_budget() -> None:
     assert search.unjudged == pytest.approx(
         search.budget.seconds_of(FINAL, search.log[-1][1])
     )
+
+
+def test_of_a_judgement_that_was_begun_the_rest_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = searched(42, options=12, slow=2)
+    names = search.log[-1][1]
+    whole_s = search.budget.seconds_of(FINAL, names)
+    begun, _ = run_fake(tmp_path, fake_study(["a"], rounds=4, replicates=1))
+    calls_s = [call_s for row in begun.variants for call_s in row.samples[0]]
+    assert all(row.images for row in begun.variants if not row.is_control)
+    monkeypatch.setattr(search, "_at_hand", lambda: begun)
+    rest_s = search._to_judge_s(names)
+    assert sum(calls_s) < whole_s - rest_s < 2 * sum(calls_s)
 
 
 def test_a_budget_in_which_no_option_can_be_tried_is_refused_before_anything_is_measured() -> (

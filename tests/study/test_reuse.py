@@ -13,8 +13,9 @@ from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.record.scores import ImageRecord
 from sdopt.schema import Rule
+from sdopt.study.resume import merge_resumed
 from sdopt.worker.draws import LATENTS
-from tests.fakes import Fakes, fake_study, run_fake
+from tests.fakes import Fakes, FakeStudy, fake_study, run_fake
 
 PROMPTS = tuple(f"prompt {number}" for number in range(24))
 
@@ -25,6 +26,12 @@ def measured(
     fakes: Fakes | None = None,
     **protocol: Any,
 ) -> StudyResult:
+    result, _ = run_fake(folder, study_of(of, **protocol), fakes)
+    return result
+
+
+def study_of(of: dict[str, Any] | None = None, **protocol: Any) -> FakeStudy:
+    """A study of 24 prompts."""
     settings: dict[str, Any] = {
         "rounds": 3,
         "replicates": 3,
@@ -39,8 +46,7 @@ def measured(
     )
     for variant in study[0].variants:
         object.__setattr__(variant, "pictured", PROMPTS)
-    result, _ = run_fake(folder, study, fakes)
-    return result
+    return study
 
 
 def timed(result: StudyResult, name: str) -> dict[int, int]:
@@ -88,12 +94,16 @@ def test_every_process_has_images_that_were_generated_again(tmp_path: Path) -> N
 
 
 def test_latents_are_in_the_order_of_the_images(tmp_path: Path) -> None:
-    result = measured(tmp_path)
-    for name in ("baseline", "a"):
-        folder = (tmp_path / result.variant(name).images[0].path).parent
-        assert load_file(folder / LATENTS)["latents"][:, 0, 0, 0].tolist() == list(
-            range(24)
-        )
+    assert_whole(tmp_path, measured(tmp_path))
+
+
+def assert_whole(folder: Path, result: StudyResult) -> None:
+    for name in ("baseline", "a", "b"):
+        row = result.variant(name)
+        assert not row.kept_images
+        assert [image.prompt_index for image in row.images] == [*range(24)]
+        latents = load_file((folder / row.images[0].path).with_name(LATENTS))["latents"]
+        assert latents[:, 0, 0, 0].tolist() == [*range(24)]
 
 
 def test_an_image_of_a_timed_call_that_differs_from_the_one_generated_again_is_seen(
@@ -131,6 +141,42 @@ def test_all_are_generated_where_the_pass_says_more(
     result = measured(tmp_path, of, **protocol)
     assert not timed(result, "a")
     assert len(result.variant("a").images) == 24
+
+
+JUDGED: dict[str, Any] = {"gate": {"rules": {Contract.EXACT: [Rule("mse", "exact")]}}}
+
+
+@pytest.mark.parametrize(
+    ("of", "end", "timed_ones", "again"),
+    [({}, 7, 6, 12), (JUDGED, 7, 0, 18), (JUDGED, 22, 0, 8)],
+)
+def test_what_was_interrupted_goes_on_with_the_images_that_are_there(
+    tmp_path: Path, of: dict[str, Any], end: int, timed_ones: int, again: int
+) -> None:
+    """As long as enough calls of one process are left for the rules on them."""
+    drawn: list[str] = []
+
+    def ends(worker: Any, name: str) -> None:
+        drawn.extend([name] * (name == "generate"))
+        if len(drawn) == end:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path, of, Fakes({"b": ends}))
+    broken_off = read_result(tmp_path).variant("b")
+    assert not broken_off.images
+    assert len(broken_off.kept_images) == timed_ones + end - 1
+    drawn.clear()
+    plan, fresh, machine = study_of(of)
+    previous = read_result(tmp_path)
+    for row in [*previous.variants, *fresh.variants]:
+        row.inputs.pop("prompts", None)  # the fakes' own, and not these
+    merged = merge_resumed(previous, fresh, plan, tmp_path, retry_failed=False)
+    drawn = ["before"] * 30  # so that it does not end again
+    result, _ = run_fake(tmp_path, (plan, merged, machine), Fakes({"b": ends}))
+    assert len(drawn) == 30 + again
+    assert timed(result, "b") == timed(result, "baseline")
+    assert_whole(tmp_path, result)
 
 
 @pytest.mark.slow

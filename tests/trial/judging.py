@@ -32,6 +32,7 @@ from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.record.scores import ImageRecord
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.statistics.measures import RULED
+from sdopt.study.reuse import join_latents
 from sdopt.variant import Variant
 from sdopt.worker.child import call_apart
 from sdopt.worker.draws import LATENTS, draw_of, drawing_batch
@@ -314,6 +315,7 @@ def _generated(
             for batch in range(draw.calls)
             for record in host.generate(batch, draw, folder / below).records
         ]
+        join_latents(folder / below, records)
         found[name] = [
             replace(record, path=f"{below}/{record.path}") for record in records
         ]

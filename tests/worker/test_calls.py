@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from sdopt.assembly import Assembly
 from sdopt.config.composer import composer_of
 from sdopt.pipelines.tasks import noise_in_float32
-from sdopt.worker.draws import LATENTS, timed_draw
+from sdopt.worker.draws import latents_file, timed_draw
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.inputs import prompts_and_noise
 from tests.fixtures import CPU, UNFREEZE, Load
@@ -113,11 +113,8 @@ class TestTimedCall:
             *product(range(5), range(2))
         ]
         assert [record.seed for record in records] == [*range(10)]
-        assert (
-            len(load_file(tmp_path / LATENTS)["latents"])
-            == len([*tmp_path.glob("*.png")])
-            == 10
-        )
+        assert len([*tmp_path.glob("*.png")]) == 10
+        assert len([*tmp_path.glob("*.safetensors")]) == 10
         for number, prompt, image in ((0, 0, 0), (1, 2, 1), (2, 0, 0), (5, 0, 1)):
             sampled = known(loaded.time_once(number=number).image)
             assert (sampled.prompt_index, sampled.image_index) == (prompt, image)
@@ -132,8 +129,8 @@ class TestTimedCall:
         [sampled] = loaded.time_once(every_image=True).images
         assert record.finite
         assert sampled.latents is not None
-        drawn = load_file(tmp_path / LATENTS)["latents"]
-        assert np.array_equal(drawn[0].numpy(), sampled.latents)
+        drawn = load_file(latents_file(tmp_path / record.path))["latents"]
+        assert np.array_equal(drawn.numpy(), sampled.latents)
 
     @pytest.mark.parametrize(
         "overrides",
