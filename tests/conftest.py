@@ -76,10 +76,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _shorten_walks(items: list[pytest.Item]) -> None:
-    """Marks as slow all cases of a walk but as many as its mark says, evenly spread."""
+    """Marks as slow all quick cases of a walk but as many as its mark says, evenly spread."""
     walks: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("walk"):
+        if item.get_closest_marker("walk") and not item.get_closest_marker("slow"):
             walks.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in walks.values():
         mark = cases[0].get_closest_marker("walk")

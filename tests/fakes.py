@@ -300,6 +300,8 @@ def fake_workers(fakes: Fakes | None = None) -> Iterator[Fakes]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sdopt.experiment.WorkerProcess", start)
+        for module in ("rounds", "giving_up"):
+            patch.setattr(f"sdopt.study.{module}.InterferenceMeter", NoMeter)
         patch.setattr("sdopt.programs.running.call_apart", _written_only)
         yield fakes
 
@@ -405,6 +407,8 @@ def fake_study(
 
 class NoMeter:
     """Counts nothing: the calls of fake workers take other times than they say."""
+
+    off = ""
 
     def __init__(self, pid: int) -> None:
         del pid

@@ -35,7 +35,10 @@ from tests.forked import fork_the_server, forked_apart, started_anew  # noqa: F4
 from tests.once import (  # noqa: F401 (of every test)
     asked_here,
     composed_once,
+    copied,
+    loaded_once,
     migrated_once,
+    read_once,
 )
 
 CPU = probe_device("cpu")
@@ -288,8 +291,14 @@ def sweep_folder(sweep: Finished) -> Path:
 operations_of = tflop_per_image
 
 
-def packaged_pipe() -> StableDiffusionPipeline:
-    """The packaged model as a program loads it."""
+@cache
+def _packaged_pipe() -> StableDiffusionPipeline:
     pipe: StableDiffusionPipeline = StableDiffusionPipeline.from_pretrained(MODEL)
     pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def packaged_pipe() -> StableDiffusionPipeline:
+    """The packaged model as a program loads it; a copy of what was loaded once."""
+    pipe: StableDiffusionPipeline = copied(_packaged_pipe())
     return pipe

@@ -11,23 +11,31 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import pytest
 import torch
 from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import IConfigRepository
-from hydra._internal.defaults_list import DefaultsList
-from hydra.core.default_element import ResultDefault
+from hydra._internal.config_repository import (
+    CachingConfigRepository,
+    ConfigRepository,
+    IConfigRepository,
+)
+from hydra._internal.defaults_list import DefaultsList, Overrides
+from hydra.core.default_element import InputDefault, ResultDefault
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from omegaconf import flag_override
 
 from sdopt import experiment
 from sdopt.config.compositions import PACKAGED
 from sdopt.config.paths import options_of
+from sdopt.pipelines import loading
 from sdopt.pipelines.factory import describe
 from sdopt.quality import evaluation
-from sdopt.schema import Tracking
+from sdopt.schema import Model, Task, Tracking
 from sdopt.study import plan
 from sdopt.tracking import store
 from sdopt.tracking.client import file_of
@@ -83,10 +91,56 @@ def asked_here() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def read_once() -> Iterator[None]:
+    """Reads each packaged file of the configuration, and parses each override, once in this process."""
+    read: dict[str, bytes] = {}
+    parsed: dict[str, Override] = {}
+    read_file = ConfigRepository.load_config
+    parse = OverridesParser.parse_rule
+    map_choices = defaults_list._create_interpolation_map
+
+    def read_it(repo: ConfigRepository, config_path: str) -> Any:
+        if not _is_packaged(repo):
+            return read_file(repo, config_path)
+        if config_path not in read:
+            read[config_path] = pickle.dumps(read_file(repo, config_path))
+        return pickle.loads(read[config_path])
+
+    def parse_once(parser: OverridesParser, text: str, rule: str) -> Any:
+        if rule != "override":
+            return parse(parser, text, rule)
+        if text not in parsed:
+            parsed[text] = parse(parser, text, rule)
+        return copy.copy(parsed[text])
+
+    def share_sources(
+        repo: CachingConfigRepository, delegate: IConfigRepository
+    ) -> None:
+        """Hydra copies them deeply, so that no other list of them is begun in the same repository."""
+        repo.delegate, repo.cache = copy.copy(delegate), {}
+
+    def map_what_is_asked(
+        overrides: Overrides, files: list[InputDefault], self_added: bool
+    ) -> Any:
+        """For each file, Hydra lists all choices so far, which only a file with a name made of others asks for."""
+        if any(file.is_interpolation() for file in files):
+            return map_choices(overrides, files, self_added)
+        return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfigRepository, "load_config", read_it)
+        patch.setattr(OverridesParser, "parse_rule", parse_once)
+        patch.setattr(CachingConfigRepository, "__init__", share_sources)
+        patch.setattr(defaults_list, "_create_interpolation_map", map_what_is_asked)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def composed_once() -> Iterator[None]:
     """Merges the files of the same choices once in this process; only what sets keys is then done for each composition.
 
     Three quarters of Hydra's time are these files, and a test composes some choices dozens of times with other keys.
+    Hydra's own files, which come first in each composition, are merged once for all choices.
     """
     lists: dict[tuple[object, ...], DefaultsList] = {}
     merged: dict[tuple[object, ...], bytes] = {}
@@ -126,8 +180,23 @@ def composed_once() -> Iterator[None]:
             return merge(loader, defaults, repo)
         key = tuple((file.config_path, file.package) for file in defaults)
         if key not in merged:
-            merged[key] = pickle.dumps(merge(loader, defaults, repo))
+            merged[key] = pickle.dumps(merge_anew(loader, defaults, repo, key))
         return pickle.loads(merged[key])
+
+    def merge_anew(
+        loader: ConfigLoaderImpl,
+        defaults: list[ResultDefault],
+        repo: IConfigRepository,
+        key: tuple[object, ...],
+    ) -> Any:
+        of_hydra = sum(1 for _ in takewhile(_is_of_hydra, defaults))
+        begun = key[:of_hydra]
+        if begun not in merged:
+            merged[begun] = pickle.dumps(merge(loader, defaults[:of_hydra], repo))
+        cfg = pickle.loads(merged[begun])
+        with flag_override(cfg, "no_deepcopy_set_nodes", True):
+            cfg.merge_with(merge(loader, defaults[of_hydra:], repo))
+        return cfg
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config_loader_impl, "create_defaults_list", list_once)
@@ -135,6 +204,10 @@ def composed_once() -> Iterator[None]:
             ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once
         )
         yield
+
+
+def _is_of_hydra(file: ResultDefault) -> bool:
+    return (file.config_path or "").startswith("hydra/")
 
 
 def _is_packaged(repo: IConfigRepository) -> bool:
@@ -147,6 +220,37 @@ def _names_a_file(override: Override) -> bool:
     return group in ("model", "patch") and f"{override.value()}" not in options_of(
         group
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loaded_once() -> Iterator[None]:
+    """Loads a packaged pipeline once in each type and for each task, and copies it for whoever loads it again."""
+    load = loading._from_files
+    kept: dict[str, Any] = {}
+
+    def load_once(
+        model: Model, task: Task, load_kwargs: dict[str, Any], device: str
+    ) -> Any:
+        if model.weights != "packaged" or load_kwargs.keys() - {"dtype"}:
+            return load(model, task, load_kwargs, device)
+        key = f"{model} {task.kind} {load_kwargs}"
+        if key not in kept:
+            kept[key] = load(model, task, load_kwargs, device)
+        return copied(kept[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "_from_files", load_once)
+        yield
+
+
+def copied(pipe: Any) -> Any:
+    """A copy of a pipeline, which shares its tokenizers."""
+    shared = {
+        id(part): part
+        for role, part in pipe.components.items()
+        if role.startswith("tokenizer")
+    }
+    return copy.deepcopy(pipe, shared)
 
 
 @pytest.fixture(scope="session", autouse=True)

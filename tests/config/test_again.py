@@ -146,7 +146,7 @@ STUDIES: dict[str, Sequence[str]] = {
 
 
 @pytest.mark.parametrize("study", STUDIES)
-@pytest.mark.walk(6)
+@pytest.mark.walk(4)
 def test_composes_what_was_measured(composer: Composers, study: str) -> None:
     words = STUDIES[study]
     judged = any(word.startswith(("gate", "experiment")) for word in words)

@@ -30,6 +30,7 @@ SMALLEST = (
     "protocol.warmup=1",
     "protocol.stage_calls=0",
     "protocol.interference=null",
+    "protocol.programs_s=0",
     "quality.floor_prompts=2",
     "gate.replicates=1",
     "gate.prompt_count=8",

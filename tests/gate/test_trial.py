@@ -91,6 +91,7 @@ def drawn_by(pipe: Any, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize(
     "harm", [harm for harm in HARMS if harm.change], ids=lambda harm: harm.name
 )
+@pytest.mark.walk(3)
 def test_harm_reaches_a_transformer(harm: Harm) -> None:
     pipe = transformer()
     plain = drawn_by(pipe, seed=5)

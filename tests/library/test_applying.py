@@ -701,6 +701,7 @@ class TestUndo:
             ),
         ],
     )
+    @pytest.mark.walk(2)
     def test_takes_nothing_back_where_not_all_can_be_and_says_what_is_lost(
         self,
         pipe: StableDiffusionPipeline,

@@ -92,6 +92,7 @@ def test_code_for_a_backend_leaves_the_rest_of_the_process_as_it_was(
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.slow
 def test_flex_attention_draws_the_same_and_counts_once_it_is_compiled(
     same_default: None,
 ) -> None:

@@ -108,7 +108,7 @@ def kept() -> dict[str, np.ndarray]:
 
 class TestEveryOption:
     @pytest.mark.parametrize("option", OPTIONS)
-    @pytest.mark.walk(3)
+    @pytest.mark.walk(2)
     def test_proves_itself_until_it_is_undone_and_no_image_depends_on_the_last(
         self, session: Load, kept: dict[str, np.ndarray], option: str
     ) -> None:
@@ -256,7 +256,13 @@ GUIDED, UNGUIDED = (
 
 
 @pytest.mark.parametrize(
-    ("name", "side"), [("emoji", 16), ("sd15", 18), ("sd21", 16), ("sdxl", 18)]
+    ("name", "side"),
+    [
+        ("emoji", 16),
+        pytest.param("sd15", 18, marks=pytest.mark.slow),
+        pytest.param("sd21", 16, marks=pytest.mark.slow),
+        ("sdxl", 18),
+    ],
 )
 def test_a_whole_step_is_the_models_own(name: str, side: int) -> None:
     unet = small_unet(name)
@@ -272,7 +278,9 @@ def test_a_whole_step_is_the_models_own(name: str, side: int) -> None:
 
 class TestDeepCache:
     @needs_published
-    @pytest.mark.parametrize("name", ["emoji", "sd15", "sdxl"])
+    @pytest.mark.parametrize(
+        "name", ["emoji", pytest.param("sd15", marks=pytest.mark.slow), "sdxl"]
+    )
     def test_every_step_is_that_of_the_published_implementation(
         self, name: str
     ) -> None:
@@ -396,6 +404,7 @@ class TestSpectrum:
 
 
 @pytest.mark.parametrize("option", ["first_block", "spectrum"])
+@pytest.mark.walk(1)
 def test_an_image_of_a_batch_is_that_drawn_alone(session: Load, option: str) -> None:
     work = [f"caching={option}", "workload.guidance_scale=4.5", STEPS]
     [alone] = image(session(*work))

@@ -364,6 +364,7 @@ class TestPackages:
         ],
         ids=["FreeU", "a LoRA's alpha", "Stable Diffusion 2"],
     )
+    @pytest.mark.walk(2)
     def test_are_told_apart_by_attributes_of_modules(
         self, session: Load, change: Callable[[Any], Any]
     ) -> None:

@@ -65,6 +65,7 @@ def test_each_branch_has_a_state_of_its_own_as_cache_dit_has_where_it_is_told_so
 @pytest.mark.parametrize(
     "option", [ALWAYS, replace(ALWAYS, last_blocks=2, order=1), replace(ALWAYS, most=1)]
 )
+@pytest.mark.walk(2)
 def test_runs_of_blocks_are_skipped_and_another_image_begins_anew(
     option: DualBlockCache,
 ) -> None:

@@ -552,6 +552,7 @@ class TestArrival:
         ("option", "memory"),
         [("loaded", []), ("fused", ["memory=[precomputed_embeddings]"])],
     )
+    @pytest.mark.walk(1)
     def test_of_the_text_encoder_alone_counts(
         self, session: Load, tmp_path: Path, option: str, memory: list[str]
     ) -> None:
@@ -631,6 +632,7 @@ def of_several_ranks(file: Path, seed: int, says: bool) -> None:
 
 
 @pytest.mark.parametrize("says", [False, True])
+@pytest.mark.walk(1)
 def test_of_several_ranks_take_turns(session: Load, tmp_path: Path, says: bool) -> None:
     """Peft alone refuses other ranks or alphas of single layers, or scales such a layer as all others."""
     of_several_ranks(tmp_path / "one.safetensors", 1, says)

@@ -86,6 +86,7 @@ def test_the_steps_are_those_of_the_algorithm() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.walk(1)
 def test_all_blocks_of_each_branch_are_skipped_in_the_same_steps(
     name: str, ratios: Measure
 ) -> None:

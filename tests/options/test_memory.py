@@ -253,6 +253,7 @@ class TestSequential:
             ],
         ],
     )
+    @pytest.mark.walk(1)
     def test_brings_every_layer(
         self, session: Load, cpu_for_a_gpu: None, others: list[str]
     ) -> None:

@@ -13,7 +13,7 @@ bitsandbytes = pytest.importorskip(
     "bitsandbytes", reason="bitsandbytes is not installed"
 )
 
-DIT = ("model=emoji_dit", "workload.size=64", "workload.steps=6")
+DIT = ("model=emoji_dit", "workload.size=64", "workload.steps=2")
 
 
 @pytest.mark.parametrize("weights", ["nf4", "fp4"])

@@ -305,20 +305,33 @@ def test_keeps_what_it_was_given(
 WORK = ("workload.prompts=[a red apple]", "workload.guidance_scale=4.5")
 
 
-def test_draws_what_the_same_model_draws_and_no_result_runs_it(code: Path) -> None:
+FUNCTIONS = ("model.factory=../mine.py:own", "patch=../mine.py:steps")
+
+
+def test_draws_what_the_same_model_draws(code: Path) -> None:
+    def drawn(folder: Path, *words: str) -> bytes:
+        with composer_of([*SMOKE, *WORK, *words]) as composer:
+            model = composer.current.model
+            if model.factory:
+                remember(model, describe(model, Task()))
+            host = PipelineHost(composer.variant(None), CPU)
+        host.prepare()
+        [record] = host.generate(0, draw_of(host._variant), folder).records
+        return (folder / record.path).read_bytes()
+
+    built = ("model=factory", f"model.factory={code}/mine.py:own")
+    plain = drawn(code / "plain")
+    assert drawn(code / "built", *built) == plain
+    assert drawn(code / "patched", *built, f"patch={code}/mine.py:steps") != plain
+
+
+def test_no_result_runs_what_nobody_named(code: Path) -> None:
     (own := code / "own").mkdir()
-    functions = ("model.factory=../mine.py:own", "patch=../mine.py:steps")
     contract = ("patch.contract=equivalent", "patch.claims=nothing")
-    done = sdopt(own, "run", *SMOKE, *WORK, "model=factory", *functions, *contract)
+    with fake_workers():
+        done = sdopt(own, "run", *SMOKE, *WORK, "model=factory", *FUNCTIONS, *contract)
     assert done.code == 0, done.shown
-    with composer_of([*SMOKE, *WORK]) as composer:
-        plain = PipelineHost(composer.variant(None), CPU)
-    plain.prepare()
-    [record] = plain.generate(0, draw_of(plain._variant), code / "plain").records
-    drawn = (code / "plain" / record.path).read_bytes()
-    baseline, row = done.result.variants[:2]
-    assert (done.folder / baseline.images[0].path).read_bytes() == drawn
-    assert (done.folder / row.images[0].path).read_bytes() != drawn
+    row = done.result.variants[1]
     assert row.status is Status.OK
     assert (row.contract, row.promises["patch"].claims) == (Contract.EQUIVALENT, [])
     assert row.config.model.factory == f"{own}/../mine.py:own"
@@ -327,8 +340,8 @@ def test_draws_what_the_same_model_draws_and_no_result_runs_it(code: Path) -> No
         load(done.folder, row.name)
     more = ("run", f"resume={done.folder}", "protocol.replicates=2")
     for named, lacking in (
-        (functions[1:], f"model={row.config.model.factory}"),
-        (functions[:1], "patch="),
+        (FUNCTIONS[1:], f"model={row.config.model.factory}"),
+        (FUNCTIONS[:1], "patch="),
     ):
         refused = sdopt(own, *more, *named)
         assert (refused.code, "runs code" in refused.err, lacking in refused.err) == (
@@ -336,13 +349,13 @@ def test_draws_what_the_same_model_draws_and_no_result_runs_it(code: Path) -> No
             True,
             True,
         ), refused.err
-    elsewhere = sdopt(own, *more, functions[0], "patch=elsewhere/mine.py:steps")
+    elsewhere = sdopt(own, *more, FUNCTIONS[0], "patch=elsewhere/mine.py:steps")
     assert (elsewhere.code, "runs code" in elsewhere.err) == (2, True)
     with fake_workers():
-        assert sdopt(own, *more, *functions).code == 0
+        assert sdopt(own, *more, *FUNCTIONS).code == 0
     (code / "mine.py").write_text(CODE + "\nchanged = True\n")
     changed = sdopt(
-        own, "run", f"resume={done.folder}", "protocol.replicates=3", *functions
+        own, "run", f"resume={done.folder}", "protocol.replicates=3", *FUNCTIONS
     )
     assert (changed.code, "contents of its options" in changed.err) == (2, True), (
         changed.err

@@ -141,7 +141,7 @@ class TestProof:
         "option",
         [
             pytest.param("fp8_torchao", marks=NEEDS_TORCHAO),
-            pytest.param("int8_sdnq", marks=NEEDS_SDNQ),
+            pytest.param("int8_sdnq", marks=[pytest.mark.slow, NEEDS_SDNQ]),
             pytest.param("uint4_sdnq", marks=NEEDS_SDNQ),
         ],
     )

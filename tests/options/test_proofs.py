@@ -275,7 +275,7 @@ def plain() -> dict[tuple[str, ...], np.ndarray]:
 
 
 @pytest.mark.parametrize(("overrides", "most", "undone", "facts"), PROOFS)
-@pytest.mark.walk(10)
+@pytest.mark.walk(6)
 def test_is_proved_keeps_its_promise_and_undone_is_not_proved(
     session: Load,
     plain: dict[tuple[str, ...], np.ndarray],

@@ -54,6 +54,7 @@ def watched(pipe: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", ["flux", "sd3", "sana"])
+@pytest.mark.walk(1)
 def test_encoders_leave_before_the_denoiser_runs(on_a_device: None, name: str) -> None:
     plain = Applied(name, {}).images()
     applied = Applied(name, {AXIS: TextEncoderOffload()})

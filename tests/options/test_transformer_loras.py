@@ -491,6 +491,7 @@ class TestOptions:
 
     @pytest.mark.parametrize("name", ["flux", "z_image"])
     @pytest.mark.walk(1)
+    @pytest.mark.slow
     def test_the_other_one_does_in_compiled_code_what_it_does_alone(
         self, tmp_path: Path, name: str
     ) -> None:

@@ -585,6 +585,7 @@ class TestAttention:
 
 class TestOffload:
     @pytest.mark.parametrize("name", EVERY)
+    @pytest.mark.walk(1)
     def test_what_returns_from_disk_is_what_went_there(
         self, name: str, plain: Callable[[str], np.ndarray]
     ) -> None:
@@ -754,6 +755,7 @@ class TestTextEncoders:
 
 
 @pytest.mark.parametrize("name", ["flux", "qwen_image", "sana"])
+@pytest.mark.walk(2)
 def test_tiles_are_as_large_as_was_asked_for(name: str) -> None:
     option = VaeTiling(tile_size=32)
     _, finding, _ = Applied(name, {"memory.vae_tiling": option}).traced()
@@ -762,6 +764,7 @@ def test_tiles_are_as_large_as_was_asked_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["flux", "qwen_image", "sana"])
+@pytest.mark.walk(1)
 def test_code_of_tiles_sets_what_the_option_sets(name: str) -> None:
     """Half precision would not tell tiles of another size from those that were measured."""
     option = VaeTiling(tile_size=32)

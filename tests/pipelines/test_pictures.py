@@ -68,6 +68,7 @@ TASKS = [
 
 class TestPictures:
     @pytest.mark.parametrize(("name", "task"), TASKS)
+    @pytest.mark.walk(2)
     def test_begin_as_in_diffusers(
         self, variant_of: Tiny, inputs: dict[str, list[str]], name: str, task: str
     ) -> None:

@@ -107,6 +107,7 @@ class TestArchitectures:
 
 class TestOptions:
     @pytest.mark.parametrize("name", TRANSFORMERS)
+    @pytest.mark.walk(3)
     def test_choose_what_the_model_is_published_for(
         self, composer: Composers, name: str
     ) -> None:

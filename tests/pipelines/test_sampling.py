@@ -413,6 +413,7 @@ def test_a_lora_of_all_layers_goes_with_clip_skip(
         ("DPMSolverMultistepScheduler", "trailing", 2000, "goes on to timestep -1"),
     ],
 )
+@pytest.mark.walk(2)
 def test_more_steps_than_a_model_has_timesteps_leave_noise(
     name: str, spacing: str, steps: int, said: str
 ) -> None:

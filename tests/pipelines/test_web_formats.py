@@ -57,6 +57,7 @@ class TestPrefixes:
     @pytest.mark.parametrize(
         "written", [original, lambda network: network.state_dict()]
     )
+    @pytest.mark.walk(3)
     def test_of_other_programs_are_read(
         self,
         loaded: Callable[..., Any],

@@ -604,6 +604,7 @@ class TestSingleFile:
         check(tmp_path / "ema.safetensors")
 
     @pytest.mark.parametrize("name", ["sd15", "sd21", "sdxl"])
+    @pytest.mark.walk(2)
     def test_of_a_published_size_passes(
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

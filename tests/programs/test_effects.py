@@ -95,6 +95,7 @@ def test_options_that_keep_the_image_are_on(composer: Composers) -> None:
         "pipe.vae.enable_slicing()",
     ],
 )
+@pytest.mark.walk(1)
 def test_one_that_is_lost_is_seen(composer: Composers, lost: str) -> None:
     """The red path: the image stays the same, and only what ran tells."""
     variant = of(composer, *EXACT)

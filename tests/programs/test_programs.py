@@ -176,7 +176,7 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.walk(8)
+@pytest.mark.walk(4)
 def test_draws_what_was_measured(
     composer: Composers, files: Path, tmp_path: Path, situation: str
 ) -> None:

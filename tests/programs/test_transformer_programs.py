@@ -50,7 +50,7 @@ def draws(composer: Composers, folder: Path, *words: str) -> None:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.walk(6)
+@pytest.mark.walk(3)
 def test_draws_what_was_measured(
     composer: Composers, files: Path, tmp_path: Path, situation: str
 ) -> None:
@@ -115,6 +115,7 @@ def file_of_blocks(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("written", [scaled_file, file_of_blocks])
+@pytest.mark.walk(1)
 def test_reads_a_file_of_the_web_as_a_worker_does(
     variant_of: Tiny,
     tiny_folder: Callable[[str], Path],
@@ -129,6 +130,7 @@ def test_reads_a_file_of_the_web_as_a_worker_does(
 
 
 @pytest.mark.parametrize("option", ["loaded", "fused"])
+@pytest.mark.walk(1)
 def test_reads_a_lora_with_the_settings_beside_it(
     variant_of: Tiny, tmp_path: Path, option: str
 ) -> None:

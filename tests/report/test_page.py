@@ -167,6 +167,7 @@ def test_the_answer_comes_first_the_environment_last_and_nothing_is_fetched(
         ),
     ],
 )
+@pytest.mark.walk(2)
 def test_the_picture_stands_where_the_page_has_the_same_plot(
     result: StudyResult,
     finished: Finished,

@@ -165,17 +165,17 @@ class TestMistakes:
 class TestFolder:
     def test_keeps_the_record_of_what_was_measured_there(self, tmp_path: Path) -> None:
         """Hydra replaces it before sdopt runs, and then another study would be resumed."""
-        assert (
-            sdopt(tmp_path, "run", *SMOKE, "precision=bf16", "hydra.run.dir=mine").code
-            == 0
-        )
+        study = ("run", *SMOKE, "precision=bf16", "hydra.run.dir=mine")
+        with fake_workers():
+            assert sdopt(tmp_path, *study).code == 0
         record = (tmp_path / "mine" / ".hydra" / "overrides.yaml").read_text()
         done = refused(tmp_path, "run", *SMOKE, "attention=math", "hydra.run.dir=mine")
         assert (
             "mine: holds a result; continue it with `sdopt run resume=mine`" in done.err
         )
         assert (tmp_path / "mine" / ".hydra" / "overrides.yaml").read_text() == record
-        assert sdopt(tmp_path, "run", "resume=mine", "protocol.rounds=3").code == 0
+        with fake_workers():
+            assert sdopt(tmp_path, "run", "resume=mine", "protocol.rounds=3").code == 0
 
     def test_of_another_process_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "mine").mkdir()

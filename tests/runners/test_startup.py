@@ -91,7 +91,7 @@ OPTIONS = {"sdopt.options", "sdopt.pipelines.hub", "sdopt.study.designs", "aioht
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-@pytest.mark.walk(3)
+@pytest.mark.walk(2)
 def test_a_command_that_measures_nothing(
     tmp_path: Path, words: list[str], code: int, forbidden: set[str], most: int
 ) -> None:

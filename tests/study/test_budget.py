@@ -126,7 +126,7 @@ def test_with_enough_time_leaves_out_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("budget_s", "pace"), [(150.0, 1.0), (200.0, 1.0), (200.0, 1.5), (260.0, 2.0)]
 )
-@pytest.mark.walk(2)
+@pytest.mark.walk(1)
 def test_ends_within_its_budget_with_intervals_for_what_matters(
     tmp_path: Path, budget_s: float, pace: float
 ) -> None:

@@ -134,6 +134,7 @@ def test_an_image_of_a_timed_call_that_differs_from_the_one_generated_again_is_s
     ],
     ids=["judged calls", "larger batches", "one variant at a time"],
 )
+@pytest.mark.walk(2)
 def test_all_are_generated_where_the_pass_says_more(
     tmp_path: Path, of: dict[str, Any], protocol: Any
 ) -> None:

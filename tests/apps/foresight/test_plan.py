@@ -383,6 +383,7 @@ def test_a_card_is_meant_however_it_is_written(
     )
 
 
+@pytest.mark.slow
 def test_a_card_of_two_memories_is_told_for_both_and_what_would_fit() -> None:
     predictions, notes, _ = plan_of(
         ["model=sdxl", "model.weights=random", "precision=bf16", "hardware=rtx4060_ti"]
