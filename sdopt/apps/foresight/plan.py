@@ -76,6 +76,7 @@ from sdopt.record.comparisons import Interval
 from sdopt.record.files import read_result
 from sdopt.schema import Shape, Sheet
 from sdopt.statistics.words import gib_text, seconds_parts
+from sdopt.study.designs import BASELINE
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
@@ -562,9 +563,34 @@ def plan_of(
             _variants(composer, rest), sheets_for(composer, cards, rest), learned, torch
         )
         notes = _notes(composer, cards, predictions)
+        compared = _is_compared(composer, predictions, rest)
     own_groups = () if config_dir is None else ("--config-dir", config_dir)
     command = command_line("run", *own_groups, *rest, "protocol.replicates=3")
+    if not compared:
+        models = [each for each in rest if key_of(each) == "model"]
+        others = [each for each in rest if each not in models]
+        model = models[-1].partition("=")[2]
+        command = command_line("optimize", model, *own_groups, *others)
+        notes.append(
+            "sdopt run would begin with a baseline that does not fit; sdopt optimize begins with what is named here"
+        )
     return predictions, notes, command
+
+
+def _is_compared(
+    composer: HydraComposer, predictions: Sequence[Prediction], overrides: Sequence[str]
+) -> bool:
+    """Returns whether `sdopt run` can measure its baseline on a card that what is asked for fits; the study's own may."""
+    fitting = [made for made in predictions if made.fits != "does not fit"]
+    if _names_study(overrides) or not fitting:
+        return True
+    baseline, shape = composer.variant(BASELINE, plain=True), fitting[0].shape
+    planned = blueprint(baseline, shape)
+    for made in fitting:
+        needed = footprint(baseline, planned, device_of(made.sheet).is_cuda)
+        if needed.verdict(made.sheet.memory_gib) != "does not fit":
+            return True
+    return False
 
 
 def _notes(
@@ -590,12 +616,14 @@ def _notes(
 
 def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant]:
     """Returns the variants of the study, if one is asked for; else the one that the overrides compose."""
-    if any(
-        key_of(override).split(".")[0] in ("study", "experiment")
-        for override in overrides
-    ):
+    if _names_study(overrides):
         return list(composer.current.study.plan(composer).variants)
     return [composer.variant(None)]
+
+
+def _names_study(overrides: Sequence[str]) -> bool:
+    groups = {key_of(override).split(".")[0] for override in overrides}
+    return not groups.isdisjoint(("study", "experiment"))
 
 
 def _learned(folder: Path) -> tuple[tuple[int, int], Learned]:

@@ -349,6 +349,17 @@ def test_the_command_has_the_groups_that_the_plan_was_composed_of(
     assert command.startswith(f"sdopt run --config-dir {folder} model=emoji ")
 
 
+def test_the_command_begins_with_a_baseline_that_fits() -> None:
+    words = ["model=sd15", "precision=fp16", "hardware=t4"]
+    _, _, command = plan_of(words)
+    assert command.startswith(f"sdopt run {' '.join(words)}")
+    small = "hardware.sheet.memory_gib=3.8"
+    [made], notes, command = plan_of([*words, small])
+    assert made.fits != "does not fit"
+    assert "a baseline that does not fit" in notes[-1]
+    assert command == f"sdopt optimize sd15 precision=fp16 hardware=t4 {small}"
+
+
 @pytest.mark.parametrize(
     "written",
     [
