@@ -237,6 +237,18 @@ def default_threads() -> int:
     return min(torch.get_num_threads(), usable_cores())
 
 
+def busy_with_other_work() -> str:
+    """Returns in words that more processes wanted the processor in the last minute than it has cores; "" if not so."""
+    load, cores = os.getloadavg()[0], usable_cores()
+    if load <= _BUSY * cores:
+        return ""
+    return f"this machine is busy with other work (load {load:.1f} on {cores} cores)"
+
+
+_BUSY = 1.5
+"""Processes for each core, on average over a minute, from which a machine is called busy: sdopt's own take fewer."""
+
+
 def usable_cores(group: Path = MOUNT) -> int:
     """Returns how many cores this process may use: the cores of its affinity, or its container's limit, if less."""
     affinity = len(os.sched_getaffinity(0))

@@ -14,6 +14,7 @@ from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.forecast import foreseen
+from sdopt.hardware.probe import busy_with_other_work
 from sdopt.locks import lock_folder
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.preparation import awaits_clip, fetch, fetch_clip
@@ -152,6 +153,8 @@ def begun(
     config, tracking = prepared.config, prepared.baseline.tracking
     if warning := require_store(tracking, config.title):
         say(warning)
+    if not prepared.machine.device.is_cuda and (busy := busy_with_other_work()):
+        say(f"{busy}: calls take longer here, and their times differ more")
     folder = _folder_of(
         Path(config.folder) / f"{config.title}-{_identity(prepared)}", again
     )

@@ -37,7 +37,12 @@ from sdopt.hardware.ceilings import (
     tf32,
 )
 from sdopt.hardware.device import Device
-from sdopt.hardware.probe import computes_bfloat16, runs_on, usable_cores
+from sdopt.hardware.probe import (
+    busy_with_other_work,
+    computes_bfloat16,
+    runs_on,
+    usable_cores,
+)
 from sdopt.measure.memory import cap_memory
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.notes import notes_of
@@ -574,3 +579,12 @@ def test_which_processors_compute_bfloat16(
     flags: str, variables: dict[str, str], expected: bool
 ) -> None:
     assert computes_bfloat16(flags.split(), variables) is expected
+
+
+@pytest.mark.parametrize(("load", "busy"), [(2.9, False), (3.1, True)])
+def test_a_machine_is_busy_by_its_load(
+    load: float, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("sdopt.hardware.probe.usable_cores", lambda: 2)
+    assert bool(busy_with_other_work()) == busy
