@@ -54,7 +54,7 @@ class TestChoosing:
 
     def test_a_folder(self, composer: Composers) -> None:
         found = of(composer, f"model={MODEL}")
-        assert found == Model("folder", "path", str(MODEL), size=64, guidance_scale=7.5)
+        assert found == Model("folder", "path", str(MODEL), size=64, guidance_scale=4.5)
         assert of(composer, f"model={MODEL}", "model.size=128").size == 128
 
     def test_relative_paths_are_kept_whole_and_an_option_is_none(

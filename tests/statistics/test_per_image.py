@@ -320,7 +320,7 @@ def test_what_is_chosen_otherwise_is_said_where_no_name_says_it(
     )
     row.name = study.comparisons[0].candidate = "few steps"
     compare(study)
-    [note, *_] = summary_of(study).notes
+    [note] = [note for note in summary_of(study).notes if "by choice" in note]
     assert "few steps" in note
     assert "workload.steps 25 → 4" in note
     assert "workload.guidance_scale 7.5 → 1.0" in note
