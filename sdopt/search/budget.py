@@ -79,7 +79,7 @@ class SearchBudget:
         for cost in costs:
             seconds += work.starts * cost.start_s + work.processes * beside_s
             seconds += work.calls * cost.call_s
-        return seconds
+        return seconds + work.images_s([cost.call_s for cost in costs])
 
     def seconds_of(self, stage: str, names: Iterable[str]) -> float:
         """Returns how many seconds a study of measured candidates takes."""

@@ -117,8 +117,8 @@ class Search:
         budget = SearchBudget(work, self.deadline, self.config.finalists)
         # The first study of candidates is planned by what the baseline took, if it was calibrated.
         for result in self.finished("screen-"):
-            baseline, costs = costs_of(result)
-            budget.baseline = baseline or budget.baseline
+            cost, costs = costs_of(result)
+            budget.baseline = cost or budget.baseline
             budget.costs |= costs
         self._learn_baseline(budget)
         if budget.baseline is None and (call_s := self.expected_call_s()) is not None:

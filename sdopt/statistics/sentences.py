@@ -273,17 +273,19 @@ def _at_main_shape(row: Row) -> str:
 
 
 def _from_to(row: Row, baseline: Row | None) -> str:
-    """Returns both times; "" where they differ the other way than the ratio, which pairs the calls of each round."""
+    """Returns both times; "" where they tell another change than the ratio, which pairs the calls of each round."""
     before = baseline.time if baseline else None
     after = row.time
     if before is None or after is None or row.speedup is None:
         return ""
-    shorter = before.estimate >= after.estimate
-    faster = row.speedup.interval.estimate >= 1
-    if shorter != faster:
+    factor, of_times = row.speedup.interval.estimate, before.estimate / after.estimate
+    if (of_times >= 1) != (factor >= 1) or not 1 / _APART < of_times / factor < _APART:
         return ""
     return f" ({times_text(before.estimate, after.estimate)})"
 
+
+_APART = 1.05
+"""From which factor on the quotient of two times is another change than the ratio: on a disturbed machine it may be."""
 
 _ALIKE = (
     (math.inf, "identical"),

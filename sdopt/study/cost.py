@@ -90,7 +90,8 @@ def cost_of(
         variants[:-1], config.replicates, protocol, quality, batch, sharing
     )
     starts = work.starts * len(variants)
-    alone = starts + work.calls * (len(variants) - 1) + work.repeated
+    count = len(variants) - 1
+    alone = starts + work.calls * count + work.images_s([1.0] * count) + work.repeated
     models = dict.fromkeys(variant.model for variant in variants)
     fetched = [base_of(model) if is_transformer(model) else model for model in models]
     downloads = {

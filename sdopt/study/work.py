@@ -93,14 +93,26 @@ class Effort:
     Attributes:
         processes: how many it has.
         starts: of processes, in times of one alone.
-        calls: at all shapes together after the first one of each process, in times of one alone.
+        calls: at all shapes together after the first one of each process, in times of one alone, without images.
         repeated: the same of the repeated baseline, which makes images for the floors alone.
+        images: as many calls as its images take alone.
+        together: how many variants make their images side by side; the slowest of them is waited for.
     """
 
     processes: int
     starts: float
     calls: float
     repeated: float
+    images: float = 0.0
+    together: int = 1
+
+    def images_s(self, calls_s: Sequence[float]) -> float:
+        """Returns the seconds in which variants make their images, each with the seconds of its call, in their order."""
+        slowest_s = [
+            max(calls_s[start : start + self.together])
+            for start in range(0, len(calls_s), self.together)
+        ]
+        return self.images * sum(slowest_s)
 
 
 def calls_of_stages(protocol: Protocol, quality: Quality) -> int:
@@ -134,14 +146,15 @@ def work_ahead(
     timed += processes * protocol.rounds
     timed += calls_of_stages(protocol, quality)
     draw, timed_batch = draw_of(baseline, batch), baseline.shapes[0].batch_size
-    together = min(sharing.processes, len(variants))
-    images = sharing.image_calls(draw, len(draw.prompts), timed_batch) / together
+    images = sharing.image_calls(draw, len(draw.prompts), timed_batch)
     floors = 0.0
     if quality.metrics:
         floors = sharing.floor_calls(draw, quality.floor_prompts, timed_batch)
     return Effort(
         processes,
         1 + (processes - 1) / sharing.processes,
-        timed + images / shapes,
+        timed,
         timed + floors / shapes,
+        images / shapes,
+        sharing.processes,
     )
