@@ -273,19 +273,17 @@ def _at_main_shape(row: Row) -> str:
 
 
 def _from_to(row: Row, baseline: Row | None) -> str:
-    """Returns both times; "" where they tell another change than the ratio, which pairs the calls of each round."""
+    """Returns both times; "" where they tell another change than the ratio's interval, which pairs the calls of rounds."""
     before = baseline.time if baseline else None
     after = row.time
     if before is None or after is None or row.speedup is None:
         return ""
-    factor, of_times = row.speedup.interval.estimate, before.estimate / after.estimate
-    if (of_times >= 1) != (factor >= 1) or not 1 / _APART < of_times / factor < _APART:
+    interval, of_times = row.speedup.interval, before.estimate / after.estimate
+    low, high = interval.low or 0.0, interval.high or math.inf
+    if (of_times >= 1) != (interval.estimate >= 1) or not low <= of_times <= high:
         return ""
     return f" ({times_text(before.estimate, after.estimate)})"
 
-
-_APART = 1.05
-"""From which factor on the quotient of two times is another change than the ratio: on a disturbed machine it may be."""
 
 _ALIKE = (
     (math.inf, "identical"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from sdopt.record.samples import ShapeSamples
-from sdopt.study.session import Session, VariantProcess
+from sdopt.study.session import Session, VariantProcess, batched
 from sdopt.study.work import PROFILED, calls_of_stages
 from sdopt.worker.draws import draw_of
 
@@ -104,6 +104,7 @@ class Ahead:
         if not any(self.call_s(process) for process in self._session.processes):
             return None
         found = self.report_s + self._programs_s(processes, extent)
+        found += self._images_s(processes, extent)
         for process in processes:
             found += self._preparing_s(process)
             rounds = max(0, extent.rounds - len(process.measurement.shapes[0].calls))
@@ -221,22 +222,46 @@ class Ahead:
             return found
         if extent.stages:
             found += calls_of_stages(study.protocol, study.quality) * call_s
-        main_s = call_s / len(study.shapes)
+        if not self._draws_floors(process):
+            return found
+        floors = study.quality.floor_prompts
+        if extent.floor_prompts is not None:
+            floors = extent.floor_prompts
         draw = draw_of(process.variant, study.drawing_batch)
         timed_batch = process.variant.shapes[0].batch_size
-        if process.row.is_control and study.quality.metrics:
-            floors = study.quality.floor_prompts
-            if extent.floor_prompts is not None:
-                floors = extent.floor_prompts
-            calls = study.sharing.floor_calls(draw, floors, timed_batch)
-            return found + calls * main_s
+        calls = study.sharing.floor_calls(draw, floors, timed_batch)
+        return found + calls * call_s / len(study.shapes)
+
+    def _draws_floors(self, process: VariantProcess) -> bool:
+        """Whether it draws the baseline's images again, instead of some of its own."""
+        return process.row.is_control and self._study.quality.metrics
+
+    def _images_s(self, processes: Sequence[VariantProcess], extent: Extent) -> float:
+        """Returns the seconds of the images of all variants, of which those that draw side by side wait for the slowest."""
+        drawing = [
+            process
+            for process in processes
+            if process.first
+            and not process.measurement.complete
+            and not self._draws_floors(process)
+        ]
+        seconds = 0.0
+        for group in batched(drawing, self._study.sharing.processes):
+            seconds += max(self._images_of_s(process, extent) for process in group)
+        return seconds
+
+    def _images_of_s(self, process: VariantProcess, extent: Extent) -> float:
+        """Returns the seconds of the images of one variant alone."""
+        study = self._study
+        draw = draw_of(process.variant, study.drawing_batch)
+        timed_batch = process.variant.shapes[0].batch_size
         prompts = len(draw.prompts)
         if extent.prompts is not None:
             prompts = min(extent.prompts, prompts)
         kept = {record.prompt_index for record in process.row.kept_images}
         prompts -= sum(prompt < prompts for prompt in kept)
         calls = study.sharing.image_calls(draw, prompts, timed_batch)
-        return found + calls * main_s / study.sharing.processes
+        return calls * self._call_or_baseline_s(process) / len(study.shapes)
 
 
 def _compile_s(process: VariantProcess) -> float:

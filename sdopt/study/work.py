@@ -17,7 +17,7 @@ from sdopt.worker.draws import Draw, draw_of
 PROFILED = 2.0
 """Calls that the evidence of a process takes as long as: one is traced."""
 
-_BATCHED, _BATCHED_BY_ONE, _BATCH = 0.6, 0.9, 4
+_BATCHED, _BATCHED_BY_ONE, _BATCH = 0.5, 0.9, 4
 """Share of a single call that one image of the quality pass takes in a batch of at least `_BATCH`, and on a processor
 on which PyTorch has no vector instructions."""
 

@@ -32,9 +32,26 @@ START_S, LOAD_S = 8.0, 0.5
 
 
 class SimulatedTime(Timeline):
-    """A timeline whose time is what the requests to fake workers would take, one after the other."""
+    """A timeline whose time is what the requests to fake workers would take, one after the other.
+
+    Images are drawn side by side: each turn, in which every process draws once, takes as long as its slowest call.
+    """
 
     spent_s = START_S
+    turn_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawing: set[FakeWorker] = set()
+
+    def draw(self, worker: FakeWorker, seconds: float) -> float:
+        """Returns by how many seconds a process makes a turn longer."""
+        if worker in self.drawing:
+            self.drawing, self.turn_s = set(), 0.0
+        self.drawing.add(worker)
+        longer_s = max(0.0, seconds - self.turn_s)
+        self.turn_s += longer_s
+        return longer_s
 
     @property
     @override
@@ -92,11 +109,10 @@ def measured(
             "time_once": call_s,
             "prove": 2 * call_s / 2,
             "time_stages": call_s,
-            "generate": 0.4
-            * call_s
-            * (worker.draw.batch_size if worker.draw else 1)
-            / 2,
         }
+        if request == "generate":
+            images = worker.draw.batch_size if worker.draw else 1
+            took_s[request] = timeline.draw(worker, 0.4 * call_s * images)
         timeline.spent_s += slowed * took_s.get(request, 0.0)
 
     fakes = Fakes(dict.fromkeys(("baseline", *seconds), costs), seconds)
