@@ -25,6 +25,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+KEEPING_S = 30.0
+"""Seconds of images that a study may lose which is killed."""
+
+
 class Inspection:
     """Completes the measurements of some processes, once, side by side.
 
@@ -227,6 +231,7 @@ def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
         ):
             passes[process].receive(batch)
             process.row.kept_images = passes[process].images
+        session.study.checkpoint(every_s=KEEPING_S)
     for process, drawing in passes.items():
         if process.takes_part:
             join_latents(drawing.folder, drawing.images)

@@ -6,6 +6,7 @@
 import math
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -65,6 +66,8 @@ class Study:
     """TFLOP of one image, by the work that variants share."""
     begun_after_s: float = 0.0
     """Seconds from the start of the command to that of its first session."""
+    written_s: float = -math.inf
+    """When `result.json` was last written, in seconds of the monotonic clock."""
     unwritten: bool = False
     """Whether `result.json` could not be written the last time."""
 
@@ -109,8 +112,14 @@ class Study:
         letters = re.sub(r"[^A-Za-z0-9]+", "-", row.name).strip("-").lower()[:60]
         return f"{self.result.variants.index(row):02d}-{letters or 'variant'}"
 
-    def checkpoint(self) -> None:
-        """Writes `result.json`. If it cannot be written, measuring goes on, and the user is warned once."""
+    def checkpoint(self, every_s: float = 0.0) -> None:
+        """Writes `result.json`, unless the last `every_s` seconds did.
+
+        If it cannot be written, measuring goes on, and the user is warned once.
+        """
+        if time.monotonic() < self.written_s + every_s:
+            return
+        self.written_s = time.monotonic()
         try:
             with self.progress.timeline.during("writing result.json"):
                 write_result(self.result, self.folder)

@@ -179,6 +179,20 @@ def test_what_was_interrupted_goes_on_with_the_images_that_are_there(
     assert_whole(tmp_path, result)
 
 
+def test_what_is_killed_has_kept_its_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sdopt.study.evidence.KEEPING_S", 0.0)
+    kept: list[int] = []
+
+    def looks(worker: Any, name: str) -> None:
+        if name == "generate":
+            kept.append(len(read_result(tmp_path).variant("b").kept_images))
+
+    measured(tmp_path, JUDGED, Fakes({"b": looks}))
+    assert kept == [*range(24)]
+
+
 @pytest.mark.slow
 def test_of_a_real_study_are_what_the_pass_generates(tmp_path: Path) -> None:
     settings = [
