@@ -44,7 +44,6 @@ from sdopt.statistics.ratios import latency
 from sdopt.statistics.words import gib_text, shortened
 from sdopt.study.timeline import waited_s
 from sdopt.study.work import Sharing, work_ahead
-from sdopt.variant import Variant
 from sdopt.worker.draws import drawing_batch
 
 _LOADING_S = 2.0
@@ -106,13 +105,14 @@ class Search:
             # What is calibrated is the baseline alone; else a candidate makes images beside it.
             variants = [baseline] if stage == CALIBRATE else [baseline] * 2
             batch = drawing_batch(variants, run.quality.batch_size, run.gate.judges)
+            device = self.space.device
             work[stage] = work_ahead(
                 variants,
                 run.protocol.replicates or 1,
                 run.protocol,
                 run.quality,
                 batch,
-                self._sharing(baseline),
+                Sharing.of(device, device.attributes, baseline),
             )
         budget = SearchBudget(work, self.deadline, self.config.finalists)
         # The first study of candidates is planned by what the baseline took, if it was calibrated.
@@ -124,11 +124,6 @@ class Search:
         if budget.baseline is None and (call_s := self.expected_call_s()) is not None:
             budget.baseline = Cost(_LOADING_S + call_s, call_s)
         return budget
-
-    def _sharing(self, baseline: Variant) -> Sharing:
-        """Returns how the processes of a study with some baseline share this machine."""
-        device = self.space.device
-        return Sharing.of(device, device.attributes, baseline)
 
     def _learn_baseline(self, budget: SearchBudget) -> None:
         """Lets a budget know what the baseline took while it was calibrated, unless a screening study says so."""
@@ -181,17 +176,19 @@ class Search:
 
     def _kept_s(self, result: StudyResult) -> float:
         """Returns the seconds that the timed calls and the images of a study have taken, which are kept."""
-        _, baseline = self.studies.composed(FINAL)
-        together = self._sharing(baseline).processes
-        spared_s = 0.0
+        prompts = result.config.quality.prompt_count or 1
+        timed_s: float = 0.0
+        drawn_s: list[float] = []
         for row in result.variants:
             calls_s = list(chain.from_iterable(row.samples.values()))
             if not calls_s:
                 continue
-            images = len(row.images or row.kept_images)
-            drawn_s = images / row.config.images_per_call * mean(calls_s)
-            spared_s += sum(calls_s) + drawn_s / together
-        return spared_s
+            timed_s += sum(calls_s)
+            if not row.is_control:
+                records = row.images or row.kept_images
+                drawn = {record.prompt_index for record in records}
+                drawn_s.append(len(drawn) / prompts * mean(calls_s))
+        return timed_s + self.budget.work[FINAL].images_s(drawn_s)
 
     @property
     def judgements(self) -> Judgements:

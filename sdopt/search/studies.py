@@ -269,13 +269,16 @@ class Studies:
         return result
 
     def _require_one_model(self, folder: Path, result: StudyResult) -> None:
-        """Raises UnavailableError if a model has changed, as a repository may, since the first study of the search."""
-        first = min(path.parent for path in self.folder.glob("*/result.json"))
+        """Raises UnavailableError if a model has changed, as a repository may, since another study of the search."""
+        studies = {path.parent for path in self.folder.glob("*/result.json")}
+        others = sorted(studies - {folder})
+        if not others:
+            return
         now = result.baseline_variant.inputs.get("model")
-        was = read_result(first).baseline_variant.inputs.get("model", now)
+        was = read_result(others[0]).baseline_variant.inputs.get("model", now)
         if now not in (None, was):
             raise UnavailableError(
-                f"{folder}: the contents of its model are {now}, and were {was} in {first.name}: it changed during the "
+                f"{folder}: the contents of its model are {now}, and were {was} in {others[0].name}: it changed during the "
                 "search; begin another one with --again"
             )
 

@@ -169,8 +169,8 @@ class ImagePass:
     process: VariantProcess
     draw: Draw
     name: str
-    kept: Sequence[ImageRecord] = ()
-    """Images that complete the pass, by their paths in the run."""
+    records: list[ImageRecord] = field(default_factory=list)
+    """Its images so far, by their paths in the run; at first those that need not be drawn."""
     asked: int = 0
     """How many of its batches the worker was asked for."""
     batches: list[Batch] = field(default_factory=list)
@@ -196,18 +196,15 @@ class ImagePass:
     def receive(self, batch: Batch) -> None:
         """Notes images that were drawn."""
         self.batches.append(batch)
+        for record in batch.records:
+            path = f"images/{self.name}/{record.path}"
+            self.records.append(replace(record, path=path))
         self.study.progress.advance()
 
     @property
     def images(self) -> list[ImageRecord]:
-        """Its images so far, by their paths in the run, in the order of prompts and images."""
-        records = [*self.kept]
-        for batch in self.batches:
-            records += [
-                replace(record, path=f"images/{self.name}/{record.path}")
-                for record in batch.records
-            ]
-        return sorted(records, key=place_of)
+        """Its images so far in the order of prompts and images."""
+        return sorted(self.records, key=place_of)
 
 
 def _was_inspected(row: VariantResult) -> bool:
@@ -230,7 +227,7 @@ def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
             wanted, "images", lambda asked: passes[asked].begin(), lenient=True
         ):
             passes[process].receive(batch)
-            process.row.kept_images = passes[process].images
+            process.row.kept_images = passes[process].records
         session.study.checkpoint(every_s=KEEPING_S)
     for process, drawing in passes.items():
         if process.takes_part:

@@ -108,10 +108,8 @@ class TimedImages:
         try:
             for process in variants:
                 self._write(process.row, process.variant, common - sample)
-        except (
-            OSError,
-            SafetensorError,
-        ):  # the disk is full: each variant draws all of them
+        except (OSError, SafetensorError):
+            # The disk is full: each variant draws all of them.
             for process in variants:
                 process.row.kept_images = []
 

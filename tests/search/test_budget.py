@@ -26,7 +26,6 @@ from sdopt.search.run import Search
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.study.work import Effort, Sharing, work_ahead
-from sdopt.variant import Variant
 from sdopt.worker.protocol import TimeUpError
 from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
 
@@ -118,7 +117,6 @@ class Simulated(Search):
 
         self.studies = SimpleNamespace(  # type: ignore[assignment]
             measure=measure,
-            composed=lambda _: (None, None),
             require_final=lambda _: None,
             calibrate=lambda *_: self.uncalibrated,
             calibration_images=self.calibrated,
@@ -155,12 +153,14 @@ class Simulated(Search):
     def _has_begun(self, stage: str) -> bool:
         return any(stage == begun for begun, _ in self.log)
 
-    def _sharing(self, baseline: Variant) -> Sharing:
-        return Sharing(2, 1, on_gpu=False)
-
     def results(self, stage: str) -> Iterator[StudyResult]:
         begun = [name for name, _ in self.log if name.startswith(stage)]
-        result = SimpleNamespace(candidates=(), status="interrupted", variants=())
+        result = SimpleNamespace(
+            candidates=(),
+            status="interrupted",
+            variants=(),
+            config=SimpleNamespace(quality=SimpleNamespace(prompt_count=8)),
+        )
         return iter([result] * len(begun))  # type: ignore[list-item]
 
 
@@ -261,6 +261,8 @@ def test_of_a_judgement_that_was_begun_the_rest_is_needed(
 ) -> None:
     search = searched(42, options=12, slow=2)
     names = search.log[-1][1]
+    final = replace(WORK[FINAL], images=4, together=2)
+    search.budget.work = {**WORK, FINAL: final}
     whole_s = search.budget.seconds_of(FINAL, names)
     begun, _ = run_fake(tmp_path, fake_study(["a"], rounds=4, replicates=1))
     calls_s = [call_s for row in begun.variants for call_s in row.samples[0]]

@@ -567,9 +567,10 @@ def plan_of(
     own_groups = () if config_dir is None else ("--config-dir", config_dir)
     command = command_line("run", *own_groups, *rest, "protocol.replicates=3")
     if not compared:
-        models = [each for each in rest if key_of(each) == "model"]
-        others = [each for each in rest if each not in models]
-        model = models[-1].partition("=")[2]
+        # As it was written: the overrides quote a path.
+        models = [each for each in overrides if key_of(each) == "model"]
+        others = [each for each in rest if key_of(each) != "model"]
+        model = models[-1].partition("=")[2].strip("'\"") if models else "emoji"
         command = command_line("optimize", model, *own_groups, *others)
         notes.append(
             "sdopt run would begin with a baseline that does not fit; sdopt optimize begins with what is named here"
