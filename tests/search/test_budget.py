@@ -13,7 +13,8 @@ import pytest
 
 from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
-from sdopt.errors import UsageError
+from sdopt.errors import UnavailableError, UsageError
+from sdopt.record.files import write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Gate
 from sdopt.search import studies as of_search
@@ -446,3 +447,14 @@ def test_the_forecast_of_a_judgement_is_what_it_took() -> None:
     cost, faster = Cost(1.9, 1.4), Cost(1.25, 0.63)
     budget = SearchBudget({FINAL: work}, 1e6, 3, baseline=cost)
     assert budget.seconds(FINAL, [faster]) == pytest.approx(266, rel=0.2)
+
+
+def test_a_judged_study_is_of_the_model_of_the_others(tmp_path: Path) -> None:
+    for name, digest in (("screen-00", "earlier"), ("final", "later")):
+        (tmp_path / name).mkdir()
+        result, _ = run_fake(tmp_path / name, fake_study())
+        result.baseline_variant.inputs["model"] = digest
+        write_result(result, tmp_path / name)
+    studies: Any = SimpleNamespace(folder=tmp_path)
+    with pytest.raises(UnavailableError, match="screen-00"):
+        Studies._require_one_model(studies, tmp_path / "final", result)
