@@ -130,6 +130,10 @@ def launch(
 
     launched = Launched()
     began = time.monotonic() if began is None else began
+    if (
+        "dry_run=true" in argv
+    ):  # importing PyTorch takes as long as all else that it does
+        start_fork_server(dry=True)
     try:
         line = CommandLine.of(with_resumed(argv))
         add_working_folder()
