@@ -119,7 +119,11 @@ def _judging_notes(result: StudyResult) -> Iterator[str]:
         if result.status == "finished":
             yield "There are no images to judge: measure again with gate=default, which draws them."
         return
-    yield f"The images were not judged: {_how_to_judge(result)}."
+    drawn = [variant for variant in result.candidates if variant.images]
+    if drawn and all(variant.trips for variant in drawn):
+        return  # broken images need no gate
+    others = "other " if any(variant.trips for variant in drawn) else ""
+    yield f"The {others}images were not judged: {_how_to_judge(result)}."
 
 
 def _left_notes(result: StudyResult) -> Iterator[str]:
