@@ -470,7 +470,13 @@ def _fork(entries: Mapping[str, str]) -> str:
         return app
     if "fooocus" in version.lower():
         return "Fooocus"
+    if version.startswith(_CPP):
+        return _CPP
     return "Forge" if re.match(r"f\d", version) else "A1111"
+
+
+_CPP = "stable-diffusion.cpp"
+"""How versions begin of the program of this name."""
 
 
 def _comfyui(texts: Texts) -> Origin | None:

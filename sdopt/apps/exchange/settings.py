@@ -187,6 +187,7 @@ SETTINGS = (
         "distilled guidance",
         ("distilledcfgscale", "distilledguidance", "fluxguidance", "fluxguidancescale"),
         number_or_word,
+        default="none",
     ),
     Setting(
         "guidance rescale",
@@ -194,7 +195,9 @@ SETTINGS = (
         number_or_word,
         default="0",
     ),
-    Setting("shift", ("shift", "sigmashift", "fluxshift"), number_or_word),
+    Setting(
+        "shift", ("shift", "sigmashift", "fluxshift"), number_or_word, default="none"
+    ),
     Setting("eta", ("eta", "etaddim"), number_or_word, default="none"),
     Setting("size", ("size", "resolution"), _size),
     Setting("model", _MODELS, _weights),
@@ -211,6 +214,7 @@ SETTINGS = (
             "initimagecreativity",
         ),
         number_or_word,
+        default="1",
     ),
     Setting(
         "VAE",
@@ -358,9 +362,16 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
     Where something is off, empty or 0, programs leave it out as well.
     """
     others: dict[str, str] = {}
+    settings = settings_of(values)
     for key, value in values.items():
         plain = plain_key(key)
-        known = plain in _BY_KEY or plain in _NOT_OF_IMAGES or plain.endswith("version")
+        setting = _BY_KEY.get(plain)
+        # Of two values under names of one setting, that one has the first.
+        told = setting is not None and settings.get(setting.name) in (
+            None,
+            setting.alike(value),
+        )
+        known = told or plain in _NOT_OF_IMAGES or plain.endswith("version")
         if not plain or known or _OPTIONS.search(plain):
             continue
         text = (

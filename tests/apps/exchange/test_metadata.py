@@ -330,7 +330,7 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
     "stable-diffusion.cpp, whose chunk is UTF-8": (
         plain_chunk("parameters", "ein Hafen in Köln\nSteps: 20, CFG scale: 7.0, Guidance: 3.5, Seed: 42, Size: 64x64, "
                     "Model: m, Version: stable-diffusion.cpp"),
-        "A1111",
+        "stable-diffusion.cpp",
         ("ein Hafen in Köln", "", 42),
         {"steps": "20", "guidance scale": "7", "distilled guidance": "3.5", "size": "64×64", "model": "m"},
     ),

@@ -177,6 +177,18 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         web_ui("Face restoration: CodeFormer, Version: v1.9"),
         "Face restoration codeformer (baseline none)",
     ),
+    "A1111, from an image": (
+        web_ui("Version: v1.9"),
+        web_ui("Denoising strength: 0.6, Version: v1.9"),
+        "denoising strength 0.6 (baseline 1)",
+    ),
+    "A1111, noise that ends at zero": (
+        web_ui("Schedule type: Karras, Version: v1.9"),
+        web_ui(
+            "Schedule type: Karras, Noise Schedule: Zero Terminal SNR, Version: v1.9"
+        ),
+        "Noise Schedule zero terminal snr (baseline none)",
+    ),
     "A1111, faces restored afterwards": (
         web_ui("Version: v1.9"),
         {**web_ui("Version: v1.9"), "postprocessing": "GFPGAN visibility: 0.5"},
@@ -306,6 +318,27 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         mflux(lora_paths=["a/ships.safetensors"], lora_scales=[1.0]),
         mflux(lora_paths=["a/ships.safetensors"], lora_scales=[0.5]),
         "LoRA ships:0.5 (baseline ships:1)",
+    ),
+    "SwarmUI, a shift": (swarm(), swarm(sigmashift=3), "shift 3 (baseline none)"),
+    "SwarmUI, from an image": (
+        swarm(),
+        swarm(initimagecreativity=0.6),
+        "denoising strength 0.6 (baseline 1)",
+    ),
+    "ComfyUI, a shift": (
+        comfy(),
+        comfy(guide=node("ModelSamplingSD3", shift=6.0, model=["1", 0])),
+        "shift 6 (baseline none)",
+    ),
+    "ComfyUI, FLUX's guidance in one of both": (
+        comfy(),
+        comfy(text=flux(2.0, clip_l="")),
+        "distilled guidance 2 (baseline none)",
+    ),
+    "stable-diffusion.cpp, fewer layers for guidance": (
+        web_ui("Version: stable-diffusion.cpp"),
+        web_ui("Skip layer guidance: 2.5, Version: stable-diffusion.cpp"),
+        "Skip layer guidance 2.5 (baseline none)",
     ),
     "SwarmUI, FreeU": (
         swarm(freeublockone=1.1),
