@@ -15,6 +15,7 @@ from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult, now
 from sdopt.report.sweep import exit_code
 from sdopt.schema import THRESHOLDS
+from sdopt.statistics.answer_notes import copy_notes
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.summary import summary_of
 from sdopt.study.plan import describe_environment
@@ -106,6 +107,7 @@ def calibrate_folders(
     result = import_study(
         GivenFolder(first, [], other_noise=second), config, environment, now(), folder
     )
+    print_problems(copy_notes(result))
     require_quality(result.config.quality, result.config.gate, result.config.model)
     Conclusion(result.config, folder, context).evaluate(
         result, machine.device.torch_name
