@@ -21,6 +21,7 @@ from sdopt.apps.exchange.hidden import hidden_text
 from sdopt.apps.exchange.settings import (
     number_or_word,
     others_of,
+    others_of_calls,
     plain_key,
     settings_of,
 )
@@ -115,15 +116,28 @@ def origin_from(program: str, values: Mapping[str, Any]) -> Origin:
         program,
         prompt if isinstance(prompt, str) else None,
         negative.strip() if isinstance(negative, str) else "",
-        _whole(_first(named, ("seed", "noiseseed"))),
+        _whole(_first(named, _SEEDS)),
         settings,
-        {} if program in _OF_ANYTHING else others_of(values),
+        _others_of(program, values),
         str(_first(named, ("version", "appversion", "swarmversion")) or ""),
     )
 
 
-_OF_ANYTHING = ("", "table", "JSON", "ComfyUI", "Tensor.Art", "sdopt")
-"""Where values have no names of a program's own, or hold scores, times and paths."""
+_SEEDS = ("seed", "noiseseed", "generatorseed", "manualseed", "randomseed")
+"""What a seed is called; the latter ones by scripts."""
+
+
+def _others_of(program: str, values: Mapping[str, Any]) -> dict[str, str]:
+    if program in _OF_ANYTHING:
+        return {}
+    return others_of_calls(values) if program in _OF_SCRIPTS else others_of(values)
+
+
+_OF_ANYTHING = ("ComfyUI", "Tensor.Art", "sdopt")
+"""Where values have no names of a program's own."""
+
+_OF_SCRIPTS = ("", "table", "JSON")
+"""Where values hold scores, times and paths, too."""
 
 
 def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> Any:

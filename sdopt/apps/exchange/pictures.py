@@ -319,7 +319,7 @@ def _as_it_says(
 
 def _as_listed(origin: Origin, listed: Origin) -> Origin:
     """Returns what is known of an image that a table lists; its own seed is told beside the table's."""
-    others = dict(origin.others)
+    others = {**origin.others, **listed.others}
     if None not in (origin.seed, listed.seed):
         others["seed in the image"] = str(origin.seed)
     return Origin(

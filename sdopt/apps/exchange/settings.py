@@ -346,6 +346,19 @@ _NOT_OF_IMAGES = frozenset((
 ))  # fmt: skip
 """What tells of a file, a queue or a person; and what is read by other means."""
 
+_OF_CALLS = frozenset((
+    "truecfgscale", "guidancescale2", "imageguidancescale", "priorguidancescale", "priornuminferencesteps", "pagscale",
+    "pagadaptivescale", "skipguidancelayers", "skiplayerguidancescale", "skiplayerguidancestart",
+    "skiplayerguidancestop", "cfgnormalization", "cfgtruncation", "cfgtruncratio", "sigmas", "denoisingstart",
+    "denoisingend", "prompt2", "prompt3", "prompt4", "negativeprompt2", "negativeprompt3", "negativeprompt4",
+    "systemprompt", "complexhumaninstruction", "cleancaption", "originalsize", "targetsize", "cropscoordstopleft",
+    "negativeoriginalsize", "negativetargetsize", "negativecropscoordstopleft", "aestheticscore",
+    "negativeaestheticscore", "controlnetconditioningscale", "controlguidancestart", "controlguidanceend",
+    "controlmode", "guessmode", "ipadapterscale", "lorascale", "crossattentionkwargs", "jointattentionkwargs",
+    "attentionkwargs", "paddingmaskcrop", "noiselevel", "originalinferencesteps", "useresolutionbinning",
+))  # fmt: skip
+"""Arguments of calls of diffusers' pipelines beyond `SETTINGS`, as scripts write them down."""
+
 _OPTIONS = re.compile(
     r"tokenmerging|ngms|skipearlycfg|padconds|fp8|fp16|bf16|lowbits|hypertile|dtype|quanti|compile|"
     r"attention(?!scale|guidance)|teacache|cache|tiled|offload|backend|precision"
@@ -372,7 +385,8 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
             setting.alike(value),
         )
         known = told or plain in _NOT_OF_IMAGES or plain.endswith("version")
-        if not plain or known or _OPTIONS.search(plain):
+        option = _OPTIONS.search(plain) and plain not in _OF_CALLS
+        if not plain or known or option:
             continue
         text = (
             number_or_word(value)
@@ -383,6 +397,15 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
             shown = text if len(text) <= _LONGEST else shortened(text)
             others[" ".join(str(key).split())] = shown
     return others
+
+
+def others_of_calls(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns of `others_of` the arguments of diffusers' calls alone: tables and scripts list scores and times, too."""
+    return {
+        name: text
+        for name, text in others_of(values).items()
+        if plain_key(name) in _OF_CALLS
+    }
 
 
 def shortened(text: str) -> str:

@@ -290,13 +290,16 @@ def _times(folder: Path) -> list[ImportedRow]:
 
 
 _AMOUNTS = frozenset(
-    ("batch", "batchsize", "images", "imagespercall", "n", "numimages")
+    (
+        *("batch", "batchsize", "images", "imagespercall", "n", "numimages"),
+        *("imagesperprompt", "numimagesperprompt"),
+    )
 )
 """Columns of a table of times that tell how many images a call made: one, where nothing is said."""
 
 _OF_TIMES = _AMOUNTS | {
     "device", "devicememorygib", "gpu", "card", "host", "hostname", "machine", "cpu", "threads", "driver", "cuda",
-    "torch", "pytorch",
+    "torch", "pytorch", "width", "height", "gpus", "numgpus", "gpucount", "concurrency",
 }  # fmt: skip
 """Columns of a table of times that tell where calls ran, and how many images each made."""
 

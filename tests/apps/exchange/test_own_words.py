@@ -11,7 +11,12 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from sdopt.apps.exchange.pairing import other_settings
-from sdopt.apps.exchange.pictures import ImportedPicture, read_folder, read_table
+from sdopt.apps.exchange.pictures import (
+    ImportedPicture,
+    ImportedRow,
+    read_folder,
+    read_table,
+)
 from sdopt.apps.exchange.scores import export
 from sdopt.apps.exchange.study import _unlike_times
 from sdopt.errors import UsageError
@@ -169,6 +174,11 @@ def comfy(
     return {"prompt": json.dumps(graph)}
 
 
+def script(**call: Any) -> Chunks:
+    values = {"prompt": "a harbour", "negative_prompt": "fog", "generator_seed": 42}
+    return {"metadata": json.dumps({**values, "num_inference_steps": 30, **call})}
+
+
 FREE_U = node("FreeU_V2", b1=1.3, b2=1.4, s1=0.9, s2=0.2, model=["1", 0])
 
 UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
@@ -318,6 +328,21 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         mflux(lora_paths=["a/ships.safetensors"], lora_scales=[1.0]),
         mflux(lora_paths=["a/ships.safetensors"], lora_scales=[0.5]),
         "LoRA ships:0.5 (baseline ships:1)",
+    ),
+    "a script, guidance that is computed": (
+        script(true_cfg_scale=4.0),
+        script(true_cfg_scale=1.0),
+        "true_cfg_scale 1 (baseline 4)",
+    ),
+    "a script, a weaker LoRA": (
+        script(),
+        script(cross_attention_kwargs={"scale": 0.5}),
+        'cross_attention_kwargs {"scale": 0.5} (baseline none)',
+    ),
+    "a script, a refiner that begins early": (
+        script(denoising_end=0.8),
+        script(denoising_end=0.5),
+        "denoising_end 0.5 (baseline 0.8)",
     ),
     "SwarmUI, a shift": (swarm(), swarm(sigmashift=3), "shift 3 (baseline none)"),
     "SwarmUI, from an image": (
@@ -563,6 +588,7 @@ def test_a_sampler_that_nobody_knows_is_compared(
             comfy(guide=node("PathchSageAttentionKJ", mode="auto", model=["1", 0])),
         ),
         (comfy(), comfy(prefix="b")),
+        (script(score=0.5, path="a"), script(score=0.7, path="b")),
         (tagged("<lora:ships:1>"), tagged("<lora:ships:te=1.0:unet=1>")),
         (web_ui("VAE: ft, Version: v1.9"), web_ui(FORGE)),
         (
@@ -582,6 +608,7 @@ def test_a_sampler_that_nobody_knows_is_compared(
         "an extension's version",
         *("two programs", "dates", "times of mflux", "ComfyUI, a compiler"),
         *("ComfyUI, another attention", "ComfyUI, what does not make the image"),
+        "a script's scores and paths",
         *("a weight that is named", "a VAE in a program that names it otherwise"),
         *("a LoRA in a node that is not known", "A1111 and ComfyUI without a LoRA"),
     ],
@@ -591,6 +618,36 @@ def test_options_times_and_versions_are_no_difference(
 ) -> None:
     first, second = pictures(tmp_path, one, other)
     assert other_settings(first, second) == []
+
+
+def test_arguments_of_calls_in_a_table_are_compared(tmp_path: Path) -> None:
+    folders = []
+    for scale in (4, 1):
+        folder = plain(tmp_path / str(scale))
+        rows = [
+            f"{file.name},{number},{scale},{number + scale}"
+            for number, file in enumerate(sorted(folder.glob("*.png")))
+        ]
+        header = "file,seed,true_cfg_scale,score"
+        (folder / "prompts.csv").write_text("\n".join([header, *rows]))
+        folders.append(read_folder(folder))
+    assert other_settings(*folders) == ["true_cfg_scale 1 (baseline 4)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "before"),
+    [("num_images_per_prompt", "4", "1"), ("width", "1024", ""), ("gpus", "2", "")],
+)
+def test_what_a_call_makes_and_where_is_read_of_tables_of_times(
+    name: str, value: str, before: str
+) -> None:
+    def times(**more: str) -> list[ImportedRow]:
+        return [ImportedRow("times.csv:2", {"seconds": "1", **more})]
+
+    said = [f"times.csv: {name} {value} (baseline {before or 512})"]
+    first = times() if before else times(**{name: "512"})
+    assert _unlike_times(first, times(**{name: value}), ()) == said
+    assert _unlike_times(first, first, ()) == []
 
 
 def test_what_is_meant_is_named_as_the_program_names_it(tmp_path: Path) -> None:
