@@ -378,13 +378,8 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
     settings = settings_of(values)
     for key, value in values.items():
         plain = plain_key(key)
-        setting = _BY_KEY.get(plain)
-        # Of two values under names of one setting, that one has the first.
-        told = setting is not None and settings.get(setting.name) in (
-            None,
-            setting.alike(value),
-        )
-        known = told or plain in _NOT_OF_IMAGES or plain.endswith("version")
+        known = plain in _NOT_OF_IMAGES or plain.endswith("version")
+        known = known or _is_told(plain, value, settings)
         option = _OPTIONS.search(plain) and plain not in _OF_CALLS
         if not plain or known or option:
             continue
@@ -397,6 +392,18 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
             shown = text if len(text) <= _LONGEST else shortened(text)
             others[" ".join(str(key).split())] = shown
     return others
+
+
+def _is_told(plain: str, value: Any, settings: Mapping[str, str]) -> bool:
+    """Returns whether a value is that of a setting: of two values under names of one setting, the first is."""
+    setting = _BY_KEY.get(plain)
+    if setting is None:
+        return False
+    # Beside a scale, guidance is the distilled one.
+    return plain == "guidance" or settings.get(setting.name) in (
+        None,
+        setting.alike(value),
+    )
 
 
 def others_of_calls(values: Mapping[str, Any]) -> dict[str, str]:

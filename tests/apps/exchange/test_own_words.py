@@ -153,6 +153,7 @@ def comfy(
     text: Chunks | None = None,
     then: Chunks | None = None,
     prefix: str = "a",
+    start: str = "",
 ) -> Chunks:
     graph: dict[str, Any] = {
         "1": node("CheckpointLoaderSimple", ckpt_name="m.safetensors"),
@@ -162,6 +163,10 @@ def comfy(
         "5": node("KSamplerAdvanced", noise_seed=42, steps=30, end_at_step=ends, model=["4", 0], positive=["2", 0],
                   negative=["3", 0]),
     }  # fmt: skip
+    if start:
+        graph["11"] = node("LoadImage", image=start)
+        graph["12"] = node("VAEEncode", pixels=["11", 0], vae=["1", 2])
+        graph["5"]["inputs"]["latent_image"] = ["12", 0]
     if second is not None:
         inputs = {"seed": 1, "steps": 12, "denoise": second, "model": ["4", 0]}
         inputs |= {"positive": ["2", 0], "negative": ["3", 0], "latent_image": ["5", 0]}
@@ -171,6 +176,15 @@ def comfy(
     graph["8"] = then or node("Reroute", image=["7", 0])
     graph["9"] = node("SaveImage", filename_prefix=prefix, images=["8", 0])
     graph["10"] = node("LoadImage", image=prefix)  # of no use to the image
+    return {"prompt": json.dumps(graph)}
+
+
+def guided(kind: str, **inputs: Any) -> Chunks:
+    """Returns a graph whose sampler is in parts, with a guider of a kind."""
+    graph: dict[str, Any] = json.loads(comfy()["prompt"])
+    graph["5"] = node("SamplerCustomAdvanced", noise=["13", 0], guider=["14", 0])
+    graph["13"] = node("RandomNoise", noise_seed=42)
+    graph["14"] = node(kind, model=["1", 0], **inputs)
     return {"prompt": json.dumps(graph)}
 
 
@@ -360,6 +374,11 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         comfy(text=flux(2.0, clip_l="")),
         "distilled guidance 2 (baseline none)",
     ),
+    "ComfyUI, another starting image": (
+        comfy(start="a.png"),
+        comfy(start="b.png"),
+        "LoadImage image=b.png (baseline image=a.png)",
+    ),
     "stable-diffusion.cpp, fewer layers for guidance": (
         web_ui("Version: stable-diffusion.cpp"),
         web_ui("Skip layer guidance: 2.5, Version: stable-diffusion.cpp"),
@@ -490,6 +509,14 @@ def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
     assert words[0].startswith(said)
     again, _ = pictures(tmp_path, *both)
     assert other_settings(first, again) == []
+
+
+def test_a_guider_without_a_scale_does_not_guide(tmp_path: Path) -> None:
+    plain_guider = guided("BasicGuider", conditioning=["2", 0])
+    with_scale = guided("CFGGuider", positive=["2", 0], negative=["3", 0], cfg=3.5)
+    first, second = pictures(tmp_path, plain_guider, with_scale)
+    assert other_settings(first, second) == ["guidance scale 3.5 (baseline 1)"]
+    assert other_settings(first, first) == []
 
 
 def test_of_two_samplers_in_a_graph_each_is_compared(tmp_path: Path) -> None:
