@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from sdopt.apps.exchange.pictures import unread_below
 from sdopt.apps.exchange.study import GivenFolder, import_study, judgeable
 from sdopt.conclusion import Conclusion
 from sdopt.config.composer import composer_of, with_gate
@@ -79,6 +80,7 @@ def judge_folders(
         raise UnavailableError(
             f"{folder}: {error.strerror}; choose another folder with --output"
         ) from error
+    print_problems(unread_below(given.folders))
     _fit_rules(result)
     require_quality(result.config.quality, result.config.gate, result.config.model)
     compare(result)

@@ -96,6 +96,11 @@ class GivenFolder:
     other_noise: Path | None = None
     changes: Sequence[str] = ()
 
+    @property
+    def folders(self) -> list[Path]:
+        """All folders that are compared."""
+        return [self.baseline, *self.candidates, *filter(None, [self.again])]
+
 
 def import_study(
     given: GivenFolder,
@@ -109,8 +114,7 @@ def import_study(
     Raises:
         UsageError: folders, images or tables do not fit together.
     """
-    given_folders = [given.baseline, *given.candidates, *filter(None, [given.again])]
-    if twice := repeated(folder.resolve() for folder in given_folders):
+    if twice := repeated(folder.resolve() for folder in given.folders):
         raise UsageError(f"{twice}: is given twice; name each folder once")
     first = read_folder(given.baseline)
     sides = [_Side(BASELINE, given.baseline, first, _times(given.baseline))]
