@@ -418,6 +418,11 @@ def _is_node(node: Any) -> bool:
 _LAST_LINE = re.compile(r"(?s)(.*(?:^|\n))\s*(Steps: \d.*)")
 """Prompts, and then settings on the last line that begins as they do: prompts may hold such words, too."""
 
+_ONE_LINE = re.compile(
+    r"(?s)(.*\S)\s+(Steps: \d+, (?:Sampler|Schedule type|CFG scale|Seed|Size): .*)"
+)
+"""The same in one line, as it is where line breaks were lost on the way."""
+
 _ENTRY = re.compile(
     r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|\{[^{}]*\}|\[\{.*?\}\]|[^,]*)(?:,|$)'
 )
@@ -430,10 +435,14 @@ _SETTINGS = re.compile(r", (?:Seed|Sampler): ")
 def _web_ui(texts: Texts) -> Origin | None:
     """Reads A1111's web UI, its forks, and the many that write as it does."""
     for name in ("parameters", "usercomment", "comment", "description"):
-        parts = _LAST_LINE.match(texts.get(name, ""))
+        parts, between = _LAST_LINE.match(texts.get(name, "")), "\n"
+        if parts is None:
+            parts, between = _ONE_LINE.match(texts.get(name, "")), " "
         if parts is None or not _SETTINGS.search(parts[2]):
             continue
-        prompt, _, negative = f"\n{parts[1]}".partition("\nNegative prompt:")
+        prompt, _, negative = f"{between}{parts[1]}".partition(
+            f"{between}Negative prompt:"
+        )
         entries: dict[str, str] = {}
         # What the tab "Extras" has done to the finished image.
         further = texts.get("postprocessing") or texts.get("extras", "")
