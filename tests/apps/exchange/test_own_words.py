@@ -658,7 +658,8 @@ def test_arguments_of_calls_in_a_table_are_compared(tmp_path: Path) -> None:
         header = "file,seed,true_cfg_scale,score"
         (folder / "prompts.csv").write_text("\n".join([header, *rows]))
         folders.append(read_folder(folder))
-    assert other_settings(*folders) == ["true_cfg_scale 1 (baseline 4)"]
+    first, second = folders
+    assert other_settings(first, second) == ["true_cfg_scale 1 (baseline 4)"]
 
 
 @pytest.mark.parametrize(
