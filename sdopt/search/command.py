@@ -54,7 +54,7 @@ from sdopt.worker.forkserver import (
     start_fork_server,
     without_server,
 )
-from sdopt.worker.machine import Machine, find_machine
+from sdopt.worker.machine import Machine, find_machine, planned_machine
 
 _MANY = 10_000
 """Combinations that a dry run counts."""
@@ -124,7 +124,10 @@ def prepare(
             fetch_clip(composer)
         run = composer.current
         context = without_server() if dry else start_fork_server()
-        machine, context = find_machine(context, run.hardware, data_sheets)
+        if dry and run.hardware.sheet is not None:
+            machine = planned_machine(run.hardware.sheet)
+        else:
+            machine, context = find_machine(context, run.hardware, data_sheets)
         expected = expected_speedups(machine.device, RESULTS)
         space = Space.of(config, composer, machine.device, config_dir, expected)
         return Prepared(config, given, config_dir, run, space, machine, context)
