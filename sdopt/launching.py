@@ -130,9 +130,8 @@ def launch(
 
     launched = Launched()
     began = time.monotonic() if began is None else began
-    if (
-        "dry_run=true" in argv
-    ):  # importing PyTorch takes as long as all else that it does
+    # Importing PyTorch takes as long as all else that a dry run does.
+    if "dry_run=true" in argv:
         start_fork_server(dry=True)
     try:
         line = CommandLine.of(with_resumed(argv))
