@@ -17,10 +17,9 @@ class Warmup:
     processes load two at a time if memory allows it, and make calls two at a time if there are cores for both.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, spending: Spending) -> None:
         self._session, self._study = session, session.study
-        self._giving_up, self._spending = GivingUp(session), Spending(session)
-        self.pace = self._spending.pace
+        self._giving_up, self._spending = GivingUp(session), spending
 
     def prepare(self) -> None:
         """Prepares the processes. Raises DoesNotFitError if some ran out of memory beside others."""
