@@ -31,7 +31,6 @@ from sdopt.tracking.client import (
     ROLE,
     STUDY,
     VARIANT,
-    LoggedImage,
     TrackedRun,
 )
 
@@ -191,10 +190,10 @@ def variant_run(
         variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
     )
     pictures = [
-        LoggedImage(
+        (
             f"{record.prompt_index:02d} {_NO_KEY.sub(' ', record.prompt).strip()[:60]}",
-            file,
             record.image_index,
+            file,
         )
         for record, file in files[:shown]
         # A record may be kept without its images.

@@ -23,7 +23,6 @@ from sdopt.tracking.client import (
     ROLE,
     STUDY,
     Logged,
-    LoggedImage,
     TrackedRun,
 )
 from sdopt.tracking.contents import (
@@ -97,7 +96,7 @@ def log_study(
             "config.yaml": config_yaml(result).encode(),
             **_texts(summary, folder, tracking.images, rendered),
         },
-        pictures=[LoggedImage(file.stem, file) for file in drawn if file.is_file()],
+        pictures=[(file.stem, None, file) for file in drawn if file.is_file()],
         below=[
             variant_run(summary, variant, folder, tracking.images)
             for variant in result.variants
