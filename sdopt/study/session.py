@@ -444,7 +444,7 @@ class Session:
         self.progress.advance()
         samples = process.measurement.shapes[shape_index]
         if samples.recompiles is not None:
-            samples.recompiles += call.compiled.graphs
+            samples.recompiles += call.graphs
         if call.memory is not None:
             samples.memory = call.memory
             needed = footprint_gib(call.memory)
