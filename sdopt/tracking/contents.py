@@ -56,13 +56,6 @@ def note_of(text: str) -> str:
     )
 
 
-def newest_note(summary: Summary, name: str) -> str:
-    """Returns the note of an experiment: the answer of its newest study, above the leaderboard."""
-    return note_of(
-        f"**{name}:** {summary.sentence}\n\nStudies have notes with all verdicts and figures."
-    )
-
-
 def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
     """Returns the common tags of a study's run and its variants' runs: work, machine, software and user."""
     environment = result.environment

@@ -30,7 +30,6 @@ from sdopt.tracking.contents import (
     config_yaml,
     judged_tags,
     logged_metrics,
-    newest_note,
     note_of,
     run_name,
     study_metrics,
@@ -102,7 +101,8 @@ def log_study(
             for variant in result.variants
         ],
     )
-    note = newest_note(summary, run.name)
+    # That of the experiment, above the leaderboard: the answer of its newest study.
+    note = f"**{run.name}:** {summary.sentence}\n\nStudies have notes with all verdicts and figures."
     return ask(
         client.put,
         tracking,
@@ -111,7 +111,7 @@ def log_study(
         [_of_study(result)],
         digest_of(result),
         (),
-        note,
+        note_of(note),
     )
 
 
