@@ -50,10 +50,8 @@ from sdopt.scratch import scratch_folder
 from sdopt.study.timeline import Timeline, process_begun
 from sdopt.terminal import print_line
 from sdopt.worker.forkserver import (
-    StartContext,
     independent_children,
     start_fork_server,
-    without_server,
 )
 
 if TYPE_CHECKING:
@@ -132,6 +130,9 @@ def launch(
 
     launched = Launched()
     began = time.monotonic() if began is None else began
+    # Importing PyTorch takes as long as all else that a dry run does.
+    if "dry_run=true" in argv:
+        start_fork_server(dry=True)
     try:
         line = CommandLine.of(with_resumed(argv))
         add_working_folder()
@@ -148,7 +149,7 @@ def launch(
         if not brief:  # a search screens without its gate
             command.require_gate()
         # Begun once the command line is known to be right: it imports PyTorch while this process goes on.
-        _context(command.dry)
+        start_fork_server(command.dry)
         # What Hydra records of a dry run is no record of what was measured in its folder.
         with (
             scratch_folder("plan")
@@ -193,11 +194,6 @@ def launch(
     except KeyboardInterrupt as interrupt:
         raise InterruptedStudy(launched) from interrupt
     return launched
-
-
-def _context(dry: bool) -> StartContext:
-    """Returns how a command starts processes; a dry run needs few, and those not what workers import."""
-    return without_server() if dry else start_fork_server()
 
 
 def _require_folder(command: Command) -> None:
@@ -309,7 +305,7 @@ class LaunchedJob:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
             timeline = Timeline("Python, Hydra and their imports", self.began)
-            context = _context(composer.current.dry_run)
+            context = start_fork_server(composer.current.dry_run)
             result = Experiment(composer, folder, context, timeline, **how).run()
         return _objective(composer.current, result) if result else math.nan
 

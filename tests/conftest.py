@@ -3,6 +3,7 @@
 It imports nothing heavy: of pytest-xdist's processes, the one that hands out the tests runs none itself.
 """
 
+import compileall
 import gc
 import math
 import os
@@ -49,6 +50,9 @@ NUMERIC = (
 def pytest_configure(config: pytest.Config) -> None:
     """Imports the fixtures, and with them PyTorch, where tests run; what is shown is as wide for all who run them."""
     os.environ["COLUMNS"] = "160"
+    if not hasattr(config, "workerinput"):
+        # Hundreds of processes of sdopt start: containers often set PYTHONDONTWRITEBYTECODE, and each would compile it.
+        compileall.compile_dir(Path(__file__).parents[1] / "sdopt", quiet=1, workers=0)
     hands_out = config.getoption("numprocesses", None) and not hasattr(
         config, "workerinput"
     )

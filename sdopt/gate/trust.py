@@ -8,7 +8,7 @@ short, which happens in honest studies, too.
 import math
 
 import numpy as np
-from scipy import special
+import scipy
 
 from sdopt.gate.rulings import UNIT_ROUNDOFF, precision_of, unjudged
 from sdopt.record.records import StudyResult, VariantResult
@@ -357,7 +357,7 @@ def _growing_when_drawn(
         verdict = Verdict.PASS
     elif growth <= 2 * limit:
         verdict = Verdict.INCONCLUSIVE
-    quantile = float(special.stdtrit(steps.size - 1, _CONFIDENCE))
+    quantile = float(scipy.special.stdtrit(steps.size - 1, _CONFIDENCE))
     width = quantile * float(steps.std(ddof=1)) / math.sqrt(steps.size)
     least = steps.mean() - width
     if least > STEADY_MIB:

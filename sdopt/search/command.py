@@ -49,11 +49,7 @@ from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, TrackedRun
 from sdopt.tracking.contents import common_tags, note_of, time_of
 from sdopt.tracking.runs import digest_of
 from sdopt.tracking.store import ask, require_store
-from sdopt.worker.forkserver import (
-    StartContext,
-    start_fork_server,
-    without_server,
-)
+from sdopt.worker.forkserver import StartContext, start_fork_server
 from sdopt.worker.machine import Machine, find_machine
 
 _MANY = 10_000
@@ -123,7 +119,7 @@ def prepare(
         if not dry and awaits_clip(composer):
             fetch_clip(composer)
         run = composer.current
-        context = without_server() if dry else start_fork_server()
+        context = start_fork_server(dry)
         machine, context = find_machine(context, run.hardware, data_sheets)
         expected = expected_speedups(machine.device, RESULTS)
         space = Space.of(config, composer, machine.device, config_dir, expected)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from scipy import special
+import scipy
 
 from sdopt.search.config import SearchConfig
 from sdopt.search.record import Fate
@@ -122,7 +122,7 @@ Standings = Mapping[str, Sequence[Standing]]
 
 @cache
 def _quantile(degrees: int, error: float) -> float:
-    return float(special.stdtrit(degrees, 1 - error))
+    return float(scipy.special.stdtrit(degrees, 1 - error))
 
 
 def front_of(losses: Mapping[str, Sequence[float]]) -> set[str]:

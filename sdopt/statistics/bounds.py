@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+import scipy
 
 from sdopt.record.scores import Score
 
@@ -45,7 +45,7 @@ class Bounds:
         known = math.isfinite(self.deviation) and self.deviation != 0
         if not known or distance == 0:
             return None
-        z = float(special.ndtri(confidence) + special.ndtri(_POWER))
+        z = float(scipy.special.ndtri(confidence) + scipy.special.ndtri(_POWER))
         n = math.ceil((z * self.deviation / distance) ** 2)
         return max(self.n + 1, n, MINIMUM_PROMPTS)
 
@@ -85,7 +85,7 @@ def _bootstrapped(values: np.ndarray, confidence: float) -> tuple[float, float]:
 
 
 def _student(mean: float, deviation: float, n: int, confidence: float) -> Bounds:
-    quantile = float(special.stdtrit(n - 1, confidence))
+    quantile = float(scipy.special.stdtrit(n - 1, confidence))
     width = quantile * deviation / math.sqrt(n)
     return Bounds(
         mean,
@@ -137,7 +137,7 @@ def share_bounds(count: int, n: int, confidence: float | None) -> Bounds:
     high = 1.0
     if count > 0:
         low = float(
-            special.betaincinv(
+            scipy.special.betaincinv(
                 count,
                 n - count + 1,
                 1 - confidence,
@@ -145,7 +145,7 @@ def share_bounds(count: int, n: int, confidence: float | None) -> Bounds:
         )
     if count < n:
         high = float(
-            special.betaincinv(
+            scipy.special.betaincinv(
                 count + 1,
                 n - count,
                 confidence,

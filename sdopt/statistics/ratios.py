@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import special
+import scipy
 
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import VariantResult
@@ -68,7 +68,7 @@ class LogRatio:
         """Returns half the width of the two-sided interval of `mean`; None where there is no error."""
         if not self.error:
             return self.error
-        quantile = special.stdtrit(self.freedom, (1 + confidence) / 2)
+        quantile = scipy.special.stdtrit(self.freedom, (1 + confidence) / 2)
         return float(quantile) * self.error
 
     def interval(self, confidence: float) -> Interval:
@@ -95,7 +95,7 @@ class LogRatio:
             return None
         distance = self.mean - math.log(limit)
         if self.error:
-            return float(special.stdtr(self.freedom, -distance / self.error))
+            return float(scipy.special.stdtr(self.freedom, -distance / self.error))
         above = distance > 0 and not math.isclose(self.ratio, limit)
         return 0.0 if above else 1.0
 

@@ -51,6 +51,9 @@ def silence_talkative() -> None:
 PRELOADED = ["sdopt.worker.preload"]
 """Modules that the fork server imports before it forks."""
 
+_OF_A_DRY_RUN = ["torch"]
+"""Those for a dry run, whose few processes load no pipeline."""
+
 
 class ServerError(OSError):
     """The fork server has ended, so that no process starts from it."""
@@ -72,21 +75,13 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def without_server() -> StartContext:
-    """Returns how to start the few processes of a dry run: each imports what it needs, unless a server runs already."""
-    from multiprocessing import forkserver
-
-    server: Any = forkserver._forkserver
-    if server._forkserver_pid is not None:
-        return multiprocessing.get_context("forkserver")
-    prepare_environment()
-    return multiprocessing.get_context("spawn")
-
-
-def start_fork_server() -> StartContext:
+def start_fork_server(dry: bool = False) -> StartContext:
     """Starts the process that workers are forked from, and returns without waiting for its imports.
 
     Its environment is fixed from then on. On platforms without fork, workers are spawned, which takes seconds each.
+
+    Args:
+        dry: whether for a dry run, which imports less; a server that is there already serves it, too.
 
     Raises:
         UsageError: no temporary folder can be written, or the compilers' folder cannot be made.
@@ -100,7 +95,12 @@ def start_fork_server() -> StartContext:
     from multiprocessing import forkserver
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    server: Any = forkserver._forkserver
+    if dry and server._forkserver_pid is not None:
+        return context
+    if server._preload_modules == _OF_A_DRY_RUN:
+        _end_fork_server(os.getpid())
+    context.set_forkserver_preload(_OF_A_DRY_RUN if dry else PRELOADED)
     # Ctrl-C reaches the whole foreground group: it must not end the server in the middle of an import.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The server's socket is in a folder that is removed even if this process is killed.

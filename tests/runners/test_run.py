@@ -232,7 +232,7 @@ class TestDryRun:
         assert "quality.prompt_count=300: there are 240 prompts" in finished.shown
         assert list(tmp_path.iterdir()) == []
 
-    def test_measures_no_rates_and_starts_no_server(
+    def test_measures_no_rates(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What is not known is said: to find it out would take longer than the rest of the command."""
@@ -241,7 +241,6 @@ class TestDryRun:
         monkeypatch.setattr(f"{of_foresight}.cpu.measure_machine", asked.append)
         monkeypatch.setattr(f"{of_foresight}.forecast.known_machine", lambda *_: None)
         monkeypatch.setattr(f"{of_foresight}.forecast.in_process", asked.append)
-        monkeypatch.setattr("sdopt.launching.start_fork_server", asked.append)
         finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16")
         assert "this machine's rates are not known yet" in finished.shown
         assert not asked

@@ -38,6 +38,26 @@ print(forkserver._forkserver._forkserver_pid)
         )
         assert not Path("/proc", ended.stdout.strip()).exists()
 
+    def test_of_a_dry_run_imports_less_and_gives_way_to_that_of_a_study(self) -> None:
+        script = """
+from multiprocessing import forkserver
+from sdopt.worker.forkserver import start_fork_server
+
+server = forkserver._forkserver
+begun = []
+for dry in (True, True, False, True):
+    start_fork_server(dry)
+    begun.append((server._forkserver_pid, *server._preload_modules))
+print([modules for pid, *modules in begun])
+print(len({pid for pid, *modules in begun}))
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
+        of_a_dry_run, full = "['torch']", "['sdopt.worker.preload']"
+        modules = f"{of_a_dry_run}, {of_a_dry_run}, {full}, {full}"
+        assert done.stdout.splitlines() == [f"[{modules}]", "2"]
+
     @pytest.mark.slow  # it imports PyTorch
     def test_computes_nothing_while_it_imports(self) -> None:
         """A thread pool in the server hangs the first matrix product of a child. Constants of libraries need none."""

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from sdopt.apps.doctor.diagnosis import Diagnosis
 from sdopt.apps.doctor.options import OptionReport
+from sdopt.config.groups import default_options
 from sdopt.errors import UsageError
 from sdopt.hardware.ceilings import COPY, Ceiling
 from sdopt.hardware.device import Device
@@ -26,8 +27,10 @@ _BRIEF = ("device", "CUDA devices", "CPU", "disk", "known fault", "workers")
 
 def brief_tables(found: Diagnosis) -> Group:
     """Returns what a user needs to begin: the machine, its rates, and which options run, a line for each group."""
-    runs = sum(report.runs for report in found.options)
-    start = f"{runs} of {len(found.options)} options run here. Start with: sdopt optimize MODEL, which tries them"
+    plain = default_options()
+    ways = [each for each in found.options if each.option != plain.get(each.group)]
+    runs = sum(report.runs for report in ways)
+    start = f"{runs} of {len(ways)} optimizations run here. Start with: sdopt optimize MODEL, which tries them"
     parts: list[Any] = [Text(start, style="bold"), _machine_table(found, _BRIEF)]
     if found.ceilings:
         parts.append(_ceilings_table(found))
