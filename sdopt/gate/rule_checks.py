@@ -5,7 +5,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,9 +33,6 @@ _THRESHOLDS = {
     ),
 }
 """The keys of which each test takes exactly one."""
-
-_NEEDED = {"within": ("low", "high"), "rarely": ("share",)}
-"""The keys that a test needs, and no other one takes."""
 
 _EXAMPLES = {"clip": "clip:openai/clip-vit-base-patch32"}
 """An example of `quality.features` for each kind whose own name does not suffice."""
@@ -76,7 +72,18 @@ def _problems_of_ratio(rule: Rule) -> Iterator[str]:
     if rule.test not in tests:
         yield f".metric={rule.metric}: test={rule.test}: {advice}"
         return
-    unused = [key for key in _set_keys(rule) if key != "limit"]
+    unused = _set_keys(
+        rule,
+        "margin",
+        "deviations",
+        "limits",
+        "of_seeds",
+        "of_floor",
+        "share",
+        "low",
+        "high",
+        "least",
+    )
     if unused:
         yield f".metric={rule.metric}: {advice}, and no {', '.join(unused)}"
     elif rule.limit is None:
@@ -93,41 +100,52 @@ def _problems_of_metric(rule: Rule) -> Iterator[str]:
     except UsageError as error:
         for problem in error.problems:
             yield f".metric={problem}, {', '.join((*RULED, FIRST_IMAGE))}"
-    keys = _set_keys(rule)
-    yield from _problems_of_thresholds(rule, keys)
+    needed = _THRESHOLDS.get(rule.test, ())
+    thresholds = _set_keys(rule, "margin", "deviations", "limit", "limits", "of_seeds")
+    if needed and (len(thresholds) != 1 or thresholds[0] not in needed):
+        yield f": test={rule.test} takes one of {', '.join(needed)}"
     if rule.limits and rule.limits.keys() != UNIT_ROUNDOFF.keys():
         yield f".limits: must have one limit for each of {', '.join(UNIT_ROUNDOFF)}"
+    yield from _problems_of_window(rule, thresholds)
+    if (rule.test == "rarely") != (rule.share is not None):
+        yield ": test=rarely needs a share, and no other test takes one"
     if rule.of_floor is not None and rule.test not in ("every", "at_most"):
         yield ": of_floor can only be used with test=every or test=at_most"
-    relative = {"of_seeds", "deviations", "of_floor"} & set(keys)
+    relative = _set_keys(rule, "of_seeds", "deviations", "of_floor")
     if rule.least and (rule.test == "at_least" or not relative):
         yield ": least can only be used with of_seeds, deviations or of_floor, and not with test=at_least"
 
 
-def _problems_of_thresholds(rule: Rule, keys: Sequence[str]) -> Iterator[str]:
-    """Yields which thresholds a rule on images lacks, and which would have no effect, or let nothing pass."""
-    one_of, needed = _THRESHOLDS.get(rule.test, ()), _NEEDED.get(rule.test, ())
-    thresholds = [key for key in keys if key in chain(*_THRESHOLDS.values())]
-    if one_of and (len(thresholds) != 1 or thresholds[0] not in one_of):
-        yield f": test={rule.test} takes one of {', '.join(one_of)}"
-    if not set(needed) <= set(keys):
-        yield f": test={rule.test} needs {' and '.join(needed)}"
-    others = [key for key in keys if key in chain(*_NEEDED.values())]
-    others += [] if one_of else thresholds
-    if unused := [key for key in others if key not in needed]:
-        yield f": test={rule.test} takes no {' and no '.join(unused)}"
-    if None not in (rule.low, rule.high) and rule.low >= rule.high:  # type: ignore[operator]
-        yield f".low={rule.low:g}: must be below high={rule.high:g}"
+def _problems_of_window(rule: Rule, thresholds: Sequence[str]) -> Iterator[str]:
+    """Yields why the ends of a window, or other thresholds that are set, would have no effect, or let nothing pass."""
+    if rule.test == "within":
+        yield from _problems_of_ends(rule)
+    else:
+        yield from _taken_by_others(rule, _set_keys(rule, "low", "high"))
+    if rule.test not in _THRESHOLDS:
+        yield from _taken_by_others(rule, thresholds)
 
 
-def _set_keys(rule: Rule) -> list[str]:
-    """Returns the keys of a rule that it sets, but for those that every rule may."""
-    usual = Rule(rule.metric, rule.test, confidence=rule.confidence)
-    return [
-        key
-        for key, value in vars(rule).items()
-        if value != getattr(usual, key) and key != "optional"
-    ]
+def _problems_of_ends(rule: Rule) -> Iterator[str]:
+    """Yields why no value could lie between the ends of a window."""
+    low = rule.low
+    high = rule.high
+    if low is None or high is None:
+        yield ": test=within needs low and high"
+    elif low >= high:
+        yield f".low={low:g}: must be below high={high:g}"
+
+
+def _taken_by_others(rule: Rule, keys: Sequence[str]) -> Iterator[str]:
+    """Yields the keys that a rule sets, and only other tests read."""
+    if keys:
+        named = " and no ".join(keys)
+        yield f": test={rule.test} takes no {named}"
+
+
+def _set_keys(rule: Rule, *keys: str) -> list[str]:
+    """Returns those of some keys of a rule that it sets."""
+    return [key for key in keys if getattr(rule, key) != getattr(Rule(), key)]
 
 
 def _unfit(rule: Rule, family: MetricFamily) -> str:

@@ -242,7 +242,7 @@ def test_a_metric_without_an_interval_is_compared_as_it_is(
         ),
         (
             Rule("speedup", "at_least", limit=1, share=0.1, least=0.1),
-            "and no least, share",
+            "and no share, least",
         ),
         (Rule("speedup", "at_least"), "give the rule a limit"),
         (
