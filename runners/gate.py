@@ -15,7 +15,8 @@ def main(argv: list[str]) -> int:
     parser = Arguments(
         prog="sdopt gate",
         description="Judge a result by a gate's rules, or, with --against, whether it is worse than an earlier one.",
-        epilog="examples: sdopt gate outputs/runs/quickstart/<time> gate=strict; "
+        epilog="without gate=… it judges by the gate of the study, or else by gate=default. "
+        "examples: sdopt gate outputs/runs/quickstart/<time> gate=strict; "
         "sdopt gate <new> --against <old> --waive versions",
     )
     parser.add_argument(
@@ -53,6 +54,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parsed(argv)
 
     from sdopt.config.composer import gate_of
+    from sdopt.config.overrides import group_of
     from sdopt.judging import Judging
     from sdopt.report.verdicts import against_sentence, verdict_json
     from sdopt.schema import THRESHOLDS
@@ -74,7 +76,12 @@ def main(argv: list[str]) -> int:
             if f"protocol.{name}" in named
         }
         judging = Judging(
-            config, arguments.against, waived, thresholds, arguments.output
+            config,
+            arguments.against,
+            waived,
+            thresholds,
+            arguments.output,
+            own_gate=not any(group_of(key) == "gate" for key in named),
         )
         code, judged, problems = judging.judge_all(found)
         if arguments.json:

@@ -70,7 +70,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         if len(predictions) == 1:
             [only] = predictions
             print_line(console, text_of(only))
-            print_line(console, f"That is {only.variant}, {only.shape}.")
+            print_line(console, f"That is {only.variant}: {only.work}.")
         else:
             console.print(shown([plan_table(predictions)], console.width))
         for line in (*notes, *remarks(predictions, command)):

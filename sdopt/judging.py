@@ -21,7 +21,7 @@ from sdopt.report.blocks import Prose
 from sdopt.report.catalog import write_reports
 from sdopt.report.terminal import shown
 from sdopt.report.verdicts import against_sentence, verdict_blocks, write_verdicts
-from sdopt.schema import Tracking
+from sdopt.schema import Gate, Tracking
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line
@@ -36,6 +36,7 @@ class Judging:
 
     Attributes:
         config: the gate, and the tracker that may hold the results.
+        own_gate: whether a study that has a gate of its own is judged by that instead.
         against: the earlier result to compare with, as `find_result` takes it; None to judge each result by itself.
         waived: names from `sdopt.gate.drift.WAIVERS`: differences to the earlier result that are allowed.
         thresholds: what is to count from now on, by the keys of `THRESHOLDS`; what a result recorded, without one.
@@ -49,6 +50,7 @@ class Judging:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     output: Path | None = None
     console: Console = field(default_factory=terminal)
+    own_gate: bool = False
 
     def judge_all(self, found: Found) -> tuple[int, list[StudyResult], list[str]]:
         """Judges the result of a run, those of a sweep, or that of an MLflow run; prints and writes the verdicts.
@@ -82,7 +84,7 @@ class Judging:
             except UsageError as error:
                 problems += error.problems
         print_problems([*problems, *found.remarks])
-        codes = [exit_code(result.judgements, self.config.gate) for result in judged]
+        codes = [exit_code(each.judgements, self._gate_of(each)) for each in judged]
         return (
             worst_code([*codes, *[UsageError.exit_code] * len(problems)]),
             judged,
@@ -93,10 +95,8 @@ class Judging:
         self, result: StudyResult, folder: Path, output: Path | None
     ) -> StudyResult:
         """Returns one result with the verdicts; only those of the result by itself are recorded in its file."""
-        gate, protocol = (
-            self.config.gate,
-            replace(result.config.protocol, **dict[str, Any](self.thresholds)),
-        )
+        gate = self._gate_of(result)
+        protocol = replace(result.config.protocol, **dict[str, Any](self.thresholds))
         result.config = replace(result.config, protocol=protocol)
         if self.against is None:
             judge(result, gate, calibration_for(result, gate.calibration))
@@ -129,6 +129,10 @@ class Judging:
             self._track(summary, folder, rendered)
         return result
 
+    def _gate_of(self, result: StudyResult) -> Gate:
+        own = result.config.gate
+        return own if self.own_gate and own.judges else self.config.gate
+
     def _drift(
         self, result: StudyResult, folder: Path, against: str
     ) -> list[Judgement]:
@@ -138,7 +142,7 @@ class Judging:
             raise UsageError(
                 f"not comparable: {against} is the result that is judged (id {result.id}); name an earlier one"
             )
-        gate = self.config.gate
+        gate = self._gate_of(result)
         images = [folder / record.path for record in result.drawn_images]
         images += [then / record.path for record in earlier.drawn_images]
         folders = (folder, then) if all(image.is_file() for image in images) else None
@@ -175,6 +179,8 @@ def _record(result: StudyResult, folder: Path, verdicts: bool) -> None:
         return
     kept = read_result(folder)
     if kept.status != "finished":  # it is being extended at this moment
+        return
+    if kept.looks == result.looks and not verdicts:
         return
     kept.looks = result.looks
     if verdicts:

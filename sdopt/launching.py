@@ -130,13 +130,10 @@ def launch(
 
     launched = Launched()
     began = time.monotonic() if began is None else began
-    # Importing PyTorch takes as long as all else that a dry run does.
-    if "dry_run=true" in argv:
-        start_fork_server(dry=True)
     try:
         line = CommandLine.of(with_resumed(argv))
         add_working_folder()
-        command = None if line.informative else Command.of(line)
+        command = _command_of(line)
         if one_study and (command is None or command.sweep):
             raise UsageError(
                 "sdopt.run measures one study; for sweeps, --help and --cfg use the command `sdopt run`"
@@ -194,6 +191,14 @@ def launch(
     except KeyboardInterrupt as interrupt:
         raise InterruptedStudy(launched) from interrupt
     return launched
+
+
+def _command_of(line: CommandLine) -> Command | None:
+    """Composes a command line; returns None if it asks for nothing to be measured."""
+    # Importing PyTorch takes as long as all else that a dry run does.
+    if "dry_run=true" in line.task:
+        start_fork_server(dry=True)
+    return None if line.informative else Command.of(line)
 
 
 def _require_folder(command: Command) -> None:

@@ -19,8 +19,9 @@ from sdopt.pipelines.hub import fetch_models
 from sdopt.pipelines.loading import family_of, part_config, sampling_remarks
 from sdopt.pipelines.sampling import answers_to, unanswered
 from sdopt.pipelines.sampling import remember as remember_sampling
+from sdopt.pipelines.stored import transformer_in
 from sdopt.pipelines.transformer_files import is_transformer, source_of
-from sdopt.pipelines.twins import assumed, titles_of
+from sdopt.pipelines.twins import another_twin, assumed, other_work, titles_of
 from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
 from sdopt.record.files import short_digest, write_cached
 from sdopt.schema import Model
@@ -159,7 +160,21 @@ def remarks_on_model(variant: Variant) -> list[str]:
     titles, name = _titles(model)
     if line := assumed(titles, name):
         found.append(f"model={model.name}: {line}")
+    if line := _beside_another(model):
+        found.append(f"model.base={model.base}: is not that of {model.path}: {line}")
     return found
+
+
+def _beside_another(model: Model) -> str | None:
+    """Returns a line if a transformer in a file says that it is sampled otherwise than the pipeline of its base."""
+    if model.base is None or not is_transformer(model):
+        return None
+    base, file = Path(model.base).expanduser(), path_of(model)
+    name = twin_of_folder(base.absolute()) if base.is_dir() else model.name
+    kind = transformer_in(file)
+    if kind is None or name is None:
+        return None
+    return other_work(file, kind, name) or another_twin(file, name)
 
 
 def _titles(model: Model) -> tuple[list[str], str]:

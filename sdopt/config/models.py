@@ -226,10 +226,11 @@ def _at_path(path: Path, base: str | None) -> dict[str, Any]:
         settings |= _sampled_as(twin_of_folder(path), titles_of_folder(path))
         return _keys(_ANY_FOLDER) | settings | here | _defaults(family_of_folder(path))
     if base is not None:
-        node = (
-            _at_path(whole_path(base), None) if _is_there(base) else _on_hub(base, None)
-        )
-        return node | here
+        local = whole_path(base) if _is_there(base) else None
+        node = _on_hub(base, None) if local is None else _at_path(local, None)
+        # A folder of the published model is named as any other one is.
+        twin = None if local is None else twin_of_folder(local)
+        return node | settings_of_author(titles_of(path), twin or node["name"]) | here
     family = family_of(path) if path.suffix in (".safetensors", ".gguf") else None
     keys = _keys(family or _ANY_FOLDER) | here
     if family is not None:

@@ -180,10 +180,14 @@ def _of_code(later: StudyResult, earlier: StudyResult) -> Iterator[Difference]:
     changed = {**changed_variables(now, then), **_changed_software(now, then)}
     for name, values in changed.items():
         yield Difference(_against(name, *values), "versions")
-    code = (now.sdopt_version, now.sdopt_commit, now.sdopt_dirty)
-    earlier_code = (then.sdopt_version, then.sdopt_commit, then.sdopt_dirty)
-    if code != earlier_code or now.sdopt_dirty:
-        yield Difference(_against("sdopt", now.sdopt, then.sdopt), "sdopt")
+    same = now.sdopt == then.sdopt and not now.sdopt_dirty
+    if now.code and then.code:
+        same = now.code == then.code
+    if not same:
+        versions = _against("sdopt", now.sdopt, then.sdopt)
+        if now.sdopt == then.sdopt:
+            versions = f"sdopt: other code of the same version, {now.sdopt}"
+        yield Difference(versions, "sdopt")
 
 
 def _counts(package: str, later: StudyResult, earlier: StudyResult) -> bool:

@@ -198,7 +198,7 @@ def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
         return unjudged(
             rule,
             "the memory of a process was not measured after two or more calls; "
-            "set protocol.rounds to at least 2",
+            "that takes two rounds or more",
         )
     limit = SMALLEST_GROWTH_MIB
     if reference.peaks_gib:

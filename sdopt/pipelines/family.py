@@ -411,8 +411,8 @@ FAMILIES = (
         latents=Latents("packed", multiple=2),
         schedulers=(_EULER, _UNIPC),
         float16="clipped",
-        steps=35,
-        scale=5.0,
+        steps=40,
+        scale=3.0,
     ),
     Family(
         pipeline="PixArtSigmaPipeline",

@@ -96,14 +96,38 @@ _SAID = {
 
 def require_known_work(file: Path, kind: str, name: str) -> None:
     """Raises UsageError for a file of a model that is used otherwise than the published one with its tensors."""
-    for pattern, other in _RELATIVES.get(kind, ()):
-        for title in titles_of(file):
-            if said := pattern.search(title):
-                raise UsageError(
-                    f"model.path={file}: its name says {said[0]}, and its tensors are those of model={name}: "
-                    + other.format(size="9B" if name.endswith("9b") else "4B")
-                )
+    if line := other_work(file, kind, name):
+        raise UsageError(f"model.path={file}: {line}")
 
+
+def other_work(file: Path, kind: str, name: str) -> str | None:
+    """Returns a line if a file's name or title says that its model is used otherwise than a published one; else None.
+
+    Args:
+        file: of a transformer with the tensors of the published one.
+        kind: the class name of their pipeline.
+        name: the published one.
+    """
+    titles = titles_of(file)
+    for pattern, other in _RELATIVES.get(kind, ()):
+        for title in titles:
+            if said := pattern.search(title):
+                size = "9B" if name.endswith("9b") else "4B"
+                way = other.format(size=size)
+                return f"its name says {said[0]}, and its tensors are those of model={name}: {way}"
+    return None
+
+
+def another_twin(file: Path, name: str) -> str | None:
+    """Returns a line if a file's name or title says that it is the twin of a published model; None if it does not."""
+    twin = _WITH_OTHER_STEPS.get(name)
+    if twin is None or says(file, name) or not says(file, twin):
+        return None
+    return f"its name says that it is model={twin}, whose steps, guidance and scheduler are not those of model={name}"
+
+
+_WITH_OTHER_STEPS = {"z_image": "z_image_turbo", "z_image_turbo": "z_image"}
+"""Models that are sampled in other steps and at other levels of noise than one with the same tensors."""
 
 _EDITS = (
     "it edits images by an instruction, which sdopt does not run; name the architecture beside model.path=… if it "

@@ -66,7 +66,9 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
     told = [
         row
         for row in summary.candidates
-        if row.status is not Status.OK or row.decision in open_or_failed
+        if row.status is not Status.OK
+        or row.decision in open_or_failed
+        or row.variant.trips
     ]
     reasons = [f"{row.name}: {shortened(row.because)}" for row in told if row.because]
     left_out = f"{len(reasons) - _REASONS} more have reasons like these"

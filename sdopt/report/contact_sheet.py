@@ -76,7 +76,7 @@ def comparison_sheet(summary: Summary, folder: Path, prompts: int = 6) -> bytes 
 
 def _feet(columns: Sequence[Row]) -> list[tuple[str, list[str]]]:
     """Returns the figures below the columns: for each line its title, and one figure per column."""
-    look = TableView(judged=any(column.decision for column in columns))
+    look = TableView(judged=any(column.has_verdict for column in columns))
     unit = unit_text(any(column.per_image for column in columns))
     times = [column.time for column in columns]
     lines = [

@@ -283,8 +283,8 @@ def _table(
     summaries: Mapping[str, Summary],
     reasons: bool,
 ) -> Table:
-    decisions = [job.row.decision for job in jobs if job.row is not None]
-    view = TableView(judged=any(decisions), per_image=_per_image(jobs))
+    verdicts = [job.row.has_verdict for job in jobs if job.row is not None]
+    view = TableView(judged=any(verdicts), per_image=_per_image(jobs))
     names: Cells = ("variant", [job.name for job in jobs])
     labels: Cells = ("job", [job.label for job in jobs])
     because: Cells = ("because", [job.because for job in jobs])

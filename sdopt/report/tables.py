@@ -45,7 +45,7 @@ def ranking(summary: Summary) -> Table:
     """Returns the table of all variants but the repeated baseline, best first, with their verdicts."""
     result = summary.result
     view = TableView(
-        judged=any(row.decision for row in summary.rows),
+        judged=any(row.has_verdict for row in summary.rows),
         per_image=result.per_image,
         shapes=result.shapes if len(result.shapes) > 1 else (),
     )

@@ -18,7 +18,7 @@ def notes_of(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
         yield f"{NOT_ENDED[:1].upper()}{NOT_ENDED[1:]}. Resuming measures the rest."
     yield from _budget_notes(result, rows)
     yield from _work_notes(result)
-    yield from _copy_notes(result)
+    yield from copy_notes(result)
     yield from _judging_notes(result)
 
 
@@ -67,7 +67,7 @@ def _work_notes(result: StudyResult) -> Iterator[str]:
             yield f"{variant.name} does other work by choice: {', '.join(chosen)}."
 
 
-def _copy_notes(result: StudyResult) -> Iterator[str]:
+def copy_notes(result: StudyResult) -> Iterator[str]:
     """Yields which imported images are no further evidence, since they show the same as others in every folder."""
     named = []
     for image in result.baseline_variant.images:
@@ -119,7 +119,11 @@ def _judging_notes(result: StudyResult) -> Iterator[str]:
         if result.status == "finished":
             yield "There are no images to judge: measure again with gate=default, which draws them."
         return
-    yield f"The images were not judged: {_how_to_judge(result)}."
+    drawn = [variant for variant in result.candidates if variant.images]
+    if drawn and all(variant.trips for variant in drawn):
+        return  # broken images need no gate
+    others = "other " if any(variant.trips for variant in drawn) else ""
+    yield f"The {others}images were not judged: {_how_to_judge(result)}."
 
 
 def _left_notes(result: StudyResult) -> Iterator[str]:

@@ -105,6 +105,11 @@ class Row:
         return self.variant.status
 
     @property
+    def has_verdict(self) -> bool:
+        """Whether a gate judged it; broken images need none."""
+        return self.decision is not None or bool(self.variant.trips)
+
+    @property
     def command(self) -> str:
         """The `sdopt run` command that measures it again; "" if none is known to."""
         return self.variant.command

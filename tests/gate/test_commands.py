@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
@@ -134,8 +135,10 @@ class TestRun:
 
 class TestGate:
     def test_a_result_is_judged_anew(self, folder: Path, tmp_path: Path) -> None:
+        before = (folder / "result.json").read_bytes()
         done = sdopt(tmp_path, "gate", str(folder), "gate=default", "--output", "again")
         assert done.code == 1
+        assert (folder / "result.json").read_bytes() == before
         assert (tmp_path / "again" / "verdicts.xml").is_file()
         assert (
             sdopt(
@@ -148,6 +151,19 @@ class TestGate:
             ("default", 1),
             ("report_only", 1),
         }
+
+    def test_the_gate_of_the_study_judges_unless_another_is_named(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        copytree(folder, tmp_path / "mine")
+        result = read_result(folder)
+        gate = replace(result.config.gate, name="mine", report_only=True)
+        result.config = replace(result.config, gate=gate)
+        write_result(result, tmp_path / "mine")
+        done = sdopt(tmp_path, "gate", "mine", "--output", "again")
+        assert (done.code, "gate: mine" in done.out) == (0, True)
+        done = sdopt(tmp_path, "gate", "mine", "gate=default", "--output", "again")
+        assert (done.code, "gate: default" in done.out) == (1, True)
 
     def test_against_an_equal_result_nothing_has_got_worse(
         self, folder: Path, tmp_path: Path

@@ -136,7 +136,7 @@ class TestOptions:
         ("name", "form", "scale", "samples", "calls"),
         [
             ("sd35_large", "batched", 3.5, 2, 1),
-            ("chroma", "sequential", 5.0, 1, 2),
+            ("chroma", "sequential", 3.0, 1, 2),
             ("qwen_image", "sequential", 4.0, 1, 2),
             ("flux_dev", "embedded", 3.5, 1, 1),
             ("flux_schnell", "sequential", 1.0, 1, 1),

@@ -84,10 +84,10 @@ def change(file: Path, **values: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-def sampled(folder: Path) -> dict[str, Any]:
-    """Returns how a folder is sampled by default."""
-    [chosen] = with_own_models([f"model={folder}"], options_of("model"))
-    model = compose("config", [chosen]).model
+def sampled(path: Path, *keys: str) -> dict[str, Any]:
+    """Returns how a folder or a file is sampled by default, beside further keys of it."""
+    chosen = with_own_models([f"model={path}", *keys], options_of("model"))
+    model = compose("config", chosen).model
     return {key: model[key] for key in KEYS}
 
 
@@ -161,6 +161,42 @@ class TestFiles:
         assert sampled(file) == expected
         folder = shutil.copytree(ARCHITECTURES / "flux_dev", tmp_path / name)
         assert sampled(folder) == expected
+
+    def test_are_guided_as_their_author_does_beside_the_published_pipeline(
+        self, tmp_path: Path, composer: Composers
+    ) -> None:
+        expected = published(composer, "flux_dev") | {"guidance_scale": 4.5}
+        file = file_of(tmp_path, "flux1-krea-dev", SCHNELL | {"guidance_in.x": [1]})
+        base = f"model.base={ARCHITECTURES / 'flux_dev'}"
+        assert sampled(file, base) == expected
+
+    @pytest.mark.parametrize(
+        ("name", "shapes", "base", "said"),
+        [
+            ("flux-2-klein-base-9b", KLEIN_9B, "flux2_klein_9b", "its name says base"),
+            ("z_image_base", Z_IMAGE, "z_image_turbo", "it is model=z_image,"),
+            ("z_image_turbo", Z_IMAGE, "z_image", "it is model=z_image_turbo,"),
+            ("flux-2-klein-9b", KLEIN_9B, "flux2_klein_9b", None),
+            ("z_image_turbo", Z_IMAGE, "z_image_turbo", None),
+            ("z_image_bf16", Z_IMAGE, "z_image_turbo", None),
+        ],
+    )
+    def test_in_the_pipeline_of_another_twin_are_told(
+        self,
+        tmp_path: Path,
+        variant: Compose,
+        name: str,
+        shapes: dict[str, list[int]],
+        base: str,
+        said: str | None,
+    ) -> None:
+        """Encoders and VAE are the same, and so the folder of either has them; it says how images are drawn, too."""
+        usual = variant("workload.steps=4", "workload.guidance_scale=1")
+        folder = str(shutil.copytree(ARCHITECTURES / base, tmp_path / "mine"))
+        file = str(file_of(tmp_path, name, shapes))
+        model = Model("folder", "path", path=file, base=folder)
+        remarks = remarks_on_model(replace(usual, model=model))
+        assert [str(said) in line for line in remarks] == [True] * (said is not None)
 
     def test_say_what_they_are_taken_for_where_nothing_tells(
         self, tmp_path: Path

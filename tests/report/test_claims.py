@@ -35,7 +35,7 @@ from sdopt.report.markdown import markdown_page, written
 from sdopt.report.page.sections import study_page
 from sdopt.report.tables import to_csv
 from sdopt.report.verdicts import summary_markdown
-from sdopt.schema import Model
+from sdopt.schema import Gate, Model
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import floor_range
@@ -659,6 +659,20 @@ def test_a_baseline_of_broken_images_is_neither_kept_nor_gained_on() -> None:
     result.variants = [row for row in result.variants if row.name != OPTIONS[1]]
     result.comparisons = result.comparisons[:1]
     assert "Keep the baseline" not in summary_of(result).sentence
+
+
+def test_a_terminal_says_which_images_are_broken_where_no_gate_judged() -> None:
+    result = measured()
+    result.config = replace(result.config, gate=Gate())
+    broken = result.variant(OPTIONS[0])
+    broken.trips = [BrokenImage("black", broken.images[0].path, "all are 0")]
+    said = shown(summary_of(result))
+    assert f"{OPTIONS[0]}: 1 of {len(broken.images)} images are broken: black" in said
+    assert "images (not judged)" not in said
+    assert "The other images were not judged" in said
+    result.variants = [row for row in result.variants if row.name != OPTIONS[1]]
+    result.comparisons = result.comparisons[:1]
+    assert not any("images were not" in note for note in summary_of(result).notes)
 
 
 def test_a_gate_that_has_not_judged_yet_is_not_asked_for() -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import get_args
@@ -205,6 +206,7 @@ def planned(state: str, likely_gib: float) -> Prediction:
         data_sheets()["rtx4090"],
         Shape(512, 1),
         1,
+        25,
         Footprint(likely_gib - 1, likely_gib),
         state,
         reason="needs more" if state == "refused" else "",
@@ -223,8 +225,12 @@ def test_in_a_plan_which_gives_no_verdict_on_an_option() -> None:
     fits = {row[table.headings.index("fits?")] for row in table.rows}
     assert fits == {"fits", "tight", "does not fit"}
     assert not fits & (SCALE | FACTS)
-    for text in (*map(text_of, predictions), *remarks(predictions, "sdopt run")):
+    said = [*remarks(predictions, "sdopt run")]
+    for text in (*map(text_of, predictions), *said):
         assert not OTHERS.search(text), text
+    assert "one call: 512×512, batch 1, 25 steps" in said
+    predictions[0] = replace(predictions[0], steps=50)
+    assert "512×512, batch 1, 50 steps" in plan_table(predictions).rows[0]
 
 
 def test_a_plan_begins_with_a_sentence_without_statistics() -> None:

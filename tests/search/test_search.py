@@ -42,6 +42,7 @@ from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.statistics.comparing import compare
 from sdopt.study.fingerprint import of_model
 from sdopt.study.plan import describe_environment
+from sdopt.worker.machine import Machine
 from tests.command import SMALL, Finished, refused, sdopt
 from tests.fakes import Fakes, failing, fake_study, fake_workers
 from tests.pipelines.test_hub import in_cache, offline
@@ -338,6 +339,26 @@ def test_a_dry_run_shows_the_space_and_what_it_takes_and_leaves_nothing(
     assert "channels_last, contiguous" in dry.shown
     assert "seconds on this machine" in dry.shown
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_for_a_card_that_is_not_there_shows_what_it_would_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def foretell(_variants: object, machine: Machine, _context: object) -> Foreseen:
+        asked.append(machine.device.name)
+        return Foreseen(None, [])
+
+    monkeypatch.setattr("sdopt.search.command.foreseen", foretell)
+    dry = sdopt(
+        tmp_path,
+        *("search", "search.groups=[layout]", "hardware=rtx4090"),
+        *("dry_run=true", "tracking=none"),
+    )
+    assert dry.code == 0
+    assert "channels_last, contiguous" in dry.shown
+    assert asked == ["NVIDIA GeForce RTX 4090"]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,9 @@ _SEEDS = ("noise_seed", "seed", "value")
 _PARTS = ("sigmas", "guider", "noise", "sampler")
 """Inputs of `SamplerCustomAdvanced` and its like, whose nodes hold what `KSampler` holds itself."""
 
+_UNGUIDED = "BasicGuider"
+"""A part that calls the model once a step, and so has no scale."""
+
 _LATENTS = ("samples", "latent_image", "latent", "pixels", "image")
 
 _MODELS = ("ckpt_name", "unet_name", "model_name", "base_ckpt_name")
@@ -118,8 +121,11 @@ class _Graph:
         """Returns the first of the inputs that a node has, which counts as read; None if it has none."""
         for name in names:
             if name in inputs:
-                self.read.add((id(inputs), name))
-                return inputs[name]
+                value = inputs[name]
+                # A file, at which the way to the size of the latents ends, is no size.
+                if name not in _LATENTS or self.source(value) is not None:
+                    self.read.add((id(inputs), name))
+                return value
         return None
 
     def upstream(self, inputs: Inputs, through: Sequence[str] = ()) -> Iterator[Inputs]:
@@ -161,6 +167,8 @@ class _Graph:
         }
         for setting, names in _PLAIN.items():
             facts[setting] = self.first_value(parts, names, (*names, "value"))
+        if any(self.kinds.get(id(inputs)) == _UNGUIDED for inputs in parts):
+            facts["cfg"] = 1
         latents = self.first_value(parts, ("latent_image", "latent"), ())
         for side in ("width", "height"):
             facts[side] = self.follow(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from sdopt.apps.exchange.pictures import unread_below
 from sdopt.apps.exchange.study import GivenFolder, import_study, judgeable
 from sdopt.conclusion import Conclusion
 from sdopt.config.composer import composer_of, with_gate
@@ -15,6 +16,7 @@ from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult, now
 from sdopt.report.sweep import exit_code
 from sdopt.schema import THRESHOLDS
+from sdopt.statistics.answer_notes import copy_notes
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.summary import summary_of
 from sdopt.study.plan import describe_environment
@@ -78,6 +80,7 @@ def judge_folders(
         raise UnavailableError(
             f"{folder}: {error.strerror}; choose another folder with --output"
         ) from error
+    print_problems(unread_below(given.folders))
     _fit_rules(result)
     require_quality(result.config.quality, result.config.gate, result.config.model)
     compare(result)
@@ -106,6 +109,7 @@ def calibrate_folders(
     result = import_study(
         GivenFolder(first, [], other_noise=second), config, environment, now(), folder
     )
+    print_problems(copy_notes(result))
     require_quality(result.config.quality, result.config.gate, result.config.model)
     Conclusion(result.config, folder, context).evaluate(
         result, machine.device.torch_name

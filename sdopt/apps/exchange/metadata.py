@@ -21,6 +21,7 @@ from sdopt.apps.exchange.hidden import hidden_text
 from sdopt.apps.exchange.settings import (
     number_or_word,
     others_of,
+    others_of_calls,
     plain_key,
     settings_of,
 )
@@ -115,15 +116,28 @@ def origin_from(program: str, values: Mapping[str, Any]) -> Origin:
         program,
         prompt if isinstance(prompt, str) else None,
         negative.strip() if isinstance(negative, str) else "",
-        _whole(_first(named, ("seed", "noiseseed"))),
+        _whole(_first(named, _SEEDS)),
         settings,
-        {} if program in _OF_ANYTHING else others_of(values),
+        _others_of(program, values),
         str(_first(named, ("version", "appversion", "swarmversion")) or ""),
     )
 
 
-_OF_ANYTHING = ("", "table", "JSON", "ComfyUI", "Tensor.Art", "sdopt")
-"""Where values have no names of a program's own, or hold scores, times and paths."""
+_SEEDS = ("seed", "noiseseed", "generatorseed", "manualseed", "randomseed")
+"""What a seed is called; the latter ones by scripts."""
+
+
+def _others_of(program: str, values: Mapping[str, Any]) -> dict[str, str]:
+    if program in _OF_ANYTHING:
+        return {}
+    return others_of_calls(values) if program in _OF_SCRIPTS else others_of(values)
+
+
+_OF_ANYTHING = ("ComfyUI", "Tensor.Art", "sdopt")
+"""Where values have no names of a program's own."""
+
+_OF_SCRIPTS = ("", "table", "JSON")
+"""Where values hold scores, times and paths, too."""
 
 
 def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> Any:
@@ -404,6 +418,11 @@ def _is_node(node: Any) -> bool:
 _LAST_LINE = re.compile(r"(?s)(.*(?:^|\n))\s*(Steps: \d.*)")
 """Prompts, and then settings on the last line that begins as they do: prompts may hold such words, too."""
 
+_ONE_LINE = re.compile(
+    r"(?s)(.*\S)\s+(Steps: \d+, (?:Sampler|Schedule type|CFG scale|Seed|Size): .*)"
+)
+"""The same in one line, as it is where line breaks were lost on the way."""
+
 _ENTRY = re.compile(
     r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|\{[^{}]*\}|\[\{.*?\}\]|[^,]*)(?:,|$)'
 )
@@ -416,10 +435,14 @@ _SETTINGS = re.compile(r", (?:Seed|Sampler): ")
 def _web_ui(texts: Texts) -> Origin | None:
     """Reads A1111's web UI, its forks, and the many that write as it does."""
     for name in ("parameters", "usercomment", "comment", "description"):
-        parts = _LAST_LINE.match(texts.get(name, ""))
+        parts, between = _LAST_LINE.match(texts.get(name, "")), "\n"
+        if parts is None:
+            parts, between = _ONE_LINE.match(texts.get(name, "")), " "
         if parts is None or not _SETTINGS.search(parts[2]):
             continue
-        prompt, _, negative = f"\n{parts[1]}".partition("\nNegative prompt:")
+        prompt, _, negative = f"{between}{parts[1]}".partition(
+            f"{between}Negative prompt:"
+        )
         entries: dict[str, str] = {}
         # What the tab "Extras" has done to the finished image.
         further = texts.get("postprocessing") or texts.get("extras", "")
@@ -470,7 +493,13 @@ def _fork(entries: Mapping[str, str]) -> str:
         return app
     if "fooocus" in version.lower():
         return "Fooocus"
+    if version.startswith(_CPP):
+        return _CPP
     return "Forge" if re.match(r"f\d", version) else "A1111"
+
+
+_CPP = "stable-diffusion.cpp"
+"""How versions begin of the program of this name."""
 
 
 def _comfyui(texts: Texts) -> Origin | None:

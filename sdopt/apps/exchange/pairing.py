@@ -194,6 +194,7 @@ _TELL_LORAS = (
     "Fooocus",
     "Draw Things",
     "mflux",
+    "stable-diffusion.cpp",
 )
 """Programs that name each LoRA, so that images of which they name none have none."""
 

@@ -8,7 +8,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -267,6 +267,30 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
     return pictures
 
 
+def unread_below(folders: Sequence[Path]) -> Iterator[str]:
+    """Yields a line for each of some folders within which further folders hold images, which are not read."""
+    given = {folder.resolve() for folder in folders}
+    for folder in folders:
+        counts: dict[str, int] = {}
+        for below in sorted(folder.iterdir()):
+            if below.name.startswith(".") or below.resolve() in given:
+                continue
+            count = _images_in(below)
+            if count:
+                counts[below.name] = count
+        if counts:
+            named = ", ".join([*counts][:3]) + (", …" if len(counts) > 3 else "")
+            yield f"{folder}: {sum(counts.values())} images in its folders ({named}) are not read"
+
+
+def _images_in(folder: Path) -> int:
+    try:
+        names = [file.suffix.lower() for file in folder.iterdir()]
+    except OSError:  # no folder, or another user's
+        return 0
+    return sum(suffix in SUFFIXES for suffix in names)
+
+
 def _table_in(folder: Path) -> tuple[Path | None, list[ImportedRow]]:
     """Returns the table beside a folder's images, and its rows; none without one. Raises UsageError as `read_table`."""
     for name in _TABLES:
@@ -319,7 +343,7 @@ def _as_it_says(
 
 def _as_listed(origin: Origin, listed: Origin) -> Origin:
     """Returns what is known of an image that a table lists; its own seed is told beside the table's."""
-    others = dict(origin.others)
+    others = {**origin.others, **listed.others}
     if None not in (origin.seed, listed.seed):
         others["seed in the image"] = str(origin.seed)
     return Origin(

@@ -187,6 +187,7 @@ SETTINGS = (
         "distilled guidance",
         ("distilledcfgscale", "distilledguidance", "fluxguidance", "fluxguidancescale"),
         number_or_word,
+        default="none",
     ),
     Setting(
         "guidance rescale",
@@ -194,7 +195,9 @@ SETTINGS = (
         number_or_word,
         default="0",
     ),
-    Setting("shift", ("shift", "sigmashift", "fluxshift"), number_or_word),
+    Setting(
+        "shift", ("shift", "sigmashift", "fluxshift"), number_or_word, default="none"
+    ),
     Setting("eta", ("eta", "etaddim"), number_or_word, default="none"),
     Setting("size", ("size", "resolution"), _size),
     Setting("model", _MODELS, _weights),
@@ -211,6 +214,7 @@ SETTINGS = (
             "initimagecreativity",
         ),
         number_or_word,
+        default="1",
     ),
     Setting(
         "VAE",
@@ -342,6 +346,19 @@ _NOT_OF_IMAGES = frozenset((
 ))  # fmt: skip
 """What tells of a file, a queue or a person; and what is read by other means."""
 
+_OF_CALLS = frozenset((
+    "truecfgscale", "guidancescale2", "imageguidancescale", "priorguidancescale", "priornuminferencesteps", "pagscale",
+    "pagadaptivescale", "skipguidancelayers", "skiplayerguidancescale", "skiplayerguidancestart",
+    "skiplayerguidancestop", "cfgnormalization", "cfgtruncation", "cfgtruncratio", "sigmas", "denoisingstart",
+    "denoisingend", "prompt2", "prompt3", "prompt4", "negativeprompt2", "negativeprompt3", "negativeprompt4",
+    "systemprompt", "complexhumaninstruction", "cleancaption", "originalsize", "targetsize", "cropscoordstopleft",
+    "negativeoriginalsize", "negativetargetsize", "negativecropscoordstopleft", "aestheticscore",
+    "negativeaestheticscore", "controlnetconditioningscale", "controlguidancestart", "controlguidanceend",
+    "controlmode", "guessmode", "ipadapterscale", "lorascale", "crossattentionkwargs", "jointattentionkwargs",
+    "attentionkwargs", "paddingmaskcrop", "noiselevel", "originalinferencesteps", "useresolutionbinning",
+))  # fmt: skip
+"""Arguments of calls of diffusers' pipelines beyond `SETTINGS`, as scripts write them down."""
+
 _OPTIONS = re.compile(
     r"tokenmerging|ngms|skipearlycfg|padconds|fp8|fp16|bf16|lowbits|hypertile|dtype|quanti|compile|"
     r"attention(?!scale|guidance)|teacache|cache|tiled|offload|backend|precision"
@@ -358,10 +375,13 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
     Where something is off, empty or 0, programs leave it out as well.
     """
     others: dict[str, str] = {}
+    settings = settings_of(values)
     for key, value in values.items():
         plain = plain_key(key)
-        known = plain in _BY_KEY or plain in _NOT_OF_IMAGES or plain.endswith("version")
-        if not plain or known or _OPTIONS.search(plain):
+        known = plain in _NOT_OF_IMAGES or plain.endswith("version")
+        known = known or _is_told(plain, value, settings)
+        option = _OPTIONS.search(plain) and plain not in _OF_CALLS
+        if not plain or known or option:
             continue
         text = (
             number_or_word(value)
@@ -372,6 +392,27 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
             shown = text if len(text) <= _LONGEST else shortened(text)
             others[" ".join(str(key).split())] = shown
     return others
+
+
+def _is_told(plain: str, value: Any, settings: Mapping[str, str]) -> bool:
+    """Returns whether a value is that of a setting: of two values under names of one setting, the first is."""
+    setting = _BY_KEY.get(plain)
+    if setting is None:
+        return False
+    # Beside a scale, guidance is the distilled one.
+    return plain == "guidance" or settings.get(setting.name) in (
+        None,
+        setting.alike(value),
+    )
+
+
+def others_of_calls(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns of `others_of` the arguments of diffusers' calls alone: tables and scripts list scores and times, too."""
+    return {
+        name: text
+        for name, text in others_of(values).items()
+        if plain_key(name) in _OF_CALLS
+    }
 
 
 def shortened(text: str) -> str:

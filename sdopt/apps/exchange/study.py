@@ -96,6 +96,11 @@ class GivenFolder:
     other_noise: Path | None = None
     changes: Sequence[str] = ()
 
+    @property
+    def folders(self) -> list[Path]:
+        """All folders that are compared."""
+        return [self.baseline, *self.candidates, *filter(None, [self.again])]
+
 
 def import_study(
     given: GivenFolder,
@@ -109,8 +114,7 @@ def import_study(
     Raises:
         UsageError: folders, images or tables do not fit together.
     """
-    given_folders = [given.baseline, *given.candidates, *filter(None, [given.again])]
-    if twice := repeated(folder.resolve() for folder in given_folders):
+    if twice := repeated(folder.resolve() for folder in given.folders):
         raise UsageError(f"{twice}: is given twice; name each folder once")
     first = read_folder(given.baseline)
     sides = [_Side(BASELINE, given.baseline, first, _times(given.baseline))]
@@ -290,13 +294,16 @@ def _times(folder: Path) -> list[ImportedRow]:
 
 
 _AMOUNTS = frozenset(
-    ("batch", "batchsize", "images", "imagespercall", "n", "numimages")
+    (
+        *("batch", "batchsize", "images", "imagespercall", "n", "numimages"),
+        *("imagesperprompt", "numimagesperprompt"),
+    )
 )
 """Columns of a table of times that tell how many images a call made: one, where nothing is said."""
 
 _OF_TIMES = _AMOUNTS | {
     "device", "devicememorygib", "gpu", "card", "host", "hostname", "machine", "cpu", "threads", "driver", "cuda",
-    "torch", "pytorch",
+    "torch", "pytorch", "width", "height", "gpus", "numgpus", "gpucount", "concurrency",
 }  # fmt: skip
 """Columns of a table of times that tell where calls ran, and how many images each made."""
 

@@ -84,7 +84,11 @@ def _comment(value: Any) -> str:
 
 
 def _of_xmp(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the user comment of XMP, as Draw Things writes it."""
+    """Yields the description of XMP, and its user comment, as Draw Things writes it."""
+    description = re.search(r"(?s)<dc:description>(.*?)</dc:description>", text)
+    if description:
+        plain = re.sub(r"<[^>]*>", "", description[1])
+        yield "description", html.unescape(plain).strip()
     comment = re.search(r"(?s)<exif:UserComment>(.*?)</exif:UserComment>", text)
     if comment:
         yield "usercomment", html.unescape(re.sub(r"<[^>]*>", "", comment[1])).strip()

@@ -362,10 +362,12 @@ def labels(
     """
     kind = "fp16" if software.precision == "bf16" else software.precision
     new = () if seen else (f"{NEW}{software.application}",)
+    blocks = (software.name,) if software.is_transformer else ()
     return (
         ALL,
         state,
         software.application,
+        *blocks,
         kind,
         *([generation] if generation else []),
         *([] if common else [UNCOMMON]),

@@ -435,6 +435,10 @@ def _bytes_moved(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, T
         )
         others |= {"blocks_fused": 1.0} if software.compiled else {}
     unpacking = _NOTHING
+    # Stacked memory is as far from its peak in these kernels as in others.
+    unpacked: Terms = {"bandwidth": -1.0} | (
+        {"blocks_between_stacked": 1.0} if sheet.chip in _STACKED else {}
+    )
     if blocks and software.stored:
         name = f"unpack_{'compiled' if software.compiled else 'eager'}"
         rescaled = (
@@ -442,13 +446,13 @@ def _bytes_moved(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, T
         )
         unpacking = (
             math.log(max(costs.stored + rescaled, 1.0) * a_byte),
-            {"bandwidth": -1.0, name: 1.0},
+            unpacked | {name: 1.0},
         )
     elif blocks and software.types[1] in EIGHT_BITS and not software.compiled:
         numbers = max(costs.moved - costs.between, 1.0)
         unpacking = (
             math.log(numbers * a_byte),
-            {"bandwidth": -1.0, "quantize_eager": 1.0},
+            unpacked | {"quantize_eager": 1.0},
         )
     return [(within, products), (between, others), unpacking]
 
@@ -484,7 +488,8 @@ def _rate(
     )
     if half is None:
         # Half precision is slow or overflows on these: programs compute in float32.
-        slow = generation in ("pascal", "turing_gtx") and sheet.chip not in _STACKED
+        # PyTorch adds up in float32, for which a P100's units for pairs of halves are of no use.
+        slow = generation in ("pascal", "turing_gtx")
         whole = kind in ("fp32", "tf32") or slow or sheet.vector.fp16 is None
         return _VECTOR_SHARE * (
             vector if whole else float(sheet.vector.fp16 or 1.0)
@@ -520,7 +525,8 @@ def _rate_of_tokens(sheet: Sheet, name: str, kind: str) -> tuple[float, Terms]:
     if kind in EIGHT_BITS:
         peak = float(sheet.peak(kind) or sheet.peak("int8") or half)
     watts = float(sheet.power_w or _WATTS * half) / half
-    return peak, {
+    is_desktop = sheet.half_accumulation is not None and "Laptop" not in sheet.name
+    return peak * (_BOOST if is_desktop else 1.0), {
         f"generation_{generation_of(sheet)}": 1.0,
         f"blocks_{name}": 1.0,
         f"blocks_{name}_power": math.log(min(watts, _ENOUGH_WATTS) / _WATTS),
@@ -529,6 +535,9 @@ def _rate_of_tokens(sheet: Sheet, name: str, kind: str) -> tuple[float, Terms]:
 
 _WATTS = 1.28
 """Watts per TFLOP/s in half precision of an A100, at which `blocks_gemm` and `blocks_attn` are shares of the peak."""
+
+_BOOST = 1.08
+"""How far GeForce cards of desktops clock above the boost of their data sheets, to which the peak rates are stated."""
 
 _ENOUGH_WATTS = 2.4
 """Watts per TFLOP/s from which on products are held down by nothing but their own rate."""

@@ -31,6 +31,7 @@ _KINDS = {
     "nvl": "nvl",
     "sxm": r"sxm\d?",
     "sff": "sff",
+    "3e": "3e",  # an H20 with more and faster memory
     "quadro": "quadro(?= rtx)",  # of Turing: an RTX 4000 without it is a later card
 }
 
@@ -48,10 +49,12 @@ _CLOUDS = {
     r"g6(?:\.|$| )|g2 standard": "l4",
     r"g6e": "l40s",
     r"p3(?:\.|$| )": "v100",
-    r"p4de|a2 ultragpu|nc\d*ads a100": "a100_80",
-    r"p4d(?:\.|$| )|a2 (?:high|mega)gpu": "a100_40",
-    r"p5(?:\.|$| )|a3 (?:high|mega)gpu": "h100",
-    r"p5en?(?:\.|$| )|a3 ultragpu": "h200",
+    r"p4de|a2 ultragpu|nd\d*amsr a100": "a100_80",
+    r"nc\d*ads a100": "a100_80_pcie",
+    r"p4d(?:\.|$| )|a2 (?:high|mega)gpu|nd\d*asr a100": "a100_40",
+    r"p5(?:\.|$| )|a3 (?:high|mega)gpu|nd\d*isr h100": "h100",
+    r"nc\d*ads h100": "h100_nvl",
+    r"p5en?(?:\.|$| )|a3 ultragpu|nd\d*isr h200": "h200",
     r"a4 highgpu|p6 b200": "b200",
     r"nv(?:36|72)\w* a10": "a10",
 }
@@ -304,7 +307,8 @@ def other_memory_kind(option: str, sheet: Sheet) -> str:
 
 
 _SEVERAL = re.compile(
-    r"\b(?:[2-9]|1\d) ?x ?(?!large)(?=[a-z])|\bx ?[2-9]\b|\b(?:two|dual|four|quad|eight)\b"
+    r"\b(?:[2-9]|1\d) ?x ?(?=nvidia|geforce|tesla|amd|radeon|[rg]tx|rx|(?:mi|[abhlptv]) ?\d)|\bx ?[2-9]\b"
+    r"|\b(?:two|dual|four|quad|eight)\b"
 )
 
 _OUTSIDE = re.compile(r"\be ?gpu\b|\bexternal\b|\bthunderbolt\b|\busb ?4\b|\boculink\b")

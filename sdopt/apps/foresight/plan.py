@@ -104,6 +104,7 @@ class Prediction:
     Attributes:
         card: the name in `hardware=`.
         images: of a call.
+        steps: of a call, as they are asked for.
         memory: of a call; told where the time is refused, too.
         state: `known`, `extrapolated` or `refused`.
         reason: why a time is refused; "" if there is one.
@@ -120,6 +121,7 @@ class Prediction:
     sheet: Sheet
     shape: Shape
     images: int
+    steps: int
     memory: Footprint
     state: str
     reason: str = ""
@@ -130,6 +132,15 @@ class Prediction:
     evidence: str = ""
     price: float | None = None
     warning: str = ""
+
+    @property
+    def work(self) -> str:
+        """What a call makes, and in how many steps."""
+        several = self.images != self.shape.batch_size
+        images = f", {self.images} images" if several else ""
+        return (
+            f"{self.shape}{images}, {self.steps} step{'' if self.steps == 1 else 's'}"
+        )
 
     @property
     def fits(self) -> str:
@@ -150,6 +161,7 @@ class Prediction:
             "size": self.shape.size,
             "batch_size": self.shape.batch_size,
             "images": self.images,
+            "steps": self.steps,
             "state": self.state,
             "seconds": self.seconds,
             "low": self.low,
@@ -215,8 +227,10 @@ def _prediction(
         builds_of(sheet, torch),
     ]
     warning = "; ".join(filter(None, faults))
+    steps = variant.workload.steps
     made = Prediction(
-        variant.name, card, sheet, shape, images, memory, REFUSED, warning=warning
+        *(variant.name, card, sheet, shape, images, steps, memory, REFUSED),
+        warning=warning,
     )
     conflicts = variant.conflicts(device_of(sheet))
     software = conflicts[0] if conflicts else software_of(variant, torch)

@@ -23,8 +23,8 @@ TIE = 0.75
 def plan_table(predictions: Sequence[Prediction]) -> Table:
     """Returns a row per prediction."""
     several = len({each.variant for each in predictions}) > 1
-    shapes = len({each.shape for each in predictions}) > 1
-    headings = ["card", "variant", "shape", "one call", "memory", "fits?"]
+    works = len({each.work for each in predictions}) > 1
+    headings = ["card", "variant", "call of", "one call", "memory", "fits?"]
     headings += ["per 1,000 images", "mostly"]
     rows = []
     for each in predictions:
@@ -34,7 +34,7 @@ def plan_table(predictions: Sequence[Prediction]) -> Table:
             [
                 each.card,
                 each.variant if several else "",
-                str(each.shape) if shapes else "",
+                each.work if works else "",
                 "—" if math.isnan(each.seconds) else seconds_text(interval),
                 f"{memory.floor:.1f} to {memory.likely:.1f} of {each.sheet.memory_gib:.1f} GiB",
                 each.fits,
@@ -88,6 +88,9 @@ def _how_to_read(predictions: Sequence[Prediction]) -> Iterator[str]:
     for each in predictions:
         if each.state != REFUSED:
             rests.setdefault(f"{each.state}: {each.evidence}", []).append(each.card)
+    works = {each.work for each in predictions}
+    if len(works) == 1:
+        yield f"one call: {works.pop()}"
     if rests:
         yield "in brackets: four in five such calls take between these (80 % interval)"
     yield "memory: what it needs at least, what it likely takes, and what the card has"

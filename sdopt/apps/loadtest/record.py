@@ -332,11 +332,14 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
                 f"{row.name} answers with links: an image counts once it is fetched, which takes {mean_s:.3g} s of its "
                 "latency"
             )
+        images = sum(
+            window.requests - window.rejected - window.errors for window in windows
+        )
+        cut = sum(window.cut for window in windows)
+        if cut:
+            yield f"{row.name}: {cut} of {images} images end before they are whole, and count as images all the same"
         repeated = sum(window.repeated for window in windows)
         if repeated:
-            images = sum(
-                window.requests - window.rejected - window.errors for window in windows
-            )
             why = (
                 "though each request has a seed of its own: it ignores seeds, answers from a cache, which generates "
                 "nothing, or returns an empty picture"

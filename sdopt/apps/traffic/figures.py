@@ -60,6 +60,8 @@ class Window:
     """Images of one answer at most; an answer counts as one image."""
     why: str = ""
     """Why the first of `errors` got no image; "" without any."""
+    cut: int = 0
+    """Images that end before they are whole; they count as images."""
 
 
 def window_of(
@@ -108,6 +110,7 @@ def window_of(
         sizes=sorted({each.size for each in served if each.size}),
         most_images=max((each.images for each in served), default=1),
         why=f"status {failed[0].status}: {failed[0].said}" if failed else "",
+        cut=sum(each.cut for each in served),
     )
 
 

@@ -37,6 +37,8 @@ _BEGIN_ENCODED = 12
 """Characters of base64 that hold the bytes by which a file is known."""
 _HEADER_ENCODED = 2**16
 """Characters of base64 that are decoded for the size of an image; a multiple of 4."""
+_END = 2**10
+"""Bytes at the end of a file among which its last mark is looked for: some programs write a little after it."""
 _TOLD = ("batch_size", "queue_s", "compute_s")
 """What sdopt's servers tell of an image; others may mean something else by it."""
 _AHEAD_S = 0.2
@@ -85,6 +87,8 @@ class Sent:
     """Width and height of the image, as in `512x768`; "" where its header does not say."""
     images: int = 0
     """Images of the answer, of which the first one is looked at; entries without one do not count."""
+    cut: bool = False
+    """Whether the image begins as one, and ends before it is whole."""
 
     @property
     def latency_s(self) -> float:
@@ -171,7 +175,7 @@ async def _send(
     start_s: float,
 ) -> Sent:
     sent_s = time.perf_counter() - start_s
-    link_s, digest, size = None, None, ""
+    link_s, digest, size, cut = None, None, "", False
     try:
         # Elsewhere a key would be read by another.
         async with session.post(url, json=body, allow_redirects=False) as answer:
@@ -191,9 +195,12 @@ async def _send(
             done_s = time.perf_counter() - start_s
             link_s = done_s - answered_s
             digest, size = zlib.crc32(file), _size_of(file)
+            cut = _is_cut(file, file[-_END:], len(file))
         elif there:
             encoded = str(image["b64_json"])
-            there = _is_image(_decoded(encoded, _BEGIN_ENCODED))
+            begin = _decoded(encoded, _BEGIN_ENCODED)
+            there = _is_image(begin)
+            cut = _is_cut(begin, *_end_of(encoded))
             digest, size = (
                 zlib.crc32(encoded.encode()),
                 _size_of(_decoded(encoded, _HEADER_ENCODED)),
@@ -226,6 +233,7 @@ async def _send(
         digest=digest,
         size=size,
         images=sum(1 for one in images if one.get("b64_json") or one.get("url")),
+        cut=cut,
     )
 
 
@@ -249,6 +257,27 @@ def _decoded(encoded: str, characters: int) -> bytes:
         return base64.b64decode(encoded[:characters])
     except ValueError:
         return b""
+
+
+def _end_of(encoded: str) -> tuple[bytes, int]:
+    """Returns the end of a file in base64, and how many bytes the whole has at least."""
+    _, _, encoded = encoded.rpartition("base64,")
+    others = sum(encoded.count(sign) for sign in "=\r\n ")
+    written = len(encoded) - others
+    end = "".join(encoded[-2 * _END :].split()).rstrip("=")
+    end = end[(len(end) - written) % 4 :]
+    return _decoded(end + "=" * (-len(end) % 4), len(end) + 4), 3 * written // 4
+
+
+def _is_cut(begin: bytes | bytearray, end: bytes | bytearray, size: int) -> bool:
+    """Returns whether a file that begins as an image lacks its end; of AVIF nobody asks."""
+    if begin.startswith(b"\x89PNG"):
+        return b"IEND" not in end
+    if begin.startswith(b"\xff\xd8\xff"):
+        return b"\xff\xd9" not in end
+    if begin.startswith(b"RIFF"):
+        return size < 8 + int.from_bytes(begin[4:8], "little")
+    return False
 
 
 def _size_of(begins: bytes) -> str:

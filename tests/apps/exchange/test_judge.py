@@ -272,19 +272,24 @@ def test_what_plain_diffusers_drew_and_a_tenth_of_it_damaged(
 def test_a_calibration_of_two_folders_gives_margins(
     tmp_path: Path, judge: Judge
 ) -> None:
-    first, second = (
-        write(tmp_path / "a", pictures()),
-        write(tmp_path / "b", pictures(seed=1)),
-    )
+    folders = []
+    for name, images in (
+        ("a", pictures()),
+        ("b", pictures(seed=1)),
+        ("noisy", pictures(noise=30)),
+    ):
+        images[-1] = images[0]
+        folders.append(write(tmp_path / name, images))
+    first, second, noisy = folders
     plain = ("--output", "own.json", "quality.features=[]")
     made = sdopt(tmp_path, "calibrate", "--from", str(first), str(second), *plain)
     assert made.code == 0, made.shown
+    assert f"1 of {COUNT} images are copies of others in every folder" in made.err
     assert read_calibration(tmp_path / "own.json").metrics["colour_error"].mean > 0.01
     same = sdopt(tmp_path, "calibrate", "--from", str(first), str(first), *plain)
     assert same.code == 2
     assert "the same image" in same.err
     assert sdopt(tmp_path, "calibrate", "--from", str(first), str(second)).code == 2
-    noisy = write(tmp_path / "noisy", pictures(noise=30))
     assert judge(first, noisy, "gate.calibration=own.json").code == 1
 
 

@@ -1,6 +1,7 @@
 """What programs leave in images is read, in the form in which each of them writes it."""
 
 import gzip
+import html
 import json
 import struct
 import zlib
@@ -327,10 +328,23 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
     "A1111, hidden in the colours": (
         hidden(WEB_UI, "stealth_rgbcomp"), "A1111", ("a harbour, dusk", "fog", 42), WEB_UI_SETTINGS
     ),
+    "A1111, in a description of XMP": (
+        chunks({"XML:com.adobe.xmp": "<dc:description><rdf:Alt><rdf:li xml:lang='x-default'>"
+                f"{html.escape(WEB_UI)}</rdf:li></rdf:Alt></dc:description>"}),
+        "A1111",
+        ("a harbour, dusk", "fog", 42),
+        WEB_UI_SETTINGS,
+    ),
+    "A1111, in one line": (
+        chunks({"parameters": WEB_UI.replace("\n", " ")}),
+        "A1111",
+        ("a harbour, dusk", "fog", 42),
+        WEB_UI_SETTINGS,
+    ),
     "stable-diffusion.cpp, whose chunk is UTF-8": (
         plain_chunk("parameters", "ein Hafen in Köln\nSteps: 20, CFG scale: 7.0, Guidance: 3.5, Seed: 42, Size: 64x64, "
                     "Model: m, Version: stable-diffusion.cpp"),
-        "A1111",
+        "stable-diffusion.cpp",
         ("ein Hafen in Köln", "", 42),
         {"steps": "20", "guidance scale": "7", "distilled guidance": "3.5", "size": "64×64", "model": "m"},
     ),

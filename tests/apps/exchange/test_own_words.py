@@ -11,7 +11,12 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from sdopt.apps.exchange.pairing import other_settings
-from sdopt.apps.exchange.pictures import ImportedPicture, read_folder, read_table
+from sdopt.apps.exchange.pictures import (
+    ImportedPicture,
+    ImportedRow,
+    read_folder,
+    read_table,
+)
 from sdopt.apps.exchange.scores import export
 from sdopt.apps.exchange.study import _unlike_times
 from sdopt.errors import UsageError
@@ -148,6 +153,7 @@ def comfy(
     text: Chunks | None = None,
     then: Chunks | None = None,
     prefix: str = "a",
+    start: str = "",
 ) -> Chunks:
     graph: dict[str, Any] = {
         "1": node("CheckpointLoaderSimple", ckpt_name="m.safetensors"),
@@ -157,6 +163,10 @@ def comfy(
         "5": node("KSamplerAdvanced", noise_seed=42, steps=30, end_at_step=ends, model=["4", 0], positive=["2", 0],
                   negative=["3", 0]),
     }  # fmt: skip
+    if start:
+        graph["11"] = node("LoadImage", image=start)
+        graph["12"] = node("VAEEncode", pixels=["11", 0], vae=["1", 2])
+        graph["5"]["inputs"]["latent_image"] = ["12", 0]
     if second is not None:
         inputs = {"seed": 1, "steps": 12, "denoise": second, "model": ["4", 0]}
         inputs |= {"positive": ["2", 0], "negative": ["3", 0], "latent_image": ["5", 0]}
@@ -169,6 +179,20 @@ def comfy(
     return {"prompt": json.dumps(graph)}
 
 
+def guided(kind: str, **inputs: Any) -> Chunks:
+    """Returns a graph whose sampler is in parts, with a guider of a kind."""
+    graph: dict[str, Any] = json.loads(comfy()["prompt"])
+    graph["5"] = node("SamplerCustomAdvanced", noise=["13", 0], guider=["14", 0])
+    graph["13"] = node("RandomNoise", noise_seed=42)
+    graph["14"] = node(kind, model=["1", 0], **inputs)
+    return {"prompt": json.dumps(graph)}
+
+
+def script(**call: Any) -> Chunks:
+    values = {"prompt": "a harbour", "negative_prompt": "fog", "generator_seed": 42}
+    return {"metadata": json.dumps({**values, "num_inference_steps": 30, **call})}
+
+
 FREE_U = node("FreeU_V2", b1=1.3, b2=1.4, s1=0.9, s2=0.2, model=["1", 0])
 
 UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
@@ -176,6 +200,18 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         web_ui("Version: v1.9"),
         web_ui("Face restoration: CodeFormer, Version: v1.9"),
         "Face restoration codeformer (baseline none)",
+    ),
+    "A1111, from an image": (
+        web_ui("Version: v1.9"),
+        web_ui("Denoising strength: 0.6, Version: v1.9"),
+        "denoising strength 0.6 (baseline 1)",
+    ),
+    "A1111, noise that ends at zero": (
+        web_ui("Schedule type: Karras, Version: v1.9"),
+        web_ui(
+            "Schedule type: Karras, Noise Schedule: Zero Terminal SNR, Version: v1.9"
+        ),
+        "Noise Schedule zero terminal snr (baseline none)",
     ),
     "A1111, faces restored afterwards": (
         web_ui("Version: v1.9"),
@@ -307,6 +343,47 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         mflux(lora_paths=["a/ships.safetensors"], lora_scales=[0.5]),
         "LoRA ships:0.5 (baseline ships:1)",
     ),
+    "a script, guidance that is computed": (
+        script(true_cfg_scale=4.0),
+        script(true_cfg_scale=1.0),
+        "true_cfg_scale 1 (baseline 4)",
+    ),
+    "a script, a weaker LoRA": (
+        script(),
+        script(cross_attention_kwargs={"scale": 0.5}),
+        'cross_attention_kwargs {"scale": 0.5} (baseline none)',
+    ),
+    "a script, a refiner that begins early": (
+        script(denoising_end=0.8),
+        script(denoising_end=0.5),
+        "denoising_end 0.5 (baseline 0.8)",
+    ),
+    "SwarmUI, a shift": (swarm(), swarm(sigmashift=3), "shift 3 (baseline none)"),
+    "SwarmUI, from an image": (
+        swarm(),
+        swarm(initimagecreativity=0.6),
+        "denoising strength 0.6 (baseline 1)",
+    ),
+    "ComfyUI, a shift": (
+        comfy(),
+        comfy(guide=node("ModelSamplingSD3", shift=6.0, model=["1", 0])),
+        "shift 6 (baseline none)",
+    ),
+    "ComfyUI, FLUX's guidance in one of both": (
+        comfy(),
+        comfy(text=flux(2.0, clip_l="")),
+        "distilled guidance 2 (baseline none)",
+    ),
+    "ComfyUI, another starting image": (
+        comfy(start="a.png"),
+        comfy(start="b.png"),
+        "LoadImage image=b.png (baseline image=a.png)",
+    ),
+    "stable-diffusion.cpp, fewer layers for guidance": (
+        web_ui("Version: stable-diffusion.cpp"),
+        web_ui("Skip layer guidance: 2.5, Version: stable-diffusion.cpp"),
+        "Skip layer guidance 2.5 (baseline none)",
+    ),
     "SwarmUI, FreeU": (
         swarm(freeublockone=1.1),
         swarm(),
@@ -434,6 +511,14 @@ def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
     assert other_settings(first, again) == []
 
 
+def test_a_guider_without_a_scale_does_not_guide(tmp_path: Path) -> None:
+    plain_guider = guided("BasicGuider", conditioning=["2", 0])
+    with_scale = guided("CFGGuider", positive=["2", 0], negative=["3", 0], cfg=3.5)
+    first, second = pictures(tmp_path, plain_guider, with_scale)
+    assert other_settings(first, second) == ["guidance scale 3.5 (baseline 1)"]
+    assert other_settings(first, first) == []
+
+
 def test_of_two_samplers_in_a_graph_each_is_compared(tmp_path: Path) -> None:
     def beside(steps: int) -> Chunks:
         graph = json.loads(comfy()["prompt"])
@@ -530,6 +615,7 @@ def test_a_sampler_that_nobody_knows_is_compared(
             comfy(guide=node("PathchSageAttentionKJ", mode="auto", model=["1", 0])),
         ),
         (comfy(), comfy(prefix="b")),
+        (script(score=0.5, path="a"), script(score=0.7, path="b")),
         (tagged("<lora:ships:1>"), tagged("<lora:ships:te=1.0:unet=1>")),
         (web_ui("VAE: ft, Version: v1.9"), web_ui(FORGE)),
         (
@@ -549,6 +635,7 @@ def test_a_sampler_that_nobody_knows_is_compared(
         "an extension's version",
         *("two programs", "dates", "times of mflux", "ComfyUI, a compiler"),
         *("ComfyUI, another attention", "ComfyUI, what does not make the image"),
+        "a script's scores and paths",
         *("a weight that is named", "a VAE in a program that names it otherwise"),
         *("a LoRA in a node that is not known", "A1111 and ComfyUI without a LoRA"),
     ],
@@ -558,6 +645,37 @@ def test_options_times_and_versions_are_no_difference(
 ) -> None:
     first, second = pictures(tmp_path, one, other)
     assert other_settings(first, second) == []
+
+
+def test_arguments_of_calls_in_a_table_are_compared(tmp_path: Path) -> None:
+    folders = []
+    for scale in (4, 1):
+        folder = plain(tmp_path / str(scale))
+        rows = [
+            f"{file.name},{number},{scale},{number + scale}"
+            for number, file in enumerate(sorted(folder.glob("*.png")))
+        ]
+        header = "file,seed,true_cfg_scale,score"
+        (folder / "prompts.csv").write_text("\n".join([header, *rows]))
+        folders.append(read_folder(folder))
+    first, second = folders
+    assert other_settings(first, second) == ["true_cfg_scale 1 (baseline 4)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "before"),
+    [("num_images_per_prompt", "4", "1"), ("width", "1024", ""), ("gpus", "2", "")],
+)
+def test_what_a_call_makes_and_where_is_read_of_tables_of_times(
+    name: str, value: str, before: str
+) -> None:
+    def times(**more: str) -> list[ImportedRow]:
+        return [ImportedRow("times.csv:2", {"seconds": "1", **more})]
+
+    said = [f"times.csv: {name} {value} (baseline {before or 512})"]
+    first = times() if before else times(**{name: "512"})
+    assert _unlike_times(first, times(**{name: value}), ()) == said
+    assert _unlike_times(first, first, ()) == []
 
 
 def test_what_is_meant_is_named_as_the_program_names_it(tmp_path: Path) -> None:

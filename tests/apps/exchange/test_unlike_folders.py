@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from sdopt.apps.exchange.pictures import unread_below
 from sdopt.apps.exchange.settings import named_settings
 from sdopt.apps.exchange.study import GivenFolder, import_study
 from sdopt.contract import Contract
@@ -444,6 +445,15 @@ def test_a_document_that_lists_the_images_is_a_table(
 ) -> None:
     base, other = (listing(tmp_path / str(steps), steps, form) for steps in (30, 20))
     assert judged(base, other).candidates[0].unlike == said
+
+
+def test_images_in_further_folders_are_not_read_and_it_is_said(tmp_path: Path) -> None:
+    base = plain(tmp_path / "base")
+    other, _ = plain(base / "other"), plain(base / "hard")
+    (base / "notes").mkdir()
+    said = f"{base}: {COUNT} images in its folders (hard) are not read"
+    assert [*unread_below([base, other])] == [said]
+    assert [*unread_below([other])] == []
 
 
 class TestCopies:

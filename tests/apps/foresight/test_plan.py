@@ -20,7 +20,7 @@ from sdopt.apps.foresight.advice import Way, _numbers_for, what_fits
 from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.apps.foresight.cpu import device_of
 from sdopt.apps.foresight.forecast import expected
-from sdopt.apps.foresight.latency import Case
+from sdopt.apps.foresight.latency import Case, Costs
 from sdopt.apps.foresight.memory import Footprint, _stored, blueprint, steps_of
 from sdopt.apps.foresight.plan import (
     Prediction,
@@ -677,12 +677,12 @@ def test_what_was_foretold_is_kept_until_something_that_it_depends_on_changes(
         kept = json.dumps(asdict(rates)).encode()
         write_cached(cpu._rates_file(1, describe_cpu()), kept)
 
-    measure_rates(cpu.CpuRates(1e10, 1e10, 1e10, 1e10, 1e9, 1e-5))
+    measure_rates(cpu.CpuRates(1e10, 1e10, 1e10, 1e10, 1e9, 1e5))
     first = foretell()
     assert foretell() == first
     assert len(asked) == 1
     assert foretell("workload.steps=50").seconds > 1.5 * first.seconds
-    measure_rates(cpu.CpuRates(2e10, 2e10, 2e10, 2e10, 2e9, 5e-6))
+    measure_rates(cpu.CpuRates(2e10, 2e10, 2e10, 2e10, 2e9, 2e5))
     assert foretell().seconds < 0.75 * first.seconds
     assert len(asked) == 3
 
@@ -691,7 +691,7 @@ def test_rates_of_this_machine_are_kept_and_the_highest_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    rates = iter([cpu.CpuRates(1, 2, 3, 4, 5, 6), cpu.CpuRates(2, 1, 3, 5, 4, 6)])
+    rates = iter([cpu.CpuRates(1, 2, 3, 4, 5, 6), cpu.CpuRates(2, 1, 3, 5, 4, 7)])
     monkeypatch.setattr(cpu, "_measure", lambda: next(rates))
     measure = cpu.measure_machine.__wrapped__
     with composer_of(["tracking=none", "hardware.threads=1"]) as composer:
@@ -702,7 +702,12 @@ def test_rates_of_this_machine_are_kept_and_the_highest_count(
     with pytest.raises(UsageError, match="rates are not known yet"):
         expected([here], machine, multiprocessing.get_context("spawn"))
     measure(1)
-    assert measure(1) == cpu.known_machine(1) == cpu.CpuRates(2, 2, 3, 5, 5, 6)
+    measured = measure(1)
+    assert measured == cpu.known_machine(1) == cpu.CpuRates(2, 2, 3, 5, 5, 7)
+    # A rate that is higher makes each part of a call shorter, that of its operators too.
+    costs, slower = Costs(*[1.0] * 6), cpu.CpuRates(1, 2, 3, 4, 5, 6)
+    parts, before = (each.parts(costs, costs, 1.0) for each in (measured, slower))
+    assert (parts <= before).all()
     # With other instructions the machine is another one.
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert cpu.known_machine(1) is None

@@ -433,6 +433,14 @@ class TestTheAnswer:
             blocks_of(cached)
         )
 
+    def test_says_that_images_are_cut(self) -> None:
+        found = record([2.0])
+        assert "before they are whole" not in written(blocks_of(found))
+        [replicate] = found.rows[0].replicates
+        replicate.windows[1] = replace(replicate.windows[1], cut=7)
+        text = written(blocks_of(found))
+        assert "row 0: 7 of 200 images end before they are whole" in text
+
     def test_says_why_requests_failed(self) -> None:
         found = record([2.0])
         assert "failed" not in written(blocks_of(found))

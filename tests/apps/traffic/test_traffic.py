@@ -28,7 +28,14 @@ from sdopt.apps.traffic.figures import (
     wanted_share,
     window_of,
 )
-from sdopt.apps.traffic.generator import PATH, SendSchedule, Sent, generate
+from sdopt.apps.traffic.generator import (
+    PATH,
+    SendSchedule,
+    Sent,
+    _end_of,
+    _is_cut,
+    generate,
+)
 from sdopt.apps.traffic.twin import batched, highest_rate, unit_trace
 from sdopt.errors import UsageError
 
@@ -60,6 +67,8 @@ def picture(width: int, height: int) -> bytes:
 
 
 PICTURE = base64.b64encode(picture(64, 48)).decode()
+ODD["a cut image"] = {"b64_json": PICTURE[: len(PICTURE) // 2]}
+LINKS["a cut image inline"] = f"data:image/png;base64,{PICTURE[:-20]}"
 
 
 @pytest.fixture
@@ -321,6 +330,32 @@ class TestTheGenerator:
         assert (text.status, inline.status) == (0, 200)
         assert twice[0].digest == twice[1].digest != inline.digest
         assert window_of([inline, *twice], 1.0, 5.0, 5.0).repeated == 1
+
+    def test_an_image_that_ends_too_early_is_told(self, site: str) -> None:
+        prompts = ("a cut image", "a cut image inline", "another server", "a cookie")
+        bodies = [{"prompt": prompt} for prompt in prompts]
+        found = generate(SendSchedule(site + PATH, [0.0] * 4, bodies, timeout_s=5))
+        assert [(one.status, one.cut) for one in found] == [
+            (200, True),
+            (200, True),
+            (200, False),
+            (200, False),
+        ]
+        assert window_of(found, 1.0, 5.0, 5.0).cut == 2
+
+    @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+    @pytest.mark.parametrize("after", [b"", b"\0", b"\0\0"])
+    def test_the_end_of_an_image_is_found_however_it_is_encoded(
+        self, kind: str, after: bytes
+    ) -> None:
+        random = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+        Image.fromarray(random).save(stream := BytesIO(), kind)
+        whole = stream.getvalue() + after
+        for file, cut in ((whole, False), (whole[:-12], True)):
+            lines = base64.encodebytes(file).decode()
+            encoded = base64.b64encode(file).decode()
+            for text in (encoded, encoded.rstrip("="), lines, f"data:;base64,{lines}"):
+                assert _is_cut(file, *_end_of(text)) == cut
 
     def test_each_request_is_another_clients(self, site: str) -> None:
         """With a cookie, or on one connection, a load balancer would send all requests to one of its servers."""
