@@ -346,9 +346,11 @@ def test_a_dry_run_for_a_card_that_is_not_there_shows_what_it_would_try(
 ) -> None:
     asked: list[str] = []
 
-    def foretell(_variants: object, machine: Machine, _context: object) -> Foreseen:
+    def foretell(
+        _variants: object, machine: Machine, _context: object
+    ) -> tuple[None, list[str]]:
         asked.append(machine.device.name)
-        return Foreseen(None, [])
+        return None, []
 
     monkeypatch.setattr("sdopt.search.command.foreseen", foretell)
     dry = sdopt(
