@@ -94,7 +94,7 @@ def _section(group: str) -> Iterator[str]:
         "what it is",
         *(("images", "is for", "needs", "not with") if promises else ()),
     )
-    yield markdown(headings, [row[: len(headings)] for row in rows], []).rstrip()
+    yield markdown(headings, [row[: len(headings)] for row in rows]).rstrip()
     if group == "hardware":
         yield "\n".join(_card_rows())
     if isinstance(default, list):
@@ -112,7 +112,7 @@ def _section(group: str) -> Iterator[str]:
             )
             if issubclass(cls, Optimization | Design):
                 yield f"{users}: {inspect.getdoc(cls)}"
-            yield markdown(("key", "type", "default", "meaning"), found, []).rstrip()
+            yield markdown(("key", "type", "default", "meaning"), found).rstrip()
 
 
 def _card_rows() -> Iterator[str]:
@@ -158,7 +158,7 @@ def option_matrix() -> str:
         [
             f"# {MATRIX}",
             _ABOUT,
-            markdown(("option", "model", "task", *devices), rows, []).rstrip(),
+            markdown(("option", "model", "task", *devices), rows).rstrip(),
             numbered_notes,
         ]
         + [f"{_WRITTEN}\n"]

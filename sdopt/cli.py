@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields
-from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
 
@@ -101,10 +100,8 @@ def _run(arguments: list[str]) -> int:
             arguments[-1].removeprefix("-sc=").removeprefix("--shell-completion=")
         )
     if arguments[0] not in COMMANDS:
-        near = get_close_matches(arguments[0], COMMANDS, 1)
-        meant = f"did you mean {near[0]}? " if near else ""
         print(
-            f"sdopt: unknown command '{arguments[0]}'; {meant}choose one of {', '.join(COMMANDS)}",
+            f"sdopt: unknown command '{arguments[0]}'; choose one of {', '.join(COMMANDS)}",
             file=sys.stderr,
         )
         return 2

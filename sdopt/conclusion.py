@@ -136,18 +136,14 @@ class Conclusion:
         finally:
             write_at_last(result, self.folder)
 
-    def show_verdicts(self, summary: Summary) -> None:
-        """Appends the verdicts, if there are any, to what a page of CI shows."""
-        if summary.result.judgements:
-            append_step_summary(summary)
-
     def report(self, summary: Summary) -> dict[str, bytes] | None:
-        """Prints the answer and writes all reports to the run's folder.
+        """Prints the answer and writes all reports to the run's folder; a page of CI is shown the verdicts.
 
         Returns:
             the reports by their files; None if it is `brief`, and none was made.
         """
-        self.show_verdicts(summary)
+        if summary.result.judgements:
+            append_step_summary(summary)
         if self.brief:
             return None
         self.console.print()

@@ -44,13 +44,7 @@ from sdopt.preparation import (
 )
 from sdopt.quality.available import fetch_features
 from sdopt.quality.metrics import features_of
-from sdopt.record.files import (
-    parse_result,
-    read_result,
-    to_json,
-    write_at_last,
-    write_result,
-)
+from sdopt.record.files import read_result, write_at_last, write_result
 from sdopt.record.images import remarks_on_images
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
@@ -222,10 +216,9 @@ class Experiment:
         told: list[str] = []
         unknown = cost.seconds is None
         if machine.sheet is not None or (unknown and not machine.device.is_cuda):
-            found = foreseen(plan.variants, machine, self.context)
-            told = found.lines
-            if unknown and found.call_s is not None:
-                seconds = cost.calls_alone * found.call_s
+            call_s, told = foreseen(plan.variants, machine, self.context)
+            if unknown and call_s is not None:
+                seconds = cost.calls_alone * call_s
                 based_on = f"predicted; {cost.based_on}"
                 cost = replace(cost, seconds=seconds, based_on=based_on)
         show_plan(result, cost, self.console)
@@ -446,13 +439,13 @@ class Experiment:
         scores = [row.quality for row in result.variants]
         scores += [edge.quality for edge in result.comparisons]
         scored = any(scores) or not (pictured and self.config.quality.metrics)
-        recorded = _verdicts_of(read_result(self.folder))
+        recorded = _verdicts_in(self.folder)
         end = self._conclusion
         if not scored:
             end.evaluate(result, machine.device.torch_name)
         # By the study's own gate: `sdopt gate` may have recorded verdicts of another one.
         end.judge(result)
-        complete = scored and _verdicts_of(result) == recorded
+        complete = scored and _verdicts_in(self.folder) == recorded
         done = "complete" if complete else "measured"
         print_line(self.console, f"already {done}: {self.folder}")
         wanted = result.config.protocol.programs_s != 0
@@ -498,7 +491,7 @@ class Experiment:
         self._conclusion.track(summary)
 
 
-def _verdicts_of(result: StudyResult) -> tuple[object, ...]:
-    """Returns the verdicts of a result, and by what they came about, in the form in which they are recorded."""
-    recorded = parse_result(to_json(result))
+def _verdicts_in(folder: Path) -> tuple[object, ...]:
+    """Returns the verdicts that a folder's result has recorded, and by what they came about."""
+    recorded = read_result(folder)
     return recorded.gate, recorded.judgements, recorded.config.protocol

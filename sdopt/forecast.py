@@ -53,31 +53,21 @@ def expected(
     )
 
 
-@dataclass(frozen=True)
-class Foreseen:
-    """What is said before anything is measured.
-
-    Attributes:
-        call_s: seconds of a call, on average over variants and shapes; None if none is told.
-        lines: for a person.
-    """
-
-    call_s: float | None
-    lines: list[str]
-
-
 def foreseen(
     variants: Sequence[Variant], machine: Machine, context: StartContext
-) -> Foreseen:
-    """Returns what variants would take on a card, by its data sheet; on this CPU what the first one would."""
+) -> tuple[float | None, list[str]]:
+    """Returns what variants would take on a card, by its data sheet; on this CPU what the first one would.
+
+    That is the seconds of a call, on average over variants and shapes, or None if none is told; and lines for a person.
+    """
     sheet = machine.sheet
     try:
         found = expected(variants if sheet else variants[:1], machine, context)
     except UsageError as error:
-        return Foreseen(None, [f"no prediction: {error}"])
+        return None, [f"no prediction: {error}"]
     known = [each.seconds for each in found if not math.isnan(each.seconds)]
     call_s = sum(known) / len(known) if known else None
     if sheet is None:
-        return Foreseen(call_s, [])
+        return call_s, []
     lines = [f"  {each.variant}, {each.shape}: {each.text}" for each in found]
-    return Foreseen(call_s, [f"expected on {sheet.name}:", *lines])
+    return call_s, [f"expected on {sheet.name}:", *lines]

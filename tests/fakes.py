@@ -49,7 +49,6 @@ from sdopt.worker.process import Worker
 from sdopt.worker.protocol import (
     Asked,
     Batch,
-    Compiled,
     Rendered,
     SampledImage,
     StagedCall,
@@ -142,9 +141,7 @@ class FakeWorker(Worker):
     ) -> TimedCall:
         self.given.append((shape_index, number))
         self.fakes.called.append(self.log.stem)
-        compiled = Compiled(
-            self.compile_s * self.graphs, self.graphs, self.packages, self.earlier_s
-        )
+        graphs, packages, earlier_s = self.graphs, self.packages, self.earlier_s
         self.graphs, self.packages, self.earlier_s = 0, 0, 0.0
         seconds = self.fakes.seconds.get(self.variant.name, 0.1) * float(
             self.fakes.random.lognormal(0, 0.01)
@@ -169,8 +166,11 @@ class FakeWorker(Worker):
         return TimedCall(
             seconds,
             None,
-            compiled,
             0.3,
+            self.compile_s * graphs,
+            graphs,
+            packages,
+            earlier_s,
             self._memory_so_far() if memory else None,
             image,
             every,

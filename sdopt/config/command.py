@@ -127,11 +127,8 @@ class CommandLine:
     @property
     def hydra(self) -> list[str]:
         """The overrides of Hydra's own keys."""
-        return [
-            override
-            for override in self.overrides
-            if parsed_override(override).is_hydra_override()
-        ]
+        task = self.task
+        return [override for override in self.overrides if override not in task]
 
 
 def _folder_named(study: Any, experiment: Any = None) -> str:

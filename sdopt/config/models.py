@@ -59,14 +59,9 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
     chosen = [value for override in found["model"][-1:] for value in _values(override)]
     paths = found["model.path"][-1:]
     base = _value_of("model.base", overrides)
-    named = [
-        override.partition("=")[2].strip("'\"")
-        for override in overrides
-        if written_key(override) == _REVISION
-    ]
-    revision = next(
-        (each for each in named[-1:] if each != "null" and "," not in each), None
-    )
+    revision = _value_of(_REVISION, overrides)
+    if revision is not None and "," in revision:  # each job of a sweep has its own
+        revision = None
     others = [override for override in overrides if written_key(override) not in _KEYS]
     if (
         paths
@@ -75,12 +70,12 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
         and any(map(_is_there, given))
     ):
         return [
-            f"model={','.join(_option(value, (), base=base) for value in given)}",
+            f"model={','.join(_option(value, (), None, base) for value in given)}",
             *others,
         ]
     if chosen and not set(chosen) <= set(options):
         changed = [
-            f"model={','.join(_named(value, options, revision, base) for value in chosen)}"
+            f"model={','.join(_option(value, options, revision, base) for value in chosen)}"
         ]
     else:
         changed = found["model"][-1:]
@@ -89,12 +84,6 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
     ):
         paths = [*paths, "model.weights=path"]
     return [*changed, *others, *paths]
-
-
-def _named(
-    value: str, options: Collection[str], revision: str | None, base: str | None
-) -> str:
-    return value if value in options else _option(value, options, revision, base)
 
 
 def _value_of(key: str, overrides: Iterable[str]) -> str | None:
@@ -161,14 +150,16 @@ def _is_there(value: str) -> bool:
 def _option(
     value: str,
     options: Collection[str],
-    revision: str | None = None,
-    base: str | None = None,
+    revision: str | None,
+    base: str | None,
 ) -> str:
-    """Registers the option of a value, and returns its name as Hydra's grammar takes it.
+    """Registers the option of a value, unless it is one of `options`; returns its name as Hydra's grammar takes it.
 
     The settings of a repository are those of the `revision`, which may be the only one that holds a pipeline; those of
     a file with a transformer are those of its `base`.
     """
+    if value in options:
+        return value
     if FUNCTION.fullmatch(value):
         return quoted(
             _registered("model", value, _keys("factory") | {"factory": value})

@@ -114,13 +114,6 @@ def _require_applicable(
 ) -> None:
     """Raises UsageError for overrides that a pipeline would ignore: other sections, and keys of groups not named."""
     applicable = {group for group, _ in optimization_options(folder)} | {"scheduler"}
-    keys = [
-        f'{name}: a key, not a group: write sdopt.optimize(pipe, "{name}=…", …)'
-        for name in groups
-        if "." in name
-    ]
-    if keys:
-        raise UsageError(keys)
     problems = []
     for word in (
         *(f"{group}={_as_value(chosen)}" for group, chosen in groups.items()),
@@ -147,12 +140,6 @@ def _require_applicable(
 
 
 def _as_value(chosen: str | Sequence[str]) -> str:
-    if not isinstance(chosen, str | list | tuple) or not all(
-        isinstance(each, str) for each in chosen
-    ):
-        raise UsageError(
-            f'{chosen!r}: give the name of an option, as in precision="bf16", or a list of names'
-        )
     return chosen if isinstance(chosen, str) else f"[{','.join(chosen)}]"
 
 

@@ -230,19 +230,6 @@ def state_of(pipe: "DiffusionPipeline") -> Optimized:
 
 def require_plain(pipe: "DiffusionPipeline") -> None:
     """Raises UsageError if options were applied to a pipeline, or to the one that it is a copy of."""
-    try:
-        is_one = hasattr(pipe, "components")
-    except ValueError as error:  # diffusers cannot move or save it either
-        expected = str(error).rpartition("Expected")[2].strip() or error
-        raise UsageError(
-            f"{type(pipe).__name__}: diffusers cannot tell its components: expected {expected} Make each a "
-            "parameter of __init__, and register no others"
-        ) from error
-    if not is_one:
-        raise UsageError(
-            f"{pipe if isinstance(pipe, str) else type(pipe).__name__}: not a pipeline; load one with diffusers, as in "
-            "StableDiffusionPipeline.from_single_file(…)"
-        )
     if hasattr(pipe, OPTIMIZED):
         state_of(pipe)  # raises for a copy
         raise UsageError(

@@ -164,25 +164,12 @@ def work_of(config: RecordedConfig) -> str:
     task = [config.task.kind] if config.task.kind != "txt2img" else []
     name = f"{model.name}{source.get(model.weights, '')}"
     if len(shapes) > 1:
-        return ", ".join(
-            [
-                name,
-                steps,
-                *images,
-                *task,
-                f"{len(shapes)} shapes: {'; '.join(map(str, shapes))}",
-            ]
-        )
+        listed_shapes = f"{len(shapes)} shapes: {'; '.join(map(str, shapes))}"
+        return ", ".join([name, steps, *images, *task, listed_shapes])
     [shape] = shapes
-    return ", ".join(
-        [
-            f"{name} {shape.size}×{shape.size}",
-            steps,
-            f"batch {shape.batch_size}",
-            *images,
-            *task,
-        ]
-    )
+    sized = f"{name} {shape.size}×{shape.size}"
+    batch = f"batch {shape.batch_size}"
+    return ", ".join([sized, steps, batch, *images, *task])
 
 
 def _machine(result: StudyResult) -> str:

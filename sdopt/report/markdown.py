@@ -54,7 +54,7 @@ def _block(block: Block) -> Iterator[str]:  # noqa: C901 (a case for each kind o
             yield f"{escaped(title)}:\n\n{code_block(lines, language)}"
         case Table():
             rows = [list(map(str, row)) for row in block.cells]
-            yield markdown(block.headings, rows, [])
+            yield markdown(block.headings, rows)
         case Facts(pairs):
             yield _listed(
                 [f"{escaped(name)}: {escaped(value)}" for name, value in pairs]
@@ -76,18 +76,12 @@ def _listed(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines) + "\n"
 
 
-def markdown(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    notes: Sequence[str],
-) -> str:
-    """Returns a Markdown table with notes below it; cells and notes are escaped."""
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table; cells are escaped."""
     lines = [_row(headings), "|" + "---|" * len(headings)]
     for row in rows:
         lines.append(_row(list(map(_cell, row))))
-    lines.append("")
-    lines += [f"- {escaped(note)}" for note in notes]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -88,10 +88,9 @@ class Prepared:
         alone = self.space.candidates(self.space.alone())
         whole = sum(1 for _ in islice(self.space.points(), _MANY))
         variants = [*self.space.variants([]), *self.space.variants(alone)]
-        found = foreseen(variants, self.machine, self.context)
-        lines = found.lines
-        if not lines and found.call_s is not None:
-            call = duration_text(found.call_s)
+        call_s, lines = foreseen(variants, self.machine, self.context)
+        if not lines and call_s is not None:
+            call = duration_text(call_s)
             lines = [f"a call of the baseline takes about {call}, by `sdopt plan`"]
         return [
             f"{whole}{' or more' if whole == _MANY else ''} combinations: the {len(alone)} single options come first",
@@ -101,7 +100,8 @@ class Prepared:
 
     def expected_call_s(self) -> float | None:
         """Returns the seconds that are expected of a call of the baseline; None where it expects none."""
-        return foreseen(self.space.variants([]), self.machine, self.context).call_s
+        call_s, _ = foreseen(self.space.variants([]), self.machine, self.context)
+        return call_s
 
 
 def prepare(

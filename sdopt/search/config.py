@@ -25,6 +25,13 @@ from sdopt.schema import (
 
 OBJECTIVES = ("latency", "memory", "distance")
 
+DISTANCES = [
+    family.name
+    for family in FAMILIES
+    if family.needs_pair and family.higher_is_better is False
+]
+"""Metrics of pairs of images that are better when smaller."""
+
 _OWN = ("study", "experiment", "resume", "retry_failed", "objective")
 """Keys of `sdopt run` that a search sets itself."""
 
@@ -41,14 +48,14 @@ class SearchConfig(Configured):
     """The options to try, by group, as in `{compiler: [eager,inductor]}`; by default all options that can run here."""
     keys: dict[str, list[Any]] | None = None
     """Values to try for keys, wherever they apply, as in `{caching.interval: [2,3,5], workload.steps: [15,25]}`."""
-    objectives: list[Annotated[str, OneOf(OBJECTIVES)]]
+    objectives: Annotated[list[Annotated[str, OneOf(OBJECTIVES)]], Field(min_length=1)]
     """Quantities to minimise: `latency`, `memory` (the peak of a process) or `distance` (from the baseline's images).
     With several objectives, the search looks for the Pareto front: combinations that no other one beats in all."""
     memory_gib: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """A limit for the peak memory of a process."""
     latency_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """A limit for the time of a call."""
-    distance: str
+    distance: Annotated[str, OneOf(DISTANCES)]
     """The metric that measures the distance to the baseline's images: a paired metric that is better when smaller."""
     distance_limit: Amount | None = None
     """A limit for that distance, in the unit of the metric."""
@@ -107,7 +114,7 @@ def search_config(
         for override in others
         if group_of(key_of(override)) in _OWN
     ]
-    problems += [*_wrong_space(config, config_dir), *_wrong_objectives(config)]
+    problems += _wrong_space(config, config_dir)
     if wrong := wrong_name(config.title):
         problems.append(f"search.title={config.title}: {wrong}")
     if problems:
@@ -149,22 +156,4 @@ def _wrong_space(config: SearchConfig, config_dir: Path | None) -> list[str]:
     if not config.groups and not config.keys:
         problems.append(f"search.groups: name the groups to search, as in search.groups=[precision,layout]; "
                         f"the groups are {', '.join(groups)}")  # fmt: skip
-    return problems
-
-
-def _wrong_objectives(config: SearchConfig) -> list[str]:
-    problems = []
-    if not config.objectives or len(set(config.objectives)) < len(config.objectives):
-        problems.append(
-            f"search.objectives: name one or several of {', '.join(OBJECTIVES)}, each once"
-        )
-    fitting = [
-        family.name
-        for family in FAMILIES
-        if family.needs_pair and family.higher_is_better is False
-    ]
-    if config.distance not in fitting:
-        problems.append(
-            f"search.distance={config.distance}: choose one of {', '.join(fitting)}"
-        )
     return problems

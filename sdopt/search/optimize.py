@@ -123,13 +123,7 @@ def _place(lora: str) -> str:
 def _seconds(budget: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)", budget.strip())
     if found is None or not float(found[1]):
-        number = budget.strip() if re.fullmatch(r"\d+(\.\d+)?", budget.strip()) else ""
-        advice = (
-            f"of what? {number}m are minutes"
-            if number and float(number)
-            else "give a time, as in 90s, 30m or 2h"
-        )
-        raise UsageError(f"--budget {budget}: {advice}")
+        raise UsageError(f"--budget {budget}: give a time, as in 90s, 30m or 2h")
     return max(1, round(float(found[1]) * _UNITS[found[2]]))
 
 

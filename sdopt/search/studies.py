@@ -227,14 +227,8 @@ class Studies:
             UnavailableError: the study broke off.
             InterruptedStudy: the user pressed Ctrl-C.
         """
-        return self._measured(
-            stage, [*self.overrides(stage), _variants(candidates)], brief, limit_s
-        )
-
-    def _measured(
-        self, stage: str, overrides: Sequence[str], brief: bool, limit_s: float | None
-    ) -> StudyResult:
-        folder = self.folder / stage
+        folder, overrides = self.folder / stage, self.overrides(stage)
+        overrides.append(_variants(candidates))
         deadline = math.inf if limit_s is None else time.monotonic() + limit_s
         if (folder / "result.json").is_file():
             result = read_result(folder)

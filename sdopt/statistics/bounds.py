@@ -17,6 +17,8 @@ TOO_MANY_PROMPTS = 10_000
 
 _RESAMPLES = 9_999
 
+_POWER = 0.8
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -33,8 +35,8 @@ class Bounds:
     n: int
     unit: str = "prompt"
 
-    def needed(self, limit: float, confidence: float, power: float = 0.8) -> int | None:
-        """Returns how many values would show, with probability `power`, on which side of `limit` the estimate lies.
+    def needed(self, limit: float, confidence: float) -> int | None:
+        """Returns how many values would show, with a probability of 80 %, on which side of `limit` the estimate lies.
 
         Uses the normal approximation: n = ((z_confidence + z_power) · deviation / (estimate − limit))². Never fewer
         than have bounds at all. Returns None if the estimate lies on the limit, or if the deviation is not known.
@@ -43,7 +45,7 @@ class Bounds:
         known = math.isfinite(self.deviation) and self.deviation != 0
         if not known or distance == 0:
             return None
-        z = float(scipy.special.ndtri(confidence) + scipy.special.ndtri(power))
+        z = float(scipy.special.ndtri(confidence) + scipy.special.ndtri(_POWER))
         n = math.ceil((z * self.deviation / distance) ** 2)
         return max(self.n + 1, n, MINIMUM_PROMPTS)
 

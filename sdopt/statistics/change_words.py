@@ -99,24 +99,15 @@ PROPERTIES = {
     ),
     "score": Change("The score of images is", "{} lower", "{} higher", number_text),
     "penalty": Change("The penalty of images is", "{} higher", "{} lower", number_text),
-    "fid": Change(
-        "The distance of images from the reference images (FID) is",
-        "{} larger",
-        "{} smaller",
-        number_text,
-    ),
-    "kid": Change(
-        "The distance of images from the reference images (KID) is",
-        "{} larger",
-        "{} smaller",
-        number_text,
-    ),
-    "cmmd": Change(
-        "The distance of images from the reference images (CMMD) is",
-        "{} larger",
-        "{} smaller",
-        number_text,
-    ),
+    **{
+        name: Change(
+            f"The distance of images from the reference images ({name.upper()}) is",
+            "{} larger",
+            "{} smaller",
+            number_text,
+        )
+        for name in ("fid", "kid", "cmmd")
+    },
 }
 """Properties of a whole set of images, of which candidate and reference have a mean; their rules are on its change."""
 

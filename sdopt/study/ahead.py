@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from sdopt.record.samples import ShapeSamples
-from sdopt.study.session import Session, VariantProcess, batched
-from sdopt.study.work import PROFILED, calls_of_stages
+from sdopt.study.session import Session, VariantProcess
+from sdopt.study.work import PROFILED, batched, calls_of_stages
 from sdopt.worker.draws import draw_of
-
-_ENOUGH_S = 5.0
-"""Seconds of estimated work from which on a pace is known."""
 
 LEAST_REPORT_S, _REPORT_SHARE = 8.0, 0.8
 """Seconds of scoring and of reports: at least, and as a multiple of what the command took to begin."""
@@ -44,38 +41,6 @@ class Extent:
     evidence: bool = True
     stages: bool = True
     programs: int | None = None
-
-
-_PACES = 0.8, 2.5
-"""Smallest and largest factor by which estimates are corrected."""
-
-
-@dataclass
-class Pace:
-    """By what the work of a session takes longer than estimated, as on a machine with other work."""
-
-    since_s: float | None = None
-    ahead_s: float = 0.0
-    took_s: float = 0.0
-    estimated_s: float = 0.0
-
-    @property
-    def factor(self) -> float:
-        """The time that the work took over its estimates; 1 until enough was done to tell."""
-        if self.estimated_s < _ENOUGH_S:
-            return 1.0
-        return min(max(self.took_s / self.estimated_s, _PACES[0]), _PACES[1])
-
-    def restart(self) -> None:
-        """Forgets the last estimate: work was left out since, which took no time."""
-        self.since_s = None
-
-    def note(self, now_s: float, ahead_s: float) -> None:
-        """Notes an estimate of what is ahead, in seconds; what the last one was more is what the time since did."""
-        if self.since_s is not None and ahead_s < self.ahead_s:
-            self.took_s += now_s - self.since_s
-            self.estimated_s += self.ahead_s - ahead_s
-        self.since_s, self.ahead_s = now_s, ahead_s
 
 
 class Ahead:
@@ -222,7 +187,7 @@ class Ahead:
             return found
         if extent.stages:
             found += calls_of_stages(study.protocol, study.quality) * call_s
-        if not self._draws_floors(process):
+        if not study.draws_floors(process.row):
             return found
         floors = study.quality.floor_prompts
         if extent.floor_prompts is not None:
@@ -232,21 +197,21 @@ class Ahead:
         calls = study.sharing.floor_calls(draw, floors, timed_batch)
         return found + calls * call_s / len(study.shapes)
 
-    def _draws_floors(self, process: VariantProcess) -> bool:
-        """Whether it draws the baseline's images again, instead of some of its own."""
-        return process.row.is_control and self._study.quality.metrics
-
     def _images_s(self, processes: Sequence[VariantProcess], extent: Extent) -> float:
-        """Returns the seconds of the images of all variants, of which those that draw side by side wait for the slowest."""
+        """Returns the seconds of the images of all variants, of which those that draw side by side wait for the slowest.
+
+        In blocks each draws alone.
+        """
         drawing = [
             process
             for process in processes
             if process.first
             and not process.measurement.complete
-            and not self._draws_floors(process)
+            and not self._study.draws_floors(process.row)
         ]
+        together = self._study.sharing.processes if self._session.interleaved else 1
         seconds = 0.0
-        for group in batched(drawing, self._study.sharing.processes):
+        for group in batched(drawing, together):
             seconds += max(self._images_of_s(process, extent) for process in group)
         return seconds
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from sdopt.record.records import Budget, VariantResult
 from sdopt.record.samples import Measurement
 from sdopt.statistics.settling import is_settled
-from sdopt.study.ahead import Ahead, Extent, Pace
+from sdopt.study.ahead import Ahead, Extent
 from sdopt.study.session import Session
 
 _FEWEST_PROMPTS, _FEWEST_FLOORS = 4, 2
@@ -20,6 +20,12 @@ _FEWEST_PROMPTS, _FEWEST_FLOORS = 4, 2
 
 _FEW_PROMPTS, _FEW_FLOORS = 8, 4
 """Prompts that come before a second round."""
+
+_ENOUGH_S = 5.0
+"""Seconds of estimated work from which on a pace is known."""
+
+_PACES = 0.8, 2.5
+"""Smallest and largest factor by which estimates are corrected."""
 
 _FIRST_ROUNDS = 2
 """Rounds that come before the rest of the images and of the evidence."""
@@ -31,9 +37,11 @@ class Spending:
     Without a budget, and in a study with `protocol.precision`, whose pilot is always measured whole, nothing is.
     """
 
-    def __init__(self, session: Session, pace: Pace | None = None) -> None:
+    def __init__(self, session: Session) -> None:
         self._session, self._study, self._ahead = session, session.study, Ahead(session)
-        self._pace = pace or Pace()
+        self._noted: tuple[float, float] | None = None
+        """When the last estimate was made, and how many seconds it said were ahead."""
+        self._took_s = self._estimated_s = 0.0
         protocol = session.protocol
         self._limit_s = protocol.budget_s if protocol.precision is None else None
         self._chosen: Extent | None = None
@@ -41,9 +49,18 @@ class Spending:
             session.result.budget = Budget()
 
     @property
-    def pace(self) -> Pace:
-        """By what the work takes longer than estimated; another `Spending` of the session goes on with it."""
-        return self._pace
+    def _pace(self) -> float:
+        """By what the work takes longer than estimated, as on a busy machine; 1 until enough was done to tell."""
+        if self._estimated_s < _ENOUGH_S:
+            return 1.0
+        return min(max(self._took_s / self._estimated_s, _PACES[0]), _PACES[1])
+
+    def _note_pace(self, now_s: float, ahead_s: float) -> None:
+        """Notes an estimate of what is ahead, in seconds; what the last one was more is what the time since did."""
+        if self._noted is not None and ahead_s < self._noted[1]:
+            self._took_s += now_s - self._noted[0]
+            self._estimated_s += self._noted[1] - ahead_s
+        self._noted = now_s, ahead_s
 
     @property
     def limited(self) -> bool:
@@ -90,19 +107,21 @@ class Spending:
 
     def _fits(self, extent: Extent) -> bool:
         seconds = self._ahead.seconds(extent)
-        return seconds is None or seconds * self._pace.factor <= self._left_s
+        return seconds is None or seconds * self._pace <= self._left_s
 
     def _fits_at_least(self) -> bool:
         """Returns whether the least fits; that loading went quickly says little of rounds."""
         seconds = self._ahead.seconds(self._least)
-        return seconds is None or seconds * max(1.0, self._pace.factor) <= self._left_s
+        return seconds is None or seconds * max(1.0, self._pace) <= self._left_s
 
     def choose_processes(self) -> None:
         """Leaves out further processes of the slowest variants, until the others fit; first processes are ready.
 
         The fastest keeps its own, without which it would have no interval: it is what most studies are made for.
         """
-        self._pace.restart()  # what is slower was given up just before
+        self._noted = (
+            None  # what is slower was given up just before, which took no time
+        )
         if not self.limited or self._fits_at_least():
             return
         whole_s = self._ahead.seconds(self._whole) or 0.0
@@ -149,7 +168,7 @@ class Spending:
     def _tell_short(self, whole_s: float) -> None:
         """Says before anything is timed that not even the least fits, and which budget holds the whole study."""
         spent_s = self._study.progress.timeline.elapsed_s
-        minutes = math.ceil((spent_s + whole_s * max(1.0, self._pace.factor)) / 60)
+        minutes = math.ceil((spent_s + whole_s * max(1.0, self._pace)) / 60)
         config = self._session.result.config
         what = "one round and a few images do not fit"
         if config.gate.judges:
@@ -197,7 +216,7 @@ class Spending:
             )
             if is_open and is_settled(result, row):
                 settled.add(row.name)
-                self._pace.restart()
+                self._noted = None
                 self._record.settled[row.name] = self._session.rounds_before + number
 
     def choose_images(self) -> None:
@@ -224,7 +243,7 @@ class Spending:
         if record.rounds is not None:
             rounds = record.rounds - self._session.rounds_before
         self._chosen = replace(extent, rounds=rounds)
-        self._pace.restart()
+        self._noted = None
         record.evidence = record.evidence and extent.evidence
         record.stages = extent.stages
         record.prompts = (
@@ -249,10 +268,10 @@ class Spending:
                 self._study.progress.expect(max(0.0, self._left_s))
             return
         worked_s = self._study.progress.timeline.elapsed_s - self._ahead.unforeseen_s
-        self._pace.note(worked_s, seconds)
-        seconds *= self._pace.factor
+        self._note_pace(worked_s, seconds)
+        seconds *= self._pace
         if self.limited:
-            seconds = min(seconds, max(self._left_s, least_s * self._pace.factor))
+            seconds = min(seconds, max(self._left_s, least_s * self._pace))
         else:
             self._study.progress.tell_if_long(seconds)
         self._study.progress.expect(seconds)

@@ -15,8 +15,8 @@ from sdopt.record.records import REDRAWN, VariantResult, append_reason
 from sdopt.record.samples import TimedImage
 from sdopt.record.scores import BrokenImage, ImageRecord
 from sdopt.study.reuse import join_latents, kept_of, place_of
-from sdopt.study.session import Session, Study, VariantProcess, batched
-from sdopt.study.work import calls_of_stages
+from sdopt.study.session import Session, Study, VariantProcess
+from sdopt.study.work import batched, calls_of_stages
 from sdopt.worker.draws import Draw, draw_of, floor_draws
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import Batch, SampledImage, WorkerError
@@ -46,18 +46,15 @@ class Inspection:
 
     def take(self) -> None:
         """Takes the measurements; one that cannot be taken is noted, and fails no variant."""
-        scored = self._study.quality.metrics
+        study = self._study
         first = [process for process in self._group if process.first]
         # An earlier first process of a variant may have been inspected.
         first = [process for process in first if not _was_inspected(process.row)]
         for process in first:
             self._take_totals(process)
-        # The control's images are the baseline's. They are drawn in other ways, to measure the floors.
-        drawing = [p for p in first if not (p.row.is_control and scored)]
+        drawing = [p for p in first if not study.draws_floors(p.row)]
         # An earlier session may have been interrupted after its images.
-        draw_images(
-            self._session, [p for p in drawing if not _is_drawn(self._study, p)]
-        )
+        draw_images(self._session, [p for p in drawing if not _is_drawn(study, p)])
         # After the images, because the image of this call is compared with one of them: options may change over calls.
         for process in first:
             self._take_stages(process)
@@ -72,11 +69,11 @@ class Inspection:
         # After every timing: on a GPU the profiler stays in the process and slows all later launches.
         self._take_evidence()
         for process in first:
-            if process.takes_part and process.row.is_control and scored:
+            if process.takes_part and study.draws_floors(process.row):
                 draw_floors(self._session, process)
         for process in self._group:
             if process.takes_part:
-                hold_against_drawn(self._study, process)
+                hold_against_drawn(study, process)
                 process.measurement.complete = True
 
     def _take_stages(self, process: VariantProcess) -> None:

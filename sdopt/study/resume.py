@@ -1,7 +1,7 @@
 """Resumes or extends a study: checks that it is the same one, sets variants back to pending, says what they lack."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from sdopt.statistics.pairs import paired_rounds
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.fingerprint import of_prompts
 
-_CHANGEABLE = (
-    *("tracking", "dry_run", "hardware.exclusive"),
-    *(f"protocol.{name}" for name in THRESHOLDS),  # `sdopt gate` records other ones
-)
+_THRESHOLDS = [f"protocol.{name}" for name in THRESHOLDS]
+"""Keys of which `sdopt gate` records other values."""
+
+_CHANGEABLE = ("tracking", "dry_run", "hardware.exclusive", *_THRESHOLDS)
 
 _GROWING = ("protocol.rounds", "protocol.replicates", "quality.prompt_count")
 
@@ -83,7 +83,7 @@ def merge_resumed(
         # The looks that these verdicts took stay spent.
         previous.gate, previous.judgements = "", []
     if pending or fresh.config.gate.judges:
-        previous.config = _with_thresholds(previous.config, fresh.config)
+        previous.config = _with_keys(previous.config, fresh.config, _THRESHOLDS)
     baseline = previous.baseline_variant
     if baseline.status.failure and pending:
         raise UsageError(
@@ -150,7 +150,7 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
     more_prompts = "quality.prompt_count" in _grown(previous.config, fresh.config)
     more_prompts |= budget is not None and budget.prompts is not None
     for old, new in zip(previous.variants, fresh.variants, strict=True):
-        old.config = _with_extensions(old.config, new.config)
+        old.config = _with_keys(old.config, new.config, EXTENSIONS)
         old.inputs = new.inputs
         if not old.status.measured or old.status is Status.SLOWER:
             continue
@@ -163,7 +163,7 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
                 measurement.complete = (
                     measurement.complete and measurement.replicate != 0
                 )
-    previous.config = _with_extensions(previous.config, fresh.config)
+    previous.config = _with_keys(previous.config, fresh.config, EXTENSIONS)
     # The number of processes that a precision needs is known only after measuring, so the study is not finished yet.
     previous.status = "running"
     if more_prompts:
@@ -174,14 +174,11 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
         previous.precision.needed, previous.precision.stopped = {}, ""
 
 
-def _with_thresholds(was: RecordedConfig, now: RecordedConfig) -> RecordedConfig:
-    """Returns a configuration with the thresholds of another: `sdopt gate` may have recorded its own."""
-    thresholds = {name: getattr(now.protocol, name) for name in THRESHOLDS}
-    return replace(was, protocol=replace(was.protocol, **thresholds))
-
-
-def _with_extensions(was: RecordedConfig, now: RecordedConfig) -> RecordedConfig:
-    for key in EXTENSIONS:
+def _with_keys(
+    was: RecordedConfig, now: RecordedConfig, keys: Sequence[str]
+) -> RecordedConfig:
+    """Returns a configuration with the values that another has for some keys."""
+    for key in keys:
         section, name = key.split(".")
         changed = {name: getattr(getattr(now, section), name)}
         was = replace(was, **{section: replace(getattr(was, section), **changed)})

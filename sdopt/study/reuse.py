@@ -14,11 +14,10 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from sdopt.record.images import digest_of, is_there
+from sdopt.record.images import is_there
 from sdopt.record.records import VariantResult
 from sdopt.record.scores import ImageRecord
 from sdopt.variant import Variant
@@ -119,35 +118,16 @@ class TimedImages:
         name = study.slug(row)
         folder = study.folder / "images" / name
         folder.mkdir(parents=True, exist_ok=True)
-        for place, (replicate, image) in self._pictures(row, prompts).items():
-            record = draw.record_of(
-                *place, variant.workload.images_per_prompt, image.finite
-            )
-            file = folder / record.path
-            Image.fromarray(image.pixels).save(file)
-            if image.latents is not None:
-                save_file({"latents": image.latents}, latents_file(file))
-            row.kept_images.append(
-                replace(
-                    record,
-                    path=f"images/{name}/{record.path}",
-                    process=replicate,
-                    digest=digest_of(file),
-                )
-            )
-
-    def _pictures(
-        self, row: VariantResult, prompts: Set[int]
-    ) -> dict[Place, tuple[int, SampledImage]]:
-        """Returns a variant's images of some prompts, each with the process that it is of."""
-        found: dict[Place, tuple[int, SampledImage]] = {}
+        taken: set[Place] = set()
         for process in self.session.processes:
-            if process.row is not row:
-                continue
             for place, image in process.pictures.items():
-                if place[0] in prompts:
-                    found.setdefault(place, (process.measurement.replicate, image))
-        return found
+                if process.row is not row or place[0] not in prompts or place in taken:
+                    continue
+                taken.add(place)
+                record = draw.stored(image, variant.workload.images_per_prompt, folder)
+                record.path = f"images/{name}/{record.path}"
+                record.process = process.measurement.replicate
+                row.kept_images.append(record)
 
 
 def kept_of(row: VariantResult, draw: Draw, folder: Path) -> list[ImageRecord]:

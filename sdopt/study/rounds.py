@@ -14,10 +14,10 @@ from sdopt.statistics.disturbance import (
     rounds_left_out,
     worst_by_round,
 )
-from sdopt.study.ahead import Pace
 from sdopt.study.budget import Spending
 from sdopt.study.evidence import Inspection
-from sdopt.study.session import Session, VariantProcess, batched
+from sdopt.study.session import Session, VariantProcess
+from sdopt.study.work import batched
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import TimedCall
 
@@ -31,9 +31,9 @@ _Samples = Callable[[], Sequence[ShapeSamples]]
 class _Timing:
     """Times calls of a session whose processes are prepared, and selects the rounds that decide."""
 
-    def __init__(self, session: Session, pace: Pace | None = None) -> None:
+    def __init__(self, session: Session, spending: Spending) -> None:
         self._session, self._study = session, session.study
-        self._spending = Spending(session, pace)
+        self._spending = spending
 
     def _time(
         self, process: VariantProcess, shape_index: int, number: int, start: int = 0
@@ -125,8 +125,8 @@ class Rounds(_Timing):
     out, so that pairs stay complete.
     """
 
-    def __init__(self, session: Session, pace: Pace | None = None) -> None:
-        super().__init__(session, pace)
+    def __init__(self, session: Session, spending: Spending) -> None:
+        super().__init__(session, spending)
         self._shuffle = random.Random(
             f"{session.protocol.shuffle_seed} {len(session.result.sessions)}"
         )

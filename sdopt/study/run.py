@@ -19,6 +19,7 @@ from sdopt.scratch import scratch_folder
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.effects import effects_of
 from sdopt.statistics.precision import processes_needed
+from sdopt.study.budget import Spending
 from sdopt.study.designs import Plan
 from sdopt.study.progress import Progress
 from sdopt.study.resume import missing_of
@@ -103,9 +104,9 @@ def measure_missing(study: Study, schedule: Schedule) -> None:
     while (missing := missing_of(study.result)).variants:
         session = Session(study, missing, schedule)
         try:
-            warmup = Warmup(session)
-            warmup.prepare()
-            (Rounds if session.interleaved else Blocks)(session, warmup.pace).measure()
+            spending = Spending(session)
+            Warmup(session, spending).prepare()
+            (Rounds if session.interleaved else Blocks)(session, spending).measure()
             return
         except DoesNotFitError as error:
             # Complete rounds are kept, paired within their own session.

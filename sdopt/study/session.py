@@ -33,7 +33,7 @@ from sdopt.study.plan import runnable_of, warmup_calls
 from sdopt.study.progress import Progress
 from sdopt.study.resume import Missing
 from sdopt.study.reuse import TimedImages
-from sdopt.study.work import Sharing
+from sdopt.study.work import Sharing, batched
 from sdopt.variant import Variant
 from sdopt.worker.draws import LARGEST_BATCH, drawing_batch, timed_draw
 from sdopt.worker.host import PipelineHost
@@ -106,6 +106,10 @@ class Study:
     def shapes(self) -> range:
         """The indices of the shapes, in the order in which every process is called at them."""
         return range(len(self.result.shapes))
+
+    def draws_floors(self, row: VariantResult) -> bool:
+        """Whether a variant draws the baseline's images in other ways, to measure the floors, and none of its own."""
+        return row.is_control and self.quality.metrics
 
     def slug(self, row: VariantResult) -> str:
         """Returns a stem for file names; the row's number keeps names apart that differ in forbidden characters."""
@@ -440,7 +444,7 @@ class Session:
         self.progress.advance()
         samples = process.measurement.shapes[shape_index]
         if samples.recompiles is not None:
-            samples.recompiles += call.compiled.graphs
+            samples.recompiles += call.graphs
         if call.memory is not None:
             samples.memory = call.memory
             needed = footprint_gib(call.memory)
@@ -568,12 +572,6 @@ class Session:
             schedule.kind, schedule.reason, self.result.schedule.drift
         )
         self.record.schedule = schedule.kind
-
-
-def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Yields items in groups of a size; the last may be smaller. From Python 3.12 on it is in itertools."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def footprint_gib(memory: Memory) -> dict[str, float]:

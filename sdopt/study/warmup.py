@@ -17,10 +17,9 @@ class Warmup:
     processes load two at a time if memory allows it, and make calls two at a time if there are cores for both.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, spending: Spending) -> None:
         self._session, self._study = session, session.study
-        self._giving_up, self._spending = GivingUp(session), Spending(session)
-        self.pace = self._spending.pace
+        self._giving_up, self._spending = GivingUp(session), spending
 
     def prepare(self) -> None:
         """Prepares the processes. Raises DoesNotFitError if some ran out of memory beside others."""
@@ -140,15 +139,15 @@ class Warmup:
         ):
             self._session.note_call(process, shape_index, call)
             samples = process.measurement.shapes[shape_index]
-            process.compiled_packages += call.compiled.packages
-            process.compiles_for_others |= bool(call.compiled.packages)
+            process.compiled_packages += call.packages
+            process.compiles_for_others |= bool(call.packages)
             if process.first:
                 samples.cold_start_s = call.seconds
-                samples.earlier_compile_s = call.compiled.earlier_s or None
+                samples.earlier_compile_s = call.earlier_compile_s or None
             # An option that compiles does so in the first call at the first shape.
-            if process.measurement.shapes[0].graphs or call.compiled.graphs:
-                samples.graphs, samples.recompiles = call.compiled.graphs, 0
-                samples.compile_s = call.compiled.seconds if process.first else None
+            if process.measurement.shapes[0].graphs or call.graphs:
+                samples.graphs, samples.recompiles = call.graphs, 0
+                samples.compile_s = call.compile_s if process.first else None
 
     def _load_packages(self, process: VariantProcess, last_shape: int) -> None:
         """Replaces a worker that compiled packages by one that loads them, and calls it at each shape up to the last.

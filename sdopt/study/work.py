@@ -4,15 +4,17 @@ A study in progress (`ahead`), the forecast of a dry run (`cost`) and the budget
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sdopt.hardware.device import Device
 from sdopt.schema import Protocol, Quality
 from sdopt.study.plan import warmup_calls
 from sdopt.variant import Variant
 from sdopt.worker.draws import Draw, draw_of
+
+T = TypeVar("T")
 
 PROFILED = 2.0
 """Calls that the evidence of a process takes as long as: one is traced."""
@@ -108,11 +110,13 @@ class Effort:
 
     def images_s(self, calls_s: Sequence[float]) -> float:
         """Returns the seconds in which variants make their images, each with the seconds of its call, in their order."""
-        slowest_s = [
-            max(calls_s[start : start + self.together])
-            for start in range(0, len(calls_s), self.together)
-        ]
-        return self.images * sum(slowest_s)
+        return self.images * sum(map(max, batched(calls_s, self.together)))
+
+
+def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yields items in groups of a size; the last may be smaller. From Python 3.12 on it is in itertools."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def calls_of_stages(protocol: Protocol, quality: Quality) -> int:

@@ -79,15 +79,6 @@ class RefusedError(TrackingError):
     """The tracker will not store a result until the user changes something: waiting does not help."""
 
 
-@dataclass(frozen=True)
-class LoggedImage:
-    """An image of a run, by the key and the step under which MLflow shows it."""
-
-    key: str
-    file: Path
-    step: int | None = None
-
-
 def _leaderboard() -> Sequence[str]:
     from sdopt.report.columns import leaderboard  # imports scipy, which takes a second
 
@@ -109,7 +100,8 @@ class TrackedRun:
     metrics: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, bytes | Path] = field(default_factory=dict)
     """The content, or the file, of each artifact, by its path."""
-    pictures: Sequence[LoggedImage] = ()
+    pictures: Sequence[tuple[str, int | None, Path]] = ()
+    """Images, each with the key and the step under which MLflow shows it."""
     below: Sequence["TrackedRun"] = ()
     leaderboard: Sequence[str] = field(default_factory=_leaderboard)
     """The columns of the experiment's page."""
@@ -640,10 +632,10 @@ def _fill(client: "MlflowClient", run: str, content: TrackedRun) -> None:
         for name, data in content.files.items()
         if not _sent(_upload, client, run, name, data)
     ]
-    for picture in content.pictures:
-        image = open_image(picture.file).convert("RGB")
-        if not _sent(client.log_image, run, image, key=picture.key, step=picture.step):
-            left_out.append(picture.key)
+    for key, step, file in content.pictures:
+        image = open_image(file).convert("RGB")
+        if not _sent(client.log_image, run, image, key=key, step=step):
+            left_out.append(key)
     if left_out:
         names = ", ".join(left_out)
         client.set_tag(run, _LEFT_OUT, names[:5000])

@@ -31,7 +31,6 @@ from sdopt.tracking.client import (
     ROLE,
     STUDY,
     VARIANT,
-    LoggedImage,
     TrackedRun,
 )
 
@@ -54,13 +53,6 @@ def note_of(text: str) -> str:
     return (
         text[: _TAG_LIMIT - 60].rsplit("\n", 1)[0]
         + "\n\n… cut here: the tables among the artifacts are whole."
-    )
-
-
-def newest_note(summary: Summary, name: str) -> str:
-    """Returns the note of an experiment: the answer of its newest study, above the leaderboard."""
-    return note_of(
-        f"**{name}:** {summary.sentence}\n\nStudies have notes with all verdicts and figures."
     )
 
 
@@ -191,10 +183,10 @@ def variant_run(
         variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
     )
     pictures = [
-        LoggedImage(
+        (
             f"{record.prompt_index:02d} {_NO_KEY.sub(' ', record.prompt).strip()[:60]}",
-            file,
             record.image_index,
+            file,
         )
         for record, file in files[:shown]
         # A record may be kept without its images.

@@ -23,7 +23,6 @@ from sdopt.tracking.client import (
     ROLE,
     STUDY,
     Logged,
-    LoggedImage,
     TrackedRun,
 )
 from sdopt.tracking.contents import (
@@ -31,7 +30,6 @@ from sdopt.tracking.contents import (
     config_yaml,
     judged_tags,
     logged_metrics,
-    newest_note,
     note_of,
     run_name,
     study_metrics,
@@ -97,13 +95,14 @@ def log_study(
             "config.yaml": config_yaml(result).encode(),
             **_texts(summary, folder, tracking.images, rendered),
         },
-        pictures=[LoggedImage(file.stem, file) for file in drawn if file.is_file()],
+        pictures=[(file.stem, None, file) for file in drawn if file.is_file()],
         below=[
             variant_run(summary, variant, folder, tracking.images)
             for variant in result.variants
         ],
     )
-    note = newest_note(summary, run.name)
+    # That of the experiment, above the leaderboard: the answer of its newest study.
+    note = f"**{run.name}:** {summary.sentence}\n\nStudies have notes with all verdicts and figures."
     return ask(
         client.put,
         tracking,
@@ -112,7 +111,7 @@ def log_study(
         [_of_study(result)],
         digest_of(result),
         (),
-        note,
+        note_of(note),
     )
 
 

@@ -4,8 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from PIL import Image
+from safetensors.numpy import save_file
+
+from sdopt.record.images import digest_of
 from sdopt.record.scores import ImageRecord
 from sdopt.variant import Variant
+from sdopt.worker.protocol import SampledImage
 
 _OTHER_NOISE = 1_000_000
 """Added to the seed to get different noise."""
@@ -55,16 +60,26 @@ class Draw:
         """How many calls of the pipeline the draw takes."""
         return -(-len(self.positions) // self.batch_size)
 
-    def record_of(
-        self, position: int, image: int, images: int, finite: bool
-    ) -> ImageRecord:
-        """Returns the record of image `image` of the `images` of a prompt; its path is the name of its file."""
-        name = f"{position:04d}_{image:02d}.png"
-        seed = self.seed + position * images + image
-        negative = self.negatives[position] if self.negatives else ""
-        return ImageRecord(
-            self.prompts[position], position, image, seed, name, finite, negative
+    def stored(self, image: SampledImage, images: int, folder: Path) -> ImageRecord:
+        """Stores one of the `images` of a prompt losslessly in a folder, beside its latents.
+
+        Returns its record, whose path is the name of its file. Raises OSError or SafetensorError.
+        """
+        position = image.prompt_index
+        record = ImageRecord(
+            self.prompts[position],
+            position,
+            image.image_index,
+            self.seed + position * images + image.image_index,
+            f"{position:04d}_{image.image_index:02d}.png",
+            image.finite,
+            self.negatives[position] if self.negatives else "",
         )
+        file = folder / record.path
+        Image.fromarray(image.pixels).save(file)
+        if image.latents is not None:
+            save_file({"latents": image.latents}, latents_file(file))
+        return replace(record, digest=digest_of(file))
 
 
 def timed_draw(variant: Variant, shape_index: int = 0) -> Draw:

@@ -11,14 +11,12 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 from tqdm import tqdm
 
 from sdopt.assembly import Assembly
@@ -39,20 +37,18 @@ from sdopt.pipelines.loading import call_arguments, family_of, guidance_of
 from sdopt.pipelines.parts import denoiser_of
 from sdopt.pipelines.prompts import cut_from, read_latents
 from sdopt.pipelines.tasks import noise_in_float32
-from sdopt.record.images import digest_of
 from sdopt.record.records import Status
 from sdopt.record.samples import Evidence, Memory
 from sdopt.scratch import named_caches
 from sdopt.variant import Variant
 from sdopt.worker.child import Message
-from sdopt.worker.draws import Draw, latents_file, timed_draw
+from sdopt.worker.draws import Draw, timed_draw
 from sdopt.worker.guidance import scales_embedded
 from sdopt.worker.inputs import asked_inputs, prompts_and_noise
 from sdopt.worker.operations import tflop_per_image
 from sdopt.worker.protocol import (
     Asked,
     Batch,
-    Compiled,
     Rendered,
     SampledImage,
     StagedCall,
@@ -205,25 +201,33 @@ class PipelineHost:
         written, earlier_s = (
             now - then for now, then in zip(packages_so_far(), packages, strict=True)
         )
-        found = Compiled(compile_s, int(graphs), int(written), earlier_s)
-        if found.graphs:
+        if graphs:
             note_cost()
             gc.collect()  # what a compiler leaves
         held_gib = self._memory.held_gib()
         sample = self._sample(number, draw, images, pixels)
         every = tuple(self._every(number, draw, images, pixels)) if every_image else ()
-        return TimedCall(seconds, state, found, held_gib, peak, sample, every)
+        return TimedCall(
+            seconds,
+            state,
+            held_gib,
+            compile_s,
+            int(graphs),
+            int(written),
+            earlier_s,
+            peak,
+            sample,
+            every,
+        )
 
     def _every(
         self, number: int, draw: Draw, images: np.ndarray, pixels: np.ndarray
     ) -> Iterator[SampledImage]:
         """Yields the images of a call with their latents, without those that fill up a short batch."""
         latents = self._final_latents(len(images))
-        count, start = (
-            self._variant.workload.images_per_prompt,
-            number % draw.calls * draw.batch_size,
-        )
-        positions = range(start, min(start + draw.batch_size, len(draw.prompts)))
+        count = self._variant.workload.images_per_prompt
+        start = number % draw.calls * draw.batch_size
+        positions = draw.positions[start : start + draw.batch_size]
         for row, (position, image_index) in enumerate(product(positions, range(count))):
             finite = bool(
                 np.isfinite(images[row]).all() and np.isfinite(latents[row]).all()
@@ -456,8 +460,6 @@ class PipelineHost:
 
     def generate(self, batch: int, draw: Draw, folder: Path) -> Batch:
         """Makes the images of one batch of a draw and stores them losslessly in `folder`, each beside its latents."""
-        from safetensors.numpy import save_file
-
         folder.mkdir(parents=True, exist_ok=True)
         # Floats, too, because bytes cannot distinguish NaN from black.
         self._use_threads(draw.threads)
@@ -468,22 +470,11 @@ class PipelineHost:
         # Never zero, even for a call that mostly waited: the kernel's clock differs from this one.
         worked_s = max(seconds - (waited_s() - waited), seconds / 100)
         held_gib = self._memory.held_gib()
-        latents = self._final_latents(len(images))
-        records = []
-        # Without those that fill up a short batch.
-        start, count = batch * draw.batch_size, self._variant.workload.images_per_prompt
-        positions = draw.positions[start : start + draw.batch_size]
-        for number, (position, image_index) in enumerate(
-            product(positions, range(count))
-        ):
-            finite = bool(np.isfinite(images[number]).all()) and bool(
-                np.isfinite(latents[number]).all()
-            )
-            record = draw.record_of(position, image_index, count, finite)
-            file = folder / record.path
-            Image.fromarray(pixels[number]).save(file)
-            save_file({"latents": latents[number]}, latents_file(file))
-            records.append(replace(record, digest=digest_of(file)))
+        count = self._variant.workload.images_per_prompt
+        records = [
+            draw.stored(image, count, folder)
+            for image in self._every(batch, draw, images, pixels)
+        ]
         return Batch(records, worked_s, held_gib)
 
     def _use_threads(self, count: int | None) -> None:

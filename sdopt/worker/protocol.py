@@ -38,19 +38,6 @@ class WorkerError(Exception):
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """The graphs that compilers made within one call."""
-
-    seconds: float
-    """Time that the compilers report."""
-    graphs: int
-    packages: int = 0
-    """Packages that were compiled to disk, from where a new process loads them."""
-    earlier_s: float = 0.0
-    """Time that other processes had taken to compile the packages that were loaded."""
-
-
-@dataclass(frozen=True)
 class SampledImage:
     """One image of a timed call."""
 
@@ -71,9 +58,16 @@ class TimedCall:
     seconds: float
     gpu: GpuState | None
     """The state of the device right after the call; None on a CPU, and without NVML."""
-    compiled: Compiled
     held_gib: float
     """Memory that the worker holds after the call, with all that it started."""
+    compile_s: float = 0.0
+    """Time that compilers report within the call."""
+    graphs: int = 0
+    """Graphs that they made."""
+    packages: int = 0
+    """Packages that were compiled to disk, from where a new process loads them."""
+    earlier_compile_s: float = 0.0
+    """Time that other processes had taken to compile the packages that were loaded."""
     memory: Memory | None = None
     """The peak memory of the call, if requested."""
     image: SampledImage | None = None

@@ -240,7 +240,7 @@ def page(cells: Mapping[str, Mapping[str, Cell]], versions: Mapping[str, str]) -
         "\n\n".join(
             [
                 _ABOUT,
-                markdown(("option", *TINY), rows, []).rstrip(),
+                markdown(("option", *TINY), rows).rstrip(),
                 reasons,
                 f"With {said}.",
                 _WRITTEN,

@@ -102,7 +102,7 @@ def test_they_are_shown_nowhere(replaced: tuple[StudyResult, Path]) -> None:
     pixels = np.asarray(Image.open(BytesIO(sheet)))
     assert not (pixels == (255, 0, 0)).all(axis=2).any()
     logged = variant_run(summary_of(result), result.variant(ROW), folder, images=True)
-    files = [picture.file for picture in logged.pictures]
+    files = [file for _, _, file in logged.pictures]
     assert _first(result, folder) not in files
     assert files
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from sdopt.report.charts.labels import MOST_NAMES, LabelPlace, places
+from sdopt.report.charts.labels import MOST_NAMES, LabelPlace, box_of, places
 from sdopt.search.plot import search_chart, search_plot
 from sdopt.search.record import SearchEntry, SearchRecord
 
@@ -19,7 +19,7 @@ def overlaps(
 ) -> int:
     """Counts pairs of labels that cover each other."""
     boxes = [
-        place.box(x, y, text)
+        box_of(place, x, y, text)
         for (x, y), text, place in zip(points, texts, found, strict=True)
     ]
     return sum(one.overlap(other) > 0 for one, other in combinations(boxes, 2))
@@ -39,7 +39,7 @@ def test_labels_do_not_overlap_even_where_points_lie_together(
         f"caching=deepcache {number}" if long else str(number)
         for number in range(count)
     ]
-    naive = [LabelPlace(13.0, -13.0, "left")] * count
+    naive = [(13.0, -13.0, "left")] * count
     found = places(points, texts, 800, 380)
     assert overlaps(points, texts, found) == 0
     if spread < 1 and count > MOST_NAMES:

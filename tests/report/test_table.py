@@ -12,10 +12,10 @@ from sdopt.record.files import read_result
 from sdopt.record.records import Schedule, Status, StudyResult
 from sdopt.record.scores import Score
 from sdopt.report.answer import answer_shown
-from sdopt.report.blocks import Block, Cell, Table
+from sdopt.report.blocks import Block, Cell, Notes, Table
 from sdopt.report.catalog import markdown_table
 from sdopt.report.charts.comparisons import forest
-from sdopt.report.markdown import code_block, markdown
+from sdopt.report.markdown import code_block, written
 from sdopt.report.outcome import load_result
 from sdopt.report.page.sections import text_sections
 from sdopt.report.tables import quality_columns, quality_heading, quality_table, ranking
@@ -201,7 +201,7 @@ class TestTerminal:
 
 
 def test_notes_and_code_of_others_are_no_markup() -> None:
-    text = markdown(("a",), [], ["![x](https://x/x.png) <img src=x> a_b, `a_b`, *_b_*"])
+    text = written([Notes(["![x](https://x/x.png) <img src=x> a_b, `a_b`, *_b_*"])])
     assert text.endswith(
         "- !\\[x\\](https://x/x.png) &lt;img src=x&gt; a_b, `a_b`, \\*\\_b\\_\\*\n"
     )

@@ -13,7 +13,6 @@ from rich.console import Console
 from sqlalchemy import create_engine, text
 
 from sdopt.errors import UnavailableError, UsageError
-from sdopt.forecast import Foreseen
 from sdopt.gate.calibration import FOLDER, read_calibration
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.record.comparisons import BreakEven
@@ -331,7 +330,7 @@ def test_a_dry_run_shows_the_space_and_what_it_takes_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(
         "sdopt.search.command.foreseen",
-        lambda *_: Foreseen(None, ["seconds on this machine"]),
+        lambda *_: (None, ["seconds on this machine"]),
     )
     dry = sdopt(
         tmp_path, "search", "search.groups=[layout]", "dry_run=true", "tracking=none"
@@ -347,9 +346,11 @@ def test_a_dry_run_for_a_card_that_is_not_there_shows_what_it_would_try(
 ) -> None:
     asked: list[str] = []
 
-    def foretell(_variants: object, machine: Machine, _context: object) -> Foreseen:
+    def foretell(
+        _variants: object, machine: Machine, _context: object
+    ) -> tuple[None, list[str]]:
         asked.append(machine.device.name)
-        return Foreseen(None, [])
+        return None, []
 
     monkeypatch.setattr("sdopt.search.command.foreseen", foretell)
     dry = sdopt(

@@ -251,7 +251,7 @@ class TestConfig:
             ),
             (
                 ["search.groups=[layout]", "search.objectives=[]"],
-                "search.objectives: name one or several",
+                "search.objectives: List should have at least 1 item",
             ),
             (
                 ["search.groups=[layout]", "search.objectives=[speed]"],
@@ -259,7 +259,7 @@ class TestConfig:
             ),
             (
                 ["search.groups=[layout]", "search.distance=psnr_db"],
-                "search.distance=psnr_db: choose one of mse",
+                "search.distance=psnr_db: Input should be 'mse'",
             ),
             (
                 ["search.groups=[layout]", "search.finalists=0"],

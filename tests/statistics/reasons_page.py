@@ -122,7 +122,7 @@ def page() -> str:
     for rule in rules():
         name = f"`{rule.metric}` {rule.test}"
         rows.append((name, said(rule, Verdict.FAIL), said(rule, Verdict.INCONCLUSIVE)))
-    return f"{_HEAD}{markdown(('rule', 'fail', 'undecided'), rows, [])}"
+    return f"{_HEAD}{markdown(('rule', 'fail', 'undecided'), rows)}"
 
 
 if __name__ == "__main__":

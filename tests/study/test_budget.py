@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from sdopt.schema import Rule
 from sdopt.statistics.ratios import two_samples
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import summary_of
+from sdopt.study.ahead import Ahead, Extent
 from sdopt.study.progress import Progress
 from sdopt.study.resume import merge_resumed, missing_of
 from sdopt.study.timeline import Timeline
@@ -324,3 +326,25 @@ def test_forecasts_hold_from_a_third_of_the_way(
     assert len(late) > 5
     # The end that was forecast, against the end.
     assert all(abs(at_s + seconds - took_s) <= 0.2 * took_s for at_s, seconds in late)
+
+
+@pytest.mark.parametrize(("interleaved", "seconds"), [(True, 5.0), (False, 6.0)])
+def test_images_of_variants_are_foretold_side_by_side_but_in_blocks(
+    interleaved: bool, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharing = SimpleNamespace(processes=2)
+    study = SimpleNamespace(draws_floors=lambda _row: False, sharing=sharing)
+    session: Any = SimpleNamespace(study=study, interleaved=interleaved)
+    drawing: list[Any] = [
+        SimpleNamespace(
+            first=True,
+            row=None,
+            measurement=SimpleNamespace(complete=False),
+            seconds=alone_s,
+        )
+        for alone_s in (1.0, 2.0, 3.0)
+    ]
+    monkeypatch.setattr(
+        Ahead, "_images_of_s", lambda _ahead, process, _extent: process.seconds
+    )
+    assert Ahead(session)._images_s(drawing, Extent(1)) == seconds

@@ -8,7 +8,7 @@ import pytest
 
 from sdopt.record.samples import Measurement
 from sdopt.study.rounds import Rounds
-from sdopt.worker.protocol import Compiled, TimedCall
+from sdopt.worker.protocol import TimedCall
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
 def test_a_process_that_joins_late_times_the_round_of_the_others(
     rounds: Rounds,
 ) -> None:
-    answer = TimedCall(0.5, None, Compiled(0.0, 0), 1.0)
+    answer = TimedCall(0.5, None, 1.0)
     worker = SimpleNamespace(pid=os.getpid(), ask=lambda *_, **_named: answer)
     process: Any = SimpleNamespace(
         row=SimpleNamespace(name="late"),

@@ -239,11 +239,10 @@ def tables_of(rows: "Sequence[Caught]", facts: Sequence[str]) -> str:
         "what caught it",
         "effect over margin",
     )
-    tables = markdown(heads, [cells(one) for one in mistakes], [])
+    tables = markdown(heads, [cells(one) for one in mistakes])
     tables += "\n" + markdown(
         ("honest option", "declared", "verdict"),
         [cells(one)[1:4] for one in honest],
-        [],
     )
     missed, failed = (
         [one.name for one in some if not one.fits] for some in (mistakes, honest)

@@ -12,7 +12,8 @@ from pathlib import Path
 from runners import ENDED, end_with_code
 from sdopt.record.files import read_result
 from sdopt.record.verdicts import Judgement, Verdict
-from sdopt.report.markdown import markdown
+from sdopt.report.blocks import Notes, Table
+from sdopt.report.markdown import written
 from sdopt.statistics.bounds import share_bounds
 from tests.trial import CONF
 
@@ -126,11 +127,8 @@ def count_alarms(found: list[tuple[int, Judgement]]) -> str:
         for ruling in judged.rulings
         if ruling.verdict is Verdict.FAIL
     ]
-    return markdown(
-        ("declared", "trials", *counts, "rate of false alarms below (95 %)"),
-        rows,
-        failed,
-    )
+    headings = ("declared", "trials", *counts, "rate of false alarms below (95 %)")
+    return written([Table(headings, rows), Notes(failed)])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from sdopt.search.config import SearchConfig, search_file
 from sdopt.search.racing import RatioStanding, Scatter, Standings, race
 from sdopt.search.record import Fate
 from sdopt.statistics.comparing import compare
-from sdopt.study.session import batched
+from sdopt.study.work import batched
 from tests.trial.simulation import (
     BETWEEN,
     ROUND_DEVIATION,

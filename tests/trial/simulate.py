@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     found = [rows(arguments.studies) for group in chosen for rows in groups[group]]
     print(
         "\n".join(
-            markdown(tuple(rows[0]), [tuple(row.values()) for row in rows], [])
+            markdown(tuple(rows[0]), [tuple(row.values()) for row in rows])
             for rows in found
         )
     )

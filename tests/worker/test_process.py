@@ -30,7 +30,7 @@ from sdopt.worker.host import (
     variables,
 )
 from sdopt.worker.process import Worker, WorkerProcess, answers_of
-from sdopt.worker.protocol import Compiled, TimeUpError, WorkerError
+from sdopt.worker.protocol import TimeUpError, WorkerError
 from tests import sabotage
 from tests.command import eventually, has_ended, workers
 from tests.fixtures import CPU, Compose
@@ -117,7 +117,7 @@ class TestWorker:
         call = worker.ask(PipelineHost.time_once)
         assert call.seconds > 0
         assert call.gpu is None
-        assert call.compiled == Compiled(0.0, 0)
+        assert (call.compile_s, call.graphs, call.packages) == (0.0, 0, 0)
         assert call.memory is None
         memory = known(worker.ask(PipelineHost.time_once, memory=True).memory)
         assert memory.headline is not None

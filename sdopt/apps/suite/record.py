@@ -151,7 +151,7 @@ def page_of(record: SuiteRecord) -> str:
     ]
     parts = [
         f"# The suite on {record.device}\n",
-        markdown(("part", "", "took", "why"), rows, []),
+        markdown(("part", "", "took", "why"), rows),
     ]
     for entry in record.entries:
         if entry.findings:
@@ -159,7 +159,7 @@ def page_of(record: SuiteRecord) -> str:
                 (finding.name, finding.state, finding.said)
                 for finding in entry.findings
             ]
-            parts += [f"## {entry.part}\n", markdown(("", "", ""), found, [])]
+            parts += [f"## {entry.part}\n", markdown(("", "", ""), found)]
     return "\n".join(parts)
 
 

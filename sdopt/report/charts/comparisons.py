@@ -73,15 +73,15 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
             data.append(_point(at, again, speed_of(again), several) | nothing)
     if not data:
         return None
-    columns = [SideText(f"speed-up{unit_text(result.per_image)}", "figure", 136)]
+    columns: list[SideText] = [
+        (f"speed-up{unit_text(result.per_image)}", "figure", 136)
+    ]
     if detailed:
-        columns += [SideText("memory", "memory", 108)]
+        columns += [("memory", "memory", 108)]
         columns += (
-            [SideText("images", "images", 190)]
-            if any(each["images"] for each in data)
-            else []
+            [("images", "images", 190)] if any(each["images"] for each in data) else []
         )
-        columns += [SideText("gate", "gate", 80)] if judged else []
+        columns += [("gate", "gate", 80)] if judged else []
     # Each shape, and each set of sessions, has a floor of its own, which decides the colours: no band fits several.
     floors = floor_range(result)
     floor = floors[0] if floors and floors[0] == floors[1] and not several else None
@@ -215,9 +215,7 @@ def waterfall(summary: Summary) -> Spec | None:
         })  # fmt: skip
     if not data:
         return None
-    rows = Rows(
-        data, (SideText("this step", "figure", 132), SideText("in all", "total", 50))
-    )
+    rows = Rows(data, [("this step", "figure", 132), ("in all", "total", 50)])
     for placed in rows.placed:
         placed["below"] = placed["at"] + 1 if placed["joined"] else None
     axis = ratio_axis(

@@ -5,7 +5,7 @@ to its point by a line. Places are pixels, computed for the narrowest width of t
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,14 +36,16 @@ def named_layers(
     """Returns the layers of the labels of points, with a key where that is needed, and the height of the chart.
 
     Args:
-        points: the data, each with a `label`, which gets its place.
+        points: the data, each with a `label`, whose place is added: `dx`, `dy` and `side`, and whether it is `far`.
         at: where they lie along and across, in the linear units of the axes.
         axes: the encodings of both.
         height: the least.
         padding: of the axis along, in pixels.
         named: whether it is a picture, where names stand beside points or in a key.
     """
-    key = _names_by_number(points) if named else []
+    key: list[tuple[int, str]] = []
+    if named and len(points) > MOST_NAMES:
+        key = [(point["number"], point["name"]) for point in points]
     height = max(height, _KEY_ROW * len(key))
     width = _WIDTH
     if named:
@@ -51,18 +53,15 @@ def named_layers(
     along, across = at
     left = _positions(along, padding, width - padding)
     top = _positions(across, 0.93 * height, 0.07 * height)
-    _place_labels(points, list(zip(left, top, strict=True)), (width, height))
+    texts = [str(point["label"]) for point in points]
+    found = places(list(zip(left, top, strict=True)), texts, width, height)
+    for point, (dx, dy, side) in zip(points, found, strict=True):
+        point |= {"dx": dx, "dy": dy, "side": side}
+        point["far"] = math.hypot(dx, dy) > 1.5 * _NEAR
     layers = _label_layers(*axes)
     if key:
         layers.append(_key_layer(key))
     return layers, height
-
-
-def _names_by_number(points: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
-    """Returns the key of a chart: the number and the name of each point, if they are too many to bear their names."""
-    if len(points) <= MOST_NAMES:
-        return []
-    return [(point["number"], point["name"]) for point in points]
 
 
 _LETTER, _LINE = 7.4, 15.0
@@ -91,21 +90,16 @@ class Box:
         return max(0.0, width) * max(0.0, height)
 
 
-@dataclass(frozen=True)
-class LabelPlace:
-    """Where a label stands: its shift from the point, in pixels, and the side of the text that is there."""
+LabelPlace = tuple[float, float, str]
+"""Where a label stands: its shift from the point along and down, in pixels, and the side of the text that is there."""
 
-    dx: float
-    dy: float
-    align: str
 
-    def box(self, x: float, y: float, text: str) -> Box:
-        """Returns what a text covers there beside a point."""
-        width = _LETTER * len(text)
-        left = (
-            x + self.dx - {"left": 0.0, "center": width / 2, "right": width}[self.align]
-        )
-        return Box(left, y + self.dy - _LINE / 2, left + width, y + self.dy + _LINE / 2)
+def box_of(place: LabelPlace, x: float, y: float, text: str) -> Box:
+    """Returns what a text covers at a place beside a point."""
+    dx, dy, side = place
+    width = _LETTER * len(text)
+    left = x + dx - {"left": 0.0, "center": width / 2, "right": width}[side]
+    return Box(left, y + dy - _LINE / 2, left + width, y + dy + _LINE / 2)
 
 
 def _places() -> Iterator[LabelPlace]:
@@ -116,7 +110,7 @@ def _places() -> Iterator[LabelPlace]:
             angle = -math.pi / 4 + step * 2 * math.pi / (8 if ring == 1 else 16)
             dx, dy = reach * math.cos(angle), reach * math.sin(angle)
             align = "center" if abs(dx) < 0.3 * reach else "left" if dx > 0 else "right"
-            yield LabelPlace(round(dx, 1), round(dy, 1), align)
+            yield round(dx, 1), round(dy, 1), align
 
 
 def places(
@@ -139,9 +133,10 @@ def places(
     taken: list[Box] = []
     chosen: list[LabelPlace] = []
     for (x, y), text in zip(points, texts, strict=True):
-        best, least = LabelPlace(_NEAR, -_NEAR, "left"), math.inf
+        best: LabelPlace = (_NEAR, -_NEAR, "left")
+        least = math.inf
         for place in _places():
-            box = place.box(x, y, text)
+            box = box_of(place, x, y, text)
             outside = (box.right - box.left) * _LINE - box.overlap(
                 Box(0.0, 0.0, width, height)
             )
@@ -151,7 +146,7 @@ def places(
             if least <= 0:
                 break
         chosen.append(best)
-        taken.append(best.box(x, y, text))
+        taken.append(box_of(best, x, y, text))
     return chosen
 
 
@@ -165,20 +160,8 @@ def _positions(values: Sequence[float], first: float, last: float) -> list[float
     ]
 
 
-def _place_labels(
-    points: list[dict[str, Any]],
-    pixels: Sequence[tuple[float, float]],
-    size: tuple[float, float],
-) -> None:
-    """Adds to each point of a chart where its `label` stands: `dx`, `dy` and `side`, and whether it is `far`."""
-    found = places(pixels, [str(point["label"]) for point in points], *size)
-    for point, place in zip(points, found, strict=True):
-        point["dx"], point["dy"], point["side"] = place.dx, place.dy, place.align
-        point["far"] = math.hypot(place.dx, place.dy) > 1.5 * _NEAR
-
-
 def _label_layers(x: Spec, y: Spec) -> list[Spec]:
-    """Returns the layers of labels that `_place_labels` has placed: lines to those that are far, and the texts."""
+    """Returns the layers of labels that are placed: lines to those that are far, and the texts."""
     text = {
         "align": expression("datum.side"),
         "baseline": "middle",

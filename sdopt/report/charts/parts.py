@@ -45,13 +45,8 @@ _TEXT: Spec = {"align": "left", "baseline": "middle", "clip": False, "aria": Fal
 """Properties of a name or a figure: hides it from screen readers, because the chart's description repeats it."""
 
 
-@dataclass(frozen=True)
-class SideText:
-    """Text beside the rows: its heading, the field of the data that holds it, and its width in pixels."""
-
-    heading: str
-    field: str
-    width: int
+SideText = tuple[str, str, int]
+"""Text beside the rows: its heading, the field of the data that holds it, and its width in pixels."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +128,13 @@ class Rows:
         y, end = self.vertical("named"), constant("width")
         texts = [mark("text", _TEXT, x=constant(0), y=y, text="label:N")]
         offset = 10
-        for column in self.columns:
+        for heading, name, width in self.columns:
             look = {**_TEXT, "dx": offset}
-            texts.append(mark("text", look, x=end, y=self.y, text=f"{column.field}:N"))
+            texts.append(mark("text", look, x=end, y=self.y, text=f"{name}:N"))
             look |= {"dy": -10, "color": MUTED, "fontSize": 12}
-            head = constant(column.heading)
+            head = constant(heading)
             texts.append(mark("text", look, data=[{}], x=end, y=constant(0), text=head))
-            offset += column.width
+            offset += width
         told = [f"{row['name']} {row['figure']}" for row in self.data]
         return built(
             layered([*layers, *texts]),

@@ -10,7 +10,6 @@ from sdopt.report.charts.parts import (
     BARS,
     FEW_TICKS,
     Rows,
-    SideText,
     built,
     facts,
     zoom,
@@ -185,7 +184,7 @@ def stages_plot(summary: Summary) -> Spec | None:
         {"name": row.variant.name, "figure": figure}
         for row, figure in zip(rows, told, strict=True)
     ]
-    plot = Rows(named, (SideText("stages together", "figure", 116),))
+    plot = Rows(named, [("stages together", "figure", 116)])
     parts = []
     for row, total, placed in zip(rows, totals, plot.placed, strict=True):
         start = 0.0
