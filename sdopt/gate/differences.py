@@ -184,10 +184,10 @@ def _of_code(later: StudyResult, earlier: StudyResult) -> Iterator[Difference]:
     if now.code and then.code:
         same = now.code == then.code
     if not same:
-        versions = _against("sdopt", now.sdopt, then.sdopt)
+        told = _against("sdopt", now.sdopt, then.sdopt)
         if now.sdopt == then.sdopt:
-            versions = f"sdopt: other code of the same version, {now.sdopt}"
-        yield Difference(versions, "sdopt")
+            told = f"sdopt: other code of the same version, {now.sdopt}"
+        yield Difference(told, "sdopt")
 
 
 def _counts(package: str, later: StudyResult, earlier: StudyResult) -> bool:
