@@ -496,6 +496,12 @@ class StudyResult:
         ).total_seconds()
 
     @property
+    def only_slower(self) -> bool:
+        """Whether every candidate that can run was given up as slower, so that nothing is left to compare."""
+        statuses = {row.status for row in self.candidates} - {Status.SKIPPED}
+        return statuses == {Status.SLOWER}
+
+    @property
     def confidence(self) -> float:
         """Confidence of the two-sided intervals; a gate's one-sided bounds have the confidence of their rule."""
         return self.config.protocol.confidence

@@ -27,6 +27,9 @@ def _budget_notes(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
     if result.budget is None or not result.budget.spared:
         return
     left_out = ", ".join(_spared(result, result.budget)) or "repeated images"
+    if result.only_slower:
+        yield f"Nothing is left to compare, so that these were left out: {left_out}."
+        return
     text = f"protocol.budget_s={result.config.protocol.budget_s:g} left out {left_out}"
     undecided = []
     for row in rows:

@@ -44,6 +44,7 @@ class Spending:
         self._took_s = self._estimated_s = 0.0
         protocol = session.protocol
         self._limit_s = protocol.budget_s if protocol.precision is None else None
+        self._judges = session.result.config.gate.judges
         self._chosen: Extent | None = None
         if self._limit_s is not None and session.result.budget is None:
             session.result.budget = Budget()
@@ -85,14 +86,14 @@ class Spending:
     @property
     def _least(self) -> Extent:
         """The least of a study; a gate judges no images of fewer prompts than it asks for."""
-        if self._session.result.config.gate.judges:
+        if self._judges:
             return replace(self._whole, rounds=1, programs=1)
         return replace(self._few(_FEWEST_PROMPTS, _FEWEST_FLOORS), stages=False)
 
     @property
     def _some(self) -> Extent:
         """What comes before a second round."""
-        if self._session.result.config.gate.judges:
+        if self._judges:
             return self._least
         return self._few(_FEW_PROMPTS, _FEW_FLOORS)
 
@@ -117,16 +118,18 @@ class Spending:
     def choose_processes(self) -> None:
         """Leaves out further processes of the slowest variants, until the others fit; first processes are ready.
 
-        The fastest keeps its own, without which it would have no interval: it is what most studies are made for.
+        The fastest keeps its own, without which it would have no interval: it is what most studies are made for. If
+        every option is shown to be slower, nothing is left to compare, and the study ends as soon as it can.
         """
-        self._noted = (
-            None  # what is slower was given up just before, which took no time
-        )
+        # What is slower was given up just before, which took no time.
+        self._noted = None
+        session = self._session
+        if session.result.only_slower and session.protocol.precision is None:
+            self._end_soon()
+            return
         if not self.limited or self._fits_at_least():
             return
         whole_s = self._ahead.seconds(self._whole) or 0.0
-        session = self._session
-        first = min(process.measurement.replicate for process in session.processes)
         rows = {
             id(p.row): p.row
             for p in session.processes
@@ -135,23 +138,39 @@ class Spending:
         calls_s = {
             p.row.name: self._ahead.call_s(p) or 0.0
             for p in session.processes
-            if p.measurement.replicate == first
+            if p.measurement.replicate == self._first
         }
         slowest_first = sorted(
             rows.values(), key=lambda row: -calls_s.get(row.name, 0.0)
         )
         for row in slowest_first[:-1]:
-            further = [
-                p
-                for p in session.processes
-                if p.row is row and p.measurement.replicate != first
-            ]
-            for process in further:
-                process.active = False
-            self._leave_out(row, [process.measurement for process in further])
+            self._leave_out_further(row)
             if self._fits_at_least():
                 return
         self._tell_short(whole_s)
+
+    def _end_soon(self) -> None:
+        result = self._session.result
+        result.budget = result.budget or Budget()
+        self._limit_s, self._judges = 0.0, False
+        for row in filter(None, (result.baseline_variant, result.control)):
+            self._leave_out_further(row)
+
+    @property
+    def _first(self) -> int:
+        """The replicate whose processes are ready first."""
+        return min(p.measurement.replicate for p in self._session.processes)
+
+    def _leave_out_further(self, row: VariantResult) -> None:
+        """Leaves out all processes of a variant but the first."""
+        further = [
+            p
+            for p in self._session.processes
+            if p.row is row and p.measurement.replicate != self._first
+        ]
+        for process in further:
+            process.active = False
+        self._leave_out(row, [process.measurement for process in further])
 
     def _leave_out(self, row: VariantResult, further: Sequence[Measurement]) -> None:
         """Takes processes out; those of the same number of an earlier session stay, with the evidence that they have."""

@@ -81,6 +81,23 @@ def test_is_not_timed_further_and_all_others_are(tmp_path: Path, schedule: str) 
     assert not missing_of(parse_result(to_json(result))).variants
 
 
+@pytest.mark.parametrize("schedule", ["interleaved", "blocks"])
+def test_alone_leaves_nothing_to_compare_and_the_study_ends(
+    tmp_path: Path, schedule: str
+) -> None:
+    result, fakes = measured(tmp_path, ("slow",), schedule=schedule)
+    assert (result.status, result.variant("slow").status) == ("finished", "slower")
+    baseline = result.baseline_variant
+    assert len(baseline.measurements) == 1
+    passes = {"interleaved": 1, "blocks": 2}[schedule]  # before and after the control
+    assert len(baseline.measurements[0].shapes[0].deciding_s) == passes
+    assert sum(worker.variant.name == "slow" for worker in fakes.started) == 1
+    assert not missing_of(parse_result(to_json(result))).variants
+    [note] = [note for note in summary_of(result).notes if "left out" in note]
+    assert "2 of 3 rounds" in note
+    assert "2 of 3 processes of baseline" in note
+
+
 @pytest.mark.parametrize("claims", [None, ["memory"]])
 def test_is_known_where_memory_runs_out_later(
     tmp_path: Path, claims: list[str] | None
