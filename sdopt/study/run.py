@@ -82,9 +82,8 @@ def run_study(
         lacking = missing_of(result).variants
         for row in result.variants:
             if row.status is Status.PENDING and row.name in lacking:
-                done = min((len(times) for times in row.samples.values()), default=0)
-                told = f"interrupted after {min(done, protocol.rounds)} of {protocol.rounds} rounds"
-                row.status, row.reason = Status.INTERRUPTED, append_reason(row, told)
+                row.status = Status.INTERRUPTED
+                row.reason = append_reason(row, _how_far(row, protocol.rounds))
         set_final_statuses(result)
         if isinstance(end, KeyboardInterrupt):
             raise
@@ -97,6 +96,15 @@ def run_study(
         result.effects = effects_of(result, plan.factors)
         write_at_last(result, folder)
     return result
+
+
+def _how_far(row: VariantResult, rounds: int) -> str:
+    done = min((len(times) for times in row.samples.values()), default=0)
+    if done >= rounds:
+        return (
+            "interrupted after all rounds, before its evidence and images were complete"
+        )
+    return f"interrupted after {done} of {rounds} rounds"
 
 
 def measure_missing(study: Study, schedule: Schedule) -> None:
