@@ -142,7 +142,7 @@ class Conclusion:
         Returns:
             the reports by their files; None if it is `brief`, and none was made.
         """
-        if summary.result.judgements:
+        if summary.result.judgements or self.config.gate.judges:
             append_step_summary(summary)
         if self.brief:
             return None

@@ -6,7 +6,7 @@ The command line, the Python API, launchers in other processes and tests all run
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,7 +46,7 @@ from sdopt.quality.available import fetch_features
 from sdopt.quality.metrics import features_of
 from sdopt.record.files import read_result, write_at_last, write_result
 from sdopt.record.images import remarks_on_images
-from sdopt.record.records import Status, StudyResult
+from sdopt.record.records import Status, StudyResult, append_reason
 from sdopt.report.answer import answer_shown
 from sdopt.report.header import announce, show_plan
 from sdopt.statistics.summary import Summary, summary_of
@@ -207,20 +207,23 @@ class Experiment:
 
     def _foretell(self, plan: Plan, result: StudyResult, machine: Machine) -> None:
         """Says what a study would measure, and what it would take as far as that is known."""
-        measured = [
-            *runnable_of(plan, result),
-            plan.baseline,
-        ]  # the baseline is measured twice
+        call_s, told = None, list[str]()
+        if machine.sheet is not None:
+            call_s, told, too_large = foreseen(plan.variants, machine, self.context)
+            _skip_too_large(result, too_large)
+        # The baseline is measured twice.
+        measured = [*runnable_of(plan, result), plan.baseline]
         sharing = Sharing.of(machine.device, machine.cpu, plan.baseline)
         cost = cost_of(measured, result, Path("outputs"), sharing)
-        told: list[str] = []
         unknown = cost.seconds is None
-        if machine.sheet is not None or (unknown and not machine.device.is_cuda):
-            call_s, told = foreseen(plan.variants, machine, self.context)
-            if unknown and call_s is not None:
-                seconds = cost.calls_alone * call_s
-                based_on = f"predicted; {cost.based_on}"
-                cost = replace(cost, seconds=seconds, based_on=based_on)
+        if unknown and machine.sheet is None and not machine.device.is_cuda:
+            call_s, told, _ = foreseen(plan.variants, machine, self.context)
+        if result.baseline_variant.status is Status.SKIPPED:
+            cost = replace(cost, seconds=None)
+        elif unknown and call_s is not None:
+            seconds = cost.calls_alone * call_s
+            based_on = f"predicted; {cost.based_on}"
+            cost = replace(cost, seconds=seconds, based_on=based_on)
         show_plan(result, cost, self.console)
         for line in told:
             print_line(self.console, line)
@@ -495,3 +498,11 @@ def _verdicts_in(folder: Path) -> tuple[object, ...]:
     """Returns the verdicts that a folder's result has recorded, and by what they came about."""
     recorded = read_result(folder)
     return recorded.gate, recorded.judgements, recorded.config.protocol
+
+
+def _skip_too_large(result: StudyResult, names: Set[str]) -> None:
+    """Marks variants that do not fit on a planned card; the repeated baseline is as large as the baseline."""
+    for row in result.variants:
+        if row.name in names or (row.is_control and result.baseline in names):
+            row.status = Status.SKIPPED
+            row.reason = append_reason(row, "does not fit in the memory of the card")

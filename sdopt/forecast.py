@@ -25,12 +25,14 @@ class Expected:
         shape: size and batch size of the call.
         seconds: of one call; NaN where it cannot be told.
         text: seconds and memory, for a person.
+        fits: whether it may fit in the memory of the device.
     """
 
     variant: str
     shape: Shape
     seconds: float
     text: str
+    fits: bool = True
 
 
 Forecast = Callable[[Sequence[Variant], Machine, StartContext], list[Expected]]
@@ -55,19 +57,21 @@ def expected(
 
 def foreseen(
     variants: Sequence[Variant], machine: Machine, context: StartContext
-) -> tuple[float | None, list[str]]:
+) -> tuple[float | None, list[str], set[str]]:
     """Returns what variants would take on a card, by its data sheet; on this CPU what the first one would.
 
-    That is the seconds of a call, on average over variants and shapes, or None if none is told; and lines for a person.
+    That is the seconds of a call, on average over variants and shapes, or None if none is told; lines for a person; and
+    the variants that do not fit.
     """
     sheet = machine.sheet
     try:
         found = expected(variants if sheet else variants[:1], machine, context)
     except UsageError as error:
-        return None, [f"no prediction: {error}"]
+        return None, [f"no prediction: {error}"], set()
     known = [each.seconds for each in found if not math.isnan(each.seconds)]
     call_s = sum(known) / len(known) if known else None
     if sheet is None:
-        return call_s, []
+        return call_s, [], set()
     lines = [f"  {each.variant}, {each.shape}: {each.text}" for each in found]
-    return call_s, [f"expected on {sheet.name}:", *lines]
+    too_large = {each.variant for each in found if not each.fits}
+    return call_s, [f"expected on {sheet.name}:", *lines], too_large

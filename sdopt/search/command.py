@@ -88,7 +88,7 @@ class Prepared:
         alone = self.space.candidates(self.space.alone())
         whole = sum(1 for _ in islice(self.space.points(), _MANY))
         variants = [*self.space.variants([]), *self.space.variants(alone)]
-        call_s, lines = foreseen(variants, self.machine, self.context)
+        call_s, lines, _ = foreseen(variants, self.machine, self.context)
         if not lines and call_s is not None:
             call = duration_text(call_s)
             lines = [f"a call of the baseline takes about {call}, by `sdopt plan`"]
@@ -100,7 +100,7 @@ class Prepared:
 
     def expected_call_s(self) -> float | None:
         """Returns the seconds that are expected of a call of the baseline; None where it expects none."""
-        call_s, _ = foreseen(self.space.variants([]), self.machine, self.context)
+        call_s, _, _ = foreseen(self.space.variants([]), self.machine, self.context)
         return call_s
 
 

@@ -272,14 +272,22 @@ def _at_main_shape(row: Row) -> str:
     return f" at {row.shape}" if row.further else ""
 
 
+_NEARLY = 0.03
+"""Share by which the ratio of two medians may differ from a mean of paired ratios, beside which it is shown."""
+
+
 def _from_to(row: Row, baseline: Row | None) -> str:
-    """Returns both times; "" where they tell another change than the ratio's interval, which pairs the calls of rounds."""
+    """Returns both times; "" where they tell another change than the ratio, which pairs the calls of rounds.
+
+    That is a change outside its interval; without one, a change by more than `_NEARLY` from it.
+    """
     before = baseline.time if baseline else None
     after = row.time
     if before is None or after is None or row.speedup is None:
         return ""
     interval, of_times = row.speedup.interval, before.estimate / after.estimate
-    low, high = interval.low or 0.0, interval.high or math.inf
+    low = interval.low or interval.estimate * (1 - _NEARLY)
+    high = interval.high or interval.estimate * (1 + _NEARLY)
     if (of_times >= 1) != (interval.estimate >= 1) or not low <= of_times <= high:
         return ""
     return f" ({times_text(before.estimate, after.estimate)})"

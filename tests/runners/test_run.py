@@ -245,6 +245,20 @@ class TestDryRun:
         assert "this machine's rates are not known yet" in finished.shown
         assert not asked
 
+    def test_what_does_not_fit_on_a_planned_card_would_not_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        too_large = (2.0, ["expected on NVIDIA T4:"], {"baseline"})
+        monkeypatch.setattr("sdopt.experiment.foreseen", lambda *_: too_large)
+        finished = sdopt(
+            tmp_path, *("run", *SMOKE, "dry_run=true", "precision=fp16", "hardware=t4")
+        )
+        rows = [line.split() for line in finished.out.splitlines()]
+        ends = {row[0]: row[-1] for row in rows if row and row[-1] in ("yes", "no")}
+        assert (ends["baseline"], ends["precision=fp16"]) == ("no", "yes")
+        assert "baseline: no: does not fit in the memory of the card" in finished.shown
+        assert "time: unknown" in finished.shown
+
     @pytest.mark.slow
     def test_of_a_sweep_ends_as_the_sweep_would_and_leaves_a_folder_as_it_was(
         self, tmp_path: Path

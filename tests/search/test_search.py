@@ -330,7 +330,7 @@ def test_a_dry_run_shows_the_space_and_what_it_takes_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(
         "sdopt.search.command.foreseen",
-        lambda *_: (None, ["seconds on this machine"]),
+        lambda *_: (None, ["seconds on this machine"], set()),
     )
     dry = sdopt(
         tmp_path, "search", "search.groups=[layout]", "dry_run=true", "tracking=none"
@@ -348,9 +348,9 @@ def test_a_dry_run_for_a_card_that_is_not_there_shows_what_it_would_try(
 
     def foretell(
         _variants: object, machine: Machine, _context: object
-    ) -> tuple[None, list[str]]:
+    ) -> tuple[None, list[str], set[str]]:
         asked.append(machine.device.name)
-        return None, []
+        return None, [], set()
 
     monkeypatch.setattr("sdopt.search.command.foreseen", foretell)
     dry = sdopt(

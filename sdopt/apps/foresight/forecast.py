@@ -86,6 +86,12 @@ def _file_of(variants: Sequence[Variant], rates: CpuRates) -> Path:
 
 def _told(predictions: Sequence[Prediction]) -> list[Expected]:
     return [
-        Expected(each.variant, each.shape, each.seconds, text_of(each))
+        Expected(
+            each.variant,
+            each.shape,
+            each.seconds,
+            text_of(each),
+            each.fits != "does not fit",
+        )
         for each in predictions
     ]
