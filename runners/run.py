@@ -83,7 +83,7 @@ def _starting() -> Iterator[Callable[[], None]]:
 
 def _say_interrupted(folder: Path | None) -> None:
     print("sdopt: interrupted", file=sys.stderr)
-    if folder is not None and folder.is_dir():
+    if folder is not None and any(folder.rglob("result.json")):
         again = command_line("run", f"resume={folder}")
         print(
             f"What was measured is kept; `{again}` continues the study.",
