@@ -155,6 +155,7 @@ class Spending:
         self._limit_s, self._judges = 0.0, False
         for row in filter(None, (result.baseline_variant, result.control)):
             self._leave_out_further(row)
+        self.foretell()
 
     @property
     def _first(self) -> int:
