@@ -25,7 +25,7 @@ from tests.apps.foresight import fits
 ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md",
-    "sdopt/README.md",
+    "sdopt/STUDIES.md",
     "sdopt/apps/serving/README.md",
     "sdopt/apps/foresight/README.md",
 )

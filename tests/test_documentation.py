@@ -30,11 +30,13 @@ PAGES = [
         check=False,
     ).stdout.split()
 ] or [ROOT / "README.md"]
-HOW_TO_ADD = (ROOT / "sdopt" / "README.md").read_text()
+HOW_TO_ADD = (ROOT / "sdopt" / "ADDING.md").read_text()
+REFERENCE = (ROOT / "sdopt" / "README.md").read_text()
+STUDIES = (ROOT / "sdopt" / "STUDIES.md").read_text()
 
 
 def block(heading: str, language: str) -> str:
-    """The first code block of a language below a heading of `sdopt/README.md`."""
+    """The first code block of a language below a heading of `sdopt/ADDING.md`."""
     section = HOW_TO_ADD.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     found = re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)
     assert found, f"no {language} below '{heading}'"
@@ -72,18 +74,19 @@ def test_links_lead_to_files_and_headings() -> None:
 
 
 def test_the_reference_lists_its_sections_and_every_extra() -> None:
-    listed = re.findall(r"\]\(#([\w-]+)\)", HOW_TO_ADD.split("\n## ")[0])
-    sections = re.findall(r"^## (.*)$", HOW_TO_ADD, re.MULTILINE)
-    assert listed == list(map(anchor_of, sections))
+    for page in (REFERENCE, STUDIES, HOW_TO_ADD):
+        listed = re.findall(r"\]\(#([\w-]+)\)", page.split("\n## ")[0])
+        sections = re.findall(r"^## (.*)$", page, re.MULTILINE)
+        assert listed == list(map(anchor_of, sections))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    section = HOW_TO_ADD.split("\n## Extras\n")[1].split("\n## ")[0]
+    section = REFERENCE.split("\n## Extras\n")[1].split("\n## ")[0]
     assert not [name for name in extras if f"`{name}`" not in section]
 
 
 def test_what_to_look_at_is_there() -> None:
-    table = HOW_TO_ADD.split("\nWhere to look in the code:\n")[1].split("\n## ")[0]
+    table = REFERENCE.split("\nWhere to look in the code:\n")[1].split("\n## ")[0]
     named = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", table)
     assert len(named) >= 10
     missing = [
