@@ -20,8 +20,6 @@ BASELINE = "baseline"
 
 CONTROL = "repeated baseline"
 
-_NOTHING = "nothing"
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -108,12 +106,10 @@ class Pair(Design):
         if candidate.config == baseline.config:
             # A sweep's grid may contain the baseline itself: then only the repeated baseline is compared.
             return Plan((baseline,), ())
-        # A transformer's scheduler is another than the default, and the baseline's too.
-        changed = credit(candidate, baseline)
-        if changed != _NOTHING:
-            candidate = replace(candidate, name=changed)
-        edge = Edge(candidate.name, BASELINE, changed)
-        return Plan((baseline, candidate), (edge,))
+        return Plan(
+            (baseline, candidate),
+            (Edge(candidate.name, BASELINE, credit(candidate, baseline)),),
+        )
 
 
 @dataclass(frozen=True)
@@ -389,4 +385,4 @@ def _overrides(options: list[str], design: str) -> list[str]:
 
 def credit(candidate: Variant, reference: Variant) -> str:
     """Returns the choices by which a candidate differs, as in `precision=bf16, memory=vae_slicing`."""
-    return listed(difference(candidate.choices, reference.choices)) or _NOTHING
+    return listed(difference(candidate.choices, reference.choices)) or "nothing"

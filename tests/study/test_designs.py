@@ -56,16 +56,6 @@ class TestPair:
             Edge(candidate.name, BASELINE, "precision=bf16, attention=math"),
         )
 
-    def test_is_named_by_what_differs_and_not_by_what_the_model_chooses(
-        self, composer: Composers
-    ) -> None:
-        found = plan(composer, "model=emoji_dit", "attention=math")
-        baseline, candidate = found.variants
-        assert candidate.name == "attention=math"
-        assert candidate.choices["scheduler"] == baseline.choices["scheduler"]
-        found = plan(composer, "attention=math", "study.baseline=[attention:vanilla]")
-        assert found.variants[1].name == "attention=math"
-
     def test_what_a_study_records_of_the_work_is_its_baselines(
         self, composer: Composers
     ) -> None:
