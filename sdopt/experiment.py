@@ -207,17 +207,16 @@ class Experiment:
 
     def _foretell(self, plan: Plan, result: StudyResult, machine: Machine) -> None:
         """Says what a study would measure, and what it would take as far as that is known."""
-        call_s, told = None, list[str]()
-        if machine.sheet is not None:
-            call_s, told, too_large = foreseen(plan.variants, machine, self.context)
-            _skip_too_large(result, too_large)
         # The baseline is measured twice.
         measured = [*runnable_of(plan, result), plan.baseline]
         sharing = Sharing.of(machine.device, machine.cpu, plan.baseline)
         cost = cost_of(measured, result, Path("outputs"), sharing)
+        told: list[str] = []
+        call_s = None
         unknown = cost.seconds is None
-        if unknown and machine.sheet is None and not machine.device.is_cuda:
-            call_s, told, _ = foreseen(plan.variants, machine, self.context)
+        if machine.sheet is not None or (unknown and not machine.device.is_cuda):
+            call_s, told, too_large = foreseen(plan.variants, machine, self.context)
+            _skip_too_large(result, too_large)
         if result.baseline_variant.status is Status.SKIPPED:
             cost = replace(cost, seconds=None)
         elif unknown and call_s is not None:

@@ -248,8 +248,10 @@ class TestDryRun:
     def test_what_does_not_fit_on_a_planned_card_would_not_run(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        too_large = (2.0, ["expected on NVIDIA T4:"], {"baseline"})
-        monkeypatch.setattr("sdopt.experiment.foreseen", lambda *_: too_large)
+        too_large = {"baseline"}
+        monkeypatch.setattr(
+            "sdopt.experiment.foreseen", lambda *_: (2.0, [], too_large)
+        )
         finished = sdopt(
             tmp_path, *("run", *SMOKE, "dry_run=true", "precision=fp16", "hardware=t4")
         )
@@ -258,6 +260,11 @@ class TestDryRun:
         assert (ends["baseline"], ends["precision=fp16"]) == ("no", "yes")
         assert "baseline: no: does not fit in the memory of the card" in finished.shown
         assert "time: unknown" in finished.shown
+        too_large.add("precision=fp16")
+        planned = sdopt(
+            tmp_path, *("run", *SMOKE, "dry_run=true", "precision=fp16", "hardware=t4")
+        )
+        assert "precision=fp16: no: does not fit" in planned.shown
 
     @pytest.mark.slow
     def test_of_a_sweep_ends_as_the_sweep_would_and_leaves_a_folder_as_it_was(
