@@ -77,7 +77,7 @@ from sdopt.tracking.store import (
 from sdopt.variant import Variant
 from sdopt.worker.child import in_process
 from sdopt.worker.forkserver import StartContext
-from sdopt.worker.machine import Machine, find_machine, planned_machine
+from sdopt.worker.machine import Machine, find_machine
 from sdopt.worker.process import WorkerProcess
 
 _UNTRAINED = (
@@ -376,14 +376,12 @@ class Experiment:
             UsageError: the device or a local model does not match the configuration, or no candidate can run.
         """
         hardware = self.config.hardware
-        sheet = hardware.sheet if self.config.dry_run else None
-        if sheet is not None:
-            machine = planned_machine(sheet)
-        else:
-            machine, self.context = find_machine(self.context, hardware, data_sheets)
+        dry = self.config.dry_run
+        machine, self.context = find_machine(self.context, hardware, data_sheets, dry)
         check_models(plan.variants, ("path",), self.context)
         check_sampling(plan.variants, self.context)
-        nothing_runs = sheet is None and self._all_refused(plan, machine)
+        is_planned = dry and hardware.sheet is not None
+        nothing_runs = not is_planned and self._all_refused(plan, machine)
         if self.config.dry_run or nothing_runs or not hardware.exclusive:
             return machine
         return until_done.enter_context(self.reserved(machine))

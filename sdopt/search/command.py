@@ -50,7 +50,7 @@ from sdopt.tracking.contents import common_tags, note_of, time_of
 from sdopt.tracking.runs import digest_of
 from sdopt.tracking.store import ask, require_store
 from sdopt.worker.forkserver import StartContext, start_fork_server
-from sdopt.worker.machine import Machine, find_machine, planned_machine
+from sdopt.worker.machine import Machine, find_machine
 
 _MANY = 10_000
 """Combinations that a dry run counts."""
@@ -120,10 +120,7 @@ def prepare(
             fetch_clip(composer)
         run = composer.current
         context = start_fork_server(dry)
-        if dry and run.hardware.sheet is not None:
-            machine = planned_machine(run.hardware.sheet)
-        else:
-            machine, context = find_machine(context, run.hardware, data_sheets)
+        machine, context = find_machine(context, run.hardware, data_sheets, dry)
         expected = expected_speedups(machine.device, RESULTS)
         space = Space.of(config, composer, machine.device, config_dir, expected)
         return Prepared(config, given, config_dir, run, space, machine, context)

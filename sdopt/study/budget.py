@@ -130,6 +130,7 @@ class Spending:
         if not self.limited or self._fits_at_least():
             return
         whole_s = self._ahead.seconds(self._whole) or 0.0
+        first = session.first_replicate
         rows = {
             id(p.row): p.row
             for p in session.processes
@@ -138,7 +139,7 @@ class Spending:
         calls_s = {
             p.row.name: self._ahead.call_s(p) or 0.0
             for p in session.processes
-            if p.measurement.replicate == self._first
+            if p.measurement.replicate == first
         }
         slowest_first = sorted(
             rows.values(), key=lambda row: -calls_s.get(row.name, 0.0)
@@ -157,17 +158,13 @@ class Spending:
             self._leave_out_further(row)
         self.foretell()
 
-    @property
-    def _first(self) -> int:
-        """The replicate whose processes are ready first."""
-        return min(p.measurement.replicate for p in self._session.processes)
-
     def _leave_out_further(self, row: VariantResult) -> None:
         """Leaves out all processes of a variant but the first."""
+        first = self._session.first_replicate
         further = [
             p
             for p in self._session.processes
-            if p.row is row and p.measurement.replicate != self._first
+            if p.row is row and p.measurement.replicate != first
         ]
         for process in further:
             process.active = False

@@ -286,6 +286,11 @@ class Session:
         return self.record.schedule == "interleaved"
 
     @property
+    def first_replicate(self) -> int:
+        """The number of the processes that are prepared first."""
+        return min((each.measurement.replicate for each in self.processes), default=0)
+
+    @property
     def with_worker(self) -> list[VariantProcess]:
         """The processes that have a worker now."""
         return [process for process in self.processes if process.running is not None]

@@ -25,7 +25,7 @@ class Warmup:
         """Prepares the processes. Raises DoesNotFitError if some ran out of memory beside others."""
         self._spending.foretell()
         everyone = self._session.processes
-        first = min((process.measurement.replicate for process in everyone), default=0)
+        first = self._session.first_replicate
         self._prepare_all(
             [process for process in everyone if process.measurement.replicate == first],
             trials=True,

@@ -36,7 +36,10 @@ class Machine:
 
 
 def find_machine(
-    context: StartContext, hardware: Hardware, sheets: Callable[[], Mapping[str, Sheet]]
+    context: StartContext,
+    hardware: Hardware,
+    sheets: Callable[[], Mapping[str, Sheet]],
+    dry: bool = False,
 ) -> tuple[Machine, StartContext]:
     """Returns the machine that the configuration selects, with its data sheet, and how workers start there.
 
@@ -44,11 +47,14 @@ def find_machine(
         context: the preferred way to start workers; the returned one differs if that does not work.
         hardware: the configuration.
         sheets: returns the packaged data sheets; called if the device's name may match one.
+        dry: whether nothing will run there: then a chosen data sheet is the machine.
 
     Raises:
         UsageError: there is no such device.
         ConflictError: the chosen data sheet does not belong to the device.
     """
+    if dry and hardware.sheet is not None:
+        return planned_machine(hardware.sheet), context
     try:
         machine, context = probe_machine(context, hardware.device)
     except UsageError as error:

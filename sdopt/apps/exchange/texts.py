@@ -83,17 +83,17 @@ def _comment(value: Any) -> str:
     return value.decode("utf-8", errors="replace").strip("\0")
 
 
+_COMMENT = "exif:UserComment"
+
+
 def _of_xmp(text: str) -> Iterator[tuple[str, str]]:
     """Yields the description of XMP, and its user comment, as Draw Things writes it."""
-    description = re.search(r"(?s)<dc:description>(.*?)</dc:description>", text)
-    if description:
-        plain = re.sub(r"<[^>]*>", "", description[1])
-        yield "description", html.unescape(plain).strip()
-    comment = re.search(r"(?s)<exif:UserComment>(.*?)</exif:UserComment>", text)
-    if comment:
-        yield "usercomment", html.unescape(re.sub(r"<[^>]*>", "", comment[1])).strip()
-    elif comment := re.search(r'exif:UserComment="([^"]*)"', text):
-        yield "usercomment", html.unescape(comment[1])
+    for name, tag in (("description", "dc:description"), ("usercomment", _COMMENT)):
+        found = re.search(rf"(?s)<{tag}>(.*?)</{tag}>", text)
+        if found:
+            yield name, html.unescape(re.sub(r"<[^>]*>", "", found[1])).strip()
+        elif tag == _COMMENT and (found := re.search(rf'{tag}="([^"]*)"', text)):
+            yield name, html.unescape(found[1])
 
 
 def text_beside(file: Path) -> str:
