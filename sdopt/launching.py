@@ -197,7 +197,7 @@ def _command_of(line: CommandLine) -> Command | None:
     """Composes a command line; returns None if it asks for nothing to be measured."""
     # Importing PyTorch takes as long as all else that a dry run does.
     if "dry_run=true" in line.task:
-        start_fork_server(dry=True)
+        start_fork_server(torch_alone=True)
     return None if line.informative else Command.of(line)
 
 

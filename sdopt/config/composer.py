@@ -11,6 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from sdopt.config.compositions import (
+    Composition,
     Compositions,
     initialized,
     search_path,
@@ -71,8 +72,14 @@ class HydraComposer:
         self._job = self._compositions.of(self._overrides, composed)
         self.current = parse(self._job)
         """The job's own configuration."""
-        self._defaults = self._compositions.of([])
-        self._default = parse(self._defaults)
+
+    @cached_property
+    def _defaults(self) -> Composition:
+        return self._compositions.of([])
+
+    @cached_property
+    def _default(self) -> RunConfig:
+        return parse(self._defaults)
 
     @property
     def chooses_features(self) -> bool:
