@@ -5,7 +5,6 @@ The command line calls `launch`, and programs do by `sdopt.guest.run`; `Experime
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import signal
@@ -205,17 +204,9 @@ def _require_folder(command: Command) -> None:
     """Checks the folder of a command before Hydra replaces the record of the command there, which `resume` reads.
 
     Raises:
-        UsageError: it cannot be made.
         OccupiedError: it holds a result, and the command does not resume that; or another process writes it.
     """
     folder = command.folder
-    above = next(
-        path for path in (folder, *folder.absolute().parents) if os.path.lexists(path)
-    )
-    if command.dry and not (above.is_dir() and os.access(above, os.W_OK)):
-        raise UsageError(
-            f"{above}: no folder that can be written; choose another with {command.place}=…"
-        )
     if not command.resumes and (held := _held_in(folder, command)):
         again = command_line("run", f"resume={folder}")
         raise OccupiedError(
@@ -339,27 +330,12 @@ def _require_lost_job(error: Exception, command: Command) -> None:
     elif (
         isinstance(error, OSError) and error.strerror
     ):  # Hydra's own OSErrors have no strerror
-        problem = os_problem(error, folder)
-        if not begun and error.errno in _OF_FOLDERS:
-            long = (
-                error.errno == errno.ENAMETOOLONG
-            )  # which a sweep's own folder seldom is
-            key = "hydra.sweep.subdir" if long and command.sweep else command.place
-            way = (
-                f"choose a {'shorter name' if long else 'writable folder'} with {key}=…"
-            )
-            problem = f"{error.filename or folder}: {error.strerror}; {way}"
-        raise (UnavailableError if begun else UsageError)(problem) from error
+        kind = UnavailableError if begun else UsageError
+        raise kind(os_problem(error, folder)) from error
     elif begun or way_out(error):
         raise error
     else:
         raise UsageError(in_one_line(error) or type(error).__name__) from error
-
-
-_OF_FOLDERS = (
-    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT),
-    *(errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
-)
 
 
 class InterruptedStudy(KeyboardInterrupt):
@@ -473,8 +449,8 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     try:
         page, *_ = write_report(of_sweep(sweep))
         print_line(console, f"report: {page}")
-    except UnavailableError as error:
-        print_problems([f"no report: {error}"])
+    except OSError as error:
+        print_problems([f"no report: {os_problem(error)}"])
     print_line(console, f"sweep: {folder}")
     if any(row.to_retry for study in sweep.studies.values() for row in study.variants):
         again = command_line("run", f"resume={folder}", "retry_failed=true")

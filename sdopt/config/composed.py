@@ -84,7 +84,6 @@ class Command:
                     cfg.hydra.sweep.dir if sweep else cfg.hydra.run.dir
                 ).expanduser()
                 _require_job(cfg.hydra, sweep, line)
-            _require_place(line, sweep)
             if sweep:
                 _require_kept(line.task)
                 _require_options(line, compositions)
@@ -248,20 +247,6 @@ def _without(overrides: Sequence[str], key: str) -> list[str]:
     return [override for override in overrides if key_of(override) != key]
 
 
-def _require_place(line: CommandLine, sweep: bool) -> None:
-    """Raises UsageError if a command line names the folder of a sweep for a single run, or the other way round."""
-    mine, other = (
-        ("hydra.sweep.dir", "hydra.run.dir")
-        if sweep
-        else ("hydra.run.dir", "hydra.sweep.dir")
-    )
-    if given := [override for override in line.hydra if key_of(override) == other]:
-        what = "a sweep" if sweep else "a single run"
-        raise UsageError(
-            f"{given[-1]}: has no effect on {what}: {mine}={given[-1].partition('=')[2]} names its folder"
-        )
-
-
 def _require_job(hydra: DictConfig, sweep: bool, line: CommandLine) -> None:
     """Raises UsageError for settings of Hydra that would have no effect, or put files where nobody looks for them."""
     if hydra.job.chdir:
@@ -383,14 +368,7 @@ def _require_named(recorded: Sequence[str], given: Sequence[str]) -> None:
 
 
 def _folder_of(value: str) -> Path:
-    """Returns the folder that `resume` names: a path as it is if there is one, whatever characters it has.
-
-    Raises UsageError: it names none, as with a variable of a shell that is not set.
-    """
-    if not value.strip("'\""):
-        raise UsageError(
-            "resume=: names no folder; give that of a run or of a sweep, or leave it out"
-        )
+    """Returns the folder that `resume` names: a path as it is if there is one, whatever characters it has."""
     folder = Path(value).expanduser()
     if not folder.exists():
         with suppress(UsageError):

@@ -15,7 +15,7 @@ from sdopt.config.compositions import (
     initialized,
     search_path,
 )
-from sdopt.config.edits import Edit, KeyValue, at, edited, in_group, read_edit
+from sdopt.config.edits import Edit, at, edited, in_group, key_value, read_edit
 from sdopt.config.groups import default_choice, has_default, override_of
 from sdopt.config.models import with_own_options
 from sdopt.config.overrides import group_of, key_of, merge_overrides
@@ -205,7 +205,7 @@ class HydraComposer:
             staying.append(_LORA)
             before = [override for override in before if not _is_of_lora(override)]
             before += lora
-            edit.settings[:0] = map(KeyValue.of, lora)
+            edit.settings[:0] = map(key_value, lora)
         merged = merge_overrides(before, edit.overrides, staying)
         merged = [override for override in merged if override.lstrip("~") not in groups]
         key = tuple(merged), plain
@@ -340,15 +340,12 @@ def require_sections(overrides: Sequence[str], *sections: str) -> None:
     ]
     if passed:
         known = " and ".join(sections)
-        problems = []
-        for override in passed:
-            hint = ""
-            if key_of(override) in {f"protocol.{name}" for name in THRESHOLDS}:
-                hint = f"; `sdopt gate FOLDER {override}` decides by it"
-            problems.append(
-                f"{override}: has no effect on a finished result, only keys of {known} have{hint}"
-            )
-        raise UsageError(problems)
+        raise UsageError(
+            [
+                f"{override}: has no effect on a finished result, only keys of {known} have"
+                for override in passed
+            ]
+        )
 
 
 def with_gate(overrides: Sequence[str]) -> list[str]:

@@ -255,11 +255,13 @@ def composition_errors() -> Iterator[None]:
     """Raises what Hydra and OmegaConf raise as UsageError, in their own words."""
     try:
         yield
-    except RecursionError as error:
-        raise UsageError(
-            "a file's defaults list leads back to the file itself: take it out there"
-        ) from error
-    except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        ValueError,
+        YAMLError,
+        RecursionError,
+    ) as error:
         cause: BaseException | None = error
         while cause is not None:  # OmegaConf wraps what a resolver raises
             if isinstance(cause, UsageError):

@@ -247,10 +247,6 @@ class _Faults:
         way: str = "fetch or save the model again",
     ) -> Iterator[str]:
         """Yields what is wrong; tensors that a text encoder does not have are ignored, as its library does."""
-        for part_of_name, (what, call) in _LEFT_IN.items():
-            if any(part_of_name in name for name in self.unknown):
-                yield f"{where}: was saved with {what} in it: call {call} before save_pretrained"
-                return
         if self.all_missing:
             yield f"{where}: holds weights of another network: none of their names belongs to {class_name}"
             return
@@ -267,14 +263,6 @@ class _Faults:
                 f"{where}: holds {_listed(self.unknown)}, which {class_name} of this configuration does not have: the "
                 "model is of another kind, and would be run without them"
             )
-
-
-_LEFT_IN = {
-    ".base_layer.": ("a LoRA", "pipe.fuse_lora() and pipe.unload_lora_weights()"),
-    "_ip.": ("an IP-Adapter", "pipe.unload_ip_adapter()"),
-    ".to_qkv.": ("fused projections", "pipe.unfuse_qkv_projections()"),
-}
-"""What a program may have left in a network that it saved, by a part of the tensors' names, and what takes it out."""
 
 
 def _listed(names: Collection[str]) -> str:

@@ -111,17 +111,12 @@ class Evaluator:
             draws=pictures.draws,
             reference=reference.images if reference is not None and paired else None,
         )
-        return [
-            BrokenImage(
-                trip.wire,
-                ""
-                if trip.image_index is None
-                else pictures.records[trip.image_index].path,
-                trip.detail,
-            )
-            for trip in found
-            if self._settings.trained or trip.wire == "non_finite"
-        ]
+        broken = []
+        for wire, index, detail in found:
+            if self._settings.trained or wire == "non_finite":
+                path = "" if index is None else pictures.records[index].path
+                broken.append(BrokenImage(wire, path, detail))
+        return broken
 
 
 # A GPU would round the networks' convolutions to TF32, and their figures would differ from a CPU's.

@@ -38,8 +38,6 @@ def image_files(folder: Path) -> list[Path]:
     try:
         # macOS leaves a hidden file beside each that it copies, with the same suffix.
         shown = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{folder}: no such folder") from None
     except OSError as error:
         raise UsageError(f"{folder}: cannot be read ({error.strerror})") from error
     files = sorted(path for path in shown if path.suffix.lower() in SUFFIXES)

@@ -83,7 +83,7 @@ def open_picture(file: Path) -> "Image":
 
 
 def _read(file: Path, convert: Callable[["Image"], "Image"]) -> "Image":
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if not file.is_file():  # reading a pipe or a device may block
         raise UsageError(
@@ -97,17 +97,8 @@ def _read(file: Path, convert: Callable[["Image"], "Image"]) -> "Image":
         raise UsageError(
             [f"{file}: {problem}" for problem in error.problems]
         ) from error
-    except UnidentifiedImageError as error:
-        reason = (
-            POINTER if is_pointer(file) else "unknown format; save it as PNG or JPEG"
-        )
-        raise UsageError(f"{file}: cannot be read as an image ({reason})") from error
-    except (
-        Exception
-    ) as error:  # a decoder may raise anything for a damaged file, even SyntaxError
-        reason = (
-            getattr(error, "strerror", None) or one_line(error) or type(error).__name__
-        )
+    except Exception as error:  # a decoder may raise anything for a damaged file
+        reason = POINTER if is_pointer(file) else one_line(error)
         raise UsageError(f"{file}: cannot be read as an image ({reason})") from error
 
 

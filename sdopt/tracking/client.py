@@ -115,14 +115,9 @@ class Logged(NamedTuple):
     new: bool
 
 
-def late(cause: str, tracking: Tracking, deadline_s: float) -> TrackingError:
+def late(cause: str, deadline_s: float) -> TrackingError:
     """Returns the error of a request whose deadline has passed."""
-    advice = (
-        "; allow more with tracking.deadline_s=…"
-        if deadline_s == tracking.deadline_s
-        else ""
-    )
-    return TrackingError(f"{cause} within {deadline_s:g} s{advice}")
+    return TrackingError(f"{cause} within {deadline_s:g} s")
 
 
 def serve(channel: Connection) -> None:
@@ -202,7 +197,7 @@ def perform(
                 if not any(words in str(error) for words in _PASSING):
                     raise _explained(error, tracking) from error
                 if time.monotonic() + pause > end:
-                    raise late(cause_of(error), tracking, deadline_s) from error
+                    raise late(cause_of(error), deadline_s) from error
             time.sleep(pause)
             pause *= 2
 
@@ -321,8 +316,7 @@ def check(client: "MlflowClient", tracking: Tracking, experiment: str) -> None:
     if found is None:
         client.search_experiments(max_results=1)
     else:
-        _require_active(found)
-        _require_near(_place(client, tracking, found.experiment_id), tracking)
+        _require_near(found, tracking)
 
 
 def put(
@@ -351,7 +345,7 @@ def put(
             if here
             else _experiment(client, tracking, experiment, run.leaderboard)
         )
-        _require_near(_place(client, tracking, home), tracking)
+        _require_near(client.get_experiment(home), tracking)
         kept = next(
             (
                 str(one.info.run_id)
@@ -466,9 +460,6 @@ def read(
         if found.data.tags.get(ROLE) == "study"
         else found.data.tags.get(PARENT, run)
     )
-    folder = path_of(client.get_run(top).info.artifact_uri)
-    if folder is not None and not folder.exists():
-        raise UsageError(f"{run}: its artifacts were in {folder}, which is not here")
     if "result.json" not in [item.path for item in client.list_artifacts(top)]:
         raise UsageError(
             f"{run}: this MLflow run at {tracking.uri} has no result.json; name a study's run"
@@ -504,7 +495,7 @@ def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:
 def _experiment(
     client: "MlflowClient", tracking: Tracking, name: str, columns: Sequence[str]
 ) -> str:
-    """Returns the id of the experiment of a name; creates it if there is none. Raises RefusedError if it is deleted."""
+    """Returns the id of the experiment of a name; creates it if there is none."""
     tags = _experiment_tags(columns)
     here = _name_here(client, tracking, name)
     if here != name:
@@ -514,7 +505,6 @@ def _experiment(
     found = client.get_experiment_by_name(here)
     if found is None:
         return str(client.create_experiment(here, place_of(tracking, here), tags))
-    _require_active(found)
     for key, value in tags.items():
         if found.tags.get(key) != value:  # made by an earlier version, or by hand
             client.set_experiment_tag(found.experiment_id, key, value)
@@ -529,14 +519,6 @@ def _name_here(client: "MlflowClient", tracking: Tracking, name: str) -> str:
         if found is None or not _is_elsewhere(found, tracking):
             return numbered
     raise AssertionError("experiments are counted without end")
-
-
-def _require_active(found: Any) -> None:
-    if found.lifecycle_stage == "deleted":
-        raise RefusedError(
-            f"its experiment {found.name!r} was deleted: restore it (mlflow experiments restore --experiment-id "
-            f"{found.experiment_id}), or choose another with study.name=…"
-        )
 
 
 def _experiment_tags(columns: Sequence[str]) -> dict[str, str]:
@@ -680,31 +662,6 @@ def place_of(tracking: Tracking, experiment: str) -> str | None:
     return (Path(tracking.artifacts).absolute() / experiment).as_uri()
 
 
-def _place(client: "MlflowClient", tracking: Tracking, experiment: str) -> str:
-    """Returns where an experiment has its artifacts.
-
-    Raises:
-        RefusedError: `tracking.artifacts` is another place.
-    """
-    found = client.get_experiment(experiment)
-    location, named = str(found.artifact_location), place_of(tracking, found.name)
-    own = (
-        tracking.artifacts is not None
-        and Path(tracking.artifacts) != Path(Tracking().artifacts or "").resolve()
-    )
-    if (
-        own
-        and named is not None
-        and location.rpartition("/")[0] != named.rpartition("/")[0]
-    ):
-        raise RefusedError(
-            f"the experiment {found.name!r} has its artifacts in {path_of(location) or location}, so that "
-            f"tracking.artifacts={tracking.artifacts} would have no effect: leave that out, or log to an experiment of "
-            "another name (study.name=…)"
-        )
-    return location
-
-
 def _gone_places(
     client: "MlflowClient", tracking: Tracking, runs: Sequence["Run"]
 ) -> set[str]:
@@ -760,9 +717,9 @@ def path_of(location: str | None) -> Path | None:
     return Path(unquote(address.path) if address.scheme else location)
 
 
-def _require_near(location: str | None, tracking: Tracking) -> None:
+def _require_near(experiment: Any, tracking: Tracking) -> None:
     """Raises RefusedError if artifacts would lie on this machine, where users of a server do not look for them."""
-    folder = path_of(location)
+    folder = path_of(str(experiment.artifact_location))
     here = (None, "localhost", "127.0.0.1", "::1")
     if (
         folder is not None

@@ -6,7 +6,6 @@ to its point by a line. Places are pixels, computed for the narrowest width of t
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sdopt.report.charts.spec import Spec
@@ -67,6 +66,9 @@ def named_layers(
 _LETTER, _LINE = 7.4, 15.0
 """Width of a letter and height of a line, in pixels."""
 
+_MARK = 8.0
+"""Radius of the marks, which labels avoid."""
+
 _NEAR = 13.0
 """Distance of a label from the middle of its point."""
 
@@ -74,20 +76,15 @@ _KEY_LENGTH = 44
 """Letters of a name in the key."""
 
 
-@dataclass(frozen=True)
-class Box:
-    """A rectangle in pixels; y grows downwards."""
+Box = tuple[float, float, float, float]
+"""A rectangle in pixels: left, top, right and bottom; y grows downwards."""
 
-    left: float
-    top: float
-    right: float
-    bottom: float
 
-    def overlap(self, other: "Box") -> float:
-        """Returns the area that both cover."""
-        width = min(self.right, other.right) - max(self.left, other.left)
-        height = min(self.bottom, other.bottom) - max(self.top, other.top)
-        return max(0.0, width) * max(0.0, height)
+def overlap(one: Box, other: Box) -> float:
+    """Returns the area that both cover."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(0.0, width) * max(0.0, height)
 
 
 LabelPlace = tuple[float, float, str]
@@ -99,7 +96,7 @@ def box_of(place: LabelPlace, x: float, y: float, text: str) -> Box:
     dx, dy, side = place
     width = _LETTER * len(text)
     left = x + dx - {"left": 0.0, "center": width / 2, "right": width}[side]
-    return Box(left, y + dy - _LINE / 2, left + width, y + dy + _LINE / 2)
+    return left, y + dy - _LINE / 2, left + width, y + dy + _LINE / 2
 
 
 def _places() -> Iterator[LabelPlace]:
@@ -118,7 +115,6 @@ def places(
     texts: Sequence[str],
     width: float,
     height: float,
-    radius: float = 8.0,
 ) -> list[LabelPlace]:
     """Returns a place for the label of each point.
 
@@ -127,9 +123,8 @@ def places(
         texts: the label of each point.
         width: of the plot, in pixels; labels stay within.
         height: likewise.
-        radius: of the marks, which labels avoid.
     """
-    marks = [Box(x - radius, y - radius, x + radius, y + radius) for x, y in points]
+    marks = [(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in points]
     taken: list[Box] = []
     chosen: list[LabelPlace] = []
     for (x, y), text in zip(points, texts, strict=True):
@@ -137,10 +132,9 @@ def places(
         least = math.inf
         for place in _places():
             box = box_of(place, x, y, text)
-            outside = (box.right - box.left) * _LINE - box.overlap(
-                Box(0.0, 0.0, width, height)
-            )
-            cost = outside + sum(box.overlap(other) for other in (*taken, *marks))
+            within = overlap(box, (0.0, 0.0, width, height))
+            covered = sum(overlap(box, other) for other in (*taken, *marks))
+            cost = (box[2] - box[0]) * _LINE - within + covered
             if cost < least - 1e-6:
                 best, least = place, cost
             if least <= 0:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -49,31 +48,24 @@ SideText = tuple[str, str, int]
 """Text beside the rows: its heading, the field of the data that holds it, and its width in pixels."""
 
 
-@dataclass(frozen=True)
 class Rows:
     """A chart with one row per item: its name stands above the marks, its figures beside them.
 
-    Attributes:
+    Args:
         data: a record for each row, top first; `name` is its name, `figure` its main figure.
         columns: the figures beside the rows.
     """
 
-    data: Sequence[Mapping[str, Any]]
-    columns: Sequence[SideText] = ()
-    placed: list[dict[str, Any]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        placed = [
-            {
-                **row,
-                "at": number + _MARKED,
-                "named": number + _NAMED,
-                "label": shortened(row["name"]),
-                "aria_text": f"{row['name']}: {row.get('figure', '')}",
-            }
-            for number, row in enumerate(self.data)
-        ]
-        object.__setattr__(self, "placed", placed)
+    def __init__(
+        self, data: Sequence[Mapping[str, Any]], columns: Sequence[SideText] = ()
+    ) -> None:
+        self.columns = columns
+        self.placed: list[dict[str, Any]] = []
+        for number, row in enumerate(data):
+            places = {"at": number + _MARKED, "named": number + _NAMED}
+            told = f"{row['name']}: {row.get('figure', '')}"
+            label = shortened(row["name"])
+            self.placed.append({**row, **places, "label": label, "aria_text": told})
 
     @property
     def y(self) -> Spec:
@@ -82,7 +74,7 @@ class Rows:
 
     def vertical(self, name: str) -> Spec:
         """The vertical encoding of a field of the data that holds places of rows."""
-        domain = [-0.5, len(self.data) - 0.5]
+        domain = [-0.5, len(self.placed) - 0.5]
         scale = {"domain": domain, "reverse": True, "nice": False, "zero": False}
         return encoding(f"{name}:Q", scale=scale, axis=None)
 
@@ -135,11 +127,11 @@ class Rows:
             head = constant(heading)
             texts.append(mark("text", look, data=[{}], x=end, y=constant(0), text=head))
             offset += width
-        told = [f"{row['name']} {row['figure']}" for row in self.data]
+        told = [f"{row['name']} {row['figure']}" for row in self.placed]
         return built(
             layered([*layers, *texts]),
             f"{summary}: {'; '.join(told)}",
-            ROW * len(self.data),
+            ROW * len(self.placed),
             self.placed,
             {"left": 6, "right": 6, "top": 22 if self.columns else 6, "bottom": 6},
         )
