@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -452,7 +453,8 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     except OSError as error:
         print_problems([f"no report: {os_problem(error)}"])
     print_line(console, f"sweep: {folder}")
-    if any(row.to_retry for study in sweep.studies.values() for row in study.variants):
+    rows = chain.from_iterable(study.variants for study in sweep.studies.values())
+    if any(row.to_retry for row in rows):
         again = command_line("run", f"resume={folder}", "retry_failed=true")
         print_problems([f"`{again}` measures again what failed"])
     studies = list(sweep.studies.values())

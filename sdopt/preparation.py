@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Sequence
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 from sdopt.assembly import left_out_by
@@ -132,7 +133,7 @@ def _answers_file() -> Path:
 
 def card_remarks(variants: Sequence[Variant], machine: Machine) -> list[str]:
     """Returns known faults of the card in the number types of the variants, each once."""
-    types = {kind for variant in variants for kind in variant.number_types}
+    types = set(chain.from_iterable(variant.number_types for variant in variants))
     if not machine.device.is_cuda:
         return []
     return [

@@ -141,20 +141,19 @@ class Variant:
         Raises:
             UsageError: a file is missing, or cannot be downloaded.
         """
-        return [
-            path
-            for option in self.optimizations.values()
-            for path in option.files(self.model, fetch)
-        ]
+        files: list[Path] = []
+        for option in self.optimizations.values():
+            files += option.files(self.model, fetch)
+        return files
 
     def folders_with(self, options: Collection[str]) -> list[Path]:
         """Returns the folders of the user's own groups that have one of some options' files."""
         folders = [Path(folder).absolute() for folder in self.config_dirs]
-        return [
-            folder
-            for folder in folders
-            if any((folder / file).is_file() for file in options)
-        ]
+        used = []
+        for folder in folders:
+            if any((folder / file).is_file() for file in options):
+                used.append(folder)
+        return used
 
     def context(self, device: Device, shape: Shape | None = None) -> Context:
         """Returns the context for checking conflicts at a shape, by default the main shape."""
@@ -181,13 +180,13 @@ class Variant:
                 for reason in [*option.obstacles(ctx), *option.ineffective(ctx)]:
                     line = f"{self._choice_on(axis)}: {reason}"
                     found.setdefault(line, []).append(shape)
-        everywhere = len(self.shapes)
+        reasons = []
+        for reason, shapes in found.items():
+            somewhere = f" (at {'; '.join(map(str, shapes))})"
+            everywhere = len(shapes) == len(self.shapes)
+            reasons.append(reason if everywhere else reason + somewhere)
         return [
-            reason
-            if len(shapes) == everywhere
-            else f"{reason} (at {'; '.join(map(str, shapes))})"
-            for reason, shapes in found.items()
-        ] + [
+            *reasons,
             *self.undistilled(),
             *self._left_out(),
             *self._unsupported(),
@@ -204,11 +203,11 @@ class Variant:
     def slow_here(self, device: Device) -> list[str]:
         """Returns why options are expected to make calls slower on a device, each with the choice that causes it."""
         ctx = self.context(device)
-        return [
-            f"{self._choice_on(axis)}: {reason}"
-            for axis, option in self.optimizations.items()
-            for reason in option.slow_here(ctx)
-        ]
+        reasons: list[str] = []
+        for axis, option in self.optimizations.items():
+            choice = self._choice_on(axis)
+            reasons += [f"{choice}: {reason}" for reason in option.slow_here(ctx)]
+        return reasons
 
     def _unsupported(self) -> list[str]:
         """Returns the conflicts of what diffusers does not have: AltDiffusion, or a task with this kind of pipeline."""

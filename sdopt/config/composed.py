@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -334,7 +335,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     ours = ("hydra.mode", "hydra.sweep.dir", "hydra.run.dir", *COMMAND_KEYS)
     return [
         *(["-m"] if sweep.is_file() else []),
-        *(part for path in added for part in ("--config-dir", path)),
+        *chain.from_iterable(("--config-dir", path) for path in added),
         *(
             override
             for override in merge_overrides(_as_measured(task, folder), kept)
@@ -439,13 +440,14 @@ def _as_measured(overrides: Sequence[str], folder: Path) -> list[str]:
     from sdopt.study.resume import EXTENSIONS
 
     config = read_result(folder).config.flat()
-    recorded = {
-        key: "null" if config[key] is None else config[key] for key in EXTENSIONS
-    }
-    return [
-        f"{key}={recorded[key]}" if (key := key_of(o)) in recorded else o
-        for o in overrides
-    ]
+    measured = []
+    for override in overrides:
+        key = key_of(override)
+        if key in EXTENSIONS:
+            value = "null" if config[key] is None else config[key]
+            override = f"{key}={value}"  # noqa: PLW2901
+        measured.append(override)
+    return measured
 
 
 def job_folder() -> Path:

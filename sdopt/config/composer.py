@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +123,14 @@ class HydraComposer:
                 ]
             ) from error
         self._require_shared(name or "candidate", run, edit.overrides)
-        changed = {}
-        for axis in run.choices:
-            changed[axis] = _changed_fields(
+        changed: dict[str, Any] = {}
+        choices = {}
+        for axis, option in run.choices.items():
+            of_option = _changed_fields(
                 _chosen(run, axis), self._as_in_its_file(run, axis)
             )
-        choices = {
-            axis: option + _as_text(changed[axis])
-            for axis, option in run.choices.items()
-        }
+            choices[axis] = option + _as_text(of_option)
+            changed |= {f"{axis}.{key}": value for key, value in of_option.items()}
         return Variant(
             name=name
             or listed(difference(choices, self._default.choices))
@@ -147,11 +147,7 @@ class HydraComposer:
             prompts=resolve_prompts(run.workload, run.model),
             pictured=drawn_prompts(run),
             negatives=drawn_negatives(run),
-            changed={
-                f"{axis}.{name}": value
-                for axis, values in changed.items()
-                for name, value in values.items()
-            },
+            changed=changed,
             config_dirs=self._compositions.own_folders,
             config=run.recorded,
         )
@@ -198,9 +194,7 @@ class HydraComposer:
         """Returns the job's configuration with an edit, and the overrides of both."""
         groups = self._groups()
         before = self._without_optimizations() if plain else self._overrides
-        staying = [
-            axis for options in edit.choices.values() for axis in options if "." in axis
-        ]
+        staying = [axis for axis in chain(*edit.choices.values()) if "." in axis]
         if lora := self._lora_of(edit):
             staying.append(_LORA)
             before = [override for override in before if not _is_of_lora(override)]
@@ -371,12 +365,8 @@ def _changed_fields(option: Any, asis: Any) -> dict[str, Any]:
 
 def _as_text(changed: Mapping[str, Any]) -> str:
     """Returns changed fields as a choice names them, as in `(mode=max-autotune)`."""
-    shown = {
-        name: Path(value).name if isinstance(value, str) else value
-        for name, value in changed.items()
-    }
-    return (
-        f"({', '.join(f'{name}={value}' for name, value in shown.items())})"
-        if shown
-        else ""
-    )
+    shown = []
+    for name, value in changed.items():
+        plain = Path(value).name if isinstance(value, str) else value
+        shown.append(f"{name}={plain}")
+    return f"({', '.join(shown)})" if shown else ""

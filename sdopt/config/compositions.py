@@ -83,13 +83,10 @@ class Compositions:
             str(source.path) for source in self._loader.get_search_path().get_path()
         }
         packaged = not self._searchpath and sources <= PACKAGED
-        given: list[Any] = [
-            parsed_override(override).value() for override in self._searchpath
-        ]
-        own = [
-            *sources - PACKAGED,
-            *(str(path) for paths in given for path in paths or ()),
-        ]
+        own = [*sources - PACKAGED]
+        for override in self._searchpath:
+            paths: Any = parsed_override(override).value()
+            own += map(str, paths or ())
         _require_own_names(own)
         self.own_folders = tuple(
             dict.fromkeys(path.removeprefix("file://") for path in own)

@@ -6,6 +6,7 @@ as it does any other.
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,13 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
     Raises:
         UsageError: a value names neither an option nor something that is there, or a file is damaged.
     """
-    found = {
-        key: [override for override in overrides if written_key(override) == key]
-        for key in _KEYS
-    }
+    found: dict[str, list[str]] = {key: [] for key in _KEYS}
+    for override in overrides:
+        if (key := written_key(override)) in found:
+            found[key].append(override)
     if not any(found.values()):
         return list(overrides)
-    chosen = [value for override in found["model"][-1:] for value in _values(override)]
+    chosen = [*chain.from_iterable(map(_values, found["model"][-1:]))]
     paths = found["model.path"][-1:]
     base = _value_of("model.base", overrides)
     revision = _value_of(_REVISION, overrides)
@@ -114,10 +115,8 @@ def _of_functions(override: str) -> str:
 
 def own_functions(overrides: Iterable[str]) -> list[str]:
     """Returns the functions of files that overrides name, also those of variants, each with its whole path, once."""
-    named = (
-        found.strip() for override in overrides for found in _FUNCTION.findall(override)
-    )
-    return list(dict.fromkeys(map(absolute, named)))
+    named = chain.from_iterable(map(_FUNCTION.findall, overrides))
+    return list(dict.fromkeys(absolute(function.strip()) for function in named))
 
 
 def _values(override: str) -> list[str]:

@@ -31,9 +31,10 @@ def config_name_of(command: str) -> str:
 def options_of(group: str, config_dir: Path | None = None) -> list[str]:
     """Returns the options of one group, packaged or the user's own."""
     folders = [CONF, *([config_dir] if config_dir else [])]
-    return sorted(
-        {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
-    )
+    names: set[str] = set()
+    for folder in folders:
+        names.update(path.stem for path in (folder / group).glob("*.yaml"))
+    return sorted(names)
 
 
 def study_named(name: object, experiment: object) -> object:

@@ -65,16 +65,12 @@ class Report:
     def __str__(self) -> str:
         """Returns a line for broken images, for each option, and for each setting of the process that they changed."""
         lines = [f"IMAGES BROKEN: {self.broken}"] if self.broken else []
-        lines += [
-            f"{as_choice(found.axis, found.option)}: {'' if found.engaged else 'NO EFFECT: '}{found.summary}"
-            for found in self.evidence
-        ]
-        return "\n".join(
-            [
-                *lines,
-                *(f"changed in the whole process: {line}" for line in self.process),
-            ]
-        )
+        for found in self.evidence:
+            effect = "" if found.engaged else "NO EFFECT: "
+            choice = as_choice(found.axis, found.option)
+            lines.append(f"{choice}: {effect}{found.summary}")
+        lines += [f"changed in the whole process: {line}" for line in self.process]
+        return "\n".join(lines)
 
 
 @kept_generators()
@@ -239,13 +235,14 @@ def _broken(output: Any) -> str:
     images = (
         images if isinstance(images, list | np.ndarray | torch.Tensor) else [images]
     )
-    found = [
-        each if isinstance(each, torch.Tensor) else torch.as_tensor(np.array(each))
-        for each in images
-    ]
-    if any(not each.isfinite().all() for each in found):
-        return "they hold numbers that are not finite (NaN or infinite)"
-    return "they are black" if any(not each.any() for each in found) else ""
+    black = False
+    for image in images:
+        if not isinstance(image, torch.Tensor):
+            image = torch.as_tensor(np.array(image))  # noqa: PLW2901
+        if not image.isfinite().all():
+            return "they hold numbers that are not finite (NaN or infinite)"
+        black = black or not image.any()
+    return "they are black" if black else ""
 
 
 @kept_generators()

@@ -101,11 +101,9 @@ def plan_for(
     _require(ctx, named, [])
     dtype: torch.dtype | None = loading_arguments(options.values()).get("dtype")
     others = dtype or denoiser_of(pipe).dtype
-    parts = {
-        name: part
-        for option in options.values()
-        for name, part in option.parts_for(pipe, model, others).items()
-    }
+    parts: dict[str, Any] = {}
+    for option in options.values():
+        parts |= option.parts_for(pipe, model, others)
     return PipelinePlan(options, variant.choices, ctx, scheduler, dtype, parts)
 
 
@@ -236,12 +234,9 @@ def _require(
     ctx: Context, named: Mapping[str, Optimization], problems: Sequence[str]
 ) -> None:
     """Raises ConflictError for options that cannot run on this pipeline, before it is changed."""
-    found = [
-        f"{name}: {reason}"
-        for name, option in named.items()
-        for reason in option.obstacles(ctx)
-    ]
+    found: list[str] = []
     for name, option in named.items():
+        found += [f"{name}: {reason}" for reason in option.obstacles(ctx)]
         if option.load_kwargs().keys() - {"dtype"}:
             found.append(f"{name}: it changes how weights are loaded; use sdopt.load")
     if problems or found:

@@ -63,11 +63,9 @@ class Optimized:
         """Raises UsageError for a call that an option cannot make as it is asked for."""
         named = named_as_chosen(self.assembly.options, self.choices)
         asked = _defaults_of(type(pipe)) | dict(call)
-        problems = [
-            f"{name}: {reason}"
-            for name, option in named.items()
-            for reason in option.refusals(asked)
-        ]
+        problems: list[str] = []
+        for name, option in named.items():
+            problems += [f"{name}: {reason}" for reason in option.refusals(asked)]
         if self.structure is not None and not runs_eagerly():
             now = self.structure_now(pipe)
             if changed := [

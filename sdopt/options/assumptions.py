@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Collection, Iterator
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from sdopt.pipelines.family import family_of_class
@@ -197,12 +198,9 @@ def _calls_of(pipe: Pipeline, kinds: tuple[str, ...], what: str) -> list[str]:
     """Checks that a pipeline's call is one of those whose steps are known."""
     import diffusers
 
-    names = [
-        f"{family}{kind}{task}Pipeline"
-        for family in ("StableDiffusion", "StableDiffusionXL", "LatentConsistency")
-        for kind in kinds
-        for task in ("", "Img2Img", "Inpaint")
-    ]
+    families = ("StableDiffusion", "StableDiffusionXL", "LatentConsistency")
+    words = product(families, kinds, ("", "Img2Img", "Inpaint"), ("Pipeline",))
+    names = map("".join, words)
     known = [
         getattr(diffusers, name).__call__ for name in names if hasattr(diffusers, name)
     ]
@@ -373,17 +371,12 @@ def structure_of(network: Any, graph: bool) -> dict[str, Any]:
     Leaves out the values of tensors, which both follow, and the hooks by which sdopt observes.
     With `graph`, a graph runs in the network's place, without its own hooks, and with the parameters that it had.
     """
-    return {
-        name: (
-            type(module),
-            _settings(vars(module)),
-            _own_hooks(module) if name or graph else [],
-            [id(parameter) for parameter in module._parameters.values()]
-            if graph
-            else [],
-        )
-        for name, module in network.named_modules()
-    }
+    structure = {}
+    for name, module in network.named_modules():
+        hooks = _own_hooks(module) if name or graph else []
+        weights = list(map(id, module._parameters.values())) if graph else []
+        structure[name] = type(module), _settings(vars(module)), hooks, weights
+    return structure
 
 
 def _own_hooks(module: torch.nn.Module) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Any, ClassVar
 
 from typing_extensions import override
@@ -457,11 +458,8 @@ class FusedProjections(EquivalentAttention):
                     for name in ran
                     if name.endswith((".to_qkv", ".to_kv"))
                 }
-                apart = sum(
-                    ran[f"{layer}.{part}"]
-                    for layer in joint
-                    for part in ("to_q", "to_k", "to_v")
-                )
+                parts = product(joint, ("to_q", "to_k", "to_v"))
+                apart = sum(ran[f"{layer}.{part}"] for layer, part in parts)
                 fused = sum(ran[f"{layer}.to_qkv"] for layer in joint & own_projections)
                 engaged = not ran or (fused > 0 and not apart)
             facts = {
@@ -529,14 +527,10 @@ def _share_weights(denoiser: Any) -> None:
 def backend_of(name: str) -> str | None:
     """Returns the back end of a PyTorch operator, or of a kernel in a replayed graph; None for any other name."""
     # Checks cuDNN first, whose kernel names may also contain the algorithm, as in sdpa_sm90_flash_fprop.
-    return next(
-        (
-            kind
-            for kind in reversed(_BACKENDS)
-            if any(part in name for part in _BACKENDS[kind].names)
-        ),
-        None,
-    )
+    for kind in reversed(_BACKENDS):
+        if any(part in name for part in _BACKENDS[kind].names):
+            return kind
+    return None
 
 
 def _processors(denoiser: Any) -> list[str]:

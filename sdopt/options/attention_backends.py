@@ -269,9 +269,7 @@ def chosen_backends(denoiser: Any) -> list[str]:
         if hasattr(getattr(layer, "processor", None), _CHOSEN)
     ]
     kinds = {getattr(processor, _CHOSEN) for processor in processors}
-    return sorted(
-        "" if kind is None else str(getattr(kind, "value", kind)) for kind in kinds
-    )
+    return sorted(str(getattr(kind, "value", kind or "")) for kind in kinds)
 
 
 def default_backend() -> str:

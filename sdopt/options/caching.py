@@ -435,7 +435,10 @@ class PyramidAttention(Caching):
         """Returns whether each kind of attention that is to be reused is so in one of `steps` steps."""
         chosen = [every for every in (self.spatial, self.cross) if every is not None]
         between = [i for i in range(1, steps) if self.start < i / steps < self.stop]
-        return bool(chosen) and all(any(i % every for i in between) for every in chosen)
+        for every in chosen:
+            if not any(step % every for step in between):
+                return False
+        return bool(chosen)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -471,10 +474,10 @@ class PyramidAttention(Caching):
         def proof(trace: Trace) -> Finding:
             # The last module of every attention layer, independent of the attention implementation.
             seen = trace.denoiser.ran.items()
-            ran = {
-                kind: sum(n for name, n in seen if name.endswith(f"{kind}.to_out.1"))
-                for kind in _KINDS
-            }
+            ran = dict.fromkeys(_KINDS, 0)
+            for kind in ran:
+                ends = f"{kind}.to_out.1"
+                ran[kind] = sum(n for name, n in seen if name.endswith(ends))
             layers = sum(
                 name.endswith("attn1.to_out.1") for name, _ in unet.named_modules()
             )
@@ -894,6 +897,7 @@ def _branches(config: Any) -> list[tuple[int, int]]:
     """Returns (block, layer) of each place at which a UNet can be cut, starting with the outermost."""
     blocks, layers = len(config["down_block_types"]), config["layers_per_block"]
     each = layers if isinstance(layers, list | tuple) else [layers] * blocks
-    return [
-        (block, layer) for block, count in enumerate(each) for layer in range(count + 1)
-    ]
+    places = []
+    for block, count in enumerate(each):
+        places += [(block, layer) for layer in range(count + 1)]
+    return places

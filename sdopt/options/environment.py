@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 from typing_extensions import override
@@ -291,11 +292,8 @@ class InductorFreezing(InductorSetting):
 
         def proof(trace: Trace) -> Finding:
             made = PyCodeCache.modules[before:]
-            frozen = sum(
-                name.startswith("_frozen_param")
-                for module in made
-                for name in vars(module)
-            )
+            names = chain.from_iterable(map(vars, made))
+            frozen = sum(name.startswith("_frozen_param") for name in names)
             return Finding(
                 frozen > 0,
                 f"{frozen} weights are constants of compiled code",

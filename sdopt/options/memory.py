@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -335,10 +336,8 @@ class TinyVae(Optimization):
             return [
                 f"memory.tiny_vae: is of class {tiny['_class_name']}, and must be an AutoencoderTiny"
             ]
-        has, wants = (
-            config.get("latent_channels", _CHANNELS)
-            for config in (tiny, tiny if own is None else own)
-        )
+        has = tiny.get("latent_channels", _CHANNELS)
+        wants = has if own is None else own.get("latent_channels", _CHANNELS)
         misfit = f"decodes latents of {has} channels, and this model has {wants}"
         return (
             []
@@ -510,9 +509,7 @@ class PrecomputedEmbeddings(Optimization):
                 text: _encoded_as_negative(pipe, text, device, call, encoded[text])
                 for text in texts
             }
-        embeddings = {
-            name for text in texts for name in (*encoded[text], *negative_of[text])
-        }
+        embeddings = set(chain(*encoded.values(), *negative_of.values()))
         for name in TEXT_ENCODERS:
             if getattr(pipe, name, None) is not None:
                 setattr(pipe, name, None)
@@ -562,9 +559,10 @@ class PrecomputedEmbeddings(Optimization):
                 raise UsageError(
                     f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded"
                 )
+            beside = map(negative_of.get, negatives)
             rows = [
-                encoded[text] | ({} if negative is None else negative_of[negative])
-                for text, negative in zip(texts, negatives, strict=True)
+                encoded[text] | (more or {})
+                for text, more in zip(texts, beside, strict=True)
             ]
             names = [
                 name
@@ -580,8 +578,7 @@ class PrecomputedEmbeddings(Optimization):
             rest |= instead
             masked = any("mask" in name for name in embeddings)
             return rest | {
-                name: _in_a_batch([row.get(name) for row in rows], like, masked)
-                for name in names
+                name: _in_a_batch(rows, name, like, masked) for name in names
             }
 
         return embedded
@@ -717,9 +714,9 @@ _OF_UNETS = ("device", "num_images_per_prompt", "do_classifier_free_guidance")
 
 
 def _in_a_batch(
-    rows: Sequence[Embeddings | None], like: Any, masked: bool
+    prompts: Sequence[Mapping[str, Embeddings]], name: str, like: Any, masked: bool
 ) -> Embeddings:
-    """Returns the embeddings of several prompts as one batch: shorter ones are filled up with zeros, as masks are.
+    """Returns embeddings of several prompts as one batch: shorter ones are filled up with zeros, as masks are.
 
     A row without a mask reads all its tokens.
 
@@ -728,10 +725,10 @@ def _in_a_batch(
     """
     import torch
 
+    rows = [prompt.get(name) for prompt in prompts]
     if any(isinstance(row, list) for row in rows):
-        return [
-            tensor.to(like) for row in rows if isinstance(row, list) for tensor in row
-        ]
+        lists = [row for row in rows if isinstance(row, list)]
+        return [tensor.to(like) for tensor in chain.from_iterable(lists)]
     tensors = [row for row in rows if isinstance(row, torch.Tensor)]
     longest = max(tensor.shape[1] for tensor in tensors)
     if not masked and any(tensor.shape[1] < longest for tensor in tensors):
@@ -846,12 +843,11 @@ class LayerwiseCasting(Optimization):
         ]
 
         def proof(trace: Trace) -> Finding:
-            stored = [
-                layer
-                for layer in hooked
-                if casting_hook(layer)
-                and all(p.dtype == storage for p in layer.parameters())
-            ]
+            stored = []
+            for layer in hooked:
+                types = {parameter.dtype for parameter in layer.parameters()}
+                if casting_hook(layer) and types <= {storage}:
+                    stored.append(layer)
             products = dict(trace.denoiser.product_dtypes)
             kinds = Counter(type(layer).__name__ for layer in stored)
             left = (

@@ -8,6 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -145,11 +146,8 @@ class SequentialOffload(Offload):
         pipe.enable_sequential_cpu_offload(device=device_of(pipe))
 
         def proof(trace: Trace) -> Finding:
-            layers = [
-                layer
-                for network in networks_of(pipe).values()
-                for layer in layers_with_weights(network)
-            ]
+            networks = networks_of(pipe).values()
+            layers = [*chain.from_iterable(map(layers_with_weights, networks))]
             hooked = sum(
                 _offloads(getattr(layer, "_hf_hook", None)) for layer in layers
             )
@@ -305,8 +303,7 @@ class GroupOffload(Offload):
         def proof(trace: Trace) -> Finding:
             networks = networks_of(pipe)  # text encoders may have been removed since
             whole = all(
-                groups[name] == [id(group) for group in _groups(network)]
-                and brought[name]
+                groups[name] == list(map(id, _groups(network))) and brought[name]
                 for name, network in networks.items()
             )
             number = sum(len(groups[name]) for name in networks)

@@ -366,9 +366,8 @@ def _misfits(folder: Path, ctx: Context) -> list[str]:
         return [f"is of class {config['_class_name']}, and must be an AutoencoderKL"]
     found = []
     for key, usual in (("latent_channels", 4), ("scaling_factor", 0.18215)):
-        has, wants = (
-            each.get(key, usual) for each in (config, config if own is None else own)
-        )
+        has = config.get(key, usual)
+        wants = has if own is None else own.get(key, usual)
         if has != wants:
             found.append(
                 f"is for another model: it has {key}={has}, and the model's own VAE {key}={wants}"

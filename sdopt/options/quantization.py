@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -469,11 +470,8 @@ class QuantizedTextEncoders(Optimization):
 
         def proof(trace: Trace) -> Finding:
             done, calls = quantized(), trace.stages[TEXT_ENCODER].calls
-            layers = [
-                layer
-                for encoder in text_encoders_of(pipe)
-                for layer in encoder.modules()
-            ]
+            modules = (encoder.modules() for encoder in text_encoders_of(pipe))
+            layers = [*chain.from_iterable(modules)]
             left = sum(
                 isinstance(layer, torch.nn.Linear) and not _is_quantized_by_sdnq(layer)
                 for layer in layers

@@ -6,6 +6,7 @@ free of branches. Import it where a pipeline is at hand: TorchDynamo comes with 
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from threading import get_ident
 from typing import Any, ClassVar
 
@@ -180,7 +181,7 @@ class Halves:
             found.append(self._forward(*given, return_dict=False, **more)[0])
         whole = found * (2 // len(found))
         if isinstance(found[0], list):
-            return ([sample for part in whole for sample in part],)
+            return ([*chain.from_iterable(whole)],)
         return _output(torch.cat(whole), return_dict)
 
 

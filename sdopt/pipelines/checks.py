@@ -156,10 +156,9 @@ def require_folder(folder: Path, model: Model, without: Collection[str] = ()) ->
     for name in parts:
         if not (alt and name == "text_encoder" and index.get(name) in ALT_ENCODERS):
             _require_class(index.get(name), name, family.library_of(name), at)
-    for file in [
-        file for name in parts for file in sorted((folder / name).glob("*config.json"))
-    ]:
-        _read_json(file, at)
+    for name in parts:
+        for file in sorted((folder / name).glob("*config.json")):
+            _read_json(file, at)
     networks = [
         name for name in parts if name in family.networks and name not in without
     ]
@@ -228,11 +227,10 @@ def _require_original(path: Path, model: Model) -> None:
     """Raises UsageError if a file is not a Stable Diffusion model in its original layout."""
     at = f"model.path={path}"
     shapes = Header.of(path, at).shapes
-    missing = [
-        part
-        for part, starts in _ORIGINAL.items()
-        if not any(name.startswith(starts) for name in shapes)
-    ]
+    missing = []
+    for part, starts in _ORIGINAL.items():
+        if not any(name.startswith(starts) for name in shapes):
+            missing.append(part)
     if missing:
         raise UsageError(
             f"{at}: not a complete Stable Diffusion in the original layout: it has no {' and no '.join(missing)}"

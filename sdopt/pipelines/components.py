@@ -71,12 +71,8 @@ def network_problems(folder: Path, key: str) -> list[str]:
     `key` is the option's key that names the folder, for messages.
     """
     file = folder / NETWORK_WEIGHTS
-    return [
-        f"{key}: {problem}"
-        for problem in _network_problems(
-            folder, state_of(file) if file.exists() else ()
-        )
-    ]
+    state = state_of(file) if file.exists() else ()
+    return [f"{key}: {problem}" for problem in _network_problems(folder, state)]
 
 
 @cache
@@ -112,14 +108,12 @@ def count_weights(model: Model) -> int:
         UsageError: the model's files are not there.
     """
     folder = folder_of(model)
-    networks = (
-        empty_network(folder / name, *parts)
-        for name, parts in _run(folder)
-        if not _is_no_network(name)
-    )
-    return sum(
-        weight.numel() for network in networks for weight in network.parameters()
-    )
+    count = 0
+    for name, parts in _run(folder):
+        if not _is_no_network(name):
+            network = empty_network(folder / name, *parts)
+            count += sum(weight.numel() for weight in network.parameters())
+    return count
 
 
 def _run(folder: Path) -> list[tuple[str, tuple[str, str]]]:
@@ -324,10 +318,9 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
                 for key, tensor in converted.items()
                 if tensor is not None
             }
-            used = {
-                id(tensor if tensor._base is None else tensor._base)
-                for tensor in converted.values()
-            }
+            used = set()
+            for tensor in converted.values():
+                used.add(id(tensor if tensor._base is None else tensor._base))
             left = [
                 key
                 for key in tensors
@@ -355,10 +348,9 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
 
 _KNOWN = {
     "unet": ("model.diffusion_model.",),
-    "vae": tuple(
-        f"{vae}.{part}"
-        for vae in ("first_stage_model", "vae")
-        for part in ("encoder.", "decoder.")
+    "vae": (
+        *("first_stage_model.encoder.", "first_stage_model.decoder."),
+        *("vae.encoder.", "vae.decoder."),
     ),
 }
 """Prefixes of tensors in a single file that a network must know; a VAE's file may hold what it was trained with."""

@@ -134,11 +134,10 @@ def describe(
     disable_progress_bar()
     disable_bar_of_weights()
     pipe = build(model, task)
-    weights = {
-        f"{name}.{key}": w
-        for name, part in networks_of(pipe).items()
-        for key, w in part.state_dict().items()
-    }
+    weights = {}
+    for name, part in networks_of(pipe).items():
+        for key, weight in part.state_dict().items():
+            weights[f"{name}.{key}"] = weight
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
             raise UsageError(

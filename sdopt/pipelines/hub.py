@@ -1,8 +1,9 @@
 """Models on the Hugging Face Hub: the parent process fetches them once; the workers read the local cache."""
 
+import fnmatch
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatch
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -213,11 +214,11 @@ def download_bytes(model: Model) -> int | None:
         if "/" in file.rfilename
     }
     wanted = _files(parts, model.variant, [file.rfilename for file in siblings])
-    return sum(
-        file.size or 0
-        for file in siblings
-        if any(fnmatch(file.rfilename, pattern) for pattern in wanted)
-    )
+    total = 0
+    for file in siblings:
+        if any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in wanted):
+            total += file.size or 0
+    return total
 
 
 def hub_network(repository: str, key: str, fetch: bool) -> Path:
@@ -300,9 +301,7 @@ def _files(
             if name in without:
                 continue
             own = _weights(name, f".{variant}") if variant else []
-            there = not names or any(
-                fnmatch(file, pattern) for file in names for pattern in own
-            )
+            there = not names or any(fnmatch.filter(names, pattern) for pattern in own)
             patterns += own if own and there else _weights(name, "")
     return patterns
 
@@ -311,6 +310,5 @@ def _weights(part: str, infix: str) -> list[str]:
     stems = [f"{part}/{stem}" for stem in ("model", "diffusion_pytorch_model")]
     shards = "-?????-of-?????"
     forms = (infix, f"{infix}{shards}", f"{shards}{infix}")
-    return [
-        f"{stem}{form}.safetensors" for stem in stems for form in dict.fromkeys(forms)
-    ]
+    files = product(stems, dict.fromkeys(forms))
+    return [f"{stem}{form}.safetensors" for stem, form in files]

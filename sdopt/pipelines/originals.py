@@ -296,7 +296,7 @@ def pipeline_in(names: Iterable[str]) -> str | None:
     prefix = prefix_in(given)
     plain = [name.removeprefix(prefix) for name in given]
     for naming in NAMINGS:
-        if all(any(re.match(mark, name) for name in plain) for mark in naming.marks):
+        if all(any(map(re.compile(mark).match, plain)) for mark in naming.marks):
             if naming is _FLUX2 and any(
                 name.startswith("guidance_in.") for name in plain
             ):

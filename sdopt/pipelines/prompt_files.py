@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ _LONGEST_NAME, _MOST_NAMES = 40, 12
 
 
 def _of_rows(rows: Sequence[_Row], column: str | None) -> PromptFile:
-    columns = list(dict.fromkeys(name for _, row in rows for name in row))
+    columns = list(dict.fromkeys(chain.from_iterable(row for _, row in rows)))
     if not columns:
         return PromptFile(())
     chosen, negative = _column_of(columns, column), _named(columns, _NEGATIVE_COLUMNS)
@@ -243,7 +244,8 @@ def _header(text: str, delimiter: str) -> list[str]:
     reader = csv.reader(
         io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True
     )
-    return [name.strip() for name in next((row for row in reader if row), [])]
+    first: list[str] = next(filter(None, reader), [])
+    return [name.strip() for name in first]
 
 
 def _rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -270,18 +272,16 @@ def _rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 def _tab_rows(text: str, width: int) -> list[tuple[int, list[str]]]:
     """Returns the rows of a table with tabs. Some files quote as .csv files do (MLPerf's captions), others never do."""
     lines = [(number, line) for number, line in _lines(text) if line.strip()][1:]
-    plain = [
-        (number, [_unquoted(cell) for cell in line.split("\t")])
-        for number, line in lines
-    ]
+    plain = [(number, list(map(_unquoted, line.split("\t")))) for number, line in lines]
     try:
         quoted = list(_rows(text, "\t"))
     except Unreadable:
         return plain
-    whole = [all(len(cells) == width for _, cells in rows) for rows in (plain, quoted)]
-    if plain == quoted or whole == [True, False]:
+    plain_is_whole = all(len(cells) == width for _, cells in plain)
+    quoted_is_whole = all(len(cells) == width for _, cells in quoted)
+    if plain == quoted or (plain_is_whole and not quoted_is_whole):
         return plain
-    if whole == [True, True]:
+    if plain_is_whole:
         number = next(
             first[0]
             for first, second in zip(plain, quoted, strict=False)

@@ -136,12 +136,8 @@ def _source(workload: Workload, model: Model) -> PromptFile:
     if source == "packaged":
         own = read_json(PACKAGED / "prompts.json")["gate"]
         general = _GENERAL.read_text(encoding="utf-8").splitlines()
-        return PromptFile(
-            tuple(
-                Prompt(text, "")
-                for text in (own if (PACKAGED / model.name).is_dir() else general)
-            )
-        )
+        texts = own if (PACKAGED / model.name).is_dir() else general
+        return PromptFile(tuple(Prompt(text, "") for text in texts))
     if isinstance(source, str):
         return _from_file(source, column)
     if not isinstance(source, Sequence):
@@ -353,7 +349,9 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
         return []  # the words of a random model are a substitute's
     texts = list(_texts(workload, _chosen(workload, model)))
     found: dict[str, None] = {}
-    words = {word for _, text in texts for word in re.findall(r"<[\w-]+>", text)}
+    words: set[str] = set()
+    for _, text in texts:
+        words.update(re.findall(r"<[\w-]+>", text))
     for tokenizer, tokens in _tokenizers(model):
         words = words and words - tokenizer.get_vocab().keys()
         limit, counts = _lengths(model, tokenizer, tokens, [text for _, text in texts])

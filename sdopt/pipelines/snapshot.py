@@ -5,6 +5,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -67,12 +68,11 @@ class _Weight:
 
     @classmethod
     def all_of(cls, network: torch.nn.Module) -> "list[_Weight]":
-        found = [
-            (module, name, parameter)
-            for module in network.modules()
-            for name, parameter in module._parameters.items()
-            if parameter is not None
-        ]
+        found = []
+        for module in network.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    found.append((module, name, parameter))
         marks = _marks([parameter for _, _, parameter in found])
         return [
             cls(
@@ -119,14 +119,12 @@ class Snapshot:
     def of(cls, pipe: Pipeline) -> "Snapshot":
         """Saves the state of a pipeline; reads all of its weights once."""
         networks = networks_of(pipe)
-        modules = [
-            module for network in networks.values() for module in network.modules()
-        ]
+        modules = chain(*(network.modules() for network in networks.values()))
         weights = {name: _Weight.all_of(network) for name, network in networks.items()}
         return cls(
             type(pipe),
             dict(pipe.components),
-            [_Kept.of(each) for each in (pipe.scheduler, *modules)],
+            [_Kept.of(owner) for owner in (pipe.scheduler, *modules)],
             weights,
         )
 
@@ -157,9 +155,7 @@ class Snapshot:
             setattr(pipe, name, part)
         for kept in self.kept:
             kept.restore()
-        for weight in (
-            weight for weights in self.weights.values() for weight in weights
-        ):
+        for weight in chain(*self.weights.values()):
             weight.restore()
 
 

@@ -6,6 +6,7 @@ import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,12 +148,10 @@ def variants_among(names: Iterable[str], library: str) -> set[str | None]:
         rf"{stem}\.safetensors\.index(?:\.([^.]+))?\.json",
         rf"{stem}\.safetensors\.([^.]+)\.index\.json",
     )
-    return {
-        found[1]
-        for name in names
-        for pattern in patterns
-        if (found := re.fullmatch(pattern, name))
-    }
+    matches = (
+        re.fullmatch(pattern, name) for name, pattern in product(names, patterns)
+    )
+    return {match[1] for match in matches if match}
 
 
 def weight_files(
@@ -188,11 +187,10 @@ def weight_files(
         raise UsageError(
             f"{at}: {part}/{index.name} cannot be read ({with_type(error)})"
         ) from error
-    there = {
-        (name, key)
-        for name in files
-        for key in Header.of(folder / name, at, f"{part}/{name}").shapes
-    }
+    there: set[tuple[str, str]] = set()
+    for name in files:
+        header = Header.of(folder / name, at, f"{part}/{name}")
+        there.update((name, key) for key in header.shapes)
     if lost := sorted(
         f"{key} in {name}" for key, name in places.items() if (name, key) not in there
     ):
@@ -213,11 +211,10 @@ def require_variant(
     found: Mapping[str, set[str | None]], variant: str | None, at: str
 ) -> None:
     """Raises UsageError if parts of a pipeline have files of other variants only, given those that each has."""
-    listed = {
-        name: ", ".join(sorted(str(each or "null") for each in there))
-        for name, there in found.items()
-        if there
-    }
+    listed = {}
+    for name, there in found.items():
+        if there:
+            listed[name] = ", ".join(sorted(form or "null" for form in there))
     if variant is not None and all(variant not in there for there in found.values()):
         has = "; ".join(f"{name}/ {variants}" for name, variants in listed.items())
         raise UsageError(

@@ -82,10 +82,9 @@ class Column:
         if row is None:
             return [Cell() for _ in self.headings(look)]
         rows = row.shapes if self.at_shapes and look.shapes else (row,)
-        return [
-            self.cell(at, look) if self.cell else value_cell(self.value(at))
-            for at in rows
-        ]
+        if self.cell is not None:
+            return [self.cell(row, look) for row in rows]
+        return [value_cell(self.value(row)) for row in rows]
 
 
 # Cells ----------------------------------------------------------------------------------------------------------------

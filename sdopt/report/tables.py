@@ -149,8 +149,8 @@ def stage_memory_table(summary: Summary) -> Table | None:
         return None
     cells = []
     for name, peaks in peaks_of.items():
-        texts = [gib_text(peaks[stage]) if stage in peaks else "" for stage in stages]
-        cells.append((name, *texts))
+        texts = {stage: gib_text(peak) for stage, peak in peaks.items()}
+        cells.append((name, *(texts.get(stage, "") for stage in stages)))
     names = [stage.replace("_", " ") for stage in stages]
     headings = ("variant", *(f"peak in {name}" for name in names))
     return Table(headings, cells, headings[1:])

@@ -366,11 +366,8 @@ def _groups(
         options = named.get(group) or options_of(group, config_dir)
         chosen = composer.current.choices
         if isinstance(default_options().get(group), list):
-            names = [f"{group}.{option}" for option in options]
-            yield from (
-                Variable(name, (OFF, ON), ON if name in chosen else OFF)
-                for name in names
-            )
+            for name in (f"{group}.{option}" for option in options):
+                yield Variable(name, (OFF, ON), ON if name in chosen else OFF)
         else:
             yield Variable(group, tuple(options), chosen.get(group, NONE))
 

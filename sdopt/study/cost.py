@@ -93,12 +93,11 @@ def cost_of(
     count = len(variants) - 1
     alone = starts + work.calls * count + work.images_s([1.0] * count) + work.repeated
     models = dict.fromkeys(variant.model for variant in variants)
-    fetched = [base_of(model) if is_transformer(model) else model for model in models]
-    downloads = {
-        str(model.hub_id): download_bytes(model)
-        for model in fetched
-        if model.weights == "hub"
-    }
+    downloads = {}
+    for model in models:
+        fetched = base_of(model) if is_transformer(model) else model
+        if fetched.weights == "hub":
+            downloads[str(fetched.hub_id)] = download_bytes(fetched)
     earlier = _earlier(result, records)
     if earlier is None:
         weights = _weights_gib(config.model)

@@ -351,14 +351,10 @@ def _is_group(option: str) -> bool:
 
 def _expanded(composer: Composer, options: Sequence[str]) -> list[str]:
     """Returns options, with those of a group in the place of its name."""
-    return list(
-        chain(
-            *(
-                composer.options(option) if _is_group(option) else [option]
-                for option in options
-            )
-        )
-    )
+    named: list[str] = []
+    for option in options:
+        named += composer.options(option) if _is_group(option) else [option]
+    return named
 
 
 def _overrides(options: list[str], design: str) -> list[str]:

@@ -561,11 +561,10 @@ def _found(
     ours = client.search_experiments(
         filter_string=f"tags.`mlflow.sharedViewState.{VIEW}` LIKE '%'"
     )
-    places = {
-        e.experiment_id
-        for e in (*ours, *([named] if named else []))
-        if e.lifecycle_stage == "active"
-    }
+    places = set()
+    for place in (*ours, named):
+        if place is not None and place.lifecycle_stage == "active":
+            places.add(place.experiment_id)
     if not places:
         return []
     runs: dict[str, Run] = {}

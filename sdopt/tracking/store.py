@@ -279,11 +279,11 @@ def sync_command(folder: Path, tracking: Tracking) -> str:
     """Returns the command that logs a result later to the same store."""
     usual = Tracking()
     names = ("uri", "artifacts", "images", "deadline_s")
-    own = [name for name in names if getattr(tracking, name) != getattr(usual, name)]
-    values = [
-        f"tracking.{name}={'null' if (value := getattr(tracking, name)) is None else value}"
-        for name in own
-    ]
+    values = []
+    for name in names:
+        value = getattr(tracking, name)
+        if value != getattr(usual, name):
+            values.append(f"tracking.{name}={'null' if value is None else value}")
     return command_line("sync", folder, *values)
 
 

@@ -441,12 +441,12 @@ class PipelineHost:
         self._synchronize()
         self._require_asked(pixels, inputs, draw.size)
         # Both prompts (with and without guidance) count as one sample of their stage; each step is its own sample.
-        stages_s = {
-            "denoiser_step" if stage == DENOISER else stage: spans
-            if stage == DENOISER
-            else [sum(spans)]
-            for stage, spans in clock.seconds().items()
-        }
+        stages_s = {}
+        for stage, spans in clock.seconds().items():
+            if stage == DENOISER:
+                stages_s["denoiser_step"] = spans
+            else:
+                stages_s[stage] = [sum(spans)]
         return StagedCall(
             stages_s, self._sample(number, draw, images, pixels), peaks.gib
         )

@@ -192,10 +192,10 @@ def answers_of(
 ) -> list[R | WorkerError]:
     """Begins requests of several workers before it waits; returns the answer of each, or its error."""
     begun = [_or_error(request) for request in requests]
-    return [
-        answer if isinstance(answer, WorkerError) else _or_error(answer)
-        for answer in begun
-    ]
+    answers: list[R | WorkerError] = []
+    for answer in begun:
+        answers.append(answer if isinstance(answer, WorkerError) else _or_error(answer))
+    return answers
 
 
 def _or_error(function: Callable[[], R]) -> R | WorkerError:

@@ -8,7 +8,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -225,11 +225,7 @@ def digest_of(module: torch.nn.Module, device: torch.device, *more: Any) -> str:
         ],
         # An option replaces a module's class, overrides a method on the instance, or sets an attribute.
         [(name, _kind(each)) for name, each in module.named_modules()],
-        [
-            (name, _kind(p))
-            for part in module.modules()
-            for name, p in getattr(part, "attn_processors", {}).items()
-        ],
+        list(_processors(module)),
         *more,
     ]
     return hashlib.sha256(repr(about).encode()).hexdigest()[:32]
@@ -259,6 +255,13 @@ _ORIGINS = frozenset({"_name_or_path", "_diffusers_version", "_use_default_value
 
 The names of values that the file lacks (`_use_default_values`) are in another order in each process.
 """
+
+
+def _processors(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yields the attention processors of the parts of a module, by their names."""
+    for part in module.modules():
+        for name, processor in getattr(part, "attn_processors", {}).items():
+            yield name, _kind(processor)
 
 
 def _kind(part: Any) -> tuple[str, list[str], Any]:

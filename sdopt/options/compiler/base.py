@@ -160,11 +160,9 @@ def _places_of(pipe: Pipeline, target: str) -> Iterator[tuple[Any, str]]:
     """Yields (owner, attribute) of each module of a target; SDXL has two text encoders."""
     if target == "text_encoder":
         encoders = text_encoders_of(pipe)
-        yield from (
-            (pipe, name)
-            for name in vars(pipe)
-            if any(vars(pipe)[name] is encoder for encoder in encoders)
-        )
+        for name, value in list(vars(pipe).items()):
+            if any(value is encoder for encoder in encoders):
+                yield pipe, name
     elif target == "denoiser":
         yield pipe, denoiser_name(pipe)
     else:
@@ -322,7 +320,7 @@ def missing_for_triton(what: str) -> list[str]:
     """Returns what Triton lacks to compile its launcher as a Python extension (triton/runtime/build.py)."""
     found = []
     own = os.environ.get("CC")
-    if not any(shutil.which(name) for name in ([own] if own else ["gcc", "clang"])):
+    if not any(map(shutil.which, [own] if own else ["gcc", "clang"])):
         found.append(
             f"{what} needs a C compiler, and CC={own} is not one"
             if own

@@ -366,10 +366,9 @@ class DeepSpeed(Compiler):
 
         def proof(trace: Trace) -> Finding:
             left = len(_blocks(denoiser_of(pipe)))
-            seen = {
-                word: sum(n for name, n in trace.kernels.items() if word in name)
-                for word in _BLOCK_KERNELS
-            }
+            seen = dict.fromkeys(_BLOCK_KERNELS, 0)
+            for word in seen:
+                seen[word] = sum(n for name, n in trace.kernels.items() if word in name)
             facts = {"blocks": kept, "blocks_left": left, "kernels": seen}
             shown = ", ".join(f"{word} ×{count}" for word, count in seen.items())
             return Finding(
@@ -396,12 +395,12 @@ def _beyond_blocks(ctx: Context) -> list[str]:
 
 def _blocks(denoiser: torch.nn.Module) -> list[tuple[torch.nn.Module, str, Any]]:
     """Returns (owner, attribute, block) of each diffusers transformer block in a denoiser."""
-    return [
-        (owner, name, child)
-        for owner in denoiser.modules()
-        for name, child in owner.named_children()
-        if type(child).__name__ == "BasicTransformerBlock"
-    ]
+    blocks = []
+    for owner in denoiser.modules():
+        for name, child in owner.named_children():
+            if type(child).__name__ == "BasicTransformerBlock":
+                blocks.append((owner, name, child))
+    return blocks
 
 
 def replace_blocks(denoiser: torch.nn.Module) -> None:
@@ -436,13 +435,13 @@ def require_fitting(name: str, block: Any) -> None:
     """Raises ValueError if a diffusers transformer block violates an assumption of DeepSpeed's block."""
     import torch
 
-    attentions = [lacks(block.attn1), lacks(block.attn2)]
+    first, second = lacks(block.attn1), lacks(block.attn2)
     wrong = {
         "norms with weights": any(
             norm.weight is None for norm in (block.norm1, block.norm2, block.norm3)
         ),
         "a GEGLU": type(block.ff.net[0]).__name__ != "GEGLU",
-        **{what: any(each[what] for each in attentions) for what in attentions[0]},
+        **{what: is_lacking or second[what] for what, is_lacking in first.items()},
         "attention to itself first": block.only_cross_attention,
         "float16 weights": any(
             weight.dtype != torch.float16 for weight in block.parameters()

@@ -232,10 +232,10 @@ class Blade(ExportingCompiler):
                 target: trace.stages[STAGE_OF[target]].operators
                 for target in self.targets
             }
-            runs = {
-                target: sum(n for name, n in seen.items() if _BLADE_ENGINE in name)
-                for target, seen in stages.items()
-            }
+            runs = {}
+            for target, seen in stages.items():
+                of_engine = (n for name, n in seen.items() if _BLADE_ENGINE in name)
+                runs[target] = sum(of_engine)
             shown = ", ".join(f"{target} {count}" for target, count in runs.items())
             return Finding(
                 all(runs.values()), f"engines run: {shown}", {"engines_run": runs}

@@ -105,16 +105,22 @@ _TENSOR = "a tensor"
 
 def _without_tensors(leaves: Iterable[Any]) -> tuple[list[torch.Tensor], list[Any]]:
     """Returns the tensors among `leaves`, and `leaves` with a placeholder for each tensor."""
-    leaves = list(leaves)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return tensors, [
-        _TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
-    ]
+    tensors: list[torch.Tensor] = []
+    others: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+            leaf = _TENSOR  # noqa: PLW2901
+        others.append(leaf)
+    return tensors, others
 
 
 def _with_tensors(leaves: Iterable[Any], tensors: Iterable[torch.Tensor]) -> list[Any]:
     given = iter(tensors)
-    return [next(given) if leaf is _TENSOR else leaf for leaf in leaves]
+    filled = []
+    for leaf in leaves:
+        filled.append(next(given) if leaf is _TENSOR else leaf)
+    return filled
 
 
 Graph = Callable[..., Sequence[torch.Tensor]]

@@ -256,11 +256,8 @@ class Regional(ByInductor):
             seen = trace.denoiser
             # A step may leave blocks out (`caching=deepcache`), so their runs are not counted. A trace shows each layer
             # that runs eagerly, as those between the blocks do.
-            eager = [
-                name
-                for name in seen.ran
-                if name.startswith(tuple(f"{block}." for block in blocks))
-            ]
+            within = tuple(f"{block}." for block in blocks)
+            eager = [name for name in seen.ran if name.startswith(within)]
             summary, facts = _regions(trace, ["denoiser"])
             summary += f", for {len(blocks)} blocks in {seen.calls} calls"
             if eager:

@@ -197,10 +197,8 @@ def waterfall(summary: Summary) -> Spec | None:
         start, found = 1.0, row.speedup_beside.interval
         if data and data[-1]["name"] == row.reference:
             start, data[-1]["joined"] = data[-1]["end"], True
-        low, high = (
-            None if bound is None else start * bound
-            for bound in (found.low, found.high)
-        )
+        low = None if found.low is None else start * found.low
+        high = None if found.high is None else start * found.high
         data.append({
             "name": row.variant.name,
             "start": start,

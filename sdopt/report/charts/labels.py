@@ -147,11 +147,10 @@ def places(
 def _positions(values: Sequence[float], first: float, last: float) -> list[float]:
     """Returns where values lie between two ends, the smallest at the first one; in the middle if all are equal."""
     low, high = min(values), max(values)
-    span = high - low
-    return [
-        first + (last - first) * ((value - low) / span if span else 0.5)
-        for value in values
-    ]
+    if low == high:
+        return [(first + last) / 2] * len(values)
+    shares = [(value - low) / (high - low) for value in values]
+    return [first + (last - first) * share for share in shares]
 
 
 def _label_layers(x: Spec, y: Spec) -> list[Spec]:

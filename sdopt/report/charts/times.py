@@ -171,14 +171,13 @@ def stages_plot(summary: Summary) -> Spec | None:
         stage: _STAGES.get(stage, (stage.replace("_", " "), ""))[0] for stage in present
     }
     spare = iter(_FURTHER * len(present))
-    colours = [
-        _STAGES[stage][1] if stage in _STAGES else next(spare) for stage in present
-    ]
+    colours = []
+    for stage in present:
+        colours.append(_STAGES[stage][1] if stage in _STAGES else next(spare))
     totals = [sum(row.call_ms.values()) for row in rows]
-    told = [
-        f"{total:.0f} ms" if total < 1000 else f"{total / 1e3:.2f} s"
-        for total in totals
-    ]
+    told = []
+    for total in totals:
+        told.append(f"{total:.0f} ms" if total < 1000 else f"{total / 1e3:.2f} s")
     unit, scale = _unit([total / 1e3 for total in totals])
     named = [
         {"name": row.variant.name, "figure": figure}

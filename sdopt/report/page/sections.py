@@ -260,11 +260,10 @@ def _environment(summary: Summary) -> Section:
         **environment.packages,
         **environment.variables,
     }
-    pairs = [
-        (name, value if isinstance(value, str) else _listed(value))
-        for name, value in facts.items()
-        if value
-    ]
+    pairs = []
+    for name, value in facts.items():
+        if value:
+            pairs.append((name, value if isinstance(value, str) else _listed(value)))
     blocks: list[Block] = [
         Facts(pairs),
         *([Notes(environment.warnings)] if environment.warnings else []),
