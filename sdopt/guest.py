@@ -44,16 +44,16 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> "Outcome":
     require_texts("run", overrides)
     # A stream that is not the process's own, as in a notebook, is written to from here.
     shown = [sys.stdout, sys.stderr]
-    piped = {
-        name: subprocess.DEVNULL
-        if stream is None
-        else None
-        if stream is own
-        else subprocess.PIPE
-        for name, stream, own in zip(
-            ("stdout", "stderr"), shown, (sys.__stdout__, sys.__stderr__), strict=True
-        )
+    piped: dict[str, int | None] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
     }
+    own = sys.__stdout__, sys.__stderr__
+    for name, stream, plain in zip(piped, shown, own, strict=True):
+        if stream is None:
+            piped[name] = subprocess.DEVNULL
+        elif stream is plain:
+            piped[name] = None
     for stream in shown:
         with suppress(AttributeError, ValueError, OSError):
             stream.flush()

@@ -320,10 +320,7 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
         },
         started=started,
         parameters=own | {"given": " ".join(search.studies.given)},
-        files={
-            ("images/" if file.suffix == ".png" else "") + file.name: file
-            for file in files
-        },
+        files={_artifact(file): file for file in files},
         below=_trials(record, tags, started),
     )
     digest = short_digest(b"".join(file.read_bytes() for file in files))
@@ -342,6 +339,11 @@ _TAGS = {
     "workload.size": "size",
 }
 """Tags of the work of a run, by the keys that they have the values of."""
+
+
+def _artifact(file: Path) -> str:
+    """Returns the path of a file among the artifacts of a run."""
+    return f"images/{file.name}" if file.suffix == ".png" else file.name
 
 
 def _trials(
