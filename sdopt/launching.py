@@ -278,10 +278,10 @@ class LaunchedJob:
                 hide_passwords()
                 return self._measure(cfg, folder)
         except Exception as error:
-            found = _record(error, folder, in_a_sweep=self.composer is None)
+            ending = _record(error, folder, in_a_sweep=self.composer is None)
             self.errors.append(error)
             if self.composer is None:
-                print_problems(found.problems)
+                print_problems(ending.problems)
             return math.nan
 
     def _measure(self, cfg: DictConfig, folder: Path) -> Any:
@@ -379,9 +379,9 @@ def _record(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
     from sdopt.record.records import Status
 
     if in_a_sweep and isinstance(error, ConflictError):
-        found = JobError(0, error.problems, Status.SKIPPED)
+        ending = JobError(0, error.problems, Status.SKIPPED)
     elif isinstance(error, SdoptError):
-        found = JobError(error.exit_code, error.problems)
+        ending = JobError(error.exit_code, error.problems)
     else:
         problem = (
             os_problem(error, folder)
@@ -393,12 +393,12 @@ def _record(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
         ):  # submitit's, within the job that it does not submit again
             told = str(error).strip().rstrip(".")
             problem = f"{told}: raise hydra.launcher.timeout_min or hydra.launcher.max_num_timeout, and resume the sweep"
-        found = JobError(UnavailableError.exit_code, [problem])
+        ending = JobError(UnavailableError.exit_code, [problem])
     # An error.json would be mistaken for an error of the process that occupies the folder.
     if not isinstance(error, OccupiedError):
         with suppress(OSError):  # the disk may be full
-            write_error(found, folder)
-    return found
+            write_error(ending, folder)
+    return ending
 
 
 def _objective(run_config: RunConfig, result: StudyResult) -> Any:

@@ -175,19 +175,19 @@ class HydraComposer:
 
     def axes(self, option: str) -> list[str]:
         """Returns the axes that an option chooses on; see `sdopt.study.designs.Composer`."""
-        found = self._compositions.axes(option)
+        chosen = self._compositions.axes(option)
         # Hydra says what is wrong with an option, and lists the others, once a variant is composed of it.
-        return [key_of(option)] if found is None else list(found)
+        return [key_of(option)] if chosen is None else list(chosen)
 
     def options(self, group: str) -> list[str]:
         """Lists the options of a group beside its default; see `sdopt.study.designs.Composer`."""
-        found = self._compositions.options(group)
-        if not found:
+        names = self._compositions.options(group)
+        if not names:
             known = ", ".join(sorted(self._groups()))
             raise UsageError(
                 f"study.options: unknown group '{group}'; choose one of {known}"
             )
-        named = [override_of(group, option) for option in found]
+        named = [override_of(group, option) for option in names]
         return [option for option in named if option != default_choice(group)]
 
     def _composed(self, edit: Edit, plain: bool) -> tuple[RunConfig, list[str]]:

@@ -51,14 +51,14 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
     Raises:
         UsageError: a value names neither an option nor something that is there, or a file is damaged.
     """
-    found: dict[str, list[str]] = {key: [] for key in _KEYS}
+    by_key: dict[str, list[str]] = {key: [] for key in _KEYS}
     for override in overrides:
-        if (key := written_key(override)) in found:
-            found[key].append(override)
-    if not any(found.values()):
+        if (key := written_key(override)) in by_key:
+            by_key[key].append(override)
+    if not any(by_key.values()):
         return list(overrides)
-    chosen = [*chain.from_iterable(map(_values, found["model"][-1:]))]
-    paths = found["model.path"][-1:]
+    chosen = [*chain.from_iterable(map(_values, by_key["model"][-1:]))]
+    paths = by_key["model.path"][-1:]
     base = _value_of("model.base", overrides)
     revision = _value_of(_REVISION, overrides)
     if revision is not None and "," in revision:  # each job of a sweep has its own
@@ -79,7 +79,7 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
             f"model={','.join(_option(value, options, revision, base) for value in chosen)}"
         ]
     else:
-        changed = found["model"][-1:]
+        changed = by_key["model"][-1:]
     if paths and not any(
         written_key(override) == "model.weights" for override in overrides
     ):

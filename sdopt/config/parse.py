@@ -183,13 +183,13 @@ def _resolved(values: Mapping[str, Any], problems: list[str]) -> Mapping[str, An
 
 def _mentioned(values: Mapping[str, Any], keys: Collection[str]) -> set[str]:
     """Returns the sections and groups that some of them may refer to: OmegaConf takes long to build all."""
-    found: set[str] = set()
+    mentioned: set[str] = set()
     new = set(keys)
     while new:
-        found |= new
+        mentioned |= new
         text = " ".join(repr(values[key]) for key in new)
-        new = {key for key in values if key not in found and key in text}
-    return found
+        new = {key for key in values if key not in mentioned and key in text}
+    return mentioned
 
 
 def _beyond_types(sections: Mapping[str, Any], gate: str) -> list[str]:

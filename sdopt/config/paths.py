@@ -56,9 +56,9 @@ def own_folder(given: str) -> Path:
 
 def whole_path(text: str) -> Path:
     """Returns an absolute path, and one without `..` where that leads to the same file, which a link may prevent."""
-    found = Path(text).expanduser().absolute()
-    short = Path(os.path.normpath(found))
-    return short if short.exists() and short.samefile(found) else found
+    path = Path(text).expanduser().absolute()
+    short = Path(os.path.normpath(path))
+    return short if short.exists() and short.samefile(path) else path
 
 
 def read_yaml(path: Path) -> Any:
@@ -71,10 +71,10 @@ def read_yaml(path: Path) -> Any:
 @cache
 def cards() -> Mapping[str, Any]:
     """Returns the untyped data sheets, by option of the group `hardware`."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for path in sorted(SHEETS.glob("*.yaml")):
         sheets = read_yaml(path)
-        if twice := found.keys() & sheets.keys():
+        if twice := by_name.keys() & sheets.keys():
             raise UsageError(f"{path}: names {min(twice)} twice")
-        found |= sheets
-    return found
+        by_name |= sheets
+    return by_name

@@ -47,10 +47,10 @@ def typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
         return None
     content = path, cls, repr(keys)
     if content not in _BUILT:
-        found: list[str] = []
-        made = _validated(path, keys, cls, found)
-        problems += found
-        if found:
+        wrong: list[str] = []
+        made = _validated(path, keys, cls, wrong)
+        problems += wrong
+        if wrong:
             return None
         _BUILT[content] = made
     return _BUILT[content]

@@ -98,7 +98,7 @@ def _names(result: StudyResult) -> list[str]:
 
 def _require_waived(allowed: Sequence[Difference], waived: Collection[str]) -> None:
     """Raises UsageError for differences that are not waived; the last one says which can be."""
-    refused = [found for found in allowed if found[1] not in waived]
+    refused = [difference for difference in allowed if difference[1] not in waived]
     if not refused:
         return
     problems = [f"not comparable: {what}" for what, _ in refused]

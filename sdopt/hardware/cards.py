@@ -106,8 +106,8 @@ def emulated(device: Device, hardware: Hardware) -> Device:
         return replace(device, name=sheet.name)
     # What cuDNN was probed to take is the real card's; without it, the capability decides.
     attributes = {
-        key: found
-        for key, found in device.attributes.items()
+        key: value
+        for key, value in device.attributes.items()
         if key != "cudnn_head_dimension"
     }
     return replace(

@@ -51,7 +51,7 @@ class Report:
     @property
     def engaged(self) -> bool:
         """Whether every option took effect."""
-        return all(found.engaged for found in self.evidence)
+        return all(evidence.engaged for evidence in self.evidence)
 
     def table(self) -> "pd.DataFrame":
         """Returns a row per option: its axis, its name, whether it took effect, and what shows it."""
@@ -59,16 +59,17 @@ class Report:
 
         columns = ["axis", "option", "engaged", "summary"]
         return pd.DataFrame(
-            [asdict(found) for found in self.evidence], columns=[*columns, "facts"]
+            [asdict(evidence) for evidence in self.evidence],
+            columns=[*columns, "facts"],
         )[columns]
 
     def __str__(self) -> str:
         """Returns a line for broken images, for each option, and for each setting of the process that they changed."""
         lines = [f"IMAGES BROKEN: {self.broken}"] if self.broken else []
-        for found in self.evidence:
-            effect = "" if found.engaged else "NO EFFECT: "
-            choice = as_choice(found.axis, found.option)
-            lines.append(f"{choice}: {effect}{found.summary}")
+        for evidence in self.evidence:
+            effect = "" if evidence.engaged else "NO EFFECT: "
+            choice = as_choice(evidence.axis, evidence.option)
+            lines.append(f"{choice}: {effect}{evidence.summary}")
         lines += [f"changed in the whole process: {line}" for line in self.process]
         return "\n".join(lines)
 

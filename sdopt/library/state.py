@@ -244,18 +244,18 @@ def named_as_chosen(
 
 def as_prompts(prompts: Iterable[str] | None) -> tuple[str, ...]:
     """Returns prompts that a program gives, one or several of whatever collection. Raises UsageError for others."""
-    found = (
+    texts = (
         (prompts,)
         if isinstance(prompts, str | PathLike)
         else ()
         if prompts is None
         else tuple(prompts)
     )
-    if wrong := [each for each in found if not isinstance(each, str)]:
+    if wrong := [each for each in texts if not isinstance(each, str)]:
         raise UsageError(
             f"prompts: {wrong[0]!r} is no text; give a text, or a list of texts"
         )
-    return found
+    return texts
 
 
 def require_prompts(named: Mapping[str, Optimization], prompts: Sequence[str]) -> None:

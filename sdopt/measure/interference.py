@@ -109,11 +109,11 @@ class InterferenceMeter:
             ),
             ":",
         )
-        found: set[int] = set()
+        numbers: set[int] = set()
         for part in filter(None, listed.partition(":")[2].strip().split(",")):
             first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
-        return found
+            numbers.update(range(int(first), int(last or first) + 1))
+        return numbers
 
     def _mhz(self) -> float | None:
         """Returns the present mean frequency of the cores that the process may use; None if it is not known."""
@@ -123,22 +123,22 @@ class InterferenceMeter:
                 self._cpus / f"cpu{core}" / "cpufreq" / "scaling_cur_freq"
                 for core in sorted(cores)
             ]
-            found = [
+            frequencies = [
                 int(file.read_text(encoding="utf-8")) / 1000
                 for file in files
                 if file.is_file()
             ]
-            found = found or _listed_mhz(
+            frequencies = frequencies or _listed_mhz(
                 (self._proc / "cpuinfo").read_text(encoding="utf-8"), cores
             )
         except (OSError, ValueError):
             return None
-        return round(sum(found) / len(found), 1) if found else None
+        return round(sum(frequencies) / len(frequencies), 1) if frequencies else None
 
 
 def _ticks(stat: str, cores: set[int]) -> list[list[int]]:
     """Returns the counters of some cores, a list each; leaves out cores for which the kernel keeps too few."""
-    found = []
+    of_cores = []
     for line in stat.splitlines():
         name, *fields = line.split()
         if (
@@ -146,19 +146,19 @@ def _ticks(stat: str, cores: set[int]) -> list[list[int]]:
             and int(name.removeprefix("cpu")) in cores
             and len(fields) >= _TICKS
         ):
-            found.append([int(field) for field in fields[:_TICKS]])
-    return found
+            of_cores.append([int(field) for field in fields[:_TICKS]])
+    return of_cores
 
 
 def _listed_mhz(cpuinfo: str, cores: set[int]) -> list[float]:
-    found, core = [], -1
+    frequencies, core = [], -1
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "processor":
             core = int(value)
         elif name.strip() == "cpu MHz" and core in cores:
-            found.append(float(value))
-    return found
+            frequencies.append(float(value))
+    return frequencies
 
 
 def _threads(tasks: Path) -> dict[str, _Thread]:

@@ -76,7 +76,7 @@ def own_blocks(pipe: Pipeline) -> list[str]:
         "a T2I-Adapter": hasattr(pipe, "adapter"),
     }
     adding["GLIGEN"] = getattr(unet, "position_net", None) is not None
-    found = [
+    blocks = [
         f"runs the UNet's blocks itself, without {what}"
         for what, there in adding.items()
         if there
@@ -85,9 +85,11 @@ def own_blocks(pipe: Pipeline) -> list[str]:
         "forward" in vars(unet)
         or getattr(type(unet), "forward", None) is not UNet2DConditionModel.forward
     ):
-        found.append("would replace the UNet's forward, which is not that of diffusers")
+        blocks.append(
+            "would replace the UNet's forward, which is not that of diffusers"
+        )
     if unet.class_embedding is not None:
-        found.append("runs the UNet's blocks itself, without its class embedding")
+        blocks.append("runs the UNet's blocks itself, without its class embedding")
     named = dict(unet.named_modules())
     for name in filter(_BLOCK.fullmatch, named):
         block: Any = named[name]
@@ -96,7 +98,7 @@ def own_blocks(pipe: Pipeline) -> list[str]:
             for factor in ("s1", "s2", "b1", "b2")
         ):
             return [
-                *found,
+                *blocks,
                 "runs the UNet's blocks itself, without FreeU: call pipe.disable_freeu() first",
             ]
         if (
@@ -105,10 +107,10 @@ def own_blocks(pipe: Pipeline) -> list[str]:
             or not type(block).__module__.startswith("diffusers.")
         ):
             return [
-                *found,
+                *blocks,
                 f"runs the UNet's blocks itself, without the forward or the hooks of {name}",
             ]
-    return found
+    return blocks
 
 
 def _own_transformer_blocks(pipe: Pipeline) -> list[str]:

@@ -179,20 +179,20 @@ class Sdpa(EquivalentAttention):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = []
+        reasons = []
         feature = _BACKENDS[self.backend].feature
         # PyTorch has a flash kernel for CPUs as well.
         if feature is not None and (ctx.device.is_cuda or self.backend != "flash"):
-            found += missing(ctx.device, feature)
+            reasons += missing(ctx.device, feature)
         if ctx.device.is_cuda and self.backend in ("flash", "cudnn"):
             if attends_in_float32(ctx):
-                found.append(
+                reasons.append(
                     f"the {self.backend} kernel needs float16 or bfloat16: choose precision=fp16 or bf16"
                 )
-            found += self._too_wide(ctx)
+            reasons += self._too_wide(ctx)
         if ctx.device.is_cuda and self.backend == "flash":
-            found += self._masked(ctx)
-        return found
+            reasons += self._masked(ctx)
+        return reasons
 
     @override
     def fixed_for(self, model: Model) -> bool:
@@ -233,8 +233,8 @@ class Sdpa(EquivalentAttention):
             ", in multiples of 8" if self.backend == "cudnn" else ""
         )
         sizes = ", ".join(map(str, wide))
-        found = f"the {self.backend} kernel supports heads of {supported} here, and this model has heads of {sizes}"
-        return [f"{found}: choose attention=default or mem_efficient"]
+        reason = f"the {self.backend} kernel supports heads of {supported} here, and this model has heads of {sizes}"
+        return [f"{reason}: choose attention=default or mem_efficient"]
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -298,8 +298,8 @@ class Sliced(EquivalentAttention):
             ]
         if self.slice_size is None or heads is None or self.slice_size <= heads:
             return []
-        found = f"attention.slice_size={self.slice_size}: a layer of this model has only {heads} heads"
-        return [f"{found}; choose at most {heads}, or null"]
+        reasons = f"attention.slice_size={self.slice_size}: a layer of this model has only {heads} heads"
+        return [f"{reasons}; choose at most {heads}, or null"]
 
     @override
     def broken(self, pipe: Pipeline) -> list[str]:
@@ -359,10 +359,10 @@ class Xformers(EquivalentAttention):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = []
+        reasons = []
         if not self.unmet(ctx) and ctx.device.attributes.get("xformers") is False:
             solution = "install a matching build (https://github.com/facebookresearch/xformers#installing-xformers)"
-            found.append(
+            reasons.append(
                 f"this build of xFormers is for another version of PyTorch or CUDA: {solution}"
             )
         if (
@@ -370,10 +370,10 @@ class Xformers(EquivalentAttention):
             and (ctx.device.capability or (0, 0)) > (9, 0)
             and attends_in_float32(ctx)
         ):
-            found.append(
+            reasons.append(
                 "xFormers has no float32 operator for this card: choose precision=fp16 or bf16"
             )
-        return found
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

@@ -173,11 +173,11 @@ class Dispatched(Optimization):
 
     def _of_pytorch(self, trace: Trace) -> dict[str, int]:
         """Returns the operators of PyTorch's attention; if a graph hides them, its kernels."""
-        found = {}
+        kernels = {}
         for name, count in trace.fused_attention.items():
             if backend_of(name) and not _is_of_package(self.backend, name):
-                found[name] = count
-        return found
+                kernels[name] = count
+        return kernels
 
     def _only_its_own(
         self, trace: Trace, kernels: Mapping[str, int], pipe: Pipeline

@@ -110,14 +110,14 @@ class Caching(Optimization):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         config, is_unet = denoiser_config(ctx.model), family_of(ctx.model).is_unet
-        found = []
+        reasons = []
         if (
             is_unet
             and config
             and config.get("_class_name", "UNet2DConditionModel")
             != "UNet2DConditionModel"
         ):
-            found.append(
+            reasons.append(
                 f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}"
             )
         compilers = self.compilers if is_unet or self.leaves_calls_whole else {}
@@ -125,10 +125,10 @@ class Caching(Optimization):
             others = f"eager, {', '.join(compilers)}" if compilers else "eager"
             if is_unet and not compilers:
                 others += ", or caching=deepcache"
-            found.append(
+            reasons.append(
                 f"changes from step to step, which this compiler cannot capture: choose compiler={others}"
             )
-        return found
+        return reasons
 
     def skips(self, steps: int) -> bool:
         """Returns whether one of `steps` steps is cheaper than the whole denoiser."""
@@ -259,7 +259,7 @@ class DeepCaching(SkippedLayers):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found, config = super().conflicts(ctx), part_config(ctx.model, "unet")
+        reasons, config = super().conflicts(ctx), part_config(ctx.model, "unet")
         if config is not None:
             # The innermost place has only the mid block behind it.
             last = len(_branches(config)) - (
@@ -267,11 +267,11 @@ class DeepCaching(SkippedLayers):
             )
             if self.branch > last:
                 return [
-                    *found,
+                    *reasons,
                     f"caching.branch={self.branch}: this model has the branches 0 to {last}",
                 ]
-            found += _uncut(config, _branches(config)[self.branch][0])
-        return found
+            reasons += _uncut(config, _branches(config)[self.branch][0])
+        return reasons
 
     def runs(self, steps: int) -> list[bool]:
         """Returns for each of `steps` steps whether the whole UNet runs."""
@@ -306,12 +306,16 @@ class FirstBlockCaching(SkippedLayers):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx) + _uncut(part_config(ctx.model, "unet") or {}, 0)
+        reasons = super().conflicts(ctx) + _uncut(
+            part_config(ctx.model, "unet") or {}, 0
+        )
         images = ctx.workload.batch_size * ctx.workload.images_per_prompt
         if images > 1 and compiles(ctx):
             several = f"each of {images} images decides for itself, and a graph has a fixed batch"
-            found.append(f"{several}: choose compiler=eager, or workload.batch_size=1")
-        return found
+            reasons.append(
+                f"{several}: choose compiler=eager, or workload.batch_size=1"
+            )
+        return reasons
 
     @override
     def _skipping(self, pipe: Pipeline, unet: Any) -> "Skipping":
@@ -357,14 +361,14 @@ class SpectralForecast(SkippedLayers):
 
     def runs(self, steps: int) -> list[bool]:
         """Returns for each of `steps` steps whether it runs."""
-        found, window, since = [], self.window, 0
+        computed, window, since = [], self.window, 0
         for step in range(steps):
             within = self.warmup <= step < self.stop * steps
             since = since + 1 if within else 0
-            found.append(not within or since % int(window) == 0)
-            if found[-1] and within:
+            computed.append(not within or since % int(window) == 0)
+            if computed[-1] and within:
                 window, since = window + self.growth, 0
-        return found
+        return computed
 
     def weights(self, known: Sequence[int], step: int, steps: int) -> list[float]:
         """Returns the weights of the predictions of some steps in that of a later one.
@@ -442,12 +446,12 @@ class PyramidAttention(Caching):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
+        reasons = super().conflicts(ctx)
         if self.spatial is None and self.cross is None:
-            found.append(
+            reasons.append(
                 "caching.spatial and caching.cross are both null, so that nothing is reused: set one"
             )
-        return found + untold(ctx, "num_timesteps")
+        return reasons + untold(ctx, "num_timesteps")
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -685,18 +689,18 @@ class GuidanceInterval(Caching):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = (
+        reasons = (
             super().conflicts(ctx)
             + unguided(ctx, "guidance to skip")
             + untold(ctx, "num_timesteps")
         )
         if guidance_of(ctx.model).form == "batched":
-            found += untold(ctx, "do_classifier_free_guidance")
+            reasons += untold(ctx, "do_classifier_free_guidance")
         if self.start >= self.stop:
-            found.append(
+            reasons.append(
                 f"caching.start={self.start} must be less than caching.stop={self.stop}"
             )
-        return found
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

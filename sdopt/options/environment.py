@@ -272,17 +272,17 @@ class InductorFreezing(InductorSetting):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = _without_inductor(ctx, Inductor, WholeStep)
+        reasons = _without_inductor(ctx, Inductor, WholeStep)
         if keeps_gradients(ctx):
-            found.append(
+            reasons.append(
                 "weights with gradients cannot be frozen: choose grad_mode=no_grad or inference_mode"
             )
         for axis, option in ctx.chosen.items():
             if option.stage in (Stage.QUANTIZE, Stage.OFFLOAD):
-                found.append(
+                reasons.append(
                     f"{axis} moves or packs weights, which freezing would copy: choose one of the two"
                 )
-        return found
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

@@ -221,9 +221,9 @@ class VaeTiling(VaeInPieces):
             or channels == _CHANNELS
         ):
             return []
-        found = f"with memory.tiny_vae, diffusers encodes tiles of a start image to {_CHANNELS} channels"
+        reason = f"with memory.tiny_vae, diffusers encodes tiles of a start image to {_CHANNELS} channels"
         return [
-            f"{found}, and this model has {channels}: choose one of the two options"
+            f"{reason}, and this model has {channels}: choose one of the two options"
         ]
 
     @override
@@ -326,11 +326,11 @@ class TinyVae(Optimization):
             else ""
         )
         if (
-            found := []
+            reasons := []
             if self._is_random(ctx.model)
             else network_problems(folder, f"memory.tiny_vae{given}")
         ):
-            return found
+            return reasons
         tiny, own = network_config(folder), part_config(ctx.model, "vae")
         if tiny["_class_name"] != "AutoencoderTiny":
             return [
@@ -477,15 +477,15 @@ class PrecomputedEmbeddings(Optimization):
             ("load_lora_weights", "a LoRA"),
             ("load_textual_inversion", "a textual inversion"),
         )
-        found = {
+        methods = {
             name: f"{gone} {what} changes too: load it before" for name, what in loading
         }
         if lora_in_text_encoders(pipe):
-            found |= dict.fromkeys(
+            methods |= dict.fromkeys(
                 CHANGE_A_LORA,
                 f"{gone} had a part of the LoRA: call sdopt.undo(pipe) first",
             )
-        return found
+        return methods
 
     @override
     def prepare_inputs(
@@ -689,14 +689,14 @@ def _encoded(
     if negative is not None:
         given["negative_prompt"] = [negative]
     if family_named(type(pipe).__name__).is_unet:
-        found = pipe.encode_prompt(prompt, **{name: given[name] for name in _OF_UNETS})
+        answer = pipe.encode_prompt(prompt, **{name: given[name] for name in _OF_UNETS})
     else:
-        found = pipe.encode_prompt(
+        answer = pipe.encode_prompt(
             [prompt], **{name: value for name, value in given.items() if name in takes}
         )
     names = family_named(type(pipe).__name__).encoding.returns
     on_cpu = tree_map_only(
-        torch.Tensor, lambda tensor: tensor.detach().cpu(), tuple(found)
+        torch.Tensor, lambda tensor: tensor.detach().cpu(), tuple(answer)
     )
     embeddings = {
         name: value for name, value in zip(names, on_cpu, strict=False) if name
@@ -775,14 +775,14 @@ class SequentialGuidance(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unguided(ctx, "guidance, and so no second half") + untold(
+        reasons = unguided(ctx, "guidance, and so no second half") + untold(
             ctx, "do_classifier_free_guidance"
         )
         if guidance_of(ctx.model).form == "sequential":
-            found.append(
+            reasons.append(
                 "this kind of model calls its denoiser for each branch anyway: leave the option out"
             )
-        return found
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

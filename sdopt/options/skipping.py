@@ -175,12 +175,12 @@ class Halves:
         which = self._which(len(sample))
         if not which:
             return self._forward(*args, return_dict=return_dict, **others)
-        found: list[Any] = []
+        predictions: list[Any] = []
         for number in which:
             given, more = half((args, others), len(sample), number)
-            found.append(self._forward(*given, return_dict=False, **more)[0])
-        whole = found * (2 // len(found))
-        if isinstance(found[0], list):
+            predictions.append(self._forward(*given, return_dict=False, **more)[0])
+        whole = predictions * (2 // len(predictions))
+        if isinstance(predictions[0], list):
             return ([*chain.from_iterable(whole)],)
         return _output(torch.cat(whole), return_dict)
 

@@ -52,15 +52,15 @@ def require_parts(model: Model) -> None:
     """
     folder = folder_of(model)
     if is_transformer(model):
-        found: Iterable[str] = [
+        lines: Iterable[str] = [
             *_problems(folder, model),
             *problems_of_files(model, folder),
         ]
     elif model.weights == "path" and folder != path_of(model):
-        found = _problems_in_file(path_of(model), folder)
+        lines = _problems_in_file(path_of(model), folder)
     else:
-        found = _problems(folder, model)
-    problems = [f"{model.origin}: {problem}" for problem in found]
+        lines = _problems(folder, model)
+    problems = [f"{model.origin}: {problem}" for problem in lines]
     if problems:
         raise UsageError(problems)
 
@@ -247,10 +247,10 @@ class _Faults:
         if self.missing:
             yield f"{where}: lacks {_listed(self.missing)}, which {class_name} needs, and nothing is filled in; {way}"
         if self.misshapen:
-            name, found, wanted = min(self.misshapen)
+            name, stored, wanted = min(self.misshapen)
             yield (
                 f"{where}: {len(self.misshapen)} tensors are of other shapes than its config.json says, such as "
-                f"{name}: {list(found)}, not {list(wanted)}"
+                f"{name}: {list(stored)}, not {list(wanted)}"
             )
         if self.unknown and not part.startswith("text_encoder"):
             yield (
@@ -282,8 +282,8 @@ def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, _Faults
         )
     # Of each tensor of another shape, transformers reports as missing what it would have filled in.
     misshapen = [
-        (name, tuple(found), tuple(wanted))
-        for name, found, wanted in info["mismatched_keys"]
+        (name, tuple(stored), tuple(wanted))
+        for name, stored, wanted in info["mismatched_keys"]
     ]
     missing = set(info["missing_keys"]) - {name for name, _, _ in misshapen}
     return network, _Faults(
@@ -313,7 +313,7 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
             wanted = {
                 key: tuple(tensor.shape) for key, tensor in network.state_dict().items()
             }
-            found = {
+            stored = {
                 key: tuple(tensor.shape)
                 for key, tensor in converted.items()
                 if tensor is not None
@@ -332,14 +332,14 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
                 yield f"{file.name}: {_OLDER_NAMES}"
                 continue
             faults = _Faults(
-                wanted.keys() - found.keys(),
-                {*(found.keys() - wanted.keys()), *left},
+                wanted.keys() - stored.keys(),
+                {*(stored.keys() - wanted.keys()), *left},
                 [
-                    (key, found[key], wanted[key])
-                    for key in wanted.keys() & found.keys()
-                    if found[key] != wanted[key]
+                    (key, stored[key], wanted[key])
+                    for key in wanted.keys() & stored.keys()
+                    if stored[key] != wanted[key]
                 ],
-                not wanted.keys() & found.keys(),
+                not wanted.keys() & stored.keys(),
             )
             way = "fetch the model again; one that was made with fewer layers, as SSD-1B, is read from its folder"
             yield from faults.problems(name, file.name, class_name, way)
@@ -390,8 +390,8 @@ def _converted(
         else "cond_stage_model.model."
     )
     if any(name.startswith(prefix) for name in tensors):
-        found = convert_open_clip_checkpoint(network, tensors, prefix=prefix)
+        converted = convert_open_clip_checkpoint(network, tensors, prefix=prefix)
     else:
-        found = convert_ldm_clip_checkpoint(tensors)
+        converted = convert_ldm_clip_checkpoint(tensors)
     outer = "" if hasattr(network, "text_model") else "text_model."
-    return {name.removeprefix(outer): tensor for name, tensor in found.items()}
+    return {name.removeprefix(outer): tensor for name, tensor in converted.items()}

@@ -66,15 +66,15 @@ def fits(
 @cache
 def _architectures() -> dict[str, tuple[str, dict[str, Any]]]:
     """Returns for each architecture the class name of its pipeline, and the configuration of its denoiser."""
-    found = {}
+    by_name = {}
     for root in (ARCHITECTURES, PACKAGED):
         for file in sorted(root.glob("*/model_index.json")):
             kind = class_name_of(file.parent)
-            found[file.parent.name] = (
+            by_name[file.parent.name] = (
                 kind,
                 read_json(file.parent / family_named(kind).denoiser / "config.json"),
             )
-    return found
+    return by_name
 
 
 def text_width(shapes: Mapping[str, list[int]]) -> int | None:
@@ -105,14 +105,14 @@ def family_of(file: Path) -> str | None:
     header = Header.of(file, f"model.path={file}")
     first = header.shapes.get("model.diffusion_model.input_blocks.0.0.weight")
     read = {"cross_attention_dim": text_width(header.shapes)}
-    found = fitting_architectures(
+    fitting = fitting_architectures(
         kind_of_file(header.shapes), read, first[0] if first else 0
     )
-    if len(found) > 1:  # the two of Stable Diffusion 2.1 differ in what they predict
+    if len(fitting) > 1:  # the two of Stable Diffusion 2.1 differ in what they predict
         if (noise := predicts_noise(file)) is None:
             raise UsageError(f"model.path={file}: {UNMARKED}")
         return "sd21_base" if noise else "sd21"
-    return found[0] if found else None
+    return fitting[0] if fitting else None
 
 
 def _published_transformer(file: Path, kind: str) -> str | None:

@@ -113,18 +113,20 @@ def hub_folder(model: Model, fetch: bool, without: Collection[str] = ()) -> Path
         index = read_json(Path(file))
         require_kind(index, at)
         names = _names(repository, model.revision) if fetch else []
-        found = {
+        of_parts = {
             part: there
             for part, there in _variants(index, names).items()
             if part not in without
         }
-        if names and (lacking := [part for part, there in found.items() if not there]):
+        if names and (
+            lacking := [part for part, there in of_parts.items() if not there]
+        ):
             raise UsageError(
                 f"{at}: has no safetensors files of {' and '.join(lacking)}, and sdopt loads no pickled weights: "
                 "choose a revision that has them, as model.revision=refs/pr/1, or another repository of the same model"
             )
         if names:
-            require_variant(found, model.variant, at)
+            require_variant(of_parts, model.variant, at)
         wanted = _files(index, model.variant, names, without)
         folder = Path(
             snapshot_download(
@@ -153,12 +155,12 @@ def _variants(
 ) -> dict[str, set[str | None]]:
     """Returns the variants in which files of these names hold the weights of each network of a pipeline."""
     family = family_named(text_to_image(index.get("_class_name")))
-    found = {}
+    by_part = {}
     for part in parts_of(index):
         if part in family.networks and part in index:
             files = (name.removeprefix(f"{part}/") for name in names)
-            found[part] = variants_among(files, family.library_of(part))
-    return found
+            by_part[part] = variants_among(files, family.library_of(part))
+    return by_part
 
 
 def hub_configs(
@@ -201,12 +203,12 @@ def download_bytes(model: Model) -> int | None:
         return 0
     try:
         with _of_the_hub(model.origin):
-            found = HfApi().model_info(
+            info = HfApi().model_info(
                 repository, revision=model.revision, files_metadata=True, timeout=10
             )
     except UsageError:
         return None
-    siblings = found.siblings or []
+    siblings = info.siblings or []
     # The pipeline's index is not there yet: every folder counts as one of its parts.
     parts: dict[str, object] = {
         file.rfilename.partition("/")[0]: ["diffusers", ""]

@@ -220,32 +220,32 @@ def is_original(model: Model) -> bool:
 def sampling_remarks(model: Model, scheduler: Scheduler, steps: int = 20) -> list[str]:
     """Returns what a user should know of how a model is sampled, for each a line that names the model."""
     own, marks = part_config(model, "scheduler"), marks_of(model)
-    found = remarks(own, marks, scheduler) if own else []
+    lines = remarks(own, marks, scheduler) if own else []
     if own:
-        found += late_start(own, scheduler, steps)
+        lines += late_start(own, scheduler, steps)
     if scheduler.timesteps is not None:
         from diffusers.schedulers import AysSchedules
 
         other, mine = ("", "ays_xl") if is_sdxl(model) else ("XL", "ays")
         if scheduler.timesteps == AysSchedules[f"StableDiffusion{other}Timesteps"]:
-            found.append(
+            lines.append(
                 f"these timesteps were chosen for another family of models; scheduler={mine} has its own"
             )
     chosen = {"_class_name": scheduler.class_name, **scheduler.options}
     if own and is_flow(chosen) and not is_flow(own):
-        found.append(
+        lines.append(
             "its own scheduler has levels of noise, and this one samples a flow: images are nonsense unless it fits"
         )
     if family_of(model).guidance.above == 0:
-        found.append(
+        lines.append(
             "a guidance scale of 3 here is what other models call 4: cond + 3 · (cond - uncond)"
         )
     if skipped := clip_skip_of(model)[0]:
         said = f"is marked {_LAYER}={1 + skipped} (clip skip)"
-        found.append(
+        lines.append(
             f"{said}: its text encoder is used without the last layers: {skipped}"
         )
-    return [f"{model.origin}: {remark}" for remark in found]
+    return [f"{model.origin}: {remark}" for remark in lines]
 
 
 def pipeline_of(model: Model) -> str:

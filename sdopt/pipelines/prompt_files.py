@@ -182,23 +182,26 @@ def _column_of(columns: Sequence[str], wanted: str | None) -> str:
         if wanted not in columns:
             raise NoColumn(there)
         return wanted
-    found = _named(columns, _PROMPT_COLUMNS)
-    if found is None:
+    named = _named(columns, _PROMPT_COLUMNS)
+    if named is None:
         usual = "prompt or caption or text"
         way_out = "choose one with workload.prompt_column=…, or begin the file with a line that names the columns"
         raise Unreadable(f"no column named {usual}; {there}; {way_out}")
-    return found
+    return named
 
 
 def _named(columns: Sequence[str], usual: Sequence[str]) -> str | None:
     """Returns the column with the first of some names that is there; None if there is none."""
     for name in usual:
-        if len(found := [column for column in columns if _plain(column) == name]) > 1:
+        if (
+            len(matching := [column for column in columns if _plain(column) == name])
+            > 1
+        ):
             raise Unreadable(
-                f"has {len(found)} columns named {name}; rename those that are not meant"
+                f"has {len(matching)} columns named {name}; rename those that are not meant"
             )
-        if found:
-            return found[0]
+        if matching:
+            return matching[0]
     return None
 
 
@@ -368,14 +371,14 @@ def _loads(line: str, number: int) -> Any:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Returns a JSON object, of which Python would keep the last of two values with one key."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise Unreadable(
             f"has an object with two keys named {_shown(twice)}; rename one"
         )
-    return found
+    return values
 
 
 def _is_json(text: str, kinds: tuple[type, ...] = (dict, list)) -> bool:

@@ -71,7 +71,7 @@ _EDM = ("edm_mean", "edm_std", "edm_vpred.sigma_max", "edm_vpred.sigma_min")
 def scheduler_class(scheduler: Scheduler) -> Any:
     """Returns the scheduler's class. Raises UsageError if diffusers has no scheduler of that name."""
     name = scheduler.class_name
-    if (found := _scheduler_named(name)) is None:
+    if (cls := _scheduler_named(name)) is None:
         import diffusers
 
         # In place of a class whose packages are not installed, diffusers has one that names them.
@@ -89,16 +89,16 @@ def scheduler_class(scheduler: Scheduler) -> Any:
         raise UsageError(
             f"scheduler.class_name={name}: unknown scheduler; diffusers has: {', '.join(near)}"
         )
-    return found
+    return cls
 
 
 def _scheduler_named(name: object) -> Any:
     import diffusers
 
-    found = getattr(diffusers, str(name), None)
+    cls = getattr(diffusers, str(name), None)
     return (
-        found
-        if isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin)
+        cls
+        if isinstance(cls, type) and issubclass(cls, diffusers.SchedulerMixin)
         else None
     )
 
@@ -267,14 +267,14 @@ def _marks(file: Path, _state: tuple[int, ...]) -> dict[str, Any]:
         or _velocity_beside(file)
     ):
         kinds.add("v_prediction")
-    found: dict[str, Any] = (
+    marks: dict[str, Any] = (
         {"prediction_type": " and ".join(sorted(kinds))} if kinds else {}
     )
     if "ztsnr" in names or _says_yes(metadata, "ss_zero_terminal_snr"):
-        found["rescale_betas_zero_snr"] = True
+        marks["rescale_betas_zero_snr"] = True
     if edm := next((name for name in _EDM if name in names), None):
-        found["_class_name"] = f"EDM ({edm})"
-    return found
+        marks["_class_name"] = f"EDM ({edm})"
+    return marks
 
 
 def _velocity_beside(file: Path) -> bool:
@@ -380,30 +380,30 @@ def _idle_shifts(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
     by_size = bool(made.get("use_dynamic_shifting"))
     idle = _FIXED_SHIFT if by_size else _SHIFT_BY_SIZE
     kind = "one that follows from the image's size" if by_size else "a fixed one"
-    found = []
+    reasons = []
     for key in idle:
         value = scheduler.options.get(key)
         if value is None or value == own.get(key):
             continue
-        found.append(
+        reasons.append(
             f"scheduler.options.{key}={value}: has no effect, since the shift is {kind}: "
             f"leave it out, or set +scheduler.options.use_dynamic_shifting={str(not by_size).lower()} too"
         )
-    return found
+    return reasons
 
 
 def unread_by(
     family: Family, own: Mapping[str, Any], scheduler: Scheduler
 ) -> list[str]:
     """Returns which options of a scheduler change no image, since the calls of a family compute the shift without them."""
-    found = []
+    reasons = []
     for key in family.unread:
         value = scheduler.options.get(key)
         if value is not None and value != own.get(key):
-            found.append(
+            reasons.append(
                 f"scheduler.options.{key}={value}: has no effect: {family.title} has a shift of its own: leave it out"
             )
-    return found
+    return reasons
 
 
 def _flow_mismatches(
@@ -416,14 +416,14 @@ def _flow_mismatches(
         why = f"has levels of noise, and the model's own {own['_class_name']} samples a flow: images would be nonsense"
         return [f"{at}: {why}: choose scheduler=flow_euler"]
     settings = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
-    found = []
+    reasons = []
     for key, value in settings.items():
         if made.get(key) == value:
             continue
         why = f"the model's own {own['_class_name']} samples a flow, and here {key} is {made.get(key)}"
         way = f"set +scheduler.options.{key}={str(value).lower()}"
-        found.append(f"{at}: {why}: images would be nonsense: {way}")
-    return found
+        reasons.append(f"{at}: {why}: images would be nonsense: {way}")
+    return reasons
 
 
 def _level_mismatches(
@@ -432,7 +432,7 @@ def _level_mismatches(
     """Returns why a scheduler cannot have the levels of noise of a model, or sample what it predicts; [] if it can."""
     chosen, options = scheduler_class(scheduler), scheduler.options
     known, name = _arguments(chosen), own.get("_class_name")
-    found: list[str] = []
+    reasons: list[str] = []
     if (of_model := _scheduler_named(name)) not in (None, chosen):
         if not _has_levels(of_model):
             return [
@@ -455,22 +455,22 @@ def _level_mismatches(
                 if names
                 else f"scheduler.class_name={name}"
             )
-            found.append(
+            reasons.append(
                 f"{at}: has no {key}, and the model was made for {key}={value}: choose {instead}"
             )
     predicts = own.get("prediction_type", "epsilon")
     flows = predicts == "flow_prediction" and "use_flow_sigmas" in known
     if (
-        not found
+        not reasons
         and "prediction_type" not in options
         and predicts not in _PREDICTIONS
         and not flows
     ):
-        found.append(
+        reasons.append(
             f"{at}: cannot sample prediction_type={predicts}, as the model says of itself; to contradict it, give "
             "+scheduler.options.prediction_type=epsilon or v_prediction"
         )
-    return found
+    return reasons
 
 
 def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list[str]:
@@ -635,12 +635,12 @@ def remarks(
     own: Mapping[str, Any], marks: Mapping[str, Any], scheduler: Scheduler
 ) -> list[str]:
     """Returns what a user should know of how a model is sampled: the marks in its file, a scheduler for few steps."""
-    found = []
+    lines = []
     if taken := {
         key: value for key, value in marks.items() if key not in scheduler.options
     }:
         said = ", ".join(f"{key}={str(value).lower()}" for key, value in taken.items())
-        found.append(
+        lines.append(
             f"is marked to be sampled with {said}; +scheduler.options.… overrides it"
         )
     for key, usual in _OF_TRAINING.items():
@@ -648,18 +648,18 @@ def remarks(
         chosen = scheduler.options.get(key, trained)
         unsaid = trained is None and key in _LEVELS
         if chosen != trained and not unsaid:
-            found.append(
+            lines.append(
                 f"was trained with {key}={trained}: with scheduler.options.{key}={chosen} it is asked at other levels "
                 "of noise, and images may be nonsense"
             )
     name = str(own.get("_class_name"))
     few = ("LCMScheduler", "TCDScheduler", "FlowMatchLCMScheduler")
     if name in few and scheduler.class_name != name:
-        found.append(
+        lines.append(
             f"its own scheduler is {name}, for a model distilled to a few steps, and {scheduler.class_name} takes its "
             f"place; scheduler.class_name={name} keeps it"
         )
-    return found
+    return lines
 
 
 def few_steps(

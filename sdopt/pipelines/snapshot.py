@@ -68,12 +68,12 @@ class _Weight:
 
     @classmethod
     def all_of(cls, network: torch.nn.Module) -> "list[_Weight]":
-        found = []
+        parameters = []
         for module in network.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    found.append((module, name, parameter))
-        marks = _marks([parameter for _, _, parameter in found])
+                    parameters.append((module, name, parameter))
+        marks = _marks([parameter for _, _, parameter in parameters])
         return [
             cls(
                 module,
@@ -83,7 +83,7 @@ class _Weight:
                 parameter.stride(),
                 parameter.requires_grad,
             )
-            for (module, name, parameter), mark in zip(found, marks, strict=True)
+            for (module, name, parameter), mark in zip(parameters, marks, strict=True)
         ]
 
     def restore(self) -> None:
@@ -170,9 +170,11 @@ def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[Any, ...]]:
                 parameter.detach()
             ).view(torch.int64)
     contents: dict[int, int] = {}
-    for found in hashes.values():
+    for by_number in hashes.values():
         # In one transfer, because each transfer from a card waits for all work that runs there.
-        contents |= zip(found, torch.stack([*found.values()]).tolist(), strict=True)
+        contents |= zip(
+            by_number, torch.stack([*by_number.values()]).tolist(), strict=True
+        )
     return [
         (each.dtype, tuple(each.shape), _changes(each), contents.get(n, 0))
         for n, each in enumerate(parameters)

@@ -116,17 +116,17 @@ def wrong_numbers(file: Path, name: str | None = None) -> list[str]:
                 (tensor if tensor.element_size() > 1 else tensor.float()).aminmax()
             )
             if not extremes.isfinite().all():
-                found = f"{name or file.name}: holds numbers in {key} that are not finite (NaN or infinite)"
+                line = f"{name or file.name}: holds numbers in {key} that are not finite (NaN or infinite)"
                 return [
-                    f"{found}, and images would be noise; fetch or save the model again"
+                    f"{line}, and images would be noise; fetch or save the model again"
                 ]
             if tensor.ndim > 1 and tensor.numel() >= _MATRIX and not extremes.any():
                 empty.append(key)
     if len(empty) <= _MEANT:
         return []
-    found = f"{name or file.name}: holds nothing but zeros in {len(empty)} matrices, such as {empty[0]}"
+    line = f"{name or file.name}: holds nothing but zeros in {len(empty)} matrices, such as {empty[0]}"
     return [
-        f"{found}, as a download that was not complete; fetch or save the model again"
+        f"{line}, as a download that was not complete; fetch or save the model again"
     ]
 
 
@@ -164,10 +164,10 @@ def weight_files(
     Raises:
         UsageError: they are missing or incomplete, or not in safetensors files.
     """
-    found, part, stem = variants_of(folder, library), folder.name, _stem(library)
-    if not found:
+    variants, part, stem = variants_of(folder, library), folder.name, _stem(library)
+    if not variants:
         raise UsageError(f"{at}: {part}/ holds no {stem}.safetensors")
-    infix = f".{variant}" if variant and variant in found else ""
+    infix = f".{variant}" if variant and variant in variants else ""
     whole = folder / f"{stem}{infix}.safetensors"
     indices = [folder / f"{stem}.safetensors.index{infix}.json"]
     if library == "diffusers":

@@ -202,14 +202,14 @@ class EffNetFeatures(FeatureExtractor):
 
     def _layers(self, inputs: Tensor) -> list[Tensor]:
         # The last activations at each resolution, as in LPIPS.
-        found: list[Tensor] = []
+        layers: list[Tensor] = []
         x = self.model._swish(self.model._bn0(self.model._conv_stem(inputs)))
         for block in self.model._blocks:
             y = block(x)
             if y.shape[-1] != x.shape[-1]:
-                found.append(x)
+                layers.append(x)
             x = y
-        return [layer.flatten(2).transpose(1, 2) for layer in [*found, x]]
+        return [layer.flatten(2).transpose(1, 2) for layer in [*layers, x]]
 
 
 class InceptionFeatures(FeatureExtractor):

@@ -386,7 +386,7 @@ def measured_metrics(quality: Quality, model: Model) -> tuple[QualityMetric, ...
         raise UsageError(
             f"{', '.join(features)}: two of these features have the same name in the metrics; leave one out"
         )
-    found: list[QualityMetric] = []
+    metrics: list[QualityMetric] = []
     for family in FAMILIES:
         if model.weights == "random" and not family.on_random_weights:
             continue
@@ -398,8 +398,8 @@ def measured_metrics(quality: Quality, model: Model) -> tuple[QualityMetric, ...
         over = (
             (suiting[:1] if family.first_features else suiting) if family.over else [""]
         )
-        found += [QualityMetric(family, one) for one in over]
-    return tuple(found)
+        metrics += [QualityMetric(family, one) for one in over]
+    return tuple(metrics)
 
 
 def is_wanted(lpips: bool | None) -> bool:

@@ -140,8 +140,8 @@ def answer_of(summary: Summary, folder: Path) -> Answer:
 
 def to_json(answer: Any) -> dict[str, Any]:
     """Returns an answer, or another dataclass, as plain values: a number that is not finite is null."""
-    found: dict[str, Any] = json.loads(TypeAdapter(type(answer)).dump_json(answer))
-    return found
+    document: dict[str, Any] = json.loads(TypeAdapter(type(answer)).dump_json(answer))
+    return document
 
 
 def baseline_digest(result: StudyResult) -> str:
@@ -224,7 +224,7 @@ def _latency(row: Row) -> float | None:
 def _estimate(ratio: Ratio | None) -> Estimate | None:
     if ratio is None:
         return None
-    found = ratio.interval
+    interval = ratio.interval
     return Estimate(
-        found.estimate, found.low, found.high, found.confidence, ratio.floor
+        interval.estimate, interval.low, interval.high, interval.confidence, ratio.floor
     )

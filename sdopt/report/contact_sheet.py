@@ -52,9 +52,9 @@ def comparison_sheet(summary: Summary, folder: Path, prompts: int = 6) -> bytes 
         records: dict[str, ImageRecord | None] = {}
         images: dict[str, Image.Image | None] = {}
         for column in columns:
-            found = column.variant.image(record.prompt_index, record.image_index)
-            records[column.name] = found
-            images[column.name] = _opened(folder, found)
+            image = column.variant.image(record.prompt_index, record.image_index)
+            records[column.name] = image
+            images[column.name] = _opened(folder, image)
         rows.append((record.prompt, list(map(_cell, images.values()))))
         if len(columns) > 1:
             differences = []

@@ -24,7 +24,7 @@ from sdopt.statistics.words import shortened, start_words, unit_text
 
 def record_of(search: Search, ended: bool = True) -> SearchRecord:
     """Returns what a search has found so far; `ended` is false if it was interrupted before it took all its steps."""
-    found = search.all_findings(("screen-", "race-"))
+    by_name = search.all_findings(("screen-", "race-"))
     judgements = search.judgements
     winner = next(iter(judgements.passed), None)
     undecided = None if winner else next(iter(judgements.undecided), None)
@@ -37,7 +37,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
         else:
             fate, why = search.dropped.get(candidate.name, ("not enough runs", ""))
             entries.append(
-                entry_of(candidate, fate, why, found.get(candidate.name, []))
+                entry_of(candidate, fate, why, by_name.get(candidate.name, []))
             )
     studies = [summary.result for summary in judgements.studies.values()]
     shown = next(iter(search.results("screen-")), next(iter(studies), None))

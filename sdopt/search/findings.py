@@ -83,7 +83,7 @@ def findings_of(
         for judged in result.judgements
         if judged.verdict is Verdict.FAIL
     }
-    found = {}
+    findings = {}
     for row in rows_of(result):
         if row.comparison is None or row.variant.is_control:
             continue
@@ -97,8 +97,8 @@ def findings_of(
         # A study that ended early says nothing of a candidate that it had not come to.
         is_complete = set(config.objectives) <= finding.losses.keys()
         if is_complete or row.status is not Status.INTERRUPTED:
-            found[row.name] = finding
-    return found
+            findings[row.name] = finding
+    return findings
 
 
 def _spoils(judgement: Judgement) -> bool:
@@ -182,12 +182,12 @@ def _memory_beyond(row: Row, gate: Gate, result: StudyResult) -> str:
     ]
     if ratio is None or not limits:
         return ""
-    baseline, found = result.baseline_variant, ratio.interval.estimate
+    baseline, growth = result.baseline_variant, ratio.interval.estimate
     least, _ = smallest_change(MEMORY_RATIO, result.config.protocol, baseline)
     limit = max(min(limits), least, spared_growth(gate, baseline, result))
-    if found <= limit * _PEAKS_VARY:
+    if growth <= limit * _PEAKS_VARY:
         return ""
-    return f"It takes {percent_text(found - 1)} more memory ({percent_text(limit - 1)} allowed)"
+    return f"It takes {percent_text(growth - 1)} more memory ({percent_text(limit - 1)} allowed)"
 
 
 def _why_out(

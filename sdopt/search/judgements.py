@@ -73,8 +73,8 @@ class Judgements:
         shown = {*self.passed, *self.failed}
         return [
             name
-            for name, found in self.findings.items()
-            if name not in shown and (found.speedup or 0) > 1
+            for name, finding in self.findings.items()
+            if name not in shown and (finding.speedup or 0) > 1
         ]
 
     def baseline_of(self, name: str) -> Row | None:

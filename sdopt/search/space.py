@@ -109,11 +109,13 @@ class Space:
         for variable in groups:
             fit = []
             for value in variable.values:
-                found = whole.candidate(baseline | {variable.name: value})
+                combination = whole.candidate(baseline | {variable.name: value})
                 if fastest:
-                    found = whole.always_slow(baseline, variable, value) or found
-                if isinstance(found, list):
-                    reasons.append("; ".join(found))
+                    combination = (
+                        whole.always_slow(baseline, variable, value) or combination
+                    )
+                if isinstance(combination, list):
+                    reasons.append("; ".join(combination))
                 else:
                     fit.append(value)
             if fit not in ([], [variable.plain]):
@@ -200,8 +202,8 @@ class Space:
 
     def candidates(self, points: Iterable[Point]) -> list[Combination]:
         """Returns the candidates of those points that have one."""
-        found = map(self.candidate, points)
-        return [one for one in found if isinstance(one, Combination)]
+        combinations = map(self.candidate, points)
+        return [one for one in combinations if isinstance(one, Combination)]
 
     def settings(self, point: Point) -> Settings:
         """Returns the settings of a point that differ from the baseline's."""

@@ -96,27 +96,27 @@ class Trials:
                 [point for point in self.space.alone() if self.space.compiles(point)]
             )
             count = min(count, len(quick) or (1 if new else len(alone)))
-        found: list[Combination] = []
+        proposed: list[Combination] = []
         misses = 0
-        while len(found) < count and (misses < _MISSES or self._enqueue_untried()):
+        while len(proposed) < count and (misses < _MISSES or self._enqueue_untried()):
             candidate = self._ask(begun)
             misses = misses + 1 if candidate is None else 0
-            found += [] if candidate is None else [candidate]
-        return found
+            proposed += [] if candidate is None else [candidate]
+        return proposed
 
     def unfinished(self) -> dict[str, list[Combination]]:
         """Returns the candidates that were proposed but have no result yet, by the study that measures them."""
         from optuna.trial import TrialState
 
-        found: dict[str, list[Combination]] = {}
+        by_stage: dict[str, list[Combination]] = {}
         for trial in self._trials(TrialState.RUNNING):
             if _STUDY in trial.user_attrs:
-                found.setdefault(trial.user_attrs[_STUDY], []).append(
+                by_stage.setdefault(trial.user_attrs[_STUDY], []).append(
                     self._candidate(trial)
                 )
             else:  # the process died after it asked Optuna and before it stored the study
                 self.study.tell(trial.number, state=TrialState.FAIL)
-        return found
+        return by_stage
 
     def tell(self, findings: dict[str, CandidateFinding]) -> None:
         """Reports the findings on candidates to Optuna."""
@@ -160,14 +160,14 @@ class Trials:
         """The smallest combinations that were ruled out for their images, by name: none contains another."""
         if not self.config.skip_spoiled:
             return {}
-        found = {
+        options = {
             trial.user_attrs[_NAME]: self.space.settings(self._point(trial))
             for trial in self._trials()
             if trial.user_attrs.get(_SPOILED)
         }
         smallest = {}
-        for name, settings in found.items():
-            if not any(other < settings for other in found.values()):
+        for name, settings in options.items():
+            if not any(other < settings for other in options.values()):
                 smallest[name] = settings
         return smallest
 

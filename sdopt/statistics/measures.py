@@ -122,8 +122,8 @@ def _floor(result: StudyResult, log_ratio: LogRatioOf, fully: bool) -> float | N
         control.status.measured if fully else control.status.timed
     ):
         return None
-    found = log_ratio(control, result.baseline_variant)
-    return math.exp(abs(found.mean)) if found else None
+    ratio = log_ratio(control, result.baseline_variant)
+    return math.exp(abs(ratio.mean)) if ratio else None
 
 
 SPEEDUP = Measure(

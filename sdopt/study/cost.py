@@ -105,12 +105,12 @@ def cost_of(
             "; memory is that of the weights alone" if weights else ""
         )
         return StudyCost(processes, calls, alone, None, weights, source, downloads)
-    found, folder = earlier
-    baseline = found.baseline_variant
+    earlier_study, folder = earlier
+    baseline = earlier_study.baseline_variant
     # Each shape is called equally often.
     at_shapes = [
         latency(baseline.at(shape_index), "median", 0.95)
-        for shape_index in range(len(found.shapes))
+        for shape_index in range(len(earlier_study.shapes))
     ]
     mean = float(np.mean([call.estimate for call in at_shapes if call is not None]))
     steps = variants[0].workload.steps / baseline.config.workload.steps
@@ -133,14 +133,14 @@ def cost_of(
 
 def _earlier(result: StudyResult, records: Path) -> tuple[StudyResult, Path] | None:
     """Returns the newest finished result of the same work on the same device, with its folder."""
-    for found, folder in newest_results(records):
-        baseline = found.baseline_variant
+    for study, folder in newest_results(records):
+        baseline = study.baseline_variant
         if (
-            _work(found) == _work(result)
+            _work(study) == _work(result)
             and baseline.status.measured
             and latency(baseline, "median", 0.95)
         ):
-            return found, folder
+            return study, folder
     return None
 
 

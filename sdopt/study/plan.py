@@ -386,7 +386,7 @@ def describe_environment(
         sdopt_dirty=dirty,
         python=platform.python_version(),
         platform=platform.platform(),
-        packages={name: found for name in _PACKAGES if (found := _version(name))}
+        packages={name: version for name in _PACKAGES if (version := _version(name))}
         | _cudnn(machine.device),
         device=asdict(machine.device),
         cpu=cpu,

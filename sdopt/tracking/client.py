@@ -289,11 +289,11 @@ def cause_of(error: BaseException) -> str:
 
 def _status(error: Exception) -> str:
     """Returns the HTTP status that an error tells of; "" if none."""
-    found = re.search(
+    match = re.search(
         r"error code (\d{3})|too many (\d{3}) error|(\d{3}) (?:Client|Server) Error",
         str(error),
     )
-    return next(filter(None, found.groups()), "") if found else ""
+    return next(filter(None, match.groups()), "") if match else ""
 
 
 def _explained(error: Exception, tracking: Tracking) -> TrackingError:
@@ -312,11 +312,11 @@ def _explained(error: Exception, tracking: Tracking) -> TrackingError:
 def check(client: "MlflowClient", tracking: Tracking, experiment: str) -> None:
     """Raises what would keep a result from being logged to an experiment: call it before measuring."""
     name = _name_here(client, tracking, experiment)
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    place = client.get_experiment_by_name(name)
+    if place is None:
         client.search_experiments(max_results=1)
     else:
-        _require_near(found, tracking)
+        _require_near(place, tracking)
 
 
 def put(
@@ -397,18 +397,18 @@ def amend(
     above = ""
     runs = _found(client, mine, experiment)
     gone = _gone_places(client, tracking, runs)
-    for found in sorted(
+    for logged in sorted(
         runs, key=lambda run: run.data.tags.get(ROLE) in ("study", "sweep")
     ):
-        run = str(found.info.run_id)
-        top = found.data.tags.get(ROLE) in ("study", "sweep")
+        run = str(logged.info.run_id)
+        top = logged.data.tags.get(ROLE) in ("study", "sweep")
         above = run if top else above
-        change = changes.get("" if top else found.data.tags[VARIANT])
+        change = changes.get("" if top else logged.data.tags[VARIANT])
         if change is None:
             continue
         there = set() if replace else {item.path for item in client.list_artifacts(run)}
         files = {name: file for name, file in change.files.items() if name not in there}
-        if files and found.info.experiment_id in gone:
+        if files and logged.info.experiment_id in gone:
             raise RefusedError(
                 "its artifacts are in a folder where this project no longer is; `sdopt sync` logs the result anew"
             )
@@ -447,7 +447,7 @@ def read(
     from mlflow.exceptions import MlflowException
 
     try:
-        found = client.get_run(run)
+        logged = client.get_run(run)
     except MlflowException as error:
         if error.error_code in (
             "RESOURCE_DOES_NOT_EXIST",
@@ -457,8 +457,8 @@ def read(
         raise
     top = (
         run
-        if found.data.tags.get(ROLE) == "study"
-        else found.data.tags.get(PARENT, run)
+        if logged.data.tags.get(ROLE) == "study"
+        else logged.data.tags.get(PARENT, run)
     )
     if "result.json" not in [item.path for item in client.list_artifacts(top)]:
         raise UsageError(
@@ -468,7 +468,7 @@ def read(
         content = Path(
             client.download_artifacts(top, "result.json", below)
         ).read_bytes()
-    return content, found.data.tags.get(VARIANT) if top != run else None
+    return content, logged.data.tags.get(VARIANT) if top != run else None
 
 
 def unknown(run: str, where: str) -> UsageError:
@@ -483,9 +483,9 @@ def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:
     """Returns the ids of the experiments by their names."""
     experiments = client.search_experiments()
     return {
-        found.name: str(found.experiment_id)
-        for found in experiments
-        if found.name != "Default"
+        place.name: str(place.experiment_id)
+        for place in experiments
+        if place.name != "Default"
     }
 
 
@@ -502,21 +502,21 @@ def _experiment(
         notes.append(
             f"the experiment {name!r} has its artifacts in a folder where this project no longer is: logged to {here!r}"
         )
-    found = client.get_experiment_by_name(here)
-    if found is None:
+    place = client.get_experiment_by_name(here)
+    if place is None:
         return str(client.create_experiment(here, place_of(tracking, here), tags))
     for key, value in tags.items():
-        if found.tags.get(key) != value:  # made by an earlier version, or by hand
-            client.set_experiment_tag(found.experiment_id, key, value)
-    return str(found.experiment_id)
+        if place.tags.get(key) != value:  # made by an earlier version, or by hand
+            client.set_experiment_tag(place.experiment_id, key, value)
+    return str(place.experiment_id)
 
 
 def _name_here(client: "MlflowClient", tracking: Tracking, name: str) -> str:
     """Returns a name of an experiment, with a number where the artifacts of the one before are no longer here."""
     for number in count(1):
         numbered = f"{name} {number}" if number > 1 else name
-        found = client.get_experiment_by_name(numbered)
-        if found is None or not _is_elsewhere(found, tracking):
+        place = client.get_experiment_by_name(numbered)
+        if place is None or not _is_elsewhere(place, tracking):
             return numbered
     raise AssertionError("experiments are counted without end")
 

@@ -114,11 +114,11 @@ def find_result(name: str, tracking: Tracking) -> tuple[StudyResult, Path]:
         UsageError: it is a sweep of several, or none.
         UnavailableError: what the name stands for cannot be reached.
     """
-    found = find_results(name, tracking)
-    if found.damaged or len(found.studies) > 1:
-        several = f"{name}: a sweep of {len(found.studies)} studies; name the folder of one of its jobs"
-        raise UsageError(found.damaged or several)
-    return found.studies[0]
+    results = find_results(name, tracking)
+    if results.damaged or len(results.studies) > 1:
+        several = f"{name}: a sweep of {len(results.studies)} studies; name the folder of one of its jobs"
+        raise UsageError(results.damaged or several)
+    return results.studies[0]
 
 
 def write_report(source: Found, output: Path | None = None) -> list[Path]:

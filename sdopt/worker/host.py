@@ -240,8 +240,8 @@ class PipelineHost:
             return np.empty((count, 0), np.float32)
         latents = spatial(self._last, self._latents_form)
         # With `grad_mode=enabled` they hold the graph of the whole call.
-        found: np.ndarray = latents.detach().float().cpu().numpy()
-        return found
+        array: np.ndarray = latents.detach().float().cpu().numpy()
+        return array
 
     def _sample(
         self, number: int, draw: Draw, images: np.ndarray, pixels: np.ndarray
@@ -338,12 +338,12 @@ class PipelineHost:
         ):
             images, pixels, seconds = self._read_inputs(inputs, size, **changes)
         finite = [bool(np.isfinite(image).all()) for image in images[: len(asked)]]
-        found = int(compiled_so_far()[1] - graphs)
+        recompiled = int(compiled_so_far()[1] - graphs)
         return Rendered(
             pixels[: len(asked)],
             finite,
             seconds,
-            found,
+            recompiled,
             self._memory.held_gib(),
             [self._cut(image) for image in asked],
         )

@@ -138,10 +138,10 @@ class WorkerProcess(ChildProcess, Worker):
 
         def answer() -> R:
             with self._reporting_deaths(name):
-                found: R = self.receive(
+                content: R = self.receive(
                     min(self._timeout_s, self._left_s), self._called
                 )
-            return found
+            return content
 
         if self._left_s <= 0:
             raise TimeUpError

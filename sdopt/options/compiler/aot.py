@@ -199,8 +199,13 @@ def _card(device: torch.device) -> tuple[str | int, ...]:
     """Returns the kind of a card. All its properties would include the UUID, and a package serve that one card."""
     import torch
 
-    found = torch.cuda.get_device_properties(device)
-    return found.name, found.major, found.minor, found.multi_processor_count
+    properties = torch.cuda.get_device_properties(device)
+    return (
+        properties.name,
+        properties.major,
+        properties.minor,
+        properties.multi_processor_count,
+    )
 
 
 def digest(call: Tensors) -> str:

@@ -139,23 +139,23 @@ class Attention(EquivalentAttention):
 def misfits(ctx: Context) -> list[str]:
     """Returns the conflicts of DeepSpeed's attention with tools, other options and layer sizes."""
     what = "DeepSpeed's attention"
-    found = []
+    reasons = []
     if ctx.device.is_cuda and ctx.device.is_here and not _has_nvcc():
-        found.append(
+        reasons.append(
             "DeepSpeed compiles its kernels with nvcc: install the CUDA toolkit, and set CUDA_HOME"
         )
     if weights_of(ctx) != "float16" or autocast_of(ctx):
-        found.append(f"{what} computes only in float16: choose precision=fp16")
-    found += records_autograd(ctx, what) + leaves_adapters_out(ctx)
+        reasons.append(f"{what} computes only in float16: choose precision=fp16")
+    reasons += records_autograd(ctx, what) + leaves_adapters_out(ctx)
     if (part_config(ctx.model, "unet") or {}).get("upcast_attention"):
-        found.append(
+        reasons.append(
             "this model computes its attention in float32, which DeepSpeed's kernels cannot"
         )
     if len(ctx.shapes) > 1:
-        found.append(
+        reasons.append(
             "DeepSpeed allocates its workspace for one shape: give one workload.size and batch_size"
         )
-    return found + _beyond_tiles(ctx)
+    return reasons + _beyond_tiles(ctx)
 
 
 def _has_nvcc() -> bool:
@@ -168,7 +168,7 @@ def _has_nvcc() -> bool:
 
 def _beyond_tiles(ctx: Context) -> list[str]:
     """Returns the conflicts of layers whose latents do not fill whole tiles, or whose heads would be truncated."""
-    side, wrong, found = (ctx.workload.size or ctx.model.size) // 8, [], []
+    side, wrong, reasons = (ctx.workload.size or ctx.model.size) // 8, [], []
     # Token merging reduces the number of tokens.
     left_of: Callable[[int, int], int] = getattr(
         ctx.chosen.get("caching"), "left_of", lambda latents, level: latents
@@ -180,21 +180,21 @@ def _beyond_tiles(ctx: Context) -> list[str]:
         if channels > _LARGEST_HEAD:
             continue
         if channels % _COPIED:
-            found.append(
+            reasons.append(
                 f"{what} heads of a multiple of {_COPIED} channels, and this model has heads of {channels}"
             )
         if latents % _TILE:
             wrong.append(str(latents))
         elif (left := left_of(latents, level)) % _TILE:
-            found.append(
+            reasons.append(
                 f"{what} multiples of {_TILE} latents, and caching leaves {left} of {latents} in some layers"
             )
     if wrong:
         sizes = f"layers of {', '.join(wrong)} latents"
-        found.append(
+        reasons.append(
             f"{what} multiples of {_TILE} latents, and this size has {sizes}: set workload.size"
         )
-    return found
+    return reasons
 
 
 def lacks(layer: Any) -> dict[str, bool]:

@@ -211,14 +211,14 @@ class Blade(ExportingCompiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
+        reasons = super().conflicts(ctx)
         if not ctx.device.is_here or find_spec("torch_blade") is None:
-            found.append(
+            reasons.append(
                 "PAI-Blade has no public package for PyTorch 2.11 or later: build torch_blade "
                 "from https://github.com/alibaba/BladeDISC, or choose compiler=inductor_dynamic, which also compiles "
                 "once for any size"
             )
-        return found + unfit_targets(ctx, self.targets)
+        return reasons + unfit_targets(ctx, self.targets)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -255,8 +255,8 @@ def _optimized(call: Tensors) -> Graph:
 
     def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         with torch.no_grad():
-            found = graph(*tensors)
-        return found if isinstance(found, tuple | list) else [found]
+            outputs = graph(*tensors)
+        return outputs if isinstance(outputs, tuple | list) else [outputs]
 
     return run
 
@@ -301,16 +301,16 @@ class CpuEngine(ExportingCompiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
+        reasons = super().conflicts(ctx)
         if weights_of(ctx) == "bfloat16":
-            found.append(
+            reasons.append(
                 f"{self.what} receives its inputs through NumPy, which has no bfloat16: choose precision=fp32"
             )
         if ctx.device.is_cuda:
-            found.append(
+            reasons.append(
                 f"{self.what} runs on a CPU, and the device is {ctx.device.name}: choose hardware=cpu"
             )
-        return found
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -421,9 +421,9 @@ class OpenVino(CpuEngine):
     def _found(
         self, trace: Trace, made: Mapping[str, Sequence[PerShape]], types: set[str]
     ) -> Finding:
-        found = super()._found(trace, made, types)
+        finding = super()._found(trace, made, types)
         # OpenVINO takes another type if the processor lacks the one that it is asked for.
-        return found.also(
+        return finding.also(
             f"computed in {', '.join(sorted(types))}",
             types == {self.precision},
             types=sorted(types),

@@ -138,25 +138,27 @@ class Inductor(ByInductor):
         places = {"denoiser": "pipe.unet", "decoder": "pipe.vae.decoder"}
         if records_cuda_graphs(self.mode) or not set(self.targets) <= places.keys():
             return ()  # outputs of CUDA graphs must be copied, and SDXL has two text encoders
-        found = [
+        lines = [
             f"{places[target]} = torch.compile({places[target]}{_arguments(self)})"
             for target in self.targets
         ]
-        return "import torch", *found
+        return "import torch", *lines
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unfit_for_inductor(ctx, self._keeps) + unfit_targets(ctx, self.targets)
-        found += too_many_graphs(ctx, self.dynamic, len(self._inputs(ctx)))
+        reasons = unfit_for_inductor(ctx, self._keeps) + unfit_targets(
+            ctx, self.targets
+        )
+        reasons += too_many_graphs(ctx, self.dynamic, len(self._inputs(ctx)))
         sizes = {shape.size for shape in ctx.shapes}
         # Where only batch sizes differ, the strides of activations in channels_last hold no symbol.
         if self._sees_images and (
             self.dynamic or (self.dynamic is None and len(sizes) > 1)
         ):
-            found += records_any_shape(ctx)
+            reasons += records_any_shape(ctx)
         if ctx.device.is_cuda and records_cuda_graphs(self.mode):
-            found += unfit_for_graphs(ctx, self.targets)
-        return found
+            reasons += unfit_for_graphs(ctx, self.targets)
+        return reasons
 
     @property
     def _sees_images(self) -> bool:
@@ -174,11 +176,11 @@ class Inductor(ByInductor):
             if "denoiser" in self.targets
             else 1
         )
-        found: set[tuple[int | None, int]] = set()
+        shapes: set[tuple[int | None, int]] = set()
         for shape in ctx.shapes:
             size = shape.size if self._sees_images else None
-            found |= {(size, part * shape.batch_size) for part in range(1, parts + 1)}
-        return found
+            shapes |= {(size, part * shape.batch_size) for part in range(1, parts + 1)}
+        return shapes
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -198,10 +200,10 @@ class Inductor(ByInductor):
         replace_modules(pipe, self.targets, compiled)
 
         def proof(trace: Trace) -> Finding:
-            found = _compiled(trace, self.targets, self.mode, device_of(pipe))
+            finding = _compiled(trace, self.targets, self.mode, device_of(pipe))
             if not replays or device_of(pipe).type != "cuda":
-                return found
-            return _replayed(found, trace, self.targets)
+                return finding
+            return _replayed(finding, trace, self.targets)
 
         return proof
 
@@ -263,12 +265,12 @@ class Regional(ByInductor):
             if eager:
                 summary += f"; layers of them that ran eagerly: {len(eager)}"
             engaged = seen.compiled_regions > 0 and bool(seen.ran) and not eager
-            found = Finding(
+            finding = Finding(
                 engaged,
                 summary,
                 facts | {"blocks": len(blocks), "eager_layers": len(eager)},
             )
-            return _by_inductor(found, self.mode, device_of(pipe))
+            return _by_inductor(finding, self.mode, device_of(pipe))
 
         return proof
 
@@ -320,13 +322,13 @@ class InductorDynamic(ByInductor):
         replace_modules(pipe, ["denoiser"], compiled)
 
         def proof(trace: Trace) -> Finding:
-            found = _compiled(trace, ["denoiser"], self.mode, device_of(pipe))
-            if not found.engaged:
-                return found
+            finding = _compiled(trace, ["denoiser"], self.mode, device_of(pipe))
+            if not finding.engaged:
+                return finding
             before = compilation.compiled_so_far()[1]
             shapes = _call_in_another_shape(denoiser_of(pipe), trace)
             anew = compilation.compiled_so_far()[1] - before
-            return found.also(
+            return finding.also(
                 f"{shapes[0]} and then {shapes[1]}: {anew} recompilations",
                 not anew,
                 compiled_anew=anew,

@@ -54,21 +54,21 @@ class WholeStep(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unfit_for_inductor(ctx) + records_autograd(ctx, "a whole step")
+        reasons = unfit_for_inductor(ctx) + records_autograd(ctx, "a whole step")
         chosen = ctx.scheduler.class_name
         if chosen not in _SCHEDULERS:
-            found.append(
+            reasons.append(
                 f"{chosen} uses earlier predictions or adds noise, so a step is not a sum of latents and prediction: "
                 "choose scheduler=ddim or euler"
             )
         for name in _NONLINEAR:
             # Other schedulers only keep such keys of the configuration that they were made from.
             if chosen == "DDIMScheduler" and _is_set(ctx, name):
-                found.append(
+                reasons.append(
                     f"{chosen} has {name}=true, which makes the step nonlinear: choose scheduler=ddim with "
                     f"+scheduler.options.{name}=false, or compiler=inductor"
                 )
-        return found
+        return reasons
 
     @override
     def refusals(self, call: Inputs) -> list[str]:
@@ -205,7 +205,7 @@ class Steps:
             """Returns timestep, scale and next latents of each step, shape (3, steps), for the given inputs by step."""
             scheduler = deepcopy(self._pristine)
             scheduler.set_timesteps(*args, **kwargs | {"device": "cpu"})
-            found = []
+            timesteps = []
             for number, timestep in enumerate(scheduler.timesteps):
                 sample, prediction = (
                     torch.full((1, 1, 1, 1), float(of(number)))
@@ -215,8 +215,8 @@ class Steps:
                 following = scheduler.step(
                     prediction, timestep, sample, return_dict=False
                 )[0]
-                found.append([float(timestep), float(scale), float(following)])
-            return torch.tensor(found).T
+                timesteps.append([float(timestep), float(scale), float(following)])
+            return torch.tensor(timesteps).T
 
         keep, add = asked(lambda _: 1, lambda _: 0), asked(lambda _: 0, lambda _: 1)
         # Inputs that vary by step reveal a scheduler that uses earlier inputs.

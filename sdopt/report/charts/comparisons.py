@@ -194,21 +194,21 @@ def waterfall(summary: Summary) -> Spec | None:
     for row in summary.figures:
         if row.speedup_beside is None or row.variant.is_control:
             continue
-        start, found = 1.0, row.speedup_beside.interval
+        start, interval = 1.0, row.speedup_beside.interval
         if data and data[-1]["name"] == row.reference:
             start, data[-1]["joined"] = data[-1]["end"], True
-        low = None if found.low is None else start * found.low
-        high = None if found.high is None else start * found.high
+        low = None if interval.low is None else start * interval.low
+        high = None if interval.high is None else start * interval.high
         data.append({
             "name": row.variant.name,
             "start": start,
-            "end": start * found.estimate,
+            "end": start * interval.estimate,
             "low": low,
             "high": high,
             "joined": False,
             "speed": str(speed_of(row.speedup_beside)),
             "figure": row.speedup_beside.text,
-            "total": f"{start * found.estimate:.2f}×",
+            "total": f"{start * interval.estimate:.2f}×",
             "reference": row.reference,
         })  # fmt: skip
     if not data:
@@ -302,19 +302,21 @@ def _map_cell(effect: Effect, names: Sequence[str]) -> dict[str, Any]:
         shortened(name)
         for name in sorted((effect.options[0], effect.options[-1]), key=names.index)
     )
-    found = effect.speedup
+    interval = effect.speedup
     of = " × ".join(effect.options)
     figure = (
-        ratio_text(found) if found else f"aliased with {', '.join(effect.aliased_with)}"
+        ratio_text(interval)
+        if interval
+        else f"aliased with {', '.join(effect.aliased_with)}"
     )
     return {
         "column": first,
         "row": last,
         "of": of,
-        "log": math.log(found.estimate) if found else 0.0,
-        "estimate": f"{found.estimate:.2f}×" if found else "aliased",
-        "bounds": f"{found.low:.2f}–{found.high:.2f}"
-        if found and found.low and found.high
+        "log": math.log(interval.estimate) if interval else 0.0,
+        "estimate": f"{interval.estimate:.2f}×" if interval else "aliased",
+        "bounds": f"{interval.low:.2f}–{interval.high:.2f}"
+        if interval and interval.low and interval.high
         else "",
         "figure": figure,
         "memory": ratio_text(effect.memory_ratio) if effect.memory_ratio else "",

@@ -53,8 +53,8 @@ def named_layers(
     left = _positions(along, padding, width - padding)
     top = _positions(across, 0.93 * height, 0.07 * height)
     texts = [str(point["label"]) for point in points]
-    found = places(list(zip(left, top, strict=True)), texts, width, height)
-    for point, (dx, dy, side) in zip(points, found, strict=True):
+    placed = places(list(zip(left, top, strict=True)), texts, width, height)
+    for point, (dx, dy, side) in zip(points, placed, strict=True):
         point |= {"dx": dx, "dy": dy, "side": side}
         point["far"] = math.hypot(dx, dy) > 1.5 * _NEAR
     layers = _label_layers(*axes)

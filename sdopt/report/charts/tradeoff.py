@@ -99,8 +99,8 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
 
 def tradeoff_picture(summary: Summary) -> bytes | None:
     """Draws speed against quality as a PNG; None if there are no images to judge quality by."""
-    found = tradeoffs(summary, named=True)
-    return study_picture(summary, found.views[0][1] if found else None)
+    plots = tradeoffs(summary, named=True)
+    return study_picture(summary, plots.views[0][1] if plots else None)
 
 
 def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any]]:
