@@ -210,8 +210,10 @@ class Conclusion:
                 command_line("sync", self.folder),
                 sync_command(self.folder, self.config.tracking),
             )
-            own = "" if here == there else f" here, `{there}` to that store"
-            print(f"Nothing is lost: `{here}` logs it{own} later.", file=sys.stderr)
+            elsewhere = "" if here == there else f" here, `{there}` to that store"
+            print(
+                f"Nothing is lost: `{here}` logs it{elsewhere} later.", file=sys.stderr
+            )
             return
         shown = shown_by(self.config.tracking, logged)
         print_line(self.console, f"MLflow: {shown}")

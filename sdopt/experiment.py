@@ -211,11 +211,11 @@ class Experiment:
         measured = [*runnable_of(plan, result), plan.baseline]
         sharing = Sharing.of(machine.device, machine.cpu, plan.baseline)
         cost = cost_of(measured, result, Path("outputs"), sharing)
-        told: list[str] = []
+        lines: list[str] = []
         call_s = None
         unknown = cost.seconds is None
         if machine.sheet is not None or (unknown and not machine.device.is_cuda):
-            call_s, told, too_large = foreseen(plan.variants, machine, self.context)
+            call_s, lines, too_large = foreseen(plan.variants, machine, self.context)
             _skip_too_large(result, too_large)
         if result.baseline_variant.status is Status.SKIPPED:
             cost = replace(cost, seconds=None)
@@ -224,7 +224,7 @@ class Experiment:
             based_on = f"predicted; {cost.based_on}"
             cost = replace(cost, seconds=seconds, based_on=based_on)
         show_plan(result, cost, self.console)
-        for line in told:
+        for line in lines:
             print_line(self.console, line)
 
     def _continued(self, fresh: StudyResult, plan: Plan) -> StudyResult:
@@ -395,16 +395,16 @@ class Experiment:
         """
         machines, asked, announced = [machine], False, False
         while True:
-            for found in machines:
-                with reserve(found.device, str(self.folder)) as holder:
+            for other in machines:
+                with reserve(other.device, str(self.folder)) as holder:
                     if not holder:
-                        yield found
+                        yield other
                         return
             if not asked:
                 machines, asked = [machine, *self._other_cards(machine)], True
                 continue
             if not announced:
-                self._say_waiting(holder, found)
+                self._say_waiting(holder, other)
                 announced = True
             time.sleep(_POLL_S)
 

@@ -48,8 +48,8 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> "Outcome":
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
     }
-    own = sys.__stdout__, sys.__stderr__
-    for name, stream, plain in zip(piped, shown, own, strict=True):
+    plain_streams = sys.__stdout__, sys.__stderr__
+    for name, stream, plain in zip(piped, shown, plain_streams, strict=True):
         if stream is None:
             piped[name] = subprocess.DEVNULL
         elif stream is plain:

@@ -84,7 +84,10 @@ class Judging:
             except UsageError as error:
                 problems += error.problems
         print_problems([*problems, *found.remarks])
-        codes = [exit_code(each.judgements, self._gate_of(each)) for each in judged]
+        codes = [
+            exit_code(result_judged.judgements, self._gate_of(result_judged))
+            for result_judged in judged
+        ]
         return (
             worst_code([*codes, *[UsageError.exit_code] * len(problems)]),
             judged,
@@ -130,8 +133,8 @@ class Judging:
         return result
 
     def _gate_of(self, result: StudyResult) -> Gate:
-        own = result.config.gate
-        return own if self.own_gate and own.judges else self.config.gate
+        gate = result.config.gate
+        return gate if self.own_gate and gate.judges else self.config.gate
 
     def _drift(
         self, result: StudyResult, folder: Path, against: str
@@ -154,8 +157,8 @@ class Judging:
     ) -> None:
         """Updates the verdicts of the study's MLflow runs, if it was logged; a failure is printed."""
         # The result says where it was logged, unless the command names another place.
-        own = self.config.tracking
-        tracking = own if own != Tracking() else summary.result.config.tracking
+        named = self.config.tracking
+        tracking = named if named != Tracking() else summary.result.config.tracking
         try:
             run = update_verdicts(summary, folder, tracking, rendered)
         except (

@@ -240,7 +240,9 @@ def _held_in(folder: Path, command: Command) -> str:
 
 def _measuring(overrides: Sequence[str]) -> list[str]:
     """Returns the overrides that say what is measured, without those of the tracker, whose passwords no record has."""
-    return [each for each in overrides if group_of(key_of(each)) != "tracking"]
+    return [
+        override for override in overrides if group_of(key_of(override)) != "tracking"
+    ]
 
 
 @dataclass(frozen=True)
@@ -391,8 +393,8 @@ def _record(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
         if (
             type(error).__name__ == "UncompletedJobError"
         ):  # submitit's, within the job that it does not submit again
-            told = str(error).strip().rstrip(".")
-            problem = f"{told}: raise hydra.launcher.timeout_min or hydra.launcher.max_num_timeout, and resume the sweep"
+            said = str(error).strip().rstrip(".")
+            problem = f"{said}: raise hydra.launcher.timeout_min or hydra.launcher.max_num_timeout, and resume the sweep"
         ending = JobError(UnavailableError.exit_code, [problem])
     # An error.json would be mistaken for an error of the process that occupies the folder.
     if not isinstance(error, OccupiedError):

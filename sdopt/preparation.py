@@ -99,10 +99,12 @@ def check_models(
 
 def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
     """Lets a process that has diffusers find out whether schedulers suit their models: this one need not import it."""
-    own = ((part_config(variant.model, "scheduler"), variant) for variant in variants)
+    configs = (
+        (part_config(variant.model, "scheduler"), variant) for variant in variants
+    )
     asked = unanswered(
-        (dict(config), each.scheduler, each.workload.steps)
-        for config, each in own
+        (dict(config), variant_of_it.scheduler, variant_of_it.workload.steps)
+        for config, variant_of_it in configs
         if config
     )
     if not asked:

@@ -100,18 +100,18 @@ class Command:
     def require_gate(self) -> None:
         """Raises UsageError if keys of a gate are given, and no gate is chosen: nothing would be judged."""
         measuring = ("gate.replicates", "gate.prompt_count")
-        given = [
-            each
-            for each in self.line.task
-            if (key := key_of(each)).startswith("gate.") and key not in measuring
+        of_gate = [
+            override
+            for override in self.line.task
+            if (key := key_of(override)).startswith("gate.") and key not in measuring
         ]
         if (
-            given
+            of_gate
             and self.composer is not None
             and not self.composer.current.gate.judges
         ):
             raise UsageError(
-                f"{' '.join(given)}: no gate is chosen, so that nothing would be judged; add gate=default"
+                f"{' '.join(of_gate)}: no gate is chosen, so that nothing would be judged; add gate=default"
             )
 
     @property
@@ -124,8 +124,10 @@ class Command:
         """Whether it continues what its folder holds."""
         if self.composer is not None:
             return bool(self.composer.current.resume)
-        given = [each for each in self.line.task if key_of(each) == "resume"]
-        return bool(given) and parsed_override(given[-1]).value() is not None
+        named = [
+            override for override in self.line.task if key_of(override) == "resume"
+        ]
+        return bool(named) and parsed_override(named[-1]).value() is not None
 
     @property
     def place(self) -> str:
@@ -167,15 +169,15 @@ def _require_once(overrides: Sequence[str]) -> None:
             for override in overrides
             if key_of(override) == group and not override.startswith("~")
         ]
-        given = {
+        options_by_override = {
             override: options
             for override in chosen
             if (options := override.partition("=")[2].strip("[]"))
         }
-        if len(given) > 1:
-            options = ",".join(given.values())
+        if len(options_by_override) > 1:
+            options = ",".join(options_by_override.values())
             raise UsageError(
-                f"{' '.join(given)}: only the last would be used; {group}=[{options}] combines them"
+                f"{' '.join(options_by_override)}: only the last would be used; {group}=[{options}] combines them"
             )
 
 
@@ -194,13 +196,13 @@ def _require_kept(overrides: Sequence[str]) -> None:
 
 def _searchpath(line: CommandLine) -> tuple[list[str], list[str]]:
     """Returns the override of the search path with the folder of `--config-dir`, and Hydra's other overrides."""
-    given = [
+    named = [
         override for override in line.hydra if key_of(override) == "hydra.searchpath"
     ]
-    paths: Any = parsed_override(given[-1]).value() if given else []
+    paths: Any = parsed_override(named[-1]).value() if named else []
     if not isinstance(paths, list):
         raise UsageError(
-            f"{given[-1]}: must be a list, as in hydra.searchpath=[file:///folder]"
+            f"{named[-1]}: must be a list, as in hydra.searchpath=[file:///folder]"
         )
     if line.config_dir:
         paths = [f"file://{line.config_dir.absolute()}", *paths]
@@ -209,7 +211,7 @@ def _searchpath(line: CommandLine) -> tuple[list[str], list[str]]:
         if paths
         else []
     )
-    return path, [override for override in line.hydra if override not in given]
+    return path, [override for override in line.hydra if override not in named]
 
 
 def _first(override: str) -> str | None:
@@ -269,11 +271,11 @@ def _require_job(hydra: DictConfig, sweep: bool, line: CommandLine) -> None:
     if (
         sweep
         and "${" not in str(subdir)
-        and any(parsed_override(each).is_sweep_override() for each in line.task)
+        and any(parsed_override(override).is_sweep_override() for override in line.task)
     ):
-        own = "hydra.sweep.subdir='${hydra.job.num}'"
+        by_number = "hydra.sweep.subdir='${hydra.job.num}'"
         raise UsageError(
-            f"hydra.sweep.subdir={subdir}: each job needs a folder of its own, as in {own}"
+            f"hydra.sweep.subdir={subdir}: each job needs a folder of its own, as in {by_number}"
         )
 
 

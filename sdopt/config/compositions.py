@@ -83,13 +83,13 @@ class Compositions:
             str(source.path) for source in self._loader.get_search_path().get_path()
         }
         packaged = not self._searchpath and sources <= PACKAGED
-        own = [*sources - PACKAGED]
+        folders = [*sources - PACKAGED]
         for override in self._searchpath:
             paths: Any = parsed_override(override).value()
-            own += map(str, paths or ())
-        _require_own_names(own)
+            folders += map(str, paths or ())
+        _require_own_names(folders)
         self.own_folders = tuple(
-            dict.fromkeys(path.removeprefix("file://") for path in own)
+            dict.fromkeys(path.removeprefix("file://") for path in folders)
         )
         """Folders with groups of the user's own."""
         self._made: dict[tuple[str, ...], Composition] = _packaged if packaged else {}

@@ -36,7 +36,7 @@ def with_own_options(overrides: Sequence[str], models: Collection[str]) -> list[
 
     Raises UsageError as `with_own_models` does.
     """
-    return [_of_functions(each) for each in with_own_models(overrides, models)]
+    return [_of_functions(override) for override in with_own_models(overrides, models)]
 
 
 def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[str]:
@@ -67,11 +67,11 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
     if (
         paths
         and set(chosen) <= {_ANY_FOLDER}
-        and (given := _values(paths[0]))
-        and any(map(_is_there, given))
+        and (values := _values(paths[0]))
+        and any(map(_is_there, values))
     ):
         return [
-            f"model={','.join(_option(value, (), None, base) for value in given)}",
+            f"model={','.join(_option(value, (), None, base) for value in values)}",
             *others,
         ]
     if chosen and not set(chosen) <= set(options):
@@ -105,9 +105,9 @@ def _of_functions(override: str) -> str:
     if written_key(override) != "patch" or ".py:" not in override:
         return override
     value = override.partition("=")[2].strip()
-    given = [part.strip().strip("'\"") for part in value.strip("[]").split(",")]
+    parts = [part.strip().strip("'\"") for part in value.strip("[]").split(",")]
     names = []
-    for functions in [given] if value.startswith("[") else [[part] for part in given]:
+    for functions in [parts] if value.startswith("[") else [[part] for part in parts]:
         node = _keys("function", "patch") | {"functions": functions}
         names.append(quoted(_registered("patch", "+".join(functions), node)))
     return f"patch={','.join(names)}"

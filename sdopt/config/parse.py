@@ -238,14 +238,14 @@ def _settled(sections: dict[str, Any]) -> dict[str, Any]:
     if model.factory is not None:
         model = replace(model, factory=absolute(model.factory))
         sections = sections | {"model": model}
-    own = (
+    features = (
         list(features_of(quality, model))
         if quality.metrics and model.weights in ("path", "hub")
         else None
     )
     for section, key, value in (
         ("protocol", "replicates", gate.replicates),
-        ("quality", "features", own),
+        ("quality", "features", features),
         ("quality", "prompt_count", gate.prompt_count if quality.metrics else None),
         ("hardware", "threads", model.threads),
     ):

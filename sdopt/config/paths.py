@@ -24,8 +24,8 @@ SHEETS = CONF / "hardware" / "sheets"
 
 def config_name_of(command: str) -> str:
     """Returns the primary configuration of a command: its own file in `CONF`, or else that of `sdopt run`."""
-    own = command.replace("-", "_")
-    return own if (CONF / f"{own}.yaml").is_file() else CONFIG_NAME
+    name = command.replace("-", "_")
+    return name if (CONF / f"{name}.yaml").is_file() else CONFIG_NAME
 
 
 def options_of(group: str, config_dir: Path | None = None) -> list[str]:

@@ -179,10 +179,10 @@ def _of_code(later: StudyResult, earlier: StudyResult) -> Iterator[Difference]:
     if now.code and then.code:
         same = now.code == then.code
     if not same:
-        told = _against("sdopt", now.sdopt, then.sdopt)
+        line = _against("sdopt", now.sdopt, then.sdopt)
         if now.sdopt == then.sdopt:
-            told = f"sdopt: other code of the same version, {now.sdopt}"
-        yield told, "sdopt"
+            line = f"sdopt: other code of the same version, {now.sdopt}"
+        yield line, "sdopt"
 
 
 def _counts(package: str, later: StudyResult, earlier: StudyResult) -> bool:

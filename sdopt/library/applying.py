@@ -175,17 +175,18 @@ def prove(
         UsageError: no options were applied to this pipeline.
     """
     optimized = state_of(pipe)
-    own = inspect.signature(type(pipe).__call__).parameters.get("strength")
+    parameter = inspect.signature(type(pipe).__call__).parameters.get("strength")
     strength = call.get(
-        "strength", optimized.usual.get("strength", own.default) if own else 1.0
+        "strength",
+        optimized.usual.get("strength", parameter.default) if parameter else 1.0,
     )
     steps = optimized.assembly.traced_steps(strength)
     prompts = prompt if isinstance(prompt, str) else [*as_prompts(prompt)] or None
     if prompts is None and call.get("prompt_embeds") is None:
-        each = call.get(
+        per_prompt = call.get(
             "num_images_per_prompt", optimized.usual.get("num_images_per_prompt", 1)
         )
-        prompts = optimized.prompts_that_show(each)
+        prompts = optimized.prompts_that_show(per_prompt)
     arguments = {"prompt": prompts, "num_inference_steps": steps, **call}
     if isinstance(prompts, list) and isinstance(
         negative := call.get("negative_prompt"), str

@@ -190,7 +190,7 @@ def _result(
 
 def _named(result: Outcome, name: str | None) -> str:
     names = [row.name for row in result.variants if row.role != "control"]
-    candidates = [found for found in names if found != result.baseline]
+    candidates = [candidate for candidate in names if candidate != result.baseline]
     if name is None and len(candidates) == 1:
         return candidates[0]
     if name not in names:

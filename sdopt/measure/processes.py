@@ -41,10 +41,10 @@ def held_elsewhere(files: Path | None = None) -> float:
     Includes the memory of its descendants (private pages, and a share of the shared ones), and the files of a folder
     where they are kept in memory, as far as none of these processes maps them.
     """
-    own = os.getpid()
-    children = started_by(own)
+    pid = os.getpid()
+    children = started_by(pid)
     mapped = sum(
-        _gib_of(PROC / str(number), ("RssShmem:",)) for number in (own, *children)
+        _gib_of(PROC / str(number), ("RssShmem:",)) for number in (pid, *children)
     )
     in_files = 0.0 if files is None else files_in_memory(files)
     return sum(_own_gib(PROC / str(child)) for child in children) + max(

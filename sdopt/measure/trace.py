@@ -341,7 +341,7 @@ def _observed_layers(pipe: DiffusionPipeline, trace: Trace) -> Iterator[None]:
     layers = (
         []
         if is_compiled(denoiser)
-        else [each for each in denoiser.named_modules() if not [*each[1].children()]]
+        else [named for named in denoiser.named_modules() if not [*named[1].children()]]
     )
     handles = [
         layer.register_forward_hook(

@@ -45,7 +45,10 @@ def common_attention(pipe: Pipeline) -> list[str]:
     denoiser = unwrapped(denoiser_of(pipe))
     if denoiser_name(pipe) != "unet":
         return []  # whose processors are of their own kinds, and which options leave in place
-    kinds = {type(each) for each in getattr(denoiser, "attn_processors", {}).values()}
+    kinds = {
+        type(processor)
+        for processor in getattr(denoiser, "attn_processors", {}).values()
+    }
     others = sorted(
         k.__name__
         for k in kinds
@@ -224,15 +227,16 @@ def nothing_but_tensors(pipe: Pipeline) -> list[str]:
             f"keeps a graph, and the call of a {type(pipe).__name__} exchanges attention layers while it draws"
         ]
     processors = {
-        type(each) for each in getattr(denoiser, "attn_processors", {}).values()
+        type(processor)
+        for processor in getattr(denoiser, "attn_processors", {}).values()
     }
-    if own := sorted(
+    if others_of_a_kind := sorted(
         kind.__name__
         for kind in processors
         if not kind.__module__.startswith("diffusers.")
     ):
         return [
-            f"keeps a graph, which would not run the Python code of {', '.join(own)} again"
+            f"keeps a graph, which would not run the Python code of {', '.join(others_of_a_kind)} again"
         ]
     changed = [
         name
@@ -412,7 +416,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 6)  # diffusers scales a LoRA for a call, and back
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(part) for part in value]
     return value if isinstance(value, bool | int | str | None) else type(value)

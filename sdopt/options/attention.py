@@ -494,7 +494,7 @@ def _unfusable(config: Mapping[str, Any]) -> list[str]:
         if name.startswith("Fused")
     ]
     if config.get("qk_norm") and any(
-        "norm_q" not in each.__call__.__code__.co_names for each in processors
+        "norm_q" not in processor.__call__.__code__.co_names for processor in processors
     ):
         return [
             f"diffusers' {processors[0].__name__} leaves out the norm of queries and keys: images would change"

@@ -338,8 +338,8 @@ class MagnitudeMeter(WholeStacks):
             self.ratios.append([])
         ratio = 1.0
         if before is not None and before.shape == lengths.shape:
-            each = lengths / (before + 1e-8)
-            ratio = float(each.mean())
+            changes = lengths / (before + 1e-8)
+            ratio = float(changes.mean())
         self.ratios[self._branch].append(ratio)
         self._kept[self._branch] = lengths
 

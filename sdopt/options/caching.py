@@ -222,10 +222,10 @@ class SkippedLayers(Caching):
                 )
                 inner = whole + facts.get("part", 0)
                 # memory=sequential_guidance runs each layer twice.
-                each = 1 if self.begins or ran["conv_in"] == inner else 2
-                engaged = engaged and min(ran.values()) == each * inner
+                calls_each = 1 if self.begins or ran["conv_in"] == inner else 2
+                engaged = engaged and min(ran.values()) == calls_each * inner
                 engaged = engaged and ran["conv_in"] == (
-                    calls if self.begins else each * inner
+                    calls if self.begins else calls_each * inner
                 )
             return Finding(
                 engaged,
@@ -529,10 +529,12 @@ class PyramidAttention(Caching):
             every = {False: self.spatial, True: self.cross}
             chosen = [kind for kind in set(names.values()) if every[kind] is not None]
             computed, reused = watching.computed, watching.reused
-            told = trace.denoiser.calls == watching.calls.total() and all(
+            is_told = trace.denoiser.calls == watching.calls.total() and all(
                 ran[kind] == computed[kind] for kind in ran
             )
-            engaged = told and bool(chosen) and all(reused[kind] > 0 for kind in chosen)
+            engaged = (
+                is_told and bool(chosen) and all(reused[kind] > 0 for kind in chosen)
+            )
             total = {kind: computed[kind] + reused[kind] for kind in ran}
             summary = f"self-attention computed {ran[False]} of {total[False]} times"
             if total[True]:
@@ -900,8 +902,8 @@ _CUT = ("CrossAttnDownBlock2D", "DownBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"
 def _branches(config: Any) -> list[tuple[int, int]]:
     """Returns (block, layer) of each place at which a UNet can be cut, starting with the outermost."""
     blocks, layers = len(config["down_block_types"]), config["layers_per_block"]
-    each = layers if isinstance(layers, list | tuple) else [layers] * blocks
+    counts = layers if isinstance(layers, list | tuple) else [layers] * blocks
     places = []
-    for block, count in enumerate(each):
+    for block, count in enumerate(counts):
         places += [(block, layer) for layer in range(count + 1)]
     return places

@@ -116,12 +116,12 @@ class ExpandableSegments(AtStart):
     @override
     def variable(self) -> tuple[str, str]:
         name = next((name for name in _ALLOCATOR if name in os.environ), _ALLOCATOR[-1])
-        given = [
+        named = [
             part
             for part in os.environ.get(name, "").split(",")
             if not part.startswith("expandable")
         ]
-        return name, ",".join(filter(None, [*given, "expandable_segments:True"]))
+        return name, ",".join(filter(None, [*named, "expandable_segments:True"]))
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

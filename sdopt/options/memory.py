@@ -318,7 +318,7 @@ class TinyVae(Optimization):
             folder = self._folder(ctx.model, fetch=False)
         except UsageError:
             return []  # `files` fetches it, or reports that it is missing, once it is needed
-        given = (
+        key = (
             f".path={self.path}"
             if self.path
             else f".hub_id={self.hub_id}"
@@ -328,16 +328,16 @@ class TinyVae(Optimization):
         if (
             reasons := []
             if self._is_random(ctx.model)
-            else network_problems(folder, f"memory.tiny_vae{given}")
+            else network_problems(folder, f"memory.tiny_vae{key}")
         ):
             return reasons
-        tiny, own = network_config(folder), part_config(ctx.model, "vae")
+        tiny, of_model = network_config(folder), part_config(ctx.model, "vae")
         if tiny["_class_name"] != "AutoencoderTiny":
             return [
                 f"memory.tiny_vae: is of class {tiny['_class_name']}, and must be an AutoencoderTiny"
             ]
         has = tiny.get("latent_channels", _CHANNELS)
-        wants = has if own is None else own.get("latent_channels", _CHANNELS)
+        wants = has if of_model is None else of_model.get("latent_channels", _CHANNELS)
         misfit = f"decodes latents of {has} channels, and this model has {wants}"
         return (
             []
@@ -518,8 +518,8 @@ class PrecomputedEmbeddings(Optimization):
         gc.collect()
 
         def embedded(inputs: Inputs) -> Inputs:
-            given = {name for name, value in inputs.items() if value is not None}
-            _require_encoded(inputs, given & encodes, embeddings, call)
+            names_given = {name for name, value in inputs.items() if value is not None}
+            _require_encoded(inputs, names_given & encodes, embeddings, call)
             for name in scaling_arguments(inputs):
                 scales = (
                     f"{name} scales a LoRA in the text encoders too, which are gone"
@@ -527,14 +527,14 @@ class PrecomputedEmbeddings(Optimization):
                 raise UsageError(
                     f"memory=precomputed_embeddings: {scales}: scale it by pipe.set_adapters before"
                 )
-            own = given.intersection(embeddings)
-            if own and "prompt" in given:
+            of_caller = names_given.intersection(embeddings)
+            if of_caller and "prompt" in names_given:
                 raise UsageError(
-                    f"memory=precomputed_embeddings: give prompt or {min(own)}, and not both"
+                    f"memory=precomputed_embeddings: give prompt or {min(of_caller)}, and not both"
                 )
-            if not given & {"prompt", "prompt_embeds"}:
+            if not names_given & {"prompt", "prompt_embeds"}:
                 return inputs
-            count = len(inputs["prompt_embeds" if own else "prompt"])
+            count = len(inputs["prompt_embeds" if of_caller else "prompt"])
             negative = (
                 ""
                 if both and not guidance.takes_negative
@@ -550,7 +550,7 @@ class PrecomputedEmbeddings(Optimization):
                     "memory=precomputed_embeddings: give a negative prompt for each prompt, or one"
                 )
             # With embeddings of the caller's own, only those of the negative prompt may be missing: an empty one's.
-            texts = [next(iter(encoded))] * count if own else inputs["prompt"]
+            texts = [next(iter(encoded))] * count if of_caller else inputs["prompt"]
             if unknown := [
                 text
                 for text in (*texts, *negatives)
@@ -567,9 +567,10 @@ class PrecomputedEmbeddings(Optimization):
             names = [
                 name
                 for name in rows[0]
-                if not own or (name.startswith("negative") and name not in own)
+                if not of_caller
+                or (name.startswith("negative") and name not in of_caller)
             ]
-            like = inputs["prompt_embeds"] if own else device
+            like = inputs["prompt_embeds"] if of_caller else device
             rest = {
                 name: value
                 for name, value in inputs.items()
@@ -640,15 +641,15 @@ def _encoded_as_negative(
     Sana writes an instruction before each prompt, and Lumina 2 one of its own, but not before negative ones.
     """
     family = family_named(type(pipe).__name__)
-    own = [name for name in family.encoding.returns if name.startswith("negative_")]
-    if family.is_unet or not own:
+    names = [name for name in family.encoding.returns if name.startswith("negative_")]
+    if family.is_unet or not names:
         return {
             f"negative_{name}": value
             for name, value in encoded.items()
             if not name.startswith("negative_")
         }
     both = _encoded(pipe, text, device, arguments, text)
-    return {name: both[name] for name in own}
+    return {name: both[name] for name in names}
 
 
 _LENGTH = "max_sequence_length"
@@ -675,24 +676,29 @@ def _encoded(
         signature(pipe.encode_prompt).parameters,
         signature(type(pipe).__call__).parameters,
     )
-    given: dict[str, Any] = {}
+    arguments_given: dict[str, Any] = {}
     for name, parameter in takes.items():
         if name in call and name != "prompt":
             default = call[name].default
-            given[name] = default if parameter.default is not parameter.empty else None
-    given |= arguments
-    given |= {
+            arguments_given[name] = (
+                default if parameter.default is not parameter.empty else None
+            )
+    arguments_given |= arguments
+    arguments_given |= {
         "device": device,
         "num_images_per_prompt": 1,
         "do_classifier_free_guidance": True,
     }
     if negative is not None:
-        given["negative_prompt"] = [negative]
+        arguments_given["negative_prompt"] = [negative]
     if family_named(type(pipe).__name__).is_unet:
-        answer = pipe.encode_prompt(prompt, **{name: given[name] for name in _OF_UNETS})
+        answer = pipe.encode_prompt(
+            prompt, **{name: arguments_given[name] for name in _OF_UNETS}
+        )
     else:
         answer = pipe.encode_prompt(
-            [prompt], **{name: value for name, value in given.items() if name in takes}
+            [prompt],
+            **{name: value for name, value in arguments_given.items() if name in takes},
         )
     names = family_named(type(pipe).__name__).encoding.returns
     on_cpu = tree_map_only(
@@ -789,16 +795,16 @@ class SequentialGuidance(Optimization):
         from sdopt.options.skipping import EachHalf
 
         denoiser = denoiser_of(pipe)
-        denoiser.forward = each = EachHalf(pipe, denoiser.forward)
+        denoiser.forward = halves = EachHalf(pipe, denoiser.forward)
 
         def proof(trace: Trace) -> Finding:
             images = max((shape[0] for shape in trace.decoded), default=0)
             # A graph hides the batches of its convolutions.
             most = max(trace.denoiser.samples, default=0)
             ran = f"on at most {most} samples at a time" if most else "in a graph"
-            summary = f"{images} images with guidance; the denoiser ran {ran}, and {each.halved} times on two halves"
-            facts = {"images": images, "samples": most, "halved": each.halved}
-            return Finding(each.halved > 0 and most <= images, summary, facts)
+            summary = f"{images} images with guidance; the denoiser ran {ran}, and {halves.halved} times on two halves"
+            facts = {"images": images, "samples": most, "halved": halves.halved}
+            return Finding(halves.halved > 0 and most <= images, summary, facts)
 
         return proof
 

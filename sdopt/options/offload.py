@@ -386,8 +386,10 @@ def _untie(network: torch.nn.Module) -> None:
     for layer in network.modules():
         for name, weight in list(layer.named_parameters(recurse=False)):
             if id(weight) in seen:
-                own = torch.nn.Parameter(weight.data.clone(), weight.requires_grad)
-                setattr(layer, name, own)
+                parameter = torch.nn.Parameter(
+                    weight.data.clone(), weight.requires_grad
+                )
+                setattr(layer, name, parameter)
             seen.add(id(weight))
 
 

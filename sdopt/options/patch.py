@@ -137,7 +137,7 @@ def _state(pipe: Any) -> dict[str, Any]:
             )
             continue
         for name, module in value.named_modules(prefix=part):
-            own = {
+            members = {
                 key: _mark(mine)
                 for key, mine in vars(module).items()
                 if key not in ("_parameters", "_buffers")
@@ -146,7 +146,7 @@ def _state(pipe: Any) -> dict[str, Any]:
                 (key, id(t), t.data_ptr(), t._version, _sum(t), t.stride(), t.dtype)
                 for key, t in _tensors(module)
             ]
-            state[name] = (type(module), own, tensors)
+            state[name] = (type(module), members, tensors)
     return state
 
 

@@ -361,13 +361,13 @@ class FixedVae(Precision):
 
 def _misfits(folder: Path, ctx: Context) -> list[str]:
     """Returns why a network cannot decode what the model's own VAE decodes."""
-    config, own = network_config(folder), part_config(ctx.model, "vae")
+    config, of_model = network_config(folder), part_config(ctx.model, "vae")
     if config["_class_name"] != "AutoencoderKL":
         return [f"is of class {config['_class_name']}, and must be an AutoencoderKL"]
     reasons = []
     for key, usual in (("latent_channels", 4), ("scaling_factor", 0.18215)):
         has = config.get(key, usual)
-        wants = has if own is None else own.get(key, usual)
+        wants = has if of_model is None else of_model.get(key, usual)
         if has != wants:
             reasons.append(
                 f"is for another model: it has {key}={has}, and the model's own VAE {key}={wants}"

@@ -177,8 +177,8 @@ class Halves:
             return self._forward(*args, return_dict=return_dict, **others)
         predictions: list[Any] = []
         for number in which:
-            given, more = half((args, others), len(sample), number)
-            predictions.append(self._forward(*given, return_dict=False, **more)[0])
+            arguments, more = half((args, others), len(sample), number)
+            predictions.append(self._forward(*arguments, return_dict=False, **more)[0])
         whole = predictions * (2 // len(predictions))
         if isinstance(predictions[0], list):
             return ([*chain.from_iterable(whole)],)

@@ -121,7 +121,7 @@ def _leaving(moves: list[Any]) -> Any:
 @contextmanager
 def _leaving_after_encoding(pipe: Pipeline) -> Iterator[None]:
     """Sends the text encoders to the host at the end of each `encode_prompt` in the block."""
-    own = vars(pipe).get("encode_prompt")
+    before = vars(pipe).get("encode_prompt")
     encode = pipe.encode_prompt
 
     @wraps(encode)
@@ -137,5 +137,5 @@ def _leaving_after_encoding(pipe: Pipeline) -> Iterator[None]:
         yield
     finally:
         del pipe.encode_prompt
-        if own is not None:
-            pipe.encode_prompt = own
+        if before is not None:
+            pipe.encode_prompt = before

@@ -112,7 +112,7 @@ def _unfinished(pipe: Pipeline) -> str | None:
         if moves_weights(network):
             return f"whose {name} is moved while it runs (offloading): return it without, and choose memory=…"
         cast = next(
-            (layer for layer, each in network.named_modules() if casting_hook(each)),
+            (layer for layer, inner in network.named_modules() if casting_hook(inner)),
             None,
         )
         if layer := cast or quantized_layer(network):

@@ -40,10 +40,10 @@ def fitting_architectures(
         channels: of a UNet's first layer, where they are known apart.
     """
     family, fitting = family_named(kind), []
-    for name, (other, own) in _architectures().items():
-        if other != kind or fits(family, config, own):
+    for name, (other, of_model) in _architectures().items():
+        if other != kind or fits(family, config, of_model):
             continue
-        if channels is None or channels == own["block_out_channels"][0]:
+        if channels is None or channels == of_model["block_out_channels"][0]:
             fitting.append(name)
     return fitting
 
@@ -317,7 +317,7 @@ def titles_of_folder(folder: Path) -> list[str]:
     """Returns what the author calls the pipeline in a folder: the folder's name, and that which it was loaded by."""
     index = _read(folder / "model_index.json")
     denoiser = _read(folder / family_in(index).denoiser / "config.json")
-    loaded_by = [each.get("_name_or_path") for each in (index, denoiser)]
+    loaded_by = [config.get("_name_or_path") for config in (index, denoiser)]
     return [name_of_folder(folder), *map(str, filter(None, loaded_by))]
 
 
@@ -338,12 +338,12 @@ def settings_of_folder(folder: Path) -> dict[str, Any]:
 def _length_of(folder: Path, family: Family) -> dict[str, int]:
     """Returns the number of tokens that a call must not exceed, if the tokenizer has fewer than calls usually read."""
     usual = family.encoding.tokens[-1]
-    own = _read(folder / family.tokenizers[-1] / "tokenizer_config.json").get(
+    length = _read(folder / family.tokenizers[-1] / "tokenizer_config.json").get(
         "model_max_length"
     )
     return (
-        {"max_sequence_length": own}
-        if usual and isinstance(own, int) and own < usual
+        {"max_sequence_length": length}
+        if usual and isinstance(length, int) and length < usual
         else {}
     )
 

@@ -143,9 +143,13 @@ def hub_folder(model: Model, fetch: bool, without: Collection[str] = ()) -> Path
             if path.exists()
         ]
         needed = [
-            own for part, own in _variants(index, there).items() if part not in without
+            variants_there
+            for part, variants_there in _variants(index, there).items()
+            if part not in without
         ]
-        if not fetch and not all({model.variant, None} & each for each in needed):
+        if not fetch and not all(
+            {model.variant, None} & variants for variants in needed
+        ):
             raise LocalEntryNotFoundError(str(folder))
         return folder
 
@@ -302,9 +306,11 @@ def _files(
             patterns += [f"{name}/{file}" for file in SENTENCEPIECES]
             if name in without:
                 continue
-            own = _weights(name, f".{variant}") if variant else []
-            there = not names or any(fnmatch.filter(names, pattern) for pattern in own)
-            patterns += own if own and there else _weights(name, "")
+            of_variant = _weights(name, f".{variant}") if variant else []
+            there = not names or any(
+                fnmatch.filter(names, pattern) for pattern in of_variant
+            )
+            patterns += of_variant if of_variant and there else _weights(name, "")
     return patterns
 
 

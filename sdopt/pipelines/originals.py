@@ -279,11 +279,13 @@ def prefix_in(names: Iterable[str]) -> str:
 
     Programs that save a model write `model.` before all of its tensors, and language models before theirs.
     """
-    given = tuple(names)
+    all_names = tuple(names)
     for prefix in _PREFIXES[:-1]:
-        if any(name.startswith(prefix) for name in given):
+        if any(name.startswith(prefix) for name in all_names):
             return prefix
-    everywhere = bool(given) and all(name.startswith(_PREFIXES[-1]) for name in given)
+    everywhere = bool(all_names) and all(
+        name.startswith(_PREFIXES[-1]) for name in all_names
+    )
     return _PREFIXES[-1] if everywhere else ""
 
 
@@ -292,9 +294,9 @@ def pipeline_in(names: Iterable[str]) -> str | None:
 
     None if the names are those of no original program that is known. FLUX.2 [klein] has no embedded guidance.
     """
-    given = tuple(names)
-    prefix = prefix_in(given)
-    plain = [name.removeprefix(prefix) for name in given]
+    all_names = tuple(names)
+    prefix = prefix_in(all_names)
+    plain = [name.removeprefix(prefix) for name in all_names]
     for naming in NAMINGS:
         if all(any(map(re.compile(mark).match, plain)) for mark in naming.marks):
             if naming is _FLUX2 and any(

@@ -155,15 +155,22 @@ def _of_rows(rows: Sequence[_Row], column: str | None) -> PromptFile:
     negative = None if negative == chosen else negative
     prompts, empty = [], []
     for place, row in rows:
-        text, own = row.get(chosen), (row.get(negative) or "") if negative else None
-        for name, value in ((chosen, text), (negative, own or "")):
+        text, negative_text = (
+            row.get(chosen),
+            (row.get(negative) or "") if negative else None,
+        )
+        for name, value in ((chosen, text), (negative, negative_text or "")):
             if not isinstance(value, str):
                 raise Unreadable(f"{place} has no text in its column '{name}'")
         if not _stripped(text):
             empty += [place] if any(row.values()) else []
             continue
         prompts.append(
-            Prompt(_stripped(text), place, None if own is None else _stripped(own))
+            Prompt(
+                _stripped(text),
+                place,
+                None if negative_text is None else _stripped(negative_text),
+            )
         )
     unused = tuple(
         name or "(unnamed)" for name in columns if name not in (chosen, negative)
@@ -207,11 +214,11 @@ def _named(columns: Sequence[str], usual: Sequence[str]) -> str | None:
 
 def _table_rows(text: str, suffix: str, column: str | None) -> list[_Row]:
     usual = "\t" if suffix == ".tsv" else ","
-    headers = {each: _header(text, each) for each in (usual, *_DELIMITERS)}
+    headers = {mark: _header(text, mark) for mark in (usual, *_DELIMITERS)}
     named = {column} if column is not None else {*_PROMPT_COLUMNS}
     of = str if column is not None else _plain
     delimiter = next(
-        (each for each, cells in headers.items() if named & {*map(of, cells)}), usual
+        (mark for mark, cells in headers.items() if named & {*map(of, cells)}), usual
     )
     columns = headers[delimiter]
     if not columns:

@@ -134,9 +134,9 @@ def _source(workload: Workload, model: Model) -> PromptFile:
             f"name a file that ends in {', '.join(TABLES)}"
         )
     if source == "packaged":
-        own = read_json(PACKAGED / "prompts.json")["gate"]
+        packaged = read_json(PACKAGED / "prompts.json")["gate"]
         general = _GENERAL.read_text(encoding="utf-8").splitlines()
-        texts = own if (PACKAGED / model.name).is_dir() else general
+        texts = packaged if (PACKAGED / model.name).is_dir() else general
         return PromptFile(tuple(Prompt(text, "") for text in texts))
     if isinstance(source, str):
         return _from_file(source, column)

@@ -60,11 +60,11 @@ def empty_network(folder: Path, library: str, class_name: str) -> torch.nn.Modul
     """Builds the network that a configuration describes, with parameters on the meta device and buffers in place."""
     cls = part_class(library, class_name)
     # A class of transformers has a class for its configuration, as AltDiffusion's text encoder does too.
-    own = hasattr(cls, "config_class")
+    has_config = hasattr(cls, "config_class")
     return _empty(
         cls,
         cls.config_class.from_pretrained(folder)
-        if own
+        if has_config
         else cls.load_config(folder, local_files_only=True),
     )
 

@@ -76,7 +76,9 @@ def scheduler_class(scheduler: Scheduler) -> Any:
 
         # In place of a class whose packages are not installed, diffusers has one that names them.
         packages = getattr(getattr(diffusers, name, None), "_backends", ())
-        if lacking := " ".join(each for each in packages if find_spec(each) is None):
+        if lacking := " ".join(
+            package for package in packages if find_spec(package) is None
+        ):
             raise UsageError(
                 f"scheduler.class_name={name}: needs {lacking}: pip install {lacking}"
             )
@@ -190,8 +192,8 @@ def spread(timesteps: Sequence[int], steps: int, scheduler: Any) -> list[int]:
     places = np.linspace(0, len(timesteps) - 1, steps)
     wanted = np.interp(places, np.arange(len(timesteps)), levels[list(timesteps)])
     return [
-        round(each)
-        for each in np.interp(wanted, levels, np.arange(len(levels))).tolist()
+        round(timestep)
+        for timestep in np.interp(wanted, levels, np.arange(len(levels))).tolist()
     ]
 
 
@@ -205,11 +207,11 @@ def require_options(scheduler: Scheduler) -> None:
         return
     cls = scheduler_class(scheduler)
     known, name = _arguments(cls), scheduler.class_name
-    has = ", ".join(each for each in known if each != "self")
-    unknown = [each for each in scheduler.options if each not in known]
+    has = ", ".join(option for option in known if option != "self")
+    unknown = [option for option in scheduler.options if option not in known]
     problems = [
-        f"scheduler.options.{each}: unknown option; {name} has: {has}"
-        for each in unknown
+        f"scheduler.options.{option}: unknown option; {name} has: {has}"
+        for option in unknown
     ]
     for key in scheduler.options.keys() & known.keys():
         value, usual = scheduler.options[key], known[key].default
@@ -329,10 +331,12 @@ def answers_to(questions: Iterable[Question]) -> dict[str, list[str]]:
     """Returns what `unsuited` finds, for `remember` in another process, which need not import diffusers then."""
     answers = {}
     for question in questions:
-        own, scheduler, steps = question
+        config, scheduler, steps = question
         answers[_key(*question)] = unsuited(*question)
         if steps == 1:
-            answers[f"first of {_key(*question)}"] = late_start(own, scheduler, steps)
+            answers[f"first of {_key(*question)}"] = late_start(
+                config, scheduler, steps
+            )
     return answers
 
 
@@ -447,8 +451,8 @@ def _level_mismatches(
         if key not in options and key not in known and value not in usual:
             names = [
                 option
-                for option, each in _OPTIONS.items()
-                if key in _arguments(_scheduler_named(each))
+                for option, class_name in _OPTIONS.items()
+                if key in _arguments(_scheduler_named(class_name))
             ]
             instead = (
                 f"scheduler={' or '.join(names)}"
@@ -499,11 +503,11 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
     except Exception as error:  # each scheduler raises its own
         why = with_type(error)
     if scheduler.options and not _rehearsed(own, replace(scheduler, options={}), steps):
-        given = " ".join(
+        words = " ".join(
             f"scheduler.options.{key}={value}"
             for key, value in scheduler.options.items()
         )
-        return [f"{given}: {scheduler.class_name} cannot sample with it ({why})"]
+        return [f"{words}: {scheduler.class_name} cannot sample with it ({why})"]
     if steps > _USUAL_STEPS and not _rehearsed(own, scheduler, _USUAL_STEPS):
         return [
             f"workload.steps={steps}: {scheduler.class_name} cannot sample in so many ({why}): set fewer"

@@ -28,14 +28,14 @@ class _Kept:
 
     @classmethod
     def of(cls, owner: Any) -> "_Kept":
-        own = dict(vars(owner))
+        attributes = dict(vars(owner))
         changing = [
             value
-            for name, value in own.items()
+            for name, value in attributes.items()
             if type(value) in _CHANGING and name not in _TENSORS
         ]
         return cls(
-            owner, type(owner), own, [(value, copy(value)) for value in changing]
+            owner, type(owner), attributes, [(value, copy(value)) for value in changing]
         )
 
     def restore(self) -> None:
@@ -176,8 +176,8 @@ def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[Any, ...]]:
             by_number, torch.stack([*by_number.values()]).tolist(), strict=True
         )
     return [
-        (each.dtype, tuple(each.shape), _changes(each), contents.get(n, 0))
-        for n, each in enumerate(parameters)
+        (weight.dtype, tuple(weight.shape), _changes(weight), contents.get(n, 0))
+        for n, weight in enumerate(parameters)
     ]
 
 

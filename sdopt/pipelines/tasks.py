@@ -66,11 +66,11 @@ def require_inputs(
     problems = []
     needed = _NEEDED[task.kind]
     for name in ("image", "mask"):
-        given = getattr(task, name)
+        file = getattr(task, name)
         if name not in needed:
-            if given is not None:
+            if file is not None:
                 problems.append(
-                    f"task.{name}={given}: task={task.kind} takes no {name}; leave it out"
+                    f"task.{name}={file}: task={task.kind} takes no {name}; leave it out"
                 )
             continue
         path = _input(task, model, name)
@@ -193,12 +193,12 @@ def files_of(task: Task, model: Model) -> dict[str, Path]:
 
 def _input(task: Task, model: Model, name: str) -> Path | None:
     """Returns the user's file for a role; the packaged file if the user asks for it, or if the model is packaged."""
-    given = getattr(task, name)
-    if given is None and (PACKAGED / model.name).is_dir():
-        given = _PACKAGED_INPUT
-    if given == _PACKAGED_INPUT:
+    file = getattr(task, name)
+    if file is None and (PACKAGED / model.name).is_dir():
+        file = _PACKAGED_INPUT
+    if file == _PACKAGED_INPUT:
         return PACKAGED / "inputs" / f"{name}.webp"
-    return None if given is None else Path(given).expanduser()
+    return None if file is None else Path(file).expanduser()
 
 
 def inputs_of(

@@ -158,12 +158,12 @@ def _place(
         found.widths.append(f"its update of {module} has a kernel of {sizes}")
         return
     if parts is None or down.shape[1] != shapes[0][1]:
-        own, layer = (
+        update, layer = (
             (down.shape[1], up.shape[0]),
             (shapes[0][1], sum(shape[0] for shape in shapes)),
         )
         found.widths.append(
-            f"its update of {module} is from {own[0]} to {own[1]} channels, and this model's layer from {layer[0]} to "
+            f"its update of {module} is from {update[0]} to {update[1]} channels, and this model's layer from {layer[0]} to "
             f"{layer[1]}"
         )
         return
@@ -200,12 +200,12 @@ def _layers(network: Any) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for name, place in places_in(network).items():
         modules = [
-            network.get_submodule(each)
-            for each in place.modules
-            if _is_module(network, each)
+            network.get_submodule(part)
+            for part in place.modules
+            if _is_module(network, part)
         ]
         if len(modules) == len(place.modules) and all(
-            _has_matrix(each) for each in modules
+            _has_matrix(part) for part in modules
         ):
             # transformers 5 has no `text_model` in CLIP's encoder any more.
             for written in {

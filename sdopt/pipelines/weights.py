@@ -53,8 +53,8 @@ class Header:
         try:
             with safe_open(file, "np") as tensors:
                 slices = {key: tensors.get_slice(key) for key in tensors.keys()}  # noqa: SIM118
-                types = {key: str(each.get_dtype()) for key, each in slices.items()}
-                shapes = {key: list(each.get_shape()) for key, each in slices.items()}
+                types = {key: str(part.get_dtype()) for key, part in slices.items()}
+                shapes = {key: list(part.get_shape()) for key, part in slices.items()}
                 return cls(dict(tensors.metadata() or {}), types, shapes)
         except (OSError, SafetensorError) as error:
             what = POINTER if is_pointer(file) else f"cannot be read ({error})"

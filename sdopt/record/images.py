@@ -133,12 +133,12 @@ def _in_srgb(picture: "Image", profile: bytes | None) -> "Image":
     if not profile:
         return picture
     try:
-        given = ImageCms.ImageCmsProfile(BytesIO(profile))
-        if "sRGB" in ImageCms.getProfileDescription(given):
+        source = ImageCms.ImageCmsProfile(BytesIO(profile))
+        if "sRGB" in ImageCms.getProfileDescription(source):
             return picture
         return (
             ImageCms.profileToProfile(
-                picture, given, ImageCms.createProfile("sRGB"), outputMode="RGB"
+                picture, source, ImageCms.createProfile("sRGB"), outputMode="RGB"
             )
             or picture
         )

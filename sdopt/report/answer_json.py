@@ -124,7 +124,7 @@ class Answer:
 def answer_of(summary: Summary, folder: Path) -> Answer:
     """Returns the answer of a study that is in a folder."""
     result = summary.result
-    own = next(row for row in summary.rows if row.is_baseline)
+    baseline = next(row for row in summary.rows if row.is_baseline)
     return Answer(
         SCHEMA,
         summary.sentence,
@@ -132,7 +132,12 @@ def answer_of(summary: Summary, folder: Path) -> Answer:
         result.name,
         str(folder),
         result.status,
-        Baseline(own.name, baseline_digest(result), _latency(own), own.images_per_call),
+        Baseline(
+            baseline.name,
+            baseline_digest(result),
+            _latency(baseline),
+            baseline.images_per_call,
+        ),
         [_candidate(row, result) for row in summary.candidates],
         [*caveats_of(summary), *summary.notes],
     )

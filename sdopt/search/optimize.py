@@ -63,14 +63,14 @@ def optimize_overrides(
         | (_SAVING if memory_gib is not None else {})
         | (_ADAPTERS if lora else {})
     )
-    own = {key_of(override): override for override in given}
-    if "search.groups" in own and "search.options" not in own:
+    named = {key_of(override): override for override in given}
+    if "search.groups" in named and "search.options" not in named:
         tried = {
             group: options
             for group, options in tried.items()
-            if group in own["search.groups"]
+            if group in named["search.groups"]
         }
-    overrides = [*_chosen(model, own), f"search.title={_title(model)}"]
+    overrides = [*_chosen(model, named), f"search.title={_title(model)}"]
     overrides += ["gate.spare_memory=1"]  # what fits does: a limit of less is --memory
     overrides += [f"search.groups=[{','.join(tried)}]"]
     overrides += [
@@ -84,7 +84,11 @@ def optimize_overrides(
         overrides.append(f"search.budget_s={_seconds(budget)}")
     # A path need not be quoted as Hydra's grammar wants it.
     return [
-        *(override for override in overrides if override.partition("=")[0] not in own),
+        *(
+            override
+            for override in overrides
+            if override.partition("=")[0] not in named
+        ),
         *given,
     ]
 

@@ -256,8 +256,8 @@ def load_line(record: SearchRecord, variant: str | None) -> str:
 def space_table(space: "Space") -> list[Block]:
     """Returns a table of the variables to search, and the options that cannot run here."""
     rows = [
-        [each.name, ", ".join(map(str, each.values)), each.plain or ""]
-        for each in space.variables
+        [variable.name, ", ".join(map(str, variable.values)), variable.plain or ""]
+        for variable in space.variables
     ]
     table = Table(["varied", "values", "of the baseline"], rows)
     return [

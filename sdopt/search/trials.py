@@ -243,19 +243,19 @@ class Trials:
             self.study.tell(trial, state=TrialState.PRUNED)
             return None
         known = self._known(but=trial.number)
-        found = (
+        asked = (
             None
             if tuple(self.space.overrides(point)) in known
             else self.space.candidate(point)
         )
-        if isinstance(found, Combination):
-            trial.set_user_attr(_NAME, found.name)
+        if isinstance(asked, Combination):
+            trial.set_user_attr(_NAME, asked.name)
             trial.set_user_attr(_STUDY, begun)
-            return found
-        if found:
-            trial.set_user_attr(_WHY, "; ".join(found))
+            return asked
+        if asked:
+            trial.set_user_attr(_WHY, "; ".join(asked))
         # Optuna learns from a pruned trial, so combinations that cannot run are pruned; a failed one teaches nothing.
-        self.study.tell(trial, state=TrialState.PRUNED if found else TrialState.FAIL)
+        self.study.tell(trial, state=TrialState.PRUNED if asked else TrialState.FAIL)
         return None
 
     def _holds(self, point: Point, spoiled: Iterable[Settings]) -> bool:

@@ -52,8 +52,8 @@ class Ahead:
     def call_s(self, process: VariantProcess) -> float | None:
         """Returns the seconds of a warm call at all shapes together; None while no call is known."""
         row = process.row
-        own = [m for m in row.measurements if m is process.measurement]
-        for measurement in [*own, *row.measurements]:
+        this_one = [m for m in row.measurements if m is process.measurement]
+        for measurement in [*this_one, *row.measurements]:
             latest = [_latest_s(samples) for samples in measurement.shapes]
             if None not in latest:
                 return float(sum(seconds for seconds in latest if seconds is not None))
@@ -145,9 +145,9 @@ class Ahead:
 
     def _load_s(self, process: VariantProcess) -> float:
         """Returns the seconds in which the variant's first process loaded, else the mean of all that have; 0 for none."""
-        own = [m.load_s for m in process.row.measurements if m.load_s]
-        if own:
-            return own[0]
+        load_times = [m.load_s for m in process.row.measurements if m.load_s]
+        if load_times:
+            return load_times[0]
         loads = [m.load_s for m in self._session.result.measurements if m.load_s]
         return sum(loads) / len(loads) if loads else 0.0
 

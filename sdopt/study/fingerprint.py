@@ -39,11 +39,11 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
 
     `code()` covers the code of sdopt's own options.
     """
-    own = own_files(
+    mine = own_files(
         (type(option) for option in variant.optimizations.values()),
         [Path(function.rpartition(":")[0]) for function in variant.functions],
     )
-    files = {"options": own} | {
+    files = {"options": mine} | {
         name: [path] for name, path in files_of(variant.task, variant.model).items()
     }
     with suppress(
@@ -219,6 +219,6 @@ def _imported(name: str, file: Path) -> Iterator[str]:
             names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         else:
             continue
-        for found in names:
-            parts = found.split(".")
+        for imported in names:
+            parts = imported.split(".")
             yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))

@@ -98,8 +98,8 @@ class TimedImages:
         # One of each process: that its timed calls make what the pass does is shown for it, too.
         sample: set[int] = set()
         for process in drawing:
-            own = common & {prompt for prompt, _ in process.pictures}
-            sample |= {min(own)} if own else set()
+            prompts_of_it = common & {prompt for prompt, _ in process.pictures}
+            sample |= {min(prompts_of_it)} if prompts_of_it else set()
         prompts = min((len(process.variant.pictured) for process in drawing), default=0)
         again = max(0, FEWEST_PROMPTS - (prompts - len(common - sample)))
         sample |= set(sorted(common - sample)[:again])

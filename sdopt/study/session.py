@@ -288,7 +288,9 @@ class Session:
     @property
     def first_replicate(self) -> int:
         """The number of the processes that are prepared first."""
-        return min((each.measurement.replicate for each in self.processes), default=0)
+        return min(
+            (process.measurement.replicate for process in self.processes), default=0
+        )
 
     @property
     def with_worker(self) -> list[VariantProcess]:

@@ -123,9 +123,9 @@ def judged_tags(summary: Summary) -> dict[str, str]:
     """Returns the tags of a study's run that change when a gate judges later."""
     result = summary.result
     verdicts = [verdict_markdown(summary)] if result.judgements else []
-    own = [f"{result.config.tracking.note}\n"] if result.config.tracking.note else []
+    notes = [f"{result.config.tracking.note}\n"] if result.config.tracking.note else []
     return {
-        NOTE: note_of("\n".join([*own, markdown_table(summary), *verdicts])),
+        NOTE: note_of("\n".join([*notes, markdown_table(summary), *verdicts])),
         "answer": summary.sentence[:_TAG_LIMIT],
         **({"gate.name": result.gate} if result.judgements else {}),
     }
@@ -376,8 +376,8 @@ def run_name(result: StudyResult, folder: Path) -> str:
     if not folder.name.isdecimal():
         return f"{result.name} {folder.name}"
     names = [row.name for row in result.candidates] or [result.baseline]
-    own = [word for word in _own_overrides(result, folder) if word not in names]
-    return f"{folder.name}: {', '.join([*names, *own])}"
+    words = [word for word in _own_overrides(result, folder) if word not in names]
+    return f"{folder.name}: {', '.join([*names, *words])}"
 
 
 def _own_overrides(result: StudyResult, folder: Path) -> list[str]:

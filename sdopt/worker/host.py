@@ -115,8 +115,8 @@ def variables(device: Device, cache: Path) -> dict[str, str]:
     """Returns the environment variables that libraries in a worker read; compilers keep what they make in `cache`."""
     # Compilers and libraries with Triton kernels keep these, and their tuning results, in folders of the user, so the
     # cold start would depend on earlier runs. A folder that the user named is used, and is recorded with the study.
-    own = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache / "triton"}
-    caches = {name: str(folder) for name, folder in own.items()} | named_caches()
+    folders = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache / "triton"}
+    caches = {name: str(folder) for name, folder in folders.items()} | named_caches()
     # If there is a card, SDNQ starts CUDA on import, and uses that card's kernels even for tensors on the CPU.
     sdnq = {} if device.is_cuda else {"SDNQ_DEVICE": "cpu"}
     return caches | sdnq

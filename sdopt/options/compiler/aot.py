@@ -78,8 +78,8 @@ class Aot(ExportingCompiler):
                 for name in EAGER_ONLY
                 if seen.operators[name]
             }
-            told = "; ".join(packages.told)
-            summary = f"{told}; {sum(left.values())} operators that only eager code runs, in {seen.calls} calls"
+            lines = "; ".join(packages.told)
+            summary = f"{lines}; {sum(left.values())} operators that only eager code runs, in {seen.calls} calls"
             facts = {
                 "graphs": shapes,
                 "packages": packages.told,
@@ -149,13 +149,13 @@ def _compile(call: Tensors, package: Path) -> None:
             inductor_configs={"aot_inductor.package_constants_in_so": False},
         )
         # Constants of the code itself; the pipeline has the weights.
-        own = {
+        settings = {
             name: value
             for name, value in exported.constants.items()
             if isinstance(value, torch.Tensor)
         }
         save_file(
-            {name: value.contiguous().cpu() for name, value in own.items()},
+            {name: value.contiguous().cpu() for name, value in settings.items()},
             made.with_suffix(".safetensors"),
         )
         made.with_suffix(".safetensors").replace(package.with_suffix(".safetensors"))
@@ -211,7 +211,8 @@ def _card(device: torch.device) -> tuple[str | int, ...]:
 def digest(call: Tensors) -> str:
     """Returns a hex digest of everything that the compiled code of a call depends on."""
     inputs = [
-        (tuple(each.shape), each.stride(), str(each.dtype)) for each in call.inputs
+        (tuple(tensor.shape), tensor.stride(), str(tensor.dtype))
+        for tensor in call.inputs
     ]
     return digest_of(call.module, call.inputs[0].device, inputs, str(call.key[1:3]))
 
@@ -271,7 +272,7 @@ def _processors(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _kind(part: Any) -> tuple[str, list[str], Any]:
     """Returns the class of a module or processor, the methods overridden on it, and its attributes."""
-    own = [
+    members = [
         f"{name} {_code_of(getattr(value, '__module__', None))}"
         for name, value in vars(part).items()
         if callable(value) and hasattr(type(part), name)
@@ -279,7 +280,7 @@ def _kind(part: Any) -> tuple[str, list[str], Any]:
     attributes = {
         name: value for name, value in vars(part).items() if name not in _registries()
     }
-    return _class_of(part), sorted(own), _constant(attributes)
+    return _class_of(part), sorted(members), _constant(attributes)
 
 
 def _constant(value: Any) -> Any:
@@ -294,15 +295,15 @@ def _constant(value: Any) -> Any:
         return repr(value)
     if isinstance(value, Mapping):
         return sorted(
-            (repr(key), _constant(each))
-            for key, each in value.items()
+            (repr(key), _constant(part))
+            for key, part in value.items()
             if key not in _ORIGINS
         )
     if isinstance(value, list | tuple):
-        return [_constant(each) for each in value]
+        return [_constant(part) for part in value]
     if isinstance(value, set | frozenset):
         return sorted(
-            repr(_constant(each)) for each in value
+            repr(_constant(part)) for part in value
         )  # each process has an order of its own
     if isinstance(value, torch.Tensor) and not value.is_meta:
         return value.tolist()

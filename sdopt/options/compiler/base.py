@@ -319,11 +319,11 @@ def _missing_cxx(what: str) -> list[str]:
 def missing_for_triton(what: str) -> list[str]:
     """Returns what Triton lacks to compile its launcher as a Python extension (triton/runtime/build.py)."""
     reasons = []
-    own = os.environ.get("CC")
-    if not any(map(shutil.which, [own] if own else ["gcc", "clang"])):
+    compiler = os.environ.get("CC")
+    if not any(map(shutil.which, [compiler] if compiler else ["gcc", "clang"])):
         reasons.append(
-            f"{what} needs a C compiler, and CC={own} is not one"
-            if own
+            f"{what} needs a C compiler, and CC={compiler} is not one"
+            if compiler
             else f"{what} needs a C compiler: install gcc (Debian: apt-get install gcc), or set CC"
         )
     scheme = sysconfig.get_default_scheme()

@@ -279,11 +279,11 @@ def attention_of(layer: Any, tokens: int = 1) -> Any:
     if is_first:
         made.allocate_workspace = _counted(made.allocate_workspace)
     # DeepSpeed multiplies from the right, so the weights are transposed.
-    own = {f"attn_{name}w": getattr(layer, f"to_{name}").weight.T for name in "qkv"}
+    weights = {f"attn_{name}w": getattr(layer, f"to_{name}").weight.T for name in "qkv"}
     if not layer.is_cross_attention:
-        own = {"attn_qkvw": torch.cat([*own.values()], dim=1)}
+        weights = {"attn_qkvw": torch.cat([*weights.values()], dim=1)}
     for name in ("attn_qkvw", "attn_qw", "attn_kw", "attn_vw"):
-        setattr(made, name, _frozen(own[name]) if name in own else None)
+        setattr(made, name, _frozen(weights[name]) if name in weights else None)
     made.attn_qkvb = None
     made.attn_ow = _frozen(layer.to_out[0].weight.T)
     made.attn_ob = _frozen(layer.to_out[0].bias)
@@ -447,7 +447,7 @@ def require_fitting(name: str, block: Any) -> None:
             weight.dtype != torch.float16 for weight in block.parameters()
         ),
     }
-    missing = [what for what, found in wrong.items() if found]
+    missing = [what for what, lacks_it in wrong.items() if lacks_it]
     if missing:
         raise ValueError(
             f"DeepSpeed's block needs {', '.join(missing)}, which the block {name} lacks"

@@ -153,8 +153,8 @@ class Capture:
         stream = self._stream = self._stream or torch.cuda.Stream()
         # A tensor on the CPU, such as a timestep, would become a constant of the graph.
         held = [
-            given.to(next(call.module.parameters()).device, copy=True)
-            for given in call.inputs
+            tensor.to(next(call.module.parameters()).device, copy=True)
+            for tensor in call.inputs
         ]
         stream.wait_stream(torch.cuda.current_stream())
         with _without_autocast_cache():
@@ -167,8 +167,8 @@ class Capture:
                 results = call(*held)
 
         def replay(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-            for own, given in zip(held, tensors, strict=True):
-                own.copy_(given)
+            for buffer, tensor in zip(held, tensors, strict=True):
+                buffer.copy_(tensor)
             graph.replay()
             # The next replay overwrites the outputs, while multistep schedulers still hold the previous ones.
             return [result.clone() for result in results]
@@ -385,11 +385,11 @@ class OnnxRuntime(CpuEngine):
         names = [given.name for given in session.get_inputs()]
 
         def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-            given = {
+            feeds = {
                 name: tensor.detach().numpy()
                 for name, tensor in zip(names, tensors, strict=True)
             }
-            return [torch.from_numpy(result) for result in session.run(None, given)]
+            return [torch.from_numpy(result) for result in session.run(None, feeds)]
 
         return run
 

@@ -39,14 +39,16 @@ def records_cuda_graphs(mode: str) -> bool:
 
 def _arguments(option: Inductor | Regional) -> str:
     """Returns the non-default arguments of `torch.compile` as code, each preceded by a comma."""
-    given = {
+    arguments = {
         "mode": option.mode,
         "fullgraph": option.fullgraph,
         "dynamic": option.dynamic,
     }
     usual = {"mode": "default", "fullgraph": False, "dynamic": None}
     return "".join(
-        f", {name}={value!r}" for name, value in given.items() if value != usual[name]
+        f", {name}={value!r}"
+        for name, value in arguments.items()
+        if value != usual[name]
     )
 
 
@@ -387,11 +389,11 @@ def _compiled(
         if not stage.compiled_regions >= stage.runs > 0
     ]
     if fewer and facts["compiled_regions_run"]:
-        told = ", ".join(
+        shown = ", ".join(
             f"{stages[target].calls} calls of the {target.replace('_', ' ')}"
             for target in fewer
         )
-        summary += f", which are not all of {told}"
+        summary += f", which are not all of {shown}"
     return _by_inductor(Finding(not fewer, summary, facts), mode, device)
 
 
@@ -429,9 +431,9 @@ def _by_inductor(found: Finding, mode: str, device: torch.device) -> Finding:
 
     if compilation.is_kept() and found.facts.get("graphs"):
         written, read = compilation.kept_so_far()
-        told = f"of the kept code {read} read, {written} written"
+        line = f"of the kept code {read} read, {written} written"
         found = found.also(
-            told, bool(written or read), kept_read=read, kept_written=written
+            line, bool(written or read), kept_read=read, kept_written=written
         )
     if (
         mode.startswith("max-autotune")

@@ -72,9 +72,9 @@ class WholeStep(Compiler):
 
     @override
     def refusals(self, call: Inputs) -> list[str]:
-        given = [name for name in ("eta", "guidance_rescale") if call.get(name)]
+        asked = [name for name in ("eta", "guidance_rescale") if call.get(name)]
         lacks = "the compiled step has neither noise nor rescaling; leave it out"
-        return [f"{name}={call[name]}: {lacks}" for name in given]
+        return [f"{name}={call[name]}: {lacks}" for name in asked]
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -113,10 +113,10 @@ class WholeStep(Compiler):
 
 def _is_set(ctx: Context, name: str) -> bool:
     """Returns whether a DDIM scheduler will have an option of `_NONLINEAR`; False where that is not known."""
-    own = part_config(ctx.model, "scheduler")
+    config = part_config(ctx.model, "scheduler")
     # A scheduler that clips by default needs not say so; where another one says nothing, DDIM does not clip either.
-    of_model = own is not None and own.get(
-        name, name == "clip_sample" and own.get("_class_name") in _CLIP
+    of_model = config is not None and config.get(
+        name, name == "clip_sample" and config.get("_class_name") in _CLIP
     )
     return bool(ctx.scheduler.options.get(name, of_model))
 

@@ -49,19 +49,19 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     for row in [
         row for row in summary.candidates if row.speedup or row.variant.given_up
     ]:
-        told = {
+        tooltip = {
             "memory": str(memory_cell(row)),
             "images": str(images_cell(row, TableView(judged))),
             "gate": str(row.decision or ""),
         }
         if row.variant.given_up:
             data += [
-                _arrow(at, several) | told for at in row.shapes if at.at_least_slower
+                _arrow(at, several) | tooltip for at in row.shapes if at.at_least_slower
             ]
             continue
         for at, speed in zip(row.shapes, row.speeds, strict=False):
             data.append(
-                _point(at, at.over_baseline[SPEEDUP.name], speed, several) | told
+                _point(at, at.over_baseline[SPEEDUP.name], speed, several) | tooltip
             )
     data.sort(key=lambda each: -each["estimate"])
     # The repeated baseline, whose speed-up is 1 but for chance.

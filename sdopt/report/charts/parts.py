@@ -63,9 +63,11 @@ class Rows:
         self.placed: list[dict[str, Any]] = []
         for number, row in enumerate(data):
             places = {"at": number + _MARKED, "named": number + _NAMED}
-            told = f"{row['name']}: {row.get('figure', '')}"
+            aria_text = f"{row['name']}: {row.get('figure', '')}"
             label = shortened(row["name"])
-            self.placed.append({**row, **places, "label": label, "aria_text": told})
+            self.placed.append(
+                {**row, **places, "label": label, "aria_text": aria_text}
+            )
 
     @property
     def y(self) -> Spec:
@@ -127,10 +129,10 @@ class Rows:
             head = constant(heading)
             texts.append(mark("text", look, data=[{}], x=end, y=constant(0), text=head))
             offset += width
-        told = [f"{row['name']} {row['figure']}" for row in self.placed]
+        described = [f"{row['name']} {row['figure']}" for row in self.placed]
         return built(
             layered([*layers, *texts]),
-            f"{summary}: {'; '.join(told)}",
+            f"{summary}: {'; '.join(described)}",
             ROW * len(self.placed),
             self.placed,
             {"left": 6, "right": 6, "top": 22 if self.columns else 6, "bottom": 6},
@@ -221,15 +223,15 @@ def ratio_ticks(low: float, high: float) -> list[float]:
         ]
         return sorted({*(round(tick, 6) for tick in ticks if tick > 0), 1.0})
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found: list[float] = []
+    within: list[float] = []
     for marks in _MARKS:
         every = [round(m * 10.0**decade, 9) for decade, m in product(decades, marks)]
-        found = [
+        within = [
             mark for mark in every if low * (1 - 1e-9) <= mark <= high * (1 + 1e-9)
         ]
-        if len(found) <= _MOST_MARKS:
+        if len(within) <= _MOST_MARKS:
             break
-    return sorted({*found, 1.0})
+    return sorted({*within, 1.0})
 
 
 def built(

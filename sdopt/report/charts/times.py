@@ -99,10 +99,10 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
         only = [f"datum.who === '{name}'"]
         line = {"strokeWidth": 1.3, "opacity": 0.6 * opacity, "aria": False}
         point = {"filled": True, "size": 70, "opacity": opacity}
-        told = facts(_CALL_FACTS)
+        tooltip = facts(_CALL_FACTS)
         layers += [
             mark("line", line | _CLIP, where=only, **every, detail="worker:N"),
-            mark("point", point | _CLIP, where=only, **every, shape=shape, **told),
+            mark("point", point | _CLIP, where=only, **every, shape=shape, **tooltip),
         ]
     layers[-1]["params"] = [zoom()]
     chart = layered(layers, [picked])
@@ -175,13 +175,13 @@ def stages_plot(summary: Summary) -> Spec | None:
     for stage in present:
         colours.append(_STAGES[stage][1] if stage in _STAGES else next(spare))
     totals = [sum(row.call_ms.values()) for row in rows]
-    told = []
+    figures = []
     for total in totals:
-        told.append(f"{total:.0f} ms" if total < 1000 else f"{total / 1e3:.2f} s")
+        figures.append(f"{total:.0f} ms" if total < 1000 else f"{total / 1e3:.2f} s")
     unit, scale = _unit([total / 1e3 for total in totals])
     named = [
         {"name": row.variant.name, "figure": figure}
-        for row, figure in zip(rows, told, strict=True)
+        for row, figure in zip(rows, figures, strict=True)
     ]
     plot = Rows(named, [("stages together", "figure", 116)])
     parts = []

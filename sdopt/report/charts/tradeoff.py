@@ -202,7 +202,7 @@ def _spec(
         for kind, shape in _SHAPES.items()
         if kind in shown
     }
-    told = "; ".join(
+    described = "; ".join(
         f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points
     )
     dashed = {
@@ -221,7 +221,7 @@ def _spec(
         mark("point", dot, params=zooms, x=x, y=y, **channels),
         *labels,
     ]
-    return built(layered(layers), f"Speed against quality: {told}", height, points)
+    return built(layered(layers), f"Speed against quality: {described}", height, points)
 
 
 def _front(
