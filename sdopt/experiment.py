@@ -256,10 +256,10 @@ class Experiment:
 
     def _prepare_folder(self) -> None:
         (self.folder / "error.json").unlink(missing_ok=True)
-        for left in self.folder.glob(
+        for outdated in self.folder.glob(
             "*.tmp"
         ):  # left by a process that was killed while writing
-            left.unlink(missing_ok=True)
+            outdated.unlink(missing_ok=True)
         if self.config.tracking.kind == "mlflow":
             require_mlflow()
             if not self.config.dry_run and store_exists(

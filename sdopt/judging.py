@@ -125,9 +125,9 @@ class Judging:
         if self.against is None and output is None:
             reports = list(write_reports(summary, folder))
             rendered = {
-                made.report.file: made.content
-                for made in reports
-                if made.content is not None
+                report.report.file: report.content
+                for report in reports
+                if report.content is not None
             }
             self._track(summary, folder, rendered)
         return result
@@ -180,14 +180,14 @@ def _record(result: StudyResult, folder: Path, verdicts: bool) -> None:
     """
     if not (folder / "result.json").is_file():  # it is an MLflow run's
         return
-    kept = read_result(folder)
-    if kept.status != "finished":  # it is being extended at this moment
+    recorded = read_result(folder)
+    if recorded.status != "finished":  # it is being extended at this moment
         return
-    if kept.looks == result.looks and not verdicts:
+    if recorded.looks == result.looks and not verdicts:
         return
-    kept.looks = result.looks
+    recorded.looks = result.looks
     if verdicts:
-        kept.judgements, kept.gate, kept.config = (
+        recorded.judgements, recorded.gate, recorded.config = (
             result.judgements,
             result.gate,
             result.config,
@@ -195,4 +195,4 @@ def _record(result: StudyResult, folder: Path, verdicts: bool) -> None:
     with suppress(
         OSError
     ):  # a folder that cannot be written, as CI's may be, still gets its verdicts
-        write_result(kept, folder)
+        write_result(recorded, folder)

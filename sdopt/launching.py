@@ -361,17 +361,17 @@ def _ended_by_signals() -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in ENDINGS}
     # nohup leaves SIGHUP ignored, and handlers installed by other code are kept.
-    taken = [
+    handled = [
         number
         for number in ENDINGS
         if number == signal.SIGTERM or before[number] is signal.SIG_DFL
     ]
-    for number in taken:
+    for number in handled:
         signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        for number in taken:
+        for number in handled:
             signal.signal(number, before[number])
 
 

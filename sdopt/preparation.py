@@ -121,10 +121,10 @@ def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
 def _kept_answers(file: Path) -> dict[str, list[str]]:
     """Returns what earlier commands found of schedulers; {} if that cannot be read."""
     try:
-        kept: dict[str, list[str]] = json.loads(file.read_text("utf-8"))
+        answers: dict[str, list[str]] = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return kept
+    return answers
 
 
 def _answers_file() -> Path:

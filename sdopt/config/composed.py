@@ -305,7 +305,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
 
     folder = _folder_of(named[0].partition("=")[2])
     beside = [argument for argument in argv if argument != named[0]]
-    kept = [
+    extending = [
         argument
         for argument in beside
         if group_of(written_key(argument)) in ("tracking", "retry_failed")
@@ -316,7 +316,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         for argument in beside
         if own_functions([argument]) and written_key(argument) in _OWN_CODE
     ]
-    passed = (*kept, *own_code, "-m", "--multirun")
+    passed = (*extending, *own_code, "-m", "--multirun")
     refused = [argument for argument in beside if argument not in passed]
     if refused:
         raise UsageError(
@@ -330,9 +330,9 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     source = sweep if sweep.is_file() else folder / ".hydra" / "hydra.yaml"
     task, hydra, added = recorded_command(source, folder)
     _require_named(task, own_code)
-    keys = {written_key(argument) for argument in kept}
+    keys = {written_key(argument) for argument in extending}
     if "tracking=none" in task and "tracking.uri" in keys and "tracking" not in keys:
-        kept.insert(0, "tracking=mlflow")  # who names a store now wants it used
+        extending.insert(0, "tracking=mlflow")  # who names a store now wants it used
     folder_key = "hydra.sweep.dir" if sweep.is_file() else "hydra.run.dir"
     ours = ("hydra.mode", "hydra.sweep.dir", "hydra.run.dir", *COMMAND_KEYS)
     return [
@@ -340,11 +340,11 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         *chain.from_iterable(("--config-dir", path) for path in added),
         *(
             override
-            for override in merge_overrides(_as_measured(task, folder), kept)
+            for override in merge_overrides(_as_measured(task, folder), extending)
             if key_of(override) not in ours
         ),
         *(override for override in hydra if key_of(override) not in ours),
-        *(override for override in kept if key_of(override) in ours),
+        *(override for override in extending if key_of(override) in ours),
         f"{folder_key}={quoted(str(folder))}",
         f"resume={quoted(str(folder))}",
     ]

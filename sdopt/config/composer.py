@@ -183,9 +183,9 @@ class HydraComposer:
         """Lists the options of a group beside its default; see `sdopt.study.designs.Composer`."""
         names = self._compositions.options(group)
         if not names:
-            known = ", ".join(sorted(self._groups()))
+            groups = ", ".join(sorted(self._groups()))
             raise UsageError(
-                f"study.options: unknown group '{group}'; choose one of {known}"
+                f"study.options: unknown group '{group}'; choose one of {groups}"
             )
         named = [override_of(group, option) for option in names]
         return [option for option in named if option != default_choice(group)]
@@ -205,15 +205,15 @@ class HydraComposer:
         key = tuple(merged), plain
         if key not in self._parsed:
             if edit.presets:
-                made = self._compositions.of(merged)
+                composition = self._compositions.of(merged)
             else:
                 others = (
                     {group: in_group(self._defaults.choices, group) for group in groups}
                     if plain
                     else {}
                 )
-                made = edited(self._job, edit, self._compositions, others)
-            self._parsed[key] = parse(made)
+                composition = edited(self._job, edit, self._compositions, others)
+            self._parsed[key] = parse(composition)
         return self._parsed[key], merged
 
     def _lora_of(self, edit: Edit) -> list[str]:
@@ -239,13 +239,13 @@ class HydraComposer:
         }
 
     def _without_optimizations(self) -> list[str]:
-        kept = [
+        overrides = [
             override
             for override in self._overrides
             if group_of(key_of(override)) not in self._groups()
         ]
         # Named once more, because a preset may have chosen otherwise.
-        return kept + [
+        return overrides + [
             default_choice(group)
             for group in sorted(self._groups())
             if has_default(group)
@@ -258,12 +258,12 @@ class HydraComposer:
             return _chosen(self._default, axis)
         values = self._compositions.load_option(group_of(axis), option)
         node = at(values or {}, axis)
-        made = (
+        option_of_file = (
             typed(axis, node, SECTIONS.get(axis, Optimization), [])
             if isinstance(node, dict)
             else None
         )
-        return _chosen(run, axis) if made is None else made
+        return _chosen(run, axis) if option_of_file is None else option_of_file
 
     def _require_shared(
         self, name: str, run: RunConfig, overrides: Sequence[str]

@@ -275,23 +275,23 @@ def _optimizations_at(
 ) -> dict[str, Optimization]:
     """Builds the optimization at a top-level key, or those below it if the group's options combine; by axis."""
     if not isinstance(node, Mapping):
-        known = ", ".join([*SECTIONS, *_SCALARS])
-        problems.append(f"{key}: unknown key; the sections are {known}")
+        sections = ", ".join([*SECTIONS, *_SCALARS])
+        problems.append(f"{key}: unknown key; the sections are {sections}")
         return {}
     nodes = {key: node}
     if "_target_" not in node:
         nodes = {f"{key}.{name}": part for name, part in node.items()}
-    made = {}
+    options = {}
     for axis, part in nodes.items():
         option = typed(axis, part, Optimization, problems)
         if option is not None:
-            made[axis] = option.located()
+            options[axis] = option.located()
     problems += [
         f"{axis}: {wrong}"
-        for axis, option in made.items()
+        for axis, option in options.items()
         if (wrong := _wrong_contract(option))
     ]
-    return made
+    return options
 
 
 def _wrong_contract(option: Optimization) -> str | None:

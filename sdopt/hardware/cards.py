@@ -164,10 +164,10 @@ def peak_of(sheet: Sheet, types: Iterable[str]) -> tuple[str, float] | None:
     For several types, it is the rate of the fastest, so that an achieved rate cannot exceed it.
     """
     kinds = {RATES[kind] for kind in types if kind in RATES}
-    known = {kind: rate for kind in kinds if (rate := sheet.peak(kind)) is not None}
-    if not known or known.keys() != kinds:
+    rates = {kind: rate for kind in kinds if (rate := sheet.peak(kind)) is not None}
+    if not rates or rates.keys() != kinds:
         return None
-    return max(known.items(), key=lambda item: (item[1], item[0]))
+    return max(rates.items(), key=lambda item: (item[1], item[0]))
 
 
 def arithmetic(products: Mapping[str, int], wanted: str, tf32: bool) -> list[str]:

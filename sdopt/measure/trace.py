@@ -349,12 +349,12 @@ def _observed_layers(pipe: DiffusionPipeline, trace: Trace) -> Iterator[None]:
         )
         for name, layer in layers
     ]
-    taken = trace.decoder_inputs
+    decoder_inputs = trace.decoder_inputs
     if pipe.vae is not None:
         decoder: torch.nn.Module = pipe.vae.decoder
         handles.append(
             decoder.register_forward_pre_hook(
-                lambda _module, inputs: taken.append(tuple(inputs[0].shape))
+                lambda _module, inputs: decoder_inputs.append(tuple(inputs[0].shape))
             )
         )
     try:

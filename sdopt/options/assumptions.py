@@ -206,14 +206,14 @@ def _calls_of(pipe: Pipeline, kinds: tuple[str, ...], what: str) -> list[str]:
     families = ("StableDiffusion", "StableDiffusionXL", "LatentConsistency")
     words = product(families, kinds, ("", "Img2Img", "Inpaint"), ("Pipeline",))
     names = map("".join, words)
-    known = [
+    calls = [
         getattr(diffusers, name).__call__ for name in names if hasattr(diffusers, name)
     ]
     if family_of_class(type(pipe).__name__) is not None and type(
         pipe
     ).__module__.startswith("diffusers."):
         return []
-    if type(pipe).__call__ in known or type(pipe).__name__.startswith("AltDiffusion"):
+    if type(pipe).__call__ in calls or type(pipe).__name__.startswith("AltDiffusion"):
         return []
     return [f"changes {what}, of which the call of a {type(pipe).__name__} has its own"]
 
@@ -357,13 +357,13 @@ def as_loaded(pipe: Pipeline, networks: dict[str, torch.nn.Module]) -> Iterator[
 
     for name, network in networks.items():
         modules = list(network.modules())
-        made = (
+        class_of_it = (
             isinstance(module, torch.jit.ScriptModule)
             or unwrapped(module) is not module
             or getattr(module, "_compiled_call_impl", None) is not None
             for module in modules
         )
-        if any(made):
+        if any(class_of_it):
             yield f"pipe.{name} is compiled already: apply the options to the pipeline as loaded, with compiler=…"
         elif moves_weights(network):
             yield f"hooks move the weights of pipe.{name}: remove them (pipe.remove_all_hooks()), and choose memory=…"

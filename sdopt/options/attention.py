@@ -107,22 +107,24 @@ class Default(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        wanted = _processors(denoiser_of(pipe))
-        if _replaceable(denoiser_of(pipe)) and wanted != ["AttnProcessor2_0"]:
+        processors = _processors(denoiser_of(pipe))
+        if _replaceable(denoiser_of(pipe)) and processors != ["AttnProcessor2_0"]:
             _set(pipe, "AttnProcessor2_0")
-            wanted = ["AttnProcessor2_0"]
+            processors = ["AttnProcessor2_0"]
 
         def proof(trace: Trace) -> Finding:
             kinds = _processors(unwrapped(denoiser_of(pipe)))
-            shown = (
+            is_seen = (
                 _kernels(trace) or f"{', '.join(kinds)}, no scaled-dot-product kernel"
             )
             # A compiler may have replaced all attention layers by its own, which have no processors.
-            engaged = kinds in ([], wanted) and not _backends_of(
+            engaged = kinds in ([], processors) and not _backends_of(
                 unwrapped(denoiser_of(pipe))
             )
             return Finding(
-                engaged, shown, {"processors": kinds, "kernels": trace.fused_attention}
+                engaged,
+                is_seen,
+                {"processors": kinds, "kernels": trace.fused_attention},
             )
 
         return proof
@@ -256,8 +258,8 @@ class Sdpa(EquivalentAttention):
             seen = trace.fused_attention
             if self.backend == "math":
                 # A compiler decomposes this back end into products; the evidence is then that no fused kernel ran.
-                shown = bool(seen) or trace.is_compiled(denoiser_of(pipe))
-                engaged = all(backend_of(name) == "math" for name in seen) and shown
+                is_seen = bool(seen) or trace.is_compiled(denoiser_of(pipe))
+                engaged = all(backend_of(name) == "math" for name in seen) and is_seen
             else:
                 engaged = bool(seen) and all(
                     backend_of(name) == self.backend for name in seen
@@ -396,11 +398,11 @@ class Xformers(EquivalentAttention):
             engaged = (
                 kinds == ["XFormersAttnProcessor"] and bool(ran) and not fallen_back
             )
-            shown = (
+            is_seen = (
                 ", ".join(f"{name} ×{count}" for name, count in sorted(ran.items()))
                 or "no operator of xFormers"
             )
-            return Finding(engaged, shown, {"processors": kinds, "operators": ran})
+            return Finding(engaged, is_seen, {"processors": kinds, "operators": ran})
 
         return proof
 

@@ -162,10 +162,10 @@ class Dispatched(Optimization):
                     ran = trace.denoiser.compiled_regions > 0 and not (
                         unfused or others
                     )
-            shown = ", ".join(
+            counts = ", ".join(
                 f"{name.strip('_')[:60]} ×{count}" for name, count in kernels.items()
             )
-            summary = f"{len(layers)} layers with {', '.join(chosen) or 'no backend'}; {shown or 'no kernel of it'}"
+            summary = f"{len(layers)} layers with {', '.join(chosen) or 'no backend'}; {counts or 'no kernel of it'}"
             engaged = bool(layers) and chosen == [self.backend] and ran
             return Finding(engaged, summary, {"backends": chosen, "kernels": kernels})
 
@@ -183,12 +183,12 @@ class Dispatched(Optimization):
         self, trace: Trace, kernels: Mapping[str, int], pipe: Pipeline
     ) -> bool:
         """Returns whether attention ran in the back end of PyTorch that the backend allows."""
-        wanted = _OF_PYTORCH[self.backend]
+        kernel = _OF_PYTORCH[self.backend]
         kinds = {backend_of(name) for name in kernels}
         if kinds:
-            return wanted is None or kinds == {wanted}
+            return kernel is None or kinds == {kernel}
         # A compiler decomposes the back end `math` into products.
-        return wanted in (None, "math") and trace.is_compiled(denoiser_of(pipe))
+        return kernel in (None, "math") and trace.is_compiled(denoiser_of(pipe))
 
 
 def _of_package(backend: str, trace: Trace) -> dict[str, int]:

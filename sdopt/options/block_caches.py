@@ -185,11 +185,11 @@ class FirstBlockByBranch(WatchedBlocks):
         passed = self._passed(after)
         added, rest = self._added, after - passed
         if any(self._skips):
-            before, kept = self._kept[self._branch]
+            before, residual = self._kept[self._branch]
             further = [1] * (after.ndim - 1)
             rows = torch.tensor(self._skips, device=after.device)
             rows = rows.view(-1, *further)
-            rest = torch.where(rows, kept, rest)
+            rest = torch.where(rows, residual, rest)
             added = torch.where(rows, before, added)
             output = self.changed(block, output, passed + rest)
         self._kept[self._branch] = (added, rest)

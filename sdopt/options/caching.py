@@ -379,10 +379,10 @@ class SpectralForecast(SkippedLayers):
             steps: the number of steps of the image.
         """
         at = np.array([*known, step]) / max(steps - 1, 1) * 2 - 1
-        *basis, wanted = chebvander(at, self.degree)
+        *basis, target = chebvander(at, self.degree)
         design = np.array(basis)
         fit = design @ np.linalg.solve(
-            design.T @ design + self.ridge * np.eye(self.degree + 1), wanted
+            design.T @ design + self.ridge * np.eye(self.degree + 1), target
         )
         line = np.zeros(len(known))
         ahead = (step - known[-1]) / (known[-1] - known[-2])

@@ -291,8 +291,8 @@ class InductorFreezing(InductorSetting):
         before = len(PyCodeCache.modules)
 
         def proof(trace: Trace) -> Finding:
-            made = PyCodeCache.modules[before:]
-            names = chain.from_iterable(map(vars, made))
+            modules = PyCodeCache.modules[before:]
+            names = chain.from_iterable(map(vars, modules))
             frozen = sum(name.startswith("_frozen_param") for name in names)
             return Finding(
                 frozen > 0,

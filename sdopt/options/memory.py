@@ -603,10 +603,10 @@ def _require_encoded(
     encoded: Mapping[str, Any],
 ) -> None:
     """Raises UsageError for an argument that changes how prompts are encoded, and that they were not `encoded` with."""
-    known = {"prompt", "negative_prompt", "num_images_per_prompt", *embeddings}
+    arguments = {"prompt", "negative_prompt", "num_images_per_prompt", *embeddings}
     if inputs.get(_LENGTH) == encoded.get(_LENGTH):
-        known.add(_LENGTH)
-    further = sorted(set(given) - known)
+        arguments.add(_LENGTH)
+    further = sorted(set(given) - arguments)
     if not further:
         return
     way = (

@@ -169,14 +169,15 @@ class Precision(Optimization):
         def proof(trace: Trace) -> Finding:
             weights = computing_types(denoiser_of(pipe))
             products = dict(trace.denoiser.product_dtypes)
-            wanted = self.autocast or self.weights
+            expected = self.autocast or self.weights
             engaged = (
                 weights == [self.weights]
                 and trace.denoiser.autocast_dtype == self.autocast
             )
             # Compiled products may appear as kernels without an operator; then the other two checks decide.
             engaged = engaged and (
-                not products or max(products, key=lambda name: products[name]) == wanted
+                not products
+                or max(products, key=lambda name: products[name]) == expected
             )
             summary = f"weights {', '.join(weights)}; products in {', '.join(sorted(products)) or 'compiled kernels'}"
             rounded = convolved = None
@@ -205,7 +206,7 @@ class Precision(Optimization):
                 "products": products,
                 "rounded_to_tf32": rounded,
                 "convolutions_rounded_to_tf32": convolved,
-                "arithmetic": arithmetic(products, wanted, reduced),
+                "arithmetic": arithmetic(products, expected, reduced),
             }
             return Finding(engaged, summary, facts)
 

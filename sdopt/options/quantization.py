@@ -142,7 +142,7 @@ class Quantized(Optimization):
                 if self._is_quantized(layer)
             }
 
-        wanted = names()
+        expected = names()
         counts = Counter(kinds.values())
         # A transformer has one convolution at most, which cuts the latents into tokens.
         needed = [kind for kind in self.kinds if counts[kind] > 1]
@@ -189,7 +189,7 @@ class Quantized(Optimization):
                 or [self.weights if self.activations else self.others],
             }
             summary = f"{', '.join(shown)} layers in {self.weights}; {_shrunk(mib)}; {products}"
-            complete = done == wanted and all(quantized[kind] for kind in needed)
+            complete = done == expected and all(quantized[kind] for kind in needed)
             return Finding(complete and multiplied, summary, facts)
 
         return proof
@@ -466,7 +466,7 @@ class QuantizedTextEncoders(Optimization):
                 for name, encoder in encoders.items()
             }
 
-        wanted = quantized()
+        expected = quantized()
 
         def proof(trace: Trace) -> Finding:
             done, calls = quantized(), trace.stages[TEXT_ENCODER].calls
@@ -493,7 +493,7 @@ class QuantizedTextEncoders(Optimization):
             }
             sizes = ", ".join(f"{name} {_shrunk(sides)}" for name, sides in mib.items())
             return Finding(
-                done == wanted and everywhere and calls > 0,
+                done == expected and everywhere and calls > 0,
                 f"{summary}; {sizes}; text encoders ran {calls} times",
                 facts,
             )

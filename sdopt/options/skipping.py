@@ -563,8 +563,8 @@ class Whole(_Step):
     def forward(self, inputs: Conditions) -> tuple[Tensor, Tensor]:
         """Returns the predicted noise, and the features of the inner layers."""
         hidden, temb, states, skips = self._down(inputs)
-        kept = self._inner(hidden, temb, states, skips)
-        return self._up(kept, temb, states, skips), kept
+        states_inside = self._inner(hidden, temb, states, skips)
+        return self._up(states_inside, temb, states, skips), states_inside
 
 
 class Outer(_Step):
@@ -683,10 +683,10 @@ def _up_block(
 ) -> Tensor:
     """Returns the output of a whole up block; pops its skip connections from `skips`."""
     count = len(block.resnets)
-    taken = tuple(skips[-count:])
+    own_skips = tuple(skips[-count:])
     del skips[-count:]
     size = skips[-1].shape[2:] if odd and skips else None
     output: Tensor = block(
-        hidden, taken, temb, upsample_size=size, **_states_for(block, states)
+        hidden, own_skips, temb, upsample_size=size, **_states_for(block, states)
     )
     return output

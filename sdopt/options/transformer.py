@@ -194,14 +194,14 @@ class Forecasts(Watching):
 
     def _predict(self, given: Given) -> Any:
         step, branch = self._at.next()
-        kept = self._kept.setdefault(branch, Predictions(self._chosen))
+        predictions = self._kept.setdefault(branch, Predictions(self._chosen))
         steps = int(self._pipe.num_timesteps) if self._on else 0
-        forecast = kept.forecast(len(given.hidden), step, steps)
+        forecast = predictions.forecast(len(given.hidden), step, steps)
         if forecast is not None:
             self.calls["forecast"] += 1
             return forecast
         prediction = self._whole(given)
         if self._on:
-            kept.keep(step, prediction)
+            predictions.keep(step, prediction)
         self.calls["whole"] += 1
         return prediction

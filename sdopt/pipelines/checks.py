@@ -260,7 +260,7 @@ def _require_original(path: Path, model: Model) -> None:
     if problem := further_inputs(channels, latent):
         raise UsageError(f"{at}: {problem}")
     # Averages and words that are trained, which only training uses.
-    known = (
+    prefixes = (
         *chain.from_iterable(_ORIGINAL.values()),
         "model_ema.",
         "embedding_manager.",
@@ -269,7 +269,7 @@ def _require_original(path: Path, model: Model) -> None:
     if others := [
         name
         for name, shape in shapes.items()
-        if len(shape) > 1 and not name.startswith(known)
+        if len(shape) > 1 and not name.startswith(prefixes)
     ]:
         raise UsageError(
             f"{at}: holds {len(others)} tensors of a further network, such as {others[0]}, which sdopt does not run: "

@@ -172,18 +172,18 @@ def _mismatches(parts: Mapping[str, Any]) -> Iterator[str]:
         getattr(config, "project_dim", None) or config.hidden_size
         for config in encoders.values()
     )
-    wanted = unet.cross_attention_dim
+    takes = unet.cross_attention_dim
     if not unet.encoder_hid_dim and {
-        *(wanted if isinstance(wanted, list) else [wanted])
+        *(takes if isinstance(takes, list) else [takes])
     } != {width}:
-        yield f"text_encoder/ gives {width} channels, and unet/ takes {wanted}: they are of two models"
+        yield f"text_encoder/ gives {width} channels, and unet/ takes {takes}: they are of two models"
     if unet.addition_embed_type == "text_time":
-        wanted = (
+        takes = (
             unet.projection_class_embeddings_input_dim
             - 6 * unet.addition_time_embed_dim
         )
-        if (pooled := list(encoders.values())[-1].projection_dim) != wanted:
-            yield f"text_encoder_2/ projects to {pooled} channels, and unet/ takes {wanted}: they are of two models"
+        if (pooled := list(encoders.values())[-1].projection_dim) != takes:
+            yield f"text_encoder_2/ projects to {pooled} channels, and unet/ takes {takes}: they are of two models"
 
 
 def _of_part(
@@ -247,10 +247,10 @@ class _Faults:
         if self.missing:
             yield f"{where}: lacks {_listed(self.missing)}, which {class_name} needs, and nothing is filled in; {way}"
         if self.misshapen:
-            name, stored, wanted = min(self.misshapen)
+            name, stored, needed = min(self.misshapen)
             yield (
                 f"{where}: {len(self.misshapen)} tensors are of other shapes than its config.json says, such as "
-                f"{name}: {list(stored)}, not {list(wanted)}"
+                f"{name}: {list(stored)}, not {list(needed)}"
             )
         if self.unknown and not part.startswith("text_encoder"):
             yield (
@@ -282,8 +282,8 @@ def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, _Faults
         )
     # Of each tensor of another shape, transformers reports as missing what it would have filled in.
     misshapen = [
-        (name, tuple(stored), tuple(wanted))
-        for name, stored, wanted in info["mismatched_keys"]
+        (name, tuple(stored), tuple(needed))
+        for name, stored, needed in info["mismatched_keys"]
     ]
     missing = set(info["missing_keys"]) - {name for name, _, _ in misshapen}
     return network, _Faults(
@@ -310,7 +310,7 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
             except LookupError as error:
                 yield f"{file.name}: lacks {error} of the {name}, and nothing is filled in; fetch the model again"
                 continue
-            wanted = {
+            needed = {
                 key: tuple(tensor.shape) for key, tensor in network.state_dict().items()
             }
             stored = {
@@ -321,7 +321,7 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
             used = set()
             for tensor in converted.values():
                 used.add(id(tensor if tensor._base is None else tensor._base))
-            left = [
+            unread = [
                 key
                 for key in tensors
                 if key.startswith(_KNOWN.get(name, ())) and id(tensors[key]) not in used
@@ -332,14 +332,14 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
                 yield f"{file.name}: {_OLDER_NAMES}"
                 continue
             faults = _Faults(
-                wanted.keys() - stored.keys(),
-                {*(stored.keys() - wanted.keys()), *left},
+                needed.keys() - stored.keys(),
+                {*(stored.keys() - needed.keys()), *unread},
                 [
-                    (key, stored[key], wanted[key])
-                    for key in wanted.keys() & stored.keys()
-                    if stored[key] != wanted[key]
+                    (key, stored[key], needed[key])
+                    for key in needed.keys() & stored.keys()
+                    if stored[key] != needed[key]
                 ],
-                not wanted.keys() & stored.keys(),
+                not needed.keys() & stored.keys(),
             )
             way = "fetch the model again; one that was made with fewer layers, as SSD-1B, is read from its folder"
             yield from faults.problems(name, file.name, class_name, way)

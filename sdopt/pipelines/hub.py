@@ -127,12 +127,12 @@ def hub_folder(model: Model, fetch: bool, without: Collection[str] = ()) -> Path
             )
         if names:
             require_variant(of_parts, model.variant, at)
-        wanted = _files(index, model.variant, names, without)
+        patterns = _files(index, model.variant, names, without)
         folder = Path(
             snapshot_download(
                 repository,
                 revision=model.revision,
-                allow_patterns=wanted,
+                allow_patterns=patterns,
                 local_files_only=not fetch,
             )
         )
@@ -219,10 +219,10 @@ def download_bytes(model: Model) -> int | None:
         for file in siblings
         if "/" in file.rfilename
     }
-    wanted = _files(parts, model.variant, [file.rfilename for file in siblings])
+    patterns = _files(parts, model.variant, [file.rfilename for file in siblings])
     total = 0
     for file in siblings:
-        if any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in wanted):
+        if any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in patterns):
             total += file.size or 0
     return total
 

@@ -415,7 +415,7 @@ def renamed(
     )
     unused = _OF_CLASS.get(type(network).__name__, Naming("", ())).unused
     by_name: dict[str, torch.Tensor] = {}
-    left = []
+    unknown = []
     for name, tensor in tensors.items():
         module, _, leaf = name.rpartition(".")
         if module in unused:
@@ -428,7 +428,7 @@ def renamed(
             rows = [shapes[target][0] for target in targets]
             parts = parted(tensor, place, rows)
         if parts is None:
-            left.append(name)
+            unknown.append(name)
         else:
             by_name |= dict(zip(targets, parts, strict=True))
-    return by_name, left
+    return by_name, unknown

@@ -108,11 +108,11 @@ def cast(pipe: Pipeline, dtype: torch.dtype) -> None:
     weights: dict[torch.nn.Parameter, torch.Tensor] = {}
     computed: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
     for network in networks_of(pipe).values():
-        kept = kept_in_float32(network) if dtype == torch.float16 else set()
+        in_float32 = kept_in_float32(network) if dtype == torch.float16 else set()
         weights |= {
             weight: weight.data.float()
             for key, weight in network.named_parameters()
-            if key in kept
+            if key in in_float32
         }
         for module in network.modules():
             for name in module._non_persistent_buffers_set:

@@ -122,13 +122,13 @@ def _draw(
     import torch
 
     drawn: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
-    kept = kept_in_float32(network) if dtype == torch.float16 else set()
+    in_float32 = kept_in_float32(network) if dtype == torch.float16 else set()
     for path, module in network.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter in drawn:
                 module.register_parameter(name, drawn[parameter])
                 continue
-            full = f"{path}.{name}" in kept
+            full = f"{path}.{name}" in in_float32
             values = torch.empty(
                 parameter.shape, dtype=torch.float32 if full else dtype, device=device
             )

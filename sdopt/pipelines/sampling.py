@@ -82,12 +82,12 @@ def scheduler_class(scheduler: Scheduler) -> Any:
             raise UsageError(
                 f"scheduler.class_name={name}: needs {lacking}: pip install {lacking}"
             )
-        known = [
+        schedulers = [
             other
             for other in dir(diffusers)
             if other.endswith("Scheduler") and _scheduler_named(other)
         ]
-        near = difflib.get_close_matches(name, known, n=5) or known
+        near = difflib.get_close_matches(name, schedulers, n=5) or schedulers
         raise UsageError(
             f"scheduler.class_name={name}: unknown scheduler; diffusers has: {', '.join(near)}"
         )
@@ -190,10 +190,14 @@ def spread(timesteps: Sequence[int], steps: int, scheduler: Any) -> list[int]:
     alphas = scheduler.alphas_cumprod.double().numpy()
     levels = np.log((1 - alphas) / alphas)
     places = np.linspace(0, len(timesteps) - 1, steps)
-    wanted = np.interp(places, np.arange(len(timesteps)), levels[list(timesteps)])
+    levels_wanted = np.interp(
+        places, np.arange(len(timesteps)), levels[list(timesteps)]
+    )
     return [
         round(timestep)
-        for timestep in np.interp(wanted, levels, np.arange(len(levels))).tolist()
+        for timestep in np.interp(
+            levels_wanted, levels, np.arange(len(levels))
+        ).tolist()
     ]
 
 
@@ -206,15 +210,15 @@ def require_options(scheduler: Scheduler) -> None:
     ):
         return
     cls = scheduler_class(scheduler)
-    known, name = _arguments(cls), scheduler.class_name
-    has = ", ".join(option for option in known if option != "self")
-    unknown = [option for option in scheduler.options if option not in known]
+    arguments, name = _arguments(cls), scheduler.class_name
+    has = ", ".join(option for option in arguments if option != "self")
+    unknown = [option for option in scheduler.options if option not in arguments]
     problems = [
         f"scheduler.options.{option}: unknown option; {name} has: {has}"
         for option in unknown
     ]
-    for key in scheduler.options.keys() & known.keys():
-        value, usual = scheduler.options[key], known[key].default
+    for key in scheduler.options.keys() & arguments.keys():
+        value, usual = scheduler.options[key], arguments[key].default
         # Python takes any text for true, also the text no.
         if isinstance(value, str) and isinstance(usual, bool | int | float):
             kind = "true or false" if isinstance(usual, bool) else "a number"
@@ -378,10 +382,10 @@ _SHIFT_BY_SIZE = (
 
 def _idle_shifts(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
     """Returns why options of a flow's shift would leave all images as they are; [] if they would not."""
-    made = {**own, **scheduler.options}
-    if not is_flow({**made, "_class_name": scheduler.class_name}):
+    config = {**own, **scheduler.options}
+    if not is_flow({**config, "_class_name": scheduler.class_name}):
         return []
-    by_size = bool(made.get("use_dynamic_shifting"))
+    by_size = bool(config.get("use_dynamic_shifting"))
     idle = _FIXED_SHIFT if by_size else _SHIFT_BY_SIZE
     kind = "one that follows from the image's size" if by_size else "a fixed one"
     reasons = []
@@ -414,17 +418,17 @@ def _flow_mismatches(
     own: Mapping[str, Any], scheduler: Scheduler, at: str
 ) -> list[str]:
     """Returns why a scheduler cannot sample a flow; [] if it can."""
-    made = {**own, **scheduler.options}
+    config = {**own, **scheduler.options}
     takes = "use_flow_sigmas" in _arguments(scheduler_class(scheduler))
-    if not takes or not is_flow({**made, "_class_name": scheduler.class_name}):
+    if not takes or not is_flow({**config, "_class_name": scheduler.class_name}):
         why = f"has levels of noise, and the model's own {own['_class_name']} samples a flow: images would be nonsense"
         return [f"{at}: {why}: choose scheduler=flow_euler"]
     settings = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
     reasons = []
     for key, value in settings.items():
-        if made.get(key) == value:
+        if config.get(key) == value:
             continue
-        why = f"the model's own {own['_class_name']} samples a flow, and here {key} is {made.get(key)}"
+        why = f"the model's own {own['_class_name']} samples a flow, and here {key} is {config.get(key)}"
         way = f"set +scheduler.options.{key}={str(value).lower()}"
         reasons.append(f"{at}: {why}: images would be nonsense: {way}")
     return reasons
@@ -435,7 +439,7 @@ def _level_mismatches(
 ) -> list[str]:
     """Returns why a scheduler cannot have the levels of noise of a model, or sample what it predicts; [] if it can."""
     chosen, options = scheduler_class(scheduler), scheduler.options
-    known, name = _arguments(chosen), own.get("_class_name")
+    arguments, name = _arguments(chosen), own.get("_class_name")
     reasons: list[str] = []
     if (of_model := _scheduler_named(name)) not in (None, chosen):
         if not _has_levels(of_model):
@@ -448,7 +452,7 @@ def _level_mismatches(
             ]
     for key, usual in _TRAINED.items():
         value = own.get(key)
-        if key not in options and key not in known and value not in usual:
+        if key not in options and key not in arguments and value not in usual:
             names = [
                 option
                 for option, class_name in _OPTIONS.items()
@@ -463,7 +467,7 @@ def _level_mismatches(
                 f"{at}: has no {key}, and the model was made for {key}={value}: choose {instead}"
             )
     predicts = own.get("prediction_type", "epsilon")
-    flows = predicts == "flow_prediction" and "use_flow_sigmas" in known
+    flows = predicts == "flow_prediction" and "use_flow_sigmas" in arguments
     if (
         not reasons
         and "prediction_type" not in options
@@ -536,25 +540,29 @@ def _sampled(
     """Returns what a scheduler makes of a few numbers, with the noise of a seed, if the scheduler takes it."""
     import torch
 
-    made = scheduler_like(SimpleNamespace(config=own), scheduler)
+    instance = scheduler_like(SimpleNamespace(config=own), scheduler)
     mu = (
-        {"mu": 1.0} if made.config.get("use_dynamic_shifting") else {}
+        {"mu": 1.0} if instance.config.get("use_dynamic_shifting") else {}
     )  # of the number of tokens, in a pipeline
-    made.set_timesteps(steps, **mu)
-    _require_falling(made.timesteps, steps)
-    if _counts_from_training(made):
-        _require_within(made.timesteps, own.get("num_train_timesteps", _TRAINED_STEPS))
-    latents = torch.full((1, 4, 8, 8), float(getattr(made, "init_noise_sigma", 1.0)))
-    scaled = getattr(made, "scale_model_input", None)  # a flow scales nothing
-    takes = inspect.signature(made.step).parameters
+    instance.set_timesteps(steps, **mu)
+    _require_falling(instance.timesteps, steps)
+    if _counts_from_training(instance):
+        _require_within(
+            instance.timesteps, own.get("num_train_timesteps", _TRAINED_STEPS)
+        )
+    latents = torch.full(
+        (1, 4, 8, 8), float(getattr(instance, "init_noise_sigma", 1.0))
+    )
+    scaled = getattr(instance, "scale_model_input", None)  # a flow scales nothing
+    takes = inspect.signature(instance.step).parameters
     noise = (
         {"generator": torch.Generator().manual_seed(seed)}
         if "generator" in takes
         else {}
     )
-    for timestep in made.timesteps:
+    for timestep in instance.timesteps:
         output = torch.ones_like(scaled(latents, timestep) if scaled else latents)
-        latents = made.step(output, timestep, latents, **noise)[0]
+        latents = instance.step(output, timestep, latents, **noise)[0]
     return latents
 
 
@@ -599,11 +607,14 @@ def _late(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
         return []
     try:
         with quiet():
-            made = scheduler_like(SimpleNamespace(config=own), scheduler)
-            made.set_timesteps(1)
+            instance = scheduler_like(SimpleNamespace(config=own), scheduler)
+            instance.set_timesteps(1)
     except Exception:  # each scheduler raises its own, as `unsuited` says
         return []
-    first, whole = float(made.timesteps[0]), int(made.config.num_train_timesteps)
+    first, whole = (
+        float(instance.timesteps[0]),
+        int(instance.config.num_train_timesteps),
+    )
     if first > whole / 2:
         return []
     begins = f"{scheduler.class_name} begins one step at timestep {first:g} of {whole}"
@@ -640,10 +651,12 @@ def remarks(
 ) -> list[str]:
     """Returns what a user should know of how a model is sampled: the marks in its file, a scheduler for few steps."""
     lines = []
-    if taken := {
+    if overridden := {
         key: value for key, value in marks.items() if key not in scheduler.options
     }:
-        said = ", ".join(f"{key}={str(value).lower()}" for key, value in taken.items())
+        said = ", ".join(
+            f"{key}={str(value).lower()}" for key, value in overridden.items()
+        )
         lines.append(
             f"is marked to be sampled with {said}; +scheduler.options.… overrides it"
         )

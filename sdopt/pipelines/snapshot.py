@@ -137,12 +137,12 @@ class Snapshot:
         """Returns a line for each network whose weights have changed."""
         changed = []
         for name, weights in self.weights.items():
-            left = [
+            alive = [
                 parameter
                 for weight in weights
                 if (parameter := weight.found()) is not None
             ]
-            if len(left) < len(weights) or _marks(left) != [
+            if len(alive) < len(weights) or _marks(alive) != [
                 weight.marks for weight in weights
             ]:
                 changed.append(name)

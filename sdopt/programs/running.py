@@ -67,8 +67,8 @@ class Programs:
         """
         begun = time.monotonic()
         for number, row in enumerate(rows):
-            left = budget_s - (time.monotonic() - begun)
-            seconds = time_limit(row) if number == 0 else min(time_limit(row), left)
+            left_s = budget_s - (time.monotonic() - begun)
+            seconds = time_limit(row) if number == 0 else min(time_limit(row), left_s)
             if seconds <= 0:
                 return  # what has none is run when the study is resumed
             say(row.name)

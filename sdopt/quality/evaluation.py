@@ -164,13 +164,13 @@ def _spreads(
     """Computes how far the baseline's images differ from other images of the same prompts, in every metric."""
     from sdopt.quality.inputs import Pictures
 
-    kept = {(record.prompt_index, record.image_index) for record in again.records}
+    redrawn = {(record.prompt_index, record.image_index) for record in again.records}
     first = Pictures(
         baseline.folder,
         [
             record
             for record in baseline.records
-            if (record.prompt_index, record.image_index) in kept
+            if (record.prompt_index, record.image_index) in redrawn
         ],
     )
     # The same prompts in the same order: only the seed or the order of computation differs, and is measured.

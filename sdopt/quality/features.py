@@ -250,15 +250,15 @@ def feature_extractor(
         UsageError: as in `require_features`, or files cannot be loaded.
     """
     require_features(name)
-    made: FeatureExtractor
+    extractor: FeatureExtractor
     if name == "effnet":
-        made = EffNetFeatures()
+        extractor = EffNetFeatures()
     elif name == "inception":
-        made = InceptionFeatures()
+        extractor = InceptionFeatures()
     else:
         kind, source = kind_and_source(name)
-        made = {"clip": ClipFeatures, "dinov2": DinoFeatures}[kind](name, source)
-    return made.to(device)
+        extractor = {"clip": ClipFeatures, "dinov2": DinoFeatures}[kind](name, source)
+    return extractor.to(device)
 
 
 def _from_files(

@@ -248,10 +248,10 @@ def _kernel_distance(kernel: str, given: Inputs, features: str) -> Score:
         given.features(features), given.pictures.prompts
     )
     # Without one of two prompts, no two images may be left to compare: that is too few prompts, and no broken value.
-    known = without if all(map(math.isfinite, without)) else []
+    estimates = without if all(map(math.isfinite, without)) else []
     return Score(
         finite(value),
-        leave_one_out=list(map(finite, known)),
+        leave_one_out=list(map(finite, estimates)),
         note=f"against {reference.name}",
     )
 

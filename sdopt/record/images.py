@@ -60,8 +60,8 @@ def remarks_on_images(result: StudyResult, folder: Path) -> list[str]:
         return []
     named = ", ".join(replaced[:3]) + (", …" if len(replaced) > 3 else "")
     what = f"{len(replaced)} image{'s' * (len(replaced) > 1)} ({named})"
-    kept = "figures and verdicts are of what was recorded, and reports leave these files out"
-    return [f"{folder}: {what}: each {REPLACED}; {kept}"]
+    advice = "figures and verdicts are of what was recorded, and reports leave these files out"
+    return [f"{folder}: {what}: each {REPLACED}; {advice}"]
 
 
 REPLACED = "was replaced or changed after it was recorded"

@@ -212,12 +212,12 @@ class VariantResult:
     @property
     def silent(self) -> set[int]:
         """The replicates that have shown no evidence at some shape; one that was killed before it is replaced."""
-        shown: set[int] = set()
+        active: set[int] = set()
         for measurement in self.measurements:
             evidence = [samples.evidence for samples in measurement.shapes]
             if measurement.spared or all(evidence):
-                shown.add(measurement.replicate)
-        return {measurement.replicate for measurement in self.measurements} - shown
+                active.add(measurement.replicate)
+        return {measurement.replicate for measurement in self.measurements} - active
 
     @property
     def to_retry(self) -> bool:

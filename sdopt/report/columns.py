@@ -142,12 +142,12 @@ def memory_cell(row: Row, look: TableView | None = None) -> Cell:
 def images_cell(row: Row, look: TableView) -> Cell:
     """Returns what is known of a variant's images, with the metric that is read first; else that metric alone."""
     metric, figure = row.distance
-    shown = f"{figure} dB" if metric == PSNR and figure != "equal" else figure
+    text = f"{figure} dB" if metric == PSNR and figure != "equal" else figure
     if not look.judged or row.images is None:
-        return Cell(shown)
+        return Cell(text)
     return Cell(
         str(row.images),
-        f"({shown})" if shown not in ("", "equal") else "",
+        f"({text})" if text not in ("", "equal") else "",
         TONES[row.images],
     )
 

@@ -59,9 +59,9 @@ def evidence(summary: Summary) -> list[str]:
     for row in summary.figures:
         if row.comparison is None or row.variant.is_control:
             continue
-        shown = "; ".join(_evidence_of(summary.result, row.variant, row.comparison))
-        if shown:
-            lines.append(f"{compared(summary.result, row)}: {shown}")
+        text = "; ".join(_evidence_of(summary.result, row.variant, row.comparison))
+        if text:
+            lines.append(f"{compared(summary.result, row)}: {text}")
     return lines
 
 

@@ -213,8 +213,8 @@ def _since(earlier: StudyResult, prepared: Prepared) -> Iterator[str]:
     fetch([baseline], prepared.context)
     inputs = inputs_of(baseline, of_model)
     for name, digest in row.inputs.items():
-        known = NOT_FETCHED not in (digest, inputs.get(name, digest))
-        if name != "prompts" and known and inputs.get(name, digest) != digest:
+        is_known = NOT_FETCHED not in (digest, inputs.get(name, digest))
+        if name != "prompts" and is_known and inputs.get(name, digest) != digest:
             yield f"the contents of its {name}: was {digest}, now {inputs[name]}"
     count = max((image.prompt_index + 1 for image in row.images), default=0)
     if count:

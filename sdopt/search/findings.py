@@ -121,8 +121,8 @@ def _finding(
     distances: list[float] = []
     if score and distance is not None:
         losses["distance"] = distance
-        known = [value for value in score.per_prompt if value is not None]
-        distances = known if len(known) == len(score.per_prompt) else []
+        by_prompt = [value for value in score.per_prompt if value is not None]
+        distances = by_prompt if len(by_prompt) == len(score.per_prompt) else []
     latency_s = row.latency.estimate if row.latency else None
     limits = {
         "memory_gib": (row.largest_memory_gib, config.memory_gib),

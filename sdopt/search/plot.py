@@ -86,8 +86,8 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
 
 def _by_distance(record: SearchRecord) -> bool:
     """Returns whether the x axis is the distance of images; else it is memory."""
-    wanted = "distance" in record.objectives or "memory" not in record.objectives
-    return wanted and any(
+    uses_distance = "distance" in record.objectives or "memory" not in record.objectives
+    return uses_distance and any(
         entry.distance is not None
         for entry in record.entries
         if entry.speedup is not None

@@ -187,11 +187,11 @@ def contenders(standings: Standings, error: float) -> list[str]:
         )
 
     # A candidate that is worse in everything has a lower rank.
-    left = []
+    contending = []
     for rank, name in enumerate(order):
         if not any(is_beaten(name, better) for better in order[:rank]):
-            left.append(name)
-    return left
+            contending.append(name)
+    return contending
 
 
 def is_gain(standing: Sequence[Standing]) -> bool:

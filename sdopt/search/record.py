@@ -189,12 +189,12 @@ def blocks_of(record: SearchRecord, brief: bool = False) -> list[Block]:
 
     `brief` is as a terminal shows it: the best combinations, without the reasons why others cannot run.
     """
-    shown = record.entries[:_SHOWN] if brief else record.entries
+    entries = record.entries[:_SHOWN] if brief else record.entries
     blocks: list[Block] = [Prose(record.sentence, strong=True)]
-    if shown:
-        blocks.append(_table(record, shown, brief))
+    if entries:
+        blocks.append(_table(record, entries, brief))
     if brief:
-        blocks.append(Notes(list(_reasons(shown, len(record.entries)))))
+        blocks.append(Notes(list(_reasons(entries, len(record.entries)))))
     if record.winner:
         if record.lines:
             blocks.append(

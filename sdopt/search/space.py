@@ -104,7 +104,7 @@ class Space:
         whole = cls((*groups, *keys), (), composer, device)
         baseline = {variable.name: variable.plain for variable in groups}
         fastest = config.objectives == ["latency"]
-        kept = []
+        variables = []
         reasons: list[str] = []
         for variable in groups:
             fit = []
@@ -119,8 +119,8 @@ class Space:
                 else:
                     fit.append(value)
             if fit not in ([], [variable.plain]):
-                kept.append(replace(variable, values=tuple(fit)))
-        if not kept and config.groups:
+                variables.append(replace(variable, values=tuple(fit)))
+        if not variables and config.groups:
             raise UsageError(
                 [
                     "search.groups: no option of them can run here",
@@ -128,7 +128,7 @@ class Space:
                 ]
             )
         return cls(
-            (*kept, *keys),
+            (*variables, *keys),
             tuple(dict.fromkeys(reasons)),
             composer,
             device,
@@ -304,12 +304,12 @@ class Space:
                 keys.append(f"{name}={_written(value)}")
             elif variable.combines:
                 # The options of the group that the baseline has and the search does not vary stay.
-                kept = [
+                overrides_of_keys = [
                     axis.partition(".")[2]
                     for axis in self._chosen_in(group)
                     if axis not in varied
                 ]
-                options = combined.setdefault(group, kept)
+                options = combined.setdefault(group, overrides_of_keys)
                 if value == ON:
                     options.append(option)
             elif value != variable.plain:

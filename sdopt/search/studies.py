@@ -143,15 +143,15 @@ class Studies:
             run = composer.current
             plan = run.study.plan(composer)
         require_measured(plan, run.gate, run.quality, run.model)
-        wanted = run.quality.prompt_count or 0
+        prompts = run.quality.prompt_count or 0
         there = len(
-            resolve_prompts(replace(run.workload, prompt_count=wanted or 1), run.model)
+            resolve_prompts(replace(run.workload, prompt_count=prompts or 1), run.model)
         )
-        if run.gate.judges and there < wanted:
+        if run.gate.judges and there < prompts:
             first = run.workload.prompt_start
             raise UsageError(
-                f"workload.prompts={run.workload.prompts}: the gate judges {wanted} prompts that the search has not "
-                f"seen, but only {there} follow after the first {first}; name a file of at least {first + wanted}"
+                f"workload.prompts={run.workload.prompts}: the gate judges {prompts} prompts that the search has not "
+                f"seen, but only {there} follow after the first {first}; name a file of at least {first + prompts}"
             )
 
     @property

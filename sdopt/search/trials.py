@@ -242,10 +242,10 @@ class Trials:
         if self._holds(point, self.spoiled.values()):
             self.study.tell(trial, state=TrialState.PRUNED)
             return None
-        known = self._known(but=trial.number)
+        combinations = self._known(but=trial.number)
         asked = (
             None
-            if tuple(self.space.overrides(point)) in known
+            if tuple(self.space.overrides(point)) in combinations
             else self.space.candidate(point)
         )
         if isinstance(asked, Combination):
@@ -267,21 +267,23 @@ class Trials:
         """Returns the overrides of every proposed point, and those of the baseline."""
         from optuna.trial import TrialState
 
-        known: set[tuple[str, ...]] = {()}
+        combinations: set[tuple[str, ...]] = {()}
         for trial in self._trials():
             if trial.number != but and trial.state is not TrialState.WAITING:
-                known.add(tuple(self.space.overrides(self._point(trial))))
-        return known
+                combinations.add(tuple(self.space.overrides(self._point(trial))))
+        return combinations
 
     def _enqueue_untried(self) -> bool:
         """Queues the first point of the space that is new and can run; returns whether there is one."""
-        known = self._known()
+        combinations = self._known()
         spoiled = list(self.spoiled.values())
-        left = (
+        untried = (
             point for point in self.space.points() if not self._holds(point, spoiled)
         )
         new = (
-            point for point in left if tuple(self.space.overrides(point)) not in known
+            point
+            for point in untried
+            if tuple(self.space.overrides(point)) not in combinations
         )
         for point in islice(new, _LOOKED_AT):
             if self.space.candidates([point]):

@@ -219,9 +219,11 @@ def _is_drawn(study: Study, process: VariantProcess) -> bool:
 def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
     """Draws the images of variants side by side."""
     passes = {process: _image_pass(session.study, process) for process in group}
-    while wanted := [process for process, drawing in passes.items() if drawing.ahead]:
+    while drawing_now := [
+        process for process, drawing in passes.items() if drawing.ahead
+    ]:
         for process, batch in session.ask_each(
-            wanted, "images", lambda asked: passes[asked].begin(), lenient=True
+            drawing_now, "images", lambda asked: passes[asked].begin(), lenient=True
         ):
             passes[process].receive(batch)
             process.row.kept_images = passes[process].records
@@ -241,10 +243,10 @@ def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
 
 def _image_pass(study: Study, process: VariantProcess) -> ImagePass:
     draw = _draw(study, process)
-    kept = kept_of(process.row, draw, study.folder)
-    others = frozenset(record.prompt_index for record in kept)
+    images = kept_of(process.row, draw, study.folder)
+    others = frozenset(record.prompt_index for record in images)
     rest = replace(draw, others=others)
-    return ImagePass(study, process, rest, study.slug(process.row), kept)
+    return ImagePass(study, process, rest, study.slug(process.row), images)
 
 
 def _draw(study: Study, process: VariantProcess) -> Draw:

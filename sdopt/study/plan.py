@@ -323,10 +323,10 @@ def require_room(
             context, count_weights, model, what=f"model={model.name}"
         )
     )
-    kept = [_kept_on_disk(variant, machine.device, count) for variant in variants]
-    if any(kept):
+    sizes = [_kept_on_disk(variant, machine.device, count) for variant in variants]
+    if any(sizes):
         blocks = result.config.protocol.schedule == "blocks"
-        together = max(kept) if blocks else sum(kept) * result.config.replicates
+        together = max(sizes) if blocks else sum(sizes) * result.config.replicates
         other = (
             ""
             if blocks

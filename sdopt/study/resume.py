@@ -292,7 +292,7 @@ def missing_of(result: StudyResult) -> Missing:
     """Returns what a study still has to measure. A variant that failed is a result, and not missing."""
     pending = {row.name for row in result.variants if row.status is Status.PENDING}
     lacking = _lacking_rounds(result, pending)
-    wanted: set[tuple[str, int]] = set()
+    processes: set[tuple[str, int]] = set()
     complete: set[tuple[str, int]] = set()
     for row in result.variants:
         replicates = set(range(result.replicates_of(row.name)))
@@ -301,11 +301,11 @@ def missing_of(result: StudyResult) -> Missing:
             if measurement.complete:
                 complete.add((row.name, measurement.replicate))
         if row.name in pending:
-            wanted.update((row.name, replicate) for replicate in replicates)
+            processes.update((row.name, replicate) for replicate in replicates)
     return Missing(
         max(lacking.values(), default=0),
         frozenset(lacking),
-        frozenset(wanted - complete),
+        frozenset(processes - complete),
     )
 
 

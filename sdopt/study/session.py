@@ -566,8 +566,8 @@ class Session:
             measurement = process.measurement
             timed = any(samples.calls for samples in measurement.shapes)
             # What was so slow that it is not timed further has shown it.
-            shown = process.row.given_up and measurement.shapes[0].trial_s
-            if not (measurement.complete or timed or shown):
+            is_slower = process.row.given_up and measurement.shapes[0].trial_s
+            if not (measurement.complete or timed or is_slower):
                 process.row.drop([measurement])
         measured = {measurement.session for measurement in self.result.measurements}
         if self._number not in measured:

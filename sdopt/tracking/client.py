@@ -346,7 +346,7 @@ def put(
             else _experiment(client, tracking, experiment, run.leaderboard)
         )
         _require_near(client.get_experiment(home), tracking)
-        kept = next(
+        run_id = next(
             (
                 str(one.info.run_id)
                 for one in here
@@ -354,31 +354,31 @@ def put(
             ),
             None,
         )
-        new = kept is None
-        if kept is None:
+        new = run_id is None
+        if run_id is None:
             if note is not None:
                 client.set_experiment_tag(home, NOTE, note)
-            kept = _created(client, home, run, digest)
+            run_id = _created(client, home, run, digest)
         for one in earlier:
-            if kept not in (one.info.run_id, one.data.tags.get(PARENT)):
+            if run_id not in (one.info.run_id, one.data.tags.get(PARENT)):
                 client.delete_run(one.info.run_id)
         for other in _found(client, adopted, experiment):
-            client.set_tag(other.info.run_id, PARENT, kept)
-        return Logged(kept, home, new)
+            client.set_tag(other.info.run_id, PARENT, run_id)
+        return Logged(run_id, home, new)
 
 
 def _created(client: "MlflowClient", home: str, run: TrackedRun, digest: str) -> str:
     """Creates a run, whole or not at all."""
     created: list[str] = []
     try:
-        made = _create(client, home, run, None, created)
-        client.set_tag(made, DIGEST, digest)
+        run_id = _create(client, home, run, None, created)
+        client.set_tag(run_id, DIGEST, digest)
     except Exception:
         with suppress(Exception):  # as far as the store answers
             for begun in created:
                 client.delete_run(begun)
         raise
-    return made
+    return run_id
 
 
 def amend(
@@ -431,10 +431,10 @@ def holds(
     metrics: Sequence[str],
 ) -> bool:
     """Returns whether a run that queries find has one of some metrics."""
-    known: set[str] = set()
+    names: set[str] = set()
     for run in _found(client, mine, experiment):
-        known.update(run.data.metrics)
-    return not known.isdisjoint(metrics)
+        names.update(run.data.metrics)
+    return not names.isdisjoint(metrics)
 
 
 def read(
@@ -583,15 +583,15 @@ def _create(
 ) -> str:
     """Creates a run and those below it; notes their ids as they come."""
     tags = {**run.tags, **({PARENT: above} if above else {})}
-    made = str(client.create_run(experiment, run.started, tags, run.name).info.run_id)
-    created.append(made)
+    run_id = str(client.create_run(experiment, run.started, tags, run.name).info.run_id)
+    created.append(run_id)
     # Until all of it is there, it has failed: if the store or this process dies, no run is left running.
-    client.set_terminated(made, "FAILED")
-    _fill(client, made, run)
+    client.set_terminated(run_id, "FAILED")
+    _fill(client, run_id, run)
     for one in run.below:
-        _create(client, experiment, one, made, created)
-    client.set_terminated(made, run.status, run.ended)
-    return made
+        _create(client, experiment, one, run_id, created)
+    client.set_terminated(run_id, run.status, run.ended)
+    return run_id
 
 
 def _fill(client: "MlflowClient", run: str, content: TrackedRun) -> None:

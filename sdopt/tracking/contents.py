@@ -224,12 +224,12 @@ def _evidence(result: StudyResult, variant: VariantResult) -> Iterator[dict[str,
             if several:
                 process["shape"] = shape.name
             for item in measurement.shapes[0].evidence:
-                shown = {
+                evidence = {
                     "axis": item.axis,
                     "option": item.option,
                     "engaged": item.engaged,
                 }
-                yield {**process, **shown, **item.facts}
+                yield {**process, **evidence, **item.facts}
 
 
 def variant_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
@@ -265,9 +265,11 @@ def described_in_note(summary: Summary, variant: VariantResult) -> str:
     row = summary.row(variant.name)
     lines = [variant.reason]
     if variant.is_control:
-        known = bool(variant.samples or variant.images)
+        is_measured = bool(variant.samples or variant.images)
         chance = "What the two differ by is chance: no option is credited with less."
-        lines.insert(0, f"The baseline once more. {chance if known else ''}".strip())
+        lines.insert(
+            0, f"The baseline once more. {chance if is_measured else ''}".strip()
+        )
     elif row is None or row.is_baseline:
         lines.insert(0, "The baseline, with which the others are compared.")
     else:

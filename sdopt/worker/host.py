@@ -481,11 +481,11 @@ class PipelineHost:
         """Sets the number of threads from now on; None is that of timed calls."""
         import torch
 
-        wanted = count or self._threads
+        threads = count or self._threads
         if (
-            torch.get_num_threads() != wanted
+            torch.get_num_threads() != threads
         ):  # PyTorch forgets what it has prepared, whatever the number was before
-            torch.set_num_threads(wanted)
+            torch.set_num_threads(threads)
 
     def _prompts_and_noise(self, index: int, draw: Draw) -> Inputs:
         """Returns the prompts and the initial noise of one call."""

@@ -69,23 +69,23 @@ class Aot(ExportingCompiler):
 
         compilation.reset()
         packages = Packages(private_folder("aot"), self.recompile)
-        made = replace_by_graphs(pipe, ["denoiser"], packages.graph_of)
+        graphs = replace_by_graphs(pipe, ["denoiser"], packages.graph_of)
 
         def proof(trace: Trace) -> Finding:
-            seen, shapes = trace.denoiser, graphs_in(made["denoiser"])
-            left = {
+            seen, shapes = trace.denoiser, graphs_in(graphs["denoiser"])
+            eager = {
                 name: seen.operators[name]
                 for name in EAGER_ONLY
                 if seen.operators[name]
             }
             lines = "; ".join(packages.told)
-            summary = f"{lines}; {sum(left.values())} operators that only eager code runs, in {seen.calls} calls"
+            summary = f"{lines}; {sum(eager.values())} operators that only eager code runs, in {seen.calls} calls"
             facts = {
                 "graphs": shapes,
                 "packages": packages.told,
-                "eager_operators": left,
+                "eager_operators": eager,
             }
-            return Finding(shapes > 0 and not left, summary, facts)
+            return Finding(shapes > 0 and not eager, summary, facts)
 
         return proof
 
@@ -142,10 +142,10 @@ def _compile(call: Tensors, package: Path) -> None:
         os.environ.setdefault("CUDA_HOME", CUDA_HOME)
     exported = torch.export.export(call, tuple(call.inputs), strict=False)
     with tempfile.TemporaryDirectory(dir=package.parent) as folder:
-        made = Path(folder) / package.name
+        file = Path(folder) / package.name
         torch._inductor.aoti_compile_and_package(
             exported,
-            package_path=str(made),
+            package_path=str(file),
             inductor_configs={"aot_inductor.package_constants_in_so": False},
         )
         # Constants of the code itself; the pipeline has the weights.
@@ -156,10 +156,10 @@ def _compile(call: Tensors, package: Path) -> None:
         }
         save_file(
             {name: value.contiguous().cpu() for name, value in settings.items()},
-            made.with_suffix(".safetensors"),
+            file.with_suffix(".safetensors"),
         )
-        made.with_suffix(".safetensors").replace(package.with_suffix(".safetensors"))
-        made.replace(package)
+        file.with_suffix(".safetensors").replace(package.with_suffix(".safetensors"))
+        file.replace(package)
 
 
 def _load(call: Tensors, package: Path) -> Graph:
@@ -183,9 +183,9 @@ def _load(call: Tensors, package: Path) -> Graph:
         name: value.to(device)
         for name, value in load_file(package.with_suffix(".safetensors")).items()
     }
-    known = saved | call.state_dict() | dict(call.named_buffers())
+    weights = saved | call.state_dict() | dict(call.named_buffers())
     loader.load_constants(
-        {name: known[name] for name in loader.get_constant_fqns()}, False, True, True
+        {name: weights[name] for name in loader.get_constant_fqns()}, False, True, True
     )
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:

@@ -265,7 +265,7 @@ def attention_of(layer: Any, tokens: int = 1) -> Any:
 
     kind, configure = _classes()
     weight, is_first = layer.to_q.weight, kind.layer_id == 0
-    made = kind(
+    layer_of_deepspeed = kind(
         configure(
             hidden_size=weight.shape[1],
             heads=layer.heads,
@@ -275,29 +275,35 @@ def attention_of(layer: Any, tokens: int = 1) -> Any:
             min_out_tokens=tokens,
         )
     )
-    made.pad_transform_func = ByHead()
+    layer_of_deepspeed.pad_transform_func = ByHead()
     if is_first:
-        made.allocate_workspace = _counted(made.allocate_workspace)
+        layer_of_deepspeed.allocate_workspace = _counted(
+            layer_of_deepspeed.allocate_workspace
+        )
     # DeepSpeed multiplies from the right, so the weights are transposed.
     weights = {f"attn_{name}w": getattr(layer, f"to_{name}").weight.T for name in "qkv"}
     if not layer.is_cross_attention:
         weights = {"attn_qkvw": torch.cat([*weights.values()], dim=1)}
     for name in ("attn_qkvw", "attn_qw", "attn_kw", "attn_vw"):
-        setattr(made, name, _frozen(weights[name]) if name in weights else None)
-    made.attn_qkvb = None
-    made.attn_ow = _frozen(layer.to_out[0].weight.T)
-    made.attn_ob = _frozen(layer.to_out[0].bias)
-    return made
+        setattr(
+            layer_of_deepspeed,
+            name,
+            _frozen(weights[name]) if name in weights else None,
+        )
+    layer_of_deepspeed.attn_qkvb = None
+    layer_of_deepspeed.attn_ow = _frozen(layer.to_out[0].weight.T)
+    layer_of_deepspeed.attn_ob = _frozen(layer.to_out[0].bias)
+    return layer_of_deepspeed
 
 
 def _counted(allocate: Callable[[torch.Size], None]) -> Callable[[torch.Size], None]:
     """Wraps the workspace's allocation, which each call requests and the batch size determines, to count its memory."""
-    known: set[torch.Size] = set()
+    sizes: set[torch.Size] = set()
 
     def counted(size: torch.Size) -> None:
-        if size in known:
+        if size in sizes:
             return allocate(size)
-        known.add(size)
+        sizes.add(size)
         with allocating_elsewhere():
             return allocate(size)
 

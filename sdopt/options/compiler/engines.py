@@ -57,10 +57,10 @@ class TorchScript(ExportingCompiler):
         from sdopt.options.compiler.graphs import replace_by_graphs
 
         compilation.reset()
-        made = replace_by_graphs(pipe, ["denoiser"], _traced)
+        graphs = replace_by_graphs(pipe, ["denoiser"], _traced)
 
         def proof(trace: Trace) -> Finding:
-            seen, shapes = trace.denoiser, graphs_in(made["denoiser"])
+            seen, shapes = trace.denoiser, graphs_in(graphs["denoiser"])
             runs = seen.operators[_TRACED]
             facts = {"graphs": shapes, "graphs_run": runs, "calls": seen.calls}
             summary = f"{shapes} traced graph{'s' if shapes != 1 else ''}, run {runs} times in {seen.calls} calls"
@@ -113,14 +113,14 @@ class CudaGraphs(GraphCompiler):
 
         compilation.reset()
         capture = Capture()
-        made = replace_by_graphs(pipe, self.targets, capture)
+        graphs = replace_by_graphs(pipe, self.targets, capture)
 
         def proof(trace: Trace) -> Finding:
             stages = {target: trace.stages[STAGE_OF[target]] for target in self.targets}
             launches = {
                 target: stage.graph_launches for target, stage in stages.items()
             }
-            captures = sum(map(graphs_in, made.values()))
+            captures = sum(map(graphs_in, graphs.values()))
             shown = ", ".join(f"{target} {count}" for target, count in launches.items())
             facts = {
                 "captures": captures,
@@ -319,10 +319,10 @@ class CpuEngine(ExportingCompiler):
         compilation.reset()
         types: set[str] = set()
         targets = getattr(self, "targets", ["denoiser"])
-        made = replace_by_graphs(
+        graphs = replace_by_graphs(
             pipe, targets, lambda call: self._exported(call, types)
         )
-        return lambda trace: self._found(trace, made, types)
+        return lambda trace: self._found(trace, graphs, types)
 
     def _exported(self, call: Tensors, types: set[str]) -> Graph:
         """Exports a call, and opens it in the engine; adds the type that the engine computes in, if it says so."""
@@ -341,17 +341,21 @@ class CpuEngine(ExportingCompiler):
             sum(counts.values()),
             sum(stage.calls for stage in seen.values()),
         )
-        left = 0
+        eager_products = 0
         for target, stage in seen.items():
             if target == "denoiser":
-                left += sum(stage.product_dtypes.values())
+                eager_products += sum(stage.product_dtypes.values())
             else:
                 eager = (*EAGER_ONLY, "aten::relu")
-                left += sum(stage.operators[name] for name in eager)
-        facts = {"graphs": graphs, "calls": calls, "operators_by_pytorch": left}
-        summary = f"{graphs} graph{'s' if graphs != 1 else ''} for {calls} calls, {left} operators by PyTorch"
+                eager_products += sum(stage.operators[name] for name in eager)
+        facts = {
+            "graphs": graphs,
+            "calls": calls,
+            "operators_by_pytorch": eager_products,
+        }
+        summary = f"{graphs} graph{'s' if graphs != 1 else ''} for {calls} calls, {eager_products} operators by PyTorch"
         ran = all(counts[target] and seen[target].calls for target in made)
-        return Finding(ran and not left, summary, facts)
+        return Finding(ran and not eager_products, summary, facts)
 
 
 class OnnxRuntime(CpuEngine):

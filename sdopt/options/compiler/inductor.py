@@ -192,12 +192,12 @@ class Inductor(ByInductor):
         replays = records_cuda_graphs(self.mode)
 
         def compiled(module: torch.nn.Module) -> Any:
-            made = torch.compile(
+            graph = torch.compile(
                 module, mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic
             )
             if replays:
-                _keep_outputs(made)
-            return made
+                _keep_outputs(graph)
+            return graph
 
         replace_modules(pipe, self.targets, compiled)
 
@@ -389,11 +389,11 @@ def _compiled(
         if not stage.compiled_regions >= stage.runs > 0
     ]
     if fewer and facts["compiled_regions_run"]:
-        shown = ", ".join(
+        names = ", ".join(
             f"{stages[target].calls} calls of the {target.replace('_', ' ')}"
             for target in fewer
         )
-        summary += f", which are not all of {shown}"
+        summary += f", which are not all of {names}"
     return _by_inductor(Finding(not fewer, summary, facts), mode, device)
 
 

@@ -82,31 +82,31 @@ class WholeStep(Compiler):
 
         compilation.reset()
         steps = Steps(pipe.scheduler, lambda: is_called(pipe))
-        made = replace_modules(
+        replaced = replace_modules(
             pipe,
             ["denoiser"],
             lambda unet: WholeStepModule(pipe, unet, steps, self.mode),
         )
-        [whole] = made["denoiser"]
+        [whole] = replaced["denoiser"]
 
         def proof(trace: Trace) -> Finding:
             from torch._dynamo.utils import counters
 
             regions, calls = trace.denoiser.compiled_regions, trace.denoiser.calls
             breaks = sum(counters["graph_break"].values())
-            taken = steps.taken(pipe.scheduler)
+            count = steps.taken(pipe.scheduler)
             facts = {
                 "compiled_regions_run": regions,
                 "steps": calls,
                 "graph_breaks": breaks,
-                "steps_in_graph": taken,
+                "steps_in_graph": count,
             }
             summary = f"{regions} graphs run in {calls} steps, {breaks} breaks"
             summary += (
-                f"; the scheduler's step is {'in' if taken else 'not in'} the graph"
+                f"; the scheduler's step is {'in' if count else 'not in'} the graph"
             )
             inside = denoiser_of(pipe) is whole and regions == calls > 0 and not breaks
-            return Finding(inside and taken, summary, facts)
+            return Finding(inside and count, summary, facts)
 
         return proof
 

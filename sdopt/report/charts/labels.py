@@ -125,7 +125,7 @@ def places(
         height: likewise.
     """
     marks = [(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in points]
-    taken: list[Box] = []
+    boxes: list[Box] = []
     chosen: list[LabelPlace] = []
     for (x, y), text in zip(points, texts, strict=True):
         best: LabelPlace = (_NEAR, -_NEAR, "left")
@@ -133,14 +133,14 @@ def places(
         for place in _places():
             box = box_of(place, x, y, text)
             within = overlap(box, (0.0, 0.0, width, height))
-            covered = sum(overlap(box, other) for other in (*taken, *marks))
+            covered = sum(overlap(box, other) for other in (*boxes, *marks))
             cost = (box[2] - box[0]) * _LINE - within + covered
             if cost < least - 1e-6:
                 best, least = place, cost
             if least <= 0:
                 break
         chosen.append(best)
-        taken.append(box_of(best, x, y, text))
+        boxes.append(box_of(best, x, y, text))
     return chosen
 
 
@@ -181,10 +181,10 @@ def _label_layers(x: Spec, y: Spec) -> list[Spec]:
 
 def _key_layer(rows: Sequence[tuple[int, str]]) -> Spec:
     """Returns a layer with the number and the name of each point, beside the plot."""
-    shown = []
+    rows_of_key = []
     for row, (number, name) in enumerate(rows):
         text = name if len(name) <= _KEY_LENGTH else name[: _KEY_LENGTH - 1] + "…"
-        shown.append({"text": f"{number}  {text}", "row": row})
+        rows_of_key.append({"text": f"{number}  {text}", "row": row})
     look = {
         "align": "left",
         "baseline": "top",
@@ -194,4 +194,4 @@ def _key_layer(rows: Sequence[tuple[int, str]]) -> Spec:
         "aria": False,
     }
     x, y = constant("width"), constant(0)
-    return mark("text", look, data=shown, x=x, y=y, text="text:N")
+    return mark("text", look, data=rows_of_key, x=x, y=y, text="text:N")

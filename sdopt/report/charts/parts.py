@@ -186,8 +186,8 @@ def ratio_axis(
     grid: bool = True,
 ) -> dict[str, Any]:
     """Returns the arguments of an encoding of ratios around 1: logarithmic, so that a gain and a loss are as long."""
-    known = [value for value in values if value is not None]
-    low, high = min([*known, 1.0]), max([*known, 1.0])
+    bounds = [value for value in values if value is not None]
+    low, high = min([*bounds, 1.0]), max([*bounds, 1.0])
     margin = max(0.08 * math.log(high / low), 0.02)
     domain = [low * math.exp(-margin), high * math.exp(margin)]
     label = "format(datum.value, '~g') + '×'"

@@ -92,10 +92,10 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
         legend={"symbolFillColor": GREY, "symbolStrokeColor": GREY},
     )
     # A layer without a mark would be an image without a description.
-    shown = {"others": 0.28} if len(others) > 1 else {}
-    shown |= {"baseline": 1.0} | ({"chosen variant": 0.9} if others else {})
+    opacities = {"others": 0.28} if len(others) > 1 else {}
+    opacities |= {"baseline": 1.0} | ({"chosen variant": 0.9} if others else {})
     layers: list[Spec] = []
-    for name, opacity in shown.items():
+    for name, opacity in opacities.items():
         only = [f"datum.who === '{name}'"]
         line = {"strokeWidth": 1.3, "opacity": 0.6 * opacity, "aria": False}
         point = {"filled": True, "size": 70, "opacity": opacity}

@@ -72,9 +72,9 @@ def _code(text: str) -> Markup:
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return escape(text)
-    shown = list(map(escape, parts))
-    shown[1::2] = [Markup("<code>{}</code>").format(part) for part in parts[1::2]]
-    return Markup("").join(shown)
+    pieces = list(map(escape, parts))
+    pieces[1::2] = [Markup("<code>{}</code>").format(part) for part in parts[1::2]]
+    return Markup("").join(pieces)
 
 
 def _asset(name: str) -> str:
