@@ -109,9 +109,7 @@ class TestEveryFile:
             ]
             assert [f"experiment={name}" in line for line in lines] == [True]
             if of_load:
-                assert problems(composer, *chosen)[0].startswith(
-                    "load: this preset is one of"
-                )
+                assert problems(composer, *chosen)[0].startswith("load.")
                 chosen.append("~load")
             job = composer(chosen)
             plan = job.current.study.plan(job)
@@ -645,7 +643,7 @@ def test_tracking_alone_can_be_composed() -> None:
         ("tracking.tags.team=x", r"tracking\.tags\.team: Could not override"),
         ("tracking.tags={'team':x}", "tracking.tags={'team':x}: not an override"),
         ("study.name=null", "study.name=: must not be empty"),
-        ("precision=bf16 resume=", "resume=.: has no .hydra/hydra.yaml"),
+        ("resume=", r"resume=\.: has no \.hydra/hydra\.yaml"),
         ("resume=/nowhere", "a sweep, which is there"),
         ("--precision=bf16", "unrecognized arguments: --precision=bf16"),
         (

@@ -284,7 +284,7 @@ class TestParts:
                 lambda tensors: tensors.update(
                     {f"{LAYER}.base_layer.bias": torch.ones(1)}
                 ),
-                "saved with a LoRA in it",
+                "does not have: the model is of another kind",
             ),
             (UNET, end_early, "holds nothing but zeros in"),
             (UNET, rename, f"{UNET}: holds weights of another network"),
