@@ -172,10 +172,10 @@ def independent_children() -> Iterator[None]:
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
-    known = multiprocessing.get_all_start_methods()
-    if multiprocessing.get_start_method(allow_none=True) not in (None, *known):
+    methods = multiprocessing.get_all_start_methods()
+    if multiprocessing.get_start_method(allow_none=True) not in (None, *methods):
         # Not restored: the launcher's process runs jobs and nothing else.
-        multiprocessing.set_start_method(known[0], force=True)
+        multiprocessing.set_start_method(methods[0], force=True)
     try:
         yield
     finally:
