@@ -399,9 +399,7 @@ def _attribute_docs(cls: type) -> dict[str, str]:
     for base in reversed(cls.__mro__):
         if base.__module__ == "builtins":
             continue
-        [node] = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body
-        assert isinstance(node, ast.ClassDef)
-        for pair in pairwise(node.body):
+        for pair in pairwise(_classes_in(base.__module__)[base.__qualname__].body):
             match pair:
                 case (
                     ast.AnnAssign(target=ast.Name(id=name)),
@@ -409,6 +407,13 @@ def _attribute_docs(cls: type) -> dict[str, str]:
                 ) if name in found:
                     found[name] = " ".join(str(text).split())
     return found
+
+
+@cache
+def _classes_in(module: str) -> dict[str, ast.ClassDef]:
+    """Returns the classes of a module as they are written, by name: Python would read all of it again for each."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 @cache

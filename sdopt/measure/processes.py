@@ -17,9 +17,9 @@ _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 def started_by(pid: int, proc: Path = PROC) -> list[int]:
     """Returns all descendants of a process, and all members of its and their process groups."""
     children: dict[int, list[int]] = {}
-    for folder in proc.iterdir() if proc.is_dir() else ():
-        if folder.name.isdecimal() and (fields := _fields(folder)):
-            child, parent, group = int(folder.name), int(fields[1]), int(fields[2])
+    for name in os.listdir(proc) if proc.is_dir() else ():  # noqa: PTH208
+        if name.isdecimal() and (fields := _fields(f"{proc}/{name}/stat")):
+            child, parent, group = int(name), int(fields[1]), int(fields[2])
             for above in {parent, group} - {child}:
                 children.setdefault(above, []).append(child)
     pids = [pid]
@@ -103,10 +103,14 @@ def waited_s() -> float:
     return 0.0
 
 
-def _fields(folder: Path) -> list[str]:
-    """Returns the fields of a process's stat after its name; [] if it has ended."""
+def _fields(file: str) -> list[bytes]:
+    """Returns the fields of a process's `stat` after its name; [] if it has ended.
+
+    Read without `pathlib`: all processes of the machine are asked after each timed call.
+    """
     try:
-        return text_of_process(folder / "stat").rpartition(")")[2].split()
+        with open(file, "rb", buffering=0) as stream:  # noqa: PTH123
+            return stream.read().rpartition(b")")[2].split()
     except OSError:
         return []
 

@@ -242,6 +242,8 @@ def tflop(function: Any, *inputs: Any, **more: Any) -> float:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    from sdopt.measure.norms import WithoutNorms
+
+    with torch.no_grad(), WithoutNorms(), FlopCounterMode(display=False) as counter:
         function(*inputs, **more)
     return float(counter.get_total_flops()) / 1e12
