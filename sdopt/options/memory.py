@@ -559,7 +559,7 @@ class PrecomputedEmbeddings(Optimization):
                 raise UsageError(
                     f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded"
                 )
-            beside = map(negative_of.get, negatives)
+            beside = [negative_of.get(text) for text in negatives]
             rows = [
                 encoded[text] | (more or {})
                 for text, more in zip(texts, beside, strict=True)
