@@ -73,7 +73,8 @@ def page() -> str:
         "# Groups, options and keys",
         contents,
     ]
-    parts += [part for group in groups for part in _section(group)]
+    for group in groups:
+        parts += _section(group)
     parts.append(_WRITTEN)
     return "\n\n".join(parts) + "\n"
 
@@ -148,11 +149,10 @@ def option_matrix() -> str:
         by_option.setdefault(f"`{key[0]}={key[1]}`", {})[key[2:]] = "\n".join(
             _short(cell, notes) for cell in cells
         )
-    rows = [
-        (option, models, tasks, *states.split("\n"))
-        for option, found in by_option.items()
-        for models, tasks, states in grouped(found)
-    ]
+    rows = []
+    for option, found in by_option.items():
+        for models, tasks, states in grouped(found):
+            rows.append((option, models, tasks, *states.split("\n")))
     numbered_notes = "\n".join(f"{number}. {note}" for note, number in notes.items())
     return "\n\n".join(
         [
