@@ -76,9 +76,13 @@ def pytest_ignore_collect(
     """Leaves the other files out where only tests on numbers are asked for: to read them takes a dozen seconds."""
     if not str(config.getoption("markexpr")).startswith("numeric"):
         return None
+    if not collection_path.name.startswith("test_"):
+        return None
     numeric = {Path(__file__).parent / name for name in NUMERIC}
-    is_file = collection_path.name.startswith("test_")
-    return True if is_file and collection_path not in numeric else None
+    has_some = collection_path in numeric or (
+        "mark.numeric" in collection_path.read_text(encoding="utf-8")
+    )
+    return None if has_some else True
 
 
 def pytest_collection_finish() -> None:
