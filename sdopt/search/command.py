@@ -14,7 +14,7 @@ from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.forecast import foreseen
-from sdopt.hardware.probe import busy_with_other_work
+from sdopt.hardware.probe import busy_with_other_work, slowed_by_other_work
 from sdopt.locks import lock_folder
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.preparation import awaits_clip, fetch, fetch_clip
@@ -101,7 +101,9 @@ class Prepared:
     def expected_call_s(self) -> float | None:
         """Returns the seconds that are expected of a call of the baseline; None where it expects none."""
         call_s, _, _ = foreseen(self.space.variants([]), self.machine, self.context)
-        return call_s
+        if call_s is None or self.machine.device.is_cuda:
+            return call_s
+        return call_s * slowed_by_other_work()
 
 
 def prepare(
