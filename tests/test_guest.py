@@ -93,17 +93,17 @@ def test_the_block_of_the_readme_runs_in_a_plain_script(
     # Another study, and in small: one option, one step, and the images of one prompt.
     small = ", ".join(
         f'"{override}"'
-        for override in ["precision=bf16", *SMALL, "protocol.stage_calls=0"]
+        for override in ["layout=channels_last", *SMALL, "protocol.stage_calls=0"]
     )
     for name, other in {
         '"experiment=quickstart"': small,
         "runs/quickstart": "runs/pair",
-        '"bfloat16"': '"precision=bf16"',
+        '"bfloat16"': '"layout=channels_last"',
     }.items():
         assert name in block
         block = block.replace(name, other)
     said = program(tmp_path, block, how)
-    assert "precision=bf16" in said
+    assert "layout=channels_last" in said
     assert said.count("pair: emoji") == 1, "a worker ran the script again"
 
 
