@@ -559,10 +559,10 @@ class PrecomputedEmbeddings(Optimization):
                 raise UsageError(
                     f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded"
                 )
-            beside = map(negative_of.get, negatives)
+            beside = {None: {}, **negative_of}
             rows = [
-                encoded[text] | (more or {})
-                for text, more in zip(texts, beside, strict=True)
+                encoded[text] | beside[negative]
+                for text, negative in zip(texts, negatives, strict=True)
             ]
             names = [
                 name
