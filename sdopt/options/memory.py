@@ -559,10 +559,9 @@ class PrecomputedEmbeddings(Optimization):
                 raise UsageError(
                     f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded"
                 )
-            beside = {None: {}, **negative_of}
+            beside = [{} if text is None else negative_of[text] for text in negatives]
             rows = [
-                encoded[text] | beside[negative]
-                for text, negative in zip(texts, negatives, strict=True)
+                encoded[text] | more for text, more in zip(texts, beside, strict=True)
             ]
             names = [
                 name
