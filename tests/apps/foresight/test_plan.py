@@ -562,6 +562,23 @@ def test_what_fills_a_card_is_told_with_a_way_that_leaves_room(
     assert ("beside a desktop" in str(found)) == (found.roomy is not None)
 
 
+def test_what_leaves_no_room_for_a_desktop_fills_a_card() -> None:
+    """Windows shows its desktop on the card, and moves what is then too much to the host without a word."""
+    for gib, likely, fills in (
+        (7.6, 7.0, False),
+        (7.6, 7.3, True),
+        (7.6, 7.7, False),
+        (94.0, 92.0, True),
+    ):
+        assert Footprint(2.0, likely).fills(gib) == fills, likely
+    _, notes, _ = plan_of(
+        ["model=sd15", "hardware=rtx4060", "hardware.sheet.memory_gib=3.2"]
+    )
+    assert any("only while nothing else, such as a desktop" in note for note in notes)
+    _, notes, _ = plan_of(["model=sd15", "precision=fp16", "hardware=rtx4060"])
+    assert not any("desktop" in note for note in notes)
+
+
 def test_a_version_of_pytorch_is_read_as_it_is_written() -> None:
     old, new = (
         plan(*USUAL, "hardware=rtx4090", f"plan.torch={torch}").iloc[0]
