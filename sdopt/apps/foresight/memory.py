@@ -94,7 +94,7 @@ class Blueprint:
         return self.name == "transformer"
 
 
-_DESKTOP_GIB, _SLACK = 0.5, 0.025
+_DESKTOP_GIB, _MISSED = 0.5, 0.025
 """Memory of a card that a desktop takes at least, and the share of it by which predictions may miss."""
 
 ONLY_ALONE = (
@@ -123,7 +123,7 @@ class Footprint:
 
     def fills(self, memory_gib: float) -> bool:
         """Returns whether what fits takes nearly all of a card, and so only while nothing else is on it."""
-        room = max(_DESKTOP_GIB, _SLACK * memory_gib)
+        room = max(_DESKTOP_GIB, _MISSED * memory_gib)
         return memory_gib - room < self.likely <= memory_gib
 
 

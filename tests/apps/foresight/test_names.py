@@ -165,7 +165,6 @@ def test_a_number_of_several_generations_is_said(name: str, told: bool) -> None:
         ("2x RTX 3090", "one card"),
         ("2x3090", "one card"),
         ("RTX 3090 NVLink", "one card"),
-        ("H100 NVL", ""),
         ("Kaggle T4 x2", "one card"),
         ("8xH100", "one card"),
         ("RTX 3090 eGPU", "pcie_gb_s=3"),
