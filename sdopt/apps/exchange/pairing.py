@@ -57,15 +57,15 @@ def partners(
             f"{folders[0]} and {folders[1]}: of {len(alone)} prompts and seeds they have not as many images, as of the "
             f"seed {seed} and the prompt '{prompt}' ({counts[0]} and {counts[1]}); compare the same prompts and seeds"
         )
-    partner: dict[Path, ImportedPicture] = {}
+    partner_of: dict[Path, ImportedPicture] = {}
     for origin, pictures in mine.items():
         # Images of one call have one seed in some programs, which number them in order.
         these, those = (
             sorted(side, key=_number) for side in (pictures, others[origin])
         )
         for one, other in zip(these, those, strict=True):
-            partner[one.file] = other
-    return [partner[picture.file] for picture in first]
+            partner_of[one.file] = other
+    return [partner_of[picture.file] for picture in first]
 
 
 def _number(picture: ImportedPicture) -> list[str | int]:

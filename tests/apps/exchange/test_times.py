@@ -96,7 +96,7 @@ def test_times_of_batches_are_compared_per_image(tmp_path: Path) -> None:
 
 def test_images_of_batches_ask_of_how_many_times_are(tmp_path: Path) -> None:
     base = timed(web_ui(tmp_path / "base"), 2.0)
-    other = timed(web_ui(tmp_path / "other", **{"Batch size": "4"}), 4.0)
+    other = timed(web_ui(tmp_path / "other", 0, **{"Batch size": "4"}), 4.0)
     [said] = judged(base, other).candidates[0].unlike
     assert said.startswith("times.csv: seconds of calls of 4 images (baseline 1)")
     timed(base, 2.0, images="1")
