@@ -403,7 +403,8 @@ def parted(
 def _in_dimensions(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """Returns a tensor with as many dimensions as a place has: some programs leave out those of 1 in a GGUF file."""
     own = shape_of(tensor)
-    if len(own) == len(shape) or [n for n in own if n > 1] != [n for n in shape if n > 1]:
+    sizes = [size for size in own if size > 1]
+    if len(own) == len(shape) or sizes != [size for size in shape if size > 1]:
         return tensor
     if hasattr(tensor, "quant_type"):
         from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
@@ -438,9 +439,10 @@ def renamed(
         parts = None
         if place and shapes.keys() >= {*targets} and not found.keys() & {*targets}:
             rows = [shapes[target][0] for target in targets]
+            whole = tensor
             if len(targets) == 1:
-                tensor = _in_dimensions(tensor, shapes[targets[0]])
-            parts = parted(tensor, place, rows)
+                whole = _in_dimensions(tensor, shapes[targets[0]])
+            parts = parted(whole, place, rows)
         if parts is None:
             left.append(name)
         else:

@@ -133,17 +133,16 @@ def still_distilled(file: Path, kind: str) -> str | None:
         file: of a transformer, which does not say by its tensors whether it was distilled.
         kind: the class name of its pipeline, which says so.
     """
-    pattern = _DISTILLED_NAMES.get(kind, _NOTHING)
-    called = [said[0] for title in titles_of(file) if (said := pattern.search(title))]
-    others = [pattern for pattern, _ in _RELATIVES.get(kind, ())]
-    if not called or any(
-        other.search(title) for other in others for title in titles_of(file)
-    ):
+    if other_work(file, kind, ""):
         return None
-    return (
-        f"its name says {called[0]} and not base, and this pipeline is guided in two calls a step: of one that was "
-        "distilled, give the pipeline of that"
-    )
+    pattern = _DISTILLED_NAMES.get(kind, _NOTHING)
+    for title in titles_of(file):
+        if said := pattern.search(title):
+            return (
+                f"its name says {said[0]} and not base, and this pipeline is guided in two calls a step: of one that "
+                "was distilled, give the pipeline of that"
+            )
+    return None
 
 
 _DISTILLED_NAMES = {"Flux2KleinPipeline": re.compile("klein", re.IGNORECASE)}
