@@ -70,12 +70,10 @@ class Arguments(argparse.ArgumentParser):
     def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
         """Reads a command line, with flags anywhere, before libraries are imported that read the environment."""
         prepare_environment()
-        may_be_empty = {
-            flag
-            for action in self._actions
-            if action.default == ""
-            for flag in action.option_strings
-        }
+        may_be_empty: set[str] = set()
+        for action in self._actions:
+            if action.default == "":
+                may_be_empty.update(action.option_strings)
         for before, word in zip(["", *argv], argv, strict=False):
             flag, sign, value = (
                 word.partition("=") if word.startswith("--") else (before, "=", word)
@@ -92,9 +90,9 @@ class Arguments(argparse.ArgumentParser):
         wrong = [
             word.partition("=")[0] for word in message.split() if word.startswith("--")
         ]
-        near = [
-            flag for word in wrong for flag in get_close_matches(word, self._flags, 1)
-        ]
+        near = []
+        for word in wrong:
+            near += get_close_matches(word, self._flags, 1)
         advice = (
             f"; did you mean {' or '.join(near)}?"
             if near and message.startswith("unrecognized")
@@ -203,10 +201,9 @@ def answers(found: "Found | None", code: int) -> dict[str, Any]:
     from sdopt.report.answer_json import answer_of, to_json
     from sdopt.statistics.summary import summary_of
 
-    studies = [
-        to_json(answer_of(summary_of(result), folder))
-        for result, folder in (found.studies if found else ())
-    ]
+    studies = []
+    for result, folder in found.studies if found else ():
+        studies.append(to_json(answer_of(summary_of(result), folder)))
     return {
         "exit_code": code,
         "studies": studies,

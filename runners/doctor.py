@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     from sdopt.worker.forkserver import independent_children, start_fork_server
 
     with independent_children():
-        return _diagnose(arguments, start_fork_server())
+        return _diagnose(arguments, start_fork_server(torch_alone=True))
 
 
 def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:

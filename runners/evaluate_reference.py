@@ -1,6 +1,7 @@
 """sdopt evaluate-reference: evaluate the packaged models, all figures in one table."""
 
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,9 +64,7 @@ def main(argv: list[str]) -> int:
                 f"written: {folder / 'evaluation.json'}, {folder / 'README.md'}",
                 soft_wrap=True,
             )
-    missed = any(
-        figure.met is False for figures in family.values() for figure in figures
-    )
+    missed = any(figure.met is False for figure in chain(*family.values()))
     return UnavailableError.exit_code if missed else 0
 
 

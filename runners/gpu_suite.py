@@ -65,7 +65,8 @@ def main(argv: list[str]) -> int:
 
     with independent_children():
         try:
-            machine, _ = probe_machine(start_fork_server(), config.device)
+            context = start_fork_server(torch_alone=True)
+            machine, _ = probe_machine(context, config.device)
         except UsageError as error:
             hint = "device=cpu runs a trial of the suite on the CPU"
             raise UsageError(

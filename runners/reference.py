@@ -73,7 +73,8 @@ def page() -> str:
         "# Groups, options and keys",
         contents,
     ]
-    parts += [part for group in groups for part in _section(group)]
+    for group in groups:
+        parts += _section(group)
     parts.append(_WRITTEN)
     return "\n\n".join(parts) + "\n"
 
@@ -148,11 +149,10 @@ def option_matrix() -> str:
         by_option.setdefault(f"`{key[0]}={key[1]}`", {})[key[2:]] = "\n".join(
             _short(cell, notes) for cell in cells
         )
-    rows = [
-        (option, models, tasks, *states.split("\n"))
-        for option, found in by_option.items()
-        for models, tasks, states in grouped(found)
-    ]
+    rows = []
+    for option, found in by_option.items():
+        for models, tasks, states in grouped(found):
+            rows.append((option, models, tasks, *states.split("\n")))
     numbered_notes = "\n".join(f"{number}. {note}" for note, number in notes.items())
     return "\n\n".join(
         [
@@ -399,9 +399,7 @@ def _attribute_docs(cls: type) -> dict[str, str]:
     for base in reversed(cls.__mro__):
         if base.__module__ == "builtins":
             continue
-        [node] = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body
-        assert isinstance(node, ast.ClassDef)
-        for pair in pairwise(node.body):
+        for pair in pairwise(_classes_in(base.__module__)[base.__qualname__].body):
             match pair:
                 case (
                     ast.AnnAssign(target=ast.Name(id=name)),
@@ -409,6 +407,13 @@ def _attribute_docs(cls: type) -> dict[str, str]:
                 ) if name in found:
                     found[name] = " ".join(str(text).split())
     return found
+
+
+@cache
+def _classes_in(module: str) -> dict[str, ast.ClassDef]:
+    """Returns the classes of a module as they are written, by name: Python would read all of it again for each."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 @cache

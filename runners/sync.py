@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
     folders = list(map(Path, named)) or [Path("outputs")]
     problems: dict[str, int] = {}
     sweeps: dict[Path, None] = {}
-    for path in [path for folder in folders for path in _results(folder)]:
+    for path in [*chain.from_iterable(map(_results, folders))]:
         with _noted(path.parent, problems):
             own = path.parent.resolve()  # of `.`, the name
             result = read_result(path)

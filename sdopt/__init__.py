@@ -57,9 +57,9 @@ def __getattr__(name: str) -> Any:
     import random  # a command takes the working folder out of the path first
 
     before = random.getstate()  # libraries draw when they are imported: rich does
-    found = globals()[name] = getattr(import_module(module), name)
+    value = globals()[name] = getattr(import_module(module), name)
     random.setstate(before)
-    return found
+    return value
 
 
 def __dir__() -> list[str]:

@@ -129,11 +129,10 @@ class Assembly:
     @property
     def call_kwargs(self) -> Inputs:
         """Returns the arguments that the options add to each call."""
-        return {
-            key: value
-            for option in self.options.values()
-            for key, value in option.call_kwargs().items()
-        }
+        arguments: Inputs = {}
+        for option in self.options.values():
+            arguments |= option.call_kwargs()
+        return arguments
 
     @contextmanager
     def entered(self) -> Iterator[None]:

@@ -197,13 +197,13 @@ def _offered(before: Sequence[str], partial: str) -> list[str] | None:
         return []
     if before[0] in _OF_RESULTS and "=" not in partial:
         # The newest first; where there is none, the shell lists files.
-        found = sorted(
+        words = sorted(
             Path("outputs").glob("*/*/*/result.json"),
             key=lambda path: path.parent.name,
             reverse=True,
         )
         return [
-            str(path.parent) for path in found if str(path.parent).startswith(partial)
+            str(path.parent) for path in words if str(path.parent).startswith(partial)
         ][:_MOST]
     if before[0] == "ui":  # it has no study to configure
         from sdopt.schema import Tracking

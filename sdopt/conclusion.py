@@ -114,11 +114,11 @@ class Conclusion:
         # The recommended one first, whose code is shown: what is faster may have failed the gate.
         candidates = sorted(summary.candidates, key=lambda row: row is not summary.best)
         ran = [row.variant for row in candidates if row.status is Status.OK]
-        wanted = [variant for variant in ran if variant.program is None]
+        lacking = [variant for variant in ran if variant.program is None]
         budget_s = result.config.protocol.programs_s
         if budget_s is None:
             budget_s = max(_PROGRAMS_S, _PROGRAMS_SHARE * result.seconds)
-        if not (wanted and budget_s):
+        if not (lacking and budget_s):
             return
         named = {variant.name: variant for variant in variants}
         try:
@@ -128,7 +128,7 @@ class Conclusion:
             ):
                 programs = Programs(named, device, self.folder, scratch, self.context)
                 programs.run(
-                    wanted,
+                    lacking,
                     partial(error_limit, result),
                     min(budget_s, max(left_s, 0.0)),
                     say,
@@ -210,8 +210,10 @@ class Conclusion:
                 command_line("sync", self.folder),
                 sync_command(self.folder, self.config.tracking),
             )
-            own = "" if here == there else f" here, `{there}` to that store"
-            print(f"Nothing is lost: `{here}` logs it{own} later.", file=sys.stderr)
+            elsewhere = "" if here == there else f" here, `{there}` to that store"
+            print(
+                f"Nothing is lost: `{here}` logs it{elsewhere} later.", file=sys.stderr
+            )
             return
-        shown = shown_by(self.config.tracking, logged)
-        print_line(self.console, f"MLflow: {shown}")
+        command = shown_by(self.config.tracking, logged)
+        print_line(self.console, f"MLflow: {command}")

@@ -24,10 +24,8 @@ class SdoptError(Exception):
     exit_code: ClassVar[int]
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = [
-            without_passwords(each)
-            for each in ([problems] if isinstance(problems, str) else problems)
-        ]
+        lines = [problems] if isinstance(problems, str) else problems
+        self.problems = list(map(without_passwords, lines))
         super().__init__(
             self.problems
         )  # the list, because it travels between processes

@@ -211,11 +211,11 @@ class Experiment:
         measured = [*runnable_of(plan, result), plan.baseline]
         sharing = Sharing.of(machine.device, machine.cpu, plan.baseline)
         cost = cost_of(measured, result, Path("outputs"), sharing)
-        told: list[str] = []
+        lines: list[str] = []
         call_s = None
         unknown = cost.seconds is None
         if machine.sheet is not None or (unknown and not machine.device.is_cuda):
-            call_s, told, too_large = foreseen(plan.variants, machine, self.context)
+            call_s, lines, too_large = foreseen(plan.variants, machine, self.context)
             _skip_too_large(result, too_large)
         if result.baseline_variant.status is Status.SKIPPED:
             cost = replace(cost, seconds=None)
@@ -224,7 +224,7 @@ class Experiment:
             based_on = f"predicted; {cost.based_on}"
             cost = replace(cost, seconds=seconds, based_on=based_on)
         show_plan(result, cost, self.console)
-        for line in told:
+        for line in lines:
             print_line(self.console, line)
 
     def _continued(self, fresh: StudyResult, plan: Plan) -> StudyResult:
@@ -256,10 +256,10 @@ class Experiment:
 
     def _prepare_folder(self) -> None:
         (self.folder / "error.json").unlink(missing_ok=True)
-        for left in self.folder.glob(
+        for outdated in self.folder.glob(
             "*.tmp"
         ):  # left by a process that was killed while writing
-            left.unlink(missing_ok=True)
+            outdated.unlink(missing_ok=True)
         if self.config.tracking.kind == "mlflow":
             require_mlflow()
             if not self.config.dry_run and store_exists(
@@ -328,22 +328,22 @@ class Experiment:
     def _remarks(self, variants: Sequence[Variant]) -> list[str]:
         """Returns what of models, prompts, images and masks is not used as a user may think, each once."""
         config = self.config
-        found = dict.fromkeys(
+        lines = dict.fromkeys(
             remarks_on_rules(config.gate, config.quality, config.model)
         )
         if config.gate.judges and config.quality.metrics:
             gate = applicable(config.gate, config.quality, config.model)
             contracts = dict.fromkeys(variant.contract for variant in variants)
             drawn = min(len(variant.pictured) for variant in variants)
-            found |= dict.fromkeys(
+            lines |= dict.fromkeys(
                 remarks_on_calibration(gate, contracts, variants[0].config, drawn)
             )
         if config.quality.metrics and config.model.weights == "random":
-            found[_UNTRAINED] = None
+            lines[_UNTRAINED] = None
         for variant in variants:
             drawn, asked = len(variant.pictured), config.quality.prompt_count or 0
             if drawn < asked:
-                found[
+                lines[
                     f"quality.prompt_count={asked}: there are {drawn} prompts; "
                     "workload.prompts=FILE may hold more"
                 ] = None
@@ -352,13 +352,13 @@ class Experiment:
                 replace(variant.workload, prompt_count=count),
                 variant.model,
             )
-            found |= dict.fromkeys(remarks_on_prompts(workload, model))
-            found |= dict.fromkeys(remarks_on(variant.task, model, workload))
+            lines |= dict.fromkeys(remarks_on_prompts(workload, model))
+            lines |= dict.fromkeys(remarks_on(variant.task, model, workload))
             if workload.prompts != "packaged" or workload.negative_prompt:
                 with suppress(
                     UsageError
                 ):  # nothing was fetched for a variant that is only planned
-                    found |= dict.fromkeys(
+                    lines |= dict.fromkeys(
                         in_process(
                             self.context,
                             remarks_on_length,
@@ -367,7 +367,7 @@ class Experiment:
                             what=f"model={model.name}",
                         )
                     )
-        return list(found)
+        return list(lines)
 
     def _find_machine(self, plan: Plan, until_done: ExitStack) -> Machine:
         """Returns the machine to measure on, which is reserved if need be; of a dry run, that of a chosen data sheet.
@@ -395,16 +395,16 @@ class Experiment:
         """
         machines, asked, announced = [machine], False, False
         while True:
-            for found in machines:
-                with reserve(found.device, str(self.folder)) as holder:
+            for other in machines:
+                with reserve(other.device, str(self.folder)) as holder:
                     if not holder:
-                        yield found
+                        yield other
                         return
             if not asked:
                 machines, asked = [machine, *self._other_cards(machine)], True
                 continue
             if not announced:
-                self._say_waiting(holder, found)
+                self._say_waiting(holder, other)
                 announced = True
             time.sleep(_POLL_S)
 
@@ -412,12 +412,12 @@ class Experiment:
         """Returns a `Machine` for each other card that `hardware.device=auto` may use; skips unusable ones."""
         if self.config.hardware.device != "auto":
             return []
-        found = []
+        cards = []
         for card in range(1, machine.cards):
             with suppress(UsageError):
                 hardware = replace(self.config.hardware, device=f"cuda:{card}")
-                found.append(find_machine(self.context, hardware, data_sheets)[0])
-        return found
+                cards.append(find_machine(self.context, hardware, data_sheets)[0])
+        return cards
 
     def _say_waiting(self, holder: str, machine: Machine) -> None:
         self.timeline.enter(WAITING)

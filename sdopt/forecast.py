@@ -65,13 +65,22 @@ def foreseen(
     """
     sheet = machine.sheet
     try:
-        found = expected(variants if sheet else variants[:1], machine, context)
+        forecast = expected(variants if sheet else variants[:1], machine, context)
     except UsageError as error:
         return None, [f"no prediction: {error}"], set()
-    known = [each.seconds for each in found if not math.isnan(each.seconds)]
+    known = [
+        expectation.seconds
+        for expectation in forecast
+        if not math.isnan(expectation.seconds)
+    ]
     call_s = sum(known) / len(known) if known else None
     if sheet is None:
         return call_s, [], set()
-    lines = [f"  {each.variant}, {each.shape}: {each.text}" for each in found]
-    too_large = {each.variant for each in found if not each.fits}
+    lines = [
+        f"  {expectation.variant}, {expectation.shape}: {expectation.text}"
+        for expectation in forecast
+    ]
+    too_large = {
+        expectation.variant for expectation in forecast if not expectation.fits
+    }
     return call_s, [f"expected on {sheet.name}:", *lines], too_large

@@ -117,20 +117,22 @@ def _endings_raised() -> Iterator[None]:
     """Raises `Ended` for the first of these signals, so that what was measured is kept; ignores further ones."""
 
     def end(number: int, _frame: Any) -> None:
-        for other in taken:
+        for other in handled:
             signal.signal(other, signal.SIG_IGN)
         raise Ended(number)
 
     # nohup leaves SIGHUP ignored, and outside of the main thread no handler can be set.
-    taken = [number for number in ENDINGS if signal.getsignal(number) is signal.SIG_DFL]
+    handled = [
+        number for number in ENDINGS if signal.getsignal(number) is signal.SIG_DFL
+    ]
     with suppress(ValueError):
-        for number in taken:
+        for number in handled:
             signal.signal(number, end)
     try:
         yield
     finally:
         with suppress(ValueError):
-            for number in taken:
+            for number in handled:
                 signal.signal(number, signal.SIG_DFL)
 
 

@@ -43,18 +43,18 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> "Outcome":
     """
     require_texts("run", overrides)
     # A stream that is not the process's own, as in a notebook, is written to from here.
-    shown = [sys.stdout, sys.stderr]
-    piped = {
-        name: subprocess.DEVNULL
-        if stream is None
-        else None
-        if stream is own
-        else subprocess.PIPE
-        for name, stream, own in zip(
-            ("stdout", "stderr"), shown, (sys.__stdout__, sys.__stderr__), strict=True
-        )
+    streams = [sys.stdout, sys.stderr]
+    piped: dict[str, int | None] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
     }
-    for stream in shown:
+    plain_streams = sys.__stdout__, sys.__stderr__
+    for name, stream, plain in zip(piped, streams, plain_streams, strict=True):
+        if stream is None:
+            piped[name] = subprocess.DEVNULL
+        elif stream is plain:
+            piped[name] = None
+    for stream in streams:
         with suppress(AttributeError, ValueError, OSError):
             stream.flush()
     # A notebook writes over a line that begins with a carriage return, which is enough for a bar.
@@ -71,7 +71,7 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> "Outcome":
         readers = {
             pipe.fileno(): (until_done.enter_context(pipe), stream)
             for pipe, stream in zip(
-                (process.stdout, process.stderr), shown, strict=True
+                (process.stdout, process.stderr), streams, strict=True
             )
             if pipe is not None
         }

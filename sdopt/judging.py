@@ -84,7 +84,10 @@ class Judging:
             except UsageError as error:
                 problems += error.problems
         print_problems([*problems, *found.remarks])
-        codes = [exit_code(each.judgements, self._gate_of(each)) for each in judged]
+        codes = [
+            exit_code(result_judged.judgements, self._gate_of(result_judged))
+            for result_judged in judged
+        ]
         return (
             worst_code([*codes, *[UsageError.exit_code] * len(problems)]),
             judged,
@@ -122,16 +125,16 @@ class Judging:
         if self.against is None and output is None:
             reports = list(write_reports(summary, folder))
             rendered = {
-                made.report.file: made.content
-                for made in reports
-                if made.content is not None
+                report.report.file: report.content
+                for report in reports
+                if report.content is not None
             }
             self._track(summary, folder, rendered)
         return result
 
     def _gate_of(self, result: StudyResult) -> Gate:
-        own = result.config.gate
-        return own if self.own_gate and own.judges else self.config.gate
+        gate = result.config.gate
+        return gate if self.own_gate and gate.judges else self.config.gate
 
     def _drift(
         self, result: StudyResult, folder: Path, against: str
@@ -154,8 +157,8 @@ class Judging:
     ) -> None:
         """Updates the verdicts of the study's MLflow runs, if it was logged; a failure is printed."""
         # The result says where it was logged, unless the command names another place.
-        own = self.config.tracking
-        tracking = own if own != Tracking() else summary.result.config.tracking
+        named = self.config.tracking
+        tracking = named if named != Tracking() else summary.result.config.tracking
         try:
             run = update_verdicts(summary, folder, tracking, rendered)
         except (
@@ -177,14 +180,14 @@ def _record(result: StudyResult, folder: Path, verdicts: bool) -> None:
     """
     if not (folder / "result.json").is_file():  # it is an MLflow run's
         return
-    kept = read_result(folder)
-    if kept.status != "finished":  # it is being extended at this moment
+    recorded = read_result(folder)
+    if recorded.status != "finished":  # it is being extended at this moment
         return
-    if kept.looks == result.looks and not verdicts:
+    if recorded.looks == result.looks and not verdicts:
         return
-    kept.looks = result.looks
+    recorded.looks = result.looks
     if verdicts:
-        kept.judgements, kept.gate, kept.config = (
+        recorded.judgements, recorded.gate, recorded.config = (
             result.judgements,
             result.gate,
             result.config,
@@ -192,4 +195,4 @@ def _record(result: StudyResult, folder: Path, verdicts: bool) -> None:
     with suppress(
         OSError
     ):  # a folder that cannot be written, as CI's may be, still gets its verdicts
-        write_result(kept, folder)
+        write_result(recorded, folder)

@@ -5,7 +5,6 @@ The command line calls `launch`, and programs do by `sdopt.guest.run`; `Experime
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import signal
@@ -15,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,7 +197,7 @@ def _command_of(line: CommandLine) -> Command | None:
     """Composes a command line; returns None if it asks for nothing to be measured."""
     # Importing PyTorch takes as long as all else that a dry run does.
     if "dry_run=true" in line.task:
-        start_fork_server(dry=True)
+        start_fork_server(torch_alone=True)
     return None if line.informative else Command.of(line)
 
 
@@ -205,17 +205,9 @@ def _require_folder(command: Command) -> None:
     """Checks the folder of a command before Hydra replaces the record of the command there, which `resume` reads.
 
     Raises:
-        UsageError: it cannot be made.
         OccupiedError: it holds a result, and the command does not resume that; or another process writes it.
     """
     folder = command.folder
-    above = next(
-        path for path in (folder, *folder.absolute().parents) if os.path.lexists(path)
-    )
-    if command.dry and not (above.is_dir() and os.access(above, os.W_OK)):
-        raise UsageError(
-            f"{above}: no folder that can be written; choose another with {command.place}=…"
-        )
     if not command.resumes and (held := _held_in(folder, command)):
         again = command_line("run", f"resume={folder}")
         raise OccupiedError(
@@ -248,7 +240,9 @@ def _held_in(folder: Path, command: Command) -> str:
 
 def _measuring(overrides: Sequence[str]) -> list[str]:
     """Returns the overrides that say what is measured, without those of the tracker, whose passwords no record has."""
-    return [each for each in overrides if group_of(key_of(each)) != "tracking"]
+    return [
+        override for override in overrides if group_of(key_of(override)) != "tracking"
+    ]
 
 
 @dataclass(frozen=True)
@@ -286,10 +280,10 @@ class LaunchedJob:
                 hide_passwords()
                 return self._measure(cfg, folder)
         except Exception as error:
-            found = _record(error, folder, in_a_sweep=self.composer is None)
+            ending = _record(error, folder, in_a_sweep=self.composer is None)
             self.errors.append(error)
             if self.composer is None:
-                print_problems(found.problems)
+                print_problems(ending.problems)
             return math.nan
 
     def _measure(self, cfg: DictConfig, folder: Path) -> Any:
@@ -339,27 +333,12 @@ def _require_lost_job(error: Exception, command: Command) -> None:
     elif (
         isinstance(error, OSError) and error.strerror
     ):  # Hydra's own OSErrors have no strerror
-        problem = os_problem(error, folder)
-        if not begun and error.errno in _OF_FOLDERS:
-            long = (
-                error.errno == errno.ENAMETOOLONG
-            )  # which a sweep's own folder seldom is
-            key = "hydra.sweep.subdir" if long and command.sweep else command.place
-            way = (
-                f"choose a {'shorter name' if long else 'writable folder'} with {key}=…"
-            )
-            problem = f"{error.filename or folder}: {error.strerror}; {way}"
-        raise (UnavailableError if begun else UsageError)(problem) from error
+        kind = UnavailableError if begun else UsageError
+        raise kind(os_problem(error, folder)) from error
     elif begun or way_out(error):
         raise error
     else:
         raise UsageError(in_one_line(error) or type(error).__name__) from error
-
-
-_OF_FOLDERS = (
-    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT),
-    *(errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
-)
 
 
 class InterruptedStudy(KeyboardInterrupt):
@@ -382,17 +361,17 @@ def _ended_by_signals() -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in ENDINGS}
     # nohup leaves SIGHUP ignored, and handlers installed by other code are kept.
-    taken = [
+    handled = [
         number
         for number in ENDINGS
         if number == signal.SIGTERM or before[number] is signal.SIG_DFL
     ]
-    for number in taken:
+    for number in handled:
         signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        for number in taken:
+        for number in handled:
             signal.signal(number, before[number])
 
 
@@ -402,9 +381,9 @@ def _record(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
     from sdopt.record.records import Status
 
     if in_a_sweep and isinstance(error, ConflictError):
-        found = JobError(0, error.problems, Status.SKIPPED)
+        ending = JobError(0, error.problems, Status.SKIPPED)
     elif isinstance(error, SdoptError):
-        found = JobError(error.exit_code, error.problems)
+        ending = JobError(error.exit_code, error.problems)
     else:
         problem = (
             os_problem(error, folder)
@@ -414,14 +393,14 @@ def _record(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
         if (
             type(error).__name__ == "UncompletedJobError"
         ):  # submitit's, within the job that it does not submit again
-            told = str(error).strip().rstrip(".")
-            problem = f"{told}: raise hydra.launcher.timeout_min or hydra.launcher.max_num_timeout, and resume the sweep"
-        found = JobError(UnavailableError.exit_code, [problem])
+            said = str(error).strip().rstrip(".")
+            problem = f"{said}: raise hydra.launcher.timeout_min or hydra.launcher.max_num_timeout, and resume the sweep"
+        ending = JobError(UnavailableError.exit_code, [problem])
     # An error.json would be mistaken for an error of the process that occupies the folder.
     if not isinstance(error, OccupiedError):
         with suppress(OSError):  # the disk may be full
-            write_error(found, folder)
-    return found
+            write_error(ending, folder)
+    return ending
 
 
 def _objective(run_config: RunConfig, result: StudyResult) -> Any:
@@ -473,10 +452,11 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     try:
         page, *_ = write_report(of_sweep(sweep))
         print_line(console, f"report: {page}")
-    except UnavailableError as error:
-        print_problems([f"no report: {error}"])
+    except OSError as error:
+        print_problems([f"no report: {os_problem(error)}"])
     print_line(console, f"sweep: {folder}")
-    if any(row.to_retry for study in sweep.studies.values() for row in study.variants):
+    rows = chain.from_iterable(study.variants for study in sweep.studies.values())
+    if any(row.to_retry for row in rows):
         again = command_line("run", f"resume={folder}", "retry_failed=true")
         print_problems([f"`{again}` measures again what failed"])
     studies = list(sweep.studies.values())

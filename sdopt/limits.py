@@ -28,8 +28,8 @@ def require_limits() -> None:
     Raises:
         UnavailableError: some limits are too low; the error has a line for each.
     """
-    found = (_too_low(*row) for row in SIZES)
-    if problems := [*filter(None, found), *_tasks_too_few()]:
+    lines = (_too_low(*row) for row in SIZES)
+    if problems := [*filter(None, lines), *_tasks_too_few()]:
         raise UnavailableError(problems)
 
 
@@ -65,9 +65,9 @@ def _tasks_too_few() -> Iterator[str]:
 
 def _running_tasks() -> int:
     """Returns the number of this user's processes and threads."""
-    found = 0
+    tasks = 0
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # the process has ended
             if process.stat().st_uid == os.getuid():
-                found += sum(1 for _ in (process / "task").iterdir())
-    return found
+                tasks += sum(1 for _ in (process / "task").iterdir())
+    return tasks

@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Sequence
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 from sdopt.assembly import left_out_by
@@ -70,14 +71,16 @@ def fetch(variants: Sequence[Variant], context: StartContext) -> None:
     ):
         mine = [variant for variant in variants if variant.model == model]
         left_out = partial(left_out_by, mine)
-        found = in_process(context, describe, model, task, left_out, what=model.origin)
-        remember(model, found)
-        if found.size not in (None, model.size) and any(
+        described = in_process(
+            context, describe, model, task, left_out, what=model.origin
+        )
+        remember(model, described)
+        if described.size not in (None, model.size) and any(
             variant.workload.size is None for variant in mine
         ):
             raise UsageError(
-                f"{model.origin}: its images have {found.size}×{found.size} pixels, and model.size={model.size}: "
-                f"add model.size={found.size}, or choose another size by workload.size"
+                f"{model.origin}: its images have {described.size}×{described.size} pixels, and model.size={model.size}: "
+                f"add model.size={described.size}, or choose another size by workload.size"
             )
     fetch_models(variant.model for variant in variants)
     for variant in variants:
@@ -108,10 +111,12 @@ def check_models(
 
 def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
     """Lets a process that has diffusers find out whether schedulers suit their models: this one need not import it."""
-    own = ((part_config(variant.model, "scheduler"), variant) for variant in variants)
+    configs = (
+        (part_config(variant.model, "scheduler"), variant) for variant in variants
+    )
     asked = unanswered(
-        (dict(config), each.scheduler, each.workload.steps)
-        for config, each in own
+        (dict(config), variant_of_it.scheduler, variant_of_it.workload.steps)
+        for config, variant_of_it in configs
         if config
     )
     if not asked:
@@ -128,10 +133,10 @@ def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
 def _kept_answers(file: Path) -> dict[str, list[str]]:
     """Returns what earlier commands found of schedulers; {} if that cannot be read."""
     try:
-        kept: dict[str, list[str]] = json.loads(file.read_text("utf-8"))
+        answers: dict[str, list[str]] = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return kept
+    return answers
 
 
 def _answers_file() -> Path:
@@ -144,7 +149,7 @@ def _answers_file() -> Path:
 
 def card_remarks(variants: Sequence[Variant], machine: Machine) -> list[str]:
     """Returns known faults of the card in the number types of the variants, each once."""
-    types = {kind for variant in variants for kind in variant.number_types}
+    types = set(chain.from_iterable(variant.number_types for variant in variants))
     if not machine.device.is_cuda:
         return []
     return [
@@ -155,26 +160,26 @@ def card_remarks(variants: Sequence[Variant], machine: Machine) -> list[str]:
 
 def remarks_on_variants(variants: Sequence[Variant], machine: Machine) -> list[str]:
     """Returns what spoils images and nothing says: faults of the card, and how models are sampled; each once."""
-    found = dict.fromkeys(card_remarks(variants, machine))
+    lines = dict.fromkeys(card_remarks(variants, machine))
     for variant in variants:
         steps = variant.workload.steps
-        found |= dict.fromkeys(
+        lines |= dict.fromkeys(
             sampling_remarks(variant.model, variant.scheduler, steps)
         )
-        found |= dict.fromkeys(remarks_on_model(variant))
-    return list(found)
+        lines |= dict.fromkeys(remarks_on_model(variant))
+    return list(lines)
 
 
 def remarks_on_model(variant: Variant) -> list[str]:
     """Returns what speaks for another number of steps, or another scale of guidance, than a variant has."""
-    found = variant.overdone()
+    lines = variant.overdone()
     model = variant.model
     titles, name = _titles(model)
     if line := assumed(titles, name):
-        found.append(f"model={model.name}: {line}")
+        lines.append(f"model={model.name}: {line}")
     if line := _beside_another(model):
-        found.append(f"model.base={model.base}: is not that of {model.path}: {line}")
-    return found
+        lines.append(f"model.base={model.base}: is not that of {model.path}: {line}")
+    return lines
 
 
 def _beside_another(model: Model) -> str | None:

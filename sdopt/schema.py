@@ -255,10 +255,10 @@ class Workload(Configured):
 
     def shapes(self, model: Model) -> tuple[Shape, ...]:
         """Returns all combinations of size and batch size; the first is the main shape."""
-        sizes, batches = (
-            given if isinstance(given, Sequence) else [given]
-            for given in (self.size, self.batch_size)
-        )
+        sizes = self.size if isinstance(self.size, Sequence) else [self.size]
+        batches = self.batch_size
+        if not isinstance(batches, Sequence):
+            batches = [batches]
         return tuple(
             Shape(size or model.size, batch_size)
             for size, batch_size in product(sizes, batches)

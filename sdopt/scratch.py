@@ -86,10 +86,10 @@ def named_caches() -> dict[str, str]:
 
     PyTorch sets the variable itself once something was compiled in this process, as in a notebook: that is no choice.
     """
-    found = {name: os.environ[name] for name in CACHES if name in os.environ}
+    folders = {name: os.environ[name] for name in CACHES if name in os.environ}
     return {
         name: folder
-        for name, folder in found.items()
+        for name, folder in folders.items()
         if "/torchinductor_" not in folder
     }
 

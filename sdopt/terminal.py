@@ -42,7 +42,7 @@ def console(stderr: bool = False) -> Console:
         os.environ.get("FORCE_COLOR", "") not in ("", "0")
         or os.environ.get("TTY_COMPATIBLE") == "1"
     )
-    found = _Whole(
+    terminal = _Whole(
         stderr=stderr,
         force_terminal=live,
         color_system="auto"
@@ -51,7 +51,7 @@ def console(stderr: bool = False) -> Console:
         width=_width(stream),
         emoji=False,  # `:key:` in a path is no emoji
     )
-    return _Whole(emoji=False) if found.is_jupyter else found
+    return _Whole(emoji=False) if terminal.is_jupyter else terminal
 
 
 def _width(stream: TextIO) -> int | None:

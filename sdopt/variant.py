@@ -141,20 +141,19 @@ class Variant:
         Raises:
             UsageError: a file is missing, or cannot be downloaded.
         """
-        return [
-            path
-            for option in self.optimizations.values()
-            for path in option.files(self.model, fetch)
-        ]
+        files: list[Path] = []
+        for option in self.optimizations.values():
+            files += option.files(self.model, fetch)
+        return files
 
     def folders_with(self, options: Collection[str]) -> list[Path]:
         """Returns the folders of the user's own groups that have one of some options' files."""
         folders = [Path(folder).absolute() for folder in self.config_dirs]
-        return [
-            folder
-            for folder in folders
-            if any((folder / file).is_file() for file in options)
-        ]
+        used = []
+        for folder in folders:
+            if any((folder / file).is_file() for file in options):
+                used.append(folder)
+        return used
 
     def context(self, device: Device, shape: Shape | None = None) -> Context:
         """Returns the context for checking conflicts at a shape, by default the main shape."""
@@ -174,20 +173,20 @@ class Variant:
         They are what each option states, at any shape (`Optimization.conflicts`, `lacking` and `ineffective`), and what
         concerns no option alone, such as the scheduler.
         """
-        found: dict[str, list[Shape]] = {}
+        shapes_of: dict[str, list[Shape]] = {}
         for shape in self.shapes:
             ctx = self.context(device, shape)
             for axis, option in self.optimizations.items():
                 for reason in [*option.obstacles(ctx), *option.ineffective(ctx)]:
                     line = f"{self._choice_on(axis)}: {reason}"
-                    found.setdefault(line, []).append(shape)
-        everywhere = len(self.shapes)
+                    shapes_of.setdefault(line, []).append(shape)
+        reasons = []
+        for reason, shapes in shapes_of.items():
+            somewhere = f" (at {'; '.join(map(str, shapes))})"
+            everywhere = len(shapes) == len(self.shapes)
+            reasons.append(reason if everywhere else reason + somewhere)
         return [
-            reason
-            if len(shapes) == everywhere
-            else f"{reason} (at {'; '.join(map(str, shapes))})"
-            for reason, shapes in found.items()
-        ] + [
+            *reasons,
             *self.undistilled(),
             *self._left_out(),
             *self._unsupported(),
@@ -204,45 +203,45 @@ class Variant:
     def slow_here(self, device: Device) -> list[str]:
         """Returns why options are expected to make calls slower on a device, each with the choice that causes it."""
         ctx = self.context(device)
-        return [
-            f"{self._choice_on(axis)}: {reason}"
-            for axis, option in self.optimizations.items()
-            for reason in option.slow_here(ctx)
-        ]
+        reasons: list[str] = []
+        for axis, option in self.optimizations.items():
+            choice = self._choice_on(axis)
+            reasons += [f"{choice}: {reason}" for reason in option.slow_here(ctx)]
+        return reasons
 
     def _unsupported(self) -> list[str]:
         """Returns the conflicts of what diffusers does not have: AltDiffusion, or a task with this kind of pipeline."""
         family = family_of(self.model)
         reasons = missing_alt_diffusion() if family.pipeline == ALT_DIFFUSION else []
-        found = [f"model={self.model.name}: {reason}" for reason in reasons]
+        reasons_here = [f"model={self.model.name}: {reason}" for reason in reasons]
         if self.task.kind not in family.tasks:
-            found.append(no_task(family, self.task))
+            reasons_here.append(no_task(family, self.task))
         if family.is_unet and self.model.max_sequence_length is not None:
-            found.append(
+            reasons_here.append(
                 f"model.max_sequence_length={self.model.max_sequence_length}: is for diffusion transformers"
             )
         step = family.latents.multiple * 8
         if not family.is_unet and any(shape.size % step for shape in self.shapes):
-            found.append(
+            reasons_here.append(
                 f"workload.size: must be a multiple of {step} for {family.title}, whose tokens are squares"
             )
-        return found
+        return reasons_here
 
     def _in_blocks(self) -> list[str]:
         """Returns the conflicts of options that would read the blocks of a GGUF file as numbers."""
         if not is_gguf(self.model):
             return []
-        found = []
+        reasons = []
         for axis, option in self.optimizations.items():
             if plain_weights in option.assumes and option.stage in (
                 Stage.WEIGHTS,
                 Stage.ATTENTION,
                 Stage.QUANTIZE,
             ):
-                found.append(
+                reasons.append(
                     f"{self._choice_on(axis)}: reads weights, and those of a GGUF file are blocks of few bits"
                 )
-        return found
+        return reasons
 
     def _left_out(self) -> list[str]:
         """Returns what its options would leave out of a model that a user's function builds, once that was built."""
@@ -293,11 +292,11 @@ class Variant:
             names.append(("lora", " ".join(filter(None, parts))))
         embedded = guidance_of(self.model).form == "embedded"
         asked = (self.workload.steps, self.guidance_scale, embedded)
-        found = {}
+        lines = {}
         for key, name in names:
             if problem := few_steps(name, *asked):
-                found[key] = f"{key}: {problem}"
-        return list(found.values())
+                lines[key] = f"{key}: {problem}"
+        return list(lines.values())
 
 
 def _names_of(model: Model) -> list[str]:

@@ -187,10 +187,7 @@ def fork(
 def working_in(folder: Path) -> list[str]:
     """Command lines of the processes that work in a folder or below it."""
     # The first command in this process may have started these from there.
-    ours = {
-        multiprocessing.forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
-        resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
-    }
+    ours = servers()
     return [
         " ".join(process.info["cmdline"] or [])
         for process in psutil.process_iter(
@@ -199,6 +196,14 @@ def working_in(folder: Path) -> list[str]:
         if process.pid not in ours
         and Path(process.info["cwd"] or "/").is_relative_to(folder)
     ]
+
+
+def servers() -> set[int]:
+    """The processes that this one needs to start workers: the fork server, and who tracks its resources."""
+    return {
+        multiprocessing.forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
+        resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
+    }
 
 
 def workers() -> list[int]:

@@ -7,6 +7,7 @@ import compileall
 import gc
 import math
 import os
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         # Hundreds of processes of sdopt start: containers often set PYTHONDONTWRITEBYTECODE, and each would compile it.
         compileall.compile_dir(Path(__file__).parents[1] / "sdopt", quiet=1, workers=0)
+    # And each process that runs tests would rewrite the assertions of all of them, which takes eleven seconds.
+    sys.dont_write_bytecode = False
     hands_out = config.getoption("numprocesses", None) and not hasattr(
         config, "workerinput"
     )
@@ -63,6 +66,11 @@ def pytest_configure(config: pytest.Config) -> None:
             700, 10, 1000
         )  # full collections, through all of PyTorch, took a tenth of the time
         config.pluginmanager.import_plugin("tests.fixtures")
+
+
+def pytest_collection_finish() -> None:
+    """Lets the files of users that tests write be compiled, or not, as the environment says."""
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

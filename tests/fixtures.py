@@ -36,6 +36,7 @@ from tests.once import (  # noqa: F401 (of every test)
     asked_here,
     composed_once,
     copied,
+    counted_alone,
     loaded_once,
     migrated_once,
     read_once,

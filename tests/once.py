@@ -32,6 +32,7 @@ from omegaconf import flag_override
 from sdopt import experiment
 from sdopt.config.compositions import PACKAGED
 from sdopt.config.paths import options_of
+from sdopt.measure import processes
 from sdopt.pipelines import loading
 from sdopt.pipelines.factory import describe
 from sdopt.quality import evaluation
@@ -43,6 +44,7 @@ from sdopt.worker import machine
 from sdopt.worker.child import in_process
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
+from tests.command import servers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -251,6 +253,22 @@ def copied(pipe: Any) -> Any:
         if role.startswith("tokenizer")
     }
     return copy.deepcopy(pipe, shared)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def counted_alone() -> Iterator[None]:
+    """Leaves the server that workers are forked from out of what a worker in this process is said to hold.
+
+    The kernel looks at all of its pages to count them, in each call.
+    """
+    started_by = processes.started_by
+
+    def started_by_test(pid: int) -> list[int]:
+        return [child for child in started_by(pid) if child not in servers()]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "started_by", started_by_test)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -94,26 +94,26 @@ class CommandLine:
     @classmethod
     def of(cls, argv: Sequence[str]) -> "CommandLine":
         """Reads a command line. Raises UsageError if a flag does not exist, or is not for sdopt."""
-        given = _parser().parse_intermixed_args(list(argv))
+        flags = _parser().parse_intermixed_args(list(argv))
         for flag in _REFUSED:
-            if getattr(given, flag) is not None:
+            if getattr(flags, flag) is not None:
                 raise UsageError(
                     f"--{flag.replace('_', '-')}: sdopt composes its own configuration; add groups with --config-dir, "
                     "and presets with experiment=…"
                 )
-        if given.config_dir and len(given.config_dir) > 1:
-            further = f"hydra.searchpath=[file://{Path(given.config_dir[1]).expanduser().absolute()}]"
+        if flags.config_dir and len(flags.config_dir) > 1:
+            further = f"hydra.searchpath=[file://{Path(flags.config_dir[1]).expanduser().absolute()}]"
             raise UsageError(
-                f"--config-dir {given.config_dir[1]}: only one folder can be given; add it with {further}"
+                f"--config-dir {flags.config_dir[1]}: only one folder can be given; add it with {further}"
             )
-        if given.package and not given.cfg:  # else nothing is measured or shown
+        if flags.package and not flags.cfg:  # else nothing is measured or shown
             raise UsageError(
-                f"--package {given.package}: names what --cfg shows: add --cfg job, or leave it out"
+                f"--package {flags.package}: names what --cfg shows: add --cfg job, or leave it out"
             )
-        folder = own_folder(given.config_dir[0]) if given.config_dir else None
-        informative = any(getattr(given, flag) for flag in _INFORMATIVE)
-        overrides = with_own_options(given.overrides, options_of("model", folder))
-        return cls(tuple(overrides), folder, given.multirun, informative)
+        folder = own_folder(flags.config_dir[0]) if flags.config_dir else None
+        informative = any(getattr(flags, flag) for flag in _INFORMATIVE)
+        overrides = with_own_options(flags.overrides, options_of("model", folder))
+        return cls(tuple(overrides), folder, flags.multirun, informative)
 
     @property
     def task(self) -> list[str]:

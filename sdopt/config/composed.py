@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,6 @@ class Command:
                     cfg.hydra.sweep.dir if sweep else cfg.hydra.run.dir
                 ).expanduser()
                 _require_job(cfg.hydra, sweep, line)
-            _require_place(line, sweep)
             if sweep:
                 _require_kept(line.task)
                 _require_options(line, compositions)
@@ -100,18 +100,18 @@ class Command:
     def require_gate(self) -> None:
         """Raises UsageError if keys of a gate are given, and no gate is chosen: nothing would be judged."""
         measuring = ("gate.replicates", "gate.prompt_count")
-        given = [
-            each
-            for each in self.line.task
-            if (key := key_of(each)).startswith("gate.") and key not in measuring
+        of_gate = [
+            override
+            for override in self.line.task
+            if (key := key_of(override)).startswith("gate.") and key not in measuring
         ]
         if (
-            given
+            of_gate
             and self.composer is not None
             and not self.composer.current.gate.judges
         ):
             raise UsageError(
-                f"{' '.join(given)}: no gate is chosen, so that nothing would be judged; add gate=default"
+                f"{' '.join(of_gate)}: no gate is chosen, so that nothing would be judged; add gate=default"
             )
 
     @property
@@ -124,8 +124,10 @@ class Command:
         """Whether it continues what its folder holds."""
         if self.composer is not None:
             return bool(self.composer.current.resume)
-        given = [each for each in self.line.task if key_of(each) == "resume"]
-        return bool(given) and parsed_override(given[-1]).value() is not None
+        named = [
+            override for override in self.line.task if key_of(override) == "resume"
+        ]
+        return bool(named) and parsed_override(named[-1]).value() is not None
 
     @property
     def place(self) -> str:
@@ -167,15 +169,15 @@ def _require_once(overrides: Sequence[str]) -> None:
             for override in overrides
             if key_of(override) == group and not override.startswith("~")
         ]
-        given = {
+        options_by_override = {
             override: options
             for override in chosen
             if (options := override.partition("=")[2].strip("[]"))
         }
-        if len(given) > 1:
-            options = ",".join(given.values())
+        if len(options_by_override) > 1:
+            options = ",".join(options_by_override.values())
             raise UsageError(
-                f"{' '.join(given)}: only the last would be used; {group}=[{options}] combines them"
+                f"{' '.join(options_by_override)}: only the last would be used; {group}=[{options}] combines them"
             )
 
 
@@ -194,13 +196,13 @@ def _require_kept(overrides: Sequence[str]) -> None:
 
 def _searchpath(line: CommandLine) -> tuple[list[str], list[str]]:
     """Returns the override of the search path with the folder of `--config-dir`, and Hydra's other overrides."""
-    given = [
+    named = [
         override for override in line.hydra if key_of(override) == "hydra.searchpath"
     ]
-    paths: Any = parsed_override(given[-1]).value() if given else []
+    paths: Any = parsed_override(named[-1]).value() if named else []
     if not isinstance(paths, list):
         raise UsageError(
-            f"{given[-1]}: must be a list, as in hydra.searchpath=[file:///folder]"
+            f"{named[-1]}: must be a list, as in hydra.searchpath=[file:///folder]"
         )
     if line.config_dir:
         paths = [f"file://{line.config_dir.absolute()}", *paths]
@@ -209,7 +211,7 @@ def _searchpath(line: CommandLine) -> tuple[list[str], list[str]]:
         if paths
         else []
     )
-    return path, [override for override in line.hydra if override not in given]
+    return path, [override for override in line.hydra if override not in named]
 
 
 def _first(override: str) -> str | None:
@@ -248,20 +250,6 @@ def _without(overrides: Sequence[str], key: str) -> list[str]:
     return [override for override in overrides if key_of(override) != key]
 
 
-def _require_place(line: CommandLine, sweep: bool) -> None:
-    """Raises UsageError if a command line names the folder of a sweep for a single run, or the other way round."""
-    mine, other = (
-        ("hydra.sweep.dir", "hydra.run.dir")
-        if sweep
-        else ("hydra.run.dir", "hydra.sweep.dir")
-    )
-    if given := [override for override in line.hydra if key_of(override) == other]:
-        what = "a sweep" if sweep else "a single run"
-        raise UsageError(
-            f"{given[-1]}: has no effect on {what}: {mine}={given[-1].partition('=')[2]} names its folder"
-        )
-
-
 def _require_job(hydra: DictConfig, sweep: bool, line: CommandLine) -> None:
     """Raises UsageError for settings of Hydra that would have no effect, or put files where nobody looks for them."""
     if hydra.job.chdir:
@@ -283,11 +271,11 @@ def _require_job(hydra: DictConfig, sweep: bool, line: CommandLine) -> None:
     if (
         sweep
         and "${" not in str(subdir)
-        and any(parsed_override(each).is_sweep_override() for each in line.task)
+        and any(parsed_override(override).is_sweep_override() for override in line.task)
     ):
-        own = "hydra.sweep.subdir='${hydra.job.num}'"
+        by_number = "hydra.sweep.subdir='${hydra.job.num}'"
         raise UsageError(
-            f"hydra.sweep.subdir={subdir}: each job needs a folder of its own, as in {own}"
+            f"hydra.sweep.subdir={subdir}: each job needs a folder of its own, as in {by_number}"
         )
 
 
@@ -317,7 +305,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
 
     folder = _folder_of(named[0].partition("=")[2])
     beside = [argument for argument in argv if argument != named[0]]
-    kept = [
+    extending = [
         argument
         for argument in beside
         if group_of(written_key(argument)) in ("tracking", "retry_failed")
@@ -328,7 +316,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         for argument in beside
         if own_functions([argument]) and written_key(argument) in _OWN_CODE
     ]
-    passed = (*kept, *own_code, "-m", "--multirun")
+    passed = (*extending, *own_code, "-m", "--multirun")
     refused = [argument for argument in beside if argument not in passed]
     if refused:
         raise UsageError(
@@ -342,21 +330,21 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     source = sweep if sweep.is_file() else folder / ".hydra" / "hydra.yaml"
     task, hydra, added = recorded_command(source, folder)
     _require_named(task, own_code)
-    keys = {written_key(argument) for argument in kept}
+    keys = {written_key(argument) for argument in extending}
     if "tracking=none" in task and "tracking.uri" in keys and "tracking" not in keys:
-        kept.insert(0, "tracking=mlflow")  # who names a store now wants it used
+        extending.insert(0, "tracking=mlflow")  # who names a store now wants it used
     folder_key = "hydra.sweep.dir" if sweep.is_file() else "hydra.run.dir"
     ours = ("hydra.mode", "hydra.sweep.dir", "hydra.run.dir", *COMMAND_KEYS)
     return [
         *(["-m"] if sweep.is_file() else []),
-        *(part for path in added for part in ("--config-dir", path)),
+        *chain.from_iterable(("--config-dir", path) for path in added),
         *(
             override
-            for override in merge_overrides(_as_measured(task, folder), kept)
+            for override in merge_overrides(_as_measured(task, folder), extending)
             if key_of(override) not in ours
         ),
         *(override for override in hydra if key_of(override) not in ours),
-        *(override for override in kept if key_of(override) in ours),
+        *(override for override in extending if key_of(override) in ours),
         f"{folder_key}={quoted(str(folder))}",
         f"resume={quoted(str(folder))}",
     ]
@@ -383,14 +371,7 @@ def _require_named(recorded: Sequence[str], given: Sequence[str]) -> None:
 
 
 def _folder_of(value: str) -> Path:
-    """Returns the folder that `resume` names: a path as it is if there is one, whatever characters it has.
-
-    Raises UsageError: it names none, as with a variable of a shell that is not set.
-    """
-    if not value.strip("'\""):
-        raise UsageError(
-            "resume=: names no folder; give that of a run or of a sweep, or leave it out"
-        )
+    """Returns the folder that `resume` names: a path as it is if there is one, whatever characters it has."""
     folder = Path(value).expanduser()
     if not folder.exists():
         with suppress(UsageError):
@@ -461,13 +442,14 @@ def _as_measured(overrides: Sequence[str], folder: Path) -> list[str]:
     from sdopt.study.resume import EXTENSIONS
 
     config = read_result(folder).config.flat()
-    recorded = {
-        key: "null" if config[key] is None else config[key] for key in EXTENSIONS
-    }
-    return [
-        f"{key}={recorded[key]}" if (key := key_of(o)) in recorded else o
-        for o in overrides
-    ]
+    measured = []
+    for override in overrides:
+        key = key_of(override)
+        if key in EXTENSIONS:
+            value = "null" if config[key] is None else config[key]
+            override = f"{key}={value}"  # noqa: PLW2901
+        measured.append(override)
+    return measured
 
 
 def job_folder() -> Path:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from sdopt.config.compositions import (
+    Composition,
     Compositions,
     initialized,
     search_path,
 )
-from sdopt.config.edits import Edit, KeyValue, at, edited, in_group, read_edit
+from sdopt.config.edits import Edit, at, edited, in_group, key_value, read_edit
 from sdopt.config.groups import default_choice, has_default, override_of
 from sdopt.config.models import with_own_options
 from sdopt.config.overrides import group_of, key_of, merge_overrides
@@ -71,8 +73,14 @@ class HydraComposer:
         self._job = self._compositions.of(self._overrides, composed)
         self.current = parse(self._job)
         """The job's own configuration."""
-        self._defaults = self._compositions.of([])
-        self._default = parse(self._defaults)
+
+    @cached_property
+    def _defaults(self) -> Composition:
+        return self._compositions.of([])
+
+    @cached_property
+    def _default(self) -> RunConfig:
+        return parse(self._defaults)
 
     @property
     def chooses_features(self) -> bool:
@@ -122,15 +130,14 @@ class HydraComposer:
                 ]
             ) from error
         self._require_shared(name or "candidate", run, edit.overrides)
-        changed = {}
-        for axis in run.choices:
-            changed[axis] = _changed_fields(
+        changed: dict[str, Any] = {}
+        choices = {}
+        for axis, option in run.choices.items():
+            of_option = _changed_fields(
                 _chosen(run, axis), self._as_in_its_file(run, axis)
             )
-        choices = {
-            axis: option + _as_text(changed[axis])
-            for axis, option in run.choices.items()
-        }
+            choices[axis] = option + _as_text(of_option)
+            changed |= {f"{axis}.{key}": value for key, value in of_option.items()}
         return Variant(
             name=name
             or listed(difference(choices, self._default.choices))
@@ -147,11 +154,7 @@ class HydraComposer:
             prompts=resolve_prompts(run.workload, run.model),
             pictured=drawn_prompts(run),
             negatives=drawn_negatives(run),
-            changed={
-                f"{axis}.{name}": value
-                for axis, values in changed.items()
-                for name, value in values.items()
-            },
+            changed=changed,
             config_dirs=self._compositions.own_folders,
             config=run.recorded,
         )
@@ -179,47 +182,45 @@ class HydraComposer:
 
     def axes(self, option: str) -> list[str]:
         """Returns the axes that an option chooses on; see `sdopt.study.designs.Composer`."""
-        found = self._compositions.axes(option)
+        chosen = self._compositions.axes(option)
         # Hydra says what is wrong with an option, and lists the others, once a variant is composed of it.
-        return [key_of(option)] if found is None else list(found)
+        return [key_of(option)] if chosen is None else list(chosen)
 
     def options(self, group: str) -> list[str]:
         """Lists the options of a group beside its default; see `sdopt.study.designs.Composer`."""
-        found = self._compositions.options(group)
-        if not found:
-            known = ", ".join(sorted(self._groups()))
+        names = self._compositions.options(group)
+        if not names:
+            groups = ", ".join(sorted(self._groups()))
             raise UsageError(
-                f"study.options: unknown group '{group}'; choose one of {known}"
+                f"study.options: unknown group '{group}'; choose one of {groups}"
             )
-        named = [override_of(group, option) for option in found]
+        named = [override_of(group, option) for option in names]
         return [option for option in named if option != default_choice(group)]
 
     def _composed(self, edit: Edit, plain: bool) -> tuple[RunConfig, list[str]]:
         """Returns the job's configuration with an edit, and the overrides of both."""
         groups = self._groups()
         before = self._without_optimizations() if plain else self._overrides
-        staying = [
-            axis for options in edit.choices.values() for axis in options if "." in axis
-        ]
+        staying = [axis for axis in chain(*edit.choices.values()) if "." in axis]
         if lora := self._lora_of(edit):
             staying.append(_LORA)
             before = [override for override in before if not _is_of_lora(override)]
             before += lora
-            edit.settings[:0] = map(KeyValue.of, lora)
+            edit.settings[:0] = map(key_value, lora)
         merged = merge_overrides(before, edit.overrides, staying)
         merged = [override for override in merged if override.lstrip("~") not in groups]
         key = tuple(merged), plain
         if key not in self._parsed:
             if edit.presets:
-                made = self._compositions.of(merged)
+                composition = self._compositions.of(merged)
             else:
                 others = (
                     {group: in_group(self._defaults.choices, group) for group in groups}
                     if plain
                     else {}
                 )
-                made = edited(self._job, edit, self._compositions, others)
-            self._parsed[key] = parse(made)
+                composition = edited(self._job, edit, self._compositions, others)
+            self._parsed[key] = parse(composition)
         return self._parsed[key], merged
 
     def _lora_of(self, edit: Edit) -> list[str]:
@@ -245,13 +246,13 @@ class HydraComposer:
         }
 
     def _without_optimizations(self) -> list[str]:
-        kept = [
+        overrides = [
             override
             for override in self._overrides
             if group_of(key_of(override)) not in self._groups()
         ]
         # Named once more, because a preset may have chosen otherwise.
-        return kept + [
+        return overrides + [
             default_choice(group)
             for group in sorted(self._groups())
             if has_default(group)
@@ -264,12 +265,12 @@ class HydraComposer:
             return _chosen(self._default, axis)
         values = self._compositions.load_option(group_of(axis), option)
         node = at(values or {}, axis)
-        made = (
+        option_of_file = (
             typed(axis, node, SECTIONS.get(axis, Optimization), [])
             if isinstance(node, dict)
             else None
         )
-        return _chosen(run, axis) if made is None else made
+        return _chosen(run, axis) if option_of_file is None else option_of_file
 
     def _require_shared(
         self, name: str, run: RunConfig, overrides: Sequence[str]
@@ -340,15 +341,12 @@ def require_sections(overrides: Sequence[str], *sections: str) -> None:
     ]
     if passed:
         known = " and ".join(sections)
-        problems = []
-        for override in passed:
-            hint = ""
-            if key_of(override) in {f"protocol.{name}" for name in THRESHOLDS}:
-                hint = f"; `sdopt gate FOLDER {override}` decides by it"
-            problems.append(
-                f"{override}: has no effect on a finished result, only keys of {known} have{hint}"
-            )
-        raise UsageError(problems)
+        raise UsageError(
+            [
+                f"{override}: has no effect on a finished result, only keys of {known} have"
+                for override in passed
+            ]
+        )
 
 
 def with_gate(overrides: Sequence[str]) -> list[str]:
@@ -374,12 +372,8 @@ def _changed_fields(option: Any, asis: Any) -> dict[str, Any]:
 
 def _as_text(changed: Mapping[str, Any]) -> str:
     """Returns changed fields as a choice names them, as in `(mode=max-autotune)`."""
-    shown = {
-        name: Path(value).name if isinstance(value, str) else value
-        for name, value in changed.items()
-    }
-    return (
-        f"({', '.join(f'{name}={value}' for name, value in shown.items())})"
-        if shown
-        else ""
-    )
+    shown = []
+    for name, value in changed.items():
+        plain = Path(value).name if isinstance(value, str) else value
+        shown.append(f"{name}={plain}")
+    return f"({', '.join(shown)})" if shown else ""

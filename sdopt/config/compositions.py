@@ -83,16 +83,13 @@ class Compositions:
             str(source.path) for source in self._loader.get_search_path().get_path()
         }
         packaged = not self._searchpath and sources <= PACKAGED
-        given: list[Any] = [
-            parsed_override(override).value() for override in self._searchpath
-        ]
-        own = [
-            *sources - PACKAGED,
-            *(str(path) for paths in given for path in paths or ()),
-        ]
-        _require_own_names(own)
+        folders = [*sources - PACKAGED]
+        for override in self._searchpath:
+            paths: Any = parsed_override(override).value()
+            folders += map(str, paths or ())
+        _require_own_names(folders)
         self.own_folders = tuple(
-            dict.fromkeys(path.removeprefix("file://") for path in own)
+            dict.fromkeys(path.removeprefix("file://") for path in folders)
         )
         """Folders with groups of the user's own."""
         self._made: dict[tuple[str, ...], Composition] = _packaged if packaged else {}
@@ -143,10 +140,10 @@ class Compositions:
         if (
             group not in self._options
         ):  # Hydra composes the whole configuration for each answer
-            found = self._loader.get_group_options(
+            names = self._loader.get_group_options(
                 group, ObjectType.CONFIG, CONFIG_NAME, self._searchpath
             )
-            self._options[group] = found
+            self._options[group] = names
         return self._options[group]
 
     def axes(self, override: str) -> dict[str, str] | None:
@@ -164,15 +161,15 @@ class Compositions:
         if "." in group or "=" not in override or override.startswith("~"):
             return None
         value = parsed_override(override).value()
-        found: list[tuple[str, str]] = []
+        chosen: list[tuple[str, str]] = []
         for name in value if isinstance(value, list) else [value]:
             file = self.load_option(group, str(name))
             if file is None:
                 return None
-            found += [
+            chosen += [
                 (axis, str(name)) for axis in axes_in(file) or [group.replace("/", ".")]
             ]
-        return distinct(found)
+        return distinct(chosen)
 
     def _read(
         self, overrides: Sequence[str], cfg: DictConfig, hydra: DictConfig
@@ -198,12 +195,12 @@ class Compositions:
         """Composes an option's file: a packaged file that builds on no other needs no Hydra for it."""
         for source in self._loader.get_sources():  # they come before `_searchpath`
             if source.is_config(f"{group}/{option}"):
-                found = source.load_config(f"{group}/{option}")
-                package = found.header.get("package") or group.replace("/", ".")
-                if "defaults" in found.config or "_" in (package[0], package[-1]):
+                file = source.load_config(f"{group}/{option}")
+                package = file.header.get("package") or group.replace("/", ".")
+                if "defaults" in file.config or "_" in (package[0], package[-1]):
                     break
                 cfg = OmegaConf.create()
-                OmegaConf.update(cfg, package, found.config, force_add=True)
+                OmegaConf.update(cfg, package, file.config, force_add=True)
                 return cfg
         return compose(None, [*self._searchpath, f"+{group}={option}"])
 
@@ -255,11 +252,13 @@ def composition_errors() -> Iterator[None]:
     """Raises what Hydra and OmegaConf raise as UsageError, in their own words."""
     try:
         yield
-    except RecursionError as error:
-        raise UsageError(
-            "a file's defaults list leads back to the file itself: take it out there"
-        ) from error
-    except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        ValueError,
+        YAMLError,
+        RecursionError,
+    ) as error:
         cause: BaseException | None = error
         while cause is not None:  # OmegaConf wraps what a resolver raises
             if isinstance(cause, UsageError):
@@ -348,7 +347,7 @@ def distinct(found: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 def _axes_of(merged: Sequence[ResultDefault]) -> dict[str, str]:
     """Returns the option of each axis, from the files that Hydra merges and where it puts them."""
-    found = []
+    chosen = []
     for file in merged:
         group, _, option = str(file.config_path).rpartition("/")
         # A file that another option of its group builds on is part of that option.
@@ -357,8 +356,8 @@ def _axes_of(merged: Sequence[ResultDefault]) -> dict[str, str]:
             and file.package
             and not str(file.parent).startswith(f"{group}/")
         ):
-            found.append((file.package, option))
-    return distinct(found)
+            chosen.append((file.package, option))
+    return distinct(chosen)
 
 
 def _combines(key: str, node: Any, choices: Values) -> bool:

@@ -13,34 +13,18 @@ Choice = Mapping[str, str]
 """Options of one group, by axis."""
 
 
-@dataclass(frozen=True)
-class KeyValue:
-    """A key with its value; `new` says that it need not be there yet, as `+` does on a command line."""
+KeyValue = tuple[str, Any, bool]
+"""A key, its value, and whether it need not be there yet, as with `+` on a command line."""
 
-    key: str
-    value: Any
-    new: bool
 
-    @classmethod
-    def of(cls, override: str) -> "KeyValue":
-        """Reads an override. Raises UsageError if it asks for what is decided before there are variants."""
-        parsed = parsed_override(override)
-        key = str(parsed.key_or_group)
-        has_to_stay = "." in key or has_default(key)
-        if parsed.is_delete() and has_to_stay:
-            raise UsageError(
-                f"{override}: a variant takes nothing out; choose another option, or give the key a value"
-            )
-        if "${" in override:
-            raise UsageError(
-                f"{override}: a variant refers to no other key; write the value"
-            )
-        if parsed.is_sweep_override():
-            raise UsageError(
-                f"{override}: a variant has one value; list several variants instead"
-            )
-        new = parsed.is_add() or parsed.is_force_add()
-        return cls(key, parsed.value(), new)
+def key_value(override: str) -> KeyValue:
+    """Reads an override. Raises UsageError if it asks for what is decided before there are variants."""
+    parsed = parsed_override(override)
+    key = str(parsed.key_or_group)
+    takes_out = parsed.is_delete() and ("." in key or has_default(key))
+    if takes_out or "${" in override or parsed.is_sweep_override():
+        raise UsageError(f"{override}: a variant gives a key one value of its own")
+    return key, parsed.value(), parsed.is_add() or parsed.is_force_add()
 
 
 @dataclass
@@ -65,8 +49,8 @@ class Edit:
 
     def add(self, override: str, compositions: Compositions) -> None:
         """Reads one more override. Raises UsageError: two of the options exclude each other."""
-        setting = KeyValue.of(override)
-        group = setting.key
+        setting = key_value(override)
+        group, _, _ = setting
         if "." in group:
             self.settings.append(setting)
             self._words.pop(override, None)  # what is set last stands last
@@ -153,18 +137,19 @@ def edited(
 
 
 def _with_setting(values: Values, setting: KeyValue) -> dict[str, Any]:
-    group, _, name = setting.key.rpartition(".")
+    key, value, new = setting
+    group, _, name = key.rpartition(".")
     there = at(values, group) if group else values
     is_there = isinstance(there, dict) and name in there
-    if setting.value == {} and is_there and there[name]:
+    if value == {} and is_there and there[name]:
         raise UsageError(
-            f"{setting.key}={{}}: keys are merged into those that are there, so that this changes nothing; set them"
+            f"{key}={{}}: keys are merged into those that are there, so that this changes nothing; set them"
         )
-    if not setting.new and (not is_there or _adds_keys(there[name], setting.value)):
+    if not new and (not is_there or _adds_keys(there[name], value)):
         raise UsageError(
-            f"{setting.key}: there is no such key here; a new one takes a +, as in +{setting.key}=…"
+            f"{key}: there is no such key here; a new one takes a +, as in +{key}=…"
         )
-    return with_value(values, setting.key, setting.value)
+    return with_value(values, key, value)
 
 
 def _adds_keys(there: Any, value: Any) -> bool:

@@ -33,11 +33,14 @@ def optimization_options(config_dir: Path | None = None) -> Iterator[tuple[str, 
 def default_options() -> Mapping[str, Any]:
     """Returns the option that `config.yaml` chooses in each group; a list in a group whose options combine."""
     entries: Any = read_yaml(CONF / f"{CONFIG_NAME}.yaml")["defaults"]
-    pairs = [
-        pair for entry in entries if isinstance(entry, dict) for pair in entry.items()
-    ]
+    options: dict[str, Any] = {}
+    for entry in entries:
+        if isinstance(entry, dict):
+            options |= entry
     return {
-        group: option for group, option in pairs if not group.startswith("override ")
+        group: option
+        for group, option in options.items()
+        if not group.startswith("override ")
     }
 
 

@@ -6,6 +6,7 @@ as it does any other.
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def with_own_options(overrides: Sequence[str], models: Collection[str]) -> list[
 
     Raises UsageError as `with_own_models` does.
     """
-    return [_of_functions(each) for each in with_own_models(overrides, models)]
+    return [_of_functions(override) for override in with_own_models(overrides, models)]
 
 
 def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[str]:
@@ -50,14 +51,14 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
     Raises:
         UsageError: a value names neither an option nor something that is there, or a file is damaged.
     """
-    found = {
-        key: [override for override in overrides if written_key(override) == key]
-        for key in _KEYS
-    }
-    if not any(found.values()):
+    by_key: dict[str, list[str]] = {key: [] for key in _KEYS}
+    for override in overrides:
+        if (key := written_key(override)) in by_key:
+            by_key[key].append(override)
+    if not any(by_key.values()):
         return list(overrides)
-    chosen = [value for override in found["model"][-1:] for value in _values(override)]
-    paths = found["model.path"][-1:]
+    chosen = [*chain.from_iterable(map(_values, by_key["model"][-1:]))]
+    paths = by_key["model.path"][-1:]
     base = _value_of("model.base", overrides)
     revision = _value_of(_REVISION, overrides)
     if revision is not None and "," in revision:  # each job of a sweep has its own
@@ -66,11 +67,11 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
     if (
         paths
         and set(chosen) <= {_ANY_FOLDER}
-        and (given := _values(paths[0]))
-        and any(map(_is_there, given))
+        and (values := _values(paths[0]))
+        and any(map(_is_there, values))
     ):
         return [
-            f"model={','.join(_option(value, (), None, base) for value in given)}",
+            f"model={','.join(_option(value, (), None, base) for value in values)}",
             *others,
         ]
     if chosen and not set(chosen) <= set(options):
@@ -78,7 +79,7 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
             f"model={','.join(_option(value, options, revision, base) for value in chosen)}"
         ]
     else:
-        changed = found["model"][-1:]
+        changed = by_key["model"][-1:]
     if paths and not any(
         written_key(override) == "model.weights" for override in overrides
     ):
@@ -104,9 +105,9 @@ def _of_functions(override: str) -> str:
     if written_key(override) != "patch" or ".py:" not in override:
         return override
     value = override.partition("=")[2].strip()
-    given = [part.strip().strip("'\"") for part in value.strip("[]").split(",")]
+    parts = [part.strip().strip("'\"") for part in value.strip("[]").split(",")]
     names = []
-    for functions in [given] if value.startswith("[") else [[part] for part in given]:
+    for functions in [parts] if value.startswith("[") else [[part] for part in parts]:
         node = _keys("function", "patch") | {"functions": functions}
         names.append(quoted(_registered("patch", "+".join(functions), node)))
     return f"patch={','.join(names)}"
@@ -114,10 +115,8 @@ def _of_functions(override: str) -> str:
 
 def own_functions(overrides: Iterable[str]) -> list[str]:
     """Returns the functions of files that overrides name, also those of variants, each with its whole path, once."""
-    named = (
-        found.strip() for override in overrides for found in _FUNCTION.findall(override)
-    )
-    return list(dict.fromkeys(map(absolute, named)))
+    named = chain.from_iterable(map(_FUNCTION.findall, overrides))
+    return list(dict.fromkeys(absolute(function.strip()) for function in named))
 
 
 def _values(override: str) -> list[str]:

@@ -84,8 +84,8 @@ def asks_dry_run(overrides: Sequence[str]) -> bool:
     Raises:
         UsageError: a text is no override.
     """
-    given = [override for override in overrides if key_of(override) == "dry_run"]
-    return bool(given) and given[-1].partition("=")[2].lower() == "true"
+    asking = [override for override in overrides if key_of(override) == "dry_run"]
+    return bool(asking) and asking[-1].partition("=")[2].lower() == "true"
 
 
 def names_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -9,8 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, Field
 
 from sdopt.config.compositions import Composition, composition_errors
-from sdopt.config.paths import options_of
-from sdopt.config.sections import COMMAND_KEYS, LOAD, SECTION_NAMES, WORK_SECTIONS
+from sdopt.config.sections import COMMAND_KEYS, SECTION_NAMES, WORK_SECTIONS
 from sdopt.config.typed import MISSING, typed
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
@@ -113,12 +112,8 @@ def parse(composed: Composition) -> RunConfig:
     for key, node in values.items():
         if node == MISSING:
             problems.append(f"{key}: must be given, as in {key}=…")
-        elif key == LOAD:
-            problems.append(
-                f"{key}: this preset is one of `sdopt load-test experiment=…`, which alone reads this section"
-            )
         elif key not in SECTIONS and key not in _SCALARS and node is not _BROKEN:
-            optimizations |= _optimizations_at(key, node, choices, problems)
+            optimizations |= _optimizations_at(key, node, problems)
     scalars = {
         key: values.get(key) for key in _SCALARS if values.get(key) is not _BROKEN
     }
@@ -188,13 +183,13 @@ def _resolved(values: Mapping[str, Any], problems: list[str]) -> Mapping[str, An
 
 def _mentioned(values: Mapping[str, Any], keys: Collection[str]) -> set[str]:
     """Returns the sections and groups that some of them may refer to: OmegaConf takes long to build all."""
-    found: set[str] = set()
+    mentioned: set[str] = set()
     new = set(keys)
     while new:
-        found |= new
+        mentioned |= new
         text = " ".join(repr(values[key]) for key in new)
-        new = {key for key in values if key not in found and key in text}
-    return found
+        new = {key for key in values if key not in mentioned and key in text}
+    return mentioned
 
 
 def _beyond_types(sections: Mapping[str, Any], gate: str) -> list[str]:
@@ -243,14 +238,14 @@ def _settled(sections: dict[str, Any]) -> dict[str, Any]:
     if model.factory is not None:
         model = replace(model, factory=absolute(model.factory))
         sections = sections | {"model": model}
-    own = (
+    features = (
         list(features_of(quality, model))
         if quality.metrics and model.weights in ("path", "hub")
         else None
     )
     for section, key, value in (
         ("protocol", "replicates", gate.replicates),
-        ("quality", "features", own),
+        ("quality", "features", features),
         ("quality", "prompt_count", gate.prompt_count if quality.metrics else None),
         ("hardware", "threads", model.threads),
     ):
@@ -276,52 +271,27 @@ def drawn_negatives(run: RunConfig) -> tuple[str, ...]:
 
 
 def _optimizations_at(
-    key: str, node: Any, choices: Mapping[str, Any], problems: list[str]
+    key: str, node: Any, problems: list[str]
 ) -> dict[str, Optimization]:
     """Builds the optimization at a top-level key, or those below it if the group's options combine; by axis."""
-    if unfit := _wrong_group(key, node):
-        problems.append(f"{key}: {unfit}")
+    if not isinstance(node, Mapping):
+        sections = ", ".join([*SECTIONS, *_SCALARS])
+        problems.append(f"{key}: unknown key; the sections are {sections}")
         return {}
-    made = {}
-    for axis, part in (
-        [(key, node)]
-        if "_target_" in node
-        else [(f"{key}.{name}", node[name]) for name in node]
-    ):
-        if part == MISSING:
-            problems.append(f"{axis}: must be given, as in {axis}=…")
-        elif (
-            "." in axis
-            and axis not in choices
-            and isinstance(part, dict)
-            and "_target_" not in part
-        ):
-            problems.append(
-                f"{axis}: this option is not chosen; choose it with {key}=[{axis.rpartition('.')[2]}]"
-            )
-        else:
-            option = typed(axis, part, Optimization, problems)
-            if option is not None:
-                made[axis] = option.located()
+    nodes = {key: node}
+    if "_target_" not in node:
+        nodes = {f"{key}.{name}": part for name, part in node.items()}
+    options = {}
+    for axis, part in nodes.items():
+        option = typed(axis, part, Optimization, problems)
+        if option is not None:
+            options[axis] = option.located()
     problems += [
         f"{axis}: {wrong}"
-        for axis, option in made.items()
+        for axis, option in options.items()
         if (wrong := _wrong_contract(option))
     ]
-    return made
-
-
-def _wrong_group(key: str, node: Any) -> str:
-    """Returns why a top-level key is no group of options; "" if it is one."""
-    if key == "experiment":
-        return "a file of this group must begin with the line `# @package _global_`"
-    if options_of(key) and not isinstance(node, dict):
-        return f"an option is chosen in a file's defaults list, by `- override /{key}: {node or '…'}`"
-    return (
-        ""
-        if isinstance(node, dict)
-        else f"unknown key; the sections are {', '.join([*SECTIONS, *_SCALARS])}"
-    )
+    return options
 
 
 def _wrong_contract(option: Optimization) -> str | None:

@@ -24,16 +24,17 @@ SHEETS = CONF / "hardware" / "sheets"
 
 def config_name_of(command: str) -> str:
     """Returns the primary configuration of a command: its own file in `CONF`, or else that of `sdopt run`."""
-    own = command.replace("-", "_")
-    return own if (CONF / f"{own}.yaml").is_file() else CONFIG_NAME
+    name = command.replace("-", "_")
+    return name if (CONF / f"{name}.yaml").is_file() else CONFIG_NAME
 
 
 def options_of(group: str, config_dir: Path | None = None) -> list[str]:
     """Returns the options of one group, packaged or the user's own."""
     folders = [CONF, *([config_dir] if config_dir else [])]
-    return sorted(
-        {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
-    )
+    names: set[str] = set()
+    for folder in folders:
+        names.update(path.stem for path in (folder / group).glob("*.yaml"))
+    return sorted(names)
 
 
 def study_named(name: object, experiment: object) -> object:
@@ -55,9 +56,9 @@ def own_folder(given: str) -> Path:
 
 def whole_path(text: str) -> Path:
     """Returns an absolute path, and one without `..` where that leads to the same file, which a link may prevent."""
-    found = Path(text).expanduser().absolute()
-    short = Path(os.path.normpath(found))
-    return short if short.exists() and short.samefile(found) else found
+    path = Path(text).expanduser().absolute()
+    short = Path(os.path.normpath(path))
+    return short if short.exists() and short.samefile(path) else path
 
 
 def read_yaml(path: Path) -> Any:
@@ -70,10 +71,10 @@ def read_yaml(path: Path) -> Any:
 @cache
 def cards() -> Mapping[str, Any]:
     """Returns the untyped data sheets, by option of the group `hardware`."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for path in sorted(SHEETS.glob("*.yaml")):
         sheets = read_yaml(path)
-        if twice := found.keys() & sheets.keys():
+        if twice := by_name.keys() & sheets.keys():
             raise UsageError(f"{path}: names {min(twice)} twice")
-        found |= sheets
-    return found
+        by_name |= sheets
+    return by_name

@@ -17,8 +17,5 @@ SECTION_NAMES = (
 COMMAND_KEYS = ("resume", "retry_failed")
 """Keys that say how a command runs and do not belong to the study."""
 
-LOAD = "load"
-"""A section of presets that are load tests."""
-
 WORK_SECTIONS = ("task", "scheduler")
 """Sections that count as choices of a variant, as its optimizations do; a baseline keeps them."""

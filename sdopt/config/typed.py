@@ -47,12 +47,12 @@ def typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
         return None
     content = path, cls, repr(keys)
     if content not in _BUILT:
-        found: list[str] = []
-        made = _validated(path, keys, cls, found)
-        problems += found
-        if found:
+        wrong: list[str] = []
+        built = _validated(path, keys, cls, wrong)
+        problems += wrong
+        if wrong:
             return None
-        _BUILT[content] = made
+        _BUILT[content] = built
     return _BUILT[content]
 
 
@@ -91,7 +91,7 @@ def _validated(
     lacking = list(_missing(path, values))
     problems += [f"{key}: must be given, as in {key}=…" for key in lacking]
     try:
-        made = _adapter(cls).validate_python(values, extra="forbid")
+        built = _adapter(cls).validate_python(values, extra="forbid")
     except PydanticUserError as error:  # of a user's own class
         said, _, _ = str(error).partition("\n")
         problems.append(
@@ -106,8 +106,8 @@ def _validated(
                     f"{key}{_shown(problem)}: {problem['msg'].removeprefix('Value error, ')}"
                 )
         return None
-    problems += _misread(path, values, made)
-    return made
+    problems += _misread(path, values, built)
+    return built
 
 
 def _missing(path: str, values: Mapping[str, Any]) -> Iterator[str]:

@@ -142,15 +142,15 @@ def calibration_for(result: StudyResult, path: str | None) -> Fit:
     Raises:
         UsageError: the file at `path` is missing or is not a calibration.
     """
-    given = [read_calibration(Path(path))] if path else None
+    named = [read_calibration(Path(path))] if path else None
     digests = _digests(result, result.baseline_variant)
-    whole = _fitting(result.config, digests, path, given)
+    whole = _fitting(result.config, digests, path, named)
     plain = work_of(result.baseline_variant.config)
     others: dict[str, Fit] = {}
     for variant in result.candidates:
         if work_of(variant.config) != plain:
-            own = _digests(result, variant)
-            others[variant.name] = _fitting(variant.config, own, path, given)
+            weights = _digests(result, variant)
+            others[variant.name] = _fitting(variant.config, weights, path, named)
     return replace(whole, others=others)
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sdopt.quality.metrics import reference_of
@@ -24,12 +23,8 @@ _OF_IMAGES = "contents of images"
 """What other programs made: images are what is compared, prompt by prompt."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """One reason why two results are not comparable; `waiver` names the waiver that allows it, "" if none does."""
-
-    what: str
-    waiver: str = ""
+Difference = tuple[str, str]
+"""One reason why two results are not comparable, and the name of the waiver that allows it, "" if none does."""
 
 
 _Values = Mapping[str, tuple[Any, Any]]
@@ -79,7 +74,7 @@ def _of_results(later: StudyResult, earlier: StudyResult) -> Iterator[Difference
     }
     for name, values in settings.items():
         if values[0] != values[1]:
-            yield Difference(_against(name, *values))
+            yield _against(name, *values), ""
 
 
 def _reference_of(result: StudyResult) -> str:
@@ -174,20 +169,20 @@ def _of_code(later: StudyResult, earlier: StudyResult) -> Iterator[Difference]:
     for name in sorted({*now.packages, *then.packages}):
         versions = (now.packages.get(name), then.packages.get(name))
         if versions[0] != versions[1] and _counts(name, later, earlier):
-            yield Difference(_against(name, *versions), "versions")
+            yield _against(name, *versions), "versions"
     if now.python.rpartition(".")[0] != then.python.rpartition(".")[0]:
-        yield Difference(_against("python", now.python, then.python), "versions")
+        yield _against("python", now.python, then.python), "versions"
     changed = {**changed_variables(now, then), **_changed_software(now, then)}
     for name, values in changed.items():
-        yield Difference(_against(name, *values), "versions")
+        yield _against(name, *values), "versions"
     same = now.sdopt == then.sdopt and not now.sdopt_dirty
     if now.code and then.code:
         same = now.code == then.code
     if not same:
-        told = _against("sdopt", now.sdopt, then.sdopt)
+        line = _against("sdopt", now.sdopt, then.sdopt)
         if now.sdopt == then.sdopt:
-            told = f"sdopt: other code of the same version, {now.sdopt}"
-        yield Difference(told, "sdopt")
+            line = f"sdopt: other code of the same version, {now.sdopt}"
+        yield line, "sdopt"
 
 
 def _counts(package: str, later: StudyResult, earlier: StudyResult) -> bool:
@@ -213,7 +208,7 @@ def _of_choices(later: StudyResult, earlier: StudyResult) -> Iterator[Difference
         # Speed-ups are relative to the baseline, so a change of it can only be waived if all variants changed alike.
         waivable = later.baseline not in names or everywhere <= {*names}
         waiver = "options" if waivable else ""
-        yield Difference(f"{change} ({', '.join(names)})", waiver)
+        yield f"{change} ({', '.join(names)})", waiver
 
 
 def changed_choices(later: StudyResult, earlier: StudyResult) -> dict[str, list[str]]:
@@ -271,7 +266,7 @@ def _of_inputs(later: StudyResult, earlier: StudyResult) -> Iterator[Difference]
         for change in _inputs(now, then, of_study):
             changed.setdefault(change, []).append(now.name)
     for change, names in changed.items():
-        yield Difference(f"{change} ({', '.join(names)})")
+        yield f"{change} ({', '.join(names)})", ""
 
 
 def _inputs(

@@ -98,11 +98,11 @@ def _names(result: StudyResult) -> list[str]:
 
 def _require_waived(allowed: Sequence[Difference], waived: Collection[str]) -> None:
     """Raises UsageError for differences that are not waived; the last one says which can be."""
-    refused = [difference for difference in allowed if difference.waiver not in waived]
+    refused = [difference for difference in allowed if difference[1] not in waived]
     if not refused:
         return
-    problems = [f"not comparable: {difference.what}" for difference in refused]
-    waivers = sorted({difference.waiver for difference in refused} - {""})
+    problems = [f"not comparable: {what}" for what, _ in refused]
+    waivers = sorted({waiver for _, waiver in refused} - {""})
     if waivers:
         problems[-1] += (
             f"; `--waive {','.join(waivers)}` allows the differences that can be waived"
@@ -126,7 +126,7 @@ def _notes(
     if swapped:
         yield "the result that is judged was measured before the one that it is held against"
     if waived:
-        yield f"waived: {'; '.join(difference.what for difference in waived)}"
+        yield f"waived: {'; '.join(what for what, _ in waived)}"
     if folders is None:
         yield "images were not compared pair by pair: that takes the image files of both runs"
     elif waived:

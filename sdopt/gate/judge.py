@@ -27,7 +27,7 @@ from sdopt.gate.comparability import (
     uncounted,
 )
 from sdopt.gate.looks import look_at, record_look, ruling_of
-from sdopt.gate.paying import Claim, ClaimResult, answer_claims, must_pay
+from sdopt.gate.paying import Claim, answer_claims, must_pay
 from sdopt.gate.rule_checks import applicable
 from sdopt.gate.rule_context import RuleContext
 from sdopt.gate.rulings import unjudged, worst
@@ -61,15 +61,13 @@ def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
     for contexts in at_shapes:
         claims.append(claims_of(contexts) if gate.must_pay else [])
     # A claim is tested together with those of all other comparisons.
-    tested = answer_claims(list(chain.from_iterable(claims)), gate.confidence)
-    answers = {answer.claim: answer for answer in tested}
+    answer_claims(list(chain.from_iterable(claims)), gate.confidence)
     result.judgements = []
     for comparison, contexts, claimed in zip(
         comparisons, at_shapes, claims, strict=True
     ):
         look = look_at(result, comparison, gate)
-        own = [answers[claim] for claim in claimed]
-        judged = _judged(result, comparison, contexts, gate, own, look)
+        judged = _judged(result, comparison, contexts, gate, claimed, look)
         result.judgements.append(judged)
         record_look(result, look, judged.verdict)
 
@@ -79,17 +77,17 @@ def _judged(
     comparison: Comparison,
     contexts: Sequence[RuleContext],
     gate: Gate,
-    answers: Sequence[ClaimResult],
+    claims: Sequence[Claim],
     look: Look,
 ) -> Judgement:
     """Returns the judgement of one comparison, from the answers to its claims."""
     context = contexts[0]
-    paying = [answer.claim for answer in answers if answer.answer == "it pays"]
+    paying = [claim for claim in claims if claim.answer == "it pays"]
     rulings = rulings_of(contexts, gate, context.contract)
     if context.comparable:
         changes = changes_of(result, context.candidate, context.reference)
-        if answers:
-            rulings.append(must_pay(answers, changes))
+        if claims:
+            rulings.append(must_pay(claims, changes))
         if context.promises and not paying:
             rulings += effect_seen(changes, context.paired)
         if any(claim.measure is SPEEDUP for claim in paying):
@@ -97,7 +95,7 @@ def _judged(
         rulings += ruling_of(look)
     note = "; ".join(_notes(result, context))
     judged = judgement(comparison, context.contract, rulings, note)
-    for claim in (answer.claim for answer in answers):
+    for claim in claims:
         if claim.p_gain is not None:
             judged.claims[claim.name] = claim.p_gain
     judged.gains = [claim.name for claim in paying]

@@ -18,9 +18,9 @@ from sdopt.statistics.measures import SPEEDUP, Measure, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES, LogRatio, exceeds
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Claim:
-    """One measure in which an option claims a gain; two claims are never the same, even if their figures are.
+    """One measure in which an option claims a gain, and the answer to it, which `answer_claims` finds.
 
     Attributes:
         measure: the measure that the option claims to improve.
@@ -30,6 +30,9 @@ class Claim:
         floor: the factor by which two identical baselines differed; None if it is not known.
         disturbed: what disturbed the times; "" if nothing did.
         shape: the name of the shape if the study has several; "" if it has one.
+        answer: None if it is open.
+        reason: of the answer, in words.
+        doubt: what disturbed its times, if that left it open.
     """
 
     measure: Measure
@@ -39,6 +42,9 @@ class Claim:
     disturbed: str = ""
     shape: str = ""
     spared: float = 1.0
+    answer: Payoff | None = None
+    reason: str = ""
+    doubt: str = ""
 
     @property
     def name(self) -> str:
@@ -69,28 +75,16 @@ class Claim:
         )
 
 
-@dataclass(frozen=True)
-class ClaimResult:
-    """The answer to one claim (None if it is open), the reason in words, and what disturbed its times, if anything."""
-
-    claim: Claim
-    answer: Payoff | None
-    reason: str
-    doubt: str = ""
-
-
-def answer_claims(claims: Sequence[Claim], confidence: float) -> list[ClaimResult]:
-    """Tests all claims of a study, so that the chance of any false gain, or any false harm, is at most 1 − confidence.
+def answer_claims(claims: Sequence[Claim], confidence: float) -> None:
+    """Answers all claims of a study, so that the chance of any false gain, or any false harm, is at most 1 − confidence.
 
     A claim that cannot be tested still counts among them.
     """
     level = 1 - confidence
     gains = holm([_tested(claim.p_gain, claim) for claim in claims], level)
     harms = holm([_tested(claim.p_harm, claim) for claim in claims], level)
-    tested = zip(claims, gains, harms, strict=True)
-    return [
-        _result(claim, gain, harm, len(claims), level) for claim, gain, harm in tested
-    ]
+    for claim, gain, harm in zip(claims, gains, harms, strict=True):
+        claim.answer, claim.reason = _answer(claim, gain, harm, len(claims), level)
 
 
 def _tested(p_value: float | None, claim: Claim) -> float:
@@ -99,44 +93,38 @@ def _tested(p_value: float | None, claim: Claim) -> float:
     return p_value
 
 
-def _result(
+def _answer(
     claim: Claim,
     gains: bool,
     harms: bool,
     claims: int,
     level: float,
-) -> ClaimResult:
+) -> tuple[Payoff | None, str]:
+    """Returns the answer to a claim, and the reason; notes what disturbed it where that leaves it open."""
     if claim.ratio is None or claim.gain is None:
-        return ClaimResult(
-            claim,
-            None,
-            f"{with_shape(claim.measure.claim, claim.shape)}: not measured",
-        )
+        return None, f"{with_shape(claim.measure.claim, claim.shape)}: not measured"
     bounds = claim.gain.interval(1 - 2 * level)
     ratio = _ratio_text(claim, level)
     if bounds.high is None or claim.floor is None:
         lacks = ", but by how much two identical baselines differ is not known"
         if bounds.high is None:
             lacks = f" has no interval: that takes {MINIMUM_PROCESSES} processes per variant (protocol.replicates)"
-        return ClaimResult(claim, None, f"{ratio}{lacks}")
+        return None, f"{ratio}{lacks}"
     if claim.disturbed:
-        return ClaimResult(claim, None, ratio, claim.disturbed)
+        claim.doubt = claim.disturbed
+        return None, ratio
     if (gains or harms) and exceeds(claim.gain.ratio, claim.floor):
-        return ClaimResult(
-            claim,
-            "it pays" if gains else "harm",
-            ratio,
-        )
+        return "it pays" if gains else "harm", ratio
     counts = percent(claim.smallest)
     if bounds.high < claim.smallest:
-        return ClaimResult(claim, "no benefit", f"{ratio} excludes a gain of {counts}")
+        return "no benefit", f"{ratio} excludes a gain of {counts}"
     if gains or harms:
         why = f"is no more than the {percent(claim.floor)} by which two identical baselines differ"
     elif claim.p_gain is not None and claim.p_gain <= level:
         why = f"could be chance: of {claims} expected gains, one is as large as this by chance too often"
     else:
         why = f"straddles a gain of {counts}: a study with more runs (protocol.replicates) would settle it"
-    return ClaimResult(claim, None, f"{ratio} {why}")
+    return None, f"{ratio} {why}"
 
 
 def _ratio_text(claim: Claim, level: float) -> str:
@@ -158,23 +146,21 @@ _SAME_TRACE = (
 )
 
 
-def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> Ruling:
-    """Rules on all claims of one option: it must gain in one of them, and harm none.
+def must_pay(claims: Sequence[Claim], changes: Sequence[str] | None) -> Ruling:
+    """Rules on all claims of one option, which are answered: it must gain in one of them, and harm none.
 
     The option fails for a harm, or if every claim excludes a gain that counts. An open claim makes the ruling
     inconclusive unless another claim gains. A speed-up is unproven if the traces of option and reference do not differ;
     lower memory needs no trace, because sdopt itself measures it. `changes` are None if they are not known.
     """
-    reason = "; ".join(result.reason for result in results)
-    doubt = "; ".join(dict.fromkeys(result.doubt for result in results if result.doubt))
-    answers = {result.answer for result in results}
+    reason = "; ".join(claim.reason for claim in claims)
+    doubt = "; ".join(dict.fromkeys(claim.doubt for claim in claims if claim.doubt))
+    answers = {claim.answer for claim in claims}
     doubted = f"{reason}; but {doubt}" if doubt else reason
     if "harm" in answers:
         return _ruling(Verdict.FAIL, "harm", doubted)
     if "it pays" in answers:
-        gains = {
-            result.claim.measure for result in results if result.answer == "it pays"
-        }
+        gains = {claim.measure for claim in claims if claim.answer == "it pays"}
         if not changes and gains == {SPEEDUP}:
             doubt = _SAME_TRACE if changes is not None else _NO_TRACE
             return Ruling("must pay", "", Verdict.INCONCLUSIVE, doubted, doubt=doubt)

@@ -269,10 +269,10 @@ def rarely(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
 
 def _by_prompt(name: str, values: Sequence[float | None]) -> list[float]:
     """Returns the values of a score by prompt, as far as they are known. Raises UnjudgedError if none is."""
-    known = [value for value in values if value is not None]
-    if not known:
+    judged = [value for value in values if value is not None]
+    if not judged:
         raise UnjudgedError(name, f"{name} has no values by prompt")
-    return known
+    return judged
 
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

@@ -106,8 +106,8 @@ def emulated(device: Device, hardware: Hardware) -> Device:
         return replace(device, name=sheet.name)
     # What cuDNN was probed to take is the real card's; without it, the capability decides.
     attributes = {
-        key: found
-        for key, found in device.attributes.items()
+        key: value
+        for key, value in device.attributes.items()
         if key != "cudnn_head_dimension"
     }
     return replace(
@@ -164,10 +164,10 @@ def peak_of(sheet: Sheet, types: Iterable[str]) -> tuple[str, float] | None:
     For several types, it is the rate of the fastest, so that an achieved rate cannot exceed it.
     """
     kinds = {RATES[kind] for kind in types if kind in RATES}
-    known = {kind: rate for kind in kinds if (rate := sheet.peak(kind)) is not None}
-    if not known or known.keys() != kinds:
+    rates = {kind: rate for kind in kinds if (rate := sheet.peak(kind)) is not None}
+    if not rates or rates.keys() != kinds:
         return None
-    return max(known.items(), key=lambda item: (item[1], item[0]))
+    return max(rates.items(), key=lambda item: (item[1], item[0]))
 
 
 def arithmetic(products: Mapping[str, int], wanted: str, tf32: bool) -> list[str]:

@@ -69,15 +69,15 @@ class _Card:
 
     def milli(self, name: str) -> float | None:
         """Returns an answer in thousandths as units, as milliwatts in watts; None if there is none."""
-        found = self.ask(name)
-        return None if found is None else float(found) / 1000
+        answer = self.ask(name)
+        return None if answer is None else float(answer) / 1000
 
     def processes(self) -> list[Any] | None:
         """Returns the processes on the device; None if NVML does not list them."""
-        found: list[Any] | None = self.ask(
+        running: list[Any] | None = self.ask(
             "ComputeRunningProcesses", handle=self.handle
         )
-        return found
+        return running
 
 
 def ask_nvml(question: Callable[[Any], T], close: bool = True) -> T | None:
@@ -143,12 +143,12 @@ def process_gib(device: "Device", pids: Collection[int]) -> float | None:
     def held(nvml: Any) -> float | None:
         # In a container the driver may report another pid namespace, or no figure at all.
         running = _card_of(nvml, device).processes() or []
-        found = [
+        sizes = [
             p.usedGpuMemory
             for p in running
             if p.pid in pids and p.usedGpuMemory is not None
         ]
-        return sum(found) / 2**30 if found else None
+        return sum(sizes) / 2**30 if sizes else None
 
     return ask_nvml(held) if pids else None
 
@@ -178,7 +178,7 @@ def _settings(card: _Card) -> dict[str, Any]:
                 held = process.usedGpuMemory
                 gib = None if held is None else held / 2**30
                 others.append({"pid": process.pid, "gib": gib})
-    found = {
+    settings = {
         "mig_slice": card.sliced,
         "compute_mode": None if mode is None else _COMPUTE_MODES.get(mode, "unknown"),
         "persistence_mode": None if persistent is None else bool(persistent),
@@ -192,7 +192,7 @@ def _settings(card: _Card) -> dict[str, Any]:
         "pcie_lanes": card.ask("MaxPcieLinkWidth"),
         "processes": others,
     }
-    return {name: answer for name, answer in found.items() if answer is not None}
+    return {name: answer for name, answer in settings.items() if answer is not None}
 
 
 class GpuMonitor:
@@ -217,13 +217,13 @@ class GpuMonitor:
         """Returns for how long each policy has held the clocks down since the driver was loaded, in nanoseconds."""
         if self._card is None:
             return {}
-        found = {
+        answers = {
             name: self._card.ask("ViolationStatus", policy)
             for policy, name in _POLICIES.items()
         }
         return {
             name: int(answer.violationTime)
-            for name, answer in found.items()
+            for name, answer in answers.items()
             if answer is not None
         }
 
@@ -264,7 +264,9 @@ class GpuMonitor:
         for sample in samples:
             if sample.timeStamp >= begun_us and not _of_this_study(sample.pid):
                 busy.setdefault(sample.pid, []).append(sample.smUtil)
-        return min(1.0, sum(sum(found) / len(found) for found in busy.values()) / 100)
+        return min(
+            1.0, sum(sum(shares) / len(shares) for shares in busy.values()) / 100
+        )
 
     def _throttled(
         self, card: _Card, before: Mapping[str, int], seconds: float

@@ -54,13 +54,13 @@ def list_cards() -> list[Device]:
     """Returns every CUDA device, also unusable ones; call it in a process of its own."""
     import torch
 
-    found = []
+    cards = []
     for index in range(torch.cuda.device_count()):
         try:
-            found.append(_cuda(index))
+            cards.append(_cuda(index))
         except _UnusableError as error:
-            found.append(Device("cuda", index, f"a card that cannot be used: {error}"))
-    return found
+            cards.append(Device("cuda", index, f"a card that cannot be used: {error}"))
+    return cards
 
 
 class _UnusableError(Exception):
@@ -201,16 +201,16 @@ def describe_cpu() -> dict[str, Any]:
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         key, _, value = line.partition(":")
         info.setdefault(key.strip(), value.strip())
-    found = {
+    facts = {
         "name": info.get("model name") or platform.processor() or platform.machine(),
         "cores": usable_cores(),
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
     if platform.machine() == "x86_64":
-        found[CPU_BFLOAT16] = computes_bfloat16(
+        facts[CPU_BFLOAT16] = computes_bfloat16(
             info.get("flags", "").split(), os.environ
         )
-    return found
+    return facts
 
 
 def computes_bfloat16(flags: Collection[str], variables: Mapping[str, str]) -> bool:

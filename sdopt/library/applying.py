@@ -51,7 +51,7 @@ class Report:
     @property
     def engaged(self) -> bool:
         """Whether every option took effect."""
-        return all(found.engaged for found in self.evidence)
+        return all(evidence.engaged for evidence in self.evidence)
 
     def table(self) -> "pd.DataFrame":
         """Returns a row per option: its axis, its name, whether it took effect, and what shows it."""
@@ -59,22 +59,19 @@ class Report:
 
         columns = ["axis", "option", "engaged", "summary"]
         return pd.DataFrame(
-            [asdict(found) for found in self.evidence], columns=[*columns, "facts"]
+            [asdict(evidence) for evidence in self.evidence],
+            columns=[*columns, "facts"],
         )[columns]
 
     def __str__(self) -> str:
         """Returns a line for broken images, for each option, and for each setting of the process that they changed."""
         lines = [f"IMAGES BROKEN: {self.broken}"] if self.broken else []
-        lines += [
-            f"{as_choice(found.axis, found.option)}: {'' if found.engaged else 'NO EFFECT: '}{found.summary}"
-            for found in self.evidence
-        ]
-        return "\n".join(
-            [
-                *lines,
-                *(f"changed in the whole process: {line}" for line in self.process),
-            ]
-        )
+        for evidence in self.evidence:
+            effect = "" if evidence.engaged else "NO EFFECT: "
+            choice = as_choice(evidence.axis, evidence.option)
+            lines.append(f"{choice}: {effect}{evidence.summary}")
+        lines += [f"changed in the whole process: {line}" for line in self.process]
+        return "\n".join(lines)
 
 
 @kept_generators()
@@ -111,8 +108,6 @@ def optimize(
     require_plain(pipe)
     require_texts("optimize", overrides)
     prompts = as_prompts(prompts)
-    if not groups:
-        raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
     plan = plan_for(
         pipe,
         groups,
@@ -180,17 +175,18 @@ def prove(
         UsageError: no options were applied to this pipeline.
     """
     optimized = state_of(pipe)
-    own = inspect.signature(type(pipe).__call__).parameters.get("strength")
+    parameter = inspect.signature(type(pipe).__call__).parameters.get("strength")
     strength = call.get(
-        "strength", optimized.usual.get("strength", own.default) if own else 1.0
+        "strength",
+        optimized.usual.get("strength", parameter.default) if parameter else 1.0,
     )
     steps = optimized.assembly.traced_steps(strength)
     prompts = prompt if isinstance(prompt, str) else [*as_prompts(prompt)] or None
     if prompts is None and call.get("prompt_embeds") is None:
-        each = call.get(
+        per_prompt = call.get(
             "num_images_per_prompt", optimized.usual.get("num_images_per_prompt", 1)
         )
-        prompts = optimized.prompts_that_show(each)
+        prompts = optimized.prompts_that_show(per_prompt)
     arguments = {"prompt": prompts, "num_inference_steps": steps, **call}
     if isinstance(prompts, list) and isinstance(
         negative := call.get("negative_prompt"), str
@@ -241,13 +237,14 @@ def _broken(output: Any) -> str:
     images = (
         images if isinstance(images, list | np.ndarray | torch.Tensor) else [images]
     )
-    found = [
-        each if isinstance(each, torch.Tensor) else torch.as_tensor(np.array(each))
-        for each in images
-    ]
-    if any(not each.isfinite().all() for each in found):
-        return "they hold numbers that are not finite (NaN or infinite)"
-    return "they are black" if any(not each.any() for each in found) else ""
+    black = False
+    for image in images:
+        if not isinstance(image, torch.Tensor):
+            image = torch.as_tensor(np.array(image))  # noqa: PLW2901
+        if not image.isfinite().all():
+            return "they hold numbers that are not finite (NaN or infinite)"
+        black = black or not image.any()
+    return "they are black" if black else ""
 
 
 @kept_generators()

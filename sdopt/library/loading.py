@@ -93,8 +93,8 @@ def measured(
     config_dir: str | Path | None = None,
 ) -> Variant:
     """Composes a variant that was measured, with `changes` that win over the recorded overrides; see `load`."""
-    found, named = _result(result, tracking_uri)
-    row = found.variant(_named(found, variant or named))
+    study, named = _result(result, tracking_uri)
+    row = study.variant(_named(study, variant or named))
     _require_no_code(row.name, own_functions(row.overrides))
     overrides = merge_overrides(row.overrides, changes)
     with composer_of(
@@ -190,7 +190,7 @@ def _result(
 
 def _named(result: Outcome, name: str | None) -> str:
     names = [row.name for row in result.variants if row.role != "control"]
-    candidates = [found for found in names if found != result.baseline]
+    candidates = [candidate for candidate in names if candidate != result.baseline]
     if name is None and len(candidates) == 1:
         return candidates[0]
     if name not in names:

@@ -64,8 +64,8 @@ def plan_for(
 ) -> PipelinePlan:
     """Returns what `optimize` does to a pipeline; its arguments are described there, and the errors that it raises."""
     _require_applicable(groups, overrides, folder)
-    if found := list(as_loaded(pipe, networks_of(pipe))):
-        raise ConflictError(found)
+    if reasons := list(as_loaded(pipe, networks_of(pipe))):
+        raise ConflictError(reasons)
     words = [
         *(override_of(group, _as_value(chosen)) for group, chosen in groups.items()),
         *overrides,
@@ -101,11 +101,9 @@ def plan_for(
     _require(ctx, named, [])
     dtype: torch.dtype | None = loading_arguments(options.values()).get("dtype")
     others = dtype or denoiser_of(pipe).dtype
-    parts = {
-        name: part
-        for option in options.values()
-        for name, part in option.parts_for(pipe, model, others).items()
-    }
+    parts: dict[str, Any] = {}
+    for option in options.values():
+        parts |= option.parts_for(pipe, model, others)
     return PipelinePlan(options, variant.choices, ctx, scheduler, dtype, parts)
 
 
@@ -130,10 +128,6 @@ def _require_applicable(
             chosen = word.partition("=")[2] if key == group else "…"
             problems.append(
                 f'{word}: no option of {group} is named: add {group}="{chosen}"'
-            )
-        elif group not in applicable:
-            problems.append(
-                f"{word}: no key of an option; sdopt.optimize takes {', '.join(sorted(applicable))}"
             )
     if problems:
         raise UsageError(problems)
@@ -212,7 +206,7 @@ def _context(
 
 def _as_it_is(pipe: "DiffusionPipeline") -> dict[str, Optimization]:
     """Returns the options, by axis, that describe what a program did to its pipeline without sdopt."""
-    found: dict[str, Optimization] = {}
+    options: dict[str, Optimization] = {}
     denoiser = denoiser_of(pipe)
     weights = str(denoiser.dtype).removeprefix("torch.")
     if weights in FLOATS:
@@ -221,32 +215,31 @@ def _as_it_is(pipe: "DiffusionPipeline") -> dict[str, Optimization]:
             and getattr(pipe, "vae", None) is not None
             and pipe.vae.dtype == torch.float32
         )
-        found["precision"] = FullVae(weights) if apart else Precision(weights)
+        options["precision"] = FullVae(weights) if apart else Precision(weights)
     if lora_layers(denoiser):
-        found["lora"] = Loaded()
+        options["lora"] = Loaded()
     if any(casting_hook(layer) is not None for layer in denoiser.modules()):
-        found["memory.layerwise_casting"] = LayerwiseCasting()
+        options["memory.layerwise_casting"] = LayerwiseCasting()
     kernels = (
         layer.weight
         for layer in denoiser.modules()
         if isinstance(layer, torch.nn.Conv2d)
     )
     if any(not kernel.is_contiguous() for kernel in kernels):
-        found["layout"] = Layout("channels_last")
-    return found
+        options["layout"] = Layout("channels_last")
+    return options
 
 
 def _require(
     ctx: Context, named: Mapping[str, Optimization], problems: Sequence[str]
 ) -> None:
     """Raises ConflictError for options that cannot run on this pipeline, before it is changed."""
-    found = [
-        f"{name}: {reason}"
-        for name, option in named.items()
-        for reason in option.obstacles(ctx)
-    ]
+    conflicts: list[str] = []
     for name, option in named.items():
+        conflicts += [f"{name}: {reason}" for reason in option.obstacles(ctx)]
         if option.load_kwargs().keys() - {"dtype"}:
-            found.append(f"{name}: it changes how weights are loaded; use sdopt.load")
-    if problems or found:
-        raise ConflictError([*problems, *found])
+            conflicts.append(
+                f"{name}: it changes how weights are loaded; use sdopt.load"
+            )
+    if problems or conflicts:
+        raise ConflictError([*problems, *conflicts])

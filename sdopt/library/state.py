@@ -63,11 +63,9 @@ class Optimized:
         """Raises UsageError for a call that an option cannot make as it is asked for."""
         named = named_as_chosen(self.assembly.options, self.choices)
         asked = _defaults_of(type(pipe)) | dict(call)
-        problems = [
-            f"{name}: {reason}"
-            for name, option in named.items()
-            for reason in option.refusals(asked)
-        ]
+        problems: list[str] = []
+        for name, option in named.items():
+            problems += [f"{name}: {reason}" for reason in option.refusals(asked)]
         if self.structure is not None and not runs_eagerly():
             now = self.structure_now(pipe)
             if changed := [
@@ -130,8 +128,10 @@ class Optimized:
         """Returns whether options were applied to another pipeline since that has some of the same networks."""
         mine = self.before.networks if self.before else set()
         return any(
-            each.number > self.number and each.before and mine & each.before.networks
-            for each in APPLIED
+            applied.number > self.number
+            and applied.before
+            and mine & applied.before.networks
+            for applied in APPLIED
         )
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> None:
@@ -157,9 +157,9 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
 
     @functools.wraps(call)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 (it is one)
-        given = dict(zip(names, args, strict=False)) | kwargs
+        asked = dict(zip(names, args, strict=False)) | kwargs
         state_of(self)  # raises for a copy
-        arguments = _fitted(usual, given) | assembly.call_kwargs | given
+        arguments = _fitted(usual, asked) | assembly.call_kwargs | asked
         with (
             optimized.lock,
             optimized.fitting(self, arguments),
@@ -168,26 +168,26 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
         ):
             return call(self, **assembly.changed(arguments))
 
-    own: dict[str, Any] = {"__call__": __call__, "__module__": cls.__module__}
+    members: dict[str, Any] = {"__call__": __call__, "__module__": cls.__module__}
     options = assembly.options.values()
     for option in options:
         for name, wrapper in option.wraps().items():
-            own[name] = wrapper(getattr(cls, name))
+            members[name] = wrapper(getattr(cls, name))
     for option in options:
         for name, reason in option.comes_after(pipe).items():
             if hasattr(cls, name):
-                own[name] = _refusing(reason, own.get(name, getattr(cls, name)))
+                members[name] = _refusing(reason, members.get(name, getattr(cls, name)))
     # diffusers writes the class's name into a folder that is saved, and looks it up in its own module.
-    pipe.__class__ = type(cls.__name__, (cls,), own)
+    pipe.__class__ = type(cls.__name__, (cls,), members)
 
 
 def _defaults_of(cls: type) -> dict[str, Any]:
     """Returns the arguments of a pipeline's call that have a default."""
     parameters = inspect.signature(cls.__call__).parameters
     return {
-        name: each.default
-        for name, each in parameters.items()
-        if each.default is not each.empty
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if parameter.default is not parameter.empty
     }
 
 
@@ -246,18 +246,18 @@ def named_as_chosen(
 
 def as_prompts(prompts: Iterable[str] | None) -> tuple[str, ...]:
     """Returns prompts that a program gives, one or several of whatever collection. Raises UsageError for others."""
-    found = (
+    texts = (
         (prompts,)
         if isinstance(prompts, str | PathLike)
         else ()
         if prompts is None
         else tuple(prompts)
     )
-    if wrong := [each for each in found if not isinstance(each, str)]:
+    if wrong := [text for text in texts if not isinstance(text, str)]:
         raise UsageError(
             f"prompts: {wrong[0]!r} is no text; give a text, or a list of texts"
         )
-    return found
+    return texts
 
 
 def require_prompts(named: Mapping[str, Optimization], prompts: Sequence[str]) -> None:

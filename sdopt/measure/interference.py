@@ -5,10 +5,10 @@ A program with more threads than cores makes its own threads wait. So waiting co
 others ran on the cores that the program may use.
 """
 
+import operator
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from sdopt.measure.processes import PROC, started_by, text_of_process
@@ -26,22 +26,12 @@ _MAJOR_FAULTS = 9
 """Position of major faults in /proc/<pid>/task/<tid>/stat, after the bracket that closes the name (proc(5))."""
 
 
-@dataclass(frozen=True)
-class _Thread:
-    ran_s: float = 0.0
-    waited_s: float = 0.0
-    major_faults: int = 0
-    switched_out: int = 0
+_Thread = tuple[float, float, int, int]
+"""How long a thread ran and waited, in seconds; its major faults, and how often it was switched out."""
 
-
-@dataclass(frozen=True)
-class _Counts:
-    threads: Mapping[str, _Thread]
-    """Counters of the process and of all others in its group."""
-    total_s: float
-    """Time of all cores that the process may use: busy, idle and stolen."""
-    busy_s: float
-    stolen_s: float
+_Counts = tuple[Mapping[str, _Thread], float, float, float]
+"""The threads of the process and of all others in its group; the time of all cores that it may use (busy, idle and
+stolen), and how much of that was busy, and stolen."""
 
 
 class InterferenceMeter:
@@ -68,33 +58,25 @@ class InterferenceMeter:
 
         `own_s` is processor time of further processes that belong to what is measured, and are no others.
         """
-        before, after, passed_s = (
-            self._before,
-            self._read(),
-            time.perf_counter() - self._start,
-        )
-        if before is None or after is None:
+        after = self._read()
+        passed_s = time.perf_counter() - self._start
+        if self._before is None or after is None:
             return None
-        pairs = [
-            (before.threads.get(tid, _Thread()), now)
-            for tid, now in after.threads.items()
+        earlier, *cores_then = self._before
+        threads, *cores_now = after
+        grown = [
+            map(operator.sub, now, earlier.get(name, (0.0, 0.0, 0, 0)))
+            for name, now in threads.items()
         ]
-        ran_s = sum(now.ran_s - then.ran_s for then, now in pairs)
-        waited_s = sum(now.waited_s - then.waited_s for then, now in pairs)
-        others_s = max(0.0, after.busy_s - before.busy_s - ran_s - own_s)
+        ran_s, waited_s, major_faults, switched_out = map(sum, zip(*grown, strict=True))
+        total_s, busy_s, stolen_s = map(operator.sub, cores_now, cores_then)
+        others_s = max(0.0, busy_s - ran_s - own_s)
         lost_s = min(waited_s, others_s)
-        total_s = after.total_s - before.total_s
         return Interference(
             waited=round(lost_s / max(seconds, ran_s + lost_s), 5) if lost_s else 0.0,
-            stolen=round((after.stolen_s - before.stolen_s) / total_s, 5)
-            if total_s > 0
-            else 0.0,
-            major_faults=sum(
-                now.major_faults - then.major_faults for then, now in pairs
-            ),
-            switched_out=sum(
-                now.switched_out - then.switched_out for then, now in pairs
-            ),
+            stolen=round(stolen_s / total_s, 5) if total_s > 0 else 0.0,
+            major_faults=major_faults,
+            switched_out=switched_out,
             cpu_mhz=self._mhz(),
             cores=round((ran_s + waited_s) / passed_s, 3),
         )
@@ -114,7 +96,7 @@ class InterferenceMeter:
         seconds = [sum(fields) / second for fields in zip(*ticks, strict=True)]
         total_s, stolen_s = sum(seconds), seconds[_STOLEN]
         idle_s = sum(seconds[field] for field in _IDLE)
-        return _Counts(threads, total_s, total_s - idle_s - stolen_s, stolen_s)
+        return threads, total_s, total_s - idle_s - stolen_s, stolen_s
 
     def _cores(self) -> set[int]:
         """Returns the numbers of the cores that the process may use."""
@@ -127,11 +109,11 @@ class InterferenceMeter:
             ),
             ":",
         )
-        found: set[int] = set()
+        numbers: set[int] = set()
         for part in filter(None, listed.partition(":")[2].strip().split(",")):
             first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
-        return found
+            numbers.update(range(int(first), int(last or first) + 1))
+        return numbers
 
     def _mhz(self) -> float | None:
         """Returns the present mean frequency of the cores that the process may use; None if it is not known."""
@@ -141,22 +123,22 @@ class InterferenceMeter:
                 self._cpus / f"cpu{core}" / "cpufreq" / "scaling_cur_freq"
                 for core in sorted(cores)
             ]
-            found = [
+            frequencies = [
                 int(file.read_text(encoding="utf-8")) / 1000
                 for file in files
                 if file.is_file()
             ]
-            found = found or _listed_mhz(
+            frequencies = frequencies or _listed_mhz(
                 (self._proc / "cpuinfo").read_text(encoding="utf-8"), cores
             )
         except (OSError, ValueError):
             return None
-        return round(sum(found) / len(found), 1) if found else None
+        return round(sum(frequencies) / len(frequencies), 1) if frequencies else None
 
 
 def _ticks(stat: str, cores: set[int]) -> list[list[int]]:
     """Returns the counters of some cores, a list each; leaves out cores for which the kernel keeps too few."""
-    found = []
+    of_cores = []
     for line in stat.splitlines():
         name, *fields = line.split()
         if (
@@ -164,19 +146,19 @@ def _ticks(stat: str, cores: set[int]) -> list[list[int]]:
             and int(name.removeprefix("cpu")) in cores
             and len(fields) >= _TICKS
         ):
-            found.append([int(field) for field in fields[:_TICKS]])
-    return found
+            of_cores.append([int(field) for field in fields[:_TICKS]])
+    return of_cores
 
 
 def _listed_mhz(cpuinfo: str, cores: set[int]) -> list[float]:
-    found, core = [], -1
+    frequencies, core = [], -1
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "processor":
             core = int(value)
         elif name.strip() == "cpu MHz" and core in cores:
-            found.append(float(value))
-    return found
+            frequencies.append(float(value))
+    return frequencies
 
 
 def _threads(tasks: Path) -> dict[str, _Thread]:
@@ -202,9 +184,5 @@ def _thread(task: Path) -> _Thread | None:
         for line in status.splitlines()
         if line.startswith("nonvoluntary_ctxt_switches:")
     )
-    return _Thread(
-        int(ran) / 1e9,
-        int(waited) / 1e9,
-        int(fields[_MAJOR_FAULTS]),
-        int(switched.split()[1]),
-    )
+    faults, times = int(fields[_MAJOR_FAULTS]), int(switched.split()[1])
+    return int(ran) / 1e9, int(waited) / 1e9, faults, times

@@ -17,15 +17,15 @@ _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 def started_by(pid: int, proc: Path = PROC) -> list[int]:
     """Returns all descendants of a process, and all members of its and their process groups."""
     children: dict[int, list[int]] = {}
-    for folder in proc.iterdir() if proc.is_dir() else ():
-        if folder.name.isdecimal() and (fields := _fields(folder)):
-            child, parent, group = int(folder.name), int(fields[1]), int(fields[2])
+    for name in os.listdir(proc) if proc.is_dir() else ():  # noqa: PTH208
+        if name.isdecimal() and (fields := _fields(f"{proc}/{name}/stat")):
+            child, parent, group = int(name), int(fields[1]), int(fields[2])
             for above in {parent, group} - {child}:
                 children.setdefault(above, []).append(child)
-    found = [pid]
-    for known in found:
-        found += [child for child in children.get(known, []) if child not in found]
-    return found[1:]
+    pids = [pid]
+    for known in pids:
+        pids += [child for child in children.get(known, []) if child not in pids]
+    return pids[1:]
 
 
 def end(pids: Iterable[int]) -> None:
@@ -41,10 +41,10 @@ def held_elsewhere(files: Path | None = None) -> float:
     Includes the memory of its descendants (private pages, and a share of the shared ones), and the files of a folder
     where they are kept in memory, as far as none of these processes maps them.
     """
-    own = os.getpid()
-    children = started_by(own)
+    pid = os.getpid()
+    children = started_by(pid)
     mapped = sum(
-        _gib_of(PROC / str(number), ("RssShmem:",)) for number in (own, *children)
+        _gib_of(PROC / str(number), ("RssShmem:",)) for number in (pid, *children)
     )
     in_files = 0.0 if files is None else files_in_memory(files)
     return sum(_own_gib(PROC / str(child)) for child in children) + max(
@@ -56,17 +56,17 @@ def files_in_memory(folder: Path) -> float:
     """Returns the size of the files below a folder that are kept in memory, as on a tmpfs, in GiB."""
     if folder.stat().st_dev not in _memory_devices():
         return 0.0
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for parent, _, names in os.walk(
         folder
     ):  # unlike `rglob`, it goes on if a folder has vanished
         for name in names:
             with suppress(OSError):
                 status = Path(parent, name).lstat()
-                found[status.st_ino] = (
+                sizes[status.st_ino] = (
                     status.st_blocks * 512 if stat.S_ISREG(status.st_mode) else 0
                 )
-    return sum(found.values()) / 2**30
+    return sum(sizes.values()) / 2**30
 
 
 @cache
@@ -103,10 +103,14 @@ def waited_s() -> float:
     return 0.0
 
 
-def _fields(folder: Path) -> list[str]:
-    """Returns the fields of a process's stat after its name; [] if it has ended."""
+def _fields(file: str) -> list[bytes]:
+    """Returns the fields of a process's `stat` after its name; [] if it has ended.
+
+    Read without `pathlib`: all processes of the machine are asked after each timed call.
+    """
     try:
-        return text_of_process(folder / "stat").rpartition(")")[2].split()
+        with open(file, "rb", buffering=0) as stream:  # noqa: PTH123
+            return stream.read().rpartition(b")")[2].split()
     except OSError:
         return []
 

@@ -56,7 +56,7 @@ def _observed_method(
     vae: Any, name: str, stage: str, enter: Enter, leave: Leave
 ) -> Iterator[None]:
     # Forward hooks do not run for other methods of the VAE.
-    method, own = getattr(vae, name), vae.__dict__.get(name)
+    method, before = getattr(vae, name), vae.__dict__.get(name)
 
     def observed_method(*args: Any, **kwargs: Any) -> Any:
         enter(stage)
@@ -68,10 +68,10 @@ def _observed_method(
     try:
         yield
     finally:
-        if own is None:
+        if before is None:
             del vae.__dict__[name]
         else:
-            vae.__dict__[name] = own
+            vae.__dict__[name] = before
 
 
 class StageClock:

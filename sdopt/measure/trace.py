@@ -130,7 +130,7 @@ class Trace:
 
         Counts within a stage are per call of the stage, because variants are traced with different numbers of steps.
         """
-        found = {
+        counted = {
             f"{kind} parameters, MiB": round(mib, 3)
             for kind, mib in self.parameter_mib.items()
         }
@@ -149,26 +149,26 @@ class Trace:
                 "convolutions that gave channels-last": stage.channels_last,
                 "graph launches": stage.graph_launches,
             }
-            found |= {
+            counted |= {
                 f"{name}: {what}": round(count / max(stage.calls, 1), 3)
                 for what, count in stage_counts.items()
             }
-            found[f"{name}: in inference mode"] = float(bool(stage.inference_mode))
-            found[f"{name}: under autocast to {stage.autocast_dtype}"] = float(
+            counted[f"{name}: in inference mode"] = float(bool(stage.inference_mode))
+            counted[f"{name}: under autocast to {stage.autocast_dtype}"] = float(
                 stage.calls > 0
             )
             if name != DENOISER:
-                found[f"{name}: calls"] = stage.calls
+                counted[f"{name}: calls"] = stage.calls
         kernels = self.kernels if self.complete else {}
-        found |= {
+        counted |= {
             f"kernel {name}": round(n / max(self.denoiser.calls, 1), 3)
             for name, n in kernels.items()
         }
-        found |= {
+        counted |= {
             f"decoder input {'×'.join(map(str, shape))}": 1.0
             for shape in self.decoder_inputs
         }
-        return {name: count for name, count in found.items() if count}
+        return {name: count for name, count in counted.items() if count}
 
     def images(self) -> np.ndarray:
         """Makes the traced call again; returns its images, of shape (n, height, width, 3) in 0…255."""
@@ -304,16 +304,16 @@ def _parameters_of(pipe: DiffusionPipeline) -> dict[str, float]:
     """Returns the MiB of the parameters and buffers of all networks, by device and type."""
     import torch
 
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     for network in pipe.components.values():
         if isinstance(network, torch.nn.Module):
             for tensor in (*network.parameters(), *network.buffers()):
                 kind = f"{tensor.device.type} {_name(tensor.dtype)}"
-                found[kind] = (
-                    found.get(kind, 0.0)
+                sizes[kind] = (
+                    sizes.get(kind, 0.0)
                     + tensor.numel() * tensor.element_size() / 2**20
                 )
-    return found
+    return sizes
 
 
 @contextmanager
@@ -341,7 +341,7 @@ def _observed_layers(pipe: DiffusionPipeline, trace: Trace) -> Iterator[None]:
     layers = (
         []
         if is_compiled(denoiser)
-        else [each for each in denoiser.named_modules() if not [*each[1].children()]]
+        else [named for named in denoiser.named_modules() if not [*named[1].children()]]
     )
     handles = [
         layer.register_forward_hook(
@@ -349,12 +349,12 @@ def _observed_layers(pipe: DiffusionPipeline, trace: Trace) -> Iterator[None]:
         )
         for name, layer in layers
     ]
-    taken = trace.decoder_inputs
+    decoder_inputs = trace.decoder_inputs
     if pipe.vae is not None:
         decoder: torch.nn.Module = pipe.vae.decoder
         handles.append(
             decoder.register_forward_pre_hook(
-                lambda _module, inputs: taken.append(tuple(inputs[0].shape))
+                lambda _module, inputs: decoder_inputs.append(tuple(inputs[0].shape))
             )
         )
     try:

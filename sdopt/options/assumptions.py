@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Collection, Iterator
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from sdopt.pipelines.family import family_of_class
@@ -44,7 +45,10 @@ def common_attention(pipe: Pipeline) -> list[str]:
     denoiser = unwrapped(denoiser_of(pipe))
     if denoiser_name(pipe) != "unet":
         return []  # whose processors are of their own kinds, and which options leave in place
-    kinds = {type(each) for each in getattr(denoiser, "attn_processors", {}).values()}
+    kinds = {
+        type(processor)
+        for processor in getattr(denoiser, "attn_processors", {}).values()
+    }
     others = sorted(
         k.__name__
         for k in kinds
@@ -75,7 +79,7 @@ def own_blocks(pipe: Pipeline) -> list[str]:
         "a T2I-Adapter": hasattr(pipe, "adapter"),
     }
     adding["GLIGEN"] = getattr(unet, "position_net", None) is not None
-    found = [
+    blocks = [
         f"runs the UNet's blocks itself, without {what}"
         for what, there in adding.items()
         if there
@@ -84,9 +88,11 @@ def own_blocks(pipe: Pipeline) -> list[str]:
         "forward" in vars(unet)
         or getattr(type(unet), "forward", None) is not UNet2DConditionModel.forward
     ):
-        found.append("would replace the UNet's forward, which is not that of diffusers")
+        blocks.append(
+            "would replace the UNet's forward, which is not that of diffusers"
+        )
     if unet.class_embedding is not None:
-        found.append("runs the UNet's blocks itself, without its class embedding")
+        blocks.append("runs the UNet's blocks itself, without its class embedding")
     named = dict(unet.named_modules())
     for name in filter(_BLOCK.fullmatch, named):
         block: Any = named[name]
@@ -95,7 +101,7 @@ def own_blocks(pipe: Pipeline) -> list[str]:
             for factor in ("s1", "s2", "b1", "b2")
         ):
             return [
-                *found,
+                *blocks,
                 "runs the UNet's blocks itself, without FreeU: call pipe.disable_freeu() first",
             ]
         if (
@@ -104,10 +110,10 @@ def own_blocks(pipe: Pipeline) -> list[str]:
             or not type(block).__module__.startswith("diffusers.")
         ):
             return [
-                *found,
+                *blocks,
                 f"runs the UNet's blocks itself, without the forward or the hooks of {name}",
             ]
-    return found
+    return blocks
 
 
 def _own_transformer_blocks(pipe: Pipeline) -> list[str]:
@@ -197,20 +203,17 @@ def _calls_of(pipe: Pipeline, kinds: tuple[str, ...], what: str) -> list[str]:
     """Checks that a pipeline's call is one of those whose steps are known."""
     import diffusers
 
-    names = [
-        f"{family}{kind}{task}Pipeline"
-        for family in ("StableDiffusion", "StableDiffusionXL", "LatentConsistency")
-        for kind in kinds
-        for task in ("", "Img2Img", "Inpaint")
-    ]
-    known = [
+    families = ("StableDiffusion", "StableDiffusionXL", "LatentConsistency")
+    words = product(families, kinds, ("", "Img2Img", "Inpaint"), ("Pipeline",))
+    names = map("".join, words)
+    calls = [
         getattr(diffusers, name).__call__ for name in names if hasattr(diffusers, name)
     ]
     if family_of_class(type(pipe).__name__) is not None and type(
         pipe
     ).__module__.startswith("diffusers."):
         return []
-    if type(pipe).__call__ in known or type(pipe).__name__.startswith("AltDiffusion"):
+    if type(pipe).__call__ in calls or type(pipe).__name__.startswith("AltDiffusion"):
         return []
     return [f"changes {what}, of which the call of a {type(pipe).__name__} has its own"]
 
@@ -224,15 +227,16 @@ def nothing_but_tensors(pipe: Pipeline) -> list[str]:
             f"keeps a graph, and the call of a {type(pipe).__name__} exchanges attention layers while it draws"
         ]
     processors = {
-        type(each) for each in getattr(denoiser, "attn_processors", {}).values()
+        type(processor)
+        for processor in getattr(denoiser, "attn_processors", {}).values()
     }
-    if own := sorted(
+    if others_of_a_kind := sorted(
         kind.__name__
         for kind in processors
         if not kind.__module__.startswith("diffusers.")
     ):
         return [
-            f"keeps a graph, which would not run the Python code of {', '.join(own)} again"
+            f"keeps a graph, which would not run the Python code of {', '.join(others_of_a_kind)} again"
         ]
     changed = [
         name
@@ -353,13 +357,13 @@ def as_loaded(pipe: Pipeline, networks: dict[str, torch.nn.Module]) -> Iterator[
 
     for name, network in networks.items():
         modules = list(network.modules())
-        made = (
+        class_of_it = (
             isinstance(module, torch.jit.ScriptModule)
             or unwrapped(module) is not module
             or getattr(module, "_compiled_call_impl", None) is not None
             for module in modules
         )
-        if any(made):
+        if any(class_of_it):
             yield f"pipe.{name} is compiled already: apply the options to the pipeline as loaded, with compiler=…"
         elif moves_weights(network):
             yield f"hooks move the weights of pipe.{name}: remove them (pipe.remove_all_hooks()), and choose memory=…"
@@ -373,17 +377,12 @@ def structure_of(network: Any, graph: bool) -> dict[str, Any]:
     Leaves out the values of tensors, which both follow, and the hooks by which sdopt observes.
     With `graph`, a graph runs in the network's place, without its own hooks, and with the parameters that it had.
     """
-    return {
-        name: (
-            type(module),
-            _settings(vars(module)),
-            _own_hooks(module) if name or graph else [],
-            [id(parameter) for parameter in module._parameters.values()]
-            if graph
-            else [],
-        )
-        for name, module in network.named_modules()
-    }
+    structure = {}
+    for name, module in network.named_modules():
+        hooks = _own_hooks(module) if name or graph else []
+        weights = list(map(id, module._parameters.values())) if graph else []
+        structure[name] = type(module), _settings(vars(module)), hooks, weights
+    return structure
 
 
 def _own_hooks(module: torch.nn.Module) -> list[Any]:
@@ -417,7 +416,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 6)  # diffusers scales a LoRA for a call, and back
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(part) for part in value]
     return value if isinstance(value, bool | int | str | None) else type(value)

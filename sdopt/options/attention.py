@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Any, ClassVar
 
 from typing_extensions import override
@@ -106,22 +107,24 @@ class Default(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        wanted = _processors(denoiser_of(pipe))
-        if _replaceable(denoiser_of(pipe)) and wanted != ["AttnProcessor2_0"]:
+        processors = _processors(denoiser_of(pipe))
+        if _replaceable(denoiser_of(pipe)) and processors != ["AttnProcessor2_0"]:
             _set(pipe, "AttnProcessor2_0")
-            wanted = ["AttnProcessor2_0"]
+            processors = ["AttnProcessor2_0"]
 
         def proof(trace: Trace) -> Finding:
             kinds = _processors(unwrapped(denoiser_of(pipe)))
-            shown = (
+            is_seen = (
                 _kernels(trace) or f"{', '.join(kinds)}, no scaled-dot-product kernel"
             )
             # A compiler may have replaced all attention layers by its own, which have no processors.
-            engaged = kinds in ([], wanted) and not _backends_of(
+            engaged = kinds in ([], processors) and not _backends_of(
                 unwrapped(denoiser_of(pipe))
             )
             return Finding(
-                engaged, shown, {"processors": kinds, "kernels": trace.fused_attention}
+                engaged,
+                is_seen,
+                {"processors": kinds, "kernels": trace.fused_attention},
             )
 
         return proof
@@ -178,20 +181,20 @@ class Sdpa(EquivalentAttention):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = []
+        reasons = []
         feature = _BACKENDS[self.backend].feature
         # PyTorch has a flash kernel for CPUs as well.
         if feature is not None and (ctx.device.is_cuda or self.backend != "flash"):
-            found += missing(ctx.device, feature)
+            reasons += missing(ctx.device, feature)
         if ctx.device.is_cuda and self.backend in ("flash", "cudnn"):
             if attends_in_float32(ctx):
-                found.append(
+                reasons.append(
                     f"the {self.backend} kernel needs float16 or bfloat16: choose precision=fp16 or bf16"
                 )
-            found += self._too_wide(ctx)
+            reasons += self._too_wide(ctx)
         if ctx.device.is_cuda and self.backend == "flash":
-            found += self._masked(ctx)
-        return found
+            reasons += self._masked(ctx)
+        return reasons
 
     @override
     def fixed_for(self, model: Model) -> bool:
@@ -232,8 +235,8 @@ class Sdpa(EquivalentAttention):
             ", in multiples of 8" if self.backend == "cudnn" else ""
         )
         sizes = ", ".join(map(str, wide))
-        found = f"the {self.backend} kernel supports heads of {supported} here, and this model has heads of {sizes}"
-        return [f"{found}: choose attention=default or mem_efficient"]
+        reason = f"the {self.backend} kernel supports heads of {supported} here, and this model has heads of {sizes}"
+        return [f"{reason}: choose attention=default or mem_efficient"]
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -255,8 +258,8 @@ class Sdpa(EquivalentAttention):
             seen = trace.fused_attention
             if self.backend == "math":
                 # A compiler decomposes this back end into products; the evidence is then that no fused kernel ran.
-                shown = bool(seen) or trace.is_compiled(denoiser_of(pipe))
-                engaged = all(backend_of(name) == "math" for name in seen) and shown
+                is_seen = bool(seen) or trace.is_compiled(denoiser_of(pipe))
+                engaged = all(backend_of(name) == "math" for name in seen) and is_seen
             else:
                 engaged = bool(seen) and all(
                     backend_of(name) == self.backend for name in seen
@@ -297,8 +300,8 @@ class Sliced(EquivalentAttention):
             ]
         if self.slice_size is None or heads is None or self.slice_size <= heads:
             return []
-        found = f"attention.slice_size={self.slice_size}: a layer of this model has only {heads} heads"
-        return [f"{found}; choose at most {heads}, or null"]
+        reasons = f"attention.slice_size={self.slice_size}: a layer of this model has only {heads} heads"
+        return [f"{reasons}; choose at most {heads}, or null"]
 
     @override
     def broken(self, pipe: Pipeline) -> list[str]:
@@ -358,10 +361,10 @@ class Xformers(EquivalentAttention):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = []
+        reasons = []
         if not self.unmet(ctx) and ctx.device.attributes.get("xformers") is False:
             solution = "install a matching build (https://github.com/facebookresearch/xformers#installing-xformers)"
-            found.append(
+            reasons.append(
                 f"this build of xFormers is for another version of PyTorch or CUDA: {solution}"
             )
         if (
@@ -369,10 +372,10 @@ class Xformers(EquivalentAttention):
             and (ctx.device.capability or (0, 0)) > (9, 0)
             and attends_in_float32(ctx)
         ):
-            found.append(
+            reasons.append(
                 "xFormers has no float32 operator for this card: choose precision=fp16 or bf16"
             )
-        return found
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -395,11 +398,11 @@ class Xformers(EquivalentAttention):
             engaged = (
                 kinds == ["XFormersAttnProcessor"] and bool(ran) and not fallen_back
             )
-            shown = (
+            is_seen = (
                 ", ".join(f"{name} ×{count}" for name, count in sorted(ran.items()))
                 or "no operator of xFormers"
             )
-            return Finding(engaged, shown, {"processors": kinds, "operators": ran})
+            return Finding(engaged, is_seen, {"processors": kinds, "operators": ran})
 
         return proof
 
@@ -457,11 +460,8 @@ class FusedProjections(EquivalentAttention):
                     for name in ran
                     if name.endswith((".to_qkv", ".to_kv"))
                 }
-                apart = sum(
-                    ran[f"{layer}.{part}"]
-                    for layer in joint
-                    for part in ("to_q", "to_k", "to_v")
-                )
+                parts = product(joint, ("to_q", "to_k", "to_v"))
+                apart = sum(ran[f"{layer}.{part}"] for layer, part in parts)
                 fused = sum(ran[f"{layer}.to_qkv"] for layer in joint & own_projections)
                 engaged = not ran or (fused > 0 and not apart)
             facts = {
@@ -496,7 +496,7 @@ def _unfusable(config: Mapping[str, Any]) -> list[str]:
         if name.startswith("Fused")
     ]
     if config.get("qk_norm") and any(
-        "norm_q" not in each.__call__.__code__.co_names for each in processors
+        "norm_q" not in processor.__call__.__code__.co_names for processor in processors
     ):
         return [
             f"diffusers' {processors[0].__name__} leaves out the norm of queries and keys: images would change"
@@ -529,14 +529,10 @@ def _share_weights(denoiser: Any) -> None:
 def backend_of(name: str) -> str | None:
     """Returns the back end of a PyTorch operator, or of a kernel in a replayed graph; None for any other name."""
     # Checks cuDNN first, whose kernel names may also contain the algorithm, as in sdpa_sm90_flash_fprop.
-    return next(
-        (
-            kind
-            for kind in reversed(_BACKENDS)
-            if any(part in name for part in _BACKENDS[kind].names)
-        ),
-        None,
-    )
+    for kind in reversed(_BACKENDS):
+        if any(part in name for part in _BACKENDS[kind].names):
+            return kind
+    return None
 
 
 def _processors(denoiser: Any) -> list[str]:

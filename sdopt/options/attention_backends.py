@@ -162,10 +162,10 @@ class Dispatched(Optimization):
                     ran = trace.denoiser.compiled_regions > 0 and not (
                         unfused or others
                     )
-            shown = ", ".join(
+            counts = ", ".join(
                 f"{name.strip('_')[:60]} ×{count}" for name, count in kernels.items()
             )
-            summary = f"{len(layers)} layers with {', '.join(chosen) or 'no backend'}; {shown or 'no kernel of it'}"
+            summary = f"{len(layers)} layers with {', '.join(chosen) or 'no backend'}; {counts or 'no kernel of it'}"
             engaged = bool(layers) and chosen == [self.backend] and ran
             return Finding(engaged, summary, {"backends": chosen, "kernels": kernels})
 
@@ -173,22 +173,22 @@ class Dispatched(Optimization):
 
     def _of_pytorch(self, trace: Trace) -> dict[str, int]:
         """Returns the operators of PyTorch's attention; if a graph hides them, its kernels."""
-        found = {}
+        kernels = {}
         for name, count in trace.fused_attention.items():
             if backend_of(name) and not _is_of_package(self.backend, name):
-                found[name] = count
-        return found
+                kernels[name] = count
+        return kernels
 
     def _only_its_own(
         self, trace: Trace, kernels: Mapping[str, int], pipe: Pipeline
     ) -> bool:
         """Returns whether attention ran in the back end of PyTorch that the backend allows."""
-        wanted = _OF_PYTORCH[self.backend]
+        kernel = _OF_PYTORCH[self.backend]
         kinds = {backend_of(name) for name in kernels}
         if kinds:
-            return wanted is None or kinds == {wanted}
+            return kernel is None or kinds == {kernel}
         # A compiler decomposes the back end `math` into products.
-        return wanted in (None, "math") and trace.is_compiled(denoiser_of(pipe))
+        return kernel in (None, "math") and trace.is_compiled(denoiser_of(pipe))
 
 
 def _of_package(backend: str, trace: Trace) -> dict[str, int]:
@@ -269,9 +269,7 @@ def chosen_backends(denoiser: Any) -> list[str]:
         if hasattr(getattr(layer, "processor", None), _CHOSEN)
     ]
     kinds = {getattr(processor, _CHOSEN) for processor in processors}
-    return sorted(
-        "" if kind is None else str(getattr(kind, "value", kind)) for kind in kinds
-    )
+    return sorted(str(getattr(kind, "value", kind or "")) for kind in kinds)
 
 
 def default_backend() -> str:

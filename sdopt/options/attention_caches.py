@@ -128,9 +128,9 @@ class Expansions(Layers):
         super().__init__(pipe, denoiser)
 
     def _begin_call(self) -> None:
-        known = any(branch == self._branch for _, branch in self._kept)
+        has_outputs = any(branch == self._branch for _, branch in self._kept)
         skips = (
-            known
+            has_outputs
             and self._step < self._steps
             and not self._chosen.runs(self._steps)[self._step]
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -233,16 +234,14 @@ class Optimization(Configured):
     @classmethod
     def all_needs(cls) -> tuple[Need, ...]:
         """Returns what the class and its base classes need."""
-        return tuple(
-            need for base in cls.__mro__ for need in vars(base).get("needs", ())
-        )
+        needs = (vars(base).get("needs", ()) for base in cls.__mro__)
+        return tuple(chain.from_iterable(needs))
 
     @classmethod
     def all_excludes(cls) -> tuple[Excludes, ...]:
         """Returns what the class and its base classes exclude."""
-        return tuple(
-            rule for base in cls.__mro__ for rule in vars(base).get("excludes", ())
-        )
+        rules = (vars(base).get("excludes", ()) for base in cls.__mro__)
+        return tuple(chain.from_iterable(rules))
 
     def unfit(self, ctx: Context) -> list[str]:
         """Returns why the option is not for this kind of model, as `unet_only` declares; [] if it is."""
@@ -255,7 +254,10 @@ class Optimization(Configured):
 
     def bypassed(self, pipe: Pipeline) -> list[str]:
         """Returns what of a pipeline that users' code has made the option would leave out or break; [] if nothing."""
-        return [reason for assumption in self.assumes for reason in assumption(pipe)]
+        reasons: list[str] = []
+        for assumption in self.assumes:
+            reasons += assumption(pipe)
+        return reasons
 
     def broken(self, pipe: Pipeline) -> list[str]:
         """Returns what speaks against the option on a program's own pipeline; [] if nothing does."""
@@ -368,6 +370,7 @@ def loading_arguments(options: Iterable[Optimization]) -> dict[str, Any]:
     Args:
         options: in the order in which they are applied; of an argument that several give, the last one counts.
     """
-    return {
-        key: value for option in options for key, value in option.load_kwargs().items()
-    }
+    arguments: dict[str, Any] = {}
+    for option in options:
+        arguments |= option.load_kwargs()
+    return arguments

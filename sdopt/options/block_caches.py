@@ -185,11 +185,11 @@ class FirstBlockByBranch(WatchedBlocks):
         passed = self._passed(after)
         added, rest = self._added, after - passed
         if any(self._skips):
-            before, kept = self._kept[self._branch]
+            before, residual = self._kept[self._branch]
             further = [1] * (after.ndim - 1)
             rows = torch.tensor(self._skips, device=after.device)
             rows = rows.view(-1, *further)
-            rest = torch.where(rows, kept, rest)
+            rest = torch.where(rows, residual, rest)
             added = torch.where(rows, before, added)
             output = self.changed(block, output, passed + rest)
         self._kept[self._branch] = (added, rest)
@@ -338,8 +338,8 @@ class MagnitudeMeter(WholeStacks):
             self.ratios.append([])
         ratio = 1.0
         if before is not None and before.shape == lengths.shape:
-            each = lengths / (before + 1e-8)
-            ratio = float(each.mean())
+            changes = lengths / (before + 1e-8)
+            ratio = float(changes.mean())
         self.ratios[self._branch].append(ratio)
         self._kept[self._branch] = lengths
 

@@ -110,14 +110,14 @@ class Caching(Optimization):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         config, is_unet = denoiser_config(ctx.model), family_of(ctx.model).is_unet
-        found = []
+        reasons = []
         if (
             is_unet
             and config
             and config.get("_class_name", "UNet2DConditionModel")
             != "UNet2DConditionModel"
         ):
-            found.append(
+            reasons.append(
                 f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}"
             )
         compilers = self.compilers if is_unet or self.leaves_calls_whole else {}
@@ -125,10 +125,10 @@ class Caching(Optimization):
             others = f"eager, {', '.join(compilers)}" if compilers else "eager"
             if is_unet and not compilers:
                 others += ", or caching=deepcache"
-            found.append(
+            reasons.append(
                 f"changes from step to step, which this compiler cannot capture: choose compiler={others}"
             )
-        return found
+        return reasons
 
     def skips(self, steps: int) -> bool:
         """Returns whether one of `steps` steps is cheaper than the whole denoiser."""
@@ -222,10 +222,10 @@ class SkippedLayers(Caching):
                 )
                 inner = whole + facts.get("part", 0)
                 # memory=sequential_guidance runs each layer twice.
-                each = 1 if self.begins or ran["conv_in"] == inner else 2
-                engaged = engaged and min(ran.values()) == each * inner
+                calls_each = 1 if self.begins or ran["conv_in"] == inner else 2
+                engaged = engaged and min(ran.values()) == calls_each * inner
                 engaged = engaged and ran["conv_in"] == (
-                    calls if self.begins else each * inner
+                    calls if self.begins else calls_each * inner
                 )
             return Finding(
                 engaged,
@@ -259,7 +259,7 @@ class DeepCaching(SkippedLayers):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found, config = super().conflicts(ctx), part_config(ctx.model, "unet")
+        reasons, config = super().conflicts(ctx), part_config(ctx.model, "unet")
         if config is not None:
             # The innermost place has only the mid block behind it.
             last = len(_branches(config)) - (
@@ -267,11 +267,11 @@ class DeepCaching(SkippedLayers):
             )
             if self.branch > last:
                 return [
-                    *found,
+                    *reasons,
                     f"caching.branch={self.branch}: this model has the branches 0 to {last}",
                 ]
-            found += _uncut(config, _branches(config)[self.branch][0])
-        return found
+            reasons += _uncut(config, _branches(config)[self.branch][0])
+        return reasons
 
     def runs(self, steps: int) -> list[bool]:
         """Returns for each of `steps` steps whether the whole UNet runs."""
@@ -306,12 +306,16 @@ class FirstBlockCaching(SkippedLayers):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx) + _uncut(part_config(ctx.model, "unet") or {}, 0)
+        reasons = super().conflicts(ctx) + _uncut(
+            part_config(ctx.model, "unet") or {}, 0
+        )
         images = ctx.workload.batch_size * ctx.workload.images_per_prompt
         if images > 1 and compiles(ctx):
             several = f"each of {images} images decides for itself, and a graph has a fixed batch"
-            found.append(f"{several}: choose compiler=eager, or workload.batch_size=1")
-        return found
+            reasons.append(
+                f"{several}: choose compiler=eager, or workload.batch_size=1"
+            )
+        return reasons
 
     @override
     def _skipping(self, pipe: Pipeline, unet: Any) -> "Skipping":
@@ -357,14 +361,14 @@ class SpectralForecast(SkippedLayers):
 
     def runs(self, steps: int) -> list[bool]:
         """Returns for each of `steps` steps whether it runs."""
-        found, window, since = [], self.window, 0
+        computed, window, since = [], self.window, 0
         for step in range(steps):
             within = self.warmup <= step < self.stop * steps
             since = since + 1 if within else 0
-            found.append(not within or since % int(window) == 0)
-            if found[-1] and within:
+            computed.append(not within or since % int(window) == 0)
+            if computed[-1] and within:
                 window, since = window + self.growth, 0
-        return found
+        return computed
 
     def weights(self, known: Sequence[int], step: int, steps: int) -> list[float]:
         """Returns the weights of the predictions of some steps in that of a later one.
@@ -375,10 +379,10 @@ class SpectralForecast(SkippedLayers):
             steps: the number of steps of the image.
         """
         at = np.array([*known, step]) / max(steps - 1, 1) * 2 - 1
-        *basis, wanted = chebvander(at, self.degree)
+        *basis, target = chebvander(at, self.degree)
         design = np.array(basis)
         fit = design @ np.linalg.solve(
-            design.T @ design + self.ridge * np.eye(self.degree + 1), wanted
+            design.T @ design + self.ridge * np.eye(self.degree + 1), target
         )
         line = np.zeros(len(known))
         ahead = (step - known[-1]) / (known[-1] - known[-2])
@@ -435,16 +439,19 @@ class PyramidAttention(Caching):
         """Returns whether each kind of attention that is to be reused is so in one of `steps` steps."""
         chosen = [every for every in (self.spatial, self.cross) if every is not None]
         between = [i for i in range(1, steps) if self.start < i / steps < self.stop]
-        return bool(chosen) and all(any(i % every for i in between) for every in chosen)
+        for every in chosen:
+            if not any(step % every for step in between):
+                return False
+        return bool(chosen)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
+        reasons = super().conflicts(ctx)
         if self.spatial is None and self.cross is None:
-            found.append(
+            reasons.append(
                 "caching.spatial and caching.cross are both null, so that nothing is reused: set one"
             )
-        return found + untold(ctx, "num_timesteps")
+        return reasons + untold(ctx, "num_timesteps")
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -471,10 +478,10 @@ class PyramidAttention(Caching):
         def proof(trace: Trace) -> Finding:
             # The last module of every attention layer, independent of the attention implementation.
             seen = trace.denoiser.ran.items()
-            ran = {
-                kind: sum(n for name, n in seen if name.endswith(f"{kind}.to_out.1"))
-                for kind in _KINDS
-            }
+            ran = dict.fromkeys(_KINDS, 0)
+            for kind in ran:
+                ends = f"{kind}.to_out.1"
+                ran[kind] = sum(n for name, n in seen if name.endswith(ends))
             layers = sum(
                 name.endswith("attn1.to_out.1") for name, _ in unet.named_modules()
             )
@@ -522,10 +529,12 @@ class PyramidAttention(Caching):
             every = {False: self.spatial, True: self.cross}
             chosen = [kind for kind in set(names.values()) if every[kind] is not None]
             computed, reused = watching.computed, watching.reused
-            told = trace.denoiser.calls == watching.calls.total() and all(
+            is_told = trace.denoiser.calls == watching.calls.total() and all(
                 ran[kind] == computed[kind] for kind in ran
             )
-            engaged = told and bool(chosen) and all(reused[kind] > 0 for kind in chosen)
+            engaged = (
+                is_told and bool(chosen) and all(reused[kind] > 0 for kind in chosen)
+            )
             total = {kind: computed[kind] + reused[kind] for kind in ran}
             summary = f"self-attention computed {ran[False]} of {total[False]} times"
             if total[True]:
@@ -682,18 +691,18 @@ class GuidanceInterval(Caching):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = (
+        reasons = (
             super().conflicts(ctx)
             + unguided(ctx, "guidance to skip")
             + untold(ctx, "num_timesteps")
         )
         if guidance_of(ctx.model).form == "batched":
-            found += untold(ctx, "do_classifier_free_guidance")
+            reasons += untold(ctx, "do_classifier_free_guidance")
         if self.start >= self.stop:
-            found.append(
+            reasons.append(
                 f"caching.start={self.start} must be less than caching.stop={self.stop}"
             )
-        return found
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -893,7 +902,8 @@ _CUT = ("CrossAttnDownBlock2D", "DownBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"
 def _branches(config: Any) -> list[tuple[int, int]]:
     """Returns (block, layer) of each place at which a UNet can be cut, starting with the outermost."""
     blocks, layers = len(config["down_block_types"]), config["layers_per_block"]
-    each = layers if isinstance(layers, list | tuple) else [layers] * blocks
-    return [
-        (block, layer) for block, count in enumerate(each) for layer in range(count + 1)
-    ]
+    counts = layers if isinstance(layers, list | tuple) else [layers] * blocks
+    places = []
+    for block, count in enumerate(counts):
+        places += [(block, layer) for layer in range(count + 1)]
+    return places

@@ -1,6 +1,7 @@
 """caching: cache-dit's DBCache, which skips the blocks in the middle while the first ones add nearly the same."""
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -152,7 +153,7 @@ class DualBlocks(Watching):
                 "caching.first_blocks and caching.last_blocks leave no block to skip: "
                 f"there are {min(self._groups.values()) + chosen.first_blocks + chosen.last_blocks}"
             )
-        cached = {id(block) for group in adapter.blocks[0] for block in group}
+        cached = set(map(id, chain.from_iterable(adapter.blocks[0])))
         self.names = [
             name for name, module in denoiser.named_modules() if id(module) in cached
         ]

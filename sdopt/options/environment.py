@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 from typing_extensions import override
@@ -115,12 +116,12 @@ class ExpandableSegments(AtStart):
     @override
     def variable(self) -> tuple[str, str]:
         name = next((name for name in _ALLOCATOR if name in os.environ), _ALLOCATOR[-1])
-        given = [
+        named = [
             part
             for part in os.environ.get(name, "").split(",")
             if not part.startswith("expandable")
         ]
-        return name, ",".join(filter(None, [*given, "expandable_segments:True"]))
+        return name, ",".join(filter(None, [*named, "expandable_segments:True"]))
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -271,17 +272,17 @@ class InductorFreezing(InductorSetting):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = _without_inductor(ctx, Inductor, WholeStep)
+        reasons = _without_inductor(ctx, Inductor, WholeStep)
         if keeps_gradients(ctx):
-            found.append(
+            reasons.append(
                 "weights with gradients cannot be frozen: choose grad_mode=no_grad or inference_mode"
             )
         for axis, option in ctx.chosen.items():
             if option.stage in (Stage.QUANTIZE, Stage.OFFLOAD):
-                found.append(
+                reasons.append(
                     f"{axis} moves or packs weights, which freezing would copy: choose one of the two"
                 )
-        return found
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -290,12 +291,9 @@ class InductorFreezing(InductorSetting):
         before = len(PyCodeCache.modules)
 
         def proof(trace: Trace) -> Finding:
-            made = PyCodeCache.modules[before:]
-            frozen = sum(
-                name.startswith("_frozen_param")
-                for module in made
-                for name in vars(module)
-            )
+            modules = PyCodeCache.modules[before:]
+            names = chain.from_iterable(map(vars, modules))
+            frozen = sum(name.startswith("_frozen_param") for name in names)
             return Finding(
                 frozen > 0,
                 f"{frozen} weights are constants of compiled code",

@@ -84,7 +84,7 @@ class Layout(Optimization):
                 weight.is_contiguous(memory_format=torch.channels_last)
                 for weight in weights
             )
-            wanted = len(weights) if self.memory_format == "channels_last" else 0
+            expected = len(weights) if self.memory_format == "channels_last" else 0
             ran, ran_last = trace.denoiser.convolutions, trace.denoiser.channels_last
             facts = {
                 "weights": len(weights),
@@ -99,6 +99,6 @@ class Layout(Optimization):
             as_wanted = not ran or (ran_last > ran / 2) == (
                 self.memory_format == "channels_last"
             )
-            return Finding(last == wanted and as_wanted, summary, facts)
+            return Finding(last == expected and as_wanted, summary, facts)
 
         return proof

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -220,9 +221,9 @@ class VaeTiling(VaeInPieces):
             or channels == _CHANNELS
         ):
             return []
-        found = f"with memory.tiny_vae, diffusers encodes tiles of a start image to {_CHANNELS} channels"
+        reason = f"with memory.tiny_vae, diffusers encodes tiles of a start image to {_CHANNELS} channels"
         return [
-            f"{found}, and this model has {channels}: choose one of the two options"
+            f"{reason}, and this model has {channels}: choose one of the two options"
         ]
 
     @override
@@ -317,7 +318,7 @@ class TinyVae(Optimization):
             folder = self._folder(ctx.model, fetch=False)
         except UsageError:
             return []  # `files` fetches it, or reports that it is missing, once it is needed
-        given = (
+        key = (
             f".path={self.path}"
             if self.path
             else f".hub_id={self.hub_id}"
@@ -325,20 +326,18 @@ class TinyVae(Optimization):
             else ""
         )
         if (
-            found := []
+            reasons := []
             if self._is_random(ctx.model)
-            else network_problems(folder, f"memory.tiny_vae{given}")
+            else network_problems(folder, f"memory.tiny_vae{key}")
         ):
-            return found
-        tiny, own = network_config(folder), part_config(ctx.model, "vae")
+            return reasons
+        tiny, of_model = network_config(folder), part_config(ctx.model, "vae")
         if tiny["_class_name"] != "AutoencoderTiny":
             return [
                 f"memory.tiny_vae: is of class {tiny['_class_name']}, and must be an AutoencoderTiny"
             ]
-        has, wants = (
-            config.get("latent_channels", _CHANNELS)
-            for config in (tiny, tiny if own is None else own)
-        )
+        has = tiny.get("latent_channels", _CHANNELS)
+        wants = has if of_model is None else of_model.get("latent_channels", _CHANNELS)
         misfit = f"decodes latents of {has} channels, and this model has {wants}"
         return (
             []
@@ -478,15 +477,15 @@ class PrecomputedEmbeddings(Optimization):
             ("load_lora_weights", "a LoRA"),
             ("load_textual_inversion", "a textual inversion"),
         )
-        found = {
+        methods = {
             name: f"{gone} {what} changes too: load it before" for name, what in loading
         }
         if lora_in_text_encoders(pipe):
-            found |= dict.fromkeys(
+            methods |= dict.fromkeys(
                 CHANGE_A_LORA,
                 f"{gone} had a part of the LoRA: call sdopt.undo(pipe) first",
             )
-        return found
+        return methods
 
     @override
     def prepare_inputs(
@@ -510,9 +509,7 @@ class PrecomputedEmbeddings(Optimization):
                 text: _encoded_as_negative(pipe, text, device, call, encoded[text])
                 for text in texts
             }
-        embeddings = {
-            name for text in texts for name in (*encoded[text], *negative_of[text])
-        }
+        embeddings = set(chain(*encoded.values(), *negative_of.values()))
         for name in TEXT_ENCODERS:
             if getattr(pipe, name, None) is not None:
                 setattr(pipe, name, None)
@@ -521,8 +518,8 @@ class PrecomputedEmbeddings(Optimization):
         gc.collect()
 
         def embedded(inputs: Inputs) -> Inputs:
-            given = {name for name, value in inputs.items() if value is not None}
-            _require_encoded(inputs, given & encodes, embeddings, call)
+            names_given = {name for name, value in inputs.items() if value is not None}
+            _require_encoded(inputs, names_given & encodes, embeddings, call)
             for name in scaling_arguments(inputs):
                 scales = (
                     f"{name} scales a LoRA in the text encoders too, which are gone"
@@ -530,14 +527,14 @@ class PrecomputedEmbeddings(Optimization):
                 raise UsageError(
                     f"memory=precomputed_embeddings: {scales}: scale it by pipe.set_adapters before"
                 )
-            own = given.intersection(embeddings)
-            if own and "prompt" in given:
+            of_caller = names_given.intersection(embeddings)
+            if of_caller and "prompt" in names_given:
                 raise UsageError(
-                    f"memory=precomputed_embeddings: give prompt or {min(own)}, and not both"
+                    f"memory=precomputed_embeddings: give prompt or {min(of_caller)}, and not both"
                 )
-            if not given & {"prompt", "prompt_embeds"}:
+            if not names_given & {"prompt", "prompt_embeds"}:
                 return inputs
-            count = len(inputs["prompt_embeds" if own else "prompt"])
+            count = len(inputs["prompt_embeds" if of_caller else "prompt"])
             negative = (
                 ""
                 if both and not guidance.takes_negative
@@ -553,7 +550,7 @@ class PrecomputedEmbeddings(Optimization):
                     "memory=precomputed_embeddings: give a negative prompt for each prompt, or one"
                 )
             # With embeddings of the caller's own, only those of the negative prompt may be missing: an empty one's.
-            texts = [next(iter(encoded))] * count if own else inputs["prompt"]
+            texts = [next(iter(encoded))] * count if of_caller else inputs["prompt"]
             if unknown := [
                 text
                 for text in (*texts, *negatives)
@@ -562,16 +559,17 @@ class PrecomputedEmbeddings(Optimization):
                 raise UsageError(
                     f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded"
                 )
+            beside = [{} if text is None else negative_of[text] for text in negatives]
             rows = [
-                encoded[text] | ({} if negative is None else negative_of[negative])
-                for text, negative in zip(texts, negatives, strict=True)
+                encoded[text] | more for text, more in zip(texts, beside, strict=True)
             ]
             names = [
                 name
                 for name in rows[0]
-                if not own or (name.startswith("negative") and name not in own)
+                if not of_caller
+                or (name.startswith("negative") and name not in of_caller)
             ]
-            like = inputs["prompt_embeds"] if own else device
+            like = inputs["prompt_embeds"] if of_caller else device
             rest = {
                 name: value
                 for name, value in inputs.items()
@@ -580,8 +578,7 @@ class PrecomputedEmbeddings(Optimization):
             rest |= instead
             masked = any("mask" in name for name in embeddings)
             return rest | {
-                name: _in_a_batch([row.get(name) for row in rows], like, masked)
-                for name in names
+                name: _in_a_batch(rows, name, like, masked) for name in names
             }
 
         return embedded
@@ -605,10 +602,10 @@ def _require_encoded(
     encoded: Mapping[str, Any],
 ) -> None:
     """Raises UsageError for an argument that changes how prompts are encoded, and that they were not `encoded` with."""
-    known = {"prompt", "negative_prompt", "num_images_per_prompt", *embeddings}
+    arguments = {"prompt", "negative_prompt", "num_images_per_prompt", *embeddings}
     if inputs.get(_LENGTH) == encoded.get(_LENGTH):
-        known.add(_LENGTH)
-    further = sorted(set(given) - known)
+        arguments.add(_LENGTH)
+    further = sorted(set(given) - arguments)
     if not further:
         return
     way = (
@@ -643,15 +640,15 @@ def _encoded_as_negative(
     Sana writes an instruction before each prompt, and Lumina 2 one of its own, but not before negative ones.
     """
     family = family_named(type(pipe).__name__)
-    own = [name for name in family.encoding.returns if name.startswith("negative_")]
-    if family.is_unet or not own:
+    names = [name for name in family.encoding.returns if name.startswith("negative_")]
+    if family.is_unet or not names:
         return {
             f"negative_{name}": value
             for name, value in encoded.items()
             if not name.startswith("negative_")
         }
     both = _encoded(pipe, text, device, arguments, text)
-    return {name: both[name] for name in own}
+    return {name: both[name] for name in names}
 
 
 _LENGTH = "max_sequence_length"
@@ -678,28 +675,33 @@ def _encoded(
         signature(pipe.encode_prompt).parameters,
         signature(type(pipe).__call__).parameters,
     )
-    given: dict[str, Any] = {}
+    arguments_given: dict[str, Any] = {}
     for name, parameter in takes.items():
         if name in call and name != "prompt":
             default = call[name].default
-            given[name] = default if parameter.default is not parameter.empty else None
-    given |= arguments
-    given |= {
+            arguments_given[name] = (
+                default if parameter.default is not parameter.empty else None
+            )
+    arguments_given |= arguments
+    arguments_given |= {
         "device": device,
         "num_images_per_prompt": 1,
         "do_classifier_free_guidance": True,
     }
     if negative is not None:
-        given["negative_prompt"] = [negative]
+        arguments_given["negative_prompt"] = [negative]
     if family_named(type(pipe).__name__).is_unet:
-        found = pipe.encode_prompt(prompt, **{name: given[name] for name in _OF_UNETS})
+        answer = pipe.encode_prompt(
+            prompt, **{name: arguments_given[name] for name in _OF_UNETS}
+        )
     else:
-        found = pipe.encode_prompt(
-            [prompt], **{name: value for name, value in given.items() if name in takes}
+        answer = pipe.encode_prompt(
+            [prompt],
+            **{name: value for name, value in arguments_given.items() if name in takes},
         )
     names = family_named(type(pipe).__name__).encoding.returns
     on_cpu = tree_map_only(
-        torch.Tensor, lambda tensor: tensor.detach().cpu(), tuple(found)
+        torch.Tensor, lambda tensor: tensor.detach().cpu(), tuple(answer)
     )
     embeddings = {
         name: value for name, value in zip(names, on_cpu, strict=False) if name
@@ -717,9 +719,9 @@ _OF_UNETS = ("device", "num_images_per_prompt", "do_classifier_free_guidance")
 
 
 def _in_a_batch(
-    rows: Sequence[Embeddings | None], like: Any, masked: bool
+    prompts: Sequence[Mapping[str, Embeddings]], name: str, like: Any, masked: bool
 ) -> Embeddings:
-    """Returns the embeddings of several prompts as one batch: shorter ones are filled up with zeros, as masks are.
+    """Returns embeddings of several prompts as one batch: shorter ones are filled up with zeros, as masks are.
 
     A row without a mask reads all its tokens.
 
@@ -728,10 +730,10 @@ def _in_a_batch(
     """
     import torch
 
+    rows = [prompt.get(name) for prompt in prompts]
     if any(isinstance(row, list) for row in rows):
-        return [
-            tensor.to(like) for row in rows if isinstance(row, list) for tensor in row
-        ]
+        lists = [row for row in rows if isinstance(row, list)]
+        return [tensor.to(like) for tensor in chain.from_iterable(lists)]
     tensors = [row for row in rows if isinstance(row, torch.Tensor)]
     longest = max(tensor.shape[1] for tensor in tensors)
     if not masked and any(tensor.shape[1] < longest for tensor in tensors):
@@ -778,30 +780,30 @@ class SequentialGuidance(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unguided(ctx, "guidance, and so no second half") + untold(
+        reasons = unguided(ctx, "guidance, and so no second half") + untold(
             ctx, "do_classifier_free_guidance"
         )
         if guidance_of(ctx.model).form == "sequential":
-            found.append(
+            reasons.append(
                 "this kind of model calls its denoiser for each branch anyway: leave the option out"
             )
-        return found
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         from sdopt.options.skipping import EachHalf
 
         denoiser = denoiser_of(pipe)
-        denoiser.forward = each = EachHalf(pipe, denoiser.forward)
+        denoiser.forward = halves = EachHalf(pipe, denoiser.forward)
 
         def proof(trace: Trace) -> Finding:
             images = max((shape[0] for shape in trace.decoded), default=0)
             # A graph hides the batches of its convolutions.
             most = max(trace.denoiser.samples, default=0)
             ran = f"on at most {most} samples at a time" if most else "in a graph"
-            summary = f"{images} images with guidance; the denoiser ran {ran}, and {each.halved} times on two halves"
-            facts = {"images": images, "samples": most, "halved": each.halved}
-            return Finding(each.halved > 0 and most <= images, summary, facts)
+            summary = f"{images} images with guidance; the denoiser ran {ran}, and {halves.halved} times on two halves"
+            facts = {"images": images, "samples": most, "halved": halves.halved}
+            return Finding(halves.halved > 0 and most <= images, summary, facts)
 
         return proof
 
@@ -846,12 +848,11 @@ class LayerwiseCasting(Optimization):
         ]
 
         def proof(trace: Trace) -> Finding:
-            stored = [
-                layer
-                for layer in hooked
-                if casting_hook(layer)
-                and all(p.dtype == storage for p in layer.parameters())
-            ]
+            stored = []
+            for layer in hooked:
+                types = {parameter.dtype for parameter in layer.parameters()}
+                if casting_hook(layer) and types <= {storage}:
+                    stored.append(layer)
             products = dict(trace.denoiser.product_dtypes)
             kinds = Counter(type(layer).__name__ for layer in stored)
             left = (

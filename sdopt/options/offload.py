@@ -8,6 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -126,7 +127,7 @@ class SequentialOffload(Offload):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx) + _needs_a_gpu(ctx.device) + _upcast(ctx)
+        reasons = super().conflicts(ctx) + _needs_a_gpu(ctx.device) + _upcast(ctx)
         if (
             autocast_of(ctx)
             and weights_of(ctx) == "float32"
@@ -135,21 +136,18 @@ class SequentialOffload(Offload):
             # Autocast caches the cast of each parameter until the call ends, and accelerate creates new parameters on
             # each load. Nothing is cached in inference mode: https://github.com/pytorch/pytorch/issues/158232
             copies = "autocast would keep a copy of a layer each time that it is loaded"
-            found.append(
+            reasons.append(
                 f"{copies}: choose precision=fp16, bf16 or fp32, or grad_mode=inference_mode"
             )
-        return found
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         pipe.enable_sequential_cpu_offload(device=device_of(pipe))
 
         def proof(trace: Trace) -> Finding:
-            layers = [
-                layer
-                for network in networks_of(pipe).values()
-                for layer in layers_with_weights(network)
-            ]
+            networks = networks_of(pipe).values()
+            layers = [*chain.from_iterable(map(layers_with_weights, networks))]
             hooked = sum(
                 _offloads(getattr(layer, "_hf_hook", None)) for layer in layers
             )
@@ -199,18 +197,18 @@ class GroupOffload(Offload):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
+        reasons = super().conflicts(ctx)
         waits, streams = self._plan(ctx.device.type)
         if not ctx.device.is_cuda and waits == "memory":
-            found.append(
+            reasons.append(
                 "memory.group_offload.wait_in=memory: a CPU computes from host memory anyway; choose wait_in=disk"
             )
         if not ctx.device.is_cuda and streams:
-            found.append("memory.group_offload.use_stream=true: needs a CUDA device")
+            reasons.append("memory.group_offload.use_stream=true: needs a CUDA device")
         if self.num_blocks_per_group != 1 and (
             streams or self.offload_type != "block_level"
         ):
-            found.append(
+            reasons.append(
                 f"memory.group_offload.num_blocks_per_group={self.num_blocks_per_group}: groups of several blocks need "
                 "offload_type=block_level and use_stream=false"
             )
@@ -229,7 +227,7 @@ class GroupOffload(Offload):
             else []
         )
         order = "a stream needs a fixed order of layers, which changes with"
-        found += [
+        reasons += [
             f"{order} {axis}: set memory.group_offload.use_stream=false"
             for axis in others
         ]
@@ -239,20 +237,20 @@ class GroupOffload(Offload):
             and "memory.tiny_vae" in ctx.chosen
         ):
             # diffusers adds hooks that synchronize with a stream only to networks with layers outside of block lists.
-            found.append(
+            reasons.append(
                 "memory.tiny_vae does not wait for a stream: set memory.group_offload.use_stream=false"
             )
         if waits == "disk" or streams:
-            found += _upcast(ctx)
+            reasons += _upcast(ctx)
         if waits == "disk" and isinstance(ctx.chosen.get("precision"), TorchAo):
-            found.append(
+            reasons.append(
                 "safetensors cannot store TorchAO's quantized weights: choose another precision"
             )
         if waits == "disk" and is_channels_last(ctx):
-            found.append(
+            reasons.append(
                 "safetensors stores only contiguous weights: choose layout=contiguous"
             )
-        return found
+        return reasons
 
     @override
     def disk_bytes(self, ctx: Context, weights: Callable[[], int]) -> int:
@@ -305,8 +303,7 @@ class GroupOffload(Offload):
         def proof(trace: Trace) -> Finding:
             networks = networks_of(pipe)  # text encoders may have been removed since
             whole = all(
-                groups[name] == [id(group) for group in _groups(network)]
-                and brought[name]
+                groups[name] == list(map(id, _groups(network))) and brought[name]
                 for name, network in networks.items()
             )
             number = sum(len(groups[name]) for name in networks)
@@ -346,8 +343,8 @@ def _upcast(ctx: Context) -> list[str]:
     """Returns the conflict, if any, with diffusers' cast of SDXL's VAE to float32, which misses offloaded weights."""
     if not upcasts_vae(ctx):
         return []
-    found = "diffusers casts this model's VAE to float32 in each call, which does not reach offloaded weights"
-    return [f"{found}: choose precision=fp16_vae_fp32, fp16_vae_fix or bf16"]
+    reason = "diffusers casts this model's VAE to float32 in each call, which does not reach offloaded weights"
+    return [f"{reason}: choose precision=fp16_vae_fp32, fp16_vae_fix or bf16"]
 
 
 def _finding(
@@ -389,8 +386,10 @@ def _untie(network: torch.nn.Module) -> None:
     for layer in network.modules():
         for name, weight in list(layer.named_parameters(recurse=False)):
             if id(weight) in seen:
-                own = torch.nn.Parameter(weight.data.clone(), weight.requires_grad)
-                setattr(layer, name, own)
+                parameter = torch.nn.Parameter(
+                    weight.data.clone(), weight.requires_grad
+                )
+                setattr(layer, name, parameter)
             seen.add(id(weight))
 
 

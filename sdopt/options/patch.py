@@ -75,13 +75,13 @@ class Patch(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found: list[str] = []
+        reasons: list[str] = []
         for function in self.functions:
             try:
                 defined(function, PATCH)
             except UsageError as error:
-                found += error.problems
-        return found
+                reasons += error.problems
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -115,7 +115,7 @@ def _state(pipe: Any) -> dict[str, Any]:
     """Returns what a function may change, by name: parts, schedulers, modules with their weights, global settings."""
     import torch
 
-    found: dict[str, Any] = {
+    state: dict[str, Any] = {
         "float32 products": torch.get_float32_matmul_precision(),
         "threads": torch.get_num_threads(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -131,13 +131,13 @@ def _state(pipe: Any) -> dict[str, Any]:
     for part, value in pipe.components.items():
         if not isinstance(value, torch.nn.Module):
             config = getattr(value, "config", None)
-            found[part] = (
+            state[part] = (
                 type(value),
                 str(config) if config is not None else id(value),
             )
             continue
         for name, module in value.named_modules(prefix=part):
-            own = {
+            members = {
                 key: _mark(mine)
                 for key, mine in vars(module).items()
                 if key not in ("_parameters", "_buffers")
@@ -146,8 +146,8 @@ def _state(pipe: Any) -> dict[str, Any]:
                 (key, id(t), t.data_ptr(), t._version, _sum(t), t.stride(), t.dtype)
                 for key, t in _tensors(module)
             ]
-            found[name] = (type(module), own, tensors)
-    return found
+            state[name] = (type(module), members, tensors)
+    return state
 
 
 def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -101,18 +101,18 @@ class Precision(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = []
+        reasons = []
         if self.tf32 == "off" and not ctx.device.is_cuda:
-            found.append(
+            reasons.append(
                 f"turning TensorFloat-32 off needs a CUDA device; this runs on {ctx.device.name}"
             )
         elif self.tf32 != "default":
-            found += missing(ctx.device, TF32)
+            reasons += missing(ctx.device, TF32)
         if "float16" in (self.weights, self.autocast):
-            found += overflowing(ctx, "precision=bf16 or fp32")
+            reasons += overflowing(ctx, "precision=bf16 or fp32")
         if "bfloat16" in (self.weights, self.autocast) and ctx.device.is_cuda:
-            found += missing(ctx.device, BFLOAT16)
-        return found
+            reasons += missing(ctx.device, BFLOAT16)
+        return reasons
 
     @override
     def slow_here(self, ctx: Context) -> list[str]:
@@ -163,20 +163,21 @@ class Precision(Optimization):
     def apply(self, pipe: Pipeline) -> Proof:
         import torch
 
-        if found := self._infinite(pipe):
-            raise UsageError(f"precision: {found[0]}")
+        if infinite := self._infinite(pipe):
+            raise UsageError(f"precision: {infinite[0]}")
 
         def proof(trace: Trace) -> Finding:
             weights = computing_types(denoiser_of(pipe))
             products = dict(trace.denoiser.product_dtypes)
-            wanted = self.autocast or self.weights
+            expected = self.autocast or self.weights
             engaged = (
                 weights == [self.weights]
                 and trace.denoiser.autocast_dtype == self.autocast
             )
             # Compiled products may appear as kernels without an operator; then the other two checks decide.
             engaged = engaged and (
-                not products or max(products, key=lambda name: products[name]) == wanted
+                not products
+                or max(products, key=lambda name: products[name]) == expected
             )
             summary = f"weights {', '.join(weights)}; products in {', '.join(sorted(products)) or 'compiled kernels'}"
             rounded = convolved = None
@@ -205,7 +206,7 @@ class Precision(Optimization):
                 "products": products,
                 "rounded_to_tf32": rounded,
                 "convolutions_rounded_to_tf32": convolved,
-                "arithmetic": arithmetic(products, wanted, reduced),
+                "arithmetic": arithmetic(products, expected, reduced),
             }
             return Finding(engaged, summary, facts)
 
@@ -224,16 +225,16 @@ class FullVae(Precision):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
+        reasons = super().conflicts(ctx)
         if self.weights == "float32":
-            found.append(
+            reasons.append(
                 "precision.weights=float32: the VAE is already in float32; choose precision=fp32"
             )
         if self.autocast:
-            found.append(
+            reasons.append(
                 f"precision.autocast={self.autocast}: would apply to the VAE; choose precision.autocast=null"
             )
-        return found + _other_vae(ctx)
+        return reasons + _other_vae(ctx)
 
     @override
     def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
@@ -290,18 +291,18 @@ class FixedVae(Precision):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
+        reasons = super().conflicts(ctx)
         if not is_sdxl(ctx.model):
-            found.append(
+            reasons.append(
                 "this VAE is for SDXL, and the model is not SDXL: choose precision=fp16"
             )
         if self.weights == "float32":
-            found.append(
+            reasons.append(
                 "precision.weights=float32: does not need this VAE; choose precision=fp32"
             )
         if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
             return [
-                *found,
+                *reasons,
                 f"precision.path={self.path}: must be a folder with the config.json of a VAE",
                 *_other_vae(ctx),
             ]
@@ -314,10 +315,10 @@ class FixedVae(Precision):
                     if self.path
                     else f"precision.hub_id={self.hub_id}"
                 )
-                found += network_problems(folder, at) or [
+                reasons += network_problems(folder, at) or [
                     f"{at}: {problem}" for problem in _misfits(folder, ctx)
                 ]
-        return found + _other_vae(ctx)
+        return reasons + _other_vae(ctx)
 
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:
@@ -361,19 +362,18 @@ class FixedVae(Precision):
 
 def _misfits(folder: Path, ctx: Context) -> list[str]:
     """Returns why a network cannot decode what the model's own VAE decodes."""
-    config, own = network_config(folder), part_config(ctx.model, "vae")
+    config, of_model = network_config(folder), part_config(ctx.model, "vae")
     if config["_class_name"] != "AutoencoderKL":
         return [f"is of class {config['_class_name']}, and must be an AutoencoderKL"]
-    found = []
+    reasons = []
     for key, usual in (("latent_channels", 4), ("scaling_factor", 0.18215)):
-        has, wants = (
-            each.get(key, usual) for each in (config, config if own is None else own)
-        )
+        has = config.get(key, usual)
+        wants = has if of_model is None else of_model.get(key, usual)
         if has != wants:
-            found.append(
+            reasons.append(
                 f"is for another model: it has {key}={has}, and the model's own VAE {key}={wants}"
             )
-    return found
+    return reasons
 
 
 def _other_vae(ctx: Context) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -100,24 +101,24 @@ class Quantized(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = []
+        reasons = []
         multiplied = (
             ("int8", "float8_e4m3fn") if ctx.device.is_cuda else ("float8_e4m3fn",)
         )
         if self.activations and self.weights in multiplied:
             lacking = missing(ctx.device, INT8 if self.weights == "int8" else FP8)
-            found += [
+            reasons += [
                 f"{reason}; precision.activations=false quantizes only weights"
                 for reason in lacking
             ]
         if self.others == "bfloat16" and ctx.device.is_cuda:
-            found += [
+            reasons += [
                 f"{reason}; choose precision.others=float16"
                 for reason in missing(ctx.device, BFLOAT16)
             ]
         if self.others == "float16":
-            found += overflowing(ctx, "precision.others=bfloat16 or float32")
-        return found + records_autograd(ctx, "a quantized weight")
+            reasons += overflowing(ctx, "precision.others=bfloat16 or float32")
+        return reasons + records_autograd(ctx, "a quantized weight")
 
     @override
     def load_kwargs(self) -> dict[str, Any]:
@@ -141,7 +142,7 @@ class Quantized(Optimization):
                 if self._is_quantized(layer)
             }
 
-        wanted = names()
+        expected = names()
         counts = Counter(kinds.values())
         # A transformer has one convolution at most, which cuts the latents into tokens.
         needed = [kind for kind in self.kinds if counts[kind] > 1]
@@ -188,7 +189,7 @@ class Quantized(Optimization):
                 or [self.weights if self.activations else self.others],
             }
             summary = f"{', '.join(shown)} layers in {self.weights}; {_shrunk(mib)}; {products}"
-            complete = done == wanted and all(quantized[kind] for kind in needed)
+            complete = done == expected and all(quantized[kind] for kind in needed)
             return Finding(complete and multiplied, summary, facts)
 
         return proof
@@ -226,29 +227,29 @@ class TorchAo(Quantized):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
+        reasons = super().conflicts(ctx)
         if (
             self.activations
             and self.weights == "float8_e4m3fn"
             and self.others != "bfloat16"
         ):
-            found.append(
+            reasons.append(
                 "row-wise fp8 products return only bfloat16: choose precision.others=bfloat16"
             )
         graphs = ctx.chosen.get("compiler")
         captured = isinstance(graphs, CudaGraphs) and "denoiser" in graphs.targets
         if captured and self.activations and self.weights == "int8":
             # `safe_int_mm` searches the repr of each input for FakeTensor, which copies its values to the host.
-            found.append(
+            reasons.append(
                 "TorchAO's int8 products read inputs on the host unless compiled: choose compiler=inductor"
             )
         if isinstance(graphs, Regional) and not ctx.device.is_cuda:
             # Seen with PyTorch 2.13 and TorchAO 0.18: of a block alone, Inductor generates C++ that g++ refuses, and
             # with weights alone quantized, the graph breaks. The whole denoiser compiles.
-            found.append(
+            reasons.append(
                 "compiler=regional cannot compile TorchAO's layers on a CPU: choose compiler=inductor"
             )
-        return found
+        return reasons
 
     @override
     def slow_here(self, ctx: Context) -> list[str]:
@@ -339,13 +340,13 @@ class Sdnq(Quantized):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
+        reasons = super().conflicts(ctx)
         if self.weights == "uint4" and self.activations:
-            found.append(
+            reasons.append(
                 "4-bit weights are dequantized for each use: set precision.activations=false"
             )
         if self.convolutions and is_channels_last(ctx):
-            found.append(
+            reasons.append(
                 "SDNQ stores convolutions as matrices, without a layout: choose layout=contiguous"
             )
         # SDNQ uses Triton for its products if it is installed.
@@ -355,8 +356,8 @@ class Sdnq(Quantized):
             and ctx.device.is_here
             and find_spec("triton") is not None
         ):
-            found += missing_for_triton("SDNQ on CUDA")
-        return found
+            reasons += missing_for_triton("SDNQ on CUDA")
+        return reasons
 
     @override
     def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
@@ -413,12 +414,12 @@ class QuantizedTextEncoders(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = []
+        reasons = []
         family = family_of(ctx.model)
         has = len(family.encoders)
         if wrong := [number for number in self.encoders if not 1 <= number <= has]:
             encoders = f"{has} text encoders" if has > 1 else "one text encoder"
-            found.append(
+            reasons.append(
                 f"memory.quantized_text_encoders.encoders={wrong}: {family.title} has {encoders}"
             )
         if (
@@ -426,14 +427,14 @@ class QuantizedTextEncoders(Optimization):
             and family.optional
             and self.encoders == [has]
         ):
-            found.append(
+            reasons.append(
                 "memory=without_t5 leaves out the one text encoder to quantize: choose one of them"
             )
         if "text_encoder" in getattr(ctx.chosen.get("compiler"), "targets", ()):
-            found.append(
+            reasons.append(
                 "cannot be in a graph: choose compiler.targets=[denoiser,decoder]"
             )
-        return found + records_autograd(ctx, "a quantized weight")
+        return reasons + records_autograd(ctx, "a quantized weight")
 
     @override
     def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
@@ -465,15 +466,12 @@ class QuantizedTextEncoders(Optimization):
                 for name, encoder in encoders.items()
             }
 
-        wanted = quantized()
+        expected = quantized()
 
         def proof(trace: Trace) -> Finding:
             done, calls = quantized(), trace.stages[TEXT_ENCODER].calls
-            layers = [
-                layer
-                for encoder in text_encoders_of(pipe)
-                for layer in encoder.modules()
-            ]
+            modules = (encoder.modules() for encoder in text_encoders_of(pipe))
+            layers = [*chain.from_iterable(modules)]
             left = sum(
                 isinstance(layer, torch.nn.Linear) and not _is_quantized_by_sdnq(layer)
                 for layer in layers
@@ -495,7 +493,7 @@ class QuantizedTextEncoders(Optimization):
             }
             sizes = ", ".join(f"{name} {_shrunk(sides)}" for name, sides in mib.items())
             return Finding(
-                done == wanted and everywhere and calls > 0,
+                done == expected and everywhere and calls > 0,
                 f"{summary}; {sizes}; text encoders ran {calls} times",
                 facts,
             )

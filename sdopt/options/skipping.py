@@ -6,6 +6,7 @@ free of branches. Import it where a pipeline is at hand: TorchDynamo comes with 
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from threading import get_ident
 from typing import Any, ClassVar
 
@@ -174,13 +175,13 @@ class Halves:
         which = self._which(len(sample))
         if not which:
             return self._forward(*args, return_dict=return_dict, **others)
-        found: list[Any] = []
+        predictions: list[Any] = []
         for number in which:
-            given, more = half((args, others), len(sample), number)
-            found.append(self._forward(*given, return_dict=False, **more)[0])
-        whole = found * (2 // len(found))
-        if isinstance(found[0], list):
-            return ([sample for part in whole for sample in part],)
+            arguments, more = half((args, others), len(sample), number)
+            predictions.append(self._forward(*arguments, return_dict=False, **more)[0])
+        whole = predictions * (2 // len(predictions))
+        if isinstance(predictions[0], list):
+            return ([*chain.from_iterable(whole)],)
         return _output(torch.cat(whole), return_dict)
 
 
@@ -562,8 +563,8 @@ class Whole(_Step):
     def forward(self, inputs: Conditions) -> tuple[Tensor, Tensor]:
         """Returns the predicted noise, and the features of the inner layers."""
         hidden, temb, states, skips = self._down(inputs)
-        kept = self._inner(hidden, temb, states, skips)
-        return self._up(kept, temb, states, skips), kept
+        states_inside = self._inner(hidden, temb, states, skips)
+        return self._up(states_inside, temb, states, skips), states_inside
 
 
 class Outer(_Step):
@@ -682,10 +683,10 @@ def _up_block(
 ) -> Tensor:
     """Returns the output of a whole up block; pops its skip connections from `skips`."""
     count = len(block.resnets)
-    taken = tuple(skips[-count:])
+    own_skips = tuple(skips[-count:])
     del skips[-count:]
     size = skips[-1].shape[2:] if odd and skips else None
     output: Tensor = block(
-        hidden, taken, temb, upsample_size=size, **_states_for(block, states)
+        hidden, own_skips, temb, upsample_size=size, **_states_for(block, states)
     )
     return output

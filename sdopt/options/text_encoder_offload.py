@@ -43,19 +43,21 @@ class TextEncoderOffload(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = []
+        reasons = []
         for axis, option in ctx.chosen.items():
             if isinstance(option, Offload):
-                found.append(f"{axis} moves the text encoders too: choose one of them")
+                reasons.append(
+                    f"{axis} moves the text encoders too: choose one of them"
+                )
             if isinstance(option, PrecomputedEmbeddings):
-                found.append(f"{axis} frees the text encoders: choose one of them")
+                reasons.append(f"{axis} frees the text encoders: choose one of them")
         if "text_encoder" in getattr(ctx.chosen.get("compiler"), "targets", ()):
-            found.append(
+            reasons.append(
                 "its hooks would move weights inside compiled code: choose compiler.targets=[denoiser,decoder]"
             )
         for reason in ctx.device.needs_cuda("offloading to host memory"):
-            found.append(f"{reason}, where weights already are in host memory")
-        return found
+            reasons.append(f"{reason}, where weights already are in host memory")
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -119,7 +121,7 @@ def _leaving(moves: list[Any]) -> Any:
 @contextmanager
 def _leaving_after_encoding(pipe: Pipeline) -> Iterator[None]:
     """Sends the text encoders to the host at the end of each `encode_prompt` in the block."""
-    own = vars(pipe).get("encode_prompt")
+    before = vars(pipe).get("encode_prompt")
     encode = pipe.encode_prompt
 
     @wraps(encode)
@@ -135,5 +137,5 @@ def _leaving_after_encoding(pipe: Pipeline) -> Iterator[None]:
         yield
     finally:
         del pipe.encode_prompt
-        if own is not None:
-            pipe.encode_prompt = own
+        if before is not None:
+            pipe.encode_prompt = before

@@ -39,15 +39,15 @@ class Given(NamedTuple):
 
 def blocks_of(denoiser: nn.Module) -> list[Block]:
     """Returns the blocks that a transformer runs one after the other, without those that refine its inputs first."""
-    found = []
+    blocks = []
     for name, layers in denoiser.named_children():
         if isinstance(layers, nn.ModuleList) and (
             name.endswith("blocks") or name == "layers"
         ):
-            found += [
+            blocks += [
                 (f"{name}.{number}", block) for number, block in enumerate(layers)
             ]
-    return found
+    return blocks
 
 
 def block_classes(denoiser: nn.Module) -> list[str]:
@@ -114,12 +114,12 @@ class Watching(OfOneCall):
         """Replaces the denoiser's forward."""
         if self.is_elsewhere:
             return self._plain(*args, return_dict=return_dict, **others)
-        found = self._predict(Given(args, others))
+        prediction = self._predict(Given(args, others))
         if not return_dict:
-            return (found,)
+            return (prediction,)
         from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-        return Transformer2DModelOutput(sample=found)
+        return Transformer2DModelOutput(sample=prediction)
 
     def _predict(self, given: Given) -> Any:
         """Returns the prediction of a call: a tensor, or a tensor for each sample in a list."""
@@ -167,10 +167,10 @@ class SecondCalls(Watching):
         ):
             self.calls["left out"] += 1
             return self._kept
-        found = self._whole(given)
-        self._kept = found if self._on else None
+        prediction = self._whole(given)
+        self._kept = prediction if self._on else None
         self.calls["guided" if branch else "whole"] += 1
-        return found
+        return prediction
 
 
 class Forecasts(Watching):
@@ -194,14 +194,14 @@ class Forecasts(Watching):
 
     def _predict(self, given: Given) -> Any:
         step, branch = self._at.next()
-        kept = self._kept.setdefault(branch, Predictions(self._chosen))
+        predictions = self._kept.setdefault(branch, Predictions(self._chosen))
         steps = int(self._pipe.num_timesteps) if self._on else 0
-        forecast = kept.forecast(len(given.hidden), step, steps)
+        forecast = predictions.forecast(len(given.hidden), step, steps)
         if forecast is not None:
             self.calls["forecast"] += 1
             return forecast
-        found = self._whole(given)
+        prediction = self._whole(given)
         if self._on:
-            kept.keep(step, found)
+            predictions.keep(step, prediction)
         self.calls["whole"] += 1
-        return found
+        return prediction

@@ -69,8 +69,8 @@ def part_class(library: str, class_name: str) -> Any:
 
 def state_of(file: Path) -> tuple[int, ...]:
     """Returns what changes with a file's content, for caches: nobody sets the time at which the kernel saw a change."""
-    found = file.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    stat = file.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def read_json(file: Path) -> Any:

@@ -43,7 +43,6 @@ from sdopt.pipelines.transformer_files import (
 )
 from sdopt.pipelines.weights import (
     NO_VOCABULARY,
-    PICKLED,
     Header,
     has_vocabulary,
     require_variant,
@@ -80,23 +79,10 @@ def require_model(model: Model) -> None:
                 f"model.weights=random: the architecture of '{model.name}' does not come with sdopt; "
                 f"choose model={names_in_folder(ARCHITECTURES)} or {names_in_folder(PACKAGED)}"
             )
-    elif model.weights == "hub":
-        if model.hub_id is None:
-            raise UsageError(
-                "model.hub_id: model.weights=hub needs a repository, as in model.hub_id=owner/name"
-            )
     elif model.weights == "factory":
-        if model.factory is None:
-            raise UsageError(
-                "model.factory: model.weights=factory needs a function, as in my_file.py:make"
-            )
-        defined(model.factory, KEY)
-    elif model.path is None:
-        raise UsageError(
-            "model.path: model.weights=path needs the folder of a diffusers pipeline, or a file"
-        )
-    else:
-        _require_at_path(Path(model.path).expanduser(), model)
+        defined(str(model.factory), KEY)
+    elif model.weights == "path":
+        _require_at_path(Path(str(model.path)).expanduser(), model)
 
 
 def _require_at_path(path: Path, model: Model) -> None:
@@ -142,6 +128,11 @@ def _require_keys(model: Model) -> None:
             )
     if idle:
         raise UsageError(idle)
+    needed = {"hub": "hub_id", "factory": "factory", "path": "path"}.get(model.weights)
+    if needed is not None and getattr(model, needed) is None:
+        raise UsageError(
+            f"model.{needed}: must be given with model.weights={model.weights}"
+        )
 
 
 def require_folder(folder: Path, model: Model, without: Collection[str] = ()) -> None:
@@ -165,10 +156,9 @@ def require_folder(folder: Path, model: Model, without: Collection[str] = ()) ->
     for name in parts:
         if not (alt and name == "text_encoder" and index.get(name) in ALT_ENCODERS):
             _require_class(index.get(name), name, family.library_of(name), at)
-    for file in [
-        file for name in parts for file in sorted((folder / name).glob("*config.json"))
-    ]:
-        _read_json(file, at)
+    for name in parts:
+        for file in sorted((folder / name).glob("*config.json")):
+            _read_json(file, at)
     networks = [
         name for name in parts if name in family.networks and name not in without
     ]
@@ -233,36 +223,14 @@ def _require_transformer(path: Path, model: Model) -> None:
 _ANY_NETWORK = ("transformer", "vae", *TEXT_ENCODERS)
 
 
-_OF_DIFFUSERS = {
-    "down_blocks.0.resnets.0.conv1.weight",
-    "encoder.down_blocks.0.resnets.0.conv1.weight",
-    "transformer_blocks.0.attn.to_q.weight",
-}
-"""Tensors of diffusers' U-Nets and ControlNets, autoencoders and transformers, in no file in the original layout."""
-
-
 def _require_original(path: Path, model: Model) -> None:
     """Raises UsageError if a file is not a Stable Diffusion model in its original layout."""
     at = f"model.path={path}"
-    if path.suffix in PICKLED:
-        raise UsageError(
-            f"{at}: a pickled file can run any code when it is loaded; sdopt reads .safetensors"
-        )
-    if path.suffix != ".safetensors":
-        raise UsageError(
-            f"{at}: neither the folder of a diffusers pipeline nor a .safetensors file"
-        )
     shapes = Header.of(path, at).shapes
-    if _OF_DIFFUSERS & shapes.keys():
-        raise UsageError(
-            f"{at}: holds a single network in diffusers' names: load it into its pipeline in diffusers, save that with "
-            "save_pretrained, and give the folder"
-        )
-    missing = [
-        part
-        for part, starts in _ORIGINAL.items()
-        if not any(name.startswith(starts) for name in shapes)
-    ]
+    missing = []
+    for part, starts in _ORIGINAL.items():
+        if not any(name.startswith(starts) for name in shapes):
+            missing.append(part)
     if missing:
         raise UsageError(
             f"{at}: not a complete Stable Diffusion in the original layout: it has no {' and no '.join(missing)}"
@@ -292,7 +260,7 @@ def _require_original(path: Path, model: Model) -> None:
     if problem := further_inputs(channels, latent):
         raise UsageError(f"{at}: {problem}")
     # Averages and words that are trained, which only training uses.
-    known = (
+    prefixes = (
         *chain.from_iterable(_ORIGINAL.values()),
         "model_ema.",
         "embedding_manager.",
@@ -301,7 +269,7 @@ def _require_original(path: Path, model: Model) -> None:
     if others := [
         name
         for name, shape in shapes.items()
-        if len(shape) > 1 and not name.startswith(known)
+        if len(shape) > 1 and not name.startswith(prefixes)
     ]:
         raise UsageError(
             f"{at}: holds {len(others)} tensors of a further network, such as {others[0]}, which sdopt does not run: "

@@ -52,15 +52,15 @@ def require_parts(model: Model) -> None:
     """
     folder = folder_of(model)
     if is_transformer(model):
-        found: Iterable[str] = [
+        lines: Iterable[str] = [
             *_problems(folder, model),
             *problems_of_files(model, folder),
         ]
     elif model.weights == "path" and folder != path_of(model):
-        found = _problems_in_file(path_of(model), folder)
+        lines = _problems_in_file(path_of(model), folder)
     else:
-        found = _problems(folder, model)
-    problems = [f"{model.origin}: {problem}" for problem in found]
+        lines = _problems(folder, model)
+    problems = [f"{model.origin}: {problem}" for problem in lines]
     if problems:
         raise UsageError(problems)
 
@@ -71,12 +71,8 @@ def network_problems(folder: Path, key: str) -> list[str]:
     `key` is the option's key that names the folder, for messages.
     """
     file = folder / NETWORK_WEIGHTS
-    return [
-        f"{key}: {problem}"
-        for problem in _network_problems(
-            folder, state_of(file) if file.exists() else ()
-        )
-    ]
+    state = state_of(file) if file.exists() else ()
+    return [f"{key}: {problem}" for problem in _network_problems(folder, state)]
 
 
 @cache
@@ -112,14 +108,12 @@ def count_weights(model: Model) -> int:
         UsageError: the model's files are not there.
     """
     folder = folder_of(model)
-    networks = (
-        empty_network(folder / name, *parts)
-        for name, parts in _run(folder)
-        if not _is_no_network(name)
-    )
-    return sum(
-        weight.numel() for network in networks for weight in network.parameters()
-    )
+    count = 0
+    for name, parts in _run(folder):
+        if not _is_no_network(name):
+            network = empty_network(folder / name, *parts)
+            count += sum(weight.numel() for weight in network.parameters())
+    return count
 
 
 def _run(folder: Path) -> list[tuple[str, tuple[str, str]]]:
@@ -178,18 +172,18 @@ def _mismatches(parts: Mapping[str, Any]) -> Iterator[str]:
         getattr(config, "project_dim", None) or config.hidden_size
         for config in encoders.values()
     )
-    wanted = unet.cross_attention_dim
+    takes = unet.cross_attention_dim
     if not unet.encoder_hid_dim and {
-        *(wanted if isinstance(wanted, list) else [wanted])
+        *(takes if isinstance(takes, list) else [takes])
     } != {width}:
-        yield f"text_encoder/ gives {width} channels, and unet/ takes {wanted}: they are of two models"
+        yield f"text_encoder/ gives {width} channels, and unet/ takes {takes}: they are of two models"
     if unet.addition_embed_type == "text_time":
-        wanted = (
+        takes = (
             unet.projection_class_embeddings_input_dim
             - 6 * unet.addition_time_embed_dim
         )
-        if (pooled := list(encoders.values())[-1].projection_dim) != wanted:
-            yield f"text_encoder_2/ projects to {pooled} channels, and unet/ takes {wanted}: they are of two models"
+        if (pooled := list(encoders.values())[-1].projection_dim) != takes:
+            yield f"text_encoder_2/ projects to {pooled} channels, and unet/ takes {takes}: they are of two models"
 
 
 def _of_part(
@@ -247,34 +241,22 @@ class _Faults:
         way: str = "fetch or save the model again",
     ) -> Iterator[str]:
         """Yields what is wrong; tensors that a text encoder does not have are ignored, as its library does."""
-        for part_of_name, (what, call) in _LEFT_IN.items():
-            if any(part_of_name in name for name in self.unknown):
-                yield f"{where}: was saved with {what} in it: call {call} before save_pretrained"
-                return
         if self.all_missing:
             yield f"{where}: holds weights of another network: none of their names belongs to {class_name}"
             return
         if self.missing:
             yield f"{where}: lacks {_listed(self.missing)}, which {class_name} needs, and nothing is filled in; {way}"
         if self.misshapen:
-            name, found, wanted = min(self.misshapen)
+            name, stored, needed = min(self.misshapen)
             yield (
                 f"{where}: {len(self.misshapen)} tensors are of other shapes than its config.json says, such as "
-                f"{name}: {list(found)}, not {list(wanted)}"
+                f"{name}: {list(stored)}, not {list(needed)}"
             )
         if self.unknown and not part.startswith("text_encoder"):
             yield (
                 f"{where}: holds {_listed(self.unknown)}, which {class_name} of this configuration does not have: the "
                 "model is of another kind, and would be run without them"
             )
-
-
-_LEFT_IN = {
-    ".base_layer.": ("a LoRA", "pipe.fuse_lora() and pipe.unload_lora_weights()"),
-    "_ip.": ("an IP-Adapter", "pipe.unload_ip_adapter()"),
-    ".to_qkv.": ("fused projections", "pipe.unfuse_qkv_projections()"),
-}
-"""What a program may have left in a network that it saved, by a part of the tensors' names, and what takes it out."""
 
 
 def _listed(names: Collection[str]) -> str:
@@ -300,8 +282,8 @@ def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, _Faults
         )
     # Of each tensor of another shape, transformers reports as missing what it would have filled in.
     misshapen = [
-        (name, tuple(found), tuple(wanted))
-        for name, found, wanted in info["mismatched_keys"]
+        (name, tuple(stored), tuple(needed))
+        for name, stored, needed in info["mismatched_keys"]
     ]
     missing = set(info["missing_keys"]) - {name for name, _, _ in misshapen}
     return network, _Faults(
@@ -328,19 +310,18 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
             except LookupError as error:
                 yield f"{file.name}: lacks {error} of the {name}, and nothing is filled in; fetch the model again"
                 continue
-            wanted = {
+            needed = {
                 key: tuple(tensor.shape) for key, tensor in network.state_dict().items()
             }
-            found = {
+            stored = {
                 key: tuple(tensor.shape)
                 for key, tensor in converted.items()
                 if tensor is not None
             }
-            used = {
-                id(tensor if tensor._base is None else tensor._base)
-                for tensor in converted.values()
-            }
-            left = [
+            used = set()
+            for tensor in converted.values():
+                used.add(id(tensor if tensor._base is None else tensor._base))
+            unread = [
                 key
                 for key in tensors
                 if key.startswith(_KNOWN.get(name, ())) and id(tensors[key]) not in used
@@ -351,14 +332,14 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
                 yield f"{file.name}: {_OLDER_NAMES}"
                 continue
             faults = _Faults(
-                wanted.keys() - found.keys(),
-                {*(found.keys() - wanted.keys()), *left},
+                needed.keys() - stored.keys(),
+                {*(stored.keys() - needed.keys()), *unread},
                 [
-                    (key, found[key], wanted[key])
-                    for key in wanted.keys() & found.keys()
-                    if found[key] != wanted[key]
+                    (key, stored[key], needed[key])
+                    for key in needed.keys() & stored.keys()
+                    if stored[key] != needed[key]
                 ],
-                not wanted.keys() & found.keys(),
+                not needed.keys() & stored.keys(),
             )
             way = "fetch the model again; one that was made with fewer layers, as SSD-1B, is read from its folder"
             yield from faults.problems(name, file.name, class_name, way)
@@ -367,10 +348,9 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
 
 _KNOWN = {
     "unet": ("model.diffusion_model.",),
-    "vae": tuple(
-        f"{vae}.{part}"
-        for vae in ("first_stage_model", "vae")
-        for part in ("encoder.", "decoder.")
+    "vae": (
+        *("first_stage_model.encoder.", "first_stage_model.decoder."),
+        *("vae.encoder.", "vae.decoder."),
     ),
 }
 """Prefixes of tensors in a single file that a network must know; a VAE's file may hold what it was trained with."""
@@ -410,8 +390,8 @@ def _converted(
         else "cond_stage_model.model."
     )
     if any(name.startswith(prefix) for name in tensors):
-        found = convert_open_clip_checkpoint(network, tensors, prefix=prefix)
+        converted = convert_open_clip_checkpoint(network, tensors, prefix=prefix)
     else:
-        found = convert_ldm_clip_checkpoint(tensors)
+        converted = convert_ldm_clip_checkpoint(tensors)
     outer = "" if hasattr(network, "text_model") else "text_model."
-    return {name.removeprefix(outer): tensor for name, tensor in found.items()}
+    return {name.removeprefix(outer): tensor for name, tensor in converted.items()}

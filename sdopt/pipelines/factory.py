@@ -112,7 +112,7 @@ def _unfinished(pipe: Pipeline) -> str | None:
         if moves_weights(network):
             return f"whose {name} is moved while it runs (offloading): return it without, and choose memory=…"
         cast = next(
-            (layer for layer, each in network.named_modules() if casting_hook(each)),
+            (layer for layer, inner in network.named_modules() if casting_hook(inner)),
             None,
         )
         if layer := cast or quantized_layer(network):
@@ -134,11 +134,10 @@ def describe(
     disable_progress_bar()
     disable_bar_of_weights()
     pipe = build(model, task)
-    weights = {
-        f"{name}.{key}": w
-        for name, part in networks_of(pipe).items()
-        for key, w in part.state_dict().items()
-    }
+    weights = {}
+    for name, part in networks_of(pipe).items():
+        for key, weight in part.state_dict().items():
+            weights[f"{name}.{key}"] = weight
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
             raise UsageError(

@@ -41,10 +41,10 @@ def fitting_architectures(
         channels: of a UNet's first layer, where they are known apart.
     """
     family, fitting = family_named(kind), []
-    for name, (other, own) in _architectures().items():
-        if other != kind or fits(family, config, own):
+    for name, (other, of_model) in _architectures().items():
+        if other != kind or fits(family, config, of_model):
             continue
-        if channels is None or channels == own["block_out_channels"][0]:
+        if channels is None or channels == of_model["block_out_channels"][0]:
             fitting.append(name)
     return fitting
 
@@ -67,15 +67,15 @@ def fits(
 @cache
 def _architectures() -> dict[str, tuple[str, dict[str, Any]]]:
     """Returns for each architecture the class name of its pipeline, and the configuration of its denoiser."""
-    found = {}
+    by_name = {}
     for root in (ARCHITECTURES, PACKAGED):
         for file in sorted(root.glob("*/model_index.json")):
             kind = class_name_of(file.parent)
-            found[file.parent.name] = (
+            by_name[file.parent.name] = (
                 kind,
                 read_json(file.parent / family_named(kind).denoiser / "config.json"),
             )
-    return found
+    return by_name
 
 
 def text_width(shapes: Mapping[str, list[int]]) -> int | None:
@@ -106,14 +106,14 @@ def family_of(file: Path) -> str | None:
     header = Header.of(file, f"model.path={file}")
     first = header.shapes.get("model.diffusion_model.input_blocks.0.0.weight")
     read = {"cross_attention_dim": text_width(header.shapes)}
-    found = fitting_architectures(
+    fitting = fitting_architectures(
         kind_of_file(header.shapes), read, first[0] if first else 0
     )
-    if len(found) > 1:  # the two of Stable Diffusion 2.1 differ in what they predict
+    if len(fitting) > 1:  # the two of Stable Diffusion 2.1 differ in what they predict
         if (noise := predicts_noise(file)) is None:
             raise UsageError(f"model.path={file}: {UNMARKED}")
         return "sd21_base" if noise else "sd21"
-    return found[0] if found else None
+    return fitting[0] if fitting else None
 
 
 def _published_transformer(file: Path, kind: str) -> str | None:
@@ -318,7 +318,7 @@ def titles_of_folder(folder: Path) -> list[str]:
     """Returns what the author calls the pipeline in a folder: the folder's name, and that which it was loaded by."""
     index = _read(folder / "model_index.json")
     denoiser = _read(folder / family_in(index).denoiser / "config.json")
-    loaded_by = [each.get("_name_or_path") for each in (index, denoiser)]
+    loaded_by = [config.get("_name_or_path") for config in (index, denoiser)]
     return [name_of_folder(folder), *map(str, filter(None, loaded_by))]
 
 
@@ -339,12 +339,12 @@ def settings_of_folder(folder: Path) -> dict[str, Any]:
 def _length_of(folder: Path, family: Family) -> dict[str, int]:
     """Returns the number of tokens that a call must not exceed, if the tokenizer has fewer than calls usually read."""
     usual = family.encoding.tokens[-1]
-    own = _read(folder / family.tokenizers[-1] / "tokenizer_config.json").get(
+    length = _read(folder / family.tokenizers[-1] / "tokenizer_config.json").get(
         "model_max_length"
     )
     return (
-        {"max_sequence_length": own}
-        if usual and isinstance(own, int) and own < usual
+        {"max_sequence_length": length}
+        if usual and isinstance(length, int) and length < usual
         else {}
     )
 

@@ -490,7 +490,9 @@ FAMILIES = (
 
 _BY_PIPELINE = {family.pipeline: family for family in FAMILIES}
 
-_BY_TASK = {name: family for family in FAMILIES for name in family.tasks.values()}
+_BY_TASK: dict[str, Family] = {}
+for _family in FAMILIES:
+    _BY_TASK |= dict.fromkeys(_family.tasks.values(), _family)
 
 
 def family_named(class_name: str) -> Family:

@@ -62,5 +62,5 @@ def loaded(function: str, key: str) -> Callable[..., Any]:
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     spec.loader.exec_module(module)
-    found: Callable[..., Any] = getattr(module, name)
-    return found
+    target: Callable[..., Any] = getattr(module, name)
+    return target

@@ -1,8 +1,9 @@
 """Models on the Hugging Face Hub: the parent process fetches them once; the workers read the local cache."""
 
+import fnmatch
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatch
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -112,24 +113,26 @@ def hub_folder(model: Model, fetch: bool, without: Collection[str] = ()) -> Path
         index = read_json(Path(file))
         require_kind(index, at)
         names = _names(repository, model.revision) if fetch else []
-        found = {
+        of_parts = {
             part: there
             for part, there in _variants(index, names).items()
             if part not in without
         }
-        if names and (lacking := [part for part, there in found.items() if not there]):
+        if names and (
+            lacking := [part for part, there in of_parts.items() if not there]
+        ):
             raise UsageError(
                 f"{at}: has no safetensors files of {' and '.join(lacking)}, and sdopt loads no pickled weights: "
                 "choose a revision that has them, as model.revision=refs/pr/1, or another repository of the same model"
             )
         if names:
-            require_variant(found, model.variant, at)
-        wanted = _files(index, model.variant, names, without)
+            require_variant(of_parts, model.variant, at)
+        patterns = _files(index, model.variant, names, without)
         folder = Path(
             snapshot_download(
                 repository,
                 revision=model.revision,
-                allow_patterns=wanted,
+                allow_patterns=patterns,
                 local_files_only=not fetch,
             )
         )
@@ -140,9 +143,13 @@ def hub_folder(model: Model, fetch: bool, without: Collection[str] = ()) -> Path
             if path.exists()
         ]
         needed = [
-            own for part, own in _variants(index, there).items() if part not in without
+            variants_there
+            for part, variants_there in _variants(index, there).items()
+            if part not in without
         ]
-        if not fetch and not all({model.variant, None} & each for each in needed):
+        if not fetch and not all(
+            {model.variant, None} & variants for variants in needed
+        ):
             raise LocalEntryNotFoundError(str(folder))
         return folder
 
@@ -152,12 +159,12 @@ def _variants(
 ) -> dict[str, set[str | None]]:
     """Returns the variants in which files of these names hold the weights of each network of a pipeline."""
     family = family_named(text_to_image(index.get("_class_name")))
-    found = {}
+    by_part = {}
     for part in parts_of(index):
         if part in family.networks and part in index:
             files = (name.removeprefix(f"{part}/") for name in names)
-            found[part] = variants_among(files, family.library_of(part))
-    return found
+            by_part[part] = variants_among(files, family.library_of(part))
+    return by_part
 
 
 def hub_configs(
@@ -200,24 +207,24 @@ def download_bytes(model: Model) -> int | None:
         return 0
     try:
         with _of_the_hub(model.origin):
-            found = HfApi().model_info(
+            info = HfApi().model_info(
                 repository, revision=model.revision, files_metadata=True, timeout=10
             )
     except UsageError:
         return None
-    siblings = found.siblings or []
+    siblings = info.siblings or []
     # The pipeline's index is not there yet: every folder counts as one of its parts.
     parts: dict[str, object] = {
         file.rfilename.partition("/")[0]: ["diffusers", ""]
         for file in siblings
         if "/" in file.rfilename
     }
-    wanted = _files(parts, model.variant, [file.rfilename for file in siblings])
-    return sum(
-        file.size or 0
-        for file in siblings
-        if any(fnmatch(file.rfilename, pattern) for pattern in wanted)
-    )
+    patterns = _files(parts, model.variant, [file.rfilename for file in siblings])
+    total = 0
+    for file in siblings:
+        if any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in patterns):
+            total += file.size or 0
+    return total
 
 
 def hub_network(repository: str, key: str, fetch: bool) -> Path:
@@ -299,11 +306,11 @@ def _files(
             patterns += [f"{name}/{file}" for file in SENTENCEPIECES]
             if name in without:
                 continue
-            own = _weights(name, f".{variant}") if variant else []
+            of_variant = _weights(name, f".{variant}") if variant else []
             there = not names or any(
-                fnmatch(file, pattern) for file in names for pattern in own
+                fnmatch.filter(names, pattern) for pattern in of_variant
             )
-            patterns += own if own and there else _weights(name, "")
+            patterns += of_variant if of_variant and there else _weights(name, "")
     return patterns
 
 
@@ -311,6 +318,5 @@ def _weights(part: str, infix: str) -> list[str]:
     stems = [f"{part}/{stem}" for stem in ("model", "diffusion_pytorch_model")]
     shards = "-?????-of-?????"
     forms = (infix, f"{infix}{shards}", f"{shards}{infix}")
-    return [
-        f"{stem}{form}.safetensors" for stem in stems for form in dict.fromkeys(forms)
-    ]
+    files = product(stems, dict.fromkeys(forms))
+    return [f"{stem}{form}.safetensors" for stem, form in files]

@@ -118,14 +118,14 @@ def marks_of(model: Model) -> dict[str, Any]:
 
 def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> list[str]:
     """Returns why a scheduler cannot sample a model as the model says; [] if it can, or if the model is not local."""
-    own = part_config(model, "scheduler")
-    if own is None:
+    config = part_config(model, "scheduler")
+    if config is None:
         return []
-    named = misnamed(name_of(model), own, scheduler)
+    named = misnamed(name_of(model), config, scheduler)
     family = family_of(model)
     if (
         family.sampling == "flow"
-        and not unsuited(own, scheduler, steps)
+        and not unsuited(config, scheduler, steps)
         and scheduler.class_name not in family.schedulers
     ):
         why = f"is not called by diffusers' {family.pipeline}, or draws nonsense there"
@@ -133,8 +133,8 @@ def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> li
             f"scheduler.class_name={scheduler.class_name}: {why}: choose {' or '.join(family.schedulers)}"
         ]
     return [
-        *unsuited(own, scheduler, steps),
-        *unread_by(family, own, scheduler),
+        *unsuited(config, scheduler, steps),
+        *unread_by(family, config, scheduler),
         *named,
         *_contradicted(model, scheduler),
         *clip_skip_of(model)[1],
@@ -219,33 +219,33 @@ def is_original(model: Model) -> bool:
 
 def sampling_remarks(model: Model, scheduler: Scheduler, steps: int = 20) -> list[str]:
     """Returns what a user should know of how a model is sampled, for each a line that names the model."""
-    own, marks = part_config(model, "scheduler"), marks_of(model)
-    found = remarks(own, marks, scheduler) if own else []
-    if own:
-        found += late_start(own, scheduler, steps)
+    config, marks = part_config(model, "scheduler"), marks_of(model)
+    lines = remarks(config, marks, scheduler) if config else []
+    if config:
+        lines += late_start(config, scheduler, steps)
     if scheduler.timesteps is not None:
         from diffusers.schedulers import AysSchedules
 
         other, mine = ("", "ays_xl") if is_sdxl(model) else ("XL", "ays")
         if scheduler.timesteps == AysSchedules[f"StableDiffusion{other}Timesteps"]:
-            found.append(
+            lines.append(
                 f"these timesteps were chosen for another family of models; scheduler={mine} has its own"
             )
     chosen = {"_class_name": scheduler.class_name, **scheduler.options}
-    if own and is_flow(chosen) and not is_flow(own):
-        found.append(
+    if config and is_flow(chosen) and not is_flow(config):
+        lines.append(
             "its own scheduler has levels of noise, and this one samples a flow: images are nonsense unless it fits"
         )
     if family_of(model).guidance.above == 0:
-        found.append(
+        lines.append(
             "a guidance scale of 3 here is what other models call 4: cond + 3 · (cond - uncond)"
         )
     if skipped := clip_skip_of(model)[0]:
         said = f"is marked {_LAYER}={1 + skipped} (clip skip)"
-        found.append(
+        lines.append(
             f"{said}: its text encoder is used without the last layers: {skipped}"
         )
-    return [f"{model.origin}: {remark}" for remark in found]
+    return [f"{model.origin}: {remark}" for remark in lines]
 
 
 def pipeline_of(model: Model) -> str:
@@ -368,8 +368,8 @@ def heads_by_level(model: Model) -> dict[int, int]:
     attends[-1] = attends[-1] or "CrossAttn" in (
         config.get("mid_block_type", "CrossAttn") or ""
     )
-    each = heads if isinstance(heads, list) else [int(heads)] * len(attends)
-    return {level: each[level] for level, used in enumerate(attends) if used}
+    heads_each = heads if isinstance(heads, list) else [int(heads)] * len(attends)
+    return {level: heads_each[level] for level, used in enumerate(attends) if used}
 
 
 def head_dimensions(model: Model) -> list[int]:
@@ -446,14 +446,14 @@ def _from_files(
         )
         leave_out_layers(pipe.text_encoder, clip_skip_of(model)[0])
         return pipe
-    own: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     arguments = absent_in(folder) | arguments
     if is_transformer(model):
         dtype = arguments.get("dtype", torch.float32)
         arguments = load_parts(model, folder, dtype, {*arguments}) | arguments
     if class_name_of(folder) == ALT_DIFFUSION:
         # diffusers neither finds the class of its text encoder, nor accepts one in place of what it cannot find.
-        own["text_encoder"] = load_part(
+        more["text_encoder"] = load_part(
             model, "text_encoder", arguments.get("dtype", torch.float32)
         )
         arguments["text_encoder"] = None
@@ -464,7 +464,7 @@ def _from_files(
         local_files_only=True,
         **arguments,
     )
-    pipe.register_modules(**own)
+    pipe.register_modules(**more)
     return pipe
 
 

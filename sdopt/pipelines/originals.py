@@ -281,11 +281,13 @@ def prefix_in(names: Iterable[str]) -> str:
 
     Programs that save a model write `model.` before all of its tensors, and language models before theirs.
     """
-    given = tuple(names)
+    all_names = tuple(names)
     for prefix in _PREFIXES[:-1]:
-        if any(name.startswith(prefix) for name in given):
+        if any(name.startswith(prefix) for name in all_names):
             return prefix
-    everywhere = bool(given) and all(name.startswith(_PREFIXES[-1]) for name in given)
+    everywhere = bool(all_names) and all(
+        name.startswith(_PREFIXES[-1]) for name in all_names
+    )
     return _PREFIXES[-1] if everywhere else ""
 
 
@@ -294,11 +296,11 @@ def pipeline_in(names: Iterable[str]) -> str | None:
 
     None if the names are those of no original program that is known. FLUX.2 [klein] has no embedded guidance.
     """
-    given = tuple(names)
-    prefix = prefix_in(given)
-    plain = [name.removeprefix(prefix) for name in given]
+    all_names = tuple(names)
+    prefix = prefix_in(all_names)
+    plain = [name.removeprefix(prefix) for name in all_names]
     for naming in NAMINGS:
-        if all(any(re.match(mark, name) for name in plain) for mark in naming.marks):
+        if all(any(map(re.compile(mark).match, plain)) for mark in naming.marks):
             if naming is _FLUX2 and any(
                 name.startswith("guidance_in.") for name in plain
             ):
@@ -336,8 +338,8 @@ def shapes_as_config(kind: str, shapes: Mapping[str, list[int]]) -> dict[str, An
 
 def _count(names: Iterable[str], blocks: str) -> int:
     """Returns how many blocks of a list there are."""
-    found = (re.match(rf"{blocks}\.(\d+)\.", name) for name in names)
-    return max((int(match[1]) + 1 for match in found if match), default=0)
+    matches = (re.match(rf"{blocks}\.(\d+)\.", name) for name in names)
+    return max((int(match[1]) + 1 for match in matches if match), default=0)
 
 
 @dataclass(frozen=True)
@@ -361,15 +363,15 @@ def places_in(network: Any) -> dict[str, Place]:
     modules = dict(network.named_modules())
     holding = {re.sub(r"\.(weight|bias)$", "", key) for key in network.state_dict()}
     naming = _OF_CLASS.get(type(network).__name__, Naming("", ()))
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     for original, name in naming.outside.items():
-        _add(found, original, (name,), holding, modules)
+        _add(places, original, (name,), holding, modules)
     for original, (blocks, layers) in naming.blocks.items():
         for number in range(len(modules.get(blocks, ()))):
             for layer, names in layers.items():
                 there = tuple(f"{blocks}.{number}.{name}" for name in names.split())
-                _add(found, f"{original}.{number}.{layer}", there, holding, modules)
-    return found | {name: Place((name,)) for name in holding}
+                _add(places, f"{original}.{number}.{layer}", there, holding, modules)
+    return places | {name: Place((name,)) for name in holding}
 
 
 def _add(
@@ -427,8 +429,8 @@ def renamed(
         {name: tensor.shape for name, tensor in network.state_dict().items()},
     )
     unused = _OF_CLASS.get(type(network).__name__, Naming("", ())).unused
-    found: dict[str, torch.Tensor] = {}
-    left = []
+    by_name: dict[str, torch.Tensor] = {}
+    unknown = []
     for name, tensor in tensors.items():
         module, _, leaf = name.rpartition(".")
         if module in unused:
@@ -437,14 +439,14 @@ def renamed(
         place = places.get(name) or places.get(module)
         targets = [f"{target}{end}" for target in place.modules] if place else []
         parts = None
-        if place and shapes.keys() >= {*targets} and not found.keys() & {*targets}:
+        if place and shapes.keys() >= {*targets} and not by_name.keys() & {*targets}:
             rows = [shapes[target][0] for target in targets]
             whole = tensor
             if len(targets) == 1:
                 whole = _in_dimensions(tensor, shapes[targets[0]])
             parts = parted(whole, place, rows)
         if parts is None:
-            left.append(name)
+            unknown.append(name)
         else:
-            found |= dict(zip(targets, parts, strict=True))
-    return found, left
+            by_name |= dict(zip(targets, parts, strict=True))
+    return by_name, unknown

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
+from itertools import chain
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -107,11 +108,11 @@ def cast(pipe: Pipeline, dtype: torch.dtype) -> None:
     weights: dict[torch.nn.Parameter, torch.Tensor] = {}
     computed: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
     for network in networks_of(pipe).values():
-        kept = kept_in_float32(network) if dtype == torch.float16 else set()
+        in_float32 = kept_in_float32(network) if dtype == torch.float16 else set()
         weights |= {
             weight: weight.data.float()
             for key, weight in network.named_parameters()
-            if key in kept
+            if key in in_float32
         }
         for module in network.modules():
             for name in module._non_persistent_buffers_set:
@@ -158,10 +159,11 @@ def is_called(pipe: Pipeline) -> bool:
 
 def layers_with_weights(network: torch.nn.Module) -> list[torch.nn.Module]:
     """Returns the modules of a network that have parameters of their own."""
+    layers = network.modules()
     return [
         layer
-        for layer in network.modules()
-        if any(True for _ in layer.parameters(recurse=False))
+        for layer in layers
+        if next(layer.parameters(recurse=False), None) is not None
     ]
 
 
@@ -285,7 +287,7 @@ def held_tensors(weight: torch.Tensor) -> list[torch.Tensor]:
     if hasattr(weight, "__tensor_flatten__"):
         names, _ = weight.__tensor_flatten__()
         inner = (getattr(weight, name) for name in names)
-        return [tensor for part in inner for tensor in held_tensors(part)]
+        return [*chain.from_iterable(map(held_tensors, inner))]
     # bitsandbytes keeps the scales beside the parameter, and quantizes them once more.
     held, state = [weight], getattr(weight, "quant_state", None)
     while state is not None:

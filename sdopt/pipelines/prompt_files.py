@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -147,22 +148,29 @@ _LONGEST_NAME, _MOST_NAMES = 40, 12
 
 
 def _of_rows(rows: Sequence[_Row], column: str | None) -> PromptFile:
-    columns = list(dict.fromkeys(name for _, row in rows for name in row))
+    columns = list(dict.fromkeys(chain.from_iterable(row for _, row in rows)))
     if not columns:
         return PromptFile(())
     chosen, negative = _column_of(columns, column), _named(columns, _NEGATIVE_COLUMNS)
     negative = None if negative == chosen else negative
     prompts, empty = [], []
     for place, row in rows:
-        text, own = row.get(chosen), (row.get(negative) or "") if negative else None
-        for name, value in ((chosen, text), (negative, own or "")):
+        text, negative_text = (
+            row.get(chosen),
+            (row.get(negative) or "") if negative else None,
+        )
+        for name, value in ((chosen, text), (negative, negative_text or "")):
             if not isinstance(value, str):
                 raise Unreadable(f"{place} has no text in its column '{name}'")
         if not _stripped(text):
             empty += [place] if any(row.values()) else []
             continue
         prompts.append(
-            Prompt(_stripped(text), place, None if own is None else _stripped(own))
+            Prompt(
+                _stripped(text),
+                place,
+                None if negative_text is None else _stripped(negative_text),
+            )
         )
     unused = tuple(
         name or "(unnamed)" for name in columns if name not in (chosen, negative)
@@ -181,33 +189,36 @@ def _column_of(columns: Sequence[str], wanted: str | None) -> str:
         if wanted not in columns:
             raise NoColumn(there)
         return wanted
-    found = _named(columns, _PROMPT_COLUMNS)
-    if found is None:
+    named = _named(columns, _PROMPT_COLUMNS)
+    if named is None:
         usual = "prompt or caption or text"
         way_out = "choose one with workload.prompt_column=…, or begin the file with a line that names the columns"
         raise Unreadable(f"no column named {usual}; {there}; {way_out}")
-    return found
+    return named
 
 
 def _named(columns: Sequence[str], usual: Sequence[str]) -> str | None:
     """Returns the column with the first of some names that is there; None if there is none."""
     for name in usual:
-        if len(found := [column for column in columns if _plain(column) == name]) > 1:
+        if (
+            len(matching := [column for column in columns if _plain(column) == name])
+            > 1
+        ):
             raise Unreadable(
-                f"has {len(found)} columns named {name}; rename those that are not meant"
+                f"has {len(matching)} columns named {name}; rename those that are not meant"
             )
-        if found:
-            return found[0]
+        if matching:
+            return matching[0]
     return None
 
 
 def _table_rows(text: str, suffix: str, column: str | None) -> list[_Row]:
     usual = "\t" if suffix == ".tsv" else ","
-    headers = {each: _header(text, each) for each in (usual, *_DELIMITERS)}
+    headers = {mark: _header(text, mark) for mark in (usual, *_DELIMITERS)}
     named = {column} if column is not None else {*_PROMPT_COLUMNS}
     of = str if column is not None else _plain
     delimiter = next(
-        (each for each, cells in headers.items() if named & {*map(of, cells)}), usual
+        (mark for mark, cells in headers.items() if named & {*map(of, cells)}), usual
     )
     columns = headers[delimiter]
     if not columns:
@@ -243,7 +254,8 @@ def _header(text: str, delimiter: str) -> list[str]:
     reader = csv.reader(
         io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True
     )
-    return [name.strip() for name in next((row for row in reader if row), [])]
+    first: list[str] = next(filter(None, reader), [])
+    return [name.strip() for name in first]
 
 
 def _rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -270,18 +282,16 @@ def _rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 def _tab_rows(text: str, width: int) -> list[tuple[int, list[str]]]:
     """Returns the rows of a table with tabs. Some files quote as .csv files do (MLPerf's captions), others never do."""
     lines = [(number, line) for number, line in _lines(text) if line.strip()][1:]
-    plain = [
-        (number, [_unquoted(cell) for cell in line.split("\t")])
-        for number, line in lines
-    ]
+    plain = [(number, list(map(_unquoted, line.split("\t")))) for number, line in lines]
     try:
         quoted = list(_rows(text, "\t"))
     except Unreadable:
         return plain
-    whole = [all(len(cells) == width for _, cells in rows) for rows in (plain, quoted)]
-    if plain == quoted or whole == [True, False]:
+    plain_is_whole = all(len(cells) == width for _, cells in plain)
+    quoted_is_whole = all(len(cells) == width for _, cells in quoted)
+    if plain == quoted or (plain_is_whole and not quoted_is_whole):
         return plain
-    if whole == [True, True]:
+    if plain_is_whole:
         number = next(
             first[0]
             for first, second in zip(plain, quoted, strict=False)
@@ -368,14 +378,14 @@ def _loads(line: str, number: int) -> Any:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Returns a JSON object, of which Python would keep the last of two values with one key."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise Unreadable(
             f"has an object with two keys named {_shown(twice)}; rename one"
         )
-    return found
+    return values
 
 
 def _is_json(text: str, kinds: tuple[type, ...] = (dict, list)) -> bool:

@@ -61,10 +61,10 @@ def negative_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
     negative prompt that is not given, and encodes one that is empty.
     """
     chosen = _chosen(workload, model)
-    found = [prompt.negative or workload.negative_prompt for prompt in chosen]
-    if not is_guided(workload, model) or all(negative is None for negative in found):
+    texts = [prompt.negative or workload.negative_prompt for prompt in chosen]
+    if not is_guided(workload, model) or all(negative is None for negative in texts):
         return ()
-    return tuple(negative or "" for negative in found)
+    return tuple(negative or "" for negative in texts)
 
 
 def is_guided(workload: Workload, model: Model) -> bool:
@@ -134,14 +134,10 @@ def _source(workload: Workload, model: Model) -> PromptFile:
             f"name a file that ends in {', '.join(TABLES)}"
         )
     if source == "packaged":
-        own = read_json(PACKAGED / "prompts.json")["gate"]
+        packaged = read_json(PACKAGED / "prompts.json")["gate"]
         general = _GENERAL.read_text(encoding="utf-8").splitlines()
-        return PromptFile(
-            tuple(
-                Prompt(text, "")
-                for text in (own if (PACKAGED / model.name).is_dir() else general)
-            )
-        )
+        texts = packaged if (PACKAGED / model.name).is_dir() else general
+        return PromptFile(tuple(Prompt(text, "") for text in texts))
     if isinstance(source, str):
         return _from_file(source, column)
     if not isinstance(source, Sequence):
@@ -228,40 +224,40 @@ def remarks_on_prompts(workload: Workload, model: Model) -> list[str]:
         _chosen(workload, model),
         _named(workload),
     )
-    found = []
+    lines = []
     if source.unused:
-        found.append(
+        lines.append(
             f"{at}: not used: {', '.join(source.unused)}; seeds, steps, sizes and the like are keys of the workload, "
             "the same for all prompts"
         )
     if len(chosen) < len(source.prompts):
-        found.append(
+        lines.append(
             f"{at}: {len(chosen)} of its {len(source.prompts)} prompts are used; workload.prompt_count (for images, "
             "quality.prompt_count) says how many"
         )
     if source.comments:
-        found.append(
+        lines.append(
             f"{at}: lines that begin with # are comments: {_listed(source.comments)}"
         )
     if source.empty:
-        found.append(
+        lines.append(
             f"{at}: rows without a prompt are left out: {_listed(source.empty)}"
         )
     counts = Counter((prompt.text, prompt.negative) for prompt in chosen)
     if repeated := [
         prompt.place for prompt in chosen if counts[prompt.text, prompt.negative] > 1
     ]:
-        found.append(
+        lines.append(
             f"{at}: these prompts occur more than once, and differ in their noise only: {_listed(repeated)}"
         )
     if any(prompt.negative for prompt in chosen) and not is_guided(workload, model):
-        found.append(
+        lines.append(
             f"{at}: negative prompts have no effect, since there is no guidance"
         )
     if named := _named_plain(workload, chosen):
         plain = "read as plain text, as diffusers does, without the meaning that other programs give to it"
-        found.append(f"{at}: {plain}: {'; '.join(named)}")
-    return found
+        lines.append(f"{at}: {plain}: {'; '.join(named)}")
+    return lines
 
 
 def _named_plain(workload: Workload, chosen: Sequence[Prompt]) -> list[str]:
@@ -352,8 +348,10 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
     ):
         return []  # the words of a random model are a substitute's
     texts = list(_texts(workload, _chosen(workload, model)))
-    found: dict[str, None] = {}
-    words = {word for _, text in texts for word in re.findall(r"<[\w-]+>", text)}
+    lines: dict[str, None] = {}
+    words: set[str] = set()
+    for _, text in texts:
+        words.update(re.findall(r"<[\w-]+>", text))
     for tokenizer, tokens in _tokenizers(model):
         words = words and words - tokenizer.get_vocab().keys()
         limit, counts = _lengths(model, tokenizer, tokens, [text for _, text in texts])
@@ -363,16 +361,16 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
             if count > limit
         ]
         if cut:
-            found[
+            lines[
                 f"{_named(workload)}: a text encoder reads {limit} tokens and cuts {len(cut)} of {len(texts)} texts: "
                 f"{_listed(cut)}; it reads nothing of what comes later"
             ] = None
     if words:
         saved = "load a textual inversion in diffusers, and save the pipeline with it"
-        found[
+        lines[
             f"{_named(workload)}: this model was taught no word {_listed(sorted(words))}, and reads it as text: {saved}"
         ] = None
-    return list(found)
+    return list(lines)
 
 
 def cut_from(text: str, pipe: DiffusionPipeline, model: Model) -> str:

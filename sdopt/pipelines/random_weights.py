@@ -60,11 +60,11 @@ def empty_network(folder: Path, library: str, class_name: str) -> torch.nn.Modul
     """Builds the network that a configuration describes, with parameters on the meta device and buffers in place."""
     cls = part_class(library, class_name)
     # A class of transformers has a class for its configuration, as AltDiffusion's text encoder does too.
-    own = hasattr(cls, "config_class")
+    has_config = hasattr(cls, "config_class")
     return _empty(
         cls,
         cls.config_class.from_pretrained(folder)
-        if own
+        if has_config
         else cls.load_config(folder, local_files_only=True),
     )
 
@@ -122,13 +122,13 @@ def _draw(
     import torch
 
     drawn: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
-    kept = kept_in_float32(network) if dtype == torch.float16 else set()
+    in_float32 = kept_in_float32(network) if dtype == torch.float16 else set()
     for path, module in network.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter in drawn:
                 module.register_parameter(name, drawn[parameter])
                 continue
-            full = f"{path}.{name}" in kept
+            full = f"{path}.{name}" in in_float32
             values = torch.empty(
                 parameter.shape, dtype=torch.float32 if full else dtype, device=device
             )

@@ -71,34 +71,36 @@ _EDM = ("edm_mean", "edm_std", "edm_vpred.sigma_max", "edm_vpred.sigma_min")
 def scheduler_class(scheduler: Scheduler) -> Any:
     """Returns the scheduler's class. Raises UsageError if diffusers has no scheduler of that name."""
     name = scheduler.class_name
-    if (found := _scheduler_named(name)) is None:
+    if (cls := _scheduler_named(name)) is None:
         import diffusers
 
         # In place of a class whose packages are not installed, diffusers has one that names them.
         packages = getattr(getattr(diffusers, name, None), "_backends", ())
-        if lacking := " ".join(each for each in packages if find_spec(each) is None):
+        if lacking := " ".join(
+            package for package in packages if find_spec(package) is None
+        ):
             raise UsageError(
                 f"scheduler.class_name={name}: needs {lacking}: pip install {lacking}"
             )
-        known = [
+        schedulers = [
             other
             for other in dir(diffusers)
             if other.endswith("Scheduler") and _scheduler_named(other)
         ]
-        near = difflib.get_close_matches(name, known, n=5) or known
+        near = difflib.get_close_matches(name, schedulers, n=5) or schedulers
         raise UsageError(
             f"scheduler.class_name={name}: unknown scheduler; diffusers has: {', '.join(near)}"
         )
-    return found
+    return cls
 
 
 def _scheduler_named(name: object) -> Any:
     import diffusers
 
-    found = getattr(diffusers, str(name), None)
+    cls = getattr(diffusers, str(name), None)
     return (
-        found
-        if isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin)
+        cls
+        if isinstance(cls, type) and issubclass(cls, diffusers.SchedulerMixin)
         else None
     )
 
@@ -188,10 +190,14 @@ def spread(timesteps: Sequence[int], steps: int, scheduler: Any) -> list[int]:
     alphas = scheduler.alphas_cumprod.double().numpy()
     levels = np.log((1 - alphas) / alphas)
     places = np.linspace(0, len(timesteps) - 1, steps)
-    wanted = np.interp(places, np.arange(len(timesteps)), levels[list(timesteps)])
+    levels_wanted = np.interp(
+        places, np.arange(len(timesteps)), levels[list(timesteps)]
+    )
     return [
-        round(each)
-        for each in np.interp(wanted, levels, np.arange(len(levels))).tolist()
+        round(timestep)
+        for timestep in np.interp(
+            levels_wanted, levels, np.arange(len(levels))
+        ).tolist()
     ]
 
 
@@ -204,15 +210,15 @@ def require_options(scheduler: Scheduler) -> None:
     ):
         return
     cls = scheduler_class(scheduler)
-    known, name = _arguments(cls), scheduler.class_name
-    has = ", ".join(each for each in known if each != "self")
-    unknown = [each for each in scheduler.options if each not in known]
+    arguments, name = _arguments(cls), scheduler.class_name
+    has = ", ".join(option for option in arguments if option != "self")
+    unknown = [option for option in scheduler.options if option not in arguments]
     problems = [
-        f"scheduler.options.{each}: unknown option; {name} has: {has}"
-        for each in unknown
+        f"scheduler.options.{option}: unknown option; {name} has: {has}"
+        for option in unknown
     ]
-    for key in scheduler.options.keys() & known.keys():
-        value, usual = scheduler.options[key], known[key].default
+    for key in scheduler.options.keys() & arguments.keys():
+        value, usual = scheduler.options[key], arguments[key].default
         # Python takes any text for true, also the text no.
         if isinstance(value, str) and isinstance(usual, bool | int | float):
             kind = "true or false" if isinstance(usual, bool) else "a number"
@@ -267,14 +273,14 @@ def _marks(file: Path, _state: tuple[int, ...]) -> dict[str, Any]:
         or _velocity_beside(file)
     ):
         kinds.add("v_prediction")
-    found: dict[str, Any] = (
+    marks: dict[str, Any] = (
         {"prediction_type": " and ".join(sorted(kinds))} if kinds else {}
     )
     if "ztsnr" in names or _says_yes(metadata, "ss_zero_terminal_snr"):
-        found["rescale_betas_zero_snr"] = True
+        marks["rescale_betas_zero_snr"] = True
     if edm := next((name for name in _EDM if name in names), None):
-        found["_class_name"] = f"EDM ({edm})"
-    return found
+        marks["_class_name"] = f"EDM ({edm})"
+    return marks
 
 
 def _velocity_beside(file: Path) -> bool:
@@ -329,10 +335,12 @@ def answers_to(questions: Iterable[Question]) -> dict[str, list[str]]:
     """Returns what `unsuited` finds, for `remember` in another process, which need not import diffusers then."""
     answers = {}
     for question in questions:
-        own, scheduler, steps = question
+        config, scheduler, steps = question
         answers[_key(*question)] = unsuited(*question)
         if steps == 1:
-            answers[f"first of {_key(*question)}"] = late_start(own, scheduler, steps)
+            answers[f"first of {_key(*question)}"] = late_start(
+                config, scheduler, steps
+            )
     return answers
 
 
@@ -374,56 +382,56 @@ _SHIFT_BY_SIZE = (
 
 def _idle_shifts(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
     """Returns why options of a flow's shift would leave all images as they are; [] if they would not."""
-    made = {**own, **scheduler.options}
-    if not is_flow({**made, "_class_name": scheduler.class_name}):
+    config = {**own, **scheduler.options}
+    if not is_flow({**config, "_class_name": scheduler.class_name}):
         return []
-    by_size = bool(made.get("use_dynamic_shifting"))
+    by_size = bool(config.get("use_dynamic_shifting"))
     idle = _FIXED_SHIFT if by_size else _SHIFT_BY_SIZE
     kind = "one that follows from the image's size" if by_size else "a fixed one"
-    found = []
+    reasons = []
     for key in idle:
         value = scheduler.options.get(key)
         if value is None or value == own.get(key):
             continue
-        found.append(
+        reasons.append(
             f"scheduler.options.{key}={value}: has no effect, since the shift is {kind}: "
             f"leave it out, or set +scheduler.options.use_dynamic_shifting={str(not by_size).lower()} too"
         )
-    return found
+    return reasons
 
 
 def unread_by(
     family: Family, own: Mapping[str, Any], scheduler: Scheduler
 ) -> list[str]:
     """Returns which options of a scheduler change no image, since the calls of a family compute the shift without them."""
-    found = []
+    reasons = []
     for key in family.unread:
         value = scheduler.options.get(key)
         if value is not None and value != own.get(key):
-            found.append(
+            reasons.append(
                 f"scheduler.options.{key}={value}: has no effect: {family.title} has a shift of its own: leave it out"
             )
-    return found
+    return reasons
 
 
 def _flow_mismatches(
     own: Mapping[str, Any], scheduler: Scheduler, at: str
 ) -> list[str]:
     """Returns why a scheduler cannot sample a flow; [] if it can."""
-    made = {**own, **scheduler.options}
+    config = {**own, **scheduler.options}
     takes = "use_flow_sigmas" in _arguments(scheduler_class(scheduler))
-    if not takes or not is_flow({**made, "_class_name": scheduler.class_name}):
+    if not takes or not is_flow({**config, "_class_name": scheduler.class_name}):
         why = f"has levels of noise, and the model's own {own['_class_name']} samples a flow: images would be nonsense"
         return [f"{at}: {why}: choose scheduler=flow_euler"]
     settings = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
-    found = []
+    reasons = []
     for key, value in settings.items():
-        if made.get(key) == value:
+        if config.get(key) == value:
             continue
-        why = f"the model's own {own['_class_name']} samples a flow, and here {key} is {made.get(key)}"
+        why = f"the model's own {own['_class_name']} samples a flow, and here {key} is {config.get(key)}"
         way = f"set +scheduler.options.{key}={str(value).lower()}"
-        found.append(f"{at}: {why}: images would be nonsense: {way}")
-    return found
+        reasons.append(f"{at}: {why}: images would be nonsense: {way}")
+    return reasons
 
 
 def _level_mismatches(
@@ -431,8 +439,8 @@ def _level_mismatches(
 ) -> list[str]:
     """Returns why a scheduler cannot have the levels of noise of a model, or sample what it predicts; [] if it can."""
     chosen, options = scheduler_class(scheduler), scheduler.options
-    known, name = _arguments(chosen), own.get("_class_name")
-    found: list[str] = []
+    arguments, name = _arguments(chosen), own.get("_class_name")
+    reasons: list[str] = []
     if (of_model := _scheduler_named(name)) not in (None, chosen):
         if not _has_levels(of_model):
             return [
@@ -444,33 +452,33 @@ def _level_mismatches(
             ]
     for key, usual in _TRAINED.items():
         value = own.get(key)
-        if key not in options and key not in known and value not in usual:
+        if key not in options and key not in arguments and value not in usual:
             names = [
                 option
-                for option, each in _OPTIONS.items()
-                if key in _arguments(_scheduler_named(each))
+                for option, class_name in _OPTIONS.items()
+                if key in _arguments(_scheduler_named(class_name))
             ]
             instead = (
                 f"scheduler={' or '.join(names)}"
                 if names
                 else f"scheduler.class_name={name}"
             )
-            found.append(
+            reasons.append(
                 f"{at}: has no {key}, and the model was made for {key}={value}: choose {instead}"
             )
     predicts = own.get("prediction_type", "epsilon")
-    flows = predicts == "flow_prediction" and "use_flow_sigmas" in known
+    flows = predicts == "flow_prediction" and "use_flow_sigmas" in arguments
     if (
-        not found
+        not reasons
         and "prediction_type" not in options
         and predicts not in _PREDICTIONS
         and not flows
     ):
-        found.append(
+        reasons.append(
             f"{at}: cannot sample prediction_type={predicts}, as the model says of itself; to contradict it, give "
             "+scheduler.options.prediction_type=epsilon or v_prediction"
         )
-    return found
+    return reasons
 
 
 def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list[str]:
@@ -499,11 +507,11 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
     except Exception as error:  # each scheduler raises its own
         why = with_type(error)
     if scheduler.options and not _rehearsed(own, replace(scheduler, options={}), steps):
-        given = " ".join(
+        words = " ".join(
             f"scheduler.options.{key}={value}"
             for key, value in scheduler.options.items()
         )
-        return [f"{given}: {scheduler.class_name} cannot sample with it ({why})"]
+        return [f"{words}: {scheduler.class_name} cannot sample with it ({why})"]
     if steps > _USUAL_STEPS and not _rehearsed(own, scheduler, _USUAL_STEPS):
         return [
             f"workload.steps={steps}: {scheduler.class_name} cannot sample in so many ({why}): set fewer"
@@ -532,25 +540,29 @@ def _sampled(
     """Returns what a scheduler makes of a few numbers, with the noise of a seed, if the scheduler takes it."""
     import torch
 
-    made = scheduler_like(SimpleNamespace(config=own), scheduler)
+    instance = scheduler_like(SimpleNamespace(config=own), scheduler)
     mu = (
-        {"mu": 1.0} if made.config.get("use_dynamic_shifting") else {}
+        {"mu": 1.0} if instance.config.get("use_dynamic_shifting") else {}
     )  # of the number of tokens, in a pipeline
-    made.set_timesteps(steps, **mu)
-    _require_falling(made.timesteps, steps)
-    if _counts_from_training(made):
-        _require_within(made.timesteps, own.get("num_train_timesteps", _TRAINED_STEPS))
-    latents = torch.full((1, 4, 8, 8), float(getattr(made, "init_noise_sigma", 1.0)))
-    scaled = getattr(made, "scale_model_input", None)  # a flow scales nothing
-    takes = inspect.signature(made.step).parameters
+    instance.set_timesteps(steps, **mu)
+    _require_falling(instance.timesteps, steps)
+    if _counts_from_training(instance):
+        _require_within(
+            instance.timesteps, own.get("num_train_timesteps", _TRAINED_STEPS)
+        )
+    latents = torch.full(
+        (1, 4, 8, 8), float(getattr(instance, "init_noise_sigma", 1.0))
+    )
+    scaled = getattr(instance, "scale_model_input", None)  # a flow scales nothing
+    takes = inspect.signature(instance.step).parameters
     noise = (
         {"generator": torch.Generator().manual_seed(seed)}
         if "generator" in takes
         else {}
     )
-    for timestep in made.timesteps:
+    for timestep in instance.timesteps:
         output = torch.ones_like(scaled(latents, timestep) if scaled else latents)
-        latents = made.step(output, timestep, latents, **noise)[0]
+        latents = instance.step(output, timestep, latents, **noise)[0]
     return latents
 
 
@@ -595,11 +607,14 @@ def _late(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
         return []
     try:
         with quiet():
-            made = scheduler_like(SimpleNamespace(config=own), scheduler)
-            made.set_timesteps(1)
+            instance = scheduler_like(SimpleNamespace(config=own), scheduler)
+            instance.set_timesteps(1)
     except Exception:  # each scheduler raises its own, as `unsuited` says
         return []
-    first, whole = float(made.timesteps[0]), int(made.config.num_train_timesteps)
+    first, whole = (
+        float(instance.timesteps[0]),
+        int(instance.config.num_train_timesteps),
+    )
     if first > whole / 2:
         return []
     begins = f"{scheduler.class_name} begins one step at timestep {first:g} of {whole}"
@@ -635,12 +650,14 @@ def remarks(
     own: Mapping[str, Any], marks: Mapping[str, Any], scheduler: Scheduler
 ) -> list[str]:
     """Returns what a user should know of how a model is sampled: the marks in its file, a scheduler for few steps."""
-    found = []
-    if taken := {
+    lines = []
+    if overridden := {
         key: value for key, value in marks.items() if key not in scheduler.options
     }:
-        said = ", ".join(f"{key}={str(value).lower()}" for key, value in taken.items())
-        found.append(
+        said = ", ".join(
+            f"{key}={str(value).lower()}" for key, value in overridden.items()
+        )
+        lines.append(
             f"is marked to be sampled with {said}; +scheduler.options.… overrides it"
         )
     for key, usual in _OF_TRAINING.items():
@@ -648,18 +665,18 @@ def remarks(
         chosen = scheduler.options.get(key, trained)
         unsaid = trained is None and key in _LEVELS
         if chosen != trained and not unsaid:
-            found.append(
+            lines.append(
                 f"was trained with {key}={trained}: with scheduler.options.{key}={chosen} it is asked at other levels "
                 "of noise, and images may be nonsense"
             )
     name = str(own.get("_class_name"))
     few = ("LCMScheduler", "TCDScheduler", "FlowMatchLCMScheduler")
     if name in few and scheduler.class_name != name:
-        found.append(
+        lines.append(
             f"its own scheduler is {name}, for a model distilled to a few steps, and {scheduler.class_name} takes its "
             f"place; scheduler.class_name={name} keeps it"
         )
-    return found
+    return lines
 
 
 def few_steps(

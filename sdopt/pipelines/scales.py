@@ -66,21 +66,21 @@ def formats_in(file: Path, header: Header) -> dict[str, dict[str, Any]]:
     """
     from safetensors import safe_open
 
-    found: dict[str, dict[str, Any]] = {}
+    formats: dict[str, dict[str, Any]] = {}
     if said := header.metadata.get(_IN_HEADER):
         layers = _object_in(said).get("layers")
         if not isinstance(layers, dict):
             layers = {UNREAD: None}
         for layer, described in layers.items():
-            found[layer] = described if isinstance(described, dict) else _UNREADABLE
+            formats[layer] = described if isinstance(described, dict) else _UNREADABLE
     named = [name for name in header.shapes if name.endswith(_FORMAT)]
     if not named:
-        return found
+        return formats
     with safe_open(file, "np") as opened:
         for name in named:
             text = opened.get_tensor(name).tobytes()
-            found[name.removesuffix(_FORMAT)] = _object_in(text)
-    return found
+            formats[name.removesuffix(_FORMAT)] = _object_in(text)
+    return formats
 
 
 def _object_in(text: str | bytes) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def multiplied(
     """Returns the weights alone: those with a scale times it, in float32, so that they are rounded once."""
     import torch
 
-    found = {}
+    weights = {}
     for name, tensor in tensors.items():
         if _is_beside(name):
             continue
@@ -192,7 +192,7 @@ def multiplied(
                 if scale.numel() > 1
                 else scale.reshape(())
             )
-            found[name] = tensor.to(torch.float32) * rows
+            weights[name] = tensor.to(torch.float32) * rows
         else:
-            found[name] = tensor
-    return found
+            weights[name] = tensor
+    return weights

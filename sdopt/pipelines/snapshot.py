@@ -5,6 +5,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -27,14 +28,14 @@ class _Kept:
 
     @classmethod
     def of(cls, owner: Any) -> "_Kept":
-        own = dict(vars(owner))
+        attributes = dict(vars(owner))
         changing = [
             value
-            for name, value in own.items()
+            for name, value in attributes.items()
             if type(value) in _CHANGING and name not in _TENSORS
         ]
         return cls(
-            owner, type(owner), own, [(value, copy(value)) for value in changing]
+            owner, type(owner), attributes, [(value, copy(value)) for value in changing]
         )
 
     def restore(self) -> None:
@@ -67,13 +68,12 @@ class _Weight:
 
     @classmethod
     def all_of(cls, network: torch.nn.Module) -> "list[_Weight]":
-        found = [
-            (module, name, parameter)
-            for module in network.modules()
-            for name, parameter in module._parameters.items()
-            if parameter is not None
-        ]
-        marks = _marks([parameter for _, _, parameter in found])
+        parameters = []
+        for module in network.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    parameters.append((module, name, parameter))
+        marks = _marks([parameter for _, _, parameter in parameters])
         return [
             cls(
                 module,
@@ -83,7 +83,7 @@ class _Weight:
                 parameter.stride(),
                 parameter.requires_grad,
             )
-            for (module, name, parameter), mark in zip(found, marks, strict=True)
+            for (module, name, parameter), mark in zip(parameters, marks, strict=True)
         ]
 
     def restore(self) -> None:
@@ -119,14 +119,12 @@ class Snapshot:
     def of(cls, pipe: Pipeline) -> "Snapshot":
         """Saves the state of a pipeline; reads all of its weights once."""
         networks = networks_of(pipe)
-        modules = [
-            module for network in networks.values() for module in network.modules()
-        ]
+        modules = chain(*(network.modules() for network in networks.values()))
         weights = {name: _Weight.all_of(network) for name, network in networks.items()}
         return cls(
             type(pipe),
             dict(pipe.components),
-            [_Kept.of(each) for each in (pipe.scheduler, *modules)],
+            [_Kept.of(owner) for owner in (pipe.scheduler, *modules)],
             weights,
         )
 
@@ -139,12 +137,12 @@ class Snapshot:
         """Returns a line for each network whose weights have changed."""
         changed = []
         for name, weights in self.weights.items():
-            left = [
+            alive = [
                 parameter
                 for weight in weights
                 if (parameter := weight.found()) is not None
             ]
-            if len(left) < len(weights) or _marks(left) != [
+            if len(alive) < len(weights) or _marks(alive) != [
                 weight.marks for weight in weights
             ]:
                 changed.append(name)
@@ -157,9 +155,7 @@ class Snapshot:
             setattr(pipe, name, part)
         for kept in self.kept:
             kept.restore()
-        for weight in (
-            weight for weights in self.weights.values() for weight in weights
-        ):
+        for weight in chain(*self.weights.values()):
             weight.restore()
 
 
@@ -174,12 +170,14 @@ def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[Any, ...]]:
                 parameter.detach()
             ).view(torch.int64)
     contents: dict[int, int] = {}
-    for found in hashes.values():
+    for by_number in hashes.values():
         # In one transfer, because each transfer from a card waits for all work that runs there.
-        contents |= zip(found, torch.stack([*found.values()]).tolist(), strict=True)
+        contents |= zip(
+            by_number, torch.stack([*by_number.values()]).tolist(), strict=True
+        )
     return [
-        (each.dtype, tuple(each.shape), _changes(each), contents.get(n, 0))
-        for n, each in enumerate(parameters)
+        (weight.dtype, tuple(weight.shape), _changes(weight), contents.get(n, 0))
+        for n, weight in enumerate(parameters)
     ]
 
 

@@ -66,13 +66,13 @@ class Stored:
         if self.file.suffix == ".gguf":
             return EightBits()
         formats = _formats(self.file, state_of(self.file))
-        own = {UNREAD: formats[UNREAD]} if UNREAD in formats else {}
+        of_layers = {UNREAD: formats[UNREAD]} if UNREAD in formats else {}
         for name, key in self.names.items():
             layer = name.rpartition(".")[0]
             said = formats.get(key.rpartition(".")[0]) or formats.get(layer)
             if said:
-                own[layer] = said
-        return scales_of(self.header(), own)
+                of_layers[layer] = said
+        return scales_of(self.header(), of_layers)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Reads the tensors; those of 8 bits with scales are multiplied by them, and are in float32."""

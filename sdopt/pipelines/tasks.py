@@ -66,11 +66,11 @@ def require_inputs(
     problems = []
     needed = _NEEDED[task.kind]
     for name in ("image", "mask"):
-        given = getattr(task, name)
+        file = getattr(task, name)
         if name not in needed:
-            if given is not None:
+            if file is not None:
                 problems.append(
-                    f"task.{name}={given}: task={task.kind} takes no {name}; leave it out"
+                    f"task.{name}={file}: task={task.kind} takes no {name}; leave it out"
                 )
             continue
         path = _input(task, model, name)
@@ -133,21 +133,21 @@ def sized(picture: Image, name: str, size: int) -> Image:
 
 def remarks_on(task: Task, model: Model, workload: Workload) -> list[str]:
     """Returns in what an image and a mask are used otherwise than a user may think. Raises UsageError."""
-    found = []
+    lines = []
     shapes: dict[str, tuple[int, int]] = {}
     for name, path in files_of(task, model).items():
         picture = open_picture(path)
         width, height = shapes[name] = picture.size
         if width != height and name == "image":
             size = workload.shapes(model)[0].size
-            found.append(
+            lines.append(
                 f"task.image={path}: its {width}×{height} pixels are stretched to {size}×{size}"
             )
         ranges: Any = picture.getextrema()
         if name == "image" and all(high - low < _ONE_COLOUR for low, high in ranges):
-            found.append(f"task.image={path}: is of one colour everywhere")
+            lines.append(f"task.image={path}: is of one colour everywhere")
         if name == "mask":
-            found += [
+            lines += [
                 f"task.mask={path}: {remark}"
                 for remark in _remarks_on_mask(picture.convert("L"))
             ]
@@ -155,24 +155,24 @@ def remarks_on(task: Task, model: Model, workload: Workload) -> list[str]:
         listed = ", ".join(
             f"{name} {width}×{height}" for name, (width, height) in shapes.items()
         )
-        found.append(
+        lines.append(
             f"task.mask: is of another shape than the image ({listed}); both are stretched to the same square"
         )
-    return found
+    return lines
 
 
 def _remarks_on_mask(mask: Image) -> list[str]:
     counts = mask.histogram()
     between, all_of_them = sum(counts[_NEARLY : 256 - _NEARLY]), sum(counts)
-    found = []
+    lines = []
     if between > _SOFT * all_of_them:
-        found.append(
+        lines.append(
             f"{100 * between / all_of_them:.0f} % of it are grey: diffusers rounds a mask to black and white, and "
             f"replaces what has {_REPLACED} or more of 255"
         )
     if not sum(counts[:_REPLACED]):
-        found.append("is white everywhere: the whole image is replaced")
-    return found
+        lines.append("is white everywhere: the whole image is replaced")
+    return lines
 
 
 _ONE_COLOUR = 4
@@ -193,12 +193,12 @@ def files_of(task: Task, model: Model) -> dict[str, Path]:
 
 def _input(task: Task, model: Model, name: str) -> Path | None:
     """Returns the user's file for a role; the packaged file if the user asks for it, or if the model is packaged."""
-    given = getattr(task, name)
-    if given is None and (PACKAGED / model.name).is_dir():
-        given = _PACKAGED_INPUT
-    if given == _PACKAGED_INPUT:
+    file = getattr(task, name)
+    if file is None and (PACKAGED / model.name).is_dir():
+        file = _PACKAGED_INPUT
+    if file == _PACKAGED_INPUT:
         return PACKAGED / "inputs" / f"{name}.webp"
-    return None if given is None else Path(given).expanduser()
+    return None if file is None else Path(file).expanduser()
 
 
 def inputs_of(

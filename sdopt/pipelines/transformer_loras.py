@@ -102,7 +102,7 @@ def converted(
         networks: those that diffusers loads a LoRA into, by the attribute of the pipeline, with or without weights.
         scales: of the matrices without an alpha, by network; None is 1.
     """
-    found, modules = Converted(), dict[str, dict[str, str]]()
+    result, modules = Converted(), dict[str, dict[str, str]]()
     settings = scales or {}
     for name in stored:
         match = MATRIX.fullmatch(name)
@@ -111,15 +111,15 @@ def converted(
             pair = modules.setdefault(match[1] + match[2], {})
             # Of several adapters, or of a layer in parts, the last would be taken.
             if pair.setdefault(which, name) != name:
-                found.left.append(name)
+                result.left.append(name)
         elif not name.endswith(_ALPHA):
-            found.left.append(name)
+            result.left.append(name)
     layers = {part: _layers(network) for part, network in networks.items()}
     for module, pair in modules.items():
         part, plain = _network_of(module)
         place = layers.get(part, {}).get(letters_of(plain))
         if place is None or len(pair) < 2:
-            found.left += pair.values()
+            result.left += pair.values()
             continue
         down, up = (stored[pair[which]].float() for which in ("down", "up"))
         alpha = stored.get(module + _ALPHA)
@@ -128,12 +128,12 @@ def converted(
             if alpha is not None
             else settings.get(part, Scales()).of(plain, down.shape[0])
         )
-        _place(found, module, part, place, networks[part], down, up * scale)
+        _place(result, module, part, place, networks[part], down, up * scale)
     with_matrices = {f"{module}{_ALPHA}" for module in modules}
-    found.left += [
+    result.left += [
         name for name in stored if name.endswith(_ALPHA) and name not in with_matrices
     ]
-    return found
+    return result
 
 
 def _place(
@@ -158,12 +158,12 @@ def _place(
         found.widths.append(f"its update of {module} has a kernel of {sizes}")
         return
     if parts is None or down.shape[1] != shapes[0][1]:
-        own, layer = (
+        update, layer = (
             (down.shape[1], up.shape[0]),
             (shapes[0][1], sum(shape[0] for shape in shapes)),
         )
         found.widths.append(
-            f"its update of {module} is from {own[0]} to {own[1]} channels, and this model's layer from {layer[0]} to "
+            f"its update of {module} is from {update[0]} to {update[1]} channels, and this model's layer from {layer[0]} to "
             f"{layer[1]}"
         )
         return
@@ -197,15 +197,15 @@ def _network_of(module: str) -> tuple[str, str]:
 
 def _layers(network: Any) -> dict[str, Place]:
     """Returns where layers with a matrix lie in a network, by the letters of their names."""
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     for name, place in places_in(network).items():
         modules = [
-            network.get_submodule(each)
-            for each in place.modules
-            if _is_module(network, each)
+            network.get_submodule(part)
+            for part in place.modules
+            if _is_module(network, part)
         ]
         if len(modules) == len(place.modules) and all(
-            _has_matrix(each) for each in modules
+            _has_matrix(part) for part in modules
         ):
             # transformers 5 has no `text_model` in CLIP's encoder any more.
             for written in {
@@ -213,8 +213,8 @@ def _layers(network: Any) -> dict[str, Place]:
                 f"text_model.{name}",
                 name.removeprefix("text_model."),
             }:
-                found.setdefault(letters_of(written), place)
-    return found
+                places.setdefault(letters_of(written), place)
+    return places
 
 
 def _is_module(network: Any, name: str) -> bool:

@@ -6,6 +6,7 @@ import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,8 @@ class Header:
         try:
             with safe_open(file, "np") as tensors:
                 slices = {key: tensors.get_slice(key) for key in tensors.keys()}  # noqa: SIM118
-                types = {key: str(each.get_dtype()) for key, each in slices.items()}
-                shapes = {key: list(each.get_shape()) for key, each in slices.items()}
+                types = {key: str(part.get_dtype()) for key, part in slices.items()}
+                shapes = {key: list(part.get_shape()) for key, part in slices.items()}
                 return cls(dict(tensors.metadata() or {}), types, shapes)
         except (OSError, SafetensorError) as error:
             what = POINTER if is_pointer(file) else f"cannot be read ({error})"
@@ -115,17 +116,17 @@ def wrong_numbers(file: Path, name: str | None = None) -> list[str]:
                 (tensor if tensor.element_size() > 1 else tensor.float()).aminmax()
             )
             if not extremes.isfinite().all():
-                found = f"{name or file.name}: holds numbers in {key} that are not finite (NaN or infinite)"
+                line = f"{name or file.name}: holds numbers in {key} that are not finite (NaN or infinite)"
                 return [
-                    f"{found}, and images would be noise; fetch or save the model again"
+                    f"{line}, and images would be noise; fetch or save the model again"
                 ]
             if tensor.ndim > 1 and tensor.numel() >= _MATRIX and not extremes.any():
                 empty.append(key)
     if len(empty) <= _MEANT:
         return []
-    found = f"{name or file.name}: holds nothing but zeros in {len(empty)} matrices, such as {empty[0]}"
+    line = f"{name or file.name}: holds nothing but zeros in {len(empty)} matrices, such as {empty[0]}"
     return [
-        f"{found}, as a download that was not complete; fetch or save the model again"
+        f"{line}, as a download that was not complete; fetch or save the model again"
     ]
 
 
@@ -147,12 +148,10 @@ def variants_among(names: Iterable[str], library: str) -> set[str | None]:
         rf"{stem}\.safetensors\.index(?:\.([^.]+))?\.json",
         rf"{stem}\.safetensors\.([^.]+)\.index\.json",
     )
-    return {
-        found[1]
-        for name in names
-        for pattern in patterns
-        if (found := re.fullmatch(pattern, name))
-    }
+    matches = (
+        re.fullmatch(pattern, name) for name, pattern in product(names, patterns)
+    )
+    return {match[1] for match in matches if match}
 
 
 def weight_files(
@@ -165,10 +164,10 @@ def weight_files(
     Raises:
         UsageError: they are missing or incomplete, or not in safetensors files.
     """
-    found, part, stem = variants_of(folder, library), folder.name, _stem(library)
-    if not found:
+    variants, part, stem = variants_of(folder, library), folder.name, _stem(library)
+    if not variants:
         raise UsageError(f"{at}: {part}/ holds no {stem}.safetensors")
-    infix = f".{variant}" if variant and variant in found else ""
+    infix = f".{variant}" if variant and variant in variants else ""
     whole = folder / f"{stem}{infix}.safetensors"
     indices = [folder / f"{stem}.safetensors.index{infix}.json"]
     if library == "diffusers":
@@ -188,11 +187,10 @@ def weight_files(
         raise UsageError(
             f"{at}: {part}/{index.name} cannot be read ({with_type(error)})"
         ) from error
-    there = {
-        (name, key)
-        for name in files
-        for key in Header.of(folder / name, at, f"{part}/{name}").shapes
-    }
+    there: set[tuple[str, str]] = set()
+    for name in files:
+        header = Header.of(folder / name, at, f"{part}/{name}")
+        there.update((name, key) for key in header.shapes)
     if lost := sorted(
         f"{key} in {name}" for key, name in places.items() if (name, key) not in there
     ):
@@ -213,11 +211,10 @@ def require_variant(
     found: Mapping[str, set[str | None]], variant: str | None, at: str
 ) -> None:
     """Raises UsageError if parts of a pipeline have files of other variants only, given those that each has."""
-    listed = {
-        name: ", ".join(sorted(str(each or "null") for each in there))
-        for name, there in found.items()
-        if there
-    }
+    listed = {}
+    for name, there in found.items():
+        if there:
+            listed[name] = ", ".join(sorted(form or "null" for form in there))
     if variant is not None and all(variant not in there for there in found.values()):
         has = "; ".join(f"{name}/ {variants}" for name, variants in listed.items())
         raise UsageError(
@@ -232,10 +229,6 @@ def require_variant(
 
 def _stem(library: str) -> str:
     return "diffusion_pytorch_model" if library == "diffusers" else "model"
-
-
-PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
-"""Suffixes of files that can run any code when they are loaded."""
 
 
 # ---- tokenizers ------------------------------------------------------------------------------------------------------

@@ -67,8 +67,8 @@ class Programs:
         """
         begun = time.monotonic()
         for number, row in enumerate(rows):
-            left = budget_s - (time.monotonic() - begun)
-            seconds = time_limit(row) if number == 0 else min(time_limit(row), left)
+            left_s = budget_s - (time.monotonic() - begun)
+            seconds = time_limit(row) if number == 0 else min(time_limit(row), left_s)
             if seconds <= 0:
                 return  # what has none is run when the study is resumed
             say(row.name)
@@ -140,11 +140,11 @@ def program_drawn(
         scratch
     )  # removed even if this process is killed: weights may be offloaded there
     try:
-        found = written(variant, device)
-        program = Program(found.text + SAVING if found.public else "", found.lines)
-        print(found.text, flush=True)
+        code = written(variant, device)
+        program = Program(code.text + SAVING if code.public else "", code.lines)
+        print(code.text, flush=True)
         started = time.monotonic()
-        pixels = image_of(found.text)
+        pixels = image_of(code.text)
     except Unwritable as reason:
         return Program(reason=str(reason))
     except UsageError as error:

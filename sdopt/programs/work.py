@@ -137,9 +137,9 @@ class Work:
         size, path = self.variant.size, literal(str(file))
         with open_image(file) as image:
             by_pil = np.asarray(image.convert(mode).resize((size, size)))
-        taken = np.asarray(sized(open_picture(file), role, size))
+        pixels = np.asarray(sized(open_picture(file), role, size))
         imports: tuple[str, ...]
-        if np.array_equal(by_pil, taken):
+        if np.array_equal(by_pil, pixels):
             imports = ("from PIL import Image",)
             opened = f"Image.open({path})"
         else:

@@ -111,10 +111,10 @@ def written(variant: Variant, device: Device) -> Written:
 def scheduler_code(variant: Variant) -> Piece:
     """Returns the lines that give a pipeline the scheduler that the worker builds."""
     name = variant.scheduler.class_name
-    own = part_config(variant.model, "scheduler") or {}
+    config = part_config(variant.model, "scheduler") or {}
     arguments = ["pipe.scheduler.config"]
     for key, value in scheduler_settings(
-        own, variant.scheduler, marks_of(variant.model)
+        config, variant.scheduler, marks_of(variant.model)
     ).items():
         arguments.append(f"{key}={literal(value)}")
     line = f"pipe.scheduler = {name}.from_config({', '.join(arguments)})"
@@ -259,9 +259,9 @@ def _optimize(variant: Variant, chosen: Chosen, work: Work) -> Piece:
     if any(option.prepares_inputs for _, option in chosen):
         arguments.append(f"prompts={work.all_texts}")
     groups = _groups(variant, chosen)
-    own = _config_dir(variant, groups)
-    if own is not None:
-        arguments.append(f"config_dir={literal(own)}")
+    config_dir = _config_dir(variant, groups)
+    if config_dir is not None:
+        arguments.append(f"config_dir={literal(config_dir)}")
     for group, names in groups.items():
         arguments.append(f"{group}={literal(names)}")
     call = f"sdopt.optimize({', '.join(arguments)})"
@@ -365,9 +365,9 @@ def _noise(variant: Variant, work: Work) -> Piece:
     noise = work.noise(str(dtype))
     if dtype is torch.float32:
         return noise
-    own = part_config(variant.model, "scheduler") or {}
+    config = part_config(variant.model, "scheduler") or {}
     if not work.draws_itself and not draws_noise(
-        own, variant.scheduler, variant.workload.steps
+        config, variant.scheduler, variant.workload.steps
     ):
         return noise
     # What the call draws itself, diffusers draws in the type in which it computes.

@@ -15,15 +15,17 @@ def by_prompt(
 
     None stands for what is not finite.
     """
-    found: dict[int, list[float]] = {}
+    of_prompts: dict[int, list[float]] = {}
     for prompt, value in zip(prompts, values, strict=True):
-        found.setdefault(prompt, []).append(math.nan if value is None else float(value))
+        of_prompts.setdefault(prompt, []).append(
+            math.nan if value is None else float(value)
+        )
     means: list[float] = []
     largest: list[float | None] = []
-    for _, of_prompt in sorted(found.items()):
+    for _, of_prompt in sorted(of_prompts.items()):
         means.append(float(np.mean(of_prompt)))
         largest.append(finite(float(np.max(of_prompt))))
-    several = any(len(of_prompt) > 1 for of_prompt in found.values())
+    several = any(len(of_prompt) > 1 for of_prompt in of_prompts.values())
     return Score(
         estimate=finite(float(np.mean(means))),
         per_prompt=[finite(mean) for mean in means],

@@ -137,7 +137,7 @@ class SquaredMMD:
 
     def _estimate(self, within: Tensor, across: Tensor, reference: Tensor) -> Tensor:
         """Combines sums and numbers of pairs, (2, …) each."""
-        x, xy, y = (each[0] / each[1] for each in (within, across, reference))
+        x, xy, y = (sums[0] / sums[1] for sums in (within, across, reference))
         return self._scale * (x + y - 2 * xy)
 
     def _own(self, x: Tensor, index: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class Evaluator:
         return self._scores(Inputs(mine, other, self._networks), paired=True)
 
     def _scores(self, given: Inputs, paired: bool) -> dict[str, Score]:
-        found = {}
+        scores = {}
         for metric in self._settings.metrics:
             if (
                 metric.family.needs_pair is paired
@@ -96,32 +96,27 @@ class Evaluator:
             ):
                 score = metric.family.compute(given, metric.features)
                 if score is not None:
-                    found[metric.name] = score
-        return found
+                    scores[metric.name] = score
+        return scores
 
     def trips(
         self, pictures: Pictures, reference: Pictures | None
     ) -> list[BrokenImage]:
         """Finds broken images. With random weights, only values that are not finite count."""
         paired = reference is not None and reference.draws == pictures.draws
-        found = tripped(
+        trips = tripped(
             pictures.images,
             latents=pictures.latents,
             finite=[record.finite for record in pictures.records],
             draws=pictures.draws,
             reference=reference.images if reference is not None and paired else None,
         )
-        return [
-            BrokenImage(
-                trip.wire,
-                ""
-                if trip.image_index is None
-                else pictures.records[trip.image_index].path,
-                trip.detail,
-            )
-            for trip in found
-            if self._settings.trained or trip.wire == "non_finite"
-        ]
+        broken = []
+        for wire, index, detail in trips:
+            if self._settings.trained or wire == "non_finite":
+                path = "" if index is None else pictures.records[index].path
+                broken.append(BrokenImage(wire, path, detail))
+        return broken
 
 
 # A GPU would round the networks' convolutions to TF32, and their figures would differ from a CPU's.
@@ -169,13 +164,13 @@ def _spreads(
     """Computes how far the baseline's images differ from other images of the same prompts, in every metric."""
     from sdopt.quality.inputs import Pictures
 
-    kept = {(record.prompt_index, record.image_index) for record in again.records}
+    redrawn = {(record.prompt_index, record.image_index) for record in again.records}
     first = Pictures(
         baseline.folder,
         [
             record
             for record in baseline.records
-            if (record.prompt_index, record.image_index) in kept
+            if (record.prompt_index, record.image_index) in redrawn
         ],
     )
     # The same prompts in the same order: only the seed or the order of computation differs, and is measured.
@@ -241,8 +236,8 @@ def evaluate_apart(
         scored = call_apart(context, _evaluated, result, folder, settings, note=note)
     except ChildDiedError as died:
         raise EvaluationError(f"the evaluating process {died}") from None
-    for mine, found in zip(result.variants, scored.variants, strict=True):
-        mine.quality, mine.trips = found.quality, found.trips
+    for mine, theirs in zip(result.variants, scored.variants, strict=True):
+        mine.quality, mine.trips = theirs.quality, theirs.trips
     for edge, other in zip(result.comparisons, scored.comparisons, strict=True):
         edge.quality = other.quality
     result.floors, result.feature_digests = scored.floors, scored.feature_digests

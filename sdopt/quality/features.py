@@ -202,14 +202,14 @@ class EffNetFeatures(FeatureExtractor):
 
     def _layers(self, inputs: Tensor) -> list[Tensor]:
         # The last activations at each resolution, as in LPIPS.
-        found: list[Tensor] = []
+        layers: list[Tensor] = []
         x = self.model._swish(self.model._bn0(self.model._conv_stem(inputs)))
         for block in self.model._blocks:
             y = block(x)
             if y.shape[-1] != x.shape[-1]:
-                found.append(x)
+                layers.append(x)
             x = y
-        return [layer.flatten(2).transpose(1, 2) for layer in [*found, x]]
+        return [layer.flatten(2).transpose(1, 2) for layer in [*layers, x]]
 
 
 class InceptionFeatures(FeatureExtractor):
@@ -250,15 +250,15 @@ def feature_extractor(
         UsageError: as in `require_features`, or files cannot be loaded.
     """
     require_features(name)
-    made: FeatureExtractor
+    extractor: FeatureExtractor
     if name == "effnet":
-        made = EffNetFeatures()
+        extractor = EffNetFeatures()
     elif name == "inception":
-        made = InceptionFeatures()
+        extractor = InceptionFeatures()
     else:
         kind, source = kind_and_source(name)
-        made = {"clip": ClipFeatures, "dinov2": DinoFeatures}[kind](name, source)
-    return made.to(device)
+        extractor = {"clip": ClipFeatures, "dinov2": DinoFeatures}[kind](name, source)
+    return extractor.to(device)
 
 
 def _from_files(

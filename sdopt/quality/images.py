@@ -37,12 +37,10 @@ def image_files(folder: Path) -> list[Path]:
     """Lists the images in a folder, sorted by name. Raises UsageError if there are none, or it cannot be read."""
     try:
         # macOS leaves a hidden file beside each that it copies, with the same suffix.
-        shown = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{folder}: no such folder") from None
+        visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError as error:
         raise UsageError(f"{folder}: cannot be read ({error.strerror})") from error
-    files = sorted(path for path in shown if path.suffix.lower() in SUFFIXES)
+    files = sorted(path for path in visible if path.suffix.lower() in SUFFIXES)
     if not files:
         raise UsageError(f"{folder}: holds no image ({', '.join(SUFFIXES)})")
     return files

@@ -159,10 +159,10 @@ class Inputs:
     @property
     def groups(self) -> list[int] | None:
         """The reference's prompts if they are the variant's own: images of one prompt are then not compared."""
-        own = self.networks.against_baseline and {*self.pictures.prompts} == {
-            *self.other.prompts
-        }
-        return self.other.prompts if own else None
+        is_baseline_set = self.networks.against_baseline and {
+            *self.pictures.prompts
+        } == {*self.other.prompts}
+        return self.other.prompts if is_baseline_set else None
 
     def by_prompt(self, values: Sequence[float | None] | np.ndarray) -> Score:
         """Returns the score of a value for each image; see `by_prompt`."""

@@ -248,10 +248,10 @@ def _kernel_distance(kernel: str, given: Inputs, features: str) -> Score:
         given.features(features), given.pictures.prompts
     )
     # Without one of two prompts, no two images may be left to compare: that is too few prompts, and no broken value.
-    known = without if all(map(math.isfinite, without)) else []
+    estimates = without if all(map(math.isfinite, without)) else []
     return Score(
         finite(value),
-        leave_one_out=list(map(finite, known)),
+        leave_one_out=list(map(finite, estimates)),
         note=f"against {reference.name}",
     )
 
@@ -386,7 +386,7 @@ def measured_metrics(quality: Quality, model: Model) -> tuple[QualityMetric, ...
         raise UsageError(
             f"{', '.join(features)}: two of these features have the same name in the metrics; leave one out"
         )
-    found: list[QualityMetric] = []
+    metrics: list[QualityMetric] = []
     for family in FAMILIES:
         if model.weights == "random" and not family.on_random_weights:
             continue
@@ -398,8 +398,8 @@ def measured_metrics(quality: Quality, model: Model) -> tuple[QualityMetric, ...
         over = (
             (suiting[:1] if family.first_features else suiting) if family.over else [""]
         )
-        found += [QualityMetric(family, one) for one in over]
-    return tuple(found)
+        metrics += [QualityMetric(family, one) for one in over]
+    return tuple(metrics)
 
 
 def is_wanted(lpips: bool | None) -> bool:

@@ -55,14 +55,14 @@ def latents_error(
     latents: np.ndarray, reference: np.ndarray
 ) -> tuple[float | None, ...]:
     """Returns ‖z − z_ref‖₂ / ‖z_ref‖₂ of final latents (n, …); None if a value is not finite or z_ref is zero."""
-    found: list[float | None] = []
+    errors: list[float | None] = []
     for one, other in zip(
         latents.astype(np.float64), reference.astype(np.float64), strict=True
     ):
         length = float(np.linalg.norm(other))
         error = float(np.linalg.norm(one - other)) / length if length else math.nan
-        found.append(error if math.isfinite(error) else None)
-    return tuple(found)
+        errors.append(error if math.isfinite(error) else None)
+    return tuple(errors)
 
 
 def perceptual_distances(
@@ -77,7 +77,7 @@ def perceptual_distances(
     Raises:
         UsageError: the network has no layers to compare.
     """
-    found: list[float] = []
+    distances: list[float] = []
     for one, other in _pairs(images, reference):
         layers = []
         for x, y in zip(extractor.maps(one), extractor.maps(other), strict=True):
@@ -85,8 +85,8 @@ def perceptual_distances(
                 y, dim=2
             )
             layers.append(apart.square().sum(dim=2).mean(dim=1))
-        found += torch.stack(layers).mean(dim=0).double().tolist()
-    return tuple(found)
+        distances += torch.stack(layers).mean(dim=0).double().tolist()
+    return tuple(distances)
 
 
 class Lpips:

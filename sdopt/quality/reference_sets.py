@@ -113,13 +113,13 @@ def reference_set(source: str, extractor: FeatureExtractor) -> ReferenceSet:
             return ReferenceSet.load(PRECOMPUTED, extractor)
         return ReferenceSet.of_folder(HELD_OUT, extractor, PACKAGED_NAME)
     path = Path(source).expanduser()
-    found = (
+    references = (
         ReferenceSet.of_folder(path, extractor)
         if path.is_dir()
         else ReferenceSet.load(path, extractor)
     )
-    if len(found.values) < 2:
+    if len(references.values) < 2:
         raise UsageError(
             f"{source}: holds one image; a distance between sets needs two or more"
         )
-    return found
+    return references

@@ -7,7 +7,6 @@ fails the variant. Their thresholds are far from any intact image; a smaller los
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -64,19 +63,9 @@ _LEAST_FREE = 0.05
 values mean little."""
 
 
-@dataclass(frozen=True)
-class Trip:
-    """A tripwire that tripped.
-
-    Attributes:
-        wire: `non_finite`, `black`, `constant`, `noise`, `alike` or `clipping`.
-        image_index: index of the image, or None if it concerns all images.
-        detail: the finding, with numbers.
-    """
-
-    wire: str
-    image_index: int | None
-    detail: str
+Trip = tuple[str, int | None, str]
+"""A tripwire that tripped (`non_finite`, `black`, `constant`, `noise`, `alike` or `clipping`), the index of the image, or
+None if it concerns all images, and the finding, with numbers."""
 
 
 def tripped(
@@ -102,14 +91,14 @@ def tripped(
         if latents is not None and not np.isfinite(latents[index]).all():
             bad = 1 - np.isfinite(latents[index]).mean()
             trips.append(
-                Trip(
+                (
                     "non_finite",
                     index,
                     f"{bad:.1%} of the final latents are NaN or infinite",
                 )
             )
         if finite is not None and not finite[index]:
-            trips.append(Trip("non_finite", index, "pixels are NaN or infinite"))
+            trips.append(("non_finite", index, "pixels are NaN or infinite"))
         trips += _looks(index, image, None if reference is None else reference[index])
     trips += _alike(images, draws, reference)
     if reference is not None:
@@ -121,7 +110,7 @@ def _looks(index: int, image: np.ndarray, reference: np.ndarray | None) -> list[
     brightest = float(np.quantile(image @ _LUMA, 0.99))
     if brightest <= BLACK_LEVEL:
         return [
-            Trip(
+            (
                 "black",
                 index,
                 f"99 % of the pixels are no brighter than {brightest:.0f} of 255",
@@ -132,7 +121,7 @@ def _looks(index: int, image: np.ndarray, reference: np.ndarray | None) -> list[
     pixels = _correlation(image.astype(np.float64))
     if extent <= CONSTANT_RANGE:
         return [
-            Trip(
+            (
                 "constant",
                 index,
                 f"parts of the image differ by {extent:.1f} of 255 levels",
@@ -140,7 +129,7 @@ def _looks(index: int, image: np.ndarray, reference: np.ndarray | None) -> list[
         ]
     if pixels < NOISE_CORRELATION:
         return [
-            Trip(
+            (
                 "noise",
                 index,
                 f"neighbouring pixels correlate by {pixels:.2f} (noise: 0)",
@@ -149,7 +138,7 @@ def _looks(index: int, image: np.ndarray, reference: np.ndarray | None) -> list[
     structure = _correlation(blocks)
     if min(blocks.shape[:2]) >= _ENOUGH_BLOCKS and structure < NOISE_CORRELATION:
         return [
-            Trip(
+            (
                 "noise",
                 index,
                 f"neighbouring blocks of 8 pixels correlate by {structure:.2f}",
@@ -161,7 +150,7 @@ def _looks(index: int, image: np.ndarray, reference: np.ndarray | None) -> list[
     ):
         before = _correlation(_blocks(reference))
         return [
-            Trip(
+            (
                 "noise",
                 index,
                 f"blocks of 8 pixels correlate by {structure:.2f}; in the reference {before:.2f}",
@@ -174,14 +163,14 @@ def _alike(
     images: np.ndarray, draws: Sequence[Hashable] | None, reference: np.ndarray | None
 ) -> list[Trip]:
     draws = range(len(images)) if draws is None else draws
-    trips = []
+    trips: list[Trip] = []
     first: dict[bytes, int] = {}
     for index, image in enumerate(images):
         earlier = first.setdefault(image.tobytes(), index)
         if draws[earlier] != draws[index]:
             # For example an output buffer that was overwritten before it was read.
             trips.append(
-                Trip(
+                (
                     "alike",
                     index,
                     f"identical to image {earlier}, which has another prompt or seed",
@@ -192,7 +181,7 @@ def _alike(
     spread = _spread(images)
     if spread < ALIKE_DEVIATION:
         trips.append(
-            Trip(
+            (
                 "alike",
                 None,
                 f"all images differ by {spread:.1f} of 255 levels (root mean square)",
@@ -202,7 +191,7 @@ def _alike(
         before := _spread(reference)
     ):
         trips.append(
-            Trip(
+            (
                 "alike",
                 None,
                 f"images differ by {spread:.1f} of 255 levels; the reference's by {before:.1f}",
@@ -216,8 +205,8 @@ def _clipping(images: np.ndarray, reference: np.ndarray) -> list[Trip]:
         _newly_clipped(image, other)
         for image, other in zip(images, reference, strict=True)
     ]
-    trips = [
-        Trip(
+    trips: list[Trip] = [
+        (
             "clipping",
             index,
             f"{share:.0%} of the values are at 0 or 255, but not in the reference",
@@ -229,7 +218,7 @@ def _clipping(images: np.ndarray, reference: np.ndarray) -> list[Trip]:
     mean = float(np.mean([share for share in shares if share <= CLIP_SHARE] or [0.0]))
     if mean > CLIP_MEAN_SHARE:
         trips.append(
-            Trip(
+            (
                 "clipping",
                 None,
                 f"on average {mean:.0%} of the values of an image are at 0 or 255, but not in the reference",

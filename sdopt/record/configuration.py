@@ -140,11 +140,11 @@ class RecordedConfig:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        found |= (
+        flat |= (
             _flat(value, f"{prefix}{key}.")
             if isinstance(value, dict) and value
             else {f"{prefix}{key}": value}
         )
-    return found
+    return flat

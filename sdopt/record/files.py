@@ -18,7 +18,13 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from sdopt.errors import ENDINGS, UsageError, command_line, without_passwords
+from sdopt.errors import (
+    ENDINGS,
+    UsageError,
+    command_line,
+    one_line,
+    without_passwords,
+)
 from sdopt.record.records import SCHEMA_VERSION, Status, StudyResult
 from sdopt.schema import wrong_name
 
@@ -185,19 +191,13 @@ def first_problem(error: ValidationError) -> str:
 
 def _require_schema(document: Any) -> None:
     """Raises UsageError if a document says that another version of the schema wrote it."""
-    version = (
-        document.get("schema_version", SCHEMA_VERSION)
-        if isinstance(document, dict)
-        else SCHEMA_VERSION
-    )
-    if version == SCHEMA_VERSION:
-        return
-    environment = document.get("environment")
-    wrote = environment.get("sdopt_version") if isinstance(environment, dict) else None
-    raise UsageError(
-        f"has schema version {version}, and this sdopt reads {SCHEMA_VERSION}: read it with the sdopt that wrote it "
-        f"({wrote}), or measure again"
-    )
+    version = SCHEMA_VERSION
+    if isinstance(document, dict):
+        version = document.get("schema_version", version)
+    if version != SCHEMA_VERSION:
+        raise UsageError(
+            f"has schema version {version}, and this sdopt reads {SCHEMA_VERSION}"
+        )
 
 
 def problems_of(result: StudyResult) -> Iterator[str]:
@@ -252,12 +252,7 @@ def inside(folder: Path, path: str) -> Path:
     if not stays_within(path) or not (folder / path).resolve().is_relative_to(
         folder.resolve()
     ):
-        advice = (
-            "; of a link, as DVC makes, put the file itself there (dvc unprotect)"
-            if stays_within(path)
-            else ""
-        )
-        raise UsageError(f"{folder}: {path!r} is not a file of that folder{advice}")
+        raise UsageError(f"{folder}: {path!r} is not a file of that folder")
     return folder / path
 
 
@@ -288,9 +283,5 @@ def read_error(folder: Path) -> JobError | None:
         return None
     try:
         return TypeAdapter(JobError).validate_json(file.read_bytes())
-    except ValidationError as error:
-        raise UsageError(
-            f"{file}: not a valid error.json: {first_problem(error)}"
-        ) from error
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be read ({error.strerror})") from error
+    except (ValidationError, OSError) as error:
+        raise UsageError(f"{file}: cannot be read ({one_line(error)})") from error

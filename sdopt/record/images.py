@@ -60,8 +60,8 @@ def remarks_on_images(result: StudyResult, folder: Path) -> list[str]:
         return []
     named = ", ".join(replaced[:3]) + (", …" if len(replaced) > 3 else "")
     what = f"{len(replaced)} image{'s' * (len(replaced) > 1)} ({named})"
-    kept = "figures and verdicts are of what was recorded, and reports leave these files out"
-    return [f"{folder}: {what}: each {REPLACED}; {kept}"]
+    advice = "figures and verdicts are of what was recorded, and reports leave these files out"
+    return [f"{folder}: {what}: each {REPLACED}; {advice}"]
 
 
 REPLACED = "was replaced or changed after it was recorded"
@@ -83,7 +83,7 @@ def open_picture(file: Path) -> "Image":
 
 
 def _read(file: Path, convert: Callable[["Image"], "Image"]) -> "Image":
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if not file.is_file():  # reading a pipe or a device may block
         raise UsageError(
@@ -97,17 +97,8 @@ def _read(file: Path, convert: Callable[["Image"], "Image"]) -> "Image":
         raise UsageError(
             [f"{file}: {problem}" for problem in error.problems]
         ) from error
-    except UnidentifiedImageError as error:
-        reason = (
-            POINTER if is_pointer(file) else "unknown format; save it as PNG or JPEG"
-        )
-        raise UsageError(f"{file}: cannot be read as an image ({reason})") from error
-    except (
-        Exception
-    ) as error:  # a decoder may raise anything for a damaged file, even SyntaxError
-        reason = (
-            getattr(error, "strerror", None) or one_line(error) or type(error).__name__
-        )
+    except Exception as error:  # a decoder may raise anything for a damaged file
+        reason = POINTER if is_pointer(file) else one_line(error)
         raise UsageError(f"{file}: cannot be read as an image ({reason})") from error
 
 
@@ -142,12 +133,12 @@ def _in_srgb(picture: "Image", profile: bytes | None) -> "Image":
     if not profile:
         return picture
     try:
-        given = ImageCms.ImageCmsProfile(BytesIO(profile))
-        if "sRGB" in ImageCms.getProfileDescription(given):
+        source = ImageCms.ImageCmsProfile(BytesIO(profile))
+        if "sRGB" in ImageCms.getProfileDescription(source):
             return picture
         return (
             ImageCms.profileToProfile(
-                picture, given, ImageCms.createProfile("sRGB"), outputMode="RGB"
+                picture, source, ImageCms.createProfile("sRGB"), outputMode="RGB"
             )
             or picture
         )

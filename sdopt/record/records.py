@@ -173,13 +173,13 @@ class VariantResult:
     @property
     def samples(self) -> dict[int, list[float]]:
         """End-to-end times at the main shape of the rounds that decide, by replicate: of all its sessions in turn."""
-        found: dict[int, list[float]] = {}
+        times: dict[int, list[float]] = {}
         for measurement in self.measurements:
             if measurement.shapes[0].calls:
-                found.setdefault(measurement.replicate, []).extend(
+                times.setdefault(measurement.replicate, []).extend(
                     measurement.shapes[0].deciding_s
                 )
-        return found
+        return times
 
     def at(self, shape_index: int) -> "VariantResult":
         """Returns the result with the shape at this index as its main one; only the first shape has images."""
@@ -212,12 +212,12 @@ class VariantResult:
     @property
     def silent(self) -> set[int]:
         """The replicates that have shown no evidence at some shape; one that was killed before it is replaced."""
-        shown: set[int] = set()
+        active: set[int] = set()
         for measurement in self.measurements:
             evidence = [samples.evidence for samples in measurement.shapes]
             if measurement.spared or all(evidence):
-                shown.add(measurement.replicate)
-        return {measurement.replicate for measurement in self.measurements} - shown
+                active.add(measurement.replicate)
+        return {measurement.replicate for measurement in self.measurements} - active
 
     @property
     def to_retry(self) -> bool:

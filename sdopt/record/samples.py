@@ -251,17 +251,17 @@ class Measurement:
     @property
     def memories(self) -> list[Memory]:
         """Its memory readings: in a call, and, unless it served several shapes, after the last round."""
-        found = (
+        memories = (
             self.shapes[0].memory,
             None if len(self.shapes) > 1 else self.memory_after,
         )
-        return [memory for memory in found if memory]
+        return [memory for memory in memories if memory]
 
     @property
     def peak(self) -> tuple[str, float] | None:
         """Its largest measured peak of memory, with its name; None without one."""
-        found = [memory.headline for memory in self.memories if memory.headline]
-        return max(found, key=lambda one: one[1], default=None)
+        peaks = [memory.headline for memory in self.memories if memory.headline]
+        return max(peaks, key=lambda one: one[1], default=None)
 
     def at(self, shape_index: int) -> "Measurement":
         """Returns the samples at one shape as a measurement: what was measured at the first alone belongs to that."""

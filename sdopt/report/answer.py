@@ -63,14 +63,14 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
     With the run's folder, the last line names the command that shows the rest.
     """
     open_or_failed = (Decision.FAIL, Decision.UNDECIDED)
-    told = [
+    lines = [
         row
         for row in summary.candidates
         if row.status is not Status.OK
         or row.decision in open_or_failed
         or row.variant.trips
     ]
-    reasons = [f"{row.name}: {shortened(row.because)}" for row in told if row.because]
+    reasons = [f"{row.name}: {shortened(row.because)}" for row in lines if row.because]
     left_out = f"{len(reasons) - _REASONS} more have reasons like these"
     said = [*reasons[:_REASONS], *([left_out] if len(reasons) > _REASONS else [])]
     notes: list[Block] = [Notes(said)] if said else []

@@ -124,7 +124,7 @@ class Answer:
 def answer_of(summary: Summary, folder: Path) -> Answer:
     """Returns the answer of a study that is in a folder."""
     result = summary.result
-    own = next(row for row in summary.rows if row.is_baseline)
+    baseline = next(row for row in summary.rows if row.is_baseline)
     return Answer(
         SCHEMA,
         summary.sentence,
@@ -132,7 +132,12 @@ def answer_of(summary: Summary, folder: Path) -> Answer:
         result.name,
         str(folder),
         result.status,
-        Baseline(own.name, baseline_digest(result), _latency(own), own.images_per_call),
+        Baseline(
+            baseline.name,
+            baseline_digest(result),
+            _latency(baseline),
+            baseline.images_per_call,
+        ),
         [_candidate(row, result) for row in summary.candidates],
         [*caveats_of(summary), *summary.notes],
     )
@@ -140,8 +145,8 @@ def answer_of(summary: Summary, folder: Path) -> Answer:
 
 def to_json(answer: Any) -> dict[str, Any]:
     """Returns an answer, or another dataclass, as plain values: a number that is not finite is null."""
-    found: dict[str, Any] = json.loads(TypeAdapter(type(answer)).dump_json(answer))
-    return found
+    document: dict[str, Any] = json.loads(TypeAdapter(type(answer)).dump_json(answer))
+    return document
 
 
 def baseline_digest(result: StudyResult) -> str:
@@ -224,7 +229,7 @@ def _latency(row: Row) -> float | None:
 def _estimate(ratio: Ratio | None) -> Estimate | None:
     if ratio is None:
         return None
-    found = ratio.interval
+    interval = ratio.interval
     return Estimate(
-        found.estimate, found.low, found.high, found.confidence, ratio.floor
+        interval.estimate, interval.low, interval.high, interval.confidence, ratio.floor
     )

@@ -82,10 +82,9 @@ class Column:
         if row is None:
             return [Cell() for _ in self.headings(look)]
         rows = row.shapes if self.at_shapes and look.shapes else (row,)
-        return [
-            self.cell(at, look) if self.cell else value_cell(self.value(at))
-            for at in rows
-        ]
+        if self.cell is not None:
+            return [self.cell(row, look) for row in rows]
+        return [value_cell(self.value(row)) for row in rows]
 
 
 # Cells ----------------------------------------------------------------------------------------------------------------
@@ -143,12 +142,12 @@ def memory_cell(row: Row, look: TableView | None = None) -> Cell:
 def images_cell(row: Row, look: TableView) -> Cell:
     """Returns what is known of a variant's images, with the metric that is read first; else that metric alone."""
     metric, figure = row.distance
-    shown = f"{figure} dB" if metric == PSNR and figure != "equal" else figure
+    text = f"{figure} dB" if metric == PSNR and figure != "equal" else figure
     if not look.judged or row.images is None:
-        return Cell(shown)
+        return Cell(text)
     return Cell(
         str(row.images),
-        f"({shown})" if shown not in ("", "equal") else "",
+        f"({text})" if text not in ("", "equal") else "",
         TONES[row.images],
     )
 

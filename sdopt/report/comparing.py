@@ -60,9 +60,9 @@ def comparison_of(first: StudyResult, second: StudyResult) -> list[Block]:
 def incomparable(first: StudyResult, second: StudyResult) -> list[str]:
     """Returns why no figures of the two results can be compared as ratios; [] if some can."""
     reasons = []
-    for difference in differences(second, first):
-        if difference.waiver not in ("sdopt", "options"):
-            reasons.append(difference.what)
+    for what, waiver in differences(second, first):
+        if waiver not in ("sdopt", "options"):
+            reasons.append(what)
     hardware = second.config.differing(first.config, ["hardware"])
     for key, (after, before) in hardware.items():
         if not key.endswith("price_per_hour"):

@@ -52,9 +52,9 @@ def comparison_sheet(summary: Summary, folder: Path, prompts: int = 6) -> bytes 
         records: dict[str, ImageRecord | None] = {}
         images: dict[str, Image.Image | None] = {}
         for column in columns:
-            found = column.variant.image(record.prompt_index, record.image_index)
-            records[column.name] = found
-            images[column.name] = _opened(folder, found)
+            image = column.variant.image(record.prompt_index, record.image_index)
+            records[column.name] = image
+            images[column.name] = _opened(folder, image)
         rows.append((record.prompt, list(map(_cell, images.values()))))
         if len(columns) > 1:
             differences = []
@@ -78,17 +78,17 @@ def _feet(columns: Sequence[Row]) -> list[tuple[str, list[str]]]:
     """Returns the figures below the columns: for each line its title, and one figure per column."""
     look = TableView(judged=any(column.has_verdict for column in columns))
     unit = unit_text(any(column.per_image for column in columns))
-    times = [column.time for column in columns]
-    lines = [
-        (f"time{unit}", [seconds_text(time) if time else "" for time in times]),
-        (
-            f"speed-up{unit}",
-            [column.speedup.text if column.speedup else "" for column in columns],
-        ),
-        ("memory", [memory_text(column) for column in columns]),
-        ("images", [str(images_cell(column, look)) for column in columns]),
-    ]
-    return [(title, cells) for title, cells in lines if any(cells)]
+    lines: dict[str, list[str]] = {}
+    for column in columns:
+        cells = {
+            f"time{unit}": seconds_text(column.time) if column.time else "",
+            f"speed-up{unit}": column.speedup.text if column.speedup else "",
+            "memory": memory_text(column),
+            "images": str(images_cell(column, look)),
+        }
+        for title, cell in cells.items():
+            lines.setdefault(title, []).append(cell)
+    return [(title, cells) for title, cells in lines.items() if any(cells)]
 
 
 def _draw(

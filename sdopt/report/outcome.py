@@ -30,11 +30,11 @@ class Outcome(StudyResult):
     @classmethod
     def of(cls, result: StudyResult, folder: Path | None = None) -> "Outcome":
         """Returns the same result with the methods of this class."""
-        found = cls(
+        outcome = cls(
             **{field.name: getattr(result, field.name) for field in fields(StudyResult)}
         )
-        found.folder = folder
-        return found
+        outcome.folder = folder
+        return outcome
 
     def table(self) -> "pd.DataFrame":
         """Returns a row for the baseline and one for each option with all its figures: see `to_dataframe`.
@@ -102,13 +102,13 @@ class Outcome(StudyResult):
 def _paper_row(row: Row) -> dict[str, str]:
     speedup = ""
     if row.speedup is not None:
-        found = row.speedup.interval
+        interval = row.speedup.interval
         bounds = (
             ""
-            if found.low is None or found.high is None
-            else f" [{found.low:.2f}, {found.high:.2f}]"
+            if interval.low is None or interval.high is None
+            else f" [{interval.low:.2f}, {interval.high:.2f}]"
         )
-        speedup = f"{found.estimate:.2f}{bounds}"
+        speedup = f"{interval.estimate:.2f}{bounds}"
     latency, memory = row.latency, row.headline_memory
     return {
         "variant": row.name,
@@ -129,5 +129,5 @@ def _opened(content: bytes | None, absent: str) -> "Image":
 
 def load_result(path: str | Path) -> Outcome:
     """Reads a `result.json`, or the one in a run's folder. Raises UsageError if there is none, or it is damaged."""
-    found = Path(path)
-    return Outcome.of(read_result(found), found if found.is_dir() else found.parent)
+    file = Path(path)
+    return Outcome.of(read_result(file), file if file.is_dir() else file.parent)

@@ -166,14 +166,14 @@ class Sweep:
     def _own_choices(self, job: str) -> list[str]:
         """Returns the gate of a job and what its baseline chooses, as far as that is not the same in all jobs."""
         study = self.studies[job]
-        own = []
+        choices = []
         if len({other.config.gate.name for other in self.studies.values()}) > 1:
-            own.append(f"gate={study.config.gate.name}")
+            choices.append(f"gate={study.config.gate.name}")
         baselines = [other.baseline_variant for other in self.studies.values()]
         for axis, option in study.baseline_variant.choices.items():
             if any(other.choices.get(axis) != option for other in baselines):
-                own.append(f"on {as_choice(axis, option)}")
-        return own
+                choices.append(f"on {as_choice(axis, option)}")
+        return choices
 
     def _baseline_config(self, job: str) -> RecordedConfig:
         study = self.studies[job]

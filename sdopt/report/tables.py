@@ -59,9 +59,9 @@ def evidence(summary: Summary) -> list[str]:
     for row in summary.figures:
         if row.comparison is None or row.variant.is_control:
             continue
-        shown = "; ".join(_evidence_of(summary.result, row.variant, row.comparison))
-        if shown:
-            lines.append(f"{compared(summary.result, row)}: {shown}")
+        text = "; ".join(_evidence_of(summary.result, row.variant, row.comparison))
+        if text:
+            lines.append(f"{compared(summary.result, row)}: {text}")
     return lines
 
 
@@ -149,8 +149,8 @@ def stage_memory_table(summary: Summary) -> Table | None:
         return None
     cells = []
     for name, peaks in peaks_of.items():
-        texts = [gib_text(peaks[stage]) if stage in peaks else "" for stage in stages]
-        cells.append((name, *texts))
+        texts = {stage: gib_text(peak) for stage, peak in peaks.items()}
+        cells.append((name, *(texts.get(stage, "") for stage in stages)))
     names = [stage.replace("_", " ") for stage in stages]
     headings = ("variant", *(f"peak in {name}" for name in names))
     return Table(headings, cells, headings[1:])

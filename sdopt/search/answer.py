@@ -24,7 +24,7 @@ from sdopt.statistics.words import shortened, start_words, unit_text
 
 def record_of(search: Search, ended: bool = True) -> SearchRecord:
     """Returns what a search has found so far; `ended` is false if it was interrupted before it took all its steps."""
-    found = search.all_findings(("screen-", "race-"))
+    by_name = search.all_findings(("screen-", "race-"))
     judgements = search.judgements
     winner = next(iter(judgements.passed), None)
     undecided = None if winner else next(iter(judgements.undecided), None)
@@ -37,10 +37,10 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
         else:
             fate, why = search.dropped.get(candidate.name, ("not enough runs", ""))
             entries.append(
-                entry_of(candidate, fate, why, found.get(candidate.name, []))
+                entry_of(candidate, fate, why, by_name.get(candidate.name, []))
             )
     studies = [summary.result for summary in judgements.studies.values()]
-    shown = next(iter(search.results("screen-")), next(iter(studies), None))
+    example = next(iter(search.results("screen-")), next(iter(studies), None))
     started = search.trials.started
     best = winner or undecided
     row = judgements.rows[best] if best else None
@@ -51,7 +51,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
         name=search.config.title,
         folder=str(search.studies.folder),
         started=started.isoformat(timespec="seconds") if started else "",
-        header=header_of(shown) if shown else [],
+        header=header_of(example) if example else [],
         objectives=list(search.config.objectives),
         distance=search.config.distance,
         sentence=_answer(search, judgements, entries, ended),
@@ -113,14 +113,14 @@ def _answer(
     if ended and search.unjudged is None:
         return _sentence(judgements, entries)
     best = _fastest(entries, "not enough runs")
-    shown = f"{_sentence(judgements, entries)} " if judgements.passed else ""
+    passed = f"{_sentence(judgements, entries)} " if judgements.passed else ""
     if search.unjudged is not None and best is not None:
-        return f"{shown}{_unjudged(best, search)}"
+        return f"{passed}{_unjudged(best, search)}"
     fastest = (
         f"; the fastest so far, not judged: {best.name}, {_about(best)}" if best else ""
     )
     proposed = "1 combination" if len(entries) == 1 else f"{len(entries)} combinations"
-    return f"{shown}The search has not ended; {proposed} proposed so far{fastest}."
+    return f"{passed}The search has not ended; {proposed} proposed so far{fastest}."
 
 
 def _unjudged(best: SearchEntry, search: Search) -> str:

@@ -148,8 +148,8 @@ def _stamps_of(path: Path) -> Iterator[str]:
             yield _stamp(beside)
     elif path.name and path.is_dir():
         # A part of a pipeline may be a link to the folder of another one, into which `rglob` does not look.
-        found = chain(path.glob("*/*"), path.rglob("*"))
-        for inside in sorted({*islice(found, _MOST_FILES)}):
+        files = chain(path.glob("*/*"), path.rglob("*"))
+        for inside in sorted({*islice(files, _MOST_FILES)}):
             yield _stamp(inside)
 
 

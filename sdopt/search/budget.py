@@ -167,9 +167,9 @@ class SearchBudget:
 
     def _usual(self) -> Cost:
         """Returns what a candidate takes on average, or the baseline before any was measured."""
-        known = list(self.costs.values())
-        if not known:
+        costs = list(self.costs.values())
+        if not costs:
             return self.baseline or Cost(0.0, 0.0)
-        start_s = sum(cost.start_s for cost in known)
-        call_s = sum(cost.call_s for cost in known)
-        return Cost(start_s / len(known), call_s / len(known))
+        start_s = sum(cost.start_s for cost in costs)
+        call_s = sum(cost.call_s for cost in costs)
+        return Cost(start_s / len(costs), call_s / len(costs))

@@ -113,9 +113,9 @@ def prepare(
         UsageError: an override cannot be read or composed, or no option can run here.
     """
     config = search_config(overrides, config_dir)
-    _, given = split(overrides)
-    require_overrides(given)
-    with composer_of(given, config_dir) as composer:
+    _, overrides_of_studies = split(overrides)
+    require_overrides(overrides_of_studies)
+    with composer_of(overrides_of_studies, config_dir) as composer:
         if not dry and awaits_clip(composer):
             fetch_clip(composer)
         run = composer.current
@@ -123,7 +123,9 @@ def prepare(
         machine, context = find_machine(context, run.hardware, data_sheets, dry)
         expected = expected_speedups(machine.device, RESULTS)
         space = Space.of(config, composer, machine.device, config_dir, expected)
-        return Prepared(config, given, config_dir, run, space, machine, context)
+        return Prepared(
+            config, overrides_of_studies, config_dir, run, space, machine, context
+        )
 
 
 @contextmanager
@@ -175,8 +177,8 @@ def begun(
         ):
             raise UsageError(
                 [
-                    f"{folder}: cannot go on, since its studies were of others: {each}; begin another search with --again"
-                    for each in differing
+                    f"{folder}: cannot go on, since its studies were of others: {reason}; begin another search with --again"
+                    for reason in differing
                 ]
             )
         studies = Studies(prepared.given, config, prepared.config_dir, folder)
@@ -211,8 +213,8 @@ def _since(earlier: StudyResult, prepared: Prepared) -> Iterator[str]:
     fetch([baseline], prepared.context)
     inputs = inputs_of(baseline, of_model)
     for name, digest in row.inputs.items():
-        known = NOT_FETCHED not in (digest, inputs.get(name, digest))
-        if name != "prompts" and known and inputs.get(name, digest) != digest:
+        is_known = NOT_FETCHED not in (digest, inputs.get(name, digest))
+        if name != "prompts" and is_known and inputs.get(name, digest) != digest:
             yield f"the contents of its {name}: was {digest}, now {inputs[name]}"
     count = max((image.prompt_index + 1 for image in row.images), default=0)
     if count:
@@ -235,13 +237,13 @@ def _folder_of(base: Path, again: bool) -> Path:
 
 def _identity(prepared: Prepared) -> str:
     """Returns a key that two calls share if they are the same search: the same settings, on the same device."""
-    own = {
+    settings = {
         key: value
         for key, value in asdict(prepared.config).items()
         if key not in _HOW_LONG
     }
     recorded = replace(prepared.baseline.recorded, tracking=Tracking())
-    identity = repr((own, recorded, prepared.space.device.name))
+    identity = repr((settings, recorded, prepared.space.device.name))
     return short_digest(identity.encode())[:10]
 
 
@@ -309,7 +311,9 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
     tags |= {_SEARCH: folder.name}
     started = time_of(record.started) if record.started else int(1000 * time.time())
     name = f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}"
-    own = {f"search.{key}": str(value) for key, value in asdict(search.config).items()}
+    parameters = {
+        f"search.{key}": str(value) for key, value in asdict(search.config).items()
+    }
     run = TrackedRun(
         name=name,
         tags={
@@ -319,11 +323,8 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
             NOTE: note_of(markdown_of(record)),
         },
         started=started,
-        parameters=own | {"given": " ".join(search.studies.given)},
-        files={
-            ("images/" if file.suffix == ".png" else "") + file.name: file
-            for file in files
-        },
+        parameters=parameters | {"given": " ".join(search.studies.given)},
+        files={_artifact(file): file for file in files},
         below=_trials(record, tags, started),
     )
     digest = short_digest(b"".join(file.read_bytes() for file in files))
@@ -342,6 +343,11 @@ _TAGS = {
     "workload.size": "size",
 }
 """Tags of the work of a run, by the keys that they have the values of."""
+
+
+def _artifact(file: Path) -> str:
+    """Returns the path of a file among the artifacts of a run."""
+    return f"images/{file.name}" if file.suffix == ".png" else file.name
 
 
 def _trials(

@@ -92,10 +92,10 @@ class SearchConfig(Configured):
 
 def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits overrides into those of the search itself and those of its studies."""
-    own = [
+    of_search = [
         override for override in overrides if override.lstrip("+").startswith("search.")
     ]
-    return own, [override for override in overrides if override not in own]
+    return of_search, [override for override in overrides if override not in of_search]
 
 
 def search_config(
@@ -107,8 +107,8 @@ def search_config(
         UsageError: an override names no key, a value is of another type or out of its range, a group or an option does
             not exist, or a key of the study is one that a search sets itself.
     """
-    own, others = split(overrides)
-    config = own_config("search", SearchConfig, own, "search")
+    of_search, others = split(overrides)
+    config = own_config("search", SearchConfig, of_search, "search")
     problems = [
         f"{override}: not possible in a search, which makes its own studies; leave it out"
         for override in others

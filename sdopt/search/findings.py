@@ -83,7 +83,7 @@ def findings_of(
         for judged in result.judgements
         if judged.verdict is Verdict.FAIL
     }
-    found = {}
+    findings = {}
     for row in rows_of(result):
         if row.comparison is None or row.variant.is_control:
             continue
@@ -97,8 +97,8 @@ def findings_of(
         # A study that ended early says nothing of a candidate that it had not come to.
         is_complete = set(config.objectives) <= finding.losses.keys()
         if is_complete or row.status is not Status.INTERRUPTED:
-            found[row.name] = finding
-    return found
+            findings[row.name] = finding
+    return findings
 
 
 def _spoils(judgement: Judgement) -> bool:
@@ -121,8 +121,8 @@ def _finding(
     distances: list[float] = []
     if score and distance is not None:
         losses["distance"] = distance
-        known = [value for value in score.per_prompt if value is not None]
-        distances = known if len(known) == len(score.per_prompt) else []
+        by_prompt = [value for value in score.per_prompt if value is not None]
+        distances = by_prompt if len(by_prompt) == len(score.per_prompt) else []
     latency_s = row.latency.estimate if row.latency else None
     limits = {
         "memory_gib": (row.largest_memory_gib, config.memory_gib),
@@ -182,12 +182,12 @@ def _memory_beyond(row: Row, gate: Gate, result: StudyResult) -> str:
     ]
     if ratio is None or not limits:
         return ""
-    baseline, found = result.baseline_variant, ratio.interval.estimate
+    baseline, growth = result.baseline_variant, ratio.interval.estimate
     least, _ = smallest_change(MEMORY_RATIO, result.config.protocol, baseline)
     limit = max(min(limits), least, spared_growth(gate, baseline, result))
-    if found <= limit * _PEAKS_VARY:
+    if growth <= limit * _PEAKS_VARY:
         return ""
-    return f"It takes {percent_text(found - 1)} more memory ({percent_text(limit - 1)} allowed)"
+    return f"It takes {percent_text(growth - 1)} more memory ({percent_text(limit - 1)} allowed)"
 
 
 def _why_out(

@@ -70,11 +70,11 @@ class Judgements:
     @property
     def undecided(self) -> list[str]:
         """The candidates that were faster, and of which neither that nor the opposite is shown."""
-        shown = {*self.passed, *self.failed}
+        decided = {*self.passed, *self.failed}
         return [
             name
-            for name, found in self.findings.items()
-            if name not in shown and (found.speedup or 0) > 1
+            for name, finding in self.findings.items()
+            if name not in decided and (finding.speedup or 0) > 1
         ]
 
     def baseline_of(self, name: str) -> Row | None:
@@ -85,13 +85,13 @@ class Judgements:
     def open_among(self, ranked: Sequence[str]) -> list[str]:
         """Returns the candidates left to judge: those that rank before one that passed and did not fail."""
         passed = set(self.passed)
-        left = []
+        open_ones = []
         for name in ranked:
             if name in passed:
                 break
             if name not in self.failed:
-                left.append(name)
-        return left
+                open_ones.append(name)
+        return open_ones
 
 
 def _is_against(row: Row) -> bool:

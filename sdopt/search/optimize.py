@@ -63,28 +63,32 @@ def optimize_overrides(
         | (_SAVING if memory_gib is not None else {})
         | (_ADAPTERS if lora else {})
     )
-    own = {key_of(override): override for override in given}
-    if "search.groups" in own and "search.options" not in own:
+    named = {key_of(override): override for override in given}
+    if "search.groups" in named and "search.options" not in named:
         tried = {
             group: options
             for group, options in tried.items()
-            if group in own["search.groups"]
+            if group in named["search.groups"]
         }
-    found = [*_chosen(model, own), f"search.title={_title(model)}"]
-    found += ["gate.spare_memory=1"]  # what fits does: a limit of less is --memory
-    found += [f"search.groups=[{','.join(tried)}]"]
-    found += [
+    overrides = [*_chosen(model, named), f"search.title={_title(model)}"]
+    overrides += ["gate.spare_memory=1"]  # what fits does: a limit of less is --memory
+    overrides += [f"search.groups=[{','.join(tried)}]"]
+    overrides += [
         f"search.options={{{','.join(f'{group}:[{options}]' for group, options in tried.items())}}}"
     ]
     if lora:
-        found += ["lora=loaded", f"lora.path={quoted(_place(lora))}"]
+        overrides += ["lora=loaded", f"lora.path={quoted(_place(lora))}"]
     if memory_gib is not None:
-        found.append(f"search.memory_gib={memory_gib}")
+        overrides.append(f"search.memory_gib={memory_gib}")
     if budget is not None:
-        found.append(f"search.budget_s={_seconds(budget)}")
+        overrides.append(f"search.budget_s={_seconds(budget)}")
     # A path need not be quoted as Hydra's grammar wants it.
     return [
-        *(override for override in found if override.partition("=")[0] not in own),
+        *(
+            override
+            for override in overrides
+            if override.partition("=")[0] not in named
+        ),
         *given,
     ]
 
@@ -121,10 +125,10 @@ def _place(lora: str) -> str:
 
 
 def _seconds(budget: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)", budget.strip())
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)", budget.strip())
+    if match is None or not float(match[1]):
         raise UsageError(f"--budget {budget}: give a time, as in 90s, 30m or 2h")
-    return max(1, round(float(found[1]) * _UNITS[found[2]]))
+    return max(1, round(float(match[1]) * _UNITS[match[2]]))
 
 
 def hand_out(record: SearchRecord) -> None:

@@ -86,8 +86,8 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
 
 def _by_distance(record: SearchRecord) -> bool:
     """Returns whether the x axis is the distance of images; else it is memory."""
-    wanted = "distance" in record.objectives or "memory" not in record.objectives
-    return wanted and any(
+    uses_distance = "distance" in record.objectives or "memory" not in record.objectives
+    return uses_distance and any(
         entry.distance is not None
         for entry in record.entries
         if entry.speedup is not None
@@ -118,10 +118,9 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
     y = encoding("speed:Q", **axis)
     shown = {point["kind"] for point in points}
     looks = {kind: look for kind, look in _KINDS.items() if kind in shown}
-    along = [
-        math.log1p(point["x"] / _small(points)) if distance else point["x"]
-        for point in points
-    ]
+    along = [point["x"] for point in points]
+    if distance:
+        along = [math.log1p(x / _small(points)) for x in along]
     across = [math.log(point["speed"]) for point in points]
     labels, height = named_layers(
         points, (along, across), (x, y), height=_HEIGHT, padding=_PADDING, named=named

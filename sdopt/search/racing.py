@@ -181,17 +181,17 @@ def contenders(standings: Standings, error: float) -> list[str]:
     def is_beaten(name: str, better: str) -> bool:
         """Whether another one is shown better in all objectives; without noise, ties in some suffice."""
         pairs = zip(standings[name], standings[better], strict=True)
-        found = [mine.excess(theirs, chance) for mine, theirs in pairs]  # type: ignore[arg-type]
-        return all(difference >= 0 for difference in found) and any(
-            difference > 0 for difference in found
+        excesses = [mine.excess(theirs, chance) for mine, theirs in pairs]  # type: ignore[arg-type]
+        return all(difference >= 0 for difference in excesses) and any(
+            difference > 0 for difference in excesses
         )
 
     # A candidate that is worse in everything has a lower rank.
-    left = []
+    contending = []
     for rank, name in enumerate(order):
         if not any(is_beaten(name, better) for better in order[:rank]):
-            left.append(name)
-    return left
+            contending.append(name)
+    return contending
 
 
 def is_gain(standing: Sequence[Standing]) -> bool:

@@ -1,7 +1,7 @@
 """The record of a search, which files store and trackers log; and its report: the answer and all combinations."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -189,12 +189,12 @@ def blocks_of(record: SearchRecord, brief: bool = False) -> list[Block]:
 
     `brief` is as a terminal shows it: the best combinations, without the reasons why others cannot run.
     """
-    shown = record.entries[:_SHOWN] if brief else record.entries
+    entries = record.entries[:_SHOWN] if brief else record.entries
     blocks: list[Block] = [Prose(record.sentence, strong=True)]
-    if shown:
-        blocks.append(_table(record, shown, brief))
+    if entries:
+        blocks.append(_table(record, entries, brief))
     if brief:
-        blocks.append(Notes(list(_reasons(shown, len(record.entries)))))
+        blocks.append(Notes(list(_reasons(entries, len(record.entries)))))
     if record.winner:
         if record.lines:
             blocks.append(
@@ -256,8 +256,8 @@ def load_line(record: SearchRecord, variant: str | None) -> str:
 def space_table(space: "Space") -> list[Block]:
     """Returns a table of the variables to search, and the options that cannot run here."""
     rows = [
-        [each.name, ", ".join(map(str, each.values)), each.plain or ""]
-        for each in space.variables
+        [variable.name, ", ".join(map(str, variable.values)), variable.plain or ""]
+        for variable in space.variables
     ]
     table = Table(["varied", "values", "of the baseline"], rows)
     return [
@@ -279,17 +279,11 @@ def _table(record: SearchRecord, entries: Sequence[SearchEntry], brief: bool) ->
         ),
         (
             "memory",
-            [
-                "" if entry.memory_gib is None else gib_text(entry.memory_gib)
-                for entry in entries
-            ],
+            [_text(gib_text, entry.memory_gib) for entry in entries],
         ),
         (
             record.distance,
-            [
-                "" if entry.distance is None else f"{entry.distance:.2g}"
-                for entry in entries
-            ],
+            [_text("{:.2g}".format, entry.distance) for entry in entries],
         ),
     ]
     numbers = [heading for heading, _ in table[2:]]
@@ -307,6 +301,10 @@ def _table(record: SearchRecord, entries: Sequence[SearchEntry], brief: bool) ->
         table.append(("because", [entry.because for entry in entries]))
     rows = list(zip(*(cells for _, cells in table), strict=True))
     return Table([heading for heading, _ in table], rows, numbers).filled()
+
+
+def _text(written: Callable[[float], str], figure: float | None) -> str:
+    return "" if figure is None else written(figure)
 
 
 def _outcome_cell(entry: SearchEntry) -> Cell:

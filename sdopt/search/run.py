@@ -383,21 +383,21 @@ class Search:
             limit_s = self.budget.to_screen_s(order if gains else [])
         result = self.studies.measure(stage, candidates, limit_s=limit_s)
         self._cut = result.status != "finished"
-        found = self.findings(result)
+        findings = self.findings(result)
         took_s = time.monotonic() - began - waited_s(self.studies.folder / stage)
         baseline, costs = costs_of(result)
         self.budget.baseline = baseline or self.budget.baseline
         self.budget.learn(costs, took_s)
-        self.trials.tell(found)
+        self.trials.tell(findings)
         first = self.config.objectives[0]
 
         def rank(name: str) -> tuple[bool, float]:
-            finding = found[name]
+            finding = findings[name]
             loss = finding.losses.get(first, math.inf)
             return bool(finding.out), loss
 
-        for name in sorted(found, key=rank):
-            finding = found[name]
+        for name in sorted(findings, key=rank):
+            finding = findings[name]
             out = f": {shortened(finding.out)}" if finding.out else ""
             self.say(f"  {self.figures_of(finding)}  {name}{out}")
 
@@ -507,14 +507,14 @@ class Search:
 
     def all_findings(self, stages: Sequence[str]) -> dict[str, list[CandidateFinding]]:
         """Returns each candidate's findings in the studies of some stages, by name."""
-        found: dict[str, list[CandidateFinding]] = {}
+        by_name: dict[str, list[CandidateFinding]] = {}
         for stage in stages:
             for result in self.finished(stage):
                 if result.id not in self._read:
                     self._read[result.id] = self.findings(result)
                 for name, finding in self._read[result.id].items():
-                    found.setdefault(name, []).append(finding)
-        return found
+                    by_name.setdefault(name, []).append(finding)
+        return by_name
 
     def findings(self, result: StudyResult) -> dict[str, CandidateFinding]:
         """Returns each candidate's finding in one study, by name."""
@@ -539,22 +539,22 @@ class Search:
     def results(self, stage: str) -> Iterator[StudyResult]:
         """Yields the result of the study `stage`; if `stage` ends in a hyphen, of all studies with that prefix."""
         folders = f"{stage}*" if stage.endswith("-") else stage
-        found = self.studies.folder.glob(f"{folders}/result.json")
+        files = self.studies.folder.glob(f"{folders}/result.json")
         # The tenth study of a kind comes after the second one.
-        for path in sorted(found, key=lambda path: (len(path.parent.name), path)):
+        for path in sorted(files, key=lambda path: (len(path.parent.name), path)):
             yield read_result(path)
 
 
 def costs_of(result: StudyResult) -> tuple[Cost | None, dict[str, Cost]]:
     """Returns what a process of the baseline takes, if it was timed, and one of each timed candidate, by name."""
-    found = {}
+    costs = {}
     for row in result.variants:
         call, start_s = latency(row, "median", 0.95), first_image_s(row)
         if call is not None:
-            found[row.name] = Cost(start_s or 0.0, call.estimate)
+            costs[row.name] = Cost(start_s or 0.0, call.estimate)
     candidates = {row.name for row in result.candidates}
-    return found.get(result.baseline), {
-        name: found[name] for name in found if name in candidates
+    return costs.get(result.baseline), {
+        name: costs[name] for name in costs if name in candidates
     }
 
 

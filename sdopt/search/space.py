@@ -104,21 +104,23 @@ class Space:
         whole = cls((*groups, *keys), (), composer, device)
         baseline = {variable.name: variable.plain for variable in groups}
         fastest = config.objectives == ["latency"]
-        kept = []
+        variables = []
         reasons: list[str] = []
         for variable in groups:
             fit = []
             for value in variable.values:
-                found = whole.candidate(baseline | {variable.name: value})
+                combination = whole.candidate(baseline | {variable.name: value})
                 if fastest:
-                    found = whole.always_slow(baseline, variable, value) or found
-                if isinstance(found, list):
-                    reasons.append("; ".join(found))
+                    combination = (
+                        whole.always_slow(baseline, variable, value) or combination
+                    )
+                if isinstance(combination, list):
+                    reasons.append("; ".join(combination))
                 else:
                     fit.append(value)
             if fit not in ([], [variable.plain]):
-                kept.append(replace(variable, values=tuple(fit)))
-        if not kept and config.groups:
+                variables.append(replace(variable, values=tuple(fit)))
+        if not variables and config.groups:
             raise UsageError(
                 [
                     "search.groups: no option of them can run here",
@@ -126,7 +128,7 @@ class Space:
                 ]
             )
         return cls(
-            (*kept, *keys),
+            (*variables, *keys),
             tuple(dict.fromkeys(reasons)),
             composer,
             device,
@@ -200,8 +202,8 @@ class Space:
 
     def candidates(self, points: Iterable[Point]) -> list[Combination]:
         """Returns the candidates of those points that have one."""
-        found = map(self.candidate, points)
-        return [one for one in found if isinstance(one, Combination)]
+        combinations = map(self.candidate, points)
+        return [one for one in combinations if isinstance(one, Combination)]
 
     def settings(self, point: Point) -> Settings:
         """Returns the settings of a point that differ from the baseline's."""
@@ -302,12 +304,12 @@ class Space:
                 keys.append(f"{name}={_written(value)}")
             elif variable.combines:
                 # The options of the group that the baseline has and the search does not vary stay.
-                kept = [
+                overrides_of_keys = [
                     axis.partition(".")[2]
                     for axis in self._chosen_in(group)
                     if axis not in varied
                 ]
-                options = combined.setdefault(group, kept)
+                options = combined.setdefault(group, overrides_of_keys)
                 if value == ON:
                     options.append(option)
             elif value != variable.plain:
@@ -366,11 +368,8 @@ def _groups(
         options = named.get(group) or options_of(group, config_dir)
         chosen = composer.current.choices
         if isinstance(default_options().get(group), list):
-            names = [f"{group}.{option}" for option in options]
-            yield from (
-                Variable(name, (OFF, ON), ON if name in chosen else OFF)
-                for name in names
-            )
+            for name in (f"{group}.{option}" for option in options):
+                yield Variable(name, (OFF, ON), ON if name in chosen else OFF)
         else:
             yield Variable(group, tuple(options), chosen.get(group, NONE))
 

@@ -64,15 +64,15 @@ class Studies:
                 for key in ("prompt_count", "floor_prompts")
             ]
             once = ["protocol=smoke", "protocol.rounds=3", *_UNTRACKED, *seen]
-            own = [*_DESIGN, f"study.name={CALIBRATE}", "study.edges=[]"]
-            return [*merge_overrides(self.given, once), *own]
+            of_stage = [*_DESIGN, f"study.name={CALIBRATE}", "study.edges=[]"]
+            return [*merge_overrides(self.given, once), *of_stage]
         design = [*_DESIGN, f"study.name={quoted(self.config.title)}"]
         if self.config.objectives != [
             "latency"
         ]:  # else what is clearly slower cannot be the best
             design.insert(0, "protocol.give_up=null")
         if not stage.startswith(FINAL):
-            own = [
+            of_stage = [
                 *map(
                     as_override,
                     self.config.screen
@@ -81,7 +81,7 @@ class Studies:
                 )
             ]
             return merge_overrides(
-                self.given, ["protocol=default", *_UNTRACKED, *own, *design]
+                self.given, ["protocol=default", *_UNTRACKED, *of_stage, *design]
             )
         return [*self.judged(merge_overrides(self.given, design)), *self._fresh(stage)]
 
@@ -143,15 +143,15 @@ class Studies:
             run = composer.current
             plan = run.study.plan(composer)
         require_measured(plan, run.gate, run.quality, run.model)
-        wanted = run.quality.prompt_count or 0
+        prompts = run.quality.prompt_count or 0
         there = len(
-            resolve_prompts(replace(run.workload, prompt_count=wanted or 1), run.model)
+            resolve_prompts(replace(run.workload, prompt_count=prompts or 1), run.model)
         )
-        if run.gate.judges and there < wanted:
+        if run.gate.judges and there < prompts:
             first = run.workload.prompt_start
             raise UsageError(
-                f"workload.prompts={run.workload.prompts}: the gate judges {wanted} prompts that the search has not "
-                f"seen, but only {there} follow after the first {first}; name a file of at least {first + wanted}"
+                f"workload.prompts={run.workload.prompts}: the gate judges {prompts} prompts that the search has not "
+                f"seen, but only {there} follow after the first {first}; name a file of at least {first + prompts}"
             )
 
     @property
@@ -242,8 +242,10 @@ class Studies:
             ):
                 return result
             again = ["retry_failed=true"] if failed else []
-            own = [f"patch={each}" for each in own_functions(overrides)]
-            launch([f"resume={folder}", *again, *own], brief=brief, deadline=deadline)
+            patches = [f"patch={function}" for function in own_functions(overrides)]
+            launch(
+                [f"resume={folder}", *again, *patches], brief=brief, deadline=deadline
+            )
         else:
             argv = ["--config-dir", str(self.config_dir)] if self.config_dir else []
             argv += [*overrides, f"hydra.run.dir={quoted(str(folder))}"]

@@ -96,27 +96,27 @@ class Trials:
                 [point for point in self.space.alone() if self.space.compiles(point)]
             )
             count = min(count, len(quick) or (1 if new else len(alone)))
-        found: list[Combination] = []
+        proposed: list[Combination] = []
         misses = 0
-        while len(found) < count and (misses < _MISSES or self._enqueue_untried()):
+        while len(proposed) < count and (misses < _MISSES or self._enqueue_untried()):
             candidate = self._ask(begun)
             misses = misses + 1 if candidate is None else 0
-            found += [] if candidate is None else [candidate]
-        return found
+            proposed += [] if candidate is None else [candidate]
+        return proposed
 
     def unfinished(self) -> dict[str, list[Combination]]:
         """Returns the candidates that were proposed but have no result yet, by the study that measures them."""
         from optuna.trial import TrialState
 
-        found: dict[str, list[Combination]] = {}
+        by_stage: dict[str, list[Combination]] = {}
         for trial in self._trials(TrialState.RUNNING):
             if _STUDY in trial.user_attrs:
-                found.setdefault(trial.user_attrs[_STUDY], []).append(
+                by_stage.setdefault(trial.user_attrs[_STUDY], []).append(
                     self._candidate(trial)
                 )
             else:  # the process died after it asked Optuna and before it stored the study
                 self.study.tell(trial.number, state=TrialState.FAIL)
-        return found
+        return by_stage
 
     def tell(self, findings: dict[str, CandidateFinding]) -> None:
         """Reports the findings on candidates to Optuna."""
@@ -160,14 +160,14 @@ class Trials:
         """The smallest combinations that were ruled out for their images, by name: none contains another."""
         if not self.config.skip_spoiled:
             return {}
-        found = {
+        options = {
             trial.user_attrs[_NAME]: self.space.settings(self._point(trial))
             for trial in self._trials()
             if trial.user_attrs.get(_SPOILED)
         }
         smallest = {}
-        for name, settings in found.items():
-            if not any(other < settings for other in found.values()):
+        for name, settings in options.items():
+            if not any(other < settings for other in options.values()):
                 smallest[name] = settings
         return smallest
 
@@ -242,20 +242,20 @@ class Trials:
         if self._holds(point, self.spoiled.values()):
             self.study.tell(trial, state=TrialState.PRUNED)
             return None
-        known = self._known(but=trial.number)
-        found = (
+        combinations = self._known(but=trial.number)
+        asked = (
             None
-            if tuple(self.space.overrides(point)) in known
+            if tuple(self.space.overrides(point)) in combinations
             else self.space.candidate(point)
         )
-        if isinstance(found, Combination):
-            trial.set_user_attr(_NAME, found.name)
+        if isinstance(asked, Combination):
+            trial.set_user_attr(_NAME, asked.name)
             trial.set_user_attr(_STUDY, begun)
-            return found
-        if found:
-            trial.set_user_attr(_WHY, "; ".join(found))
+            return asked
+        if asked:
+            trial.set_user_attr(_WHY, "; ".join(asked))
         # Optuna learns from a pruned trial, so combinations that cannot run are pruned; a failed one teaches nothing.
-        self.study.tell(trial, state=TrialState.PRUNED if found else TrialState.FAIL)
+        self.study.tell(trial, state=TrialState.PRUNED if asked else TrialState.FAIL)
         return None
 
     def _holds(self, point: Point, spoiled: Iterable[Settings]) -> bool:
@@ -267,21 +267,23 @@ class Trials:
         """Returns the overrides of every proposed point, and those of the baseline."""
         from optuna.trial import TrialState
 
-        known: set[tuple[str, ...]] = {()}
+        combinations: set[tuple[str, ...]] = {()}
         for trial in self._trials():
             if trial.number != but and trial.state is not TrialState.WAITING:
-                known.add(tuple(self.space.overrides(self._point(trial))))
-        return known
+                combinations.add(tuple(self.space.overrides(self._point(trial))))
+        return combinations
 
     def _enqueue_untried(self) -> bool:
         """Queues the first point of the space that is new and can run; returns whether there is one."""
-        known = self._known()
+        combinations = self._known()
         spoiled = list(self.spoiled.values())
-        left = (
+        untried = (
             point for point in self.space.points() if not self._holds(point, spoiled)
         )
         new = (
-            point for point in left if tuple(self.space.overrides(point)) not in known
+            point
+            for point in untried
+            if tuple(self.space.overrides(point)) not in combinations
         )
         for point in islice(new, _LOOKED_AT):
             if self.space.candidates([point]):

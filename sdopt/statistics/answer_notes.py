@@ -134,13 +134,13 @@ def _left_notes(result: StudyResult) -> Iterator[str]:
     gate = result.config.gate
     if all(variant.status is Status.SKIPPED for variant in result.candidates):
         return
-    left = "The images were not judged"
+    what = "The images were not judged"
     if not any(variant.images for variant in result.variants):
-        left = "There are no images to judge"
+        what = "There are no images to judge"
     if result.status != "finished":
-        yield f"{left}: resuming measures what is missing, and then gate={gate.name} judges."
+        yield f"{what}: resuming measures what is missing, and then gate={gate.name} judges."
     else:
-        yield f"{left}: run `sdopt gate <folder> gate={gate.name}` on this result."
+        yield f"{what}: run `sdopt gate <folder> gate={gate.name}` on this result."
 
 
 def _bounded(result: StudyResult) -> bool:

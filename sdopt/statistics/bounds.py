@@ -42,8 +42,8 @@ class Bounds:
         than have bounds at all. Returns None if the estimate lies on the limit, or if the deviation is not known.
         """
         distance = abs(self.estimate - limit)
-        known = math.isfinite(self.deviation) and self.deviation != 0
-        if not known or distance == 0:
+        has_spread = math.isfinite(self.deviation) and self.deviation != 0
+        if not has_spread or distance == 0:
             return None
         z = float(scipy.special.ndtri(confidence) + scipy.special.ndtri(_POWER))
         n = math.ceil((z * self.deviation / distance) ** 2)

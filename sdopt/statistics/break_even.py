@@ -113,9 +113,9 @@ def start_up_s(variant: VariantResult) -> float | None:
     """
     for measurement in variant.measurements:
         calls = [samples.cold_start_s for samples in measurement.shapes]
-        known = [call for call in calls if call is not None]
-        if measurement.load_s is not None and len(known) == len(calls):
-            return measurement.load_s + sum(known) + compiled_earlier_s(variant)
+        calls_known = [call for call in calls if call is not None]
+        if measurement.load_s is not None and len(calls_known) == len(calls):
+            return measurement.load_s + sum(calls_known) + compiled_earlier_s(variant)
     return None
 
 

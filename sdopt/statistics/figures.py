@@ -30,10 +30,7 @@ def rows_of(result: StudyResult) -> list[Row]:
     at_shapes = [result.at(number) for number in range(len(result.shapes))]
     rows = []
     for name, edge in _order(result):
-        main, *further = [
-            _row(at, at.variant(name), None if edge is None else at.comparisons[edge])
-            for at in at_shapes
-        ]
+        main, *further = [_row(at, name, edge) for at in at_shapes]
         figures: Figures = {**main.figures, **main_figures(result, main)}
         if further:
             figures |= _with_shapes([main, *further])
@@ -101,12 +98,10 @@ def _order(result: StudyResult) -> list[tuple[str, int | None]]:
     ]
 
 
-def _row(
-    result: StudyResult,
-    variant: VariantResult,
-    comparison: Comparison | None,
-) -> Row:
-    """Returns the row of a variant, with the figures that each shape has."""
+def _row(result: StudyResult, name: str, number: int | None) -> Row:
+    """Returns the row of a variant in a comparison, with the figures that each shape has."""
+    variant = result.variant(name)
+    comparison = None if number is None else result.comparisons[number]
     time = None
     if variant.status.timed:
         time = latency(variant, result.config.protocol.estimator, result.confidence)

@@ -111,8 +111,8 @@ def ratio_text(interval: Interval) -> str:
 
 def bounds_text(interval: Interval) -> str:
     """Returns the bounds of a ratio; "" without any."""
-    known = interval.low is not None and interval.high is not None
-    return f"[{interval.low:.2f}, {interval.high:.2f}]" if known else ""
+    has_bounds = interval.low is not None and interval.high is not None
+    return f"[{interval.low:.2f}, {interval.high:.2f}]" if has_bounds else ""
 
 
 def _floor(result: StudyResult, log_ratio: LogRatioOf, fully: bool) -> float | None:
@@ -122,8 +122,8 @@ def _floor(result: StudyResult, log_ratio: LogRatioOf, fully: bool) -> float | N
         control.status.measured if fully else control.status.timed
     ):
         return None
-    found = log_ratio(control, result.baseline_variant)
-    return math.exp(abs(found.mean)) if found else None
+    ratio = log_ratio(control, result.baseline_variant)
+    return math.exp(abs(ratio.mean)) if ratio else None
 
 
 SPEEDUP = Measure(

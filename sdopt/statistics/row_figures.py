@@ -261,11 +261,11 @@ def _start(row: Row) -> Figures:
 
 def known_figures(figures: Mapping[str, float | None]) -> dict[str, float]:
     """Returns the figures that were measured."""
-    known = {}
+    figures_known = {}
     for name, value in figures.items():
         if value is not None:
-            known[name] = float(value)
-    return known
+            figures_known[name] = float(value)
+    return figures_known
 
 
 def _bounded(name: str, interval: Interval, unit: str = "") -> Figures:
@@ -278,8 +278,8 @@ def _bounded(name: str, interval: Interval, unit: str = "") -> Figures:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.median(known)) if known else None
+    measured = [value for value in values if value is not None]
+    return float(np.median(measured)) if measured else None
 
 
 def busy_share(variant: VariantResult) -> float | None:

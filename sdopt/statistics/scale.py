@@ -58,9 +58,9 @@ def speed_over(speeds: Iterable[Speed]) -> Speed | None:
 
     What is slower at one shape is slower; what is faster has to be so at one shape, and slower at none.
     """
-    found = set(speeds)
+    distinct = set(speeds)
     order = (Speed.SLOWER, Speed.FEW, Speed.FASTER, Speed.CLOSE)
-    return next((speed for speed in order if speed in found), None)
+    return next((speed for speed in order if speed in distinct), None)
 
 
 def decision_of(verdict: Verdict) -> Decision:

@@ -62,12 +62,12 @@ def _advice(baseline: Row | None) -> str:
 
 
 def _keep_the_baseline(candidates: Sequence[Row], baseline: Row | None) -> str:
-    found = Counter(map(_speed_and_images, candidates))
+    kinds = Counter(map(_speed_and_images, candidates))
     order = [f"{speed}{images}" for speed, images in product(Speed, _IMAGES_APART)]
     counts = []
     for words in (*order, _NOT_MEASURED):
-        if found[words]:
-            counts.append(f"{found[words]} {words}")
+        if kinds[words]:
+            counts.append(f"{kinds[words]} {words}")
     text = (
         f"{_advice(baseline)}: none of {len(candidates)} is shown to be better "
         f"({', '.join(counts)})."

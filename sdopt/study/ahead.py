@@ -52,8 +52,8 @@ class Ahead:
     def call_s(self, process: VariantProcess) -> float | None:
         """Returns the seconds of a warm call at all shapes together; None while no call is known."""
         row = process.row
-        own = [m for m in row.measurements if m is process.measurement]
-        for measurement in [*own, *row.measurements]:
+        this_one = [m for m in row.measurements if m is process.measurement]
+        for measurement in [*this_one, *row.measurements]:
             latest = [_latest_s(samples) for samples in measurement.shapes]
             if None not in latest:
                 return float(sum(seconds for seconds in latest if seconds is not None))
@@ -68,17 +68,17 @@ class Ahead:
         processes = [p for p in self._session.processes if p.active]
         if not any(self.call_s(process) for process in self._session.processes):
             return None
-        found = self.report_s + self._programs_s(processes, extent)
-        found += self._images_s(processes, extent)
+        total_s = self.report_s + self._programs_s(processes, extent)
+        total_s += self._images_s(processes, extent)
         for process in processes:
-            found += self._preparing_s(process)
+            total_s += self._preparing_s(process)
             rounds = max(0, extent.rounds - len(process.measurement.shapes[0].calls))
             if process.timed and process.row.name not in self._session.settled:
-                found += rounds * self._call_or_baseline_s(process)
-            found += self._inspecting_s(process, extent)
+                total_s += rounds * self._call_or_baseline_s(process)
+            total_s += self._inspecting_s(process, extent)
         if not self._session.interleaved:
-            found += self._blocks_s(processes, extent.rounds)
-        return found
+            total_s += self._blocks_s(processes, extent.rounds)
+        return total_s
 
     def _blocks_s(self, processes: Sequence[VariantProcess], rounds: int) -> float:
         """Returns the seconds of loading each process again, and of the passes of the baseline between blocks."""
@@ -145,9 +145,9 @@ class Ahead:
 
     def _load_s(self, process: VariantProcess) -> float:
         """Returns the seconds in which the variant's first process loaded, else the mean of all that have; 0 for none."""
-        own = [m.load_s for m in process.row.measurements if m.load_s]
-        if own:
-            return own[0]
+        load_times = [m.load_s for m in process.row.measurements if m.load_s]
+        if load_times:
+            return load_times[0]
         loads = [m.load_s for m in self._session.result.measurements if m.load_s]
         return sum(loads) / len(loads) if loads else 0.0
 
@@ -157,45 +157,45 @@ class Ahead:
         call_s = self._call_or_baseline_s(process)
         together = 1 if process.first else self._study.sharing.processes
         calls_together = 1 if process.first else self._study.sharing.calls
-        found = 0.0
+        total_s = 0.0
         if (
             process.running is None
             and not samples.calls
             and not process.measurement.complete
         ):
-            found += self._load_s(process) / together
-            found += self._compiles_s(process)
-            found += max(1, self._study.warmup) * call_s / calls_together
+            total_s += self._load_s(process) / together
+            total_s += self._compiles_s(process)
+            total_s += max(1, self._study.warmup) * call_s / calls_together
         if (
             process.timed
             and not samples.calls
             and not samples.discarded_s
             and self._session.interleaved
         ):
-            found += call_s / self._study.sharing.calls
-        return found
+            total_s += call_s / self._study.sharing.calls
+        return total_s
 
     def _inspecting_s(self, process: VariantProcess, extent: Extent) -> float:
         """Returns the seconds of evidence, stages and images of a process, as far as they are ahead."""
         if process.measurement.complete:
             return 0.0
         study, call_s = self._study, self._call_or_baseline_s(process)
-        found = 0.0
+        total_s = 0.0
         if process.first or extent.evidence:
-            found += PROFILED * call_s / study.sharing.calls
+            total_s += PROFILED * call_s / study.sharing.calls
         if not process.first:
-            return found
+            return total_s
         if extent.stages:
-            found += calls_of_stages(study.protocol, study.quality) * call_s
+            total_s += calls_of_stages(study.protocol, study.quality) * call_s
         if not study.draws_floors(process.row):
-            return found
+            return total_s
         floors = study.quality.floor_prompts
         if extent.floor_prompts is not None:
             floors = extent.floor_prompts
         draw = draw_of(process.variant, study.drawing_batch)
         timed_batch = process.variant.shapes[0].batch_size
         calls = study.sharing.floor_calls(draw, floors, timed_batch)
-        return found + calls * call_s / len(study.shapes)
+        return total_s + calls * call_s / len(study.shapes)
 
     def _images_s(self, processes: Sequence[VariantProcess], extent: Extent) -> float:
         """Returns the seconds of the images of all variants, of which those that draw side by side wait for the slowest.

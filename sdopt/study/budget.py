@@ -75,9 +75,9 @@ class Spending:
 
     @property
     def _record(self) -> Budget:
-        found = self._session.result.budget
-        assert found is not None
-        return found
+        budget = self._session.result.budget
+        assert budget is not None
+        return budget
 
     @property
     def _whole(self) -> Extent:

@@ -93,12 +93,11 @@ def cost_of(
     count = len(variants) - 1
     alone = starts + work.calls * count + work.images_s([1.0] * count) + work.repeated
     models = dict.fromkeys(variant.model for variant in variants)
-    fetched = [base_of(model) if is_transformer(model) else model for model in models]
-    downloads = {
-        str(model.hub_id): download_bytes(model)
-        for model in fetched
-        if model.weights == "hub"
-    }
+    downloads = {}
+    for model in models:
+        fetched = base_of(model) if is_transformer(model) else model
+        if fetched.weights == "hub":
+            downloads[str(fetched.hub_id)] = download_bytes(fetched)
     earlier = _earlier(result, records)
     if earlier is None:
         weights = _weights_gib(config.model)
@@ -106,12 +105,12 @@ def cost_of(
             "; memory is that of the weights alone" if weights else ""
         )
         return StudyCost(processes, calls, alone, None, weights, source, downloads)
-    found, folder = earlier
-    baseline = found.baseline_variant
+    earlier_study, folder = earlier
+    baseline = earlier_study.baseline_variant
     # Each shape is called equally often.
     at_shapes = [
         latency(baseline.at(shape_index), "median", 0.95)
-        for shape_index in range(len(found.shapes))
+        for shape_index in range(len(earlier_study.shapes))
     ]
     mean = float(np.mean([call.estimate for call in at_shapes if call is not None]))
     steps = variants[0].workload.steps / baseline.config.workload.steps
@@ -134,14 +133,14 @@ def cost_of(
 
 def _earlier(result: StudyResult, records: Path) -> tuple[StudyResult, Path] | None:
     """Returns the newest finished result of the same work on the same device, with its folder."""
-    for found, folder in newest_results(records):
-        baseline = found.baseline_variant
+    for study, folder in newest_results(records):
+        baseline = study.baseline_variant
         if (
-            _work(found) == _work(result)
+            _work(study) == _work(result)
             and baseline.status.measured
             and latency(baseline, "median", 0.95)
         ):
-            return found, folder
+            return study, folder
     return None
 
 

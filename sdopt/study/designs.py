@@ -234,16 +234,16 @@ class LeaveOneOut(Design):
             composer.variant(BASELINE, plain=True),
             composer.variant("full"),
         )
-        left = [
+        without_one = [
             composer.variant(f"without {option}", [composer.without(option)])
             for option in options
         ]
         edges = [Edge(full.name, BASELINE, credit(full, baseline))]
         edges += [
             Edge(variant.name, full.name, option)
-            for option, variant in zip(options, left, strict=True)
+            for option, variant in zip(options, without_one, strict=True)
         ]
-        return Plan((baseline, full, *left), tuple(edges))
+        return Plan((baseline, full, *without_one), tuple(edges))
 
 
 @dataclass(frozen=True)
@@ -351,14 +351,10 @@ def _is_group(option: str) -> bool:
 
 def _expanded(composer: Composer, options: Sequence[str]) -> list[str]:
     """Returns options, with those of a group in the place of its name."""
-    return list(
-        chain(
-            *(
-                composer.options(option) if _is_group(option) else [option]
-                for option in options
-            )
-        )
-    )
+    named: list[str] = []
+    for option in options:
+        named += composer.options(option) if _is_group(option) else [option]
+    return named
 
 
 def _overrides(options: list[str], design: str) -> list[str]:

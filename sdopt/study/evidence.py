@@ -82,8 +82,8 @@ class Inspection:
         timed = self._study.protocol.stage_calls
         # A gate judges images only where a call has counted the steps of the denoiser.
         for number in range(calls_of_stages(self._study.protocol, self._study.quality)):
-            for _, found in self._ask([process], "stages", PipelineHost.time_stages):
-                stages = found.stages_s
+            for _, answer in self._ask([process], "stages", PipelineHost.time_stages):
+                stages = answer.stages_s
                 process.row.denoiser_calls = (
                     len(stages.get("denoiser_step", [])) or process.row.denoiser_calls
                 )
@@ -93,9 +93,9 @@ class Inspection:
                     peaks = process.measurement.stages_gib
                     peaks |= {
                         stage: max(peak, peaks.get(stage, peak))
-                        for stage, peak in found.stages_gib.items()
+                        for stage, peak in answer.stages_gib.items()
                     }
-                process.images.append(found.image)
+                process.images.append(answer.image)
             self._study.progress.advance()
 
     def _take_evidence(self) -> None:
@@ -106,16 +106,16 @@ class Inspection:
                 process.measurement.spared = not process.first
         for shape_index in self._study.shapes:
             for part in batched(group, self._study.sharing.calls):
-                for process, found in self._ask(
+                for process, answer in self._ask(
                     part, "evidence", PipelineHost.prove, shape_index
                 ):
                     samples = process.measurement.shapes[shape_index]
                     samples.evidence, samples.denoiser_busy_s = (
-                        found.evidence,
-                        found.denoiser_busy_s,
+                        answer.evidence,
+                        answer.denoiser_busy_s,
                     )
-                    samples.traced = found.counts if process.first else {}
-                    left_set = [f"it leaves {setting}" for setting in found.left_set]
+                    samples.traced = answer.counts if process.first else {}
+                    left_set = [f"it leaves {setting}" for setting in answer.left_set]
                     process.row.reason = append_reason(process.row, *left_set)
             self._study.progress.advance()
 
@@ -219,9 +219,11 @@ def _is_drawn(study: Study, process: VariantProcess) -> bool:
 def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
     """Draws the images of variants side by side."""
     passes = {process: _image_pass(session.study, process) for process in group}
-    while wanted := [process for process, drawing in passes.items() if drawing.ahead]:
+    while drawing_now := [
+        process for process, drawing in passes.items() if drawing.ahead
+    ]:
         for process, batch in session.ask_each(
-            wanted, "images", lambda asked: passes[asked].begin(), lenient=True
+            drawing_now, "images", lambda asked: passes[asked].begin(), lenient=True
         ):
             passes[process].receive(batch)
             process.row.kept_images = passes[process].records
@@ -241,10 +243,10 @@ def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
 
 def _image_pass(study: Study, process: VariantProcess) -> ImagePass:
     draw = _draw(study, process)
-    kept = kept_of(process.row, draw, study.folder)
-    others = frozenset(record.prompt_index for record in kept)
+    images = kept_of(process.row, draw, study.folder)
+    others = frozenset(record.prompt_index for record in images)
     rest = replace(draw, others=others)
-    return ImagePass(study, process, rest, study.slug(process.row), kept)
+    return ImagePass(study, process, rest, study.slug(process.row), images)
 
 
 def _draw(study: Study, process: VariantProcess) -> Draw:
@@ -326,11 +328,11 @@ def hold_against_drawn(study: Study, process: VariantProcess) -> None:
     if not study.quality.metrics:  # else all tripwires look at the images
         paths = [record.path for record in process.row.images if not record.finite]
         paths = paths or ["" for image in process.images if not image.finite][:1]
-        found = [
+        broken = [
             BrokenImage("non_finite", path, "pixels are NaN or infinite")
             for path in paths
         ]
-        process.row.trips = process.row.trips or found
+        process.row.trips = process.row.trips or broken
     process.images, process.pictures = [], {}
 
 

@@ -39,11 +39,11 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
 
     `code()` covers the code of sdopt's own options.
     """
-    own = own_files(
+    mine = own_files(
         (type(option) for option in variant.optimizations.values()),
         [Path(function.rpartition(":")[0]) for function in variant.functions],
     )
-    files = {"options": own} | {
+    files = {"options": mine} | {
         name: [path] for name, path in files_of(variant.task, variant.model).items()
     }
     with suppress(
@@ -117,25 +117,25 @@ def _content(path: Path, _state: tuple[int, ...]) -> bytes:
     size = path.stat().st_size
     if size <= _BLOCK:
         return path.read_bytes()
-    found = [str(size).encode()]
+    parts = [str(size).encode()]
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):
             whole = len(block) // _ROW * _ROW
             words = np.frombuffer(block, "<u8", whole // 8)
             words = words.reshape(-1, _ROW // 8)
-            found += [
+            parts += [
                 words.sum(1, "<u8").tobytes(),
                 np.bitwise_xor.reduce(words, 1).tobytes(),
                 block[words.nbytes :],
             ]
-    return hashlib.sha256(b"".join(found)).digest()
+    return hashlib.sha256(b"".join(parts)).digest()
 
 
 def _digest(parts: Iterable[bytes]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
-        found.update(len(part).to_bytes(8, "little") + part)
-    return found.hexdigest()[:16]
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:16]
 
 
 def own_files(options: Iterable[type], functions: Sequence[Path] = ()) -> list[Path]:
@@ -145,21 +145,21 @@ def own_files(options: Iterable[type], functions: Sequence[Path] = ()) -> list[P
     that are imported by a name computed at run time. `functions` are files that are run by their paths, and may import
     what lies beside them.
     """
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     classes = chain.from_iterable(option.__mro__ for option in options)
     waiting = [cls.__module__ for cls in classes]
     for file in filter(Path.is_file, functions):
-        found[file] = None
+        files[file] = None
         waiting += _imported(file.stem, file)
-    folders = [file.parent for file in found]
+    folders = [file.parent for file in files]
     while waiting:
         name = waiting.pop()
         source = _file_of(name) or _beside(name, folders)
-        if source is None or source in found or not _own(source):
+        if source is None or source in files or not _own(source):
             continue
-        found[source] = None
+        files[source] = None
         waiting += _imported(name, source)
-    return sorted(found)
+    return sorted(files)
 
 
 def _beside(name: str, folders: Sequence[Path]) -> Path | None:
@@ -219,6 +219,6 @@ def _imported(name: str, file: Path) -> Iterator[str]:
             names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         else:
             continue
-        for found in names:
-            parts = found.split(".")
+        for imported in names:
+            parts = imported.split(".")
             yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))

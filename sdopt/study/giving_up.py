@@ -141,8 +141,8 @@ class GivingUp:
             (o.recording_calls for o in process.variant.optimizations.values()),
             default=0,
         )
-        made = max(len(samples.warmup_s) for samples in process.measurement.shapes)
-        return max(0, recording - made)
+        calls = max(len(samples.warmup_s) for samples in process.measurement.shapes)
+        return max(0, recording - calls)
 
     def settle(self) -> None:
         """Ends the timing of all variants that were shown to be slower.
@@ -189,8 +189,8 @@ class GivingUp:
         if set(chain.from_iterable(claims)) == {"memory"}:
             return
         row.status = Status.SLOWER
-        shown = f"its calls take at least {bound_text(times)} the baseline's (protocol.give_up={limit:g})"
-        row.reason = append_reason(row, shown)
+        reason = f"its calls take at least {bound_text(times)} the baseline's (protocol.give_up={limit:g})"
+        row.reason = append_reason(row, reason)
         self._session.end(row)
         measurements = [process.measurement for process in processes]
         row.drop(m for m in measurements if not m.shapes[0].trial_s)

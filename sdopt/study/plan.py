@@ -323,10 +323,10 @@ def require_room(
             context, count_weights, model, what=f"model={model.name}"
         )
     )
-    kept = [_kept_on_disk(variant, machine.device, count) for variant in variants]
-    if any(kept):
+    sizes = [_kept_on_disk(variant, machine.device, count) for variant in variants]
+    if any(sizes):
         blocks = result.config.protocol.schedule == "blocks"
-        together = max(kept) if blocks else sum(kept) * result.config.replicates
+        together = max(sizes) if blocks else sum(sizes) * result.config.replicates
         other = (
             ""
             if blocks
@@ -386,7 +386,7 @@ def describe_environment(
         sdopt_dirty=dirty,
         python=platform.python_version(),
         platform=platform.platform(),
-        packages={name: found for name in _PACKAGES if (found := _version(name))}
+        packages={name: version for name in _PACKAGES if (version := _version(name))}
         | _cudnn(machine.device),
         device=asdict(machine.device),
         cpu=cpu,

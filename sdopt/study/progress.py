@@ -153,8 +153,8 @@ class Progress:
         self._move()
         # Without a terminal, one line per variant and per round is enough.
         self._line = text if number else f"{variant}: {phase}"
-        wanted = number is not None or phase in ("loading", "evidence", "images")
-        if wanted and self._line != self._last:
+        counts = number is not None or phase in ("loading", "evidence", "images")
+        if counts and self._line != self._last:
             self._say()
 
     def _say(self) -> None:

@@ -63,8 +63,8 @@ def merge_resumed(
     if differing:
         raise UsageError(
             [
-                f"resume={folder}: cannot continue the study: {found}"
-                for found in differing
+                f"resume={folder}: cannot continue the study: {difference}"
+                for difference in differing
             ]
         )
     if shrunk := list(_shrunk(previous.config, fresh.config)):
@@ -215,16 +215,18 @@ def _differences(
     variants[CONTROL] = plan.baseline
     for old, new in zip(previous.variants, fresh.variants, strict=True):
         if not changed:
-            for found in _between(asdict(old.config), asdict(new.config), changeable):
-                yield f"{old.name}: {found}"
+            for difference in _between(
+                asdict(old.config), asdict(new.config), changeable
+            ):
+                yield f"{old.name}: {difference}"
         # With more prompts, the first ones must be those drawn before.
         variant = variants[old.name]
         first = variant.pictured[: previous.config.quality.prompt_count]
         inputs = dict(new.inputs)
         if "prompts" in old.inputs:
             inputs["prompts"] = of_prompts([*variant.prompts, *first])
-        for found in _between(old.inputs, inputs):
-            yield f"{old.name}: the contents of its {found}"
+        for difference in _between(old.inputs, inputs):
+            yield f"{old.name}: the contents of its {difference}"
     if _edges(previous) != _edges(fresh):
         yield "the comparisons between its variants are others"
 
@@ -290,7 +292,7 @@ def missing_of(result: StudyResult) -> Missing:
     """Returns what a study still has to measure. A variant that failed is a result, and not missing."""
     pending = {row.name for row in result.variants if row.status is Status.PENDING}
     lacking = _lacking_rounds(result, pending)
-    wanted: set[tuple[str, int]] = set()
+    processes: set[tuple[str, int]] = set()
     complete: set[tuple[str, int]] = set()
     for row in result.variants:
         replicates = set(range(result.replicates_of(row.name)))
@@ -299,11 +301,11 @@ def missing_of(result: StudyResult) -> Missing:
             if measurement.complete:
                 complete.add((row.name, measurement.replicate))
         if row.name in pending:
-            wanted.update((row.name, replicate) for replicate in replicates)
+            processes.update((row.name, replicate) for replicate in replicates)
     return Missing(
         max(lacking.values(), default=0),
         frozenset(lacking),
-        frozenset(wanted - complete),
+        frozenset(processes - complete),
     )
 
 

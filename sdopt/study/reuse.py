@@ -98,8 +98,8 @@ class TimedImages:
         # One of each process: that its timed calls make what the pass does is shown for it, too.
         sample: set[int] = set()
         for process in drawing:
-            own = common & {prompt for prompt, _ in process.pictures}
-            sample |= {min(own)} if own else set()
+            prompts_of_it = common & {prompt for prompt, _ in process.pictures}
+            sample |= {min(prompts_of_it)} if prompts_of_it else set()
         prompts = min((len(process.variant.pictured) for process in drawing), default=0)
         again = max(0, FEWEST_PROMPTS - (prompts - len(common - sample)))
         sample |= set(sorted(common - sample)[:again])
@@ -118,12 +118,12 @@ class TimedImages:
         name = study.slug(row)
         folder = study.folder / "images" / name
         folder.mkdir(parents=True, exist_ok=True)
-        taken: set[Place] = set()
+        places: set[Place] = set()
         for process in self.session.processes:
             for place, image in process.pictures.items():
-                if process.row is not row or place[0] not in prompts or place in taken:
+                if process.row is not row or place[0] not in prompts or place in places:
                     continue
-                taken.add(place)
+                places.add(place)
                 record = draw.stored(image, variant.workload.images_per_prompt, folder)
                 record.path = f"images/{name}/{record.path}"
                 record.process = process.measurement.replicate
@@ -136,18 +136,18 @@ def kept_of(row: VariantResult, draw: Draw, folder: Path) -> list[ImageRecord]:
     Of what an earlier session drew, whole calls at the end are drawn again, so that the rules on the calls of a pass
     have enough of one process.
     """
-    kept = [
+    records = [
         record
         for record in row.kept_images
         if record.prompt_index < len(draw.prompts) and is_there(folder, record)
     ]
-    timed = {record.prompt_index for record in kept if record.process is not None}
-    drawn = {record.prompt_index for record in kept} - timed
+    timed = {record.prompt_index for record in records if record.process is not None}
+    drawn = {record.prompt_index for record in records} - timed
     calls = replace(draw, others=frozenset(timed)).calls
     if calls >= FEWEST_PROMPTS:
         most = (calls - FEWEST_PROMPTS) * draw.batch_size
         drawn = set(sorted(drawn)[:most])
-    return [record for record in kept if record.prompt_index in timed | drawn]
+    return [record for record in records if record.prompt_index in timed | drawn]
 
 
 def join_latents(folder: Path, records: Sequence[ImageRecord]) -> None:

@@ -233,9 +233,9 @@ class Blocks(_Timing):
         for process in others:
             # Recorded first: samples of a block that breaks off must not look like samples of interleaved rounds.
             _set_baseline_times(process, before)
-            own = self._block(process)
+            block = self._block(process)
             session.retire(process)
-            if not own:
+            if not block:
                 continue
             after = self._block(baseline)
             _set_baseline_times(process, before, after)

@@ -288,7 +288,9 @@ class Session:
     @property
     def first_replicate(self) -> int:
         """The number of the processes that are prepared first."""
-        return min((each.measurement.replicate for each in self.processes), default=0)
+        return min(
+            (process.measurement.replicate for process in self.processes), default=0
+        )
 
     @property
     def with_worker(self) -> list[VariantProcess]:
@@ -564,8 +566,8 @@ class Session:
             measurement = process.measurement
             timed = any(samples.calls for samples in measurement.shapes)
             # What was so slow that it is not timed further has shown it.
-            shown = process.row.given_up and measurement.shapes[0].trial_s
-            if not (measurement.complete or timed or shown):
+            is_slower = process.row.given_up and measurement.shapes[0].trial_s
+            if not (measurement.complete or timed or is_slower):
                 process.row.drop([measurement])
         measured = {measurement.session for measurement in self.result.measurements}
         if self._number not in measured:

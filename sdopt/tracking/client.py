@@ -115,14 +115,9 @@ class Logged(NamedTuple):
     new: bool
 
 
-def late(cause: str, tracking: Tracking, deadline_s: float) -> TrackingError:
+def late(cause: str, deadline_s: float) -> TrackingError:
     """Returns the error of a request whose deadline has passed."""
-    advice = (
-        "; allow more with tracking.deadline_s=…"
-        if deadline_s == tracking.deadline_s
-        else ""
-    )
-    return TrackingError(f"{cause} within {deadline_s:g} s{advice}")
+    return TrackingError(f"{cause} within {deadline_s:g} s")
 
 
 def serve(channel: Connection) -> None:
@@ -202,7 +197,7 @@ def perform(
                 if not any(words in str(error) for words in _PASSING):
                     raise _explained(error, tracking) from error
                 if time.monotonic() + pause > end:
-                    raise late(cause_of(error), tracking, deadline_s) from error
+                    raise late(cause_of(error), deadline_s) from error
             time.sleep(pause)
             pause *= 2
 
@@ -294,11 +289,11 @@ def cause_of(error: BaseException) -> str:
 
 def _status(error: Exception) -> str:
     """Returns the HTTP status that an error tells of; "" if none."""
-    found = re.search(
+    match = re.search(
         r"error code (\d{3})|too many (\d{3}) error|(\d{3}) (?:Client|Server) Error",
         str(error),
     )
-    return next(filter(None, found.groups()), "") if found else ""
+    return next(filter(None, match.groups()), "") if match else ""
 
 
 def _explained(error: Exception, tracking: Tracking) -> TrackingError:
@@ -317,12 +312,11 @@ def _explained(error: Exception, tracking: Tracking) -> TrackingError:
 def check(client: "MlflowClient", tracking: Tracking, experiment: str) -> None:
     """Raises what would keep a result from being logged to an experiment: call it before measuring."""
     name = _name_here(client, tracking, experiment)
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    place = client.get_experiment_by_name(name)
+    if place is None:
         client.search_experiments(max_results=1)
     else:
-        _require_active(found)
-        _require_near(_place(client, tracking, found.experiment_id), tracking)
+        _require_near(place, tracking)
 
 
 def put(
@@ -351,8 +345,8 @@ def put(
             if here
             else _experiment(client, tracking, experiment, run.leaderboard)
         )
-        _require_near(_place(client, tracking, home), tracking)
-        kept = next(
+        _require_near(client.get_experiment(home), tracking)
+        run_id = next(
             (
                 str(one.info.run_id)
                 for one in here
@@ -360,31 +354,31 @@ def put(
             ),
             None,
         )
-        new = kept is None
-        if kept is None:
+        new = run_id is None
+        if run_id is None:
             if note is not None:
                 client.set_experiment_tag(home, NOTE, note)
-            kept = _created(client, home, run, digest)
+            run_id = _created(client, home, run, digest)
         for one in earlier:
-            if kept not in (one.info.run_id, one.data.tags.get(PARENT)):
+            if run_id not in (one.info.run_id, one.data.tags.get(PARENT)):
                 client.delete_run(one.info.run_id)
         for other in _found(client, adopted, experiment):
-            client.set_tag(other.info.run_id, PARENT, kept)
-        return Logged(kept, home, new)
+            client.set_tag(other.info.run_id, PARENT, run_id)
+        return Logged(run_id, home, new)
 
 
 def _created(client: "MlflowClient", home: str, run: TrackedRun, digest: str) -> str:
     """Creates a run, whole or not at all."""
     created: list[str] = []
     try:
-        made = _create(client, home, run, None, created)
-        client.set_tag(made, DIGEST, digest)
+        run_id = _create(client, home, run, None, created)
+        client.set_tag(run_id, DIGEST, digest)
     except Exception:
         with suppress(Exception):  # as far as the store answers
             for begun in created:
                 client.delete_run(begun)
         raise
-    return made
+    return run_id
 
 
 def amend(
@@ -403,18 +397,18 @@ def amend(
     above = ""
     runs = _found(client, mine, experiment)
     gone = _gone_places(client, tracking, runs)
-    for found in sorted(
+    for logged in sorted(
         runs, key=lambda run: run.data.tags.get(ROLE) in ("study", "sweep")
     ):
-        run = str(found.info.run_id)
-        top = found.data.tags.get(ROLE) in ("study", "sweep")
+        run = str(logged.info.run_id)
+        top = logged.data.tags.get(ROLE) in ("study", "sweep")
         above = run if top else above
-        change = changes.get("" if top else found.data.tags[VARIANT])
+        change = changes.get("" if top else logged.data.tags[VARIANT])
         if change is None:
             continue
         there = set() if replace else {item.path for item in client.list_artifacts(run)}
         files = {name: file for name, file in change.files.items() if name not in there}
-        if files and found.info.experiment_id in gone:
+        if files and logged.info.experiment_id in gone:
             raise RefusedError(
                 "its artifacts are in a folder where this project no longer is; `sdopt sync` logs the result anew"
             )
@@ -437,10 +431,10 @@ def holds(
     metrics: Sequence[str],
 ) -> bool:
     """Returns whether a run that queries find has one of some metrics."""
-    known: set[str] = set()
+    names: set[str] = set()
     for run in _found(client, mine, experiment):
-        known.update(run.data.metrics)
-    return not known.isdisjoint(metrics)
+        names.update(run.data.metrics)
+    return not names.isdisjoint(metrics)
 
 
 def read(
@@ -453,7 +447,7 @@ def read(
     from mlflow.exceptions import MlflowException
 
     try:
-        found = client.get_run(run)
+        logged = client.get_run(run)
     except MlflowException as error:
         if error.error_code in (
             "RESOURCE_DOES_NOT_EXIST",
@@ -463,12 +457,9 @@ def read(
         raise
     top = (
         run
-        if found.data.tags.get(ROLE) == "study"
-        else found.data.tags.get(PARENT, run)
+        if logged.data.tags.get(ROLE) == "study"
+        else logged.data.tags.get(PARENT, run)
     )
-    folder = path_of(client.get_run(top).info.artifact_uri)
-    if folder is not None and not folder.exists():
-        raise UsageError(f"{run}: its artifacts were in {folder}, which is not here")
     if "result.json" not in [item.path for item in client.list_artifacts(top)]:
         raise UsageError(
             f"{run}: this MLflow run at {tracking.uri} has no result.json; name a study's run"
@@ -477,7 +468,7 @@ def read(
         content = Path(
             client.download_artifacts(top, "result.json", below)
         ).read_bytes()
-    return content, found.data.tags.get(VARIANT) if top != run else None
+    return content, logged.data.tags.get(VARIANT) if top != run else None
 
 
 def unknown(run: str, where: str) -> UsageError:
@@ -492,9 +483,9 @@ def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:
     """Returns the ids of the experiments by their names."""
     experiments = client.search_experiments()
     return {
-        found.name: str(found.experiment_id)
-        for found in experiments
-        if found.name != "Default"
+        place.name: str(place.experiment_id)
+        for place in experiments
+        if place.name != "Default"
     }
 
 
@@ -504,39 +495,30 @@ def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:
 def _experiment(
     client: "MlflowClient", tracking: Tracking, name: str, columns: Sequence[str]
 ) -> str:
-    """Returns the id of the experiment of a name; creates it if there is none. Raises RefusedError if it is deleted."""
+    """Returns the id of the experiment of a name; creates it if there is none."""
     tags = _experiment_tags(columns)
     here = _name_here(client, tracking, name)
     if here != name:
         notes.append(
             f"the experiment {name!r} has its artifacts in a folder where this project no longer is: logged to {here!r}"
         )
-    found = client.get_experiment_by_name(here)
-    if found is None:
+    place = client.get_experiment_by_name(here)
+    if place is None:
         return str(client.create_experiment(here, place_of(tracking, here), tags))
-    _require_active(found)
     for key, value in tags.items():
-        if found.tags.get(key) != value:  # made by an earlier version, or by hand
-            client.set_experiment_tag(found.experiment_id, key, value)
-    return str(found.experiment_id)
+        if place.tags.get(key) != value:  # made by an earlier version, or by hand
+            client.set_experiment_tag(place.experiment_id, key, value)
+    return str(place.experiment_id)
 
 
 def _name_here(client: "MlflowClient", tracking: Tracking, name: str) -> str:
     """Returns a name of an experiment, with a number where the artifacts of the one before are no longer here."""
     for number in count(1):
         numbered = f"{name} {number}" if number > 1 else name
-        found = client.get_experiment_by_name(numbered)
-        if found is None or not _is_elsewhere(found, tracking):
+        place = client.get_experiment_by_name(numbered)
+        if place is None or not _is_elsewhere(place, tracking):
             return numbered
     raise AssertionError("experiments are counted without end")
-
-
-def _require_active(found: Any) -> None:
-    if found.lifecycle_stage == "deleted":
-        raise RefusedError(
-            f"its experiment {found.name!r} was deleted: restore it (mlflow experiments restore --experiment-id "
-            f"{found.experiment_id}), or choose another with study.name=…"
-        )
 
 
 def _experiment_tags(columns: Sequence[str]) -> dict[str, str]:
@@ -579,11 +561,10 @@ def _found(
     ours = client.search_experiments(
         filter_string=f"tags.`mlflow.sharedViewState.{VIEW}` LIKE '%'"
     )
-    places = {
-        e.experiment_id
-        for e in (*ours, *([named] if named else []))
-        if e.lifecycle_stage == "active"
-    }
+    places = set()
+    for place in (*ours, named):
+        if place is not None and place.lifecycle_stage == "active":
+            places.add(place.experiment_id)
     if not places:
         return []
     runs: dict[str, Run] = {}
@@ -602,15 +583,15 @@ def _create(
 ) -> str:
     """Creates a run and those below it; notes their ids as they come."""
     tags = {**run.tags, **({PARENT: above} if above else {})}
-    made = str(client.create_run(experiment, run.started, tags, run.name).info.run_id)
-    created.append(made)
+    run_id = str(client.create_run(experiment, run.started, tags, run.name).info.run_id)
+    created.append(run_id)
     # Until all of it is there, it has failed: if the store or this process dies, no run is left running.
-    client.set_terminated(made, "FAILED")
-    _fill(client, made, run)
+    client.set_terminated(run_id, "FAILED")
+    _fill(client, run_id, run)
     for one in run.below:
-        _create(client, experiment, one, made, created)
-    client.set_terminated(made, run.status, run.ended)
-    return made
+        _create(client, experiment, one, run_id, created)
+    client.set_terminated(run_id, run.status, run.ended)
+    return run_id
 
 
 def _fill(client: "MlflowClient", run: str, content: TrackedRun) -> None:
@@ -680,31 +661,6 @@ def place_of(tracking: Tracking, experiment: str) -> str | None:
     return (Path(tracking.artifacts).absolute() / experiment).as_uri()
 
 
-def _place(client: "MlflowClient", tracking: Tracking, experiment: str) -> str:
-    """Returns where an experiment has its artifacts.
-
-    Raises:
-        RefusedError: `tracking.artifacts` is another place.
-    """
-    found = client.get_experiment(experiment)
-    location, named = str(found.artifact_location), place_of(tracking, found.name)
-    own = (
-        tracking.artifacts is not None
-        and Path(tracking.artifacts) != Path(Tracking().artifacts or "").resolve()
-    )
-    if (
-        own
-        and named is not None
-        and location.rpartition("/")[0] != named.rpartition("/")[0]
-    ):
-        raise RefusedError(
-            f"the experiment {found.name!r} has its artifacts in {path_of(location) or location}, so that "
-            f"tracking.artifacts={tracking.artifacts} would have no effect: leave that out, or log to an experiment of "
-            "another name (study.name=…)"
-        )
-    return location
-
-
 def _gone_places(
     client: "MlflowClient", tracking: Tracking, runs: Sequence["Run"]
 ) -> set[str]:
@@ -760,9 +716,9 @@ def path_of(location: str | None) -> Path | None:
     return Path(unquote(address.path) if address.scheme else location)
 
 
-def _require_near(location: str | None, tracking: Tracking) -> None:
+def _require_near(experiment: Any, tracking: Tracking) -> None:
     """Raises RefusedError if artifacts would lie on this machine, where users of a server do not look for them."""
-    folder = path_of(location)
+    folder = path_of(str(experiment.artifact_location))
     here = (None, "localhost", "127.0.0.1", "::1")
     if (
         folder is not None

@@ -123,9 +123,9 @@ def judged_tags(summary: Summary) -> dict[str, str]:
     """Returns the tags of a study's run that change when a gate judges later."""
     result = summary.result
     verdicts = [verdict_markdown(summary)] if result.judgements else []
-    own = [f"{result.config.tracking.note}\n"] if result.config.tracking.note else []
+    notes = [f"{result.config.tracking.note}\n"] if result.config.tracking.note else []
     return {
-        NOTE: note_of("\n".join([*own, markdown_table(summary), *verdicts])),
+        NOTE: note_of("\n".join([*notes, markdown_table(summary), *verdicts])),
         "answer": summary.sentence[:_TAG_LIMIT],
         **({"gate.name": result.gate} if result.judgements else {}),
     }
@@ -224,12 +224,12 @@ def _evidence(result: StudyResult, variant: VariantResult) -> Iterator[dict[str,
             if several:
                 process["shape"] = shape.name
             for item in measurement.shapes[0].evidence:
-                shown = {
+                evidence = {
                     "axis": item.axis,
                     "option": item.option,
                     "engaged": item.engaged,
                 }
-                yield {**process, **shown, **item.facts}
+                yield {**process, **evidence, **item.facts}
 
 
 def variant_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
@@ -265,9 +265,11 @@ def described_in_note(summary: Summary, variant: VariantResult) -> str:
     row = summary.row(variant.name)
     lines = [variant.reason]
     if variant.is_control:
-        known = bool(variant.samples or variant.images)
+        is_measured = bool(variant.samples or variant.images)
         chance = "What the two differ by is chance: no option is credited with less."
-        lines.insert(0, f"The baseline once more. {chance if known else ''}".strip())
+        lines.insert(
+            0, f"The baseline once more. {chance if is_measured else ''}".strip()
+        )
     elif row is None or row.is_baseline:
         lines.insert(0, "The baseline, with which the others are compared.")
     else:
@@ -376,8 +378,8 @@ def run_name(result: StudyResult, folder: Path) -> str:
     if not folder.name.isdecimal():
         return f"{result.name} {folder.name}"
     names = [row.name for row in result.candidates] or [result.baseline]
-    own = [word for word in _own_overrides(result, folder) if word not in names]
-    return f"{folder.name}: {', '.join([*names, *own])}"
+    words = [word for word in _own_overrides(result, folder) if word not in names]
+    return f"{folder.name}: {', '.join([*names, *words])}"
 
 
 def _own_overrides(result: StudyResult, folder: Path) -> list[str]:

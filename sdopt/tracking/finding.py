@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdopt.errors import UnavailableError, UsageError
+from sdopt.errors import UsageError
 from sdopt.record.files import read_error, read_result, write_atomically
 from sdopt.record.images import remarks_on_images
 from sdopt.record.records import StudyResult
@@ -114,18 +114,17 @@ def find_result(name: str, tracking: Tracking) -> tuple[StudyResult, Path]:
         UsageError: it is a sweep of several, or none.
         UnavailableError: what the name stands for cannot be reached.
     """
-    found = find_results(name, tracking)
-    if found.damaged or len(found.studies) > 1:
-        several = f"{name}: a sweep of {len(found.studies)} studies; name the folder of one of its jobs"
-        raise UsageError(found.damaged or several)
-    return found.studies[0]
+    results = find_results(name, tracking)
+    if results.damaged or len(results.studies) > 1:
+        several = f"{name}: a sweep of {len(results.studies)} studies; name the folder of one of its jobs"
+        raise UsageError(results.damaged or several)
+    return results.studies[0]
 
 
 def write_report(source: Found, output: Path | None = None) -> list[Path]:
     """Writes `report.html` and `report.md` of a result, or one of all jobs of a sweep; returns their paths.
 
-    Without `output` the folder is the result's own, and `outputs/reports/<id>` for an MLflow run. Raises
-    UnavailableError if it cannot be written.
+    Without `output` the folder is the result's own, and `outputs/reports/<id>` for an MLflow run. Raises OSError.
     """
     jobs = [
         (source.job(folder), summary_of(study), folder)
@@ -138,14 +137,9 @@ def write_report(source: Found, output: Path | None = None) -> list[Path]:
         page = sweep_page(name, source.sweep.blocks(), jobs)
     folder = output or source.folder
     contents = {folder / HTML: html_page(page), folder / MARKDOWN: markdown_page(page)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, content in contents.items():
-            write_atomically(path, content)
-    except OSError as error:
-        raise UnavailableError(
-            f"{folder}: {error.strerror}; choose another folder with --output"
-        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, content in contents.items():
+        write_atomically(path, content)
     return list(contents)
 
 

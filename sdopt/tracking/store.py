@@ -6,8 +6,6 @@ has what runs there.
 
 import atexit
 import os
-import posixpath
-import re
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -37,7 +35,6 @@ from sdopt.tracking.client import (
     TrackingError,
     check,
     file_of,
-    is_server,
     late,
     pages,
 )
@@ -103,7 +100,7 @@ class _Process:
                     )
             begun = channel.recv()
             if begun == BEGUN and not channel.poll(deadline_s + _GRACE_S):
-                raise late("no complete answer", tracking, deadline_s)
+                raise late("no complete answer", deadline_s)
             answer = channel.recv() if begun == BEGUN else begun
         except (EOFError, OSError) as error:
             raise TrackingError(
@@ -193,8 +190,8 @@ def require_mlflow() -> None:
 def require_store(tracking: Tracking, experiment: str) -> str | None:
     """Checks, before anything is measured, whether a store will take the result of an experiment.
 
-    Returns a warning, if a server does not answer now: it may when the study has ended; or if MLflow's own variable
-    names another store, which is not read. Raises UsageError if only the user can change what is in the way.
+    Returns a warning, if a server does not answer now: it may when the study has ended. Raises UsageError if only the
+    user can change what is in the way.
     """
     if tracking.kind == "none":
         return None
@@ -219,10 +216,7 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
         return f"tracking.uri={error}; measuring continues, and `sdopt sync` can log the result later"
     finally:
         end_process()
-    named = os.environ.get("MLFLOW_TRACKING_URI", tracking.uri)
-    if tracking.uri != Tracking().uri or named == tracking.uri:
-        return None
-    return f"MLFLOW_TRACKING_URI={named}: is not read, and results go to {tracking.uri}; tracking.uri={named} uses it"
+    return None
 
 
 def _require_folder(file: Path, tracking: Tracking) -> None:
@@ -250,29 +244,13 @@ def _require_address(tracking: Tracking) -> None:
 
 
 def _require_usable(tracking: Tracking) -> None:
-    """Raises UsageError for what a store would ignore, or refuse only when there is a result."""
+    """Raises UsageError for an address that names no store, and for tags of the user's that are sdopt's own."""
     _require_address(tracking)
-    problems = []
-    if is_server(tracking) and tracking.artifacts not in (None, Tracking().artifacts):
-        where = "a tracking server keeps artifacts where it was started to"
-        problems.append(
-            f"tracking.artifacts={tracking.artifacts}: {where}; leave it out"
-        )
     for name in tracking.tags or {}:
         if name.startswith("sdopt.") or name in (NOTE, PARENT, "mlflow.runName"):
-            problems.append(
+            raise UsageError(
                 f"tracking.tags: {name} is sdopt's own; choose another name"
             )
-        elif (
-            not re.fullmatch(r"[/\w.\- :]{1,250}", name)
-            or name != posixpath.normpath(name)
-            or name[0] in "/."
-        ):
-            problems.append(
-                f"tracking.tags: MLflow takes letters, digits, spaces and _-.:/ in a name, and not {name!r}"
-            )
-    if problems:
-        raise UsageError(problems)
 
 
 def _located(tracking: Tracking) -> Tracking:
@@ -301,11 +279,11 @@ def sync_command(folder: Path, tracking: Tracking) -> str:
     """Returns the command that logs a result later to the same store."""
     usual = Tracking()
     names = ("uri", "artifacts", "images", "deadline_s")
-    own = [name for name in names if getattr(tracking, name) != getattr(usual, name)]
-    values = [
-        f"tracking.{name}={'null' if (value := getattr(tracking, name)) is None else value}"
-        for name in own
-    ]
+    values = []
+    for name in names:
+        value = getattr(tracking, name)
+        if value != getattr(usual, name):
+            values.append(f"tracking.{name}={'null' if value is None else value}")
     return command_line("sync", folder, *values)
 
 

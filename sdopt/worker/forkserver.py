@@ -51,8 +51,8 @@ def silence_talkative() -> None:
 PRELOADED = ["sdopt.worker.preload"]
 """Modules that the fork server imports before it forks."""
 
-_OF_A_DRY_RUN = ["torch"]
-"""Those for a dry run, whose few processes load no pipeline."""
+_TORCH_ALONE = ["torch"]
+"""Those for a command whose few processes load no pipeline."""
 
 
 class ServerError(OSError):
@@ -75,13 +75,14 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def start_fork_server(dry: bool = False) -> StartContext:
+def start_fork_server(torch_alone: bool = False) -> StartContext:
     """Starts the process that workers are forked from, and returns without waiting for its imports.
 
     Its environment is fixed from then on. On platforms without fork, workers are spawned, which takes seconds each.
 
     Args:
-        dry: whether for a dry run, which imports less; a server that is there already serves it, too.
+        torch_alone: whether no process will load a pipeline, so that less is imported; a server that is there already
+            serves that, too.
 
     Raises:
         UsageError: no temporary folder can be written, or the compilers' folder cannot be made.
@@ -96,11 +97,11 @@ def start_fork_server(dry: bool = False) -> StartContext:
 
     context = multiprocessing.get_context("forkserver")
     server: Any = forkserver._forkserver
-    if dry and server._forkserver_pid is not None:
+    if torch_alone and server._forkserver_pid is not None:
         return context
-    if server._preload_modules == _OF_A_DRY_RUN:
+    if server._preload_modules == _TORCH_ALONE:
         _end_fork_server(os.getpid())
-    context.set_forkserver_preload(_OF_A_DRY_RUN if dry else PRELOADED)
+    context.set_forkserver_preload(_TORCH_ALONE if torch_alone else PRELOADED)
     # Ctrl-C reaches the whole foreground group: it must not end the server in the middle of an import.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The server's socket is in a folder that is removed even if this process is killed.
@@ -171,10 +172,10 @@ def independent_children() -> Iterator[None]:
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
-    known = multiprocessing.get_all_start_methods()
-    if multiprocessing.get_start_method(allow_none=True) not in (None, *known):
+    methods = multiprocessing.get_all_start_methods()
+    if multiprocessing.get_start_method(allow_none=True) not in (None, *methods):
         # Not restored: the launcher's process runs jobs and nothing else.
-        multiprocessing.set_start_method(known[0], force=True)
+        multiprocessing.set_start_method(methods[0], force=True)
     try:
         yield
     finally:

@@ -115,8 +115,8 @@ def variables(device: Device, cache: Path) -> dict[str, str]:
     """Returns the environment variables that libraries in a worker read; compilers keep what they make in `cache`."""
     # Compilers and libraries with Triton kernels keep these, and their tuning results, in folders of the user, so the
     # cold start would depend on earlier runs. A folder that the user named is used, and is recorded with the study.
-    own = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache / "triton"}
-    caches = {name: str(folder) for name, folder in own.items()} | named_caches()
+    folders = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache / "triton"}
+    caches = {name: str(folder) for name, folder in folders.items()} | named_caches()
     # If there is a card, SDNQ starts CUDA on import, and uses that card's kernels even for tensors on the CPU.
     sdnq = {} if device.is_cuda else {"SDNQ_DEVICE": "cpu"}
     return caches | sdnq
@@ -240,8 +240,8 @@ class PipelineHost:
             return np.empty((count, 0), np.float32)
         latents = spatial(self._last, self._latents_form)
         # With `grad_mode=enabled` they hold the graph of the whole call.
-        found: np.ndarray = latents.detach().float().cpu().numpy()
-        return found
+        array: np.ndarray = latents.detach().float().cpu().numpy()
+        return array
 
     def _sample(
         self, number: int, draw: Draw, images: np.ndarray, pixels: np.ndarray
@@ -338,12 +338,12 @@ class PipelineHost:
         ):
             images, pixels, seconds = self._read_inputs(inputs, size, **changes)
         finite = [bool(np.isfinite(image).all()) for image in images[: len(asked)]]
-        found = int(compiled_so_far()[1] - graphs)
+        recompiled = int(compiled_so_far()[1] - graphs)
         return Rendered(
             pixels[: len(asked)],
             finite,
             seconds,
-            found,
+            recompiled,
             self._memory.held_gib(),
             [self._cut(image) for image in asked],
         )
@@ -441,12 +441,12 @@ class PipelineHost:
         self._synchronize()
         self._require_asked(pixels, inputs, draw.size)
         # Both prompts (with and without guidance) count as one sample of their stage; each step is its own sample.
-        stages_s = {
-            "denoiser_step" if stage == DENOISER else stage: spans
-            if stage == DENOISER
-            else [sum(spans)]
-            for stage, spans in clock.seconds().items()
-        }
+        stages_s = {}
+        for stage, spans in clock.seconds().items():
+            if stage == DENOISER:
+                stages_s["denoiser_step"] = spans
+            else:
+                stages_s[stage] = [sum(spans)]
         return StagedCall(
             stages_s, self._sample(number, draw, images, pixels), peaks.gib
         )
@@ -481,11 +481,11 @@ class PipelineHost:
         """Sets the number of threads from now on; None is that of timed calls."""
         import torch
 
-        wanted = count or self._threads
+        threads = count or self._threads
         if (
-            torch.get_num_threads() != wanted
+            torch.get_num_threads() != threads
         ):  # PyTorch forgets what it has prepared, whatever the number was before
-            torch.set_num_threads(wanted)
+            torch.set_num_threads(threads)
 
     def _prompts_and_noise(self, index: int, draw: Draw) -> Inputs:
         """Returns the prompts and the initial noise of one call."""

@@ -131,8 +131,8 @@ def _as_called(
         counted[DENOISER] = _steps_tflop(
             pipe, variant, fresh, variant.guidance_scale, noted[denoiser_of(pipe)]
         )
-    each = {stage: tflops / images for stage, tflops in counted.items()}
-    return each | {"total": sum(each.values())}
+    per_image = {stage: tflops / images for stage, tflops in counted.items()}
+    return per_image | {"total": sum(per_image.values())}
 
 
 def _steps_tflop(
@@ -185,8 +185,8 @@ def _inputs_noted(pipe: DiffusionPipeline) -> Iterator[dict[Any, list[Given]]]:
         noted[key].append(tree_map_only(torch.Tensor, shape_of, (args, more)))
 
     methods = {"encode": VAE_ENCODER, "decode": VAE_DECODER}
-    own = vars(pipe.vae)
-    before = {name: own[name] for name in methods if name in own}
+    members = vars(pipe.vae)
+    before = {name: members[name] for name in methods if name in members}
 
     def noting(run: Any, stage: str) -> Any:
         def noted_run(*args: Any, **more: Any) -> Any:
@@ -196,10 +196,10 @@ def _inputs_noted(pipe: DiffusionPipeline) -> Iterator[dict[Any, list[Given]]]:
         return noted_run
 
     with ExitStack() as stack:
-        stack.callback(own.update, before)
+        stack.callback(members.update, before)
         for name, stage in methods.items():
-            own[name] = noting(getattr(pipe.vae, name), stage)
-            stack.callback(own.pop, name)
+            members[name] = noting(getattr(pipe.vae, name), stage)
+            stack.callback(members.pop, name)
         for network in (denoiser_of(pipe), *text_encoders_of(pipe)):
             stack.callback(
                 network.register_forward_pre_hook(note, with_kwargs=True).remove
@@ -242,6 +242,8 @@ def tflop(function: Any, *inputs: Any, **more: Any) -> float:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    from sdopt.measure.norms import WithoutNorms
+
+    with torch.no_grad(), WithoutNorms(), FlopCounterMode(display=False) as counter:
         function(*inputs, **more)
     return float(counter.get_total_flops()) / 1e12

@@ -138,10 +138,10 @@ class WorkerProcess(ChildProcess, Worker):
 
         def answer() -> R:
             with self._reporting_deaths(name):
-                found: R = self.receive(
+                content: R = self.receive(
                     min(self._timeout_s, self._left_s), self._called
                 )
-            return found
+            return content
 
         if self._left_s <= 0:
             raise TimeUpError
@@ -192,10 +192,10 @@ def answers_of(
 ) -> list[R | WorkerError]:
     """Begins requests of several workers before it waits; returns the answer of each, or its error."""
     begun = [_or_error(request) for request in requests]
-    return [
-        answer if isinstance(answer, WorkerError) else _or_error(answer)
-        for answer in begun
-    ]
+    answers: list[R | WorkerError] = []
+    for answer in begun:
+        answers.append(answer if isinstance(answer, WorkerError) else _or_error(answer))
+    return answers
 
 
 def _or_error(function: Callable[[], R]) -> R | WorkerError:

@@ -57,16 +57,16 @@ def test_what_refers_to_another_key_follows_it(composer: Composers) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["~precision"], "~precision: a variant takes nothing out"),
-        (["~workload.steps"], "~workload.steps: a variant takes nothing out"),
+        (["~precision"], "~precision: a variant gives a key one value"),
+        (["~workload.steps"], "~workload.steps: a variant gives a key one value"),
         (["precision@layout=bf16"], "an option has its own place"),
-        (["workload.steps=${model.steps}"], "a variant refers to no other key"),
+        (["workload.steps=${model.steps}"], "a variant gives a key one value"),
         ([":"], "names no key"),
         (
             ["+scheduler.options.timestep_spacing=leading", "scheduler.options={}"],
             "this changes nothing",
         ),
-        (["workload.steps=2,3"], "a variant has one value"),
+        (["workload.steps=2,3"], "a variant gives a key one value"),
         (
             ["workload.stepz=3"],
             "workload.stepz: there is no such key here; a new one takes a +",

@@ -455,8 +455,8 @@ class TestItMustPay:
         ],
     )
     def test_a_claim_by_itself(self, claim: Claim, answer: Payoff | None) -> None:
-        [found] = answer_claims([claim], 0.95)
-        assert found.answer == answer
+        answer_claims([claim], 0.95)
+        assert claim.answer == answer
 
     def test_a_disturbed_claim_makes_no_other_one_easier(self) -> None:
         """Of two claims, a p value of 3.5 % is a gain only once the other one holds, which disturbed times cannot."""
@@ -468,10 +468,8 @@ class TestItMustPay:
             disturbed="a run",
         )
         claim = Claim(SPEEDUP, LogRatio(math.log(1.2), 0.0663, 4.0, 3), 1.02, 1.1)
-        assert [found.answer for found in answer_claims([other, claim], 0.95)] == [
-            None,
-            None,
-        ]
+        answer_claims([other, claim], 0.95)
+        assert (other.answer, claim.answer) == (None, None)
 
     def test_a_gain_must_hold_among_all_claims_of_the_study(self) -> None:
         """Alone it would pay; beside nine that gain nothing it may be the luckiest of ten."""

@@ -284,14 +284,14 @@ class TestFolders:
             "model=sd15 model.weights=packaged",
             "model.name=sd15: packaged models are emoji, emoji_dit; choose model.weights=hub",
         ),
-        ("model.weights=hub", "model.hub_id: model.weights=hub needs a repository"),
+        ("model.weights=hub", "model.hub_id: must be given with model.weights=hub"),
         (
             "model=folder model.path=null model.weights=random",
             "model.weights=random: the architecture of 'folder'",
         ),
         (
             "model=sdxl model.weights=path",
-            "model.path: model.weights=path needs the folder",
+            "model.path: must be given with model.weights=path",
         ),
         ("model.path=x", "model.path=x: there is no such file or folder"),
         (

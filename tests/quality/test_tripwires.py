@@ -10,7 +10,7 @@ from tests.quality.conftest import blurred, noisy
 
 
 def wires(images: np.ndarray, **context: object) -> set[tuple[str, int | None]]:
-    return {(trip.wire, trip.image_index) for trip in tripped(images, **context)}  # type: ignore[arg-type]
+    return {(wire, index) for wire, index, _ in tripped(images, **context)}  # type: ignore[arg-type]
 
 
 def flat(colour: tuple[int, int, int]) -> np.ndarray:
@@ -177,10 +177,10 @@ def test_latents_and_pixels_that_are_not_finite(drawings: np.ndarray) -> None:
     found = tripped(
         drawings, latents=latents, finite=[index != 11 for index in range(16)]
     )
-    assert [(trip.wire, trip.image_index) for trip in found] == [
+    assert [(wire, index) for wire, index, _ in found] == [
         ("non_finite", index) for index in (3, 4, 11)
     ]
-    assert "25.0% of the final latents" in found[1].detail
+    assert "25.0% of the final latents" in found[1][2]
 
 
 def test_clipping_is_relative_to_the_reference(drawings: np.ndarray) -> None:

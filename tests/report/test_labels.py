@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from sdopt.report.charts.labels import MOST_NAMES, LabelPlace, box_of, places
+from sdopt.report.charts.labels import MOST_NAMES, LabelPlace, box_of, overlap, places
 from sdopt.search.plot import search_chart, search_plot
 from sdopt.search.record import SearchEntry, SearchRecord
 
@@ -22,7 +22,7 @@ def overlaps(
         box_of(place, x, y, text)
         for (x, y), text, place in zip(points, texts, found, strict=True)
     ]
-    return sum(one.overlap(other) > 0 for one, other in combinations(boxes, 2))
+    return sum(overlap(one, other) > 0 for one, other in combinations(boxes, 2))
 
 
 @pytest.mark.parametrize(

@@ -428,17 +428,12 @@ class TestPlaces:
         assert (again.run, again.new) == (first.run, False)
         assert own.client.get_experiment_by_name("shared") is None
 
-    def test_a_deleted_experiment_is_named_before_measuring(
+    def test_a_deleted_experiment_takes_the_result_once_it_is_restored(
         self, own: Store, copied: Copied
     ) -> None:
         first = log_study(*copied, own.tracking)
         own.client.delete_experiment(first.experiment)
-        with pytest.raises(
-            UsageError,
-            match=r"deleted: restore it .*experiments restore --experiment-id",
-        ):
-            require_store(own.tracking, "shared")
-        with pytest.raises(RefusedError, match="restore"):
+        with pytest.raises(RefusedError, match="'active' state"):
             log_study(*copied, own.tracking)
         own.client.restore_experiment(first.experiment)
         assert not log_study(*copied, own.tracking).new
@@ -447,20 +442,8 @@ class TestPlaces:
         self, own: Store, copied: Copied, tmp_path: Path
     ) -> None:
         first = log_study(*copied, own.tracking)
-        elsewhere = replace(own.tracking, artifacts=str(tmp_path / "elsewhere"))
-        for request in (
-            lambda: require_store(elsewhere, "shared"),
-            lambda: log_study(*copied, elsewhere),
-        ):
-            with pytest.raises(
-                (UsageError, RefusedError),
-                match=r"tracking\.artifacts=.*elsewhere would have no effect",
-            ):
-                request()
         (own.folder / "artifacts").rename(tmp_path / "elsewhere")
-        with pytest.raises(
-            UsageError, match=r"its artifacts were in .*artifacts, which is not here"
-        ):
+        with pytest.raises(UsageError, match=r"has no result\.json"):
             download_run(first.run, own.tracking)
         (tmp_path / "elsewhere").rename(own.folder / "artifacts")
         assert download_run(first.run, own.tracking)[0].id == copied[0].id
@@ -556,14 +539,9 @@ class TestPlaces:
     @pytest.mark.parametrize(
         ("tracking", "said"),
         [
-            (Tracking(tags={"a b!": "1"}), r"tracking\.tags: .* not 'a b!'"),
             (
                 Tracking(tags={"sdopt.digest": "1"}),
                 r"tracking\.tags: sdopt\.digest is sdopt's own",
-            ),
-            (
-                Tracking(uri="http://localhost:1", artifacts="mine"),
-                r"tracking\.artifacts=mine: .* leave it out",
             ),
             *(
                 (Tracking(uri=uri), f"tracking.uri=.*{said}")
@@ -600,20 +578,6 @@ class TestPlaces:
             other.execute("CREATE TABLE mine (x)")
         with pytest.raises(UsageError, match="other tables"):
             require_store(Tracking(uri=f"sqlite:///{tmp_path}/other.db"), "shared")
-
-    def test_another_store_that_the_environment_names_is_told(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        assert require_store(Tracking(), "shared") is None
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://team:5000")
-        assert "tracking.uri=http://team:5000 uses it" in str(
-            require_store(Tracking(), "shared")
-        )
-        assert (
-            require_store(Tracking(uri=f"sqlite:///{tmp_path}/own.db"), "shared")
-            is None
-        )
 
     def test_of_two_that_logged_the_same_one_is_kept(
         self, own: Store, copied: Copied

@@ -22,7 +22,8 @@ from sdopt.schema import Tracking
 from sdopt.tracking import client, store
 from sdopt.tracking.client import TrackedRun, TrackingError
 from sdopt.tracking.runs import log_study
-from tests.command import SMOKE, Finished, Process, eventually, start
+from tests.command import SMOKE, Finished, Process, eventually, fork, sdopt, start
+from tests.fakes import fake_workers
 from tests.tracking import postgres
 from tests.tracking.test_tracking import another
 
@@ -98,8 +99,21 @@ class Server:
             self._process = None
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A study by fake workers: what is logged, and how often, is no matter of what was measured."""
+    variants = "{baseline: [], half: ['precision=bf16'], math: ['attention=math'], none: ['precision=tf32']}"
+    words = ["study=explicit", "study.name=shared", f"study.variants={variants}"]
+    with fake_workers():
+        return sdopt(
+            tmp_path_factory.mktemp("measured"),
+            *("run", *SMOKE, *words, "quality.prompt_count=4"),
+            pages=True,
+        )
+
+
 def sync(cwd: Path, url: str, *folders: Path) -> Process:
-    return start(cwd, "sync", *map(str, folders), f"tracking.uri={url}")
+    return fork(cwd, "sync", *map(str, folders), f"tracking.uri={url}")
 
 
 def contents(client: "MlflowClient", result: StudyResult) -> dict[str, Any]:
@@ -245,7 +259,7 @@ def test_four_processes_at_once_on_postgresql(
             "tracking=mlflow",
             f"tracking.uri={server.url}",
         ]
-        processes.append(start(tmp_path / "outputs", "run", *own))
+        processes.append(fork(tmp_path / "outputs", "run", *own))
         ended = [process.finish(500) for process in processes]
         assert [one.code for one in ended] == [0] * 4, [
             one.shown for one in ended if one.code

@@ -38,15 +38,15 @@ print(forkserver._forkserver._forkserver_pid)
         )
         assert not Path("/proc", ended.stdout.strip()).exists()
 
-    def test_of_a_dry_run_imports_less_and_gives_way_to_that_of_a_study(self) -> None:
+    def test_of_pytorch_alone_gives_way_to_that_of_a_study(self) -> None:
         script = """
 from multiprocessing import forkserver
 from sdopt.worker.forkserver import start_fork_server
 
 server = forkserver._forkserver
 begun = []
-for dry in (True, True, False, True):
-    start_fork_server(dry)
+for torch_alone in (True, True, False, True):
+    start_fork_server(torch_alone)
     begun.append((server._forkserver_pid, *server._preload_modules))
 print([modules for pid, *modules in begun])
 print(len({pid for pid, *modules in begun}))
@@ -54,8 +54,8 @@ print(len({pid for pid, *modules in begun}))
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, check=True
         )
-        of_a_dry_run, full = "['torch']", "['sdopt.worker.preload']"
-        modules = f"{of_a_dry_run}, {of_a_dry_run}, {full}, {full}"
+        alone, full = "['torch']", "['sdopt.worker.preload']"
+        modules = f"{alone}, {alone}, {full}, {full}"
         assert done.stdout.splitlines() == [f"[{modules}]", "2"]
 
     @pytest.mark.slow  # it imports PyTorch

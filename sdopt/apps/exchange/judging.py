@@ -11,6 +11,7 @@ from sdopt.conclusion import Conclusion
 from sdopt.config.composer import composer_of, with_gate
 from sdopt.config.groups import data_sheets
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
+from sdopt.quality.images import image_files
 from sdopt.quality.metrics import features_of, require_quality
 from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult, now
@@ -70,9 +71,12 @@ def judge_folders(
             f"{', '.join(strangers)}: configures calls, and these were made elsewhere; choose from "
             f"{', '.join(_SECTIONS)}"
         )
+    for images in given.folders:
+        image_files(images)  # what is missing is said before PyTorch is imported
     with composer_of(with_gate(overrides)) as composer:
         config = composer.current.recorded
-    machine, context = find_machine(start_fork_server(), config.hardware, data_sheets)
+    context = start_fork_server(torch_alone=True)
+    machine, context = find_machine(context, config.hardware, data_sheets)
     environment = describe_environment(machine, list(command))
     try:
         result = import_study(given, config, environment, now(), folder)
@@ -104,7 +108,8 @@ def calibrate_folders(
     """
     with composer_of([*overrides, "tracking=none"]) as composer:
         config = composer.current.recorded
-    machine, context = find_machine(start_fork_server(), config.hardware, data_sheets)
+    context = start_fork_server(torch_alone=True)
+    machine, context = find_machine(context, config.hardware, data_sheets)
     environment = describe_environment(machine, ["sdopt", "calibrate"])
     result = import_study(
         GivenFolder(first, [], other_noise=second), config, environment, now(), folder

@@ -8,7 +8,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -69,23 +69,23 @@ class Aot(ExportingCompiler):
 
         compilation.reset()
         packages = Packages(private_folder("aot"), self.recompile)
-        made = replace_by_graphs(pipe, ["denoiser"], packages.graph_of)
+        graphs = replace_by_graphs(pipe, ["denoiser"], packages.graph_of)
 
         def proof(trace: Trace) -> Finding:
-            seen, shapes = trace.denoiser, graphs_in(made["denoiser"])
-            left = {
+            seen, shapes = trace.denoiser, graphs_in(graphs["denoiser"])
+            eager = {
                 name: seen.operators[name]
                 for name in EAGER_ONLY
                 if seen.operators[name]
             }
-            told = "; ".join(packages.told)
-            summary = f"{told}; {sum(left.values())} operators that only eager code runs, in {seen.calls} calls"
+            lines = "; ".join(packages.told)
+            summary = f"{lines}; {sum(eager.values())} operators that only eager code runs, in {seen.calls} calls"
             facts = {
                 "graphs": shapes,
                 "packages": packages.told,
-                "eager_operators": left,
+                "eager_operators": eager,
             }
-            return Finding(shapes > 0 and not left, summary, facts)
+            return Finding(shapes > 0 and not eager, summary, facts)
 
         return proof
 
@@ -142,24 +142,24 @@ def _compile(call: Tensors, package: Path) -> None:
         os.environ.setdefault("CUDA_HOME", CUDA_HOME)
     exported = torch.export.export(call, tuple(call.inputs), strict=False)
     with tempfile.TemporaryDirectory(dir=package.parent) as folder:
-        made = Path(folder) / package.name
+        file = Path(folder) / package.name
         torch._inductor.aoti_compile_and_package(
             exported,
-            package_path=str(made),
+            package_path=str(file),
             inductor_configs={"aot_inductor.package_constants_in_so": False},
         )
         # Constants of the code itself; the pipeline has the weights.
-        own = {
+        settings = {
             name: value
             for name, value in exported.constants.items()
             if isinstance(value, torch.Tensor)
         }
         save_file(
-            {name: value.contiguous().cpu() for name, value in own.items()},
-            made.with_suffix(".safetensors"),
+            {name: value.contiguous().cpu() for name, value in settings.items()},
+            file.with_suffix(".safetensors"),
         )
-        made.with_suffix(".safetensors").replace(package.with_suffix(".safetensors"))
-        made.replace(package)
+        file.with_suffix(".safetensors").replace(package.with_suffix(".safetensors"))
+        file.replace(package)
 
 
 def _load(call: Tensors, package: Path) -> Graph:
@@ -183,9 +183,9 @@ def _load(call: Tensors, package: Path) -> Graph:
         name: value.to(device)
         for name, value in load_file(package.with_suffix(".safetensors")).items()
     }
-    known = saved | call.state_dict() | dict(call.named_buffers())
+    weights = saved | call.state_dict() | dict(call.named_buffers())
     loader.load_constants(
-        {name: known[name] for name in loader.get_constant_fqns()}, False, True, True
+        {name: weights[name] for name in loader.get_constant_fqns()}, False, True, True
     )
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -199,14 +199,20 @@ def _card(device: torch.device) -> tuple[str | int, ...]:
     """Returns the kind of a card. All its properties would include the UUID, and a package serve that one card."""
     import torch
 
-    found = torch.cuda.get_device_properties(device)
-    return found.name, found.major, found.minor, found.multi_processor_count
+    properties = torch.cuda.get_device_properties(device)
+    return (
+        properties.name,
+        properties.major,
+        properties.minor,
+        properties.multi_processor_count,
+    )
 
 
 def digest(call: Tensors) -> str:
     """Returns a hex digest of everything that the compiled code of a call depends on."""
     inputs = [
-        (tuple(each.shape), each.stride(), str(each.dtype)) for each in call.inputs
+        (tuple(tensor.shape), tensor.stride(), str(tensor.dtype))
+        for tensor in call.inputs
     ]
     return digest_of(call.module, call.inputs[0].device, inputs, str(call.key[1:3]))
 
@@ -225,11 +231,7 @@ def digest_of(module: torch.nn.Module, device: torch.device, *more: Any) -> str:
         ],
         # An option replaces a module's class, overrides a method on the instance, or sets an attribute.
         [(name, _kind(each)) for name, each in module.named_modules()],
-        [
-            (name, _kind(p))
-            for part in module.modules()
-            for name, p in getattr(part, "attn_processors", {}).items()
-        ],
+        list(_processors(module)),
         *more,
     ]
     return hashlib.sha256(repr(about).encode()).hexdigest()[:32]
@@ -261,9 +263,16 @@ The names of values that the file lacks (`_use_default_values`) are in another o
 """
 
 
+def _processors(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yields the attention processors of the parts of a module, by their names."""
+    for part in module.modules():
+        for name, processor in getattr(part, "attn_processors", {}).items():
+            yield name, _kind(processor)
+
+
 def _kind(part: Any) -> tuple[str, list[str], Any]:
     """Returns the class of a module or processor, the methods overridden on it, and its attributes."""
-    own = [
+    members = [
         f"{name} {_code_of(getattr(value, '__module__', None))}"
         for name, value in vars(part).items()
         if callable(value) and hasattr(type(part), name)
@@ -271,7 +280,7 @@ def _kind(part: Any) -> tuple[str, list[str], Any]:
     attributes = {
         name: value for name, value in vars(part).items() if name not in _registries()
     }
-    return _class_of(part), sorted(own), _constant(attributes)
+    return _class_of(part), sorted(members), _constant(attributes)
 
 
 def _constant(value: Any) -> Any:
@@ -286,15 +295,15 @@ def _constant(value: Any) -> Any:
         return repr(value)
     if isinstance(value, Mapping):
         return sorted(
-            (repr(key), _constant(each))
-            for key, each in value.items()
+            (repr(key), _constant(part))
+            for key, part in value.items()
             if key not in _ORIGINS
         )
     if isinstance(value, list | tuple):
-        return [_constant(each) for each in value]
+        return [_constant(part) for part in value]
     if isinstance(value, set | frozenset):
         return sorted(
-            repr(_constant(each)) for each in value
+            repr(_constant(part)) for part in value
         )  # each process has an order of its own
     if isinstance(value, torch.Tensor) and not value.is_meta:
         return value.tolist()

@@ -118,9 +118,9 @@ class ExportingCompiler(GraphCompiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = records_autograd(ctx, "an exported graph")
+        reasons = records_autograd(ctx, "an exported graph")
         if autocast_of(ctx):
-            found.append(
+            reasons.append(
                 "an exported graph runs without autocast: choose precision=fp16, bf16 or fp32"
             )
         for axis, option in ctx.chosen.items():
@@ -128,10 +128,10 @@ class ExportingCompiler(GraphCompiler):
                 option.stage is Stage.QUANTIZE
                 and axis != "memory.quantized_text_encoders"
             ):
-                found.append(
+                reasons.append(
                     f"an exported graph needs weights in the type of the arithmetic, which {axis} changes"
                 )
-        return found
+        return reasons
 
 
 def unfit_targets(ctx: Context, chosen: Sequence[str]) -> list[str]:
@@ -147,24 +147,22 @@ def unfit_targets(ctx: Context, chosen: Sequence[str]) -> list[str]:
 
 def unfit_for_graphs(ctx: Context, chosen: Sequence[str]) -> list[str]:
     """Returns the conflicts of CUDA graphs of some targets with autograd and with weights that move."""
-    found = records_autograd(ctx, "a CUDA graph")
+    reasons = records_autograd(ctx, "a CUDA graph")
     if "decoder" in chosen and upcasts_vae(ctx):
-        found.append(
+        reasons.append(
             "diffusers casts this model's VAE to float32 and back in each call, which moves its weights: choose "
             "compiler.targets=[text_encoder,denoiser], or precision=bf16"
         )
-    return found
+    return reasons
 
 
 def _places_of(pipe: Pipeline, target: str) -> Iterator[tuple[Any, str]]:
     """Yields (owner, attribute) of each module of a target; SDXL has two text encoders."""
     if target == "text_encoder":
         encoders = text_encoders_of(pipe)
-        yield from (
-            (pipe, name)
-            for name in vars(pipe)
-            if any(vars(pipe)[name] is encoder for encoder in encoders)
-        )
+        for name, value in list(vars(pipe).items()):
+            if any(value is encoder for encoder in encoders):
+                yield pipe, name
     elif target == "denoiser":
         yield pipe, denoiser_name(pipe)
     else:
@@ -242,41 +240,41 @@ def unfit_for_inductor(ctx: Context, keeps: str = "") -> list[str]:
 
     `keeps` names the folder of `kept_code`, if it is to be used.
     """
-    found = []
+    reasons = []
     attention = ctx.chosen.get("attention")
     if isinstance(attention, Sdpa) and attention.backend == "math":
         # See torch/_inductor/fx_passes/fuse_attention.py. On a CPU in float32 a trace shows the fused kernel; beside
         # some other options the products stay, as those of attention=vanilla do.
         fused = "Inductor turns the products and the softmax of attention=math back into a fused kernel"
-        found.append(f"{fused}: choose attention=vanilla, or another compiler")
+        reasons.append(f"{fused}: choose attention=vanilla, or another compiler")
     if ctx.device.is_cuda:
-        found += missing(ctx.device, TRITON)
+        reasons += missing(ctx.device, TRITON)
     if not ctx.device.is_here:
-        return found
+        return reasons
     if ctx.device.is_cuda:
         if find_spec("triton") is None:
-            found.append(
+            reasons.append(
                 "Inductor on CUDA needs the package triton: pip install triton"
             )
-        found += missing_for_triton("Inductor on CUDA")
+        reasons += missing_for_triton("Inductor on CUDA")
     else:
-        found += _missing_cxx("Inductor on a CPU")
+        reasons += _missing_cxx("Inductor on a CPU")
     folders = {name: Path(folder) for name, folder in named_caches().items()}
     if keeps:
         folders["XDG_CACHE_HOME"] = kept_code(keeps)
     for name, folder in folders.items():
         if reason := unwritable(folder):
-            found.append(
+            reasons.append(
                 f"compiled code goes to {folder}, and {reason}: name another folder with {name}=…"
             )
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ and _is_noexec(
         tempfile.gettempdir()
     ):
         there = f"{tempfile.gettempdir()}, which is mounted noexec"
-        found.append(
+        reasons.append(
             f"Inductor loads compiled code from {there}: choose another folder with TMPDIR=…"
         )
-    return found
+    return reasons
 
 
 def _is_noexec(folder: str) -> bool:
@@ -286,26 +284,26 @@ def _is_noexec(folder: str) -> bool:
 
 def missing_for_packages(ctx: Context) -> list[str]:
     """Returns the conflicts of AOTInductor, which on CUDA compiles C++ with the CUDA toolkit's headers."""
-    found = unfit_for_inductor(ctx, keeps="aot")
+    reasons = unfit_for_inductor(ctx, keeps="aot")
     if ctx.device.is_here and _is_noexec(_UNPACKED):
         unpacks = (
             f"AOTInductor unpacks compiled code to {_UNPACKED}, independent of TMPDIR"
         )
-        found.append(
+        reasons.append(
             f"{unpacks}, and {_UNPACKED} is mounted noexec: choose compiler=inductor"
         )
     if not (ctx.device.is_cuda and ctx.device.is_here):
-        return found
+        return reasons
     from torch.utils import cpp_extension
 
     what, home = "AOTInductor on CUDA", cpp_extension.CUDA_HOME
-    found += _missing_cxx(what)
+    reasons += _missing_cxx(what)
     # torch/csrc/inductor/aoti_runtime/utils_cuda.h includes this header, which PyTorch's wheels do not contain.
     if home is None or not (Path(home) / "include" / "cuda_runtime.h").is_file():
-        found.append(
+        reasons.append(
             f"{what} needs the headers of the CUDA toolkit: install it, and set CUDA_HOME"
         )
-    return found
+    return reasons
 
 
 def _missing_cxx(what: str) -> list[str]:
@@ -320,12 +318,12 @@ def _missing_cxx(what: str) -> list[str]:
 
 def missing_for_triton(what: str) -> list[str]:
     """Returns what Triton lacks to compile its launcher as a Python extension (triton/runtime/build.py)."""
-    found = []
-    own = os.environ.get("CC")
-    if not any(shutil.which(name) for name in ([own] if own else ["gcc", "clang"])):
-        found.append(
-            f"{what} needs a C compiler, and CC={own} is not one"
-            if own
+    reasons = []
+    compiler = os.environ.get("CC")
+    if not any(map(shutil.which, [compiler] if compiler else ["gcc", "clang"])):
+        reasons.append(
+            f"{what} needs a C compiler, and CC={compiler} is not one"
+            if compiler
             else f"{what} needs a C compiler: install gcc (Debian: apt-get install gcc), or set CC"
         )
     scheme = sysconfig.get_default_scheme()
@@ -335,7 +333,7 @@ def missing_for_triton(what: str) -> list[str]:
         )
     )
     if not (headers / "Python.h").is_file():
-        found.append(
+        reasons.append(
             f"{what} needs {headers / 'Python.h'}: install it (Debian: apt-get install python3-dev)"
         )
-    return found
+    return reasons

@@ -139,23 +139,23 @@ class Attention(EquivalentAttention):
 def misfits(ctx: Context) -> list[str]:
     """Returns the conflicts of DeepSpeed's attention with tools, other options and layer sizes."""
     what = "DeepSpeed's attention"
-    found = []
+    reasons = []
     if ctx.device.is_cuda and ctx.device.is_here and not _has_nvcc():
-        found.append(
+        reasons.append(
             "DeepSpeed compiles its kernels with nvcc: install the CUDA toolkit, and set CUDA_HOME"
         )
     if weights_of(ctx) != "float16" or autocast_of(ctx):
-        found.append(f"{what} computes only in float16: choose precision=fp16")
-    found += records_autograd(ctx, what) + leaves_adapters_out(ctx)
+        reasons.append(f"{what} computes only in float16: choose precision=fp16")
+    reasons += records_autograd(ctx, what) + leaves_adapters_out(ctx)
     if (part_config(ctx.model, "unet") or {}).get("upcast_attention"):
-        found.append(
+        reasons.append(
             "this model computes its attention in float32, which DeepSpeed's kernels cannot"
         )
     if len(ctx.shapes) > 1:
-        found.append(
+        reasons.append(
             "DeepSpeed allocates its workspace for one shape: give one workload.size and batch_size"
         )
-    return found + _beyond_tiles(ctx)
+    return reasons + _beyond_tiles(ctx)
 
 
 def _has_nvcc() -> bool:
@@ -168,7 +168,7 @@ def _has_nvcc() -> bool:
 
 def _beyond_tiles(ctx: Context) -> list[str]:
     """Returns the conflicts of layers whose latents do not fill whole tiles, or whose heads would be truncated."""
-    side, wrong, found = (ctx.workload.size or ctx.model.size) // 8, [], []
+    side, wrong, reasons = (ctx.workload.size or ctx.model.size) // 8, [], []
     # Token merging reduces the number of tokens.
     left_of: Callable[[int, int], int] = getattr(
         ctx.chosen.get("caching"), "left_of", lambda latents, level: latents
@@ -180,21 +180,21 @@ def _beyond_tiles(ctx: Context) -> list[str]:
         if channels > _LARGEST_HEAD:
             continue
         if channels % _COPIED:
-            found.append(
+            reasons.append(
                 f"{what} heads of a multiple of {_COPIED} channels, and this model has heads of {channels}"
             )
         if latents % _TILE:
             wrong.append(str(latents))
         elif (left := left_of(latents, level)) % _TILE:
-            found.append(
+            reasons.append(
                 f"{what} multiples of {_TILE} latents, and caching leaves {left} of {latents} in some layers"
             )
     if wrong:
         sizes = f"layers of {', '.join(wrong)} latents"
-        found.append(
+        reasons.append(
             f"{what} multiples of {_TILE} latents, and this size has {sizes}: set workload.size"
         )
-    return found
+    return reasons
 
 
 def lacks(layer: Any) -> dict[str, bool]:
@@ -265,7 +265,7 @@ def attention_of(layer: Any, tokens: int = 1) -> Any:
 
     kind, configure = _classes()
     weight, is_first = layer.to_q.weight, kind.layer_id == 0
-    made = kind(
+    layer_of_deepspeed = kind(
         configure(
             hidden_size=weight.shape[1],
             heads=layer.heads,
@@ -275,29 +275,35 @@ def attention_of(layer: Any, tokens: int = 1) -> Any:
             min_out_tokens=tokens,
         )
     )
-    made.pad_transform_func = ByHead()
+    layer_of_deepspeed.pad_transform_func = ByHead()
     if is_first:
-        made.allocate_workspace = _counted(made.allocate_workspace)
+        layer_of_deepspeed.allocate_workspace = _counted(
+            layer_of_deepspeed.allocate_workspace
+        )
     # DeepSpeed multiplies from the right, so the weights are transposed.
-    own = {f"attn_{name}w": getattr(layer, f"to_{name}").weight.T for name in "qkv"}
+    weights = {f"attn_{name}w": getattr(layer, f"to_{name}").weight.T for name in "qkv"}
     if not layer.is_cross_attention:
-        own = {"attn_qkvw": torch.cat([*own.values()], dim=1)}
+        weights = {"attn_qkvw": torch.cat([*weights.values()], dim=1)}
     for name in ("attn_qkvw", "attn_qw", "attn_kw", "attn_vw"):
-        setattr(made, name, _frozen(own[name]) if name in own else None)
-    made.attn_qkvb = None
-    made.attn_ow = _frozen(layer.to_out[0].weight.T)
-    made.attn_ob = _frozen(layer.to_out[0].bias)
-    return made
+        setattr(
+            layer_of_deepspeed,
+            name,
+            _frozen(weights[name]) if name in weights else None,
+        )
+    layer_of_deepspeed.attn_qkvb = None
+    layer_of_deepspeed.attn_ow = _frozen(layer.to_out[0].weight.T)
+    layer_of_deepspeed.attn_ob = _frozen(layer.to_out[0].bias)
+    return layer_of_deepspeed
 
 
 def _counted(allocate: Callable[[torch.Size], None]) -> Callable[[torch.Size], None]:
     """Wraps the workspace's allocation, which each call requests and the batch size determines, to count its memory."""
-    known: set[torch.Size] = set()
+    sizes: set[torch.Size] = set()
 
     def counted(size: torch.Size) -> None:
-        if size in known:
+        if size in sizes:
             return allocate(size)
-        known.add(size)
+        sizes.add(size)
         with allocating_elsewhere():
             return allocate(size)
 
@@ -366,10 +372,9 @@ class DeepSpeed(Compiler):
 
         def proof(trace: Trace) -> Finding:
             left = len(_blocks(denoiser_of(pipe)))
-            seen = {
-                word: sum(n for name, n in trace.kernels.items() if word in name)
-                for word in _BLOCK_KERNELS
-            }
+            seen = dict.fromkeys(_BLOCK_KERNELS, 0)
+            for word in seen:
+                seen[word] = sum(n for name, n in trace.kernels.items() if word in name)
             facts = {"blocks": kept, "blocks_left": left, "kernels": seen}
             shown = ", ".join(f"{word} ×{count}" for word, count in seen.items())
             return Finding(
@@ -396,12 +401,12 @@ def _beyond_blocks(ctx: Context) -> list[str]:
 
 def _blocks(denoiser: torch.nn.Module) -> list[tuple[torch.nn.Module, str, Any]]:
     """Returns (owner, attribute, block) of each diffusers transformer block in a denoiser."""
-    return [
-        (owner, name, child)
-        for owner in denoiser.modules()
-        for name, child in owner.named_children()
-        if type(child).__name__ == "BasicTransformerBlock"
-    ]
+    blocks = []
+    for owner in denoiser.modules():
+        for name, child in owner.named_children():
+            if type(child).__name__ == "BasicTransformerBlock":
+                blocks.append((owner, name, child))
+    return blocks
 
 
 def replace_blocks(denoiser: torch.nn.Module) -> None:
@@ -436,19 +441,19 @@ def require_fitting(name: str, block: Any) -> None:
     """Raises ValueError if a diffusers transformer block violates an assumption of DeepSpeed's block."""
     import torch
 
-    attentions = [lacks(block.attn1), lacks(block.attn2)]
+    first, second = lacks(block.attn1), lacks(block.attn2)
     wrong = {
         "norms with weights": any(
             norm.weight is None for norm in (block.norm1, block.norm2, block.norm3)
         ),
         "a GEGLU": type(block.ff.net[0]).__name__ != "GEGLU",
-        **{what: any(each[what] for each in attentions) for what in attentions[0]},
+        **{what: is_lacking or second[what] for what, is_lacking in first.items()},
         "attention to itself first": block.only_cross_attention,
         "float16 weights": any(
             weight.dtype != torch.float16 for weight in block.parameters()
         ),
     }
-    missing = [what for what, found in wrong.items() if found]
+    missing = [what for what, lacks_it in wrong.items() if lacks_it]
     if missing:
         raise ValueError(
             f"DeepSpeed's block needs {', '.join(missing)}, which the block {name} lacks"

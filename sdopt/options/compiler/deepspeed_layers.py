@@ -51,6 +51,6 @@ class ByHead(torch.nn.Module):
     ) -> list[torch.Tensor]:
         """Returns query, key and value, each as (batch, heads, tokens, channels of a head)."""
         return [
-            each.unflatten(-1, (heads, -1)).transpose(1, 2)
-            for each in (query, key, value)
+            projected.unflatten(-1, (heads, -1)).transpose(1, 2)
+            for projected in (query, key, value)
         ]

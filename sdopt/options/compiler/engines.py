@@ -57,10 +57,10 @@ class TorchScript(ExportingCompiler):
         from sdopt.options.compiler.graphs import replace_by_graphs
 
         compilation.reset()
-        made = replace_by_graphs(pipe, ["denoiser"], _traced)
+        graphs = replace_by_graphs(pipe, ["denoiser"], _traced)
 
         def proof(trace: Trace) -> Finding:
-            seen, shapes = trace.denoiser, graphs_in(made["denoiser"])
+            seen, shapes = trace.denoiser, graphs_in(graphs["denoiser"])
             runs = seen.operators[_TRACED]
             facts = {"graphs": shapes, "graphs_run": runs, "calls": seen.calls}
             summary = f"{shapes} traced graph{'s' if shapes != 1 else ''}, run {runs} times in {seen.calls} calls"
@@ -113,14 +113,14 @@ class CudaGraphs(GraphCompiler):
 
         compilation.reset()
         capture = Capture()
-        made = replace_by_graphs(pipe, self.targets, capture)
+        graphs = replace_by_graphs(pipe, self.targets, capture)
 
         def proof(trace: Trace) -> Finding:
             stages = {target: trace.stages[STAGE_OF[target]] for target in self.targets}
             launches = {
                 target: stage.graph_launches for target, stage in stages.items()
             }
-            captures = sum(map(graphs_in, made.values()))
+            captures = sum(map(graphs_in, graphs.values()))
             shown = ", ".join(f"{target} {count}" for target, count in launches.items())
             facts = {
                 "captures": captures,
@@ -153,8 +153,8 @@ class Capture:
         stream = self._stream = self._stream or torch.cuda.Stream()
         # A tensor on the CPU, such as a timestep, would become a constant of the graph.
         held = [
-            given.to(next(call.module.parameters()).device, copy=True)
-            for given in call.inputs
+            tensor.to(next(call.module.parameters()).device, copy=True)
+            for tensor in call.inputs
         ]
         stream.wait_stream(torch.cuda.current_stream())
         with _without_autocast_cache():
@@ -167,8 +167,8 @@ class Capture:
                 results = call(*held)
 
         def replay(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-            for own, given in zip(held, tensors, strict=True):
-                own.copy_(given)
+            for buffer, tensor in zip(held, tensors, strict=True):
+                buffer.copy_(tensor)
             graph.replay()
             # The next replay overwrites the outputs, while multistep schedulers still hold the previous ones.
             return [result.clone() for result in results]
@@ -211,14 +211,14 @@ class Blade(ExportingCompiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
+        reasons = super().conflicts(ctx)
         if not ctx.device.is_here or find_spec("torch_blade") is None:
-            found.append(
+            reasons.append(
                 "PAI-Blade has no public package for PyTorch 2.11 or later: build torch_blade "
                 "from https://github.com/alibaba/BladeDISC, or choose compiler=inductor_dynamic, which also compiles "
                 "once for any size"
             )
-        return found + unfit_targets(ctx, self.targets)
+        return reasons + unfit_targets(ctx, self.targets)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -232,10 +232,10 @@ class Blade(ExportingCompiler):
                 target: trace.stages[STAGE_OF[target]].operators
                 for target in self.targets
             }
-            runs = {
-                target: sum(n for name, n in seen.items() if _BLADE_ENGINE in name)
-                for target, seen in stages.items()
-            }
+            runs = {}
+            for target, seen in stages.items():
+                of_engine = (n for name, n in seen.items() if _BLADE_ENGINE in name)
+                runs[target] = sum(of_engine)
             shown = ", ".join(f"{target} {count}" for target, count in runs.items())
             return Finding(
                 all(runs.values()), f"engines run: {shown}", {"engines_run": runs}
@@ -255,8 +255,8 @@ def _optimized(call: Tensors) -> Graph:
 
     def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         with torch.no_grad():
-            found = graph(*tensors)
-        return found if isinstance(found, tuple | list) else [found]
+            outputs = graph(*tensors)
+        return outputs if isinstance(outputs, tuple | list) else [outputs]
 
     return run
 
@@ -301,16 +301,16 @@ class CpuEngine(ExportingCompiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
+        reasons = super().conflicts(ctx)
         if weights_of(ctx) == "bfloat16":
-            found.append(
+            reasons.append(
                 f"{self.what} receives its inputs through NumPy, which has no bfloat16: choose precision=fp32"
             )
         if ctx.device.is_cuda:
-            found.append(
+            reasons.append(
                 f"{self.what} runs on a CPU, and the device is {ctx.device.name}: choose hardware=cpu"
             )
-        return found
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -319,10 +319,10 @@ class CpuEngine(ExportingCompiler):
         compilation.reset()
         types: set[str] = set()
         targets = getattr(self, "targets", ["denoiser"])
-        made = replace_by_graphs(
+        graphs = replace_by_graphs(
             pipe, targets, lambda call: self._exported(call, types)
         )
-        return lambda trace: self._found(trace, made, types)
+        return lambda trace: self._found(trace, graphs, types)
 
     def _exported(self, call: Tensors, types: set[str]) -> Graph:
         """Exports a call, and opens it in the engine; adds the type that the engine computes in, if it says so."""
@@ -341,17 +341,21 @@ class CpuEngine(ExportingCompiler):
             sum(counts.values()),
             sum(stage.calls for stage in seen.values()),
         )
-        left = 0
+        eager_products = 0
         for target, stage in seen.items():
             if target == "denoiser":
-                left += sum(stage.product_dtypes.values())
+                eager_products += sum(stage.product_dtypes.values())
             else:
                 eager = (*EAGER_ONLY, "aten::relu")
-                left += sum(stage.operators[name] for name in eager)
-        facts = {"graphs": graphs, "calls": calls, "operators_by_pytorch": left}
-        summary = f"{graphs} graph{'s' if graphs != 1 else ''} for {calls} calls, {left} operators by PyTorch"
+                eager_products += sum(stage.operators[name] for name in eager)
+        facts = {
+            "graphs": graphs,
+            "calls": calls,
+            "operators_by_pytorch": eager_products,
+        }
+        summary = f"{graphs} graph{'s' if graphs != 1 else ''} for {calls} calls, {eager_products} operators by PyTorch"
         ran = all(counts[target] and seen[target].calls for target in made)
-        return Finding(ran and not left, summary, facts)
+        return Finding(ran and not eager_products, summary, facts)
 
 
 class OnnxRuntime(CpuEngine):
@@ -385,11 +389,11 @@ class OnnxRuntime(CpuEngine):
         names = [given.name for given in session.get_inputs()]
 
         def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-            given = {
+            feeds = {
                 name: tensor.detach().numpy()
                 for name, tensor in zip(names, tensors, strict=True)
             }
-            return [torch.from_numpy(result) for result in session.run(None, given)]
+            return [torch.from_numpy(result) for result in session.run(None, feeds)]
 
         return run
 
@@ -421,9 +425,9 @@ class OpenVino(CpuEngine):
     def _found(
         self, trace: Trace, made: Mapping[str, Sequence[PerShape]], types: set[str]
     ) -> Finding:
-        found = super()._found(trace, made, types)
+        finding = super()._found(trace, made, types)
         # OpenVINO takes another type if the processor lacks the one that it is asked for.
-        return found.also(
+        return finding.also(
             f"computed in {', '.join(sorted(types))}",
             types == {self.precision},
             types=sorted(types),

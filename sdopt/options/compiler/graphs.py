@@ -58,7 +58,8 @@ class Tensors(torch.nn.Module):
         weight = next(module.parameters())
         self.key = (
             tuple(
-                (tuple(given.shape), given.dtype, given.device) for given in self.inputs
+                (tuple(tensor.shape), tensor.dtype, tensor.device)
+                for tensor in self.inputs
             ),
             tuple(self._arguments),
             str(self._spec),
@@ -73,9 +74,9 @@ class Tensors(torch.nn.Module):
     def masks(self) -> list[torch.Tensor]:
         """The inputs that say of each token whether it counts, or of what kind it is."""
         return [
-            given
-            for given in self.inputs
-            if given.ndim > 1 and not given.is_floating_point()
+            tensor
+            for tensor in self.inputs
+            if tensor.ndim > 1 and not tensor.is_floating_point()
         ]
 
     @property
@@ -105,16 +106,22 @@ _TENSOR = "a tensor"
 
 def _without_tensors(leaves: Iterable[Any]) -> tuple[list[torch.Tensor], list[Any]]:
     """Returns the tensors among `leaves`, and `leaves` with a placeholder for each tensor."""
-    leaves = list(leaves)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return tensors, [
-        _TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
-    ]
+    tensors: list[torch.Tensor] = []
+    others: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+            leaf = _TENSOR  # noqa: PLW2901
+        others.append(leaf)
+    return tensors, others
 
 
 def _with_tensors(leaves: Iterable[Any], tensors: Iterable[torch.Tensor]) -> list[Any]:
-    given = iter(tensors)
-    return [next(given) if leaf is _TENSOR else leaf for leaf in leaves]
+    in_order = iter(tensors)
+    filled = []
+    for leaf in leaves:
+        filled.append(next(in_order) if leaf is _TENSOR else leaf)
+    return filled
 
 
 Graph = Callable[..., Sequence[torch.Tensor]]

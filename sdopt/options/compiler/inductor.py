@@ -39,14 +39,16 @@ def records_cuda_graphs(mode: str) -> bool:
 
 def _arguments(option: Inductor | Regional) -> str:
     """Returns the non-default arguments of `torch.compile` as code, each preceded by a comma."""
-    given = {
+    arguments = {
         "mode": option.mode,
         "fullgraph": option.fullgraph,
         "dynamic": option.dynamic,
     }
     usual = {"mode": "default", "fullgraph": False, "dynamic": None}
     return "".join(
-        f", {name}={value!r}" for name, value in given.items() if value != usual[name]
+        f", {name}={value!r}"
+        for name, value in arguments.items()
+        if value != usual[name]
     )
 
 
@@ -138,25 +140,27 @@ class Inductor(ByInductor):
         places = {"denoiser": "pipe.unet", "decoder": "pipe.vae.decoder"}
         if records_cuda_graphs(self.mode) or not set(self.targets) <= places.keys():
             return ()  # outputs of CUDA graphs must be copied, and SDXL has two text encoders
-        found = [
+        lines = [
             f"{places[target]} = torch.compile({places[target]}{_arguments(self)})"
             for target in self.targets
         ]
-        return "import torch", *found
+        return "import torch", *lines
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unfit_for_inductor(ctx, self._keeps) + unfit_targets(ctx, self.targets)
-        found += too_many_graphs(ctx, self.dynamic, len(self._inputs(ctx)))
+        reasons = unfit_for_inductor(ctx, self._keeps) + unfit_targets(
+            ctx, self.targets
+        )
+        reasons += too_many_graphs(ctx, self.dynamic, len(self._inputs(ctx)))
         sizes = {shape.size for shape in ctx.shapes}
         # Where only batch sizes differ, the strides of activations in channels_last hold no symbol.
         if self._sees_images and (
             self.dynamic or (self.dynamic is None and len(sizes) > 1)
         ):
-            found += records_any_shape(ctx)
+            reasons += records_any_shape(ctx)
         if ctx.device.is_cuda and records_cuda_graphs(self.mode):
-            found += unfit_for_graphs(ctx, self.targets)
-        return found
+            reasons += unfit_for_graphs(ctx, self.targets)
+        return reasons
 
     @property
     def _sees_images(self) -> bool:
@@ -174,11 +178,11 @@ class Inductor(ByInductor):
             if "denoiser" in self.targets
             else 1
         )
-        found: set[tuple[int | None, int]] = set()
+        shapes: set[tuple[int | None, int]] = set()
         for shape in ctx.shapes:
             size = shape.size if self._sees_images else None
-            found |= {(size, part * shape.batch_size) for part in range(1, parts + 1)}
-        return found
+            shapes |= {(size, part * shape.batch_size) for part in range(1, parts + 1)}
+        return shapes
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -188,20 +192,20 @@ class Inductor(ByInductor):
         replays = records_cuda_graphs(self.mode)
 
         def compiled(module: torch.nn.Module) -> Any:
-            made = torch.compile(
+            graph = torch.compile(
                 module, mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic
             )
             if replays:
-                _keep_outputs(made)
-            return made
+                _keep_outputs(graph)
+            return graph
 
         replace_modules(pipe, self.targets, compiled)
 
         def proof(trace: Trace) -> Finding:
-            found = _compiled(trace, self.targets, self.mode, device_of(pipe))
+            finding = _compiled(trace, self.targets, self.mode, device_of(pipe))
             if not replays or device_of(pipe).type != "cuda":
-                return found
-            return _replayed(found, trace, self.targets)
+                return finding
+            return _replayed(finding, trace, self.targets)
 
         return proof
 
@@ -256,22 +260,19 @@ class Regional(ByInductor):
             seen = trace.denoiser
             # A step may leave blocks out (`caching=deepcache`), so their runs are not counted. A trace shows each layer
             # that runs eagerly, as those between the blocks do.
-            eager = [
-                name
-                for name in seen.ran
-                if name.startswith(tuple(f"{block}." for block in blocks))
-            ]
+            within = tuple(f"{block}." for block in blocks)
+            eager = [name for name in seen.ran if name.startswith(within)]
             summary, facts = _regions(trace, ["denoiser"])
             summary += f", for {len(blocks)} blocks in {seen.calls} calls"
             if eager:
                 summary += f"; layers of them that ran eagerly: {len(eager)}"
             engaged = seen.compiled_regions > 0 and bool(seen.ran) and not eager
-            found = Finding(
+            finding = Finding(
                 engaged,
                 summary,
                 facts | {"blocks": len(blocks), "eager_layers": len(eager)},
             )
-            return _by_inductor(found, self.mode, device_of(pipe))
+            return _by_inductor(finding, self.mode, device_of(pipe))
 
         return proof
 
@@ -323,13 +324,13 @@ class InductorDynamic(ByInductor):
         replace_modules(pipe, ["denoiser"], compiled)
 
         def proof(trace: Trace) -> Finding:
-            found = _compiled(trace, ["denoiser"], self.mode, device_of(pipe))
-            if not found.engaged:
-                return found
+            finding = _compiled(trace, ["denoiser"], self.mode, device_of(pipe))
+            if not finding.engaged:
+                return finding
             before = compilation.compiled_so_far()[1]
             shapes = _call_in_another_shape(denoiser_of(pipe), trace)
             anew = compilation.compiled_so_far()[1] - before
-            return found.also(
+            return finding.also(
                 f"{shapes[0]} and then {shapes[1]}: {anew} recompilations",
                 not anew,
                 compiled_anew=anew,
@@ -388,11 +389,11 @@ def _compiled(
         if not stage.compiled_regions >= stage.runs > 0
     ]
     if fewer and facts["compiled_regions_run"]:
-        told = ", ".join(
+        names = ", ".join(
             f"{stages[target].calls} calls of the {target.replace('_', ' ')}"
             for target in fewer
         )
-        summary += f", which are not all of {told}"
+        summary += f", which are not all of {names}"
     return _by_inductor(Finding(not fewer, summary, facts), mode, device)
 
 
@@ -430,9 +431,9 @@ def _by_inductor(found: Finding, mode: str, device: torch.device) -> Finding:
 
     if compilation.is_kept() and found.facts.get("graphs"):
         written, read = compilation.kept_so_far()
-        told = f"of the kept code {read} read, {written} written"
+        line = f"of the kept code {read} read, {written} written"
         found = found.also(
-            told, bool(written or read), kept_read=read, kept_written=written
+            line, bool(written or read), kept_read=read, kept_written=written
         )
     if (
         mode.startswith("max-autotune")

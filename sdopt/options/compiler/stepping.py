@@ -44,12 +44,10 @@ class WholeStepModule(StandIn):
         channels = pipe.vae.config.latent_channels
         guidance = pipe.guidance_scale if pipe.do_classifier_free_guidance else None
         kwargs["return_dict"] = False
-        given = (sample, timestep, encoder_hidden_states, kwargs)
+        call = (sample, timestep, encoder_hidden_states, kwargs)
         return (
             _Prediction(
-                self._step(
-                    self._orig_mod, *given, self._steps.table, channels, guidance
-                )
+                self._step(self._orig_mod, *call, self._steps.table, channels, guidance)
             ),
         )
 
@@ -76,8 +74,8 @@ def _step(
     whole = torch.cat([scaled, sample[:, channels:]], dim=1)
     prediction = denoiser(whole, timestep, encoder_hidden_states=states, **kwargs)[0]
     if guidance is not None:
-        without, given = prediction.chunk(2)
-        prediction = without + guidance * (given - without)
+        without, guided = prediction.chunk(2)
+        prediction = without + guidance * (guided - without)
         latents = latents.chunk(2)[0]
     following: torch.Tensor = keep * latents + add * prediction.float()
     return following.to(sample.dtype)

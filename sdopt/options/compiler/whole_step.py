@@ -54,27 +54,27 @@ class WholeStep(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unfit_for_inductor(ctx) + records_autograd(ctx, "a whole step")
+        reasons = unfit_for_inductor(ctx) + records_autograd(ctx, "a whole step")
         chosen = ctx.scheduler.class_name
         if chosen not in _SCHEDULERS:
-            found.append(
+            reasons.append(
                 f"{chosen} uses earlier predictions or adds noise, so a step is not a sum of latents and prediction: "
                 "choose scheduler=ddim or euler"
             )
         for name in _NONLINEAR:
             # Other schedulers only keep such keys of the configuration that they were made from.
             if chosen == "DDIMScheduler" and _is_set(ctx, name):
-                found.append(
+                reasons.append(
                     f"{chosen} has {name}=true, which makes the step nonlinear: choose scheduler=ddim with "
                     f"+scheduler.options.{name}=false, or compiler=inductor"
                 )
-        return found
+        return reasons
 
     @override
     def refusals(self, call: Inputs) -> list[str]:
-        given = [name for name in ("eta", "guidance_rescale") if call.get(name)]
+        asked = [name for name in ("eta", "guidance_rescale") if call.get(name)]
         lacks = "the compiled step has neither noise nor rescaling; leave it out"
-        return [f"{name}={call[name]}: {lacks}" for name in given]
+        return [f"{name}={call[name]}: {lacks}" for name in asked]
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -82,41 +82,41 @@ class WholeStep(Compiler):
 
         compilation.reset()
         steps = Steps(pipe.scheduler, lambda: is_called(pipe))
-        made = replace_modules(
+        replaced = replace_modules(
             pipe,
             ["denoiser"],
             lambda unet: WholeStepModule(pipe, unet, steps, self.mode),
         )
-        [whole] = made["denoiser"]
+        [whole] = replaced["denoiser"]
 
         def proof(trace: Trace) -> Finding:
             from torch._dynamo.utils import counters
 
             regions, calls = trace.denoiser.compiled_regions, trace.denoiser.calls
             breaks = sum(counters["graph_break"].values())
-            taken = steps.taken(pipe.scheduler)
+            count = steps.taken(pipe.scheduler)
             facts = {
                 "compiled_regions_run": regions,
                 "steps": calls,
                 "graph_breaks": breaks,
-                "steps_in_graph": taken,
+                "steps_in_graph": count,
             }
             summary = f"{regions} graphs run in {calls} steps, {breaks} breaks"
             summary += (
-                f"; the scheduler's step is {'in' if taken else 'not in'} the graph"
+                f"; the scheduler's step is {'in' if count else 'not in'} the graph"
             )
             inside = denoiser_of(pipe) is whole and regions == calls > 0 and not breaks
-            return Finding(inside and taken, summary, facts)
+            return Finding(inside and count, summary, facts)
 
         return proof
 
 
 def _is_set(ctx: Context, name: str) -> bool:
     """Returns whether a DDIM scheduler will have an option of `_NONLINEAR`; False where that is not known."""
-    own = part_config(ctx.model, "scheduler")
+    config = part_config(ctx.model, "scheduler")
     # A scheduler that clips by default needs not say so; where another one says nothing, DDIM does not clip either.
-    of_model = own is not None and own.get(
-        name, name == "clip_sample" and own.get("_class_name") in _CLIP
+    of_model = config is not None and config.get(
+        name, name == "clip_sample" and config.get("_class_name") in _CLIP
     )
     return bool(ctx.scheduler.options.get(name, of_model))
 
@@ -205,7 +205,7 @@ class Steps:
             """Returns timestep, scale and next latents of each step, shape (3, steps), for the given inputs by step."""
             scheduler = deepcopy(self._pristine)
             scheduler.set_timesteps(*args, **kwargs | {"device": "cpu"})
-            found = []
+            timesteps = []
             for number, timestep in enumerate(scheduler.timesteps):
                 sample, prediction = (
                     torch.full((1, 1, 1, 1), float(of(number)))
@@ -215,8 +215,8 @@ class Steps:
                 following = scheduler.step(
                     prediction, timestep, sample, return_dict=False
                 )[0]
-                found.append([float(timestep), float(scale), float(following)])
-            return torch.tensor(found).T
+                timesteps.append([float(timestep), float(scale), float(following)])
+            return torch.tensor(timesteps).T
 
         keep, add = asked(lambda _: 1, lambda _: 0), asked(lambda _: 0, lambda _: 1)
         # Inputs that vary by step reveal a scheduler that uses earlier inputs.

@@ -49,19 +49,19 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     for row in [
         row for row in summary.candidates if row.speedup or row.variant.given_up
     ]:
-        told = {
+        tooltip = {
             "memory": str(memory_cell(row)),
             "images": str(images_cell(row, TableView(judged))),
             "gate": str(row.decision or ""),
         }
         if row.variant.given_up:
             data += [
-                _arrow(at, several) | told for at in row.shapes if at.at_least_slower
+                _arrow(at, several) | tooltip for at in row.shapes if at.at_least_slower
             ]
             continue
         for at, speed in zip(row.shapes, row.speeds, strict=False):
             data.append(
-                _point(at, at.over_baseline[SPEEDUP.name], speed, several) | told
+                _point(at, at.over_baseline[SPEEDUP.name], speed, several) | tooltip
             )
     data.sort(key=lambda each: -each["estimate"])
     # The repeated baseline, whose speed-up is 1 but for chance.
@@ -194,23 +194,21 @@ def waterfall(summary: Summary) -> Spec | None:
     for row in summary.figures:
         if row.speedup_beside is None or row.variant.is_control:
             continue
-        start, found = 1.0, row.speedup_beside.interval
+        start, interval = 1.0, row.speedup_beside.interval
         if data and data[-1]["name"] == row.reference:
             start, data[-1]["joined"] = data[-1]["end"], True
-        low, high = (
-            None if bound is None else start * bound
-            for bound in (found.low, found.high)
-        )
+        low = None if interval.low is None else start * interval.low
+        high = None if interval.high is None else start * interval.high
         data.append({
             "name": row.variant.name,
             "start": start,
-            "end": start * found.estimate,
+            "end": start * interval.estimate,
             "low": low,
             "high": high,
             "joined": False,
             "speed": str(speed_of(row.speedup_beside)),
             "figure": row.speedup_beside.text,
-            "total": f"{start * found.estimate:.2f}×",
+            "total": f"{start * interval.estimate:.2f}×",
             "reference": row.reference,
         })  # fmt: skip
     if not data:
@@ -304,19 +302,21 @@ def _map_cell(effect: Effect, names: Sequence[str]) -> dict[str, Any]:
         shortened(name)
         for name in sorted((effect.options[0], effect.options[-1]), key=names.index)
     )
-    found = effect.speedup
+    interval = effect.speedup
     of = " × ".join(effect.options)
     figure = (
-        ratio_text(found) if found else f"aliased with {', '.join(effect.aliased_with)}"
+        ratio_text(interval)
+        if interval
+        else f"aliased with {', '.join(effect.aliased_with)}"
     )
     return {
         "column": first,
         "row": last,
         "of": of,
-        "log": math.log(found.estimate) if found else 0.0,
-        "estimate": f"{found.estimate:.2f}×" if found else "aliased",
-        "bounds": f"{found.low:.2f}–{found.high:.2f}"
-        if found and found.low and found.high
+        "log": math.log(interval.estimate) if interval else 0.0,
+        "estimate": f"{interval.estimate:.2f}×" if interval else "aliased",
+        "bounds": f"{interval.low:.2f}–{interval.high:.2f}"
+        if interval and interval.low and interval.high
         else "",
         "figure": figure,
         "memory": ratio_text(effect.memory_ratio) if effect.memory_ratio else "",

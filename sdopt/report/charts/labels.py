@@ -6,7 +6,6 @@ to its point by a line. Places are pixels, computed for the narrowest width of t
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sdopt.report.charts.spec import Spec
@@ -54,8 +53,8 @@ def named_layers(
     left = _positions(along, padding, width - padding)
     top = _positions(across, 0.93 * height, 0.07 * height)
     texts = [str(point["label"]) for point in points]
-    found = places(list(zip(left, top, strict=True)), texts, width, height)
-    for point, (dx, dy, side) in zip(points, found, strict=True):
+    placed = places(list(zip(left, top, strict=True)), texts, width, height)
+    for point, (dx, dy, side) in zip(points, placed, strict=True):
         point |= {"dx": dx, "dy": dy, "side": side}
         point["far"] = math.hypot(dx, dy) > 1.5 * _NEAR
     layers = _label_layers(*axes)
@@ -67,6 +66,9 @@ def named_layers(
 _LETTER, _LINE = 7.4, 15.0
 """Width of a letter and height of a line, in pixels."""
 
+_MARK = 8.0
+"""Radius of the marks, which labels avoid."""
+
 _NEAR = 13.0
 """Distance of a label from the middle of its point."""
 
@@ -74,20 +76,15 @@ _KEY_LENGTH = 44
 """Letters of a name in the key."""
 
 
-@dataclass(frozen=True)
-class Box:
-    """A rectangle in pixels; y grows downwards."""
+Box = tuple[float, float, float, float]
+"""A rectangle in pixels: left, top, right and bottom; y grows downwards."""
 
-    left: float
-    top: float
-    right: float
-    bottom: float
 
-    def overlap(self, other: "Box") -> float:
-        """Returns the area that both cover."""
-        width = min(self.right, other.right) - max(self.left, other.left)
-        height = min(self.bottom, other.bottom) - max(self.top, other.top)
-        return max(0.0, width) * max(0.0, height)
+def overlap(one: Box, other: Box) -> float:
+    """Returns the area that both cover."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(0.0, width) * max(0.0, height)
 
 
 LabelPlace = tuple[float, float, str]
@@ -99,7 +96,7 @@ def box_of(place: LabelPlace, x: float, y: float, text: str) -> Box:
     dx, dy, side = place
     width = _LETTER * len(text)
     left = x + dx - {"left": 0.0, "center": width / 2, "right": width}[side]
-    return Box(left, y + dy - _LINE / 2, left + width, y + dy + _LINE / 2)
+    return left, y + dy - _LINE / 2, left + width, y + dy + _LINE / 2
 
 
 def _places() -> Iterator[LabelPlace]:
@@ -118,7 +115,6 @@ def places(
     texts: Sequence[str],
     width: float,
     height: float,
-    radius: float = 8.0,
 ) -> list[LabelPlace]:
     """Returns a place for the label of each point.
 
@@ -127,37 +123,34 @@ def places(
         texts: the label of each point.
         width: of the plot, in pixels; labels stay within.
         height: likewise.
-        radius: of the marks, which labels avoid.
     """
-    marks = [Box(x - radius, y - radius, x + radius, y + radius) for x, y in points]
-    taken: list[Box] = []
+    marks = [(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in points]
+    boxes: list[Box] = []
     chosen: list[LabelPlace] = []
     for (x, y), text in zip(points, texts, strict=True):
         best: LabelPlace = (_NEAR, -_NEAR, "left")
         least = math.inf
         for place in _places():
             box = box_of(place, x, y, text)
-            outside = (box.right - box.left) * _LINE - box.overlap(
-                Box(0.0, 0.0, width, height)
-            )
-            cost = outside + sum(box.overlap(other) for other in (*taken, *marks))
+            within = overlap(box, (0.0, 0.0, width, height))
+            covered = sum(overlap(box, other) for other in (*boxes, *marks))
+            cost = (box[2] - box[0]) * _LINE - within + covered
             if cost < least - 1e-6:
                 best, least = place, cost
             if least <= 0:
                 break
         chosen.append(best)
-        taken.append(box_of(best, x, y, text))
+        boxes.append(box_of(best, x, y, text))
     return chosen
 
 
 def _positions(values: Sequence[float], first: float, last: float) -> list[float]:
     """Returns where values lie between two ends, the smallest at the first one; in the middle if all are equal."""
     low, high = min(values), max(values)
-    span = high - low
-    return [
-        first + (last - first) * ((value - low) / span if span else 0.5)
-        for value in values
-    ]
+    if low == high:
+        return [(first + last) / 2] * len(values)
+    shares = [(value - low) / (high - low) for value in values]
+    return [first + (last - first) * share for share in shares]
 
 
 def _label_layers(x: Spec, y: Spec) -> list[Spec]:
@@ -188,10 +181,10 @@ def _label_layers(x: Spec, y: Spec) -> list[Spec]:
 
 def _key_layer(rows: Sequence[tuple[int, str]]) -> Spec:
     """Returns a layer with the number and the name of each point, beside the plot."""
-    shown = []
+    rows_of_key = []
     for row, (number, name) in enumerate(rows):
         text = name if len(name) <= _KEY_LENGTH else name[: _KEY_LENGTH - 1] + "…"
-        shown.append({"text": f"{number}  {text}", "row": row})
+        rows_of_key.append({"text": f"{number}  {text}", "row": row})
     look = {
         "align": "left",
         "baseline": "top",
@@ -201,4 +194,4 @@ def _key_layer(rows: Sequence[tuple[int, str]]) -> Spec:
         "aria": False,
     }
     x, y = constant("width"), constant(0)
-    return mark("text", look, data=shown, x=x, y=y, text="text:N")
+    return mark("text", look, data=rows_of_key, x=x, y=y, text="text:N")

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -49,31 +48,26 @@ SideText = tuple[str, str, int]
 """Text beside the rows: its heading, the field of the data that holds it, and its width in pixels."""
 
 
-@dataclass(frozen=True)
 class Rows:
     """A chart with one row per item: its name stands above the marks, its figures beside them.
 
-    Attributes:
+    Args:
         data: a record for each row, top first; `name` is its name, `figure` its main figure.
         columns: the figures beside the rows.
     """
 
-    data: Sequence[Mapping[str, Any]]
-    columns: Sequence[SideText] = ()
-    placed: list[dict[str, Any]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        placed = [
-            {
-                **row,
-                "at": number + _MARKED,
-                "named": number + _NAMED,
-                "label": shortened(row["name"]),
-                "aria_text": f"{row['name']}: {row.get('figure', '')}",
-            }
-            for number, row in enumerate(self.data)
-        ]
-        object.__setattr__(self, "placed", placed)
+    def __init__(
+        self, data: Sequence[Mapping[str, Any]], columns: Sequence[SideText] = ()
+    ) -> None:
+        self.columns = columns
+        self.placed: list[dict[str, Any]] = []
+        for number, row in enumerate(data):
+            places = {"at": number + _MARKED, "named": number + _NAMED}
+            aria_text = f"{row['name']}: {row.get('figure', '')}"
+            label = shortened(row["name"])
+            self.placed.append(
+                {**row, **places, "label": label, "aria_text": aria_text}
+            )
 
     @property
     def y(self) -> Spec:
@@ -82,7 +76,7 @@ class Rows:
 
     def vertical(self, name: str) -> Spec:
         """The vertical encoding of a field of the data that holds places of rows."""
-        domain = [-0.5, len(self.data) - 0.5]
+        domain = [-0.5, len(self.placed) - 0.5]
         scale = {"domain": domain, "reverse": True, "nice": False, "zero": False}
         return encoding(f"{name}:Q", scale=scale, axis=None)
 
@@ -135,11 +129,11 @@ class Rows:
             head = constant(heading)
             texts.append(mark("text", look, data=[{}], x=end, y=constant(0), text=head))
             offset += width
-        told = [f"{row['name']} {row['figure']}" for row in self.data]
+        described = [f"{row['name']} {row['figure']}" for row in self.placed]
         return built(
             layered([*layers, *texts]),
-            f"{summary}: {'; '.join(told)}",
-            ROW * len(self.data),
+            f"{summary}: {'; '.join(described)}",
+            ROW * len(self.placed),
             self.placed,
             {"left": 6, "right": 6, "top": 22 if self.columns else 6, "bottom": 6},
         )
@@ -192,8 +186,8 @@ def ratio_axis(
     grid: bool = True,
 ) -> dict[str, Any]:
     """Returns the arguments of an encoding of ratios around 1: logarithmic, so that a gain and a loss are as long."""
-    known = [value for value in values if value is not None]
-    low, high = min([*known, 1.0]), max([*known, 1.0])
+    bounds = [value for value in values if value is not None]
+    low, high = min([*bounds, 1.0]), max([*bounds, 1.0])
     margin = max(0.08 * math.log(high / low), 0.02)
     domain = [low * math.exp(-margin), high * math.exp(margin)]
     label = "format(datum.value, '~g') + '×'"
@@ -229,15 +223,15 @@ def ratio_ticks(low: float, high: float) -> list[float]:
         ]
         return sorted({*(round(tick, 6) for tick in ticks if tick > 0), 1.0})
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found: list[float] = []
+    within: list[float] = []
     for marks in _MARKS:
         every = [round(m * 10.0**decade, 9) for decade, m in product(decades, marks)]
-        found = [
+        within = [
             mark for mark in every if low * (1 - 1e-9) <= mark <= high * (1 + 1e-9)
         ]
-        if len(found) <= _MOST_MARKS:
+        if len(within) <= _MOST_MARKS:
             break
-    return sorted({*found, 1.0})
+    return sorted({*within, 1.0})
 
 
 def built(

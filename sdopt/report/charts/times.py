@@ -92,17 +92,17 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
         legend={"symbolFillColor": GREY, "symbolStrokeColor": GREY},
     )
     # A layer without a mark would be an image without a description.
-    shown = {"others": 0.28} if len(others) > 1 else {}
-    shown |= {"baseline": 1.0} | ({"chosen variant": 0.9} if others else {})
+    opacities = {"others": 0.28} if len(others) > 1 else {}
+    opacities |= {"baseline": 1.0} | ({"chosen variant": 0.9} if others else {})
     layers: list[Spec] = []
-    for name, opacity in shown.items():
+    for name, opacity in opacities.items():
         only = [f"datum.who === '{name}'"]
         line = {"strokeWidth": 1.3, "opacity": 0.6 * opacity, "aria": False}
         point = {"filled": True, "size": 70, "opacity": opacity}
-        told = facts(_CALL_FACTS)
+        tooltip = facts(_CALL_FACTS)
         layers += [
             mark("line", line | _CLIP, where=only, **every, detail="worker:N"),
-            mark("point", point | _CLIP, where=only, **every, shape=shape, **told),
+            mark("point", point | _CLIP, where=only, **every, shape=shape, **tooltip),
         ]
     layers[-1]["params"] = [zoom()]
     chart = layered(layers, [picked])
@@ -171,18 +171,17 @@ def stages_plot(summary: Summary) -> Spec | None:
         stage: _STAGES.get(stage, (stage.replace("_", " "), ""))[0] for stage in present
     }
     spare = iter(_FURTHER * len(present))
-    colours = [
-        _STAGES[stage][1] if stage in _STAGES else next(spare) for stage in present
-    ]
+    colours = []
+    for stage in present:
+        colours.append(_STAGES[stage][1] if stage in _STAGES else next(spare))
     totals = [sum(row.call_ms.values()) for row in rows]
-    told = [
-        f"{total:.0f} ms" if total < 1000 else f"{total / 1e3:.2f} s"
-        for total in totals
-    ]
+    figures = []
+    for total in totals:
+        figures.append(f"{total:.0f} ms" if total < 1000 else f"{total / 1e3:.2f} s")
     unit, scale = _unit([total / 1e3 for total in totals])
     named = [
         {"name": row.variant.name, "figure": figure}
-        for row, figure in zip(rows, told, strict=True)
+        for row, figure in zip(rows, figures, strict=True)
     ]
     plot = Rows(named, [("stages together", "figure", 116)])
     parts = []

@@ -99,8 +99,8 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
 
 def tradeoff_picture(summary: Summary) -> bytes | None:
     """Draws speed against quality as a PNG; None if there are no images to judge quality by."""
-    found = tradeoffs(summary, named=True)
-    return study_picture(summary, found.views[0][1] if found else None)
+    plots = tradeoffs(summary, named=True)
+    return study_picture(summary, plots.views[0][1] if plots else None)
 
 
 def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any]]:
@@ -202,7 +202,7 @@ def _spec(
         for kind, shape in _SHAPES.items()
         if kind in shown
     }
-    told = "; ".join(
+    described = "; ".join(
         f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points
     )
     dashed = {
@@ -221,7 +221,7 @@ def _spec(
         mark("point", dot, params=zooms, x=x, y=y, **channels),
         *labels,
     ]
-    return built(layered(layers), f"Speed against quality: {told}", height, points)
+    return built(layered(layers), f"Speed against quality: {described}", height, points)
 
 
 def _front(

@@ -62,7 +62,7 @@ def _encoded(channel: Any) -> Any:
 
 def layered(layers: Sequence[Spec], params: Sequence[Spec] = ()) -> Spec:
     """Returns the chart of layers, the lowest one first, whose selections are the chart's: a layer has a name for that."""
-    shown: list[Spec] = []
+    layers_shown: list[Spec] = []
     selections = [*params]
     for number, layer in enumerate(layers):
         begun = layer.get("params", [])
@@ -70,5 +70,5 @@ def layered(layers: Sequence[Spec], params: Sequence[Spec] = ()) -> Spec:
         if begun:
             named["name"] = f"view_{number}"
             selections += [{**param, "views": [named["name"]]} for param in begun]
-        shown.append(named)
-    return {"layer": shown, **({"params": selections} if selections else {})}
+        layers_shown.append(named)
+    return {"layer": layers_shown, **({"params": selections} if selections else {})}

@@ -72,10 +72,9 @@ def _code(text: str) -> Markup:
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return escape(text)
-    return Markup("").join(
-        Markup("<code>{}</code>").format(part) if number % 2 else escape(part)
-        for number, part in enumerate(parts)
-    )
+    pieces = list(map(escape, parts))
+    pieces[1::2] = [Markup("<code>{}</code>").format(part) for part in parts[1::2]]
+    return Markup("").join(pieces)
 
 
 def _asset(name: str) -> str:

@@ -218,9 +218,9 @@ def _break_even(summary: Summary) -> Section:
 
 def _images(summary: Summary, folder: Path, budget: int) -> Section:
     result = summary.result
-    found = gallery_of(result, folder, budget)
-    if found is not None:
-        return Section("images", "Images", [found])
+    gallery = gallery_of(result, folder, budget)
+    if gallery is not None:
+        return Section("images", "Images", [gallery])
     absent = (
         "This report was made without the folder of the run, which holds the images."
     )
@@ -260,11 +260,10 @@ def _environment(summary: Summary) -> Section:
         **environment.packages,
         **environment.variables,
     }
-    pairs = [
-        (name, value if isinstance(value, str) else _listed(value))
-        for name, value in facts.items()
-        if value
-    ]
+    pairs = []
+    for name, value in facts.items():
+        if value:
+            pairs.append((name, value if isinstance(value, str) else _listed(value)))
     blocks: list[Block] = [
         Facts(pairs),
         *([Notes(environment.warnings)] if environment.warnings else []),

@@ -133,12 +133,13 @@ class TestJudging:
         def now() -> datetime:
             return datetime(2026, 1, 2, 3, 4, 5, len(folders), UTC)
 
+        images = write(tmp_path / "images", pictures())
         monkeypatch.setattr(judging, "import_study", begun)
         monkeypatch.setattr(judging, "datetime", SimpleNamespace(now=now))
         for _ in range(2):
             with pytest.raises(UsageError, match="enough"):
                 judging.judge_folders(
-                    GivenFolder(tmp_path, [tmp_path]), ["hardware=cpu"], None, []
+                    GivenFolder(images, [images]), ["hardware=cpu"], None, []
                 )
         assert folders[0] != folders[1]
 

@@ -41,16 +41,20 @@ SERVED = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW] + [
 
 
 class LocalWorker:
-    """A worker in this process."""
+    """A worker in this process, whose pipeline is loaded once, and needs no calls to become warm."""
 
     alive = True
     pid = 1
 
     def __init__(self, variant: Variant) -> None:
         self.host = PipelineHost(variant, CPU)
+        self.host.prepare()
+        self.warm = False
         self.renders = 0
 
     def ask(self, request: Callable[..., Any], *arguments: Any) -> Any:
+        if not self.warm:
+            return None
         self.renders += request is PipelineHost.render
         return request(self.host, *arguments)
 
@@ -61,12 +65,13 @@ class LocalWorker:
 class Served:
     """A warm engine, and requests that differ in prompt and seed."""
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(self, worker: LocalWorker) -> None:
+        self.worker, variant = worker, worker.host._variant
         assert not unservable(variant, Serving(), CPU)
-        self.worker = LocalWorker(variant)
-        self.engine = Engine(variant, Serving(), lambda: cast(Worker, self.worker))
+        self.engine = Engine(variant, Serving(), lambda: cast(Worker, worker))
+        worker.warm = False
         self.engine.start()
-        self.worker.renders = 0
+        worker.warm = True
         self.requests = [Asked(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
 
     def work(self, scale: float | None = None, number: int = 0) -> EngineWork:
@@ -107,13 +112,26 @@ def worst(
 SIZES = "workload.batch_size=[1,4]"
 
 
+@pytest.fixture(scope="module")
+def workers() -> dict[tuple[str, ...], LocalWorker]:
+    """What was loaded so far, by model and overrides."""
+    return {}
+
+
 @pytest.fixture
-def served(composer: Composers, variant_of: Tiny) -> Callable[..., Served]:
-    def serve(name: str, *overrides: str) -> Served:
+def served(
+    composer: Composers, variant_of: Tiny, workers: dict[tuple[str, ...], LocalWorker]
+) -> Callable[..., Served]:
+    def variant(name: str, *overrides: str) -> Variant:
         if name == "emoji_dit":
             words = [*SMOKE, f"model={name}", "workload.steps=3", SIZES, *overrides]
-            return Served(composer(words).variant(None))
-        return Served(variant_of(name, SIZES, *overrides))
+            return composer(words).variant(None)
+        return variant_of(name, SIZES, *overrides)
+
+    def serve(*asked: str) -> Served:
+        if asked not in workers:
+            workers[asked] = LocalWorker(variant(*asked))
+        return Served(workers[asked])
 
     return serve
 
