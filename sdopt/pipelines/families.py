@@ -359,8 +359,8 @@ def in_float32(folder: Path) -> bool:
             except UsageError:
                 return False  # `require_model` says what is wrong
             shapes = header.shapes
-            largest = max(shapes, key=lambda name: math.prod(shapes[name]))
-            return header.types[largest] == "F32"
+            largest = max(shapes, key=lambda name: math.prod(shapes[name]), default="")
+            return header.types.get(largest) == "F32"
     return False
 
 
