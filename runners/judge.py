@@ -21,7 +21,8 @@ def main(argv: list[str]) -> int:
         "beside them, or in the files, where A1111, ComfyUI, InvokeAI, SwarmUI, Fooocus and others leave them, or in a "
         "program's log or a run's record; settings that they leave there (steps, sampler, model, …) must be the same. "
         "A times.csv (file, or prompt and seed; "
-        "seconds; memory_gib; replicate) adds speed and memory.",
+        "seconds; memory_gib; replicate; images of a call; warmup: 1 for a call that does not count) adds speed and "
+        "memory.",
         epilog="examples: sdopt judge fp32/ int8/ --again fp32_once_more/; sdopt judge fp32/ int8/ gate=strict "
         "quality.features=[effnet] gate.calibration=own.json (from `sdopt calibrate --from seeds_a/ seeds_b/`)",
     )

@@ -5,12 +5,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 
 from sdopt.errors import UnavailableError, UsageError, without_passwords
 
 from . import Arguments, end_with_code
 
 _PATIENCE_S = 1.0
+_POLL_S = 0.2
 
 
 @end_with_code
@@ -48,14 +51,8 @@ def main(argv: list[str]) -> int:
         )
         return 0
     pages = ui_pages(tracking)
-    site = f"http://127.0.0.1:{arguments.port}"
-    # The newest first: MLflow's own first page shows none of them.
-    names = list(pages)
-    for name in names[:1]:
-        print(f"Leaderboard of {name}, by speed-up: {site}/{pages[name]}")
-    for name in names[1:]:
-        print(f"  {name}: {site}/{pages[name]}")
-    print(without_passwords(f"MLflow on {tracking.uri}  (Ctrl-C ends it)"), flush=True)
+    starting = f"starting MLflow on {tracking.uri}  (Ctrl-C ends it)"
+    print(without_passwords(starting), flush=True)
     command = [
         sys.executable,
         "-m",
@@ -69,6 +66,9 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     server = subprocess.Popen(command, start_new_session=True)
     try:
+        while server.poll() is None and not _answers(arguments.port):
+            time.sleep(_POLL_S)
+        _print_pages(pages, f"http://127.0.0.1:{arguments.port}")
         if (code := server.wait()) == 0:
             return 0
         raise UnavailableError(
@@ -78,6 +78,19 @@ def main(argv: list[str]) -> int:
         return 0
     finally:
         _end(server)
+
+
+def _print_pages(pages: Mapping[str, str], site: str) -> None:
+    """Prints the links, the newest first: MLflow's own first page shows none of them."""
+    said = "Leaderboard of {}, by speed-up"
+    for name, page in pages.items():
+        print(f"{said.format(name)}: {site}/{page}", flush=True)
+        said = "  {}"
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
@@ -95,9 +108,8 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 def _require_port(port: int) -> None:
     if not 0 < port < 2**16:
         raise UsageError(f"--port {port}: must be between 1 and {2**16 - 1}")
-    with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", port)) == 0:
-            raise UsageError(f"--port {port}: already in use; choose another port")
+    if _answers(port):
+        raise UsageError(f"--port {port}: already in use; choose another port")
 
 
 if __name__ == "__main__":

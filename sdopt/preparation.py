@@ -12,17 +12,29 @@ from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError, print_problems
 from sdopt.hardware.faults import faults_of
 from sdopt.pipelines import sampling
-from sdopt.pipelines.catalog import path_of
+from sdopt.pipelines.catalog import architecture_folder, path_of
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.factory import describe, remember
 from sdopt.pipelines.families import titles_of_folder, twin_of_folder
+from sdopt.pipelines.family import family_named
 from sdopt.pipelines.hub import fetch_models
-from sdopt.pipelines.loading import family_of, part_config, sampling_remarks
+from sdopt.pipelines.loading import (
+    family_of,
+    guidance_of,
+    part_config,
+    sampling_remarks,
+)
 from sdopt.pipelines.sampling import answers_to, unanswered
 from sdopt.pipelines.sampling import remember as remember_sampling
 from sdopt.pipelines.stored import transformer_in
 from sdopt.pipelines.transformer_files import is_transformer, source_of
-from sdopt.pipelines.twins import another_twin, assumed, other_work, titles_of
+from sdopt.pipelines.twins import (
+    another_twin,
+    assumed,
+    other_work,
+    still_distilled,
+    titles_of,
+)
 from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
 from sdopt.record.files import short_digest, write_cached
 from sdopt.schema import Model
@@ -175,9 +187,16 @@ def _beside_another(model: Model) -> str | None:
     if model.base is None or not is_transformer(model):
         return None
     base, file = Path(model.base).expanduser(), path_of(model)
-    name = twin_of_folder(base.absolute()) if base.is_dir() else model.name
     kind = transformer_in(file)
-    if kind is None or name is None:
+    if kind is None:
+        return None
+    guided = guidance_of(model) == family_named(kind).guidance
+    if guided and (line := still_distilled(file, kind)):
+        return line
+    name = model.name if architecture_folder(model) else None
+    if base.is_dir():
+        name = twin_of_folder(base.absolute())
+    if name is None:
         return None
     return other_work(file, kind, name) or another_twin(file, name)
 

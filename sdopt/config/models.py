@@ -214,6 +214,7 @@ def _at_path(path: Path, base: str | None) -> dict[str, Any]:
     from sdopt.pipelines.families import (
         family_of,
         family_of_folder,
+        in_float32,
         settings_of_folder,
         titles_of_folder,
         twin_of_folder,
@@ -221,9 +222,11 @@ def _at_path(path: Path, base: str | None) -> dict[str, Any]:
 
     here = {"weights": "path", "path": str(path)}
     if path.is_dir():
+        twin = twin_of_folder(path)
         settings = settings_of_folder(path)
-        settings |= _sampled_as(twin_of_folder(path), titles_of_folder(path))
-        return _keys(_ANY_FOLDER) | settings | here | _defaults(family_of_folder(path))
+        settings |= _sampled_as(twin, titles_of_folder(path))
+        defaults = _defaults(family_of_folder(path), twin, in_float32(path))
+        return _keys(_ANY_FOLDER) | settings | here | defaults
     if base is not None:
         local = whole_path(base) if _is_there(base) else None
         node = _on_hub(base, None) if local is None else _at_path(local, None)
@@ -253,17 +256,28 @@ def _on_hub(repository: str, revision: str | None) -> dict[str, Any]:
         | settings_of(*configs)
         | _sampled_as(twin, [repository])
         | there
-        | _defaults(family_in(configs[0]))
+        | _defaults(family_in(configs[0]), twin, in_float32=False)
     )
 
 
-def _defaults(family: Family) -> dict[str, Any]:
-    """Returns what a model's option chooses in other groups, unless the user does: a flow's scheduler."""
-    return (
-        {"defaults": [{"override /scheduler": "flow_euler"}]}
-        if family.sampling == "flow"
-        else {}
-    )
+_BFLOAT16 = {"override /precision": "bf16"}
+
+
+def _defaults(family: Family, twin: str | None, in_float32: bool) -> dict[str, Any]:
+    """Returns what a model's option chooses in other groups, unless the user does: a flow's scheduler, and a type.
+
+    The type of a transformer is that of the model that comes with sdopt and has it, its `twin`; without one, that of
+    its family, unless the weights are stored in float32.
+    """
+    in_bfloat16 = family.dtype == "bfloat16" and not in_float32
+    if twin is not None:
+        in_bfloat16 = _BFLOAT16 in _keys(twin).get("defaults", ())
+    chosen = []
+    if in_bfloat16:
+        chosen.append(_BFLOAT16)
+    if family.sampling == "flow":
+        chosen.append({"override /scheduler": "flow_euler"})
+    return {"defaults": chosen} if chosen else {}
 
 
 def _keys(option: str, group: str = "model") -> dict[str, Any]:

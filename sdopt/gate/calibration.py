@@ -35,8 +35,8 @@ class Calibration:
     """The spread of each quality metric between two images of one prompt that start from different noise.
 
     `model`, `workload`, `scheduler` and `task` are sections of the configuration that the spread was measured with; a
-    file without a task is of text-to-image. `digests` holds the hashes of the weights: those of the model, and those of
-    each feature extractor by name.
+    file without a task is of text-to-image. `digests` holds the hashes of the weights: those of the model, those of
+    each feature extractor by name, and as `parts` those of the files that its options read, such as a LoRA.
     """
 
     model: str
@@ -65,6 +65,18 @@ class Calibration:
             name = key if "." in key else f"workload.{key}"
             differing[name] = mine[key], value
         return differing
+
+    def other_parts(self, parts: str) -> dict[str, tuple[str, str]]:
+        """Returns the files of options, if they are others than those of the digest `parts`; in both forms, shortened."""
+        mine = self.digests.get(_PARTS, "")
+        if mine == parts:
+            return {}
+        return {_OF_OPTIONS: (mine[:12] or "none", parts[:12] or "none")}
+
+
+_PARTS = "parts"
+
+_OF_OPTIONS = "files of options"
 
 
 def work_of(config: RecordedConfig) -> dict[str, Any]:
@@ -167,7 +179,8 @@ def _fitting(
     calibrations.sort(key=lambda calibration: len(calibration.differing(config)))
     for calibration in calibrations:
         if not _other_weights(calibration, digests):
-            return fit_of(calibration, config, named=path is not None)
+            parts = digests.get(_PARTS, "")
+            return fit_of(calibration, config, path is not None, parts)
     source = "the calibration that comes with sdopt"
     if path:
         source = f"gate.calibration={path}"
@@ -178,9 +191,11 @@ def _fitting(
 
 
 def _digests(result: StudyResult, variant: VariantResult) -> dict[str, str]:
-    """Returns the hashes of the weights of a variant's model, and of each feature extractor of its study."""
-    model = variant.inputs.get("model", "")
-    return {"model": model, **result.feature_digests}
+    """Returns the hashes of the weights of a variant's model and options, and of each feature extractor of its study."""
+    own = {"model": variant.inputs.get("model", "")}
+    if _PARTS in variant.inputs:
+        own[_PARTS] = variant.inputs[_PARTS]
+    return own | result.feature_digests
 
 
 def _other_weights(calibration: Calibration, digests: Mapping[str, str]) -> list[str]:
@@ -188,18 +203,27 @@ def _other_weights(calibration: Calibration, digests: Mapping[str, str]) -> list
     other = []
     for name, digest in digests.items():
         measured = calibration.digests.get(name, digest)
-        if measured != digest:
+        if measured != digest and name != _PARTS:
             other.append(f"{name} {measured[:12]} (here {digest[:12] or 'unknown'})")
     return other
 
 
-def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit:
+def fit_of(
+    calibration: Calibration, config: RecordedConfig, named: bool, parts: str = ""
+) -> Fit:
     """Returns whether a calibration of the same weights fits a study's settings.
 
-    Two images of one prompt differ more at few steps than at many, and less where both start from one image, so a
-    calibration with other settings does not fit. One whose file the user named is applied nevertheless, with a note.
+    Two images of one prompt differ more at few steps than at many, and less where both start from one image or have the
+    style of a LoRA, so a calibration with other settings does not fit. One whose file the user named is applied
+    nevertheless, with a note.
+
+    Args:
+        calibration: the calibration.
+        config: the study's configuration.
+        named: whether the user named its file.
+        parts: the digest of the files that options of the study's baseline read; "" for none.
     """
-    differing = calibration.differing(config)
+    differing = calibration.differing(config) | calibration.other_parts(parts)
     if not differing:
         return Fit(calibration)
     settings = []
@@ -208,7 +232,10 @@ def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit
     note = f"the calibration was measured with {', '.join(settings)}"
     if named:
         return Fit(calibration, note=note)
-    return Fit(refusal=f"{note}: {how_to_calibrate(config)}")
+    way = how_to_calibrate(config)
+    if _OF_OPTIONS in differing:
+        way += "; name the options of the baseline there, too, as in lora=loaded lora.path=…"
+    return Fit(refusal=f"{note}: {way}")
 
 
 def remarks_on_calibration(

@@ -245,6 +245,13 @@ def busy_with_other_work() -> str:
     return f"this machine is busy with other work (load {load:.1f} on {cores} cores)"
 
 
+def slowed_by_other_work() -> float:
+    """Returns how many times longer a call takes beside what makes this machine busy; 1 if nothing does."""
+    if not busy_with_other_work():
+        return 1.0
+    return 1 + os.getloadavg()[0] / usable_cores()
+
+
 _BUSY = 1.5
 """Processes for each core, on average over a minute, from which a machine is called busy: sdopt's own take fewer."""
 

@@ -24,7 +24,7 @@ from sdopt.pipelines.loading import call_arguments, guidance_of
 from sdopt.record.records import VariantResult
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.schema import Tracking
-from sdopt.study.fingerprint import NOT_FETCHED, inputs_of, of_model
+from sdopt.study.fingerprint import changed_inputs, of_model
 from sdopt.tracking.runs import download_run
 from sdopt.tracking.store import end_process
 from sdopt.variant import Variant
@@ -122,10 +122,9 @@ _FILES = {
 
 def _warn_of_other_files(row: VariantResult, planned: Variant) -> None:
     """Warns of files that are others than those measured, as of a model that was trained again under its old name."""
-    now = inputs_of(planned, of_model)
+    changed = changed_inputs(planned, row.inputs, of_model)
     for name, what in _FILES.items():
-        was, there = row.inputs.get(name), now.get(name)
-        if None not in (was, there) and there not in (was, NOT_FETCHED):
+        if name in changed:
             text = f"variant={row.name}: not {what} that were measured: images and times may be others"
             warnings.warn(text, UserWarning, stacklevel=3)
 

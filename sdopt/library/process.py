@@ -1,5 +1,6 @@
 """Settings of the whole process that an option may leave behind: what changed, and how to put it back."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import torch
 from torch.backends import cuda, cudnn
 
 from sdopt.options.attention_backends import default_backend, set_default_backend
+from sdopt.scratch import CACHES, named_caches
 
 _Switch = tuple[Callable[[], Any], Callable[[Any], Any]]
 """Reads a setting, and writes it."""
@@ -20,6 +22,18 @@ def _flags(owner: Any, what: str, *names: str) -> dict[str, _Switch]:
         f"{what} {name}": (partial(getattr, owner, name), partial(setattr, owner, name))
         for name in names
     }
+
+
+def _folder_of_kernels(variable: str) -> _Switch:
+    """Returns how the variable with a folder of compiled kernels is read and written; None is PyTorch's own choice."""
+
+    def write(folder: str | None) -> None:
+        if folder is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = folder
+
+    return lambda: named_caches().get(variable), write
 
 
 _SWITCHES: dict[str, _Switch] = {
@@ -49,6 +63,7 @@ _SWITCHES: dict[str, _Switch] = {
     "SDPA's math kernel": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
     "SDPA's cudnn kernel": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
     "attention backend of diffusers": (default_backend, set_default_backend),
+    **{variable: _folder_of_kernels(variable) for variable in CACHES},
 }
 
 

@@ -31,6 +31,7 @@ from sdopt.options.assumptions import no_lora, plain_weights
 from sdopt.options.base import Inputs
 from sdopt.options.declarations import outdated
 from sdopt.pipelines.family import family_named
+from sdopt.pipelines.hub import commit_of
 from sdopt.pipelines.loading import (
     LoadedModel,
     family_of,
@@ -186,11 +187,14 @@ class Lora(Optimization):
             if is_on_hub(self.path)
             else str(Path(self.path).expanduser().absolute())
         )
-        file = f", weight_name={self.weight_name!r}" if self.weight_name else ""
-        return (
-            f"pipe.load_lora_weights({source!r}{file}, adapter_name={_NAME!r})",
-            *then,
-        )
+        arguments = [repr(source)]
+        if self.weight_name:
+            arguments.append(f"weight_name={self.weight_name!r}")
+        if is_on_hub(self.path) and self._cached:  # the repository may move
+            commit = commit_of(lora_file(self.path, self.names[0]))
+            arguments.append(f"revision={commit!r}")
+        arguments.append(f"adapter_name={_NAME!r}")
+        return (f"pipe.load_lora_weights({', '.join(arguments)})", *then)
 
     def _load(self, pipe: Pipeline, name: str | None, **how: Any) -> None:
         file = lora_file(self.path, name)

@@ -1,5 +1,6 @@
 """Finds what a user's own model is, from its file, its folder or its repository: architecture, size, guidance scale."""
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from functools import cache
@@ -346,6 +347,21 @@ def _length_of(folder: Path, family: Family) -> dict[str, int]:
         if usual and isinstance(length, int) and length < usual
         else {}
     )
+
+
+def in_float32(folder: Path) -> bool:
+    """Returns whether the denoiser in a folder is stored in float32, or without one its first text encoder."""
+    family = family_of_folder(folder)
+    for part in (family.denoiser, *family.encoders):
+        for file in sorted((folder / part).glob("*.safetensors")):
+            try:
+                header = Header.of_any(file, f"model.path={folder}")
+            except UsageError:
+                return False  # `require_model` says what is wrong
+            shapes = header.shapes
+            largest = max(shapes, key=lambda name: math.prod(shapes[name]), default="")
+            return header.types.get(largest) == "F32"
+    return False
 
 
 def family_of_folder(folder: Path) -> Family:

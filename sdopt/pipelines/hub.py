@@ -258,6 +258,18 @@ def fetch_files(
         ]
 
 
+def commit_of(path: Path) -> str | None:
+    """Returns the commit of a repository that a local copy of a file or a folder is of; None if it is no such copy."""
+    folders = path.parts
+    if _SNAPSHOTS not in folders[:-1]:
+        return None
+    return folders[folders.index(_SNAPSHOTS) + 1]
+
+
+_SNAPSHOTS = "snapshots"
+"""The folder of the hub's cache that has the copies of a repository, by commit."""
+
+
 @contextmanager
 def _of_the_hub(at: str) -> Iterator[None]:
     """Turns errors of `huggingface_hub` within the block into a UsageError in its words, `at` the key of a repository."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
+from sdopt.pipelines.parts import shape_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -400,6 +402,19 @@ def parted(
     return list(tensor.split(rows)) if len(rows) > 1 else [tensor]
 
 
+def _in_dimensions(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Returns a tensor with as many dimensions as a place has: some programs leave out those of 1 in a GGUF file."""
+    own = shape_of(tensor)
+    sizes = [size for size in own if size > 1]
+    if len(own) == len(shape) or sizes != [size for size in shape if size > 1]:
+        return tensor
+    if hasattr(tensor, "quant_type"):
+        from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
+
+        tensor = dequantize_gguf_tensor(tensor)
+    return tensor.reshape(shape)
+
+
 def renamed(
     tensors: Mapping[str, torch.Tensor], network: Any
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
@@ -426,7 +441,10 @@ def renamed(
         parts = None
         if place and shapes.keys() >= {*targets} and not by_name.keys() & {*targets}:
             rows = [shapes[target][0] for target in targets]
-            parts = parted(tensor, place, rows)
+            whole = tensor
+            if len(targets) == 1:
+                whole = _in_dimensions(tensor, shapes[targets[0]])
+            parts = parted(whole, place, rows)
         if parts is None:
             unknown.append(name)
         else:

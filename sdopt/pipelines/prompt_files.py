@@ -117,6 +117,7 @@ def read_prompts(path: Path, column: str | None) -> PromptFile:
             if suffix in JSON
             else _table_rows(text, suffix, column),
             column,
+            blank=suffix not in JSON,
         )
     except RecursionError:
         raise Unreadable("nested too deeply") from None
@@ -147,7 +148,8 @@ _LONGEST_NAME, _MOST_NAMES = 40, 12
 # ---- tables and JSON ------------------------------------------------------------------------------------------------
 
 
-def _of_rows(rows: Sequence[_Row], column: str | None) -> PromptFile:
+def _of_rows(rows: Sequence[_Row], column: str | None, blank: bool) -> PromptFile:
+    """Returns the prompts of rows; `blank` says whether rows of nothing at all mean nothing, as in a spreadsheet."""
     columns = list(dict.fromkeys(chain.from_iterable(row for _, row in rows)))
     if not columns:
         return PromptFile(())
@@ -163,7 +165,7 @@ def _of_rows(rows: Sequence[_Row], column: str | None) -> PromptFile:
             if not isinstance(value, str):
                 raise Unreadable(f"{place} has no text in its column '{name}'")
         if not _stripped(text):
-            empty += [place] if any(row.values()) else []
+            empty += [place] if any(row.values()) or not blank else []
             continue
         prompts.append(
             Prompt(

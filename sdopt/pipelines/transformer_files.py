@@ -217,6 +217,8 @@ def _placed(
             tensor  # those of FLUX.2 have no other name
         )
     placed |= convert(dict(given), config=dict(network.config))
+    known = network.state_dict().keys()
+    placed = {name: tensor for name, tensor in placed.items() if name in known}
     used = {_root(tensor) for tensor in placed.values()}
     return placed, [name for name, tensor in given.items() if _root(tensor) not in used]
 

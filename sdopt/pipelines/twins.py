@@ -126,6 +126,28 @@ def another_twin(file: Path, name: str) -> str | None:
     return f"its name says that it is model={twin}, whose steps, guidance and scheduler are not those of model={name}"
 
 
+def still_distilled(file: Path, kind: str) -> str | None:
+    """Returns a line if a file is called what a distilled model is, and a pipeline guides it; None if it is not.
+
+    Args:
+        file: of a transformer, which does not say by its tensors whether it was distilled.
+        kind: the class name of its pipeline, which says so.
+    """
+    if other_work(file, kind, ""):
+        return None
+    pattern = _DISTILLED_NAMES.get(kind, _NOTHING)
+    for title in titles_of(file):
+        if said := pattern.search(title):
+            return (
+                f"its name says {said[0]} and not base, and this pipeline is guided in two calls a step: of one that "
+                "was distilled, give the pipeline of that"
+            )
+    return None
+
+
+_DISTILLED_NAMES = {"Flux2KleinPipeline": re.compile("klein", re.IGNORECASE)}
+"""How files are named of models into whose weights guidance was distilled, and not into those of the same tensors."""
+
 _WITH_OTHER_STEPS = {"z_image": "z_image_turbo", "z_image_turbo": "z_image"}
 """Models that are sampled in other steps and at other levels of noise than one with the same tensors."""
 

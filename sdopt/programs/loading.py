@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.hardware.device import Device
+from sdopt.hardware.probe import default_threads
 from sdopt.options.precision import Precision
 from sdopt.pipelines.catalog import class_name_of, path_of
+from sdopt.pipelines.hub import commit_of
 from sdopt.pipelines.loading import (
     absent_in,
     clip_skip_of,
@@ -37,7 +39,7 @@ def loading_of(variant: Variant, device: Device) -> Piece:
     Raises:
         UsageError: the model's files are missing.
     """
-    start, threads = Piece(), variant.hardware.threads
+    start, threads = Piece(), variant.hardware.threads or _fewer_threads()
     if threads and not device.is_cuda:
         start = Piece(("import torch",), (f"torch.set_num_threads({threads})",))
     model = variant.model
@@ -47,6 +49,17 @@ def loading_of(variant: Variant, device: Device) -> Piece:
     if model.weights == "random":
         return start + _untrained(variant, dtype, device)
     return start + from_files(model, variant.task, dtype)
+
+
+def _fewer_threads() -> int | None:
+    """Returns the threads of a worker, where PyTorch by itself takes one for each core of a machine that is not all here.
+
+    A container may have two cores of 64: there a program is many times slower with 64 threads.
+    """
+    import torch
+
+    threads = default_threads()
+    return threads if threads < torch.get_num_threads() else None
 
 
 def from_files(model: Model, task: Task, dtype: str) -> Piece:
@@ -129,9 +142,7 @@ def _repository(model: Model, folder: Path) -> Iterator[str]:
     """Yields the arguments for a folder, or for a repository of the hub at the commit that was measured."""
     if model.weights == "hub":
         yield literal(str(model.hub_id))
-        revision = model.revision
-        if folder.parent.name == "snapshots":
-            revision = folder.name
+        revision = commit_of(folder) or model.revision
         if revision:
             yield f"revision={literal(revision)}"
     else:

@@ -144,7 +144,8 @@ def evaluate(
         if variant.name in drawn:
             note(variant.name)
             reference = None if variant.name == result.baseline else baseline
-            variant.trips = evaluator.trips(drawn[variant.name], reference)
+            found = evaluator.trips(drawn[variant.name], reference)
+            variant.trips = [*found, *variant.trips_at_shapes]
             variant.quality = evaluator.of_variant(drawn[variant.name], baseline)
     for comparison in result.comparisons:
         if comparison.candidate in drawn and comparison.reference in drawn:

@@ -53,6 +53,13 @@ class BreakEven:
         """Whether the start-up takes longer by more than one call of the reference."""
         return self.extra_s > self.call_s
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the calls were not faster, and no interval shows that they are not."""
+        return self.images is None and (
+            self.confidence is None or self.images_low is not None
+        )
+
 
 @dataclass
 class ShapeRatios:

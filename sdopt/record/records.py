@@ -269,6 +269,12 @@ class VariantResult:
         )
 
     @property
+    def trips_at_shapes(self) -> list[BrokenImage]:
+        """What timed calls at further shapes have shown, of which the quality pass makes no image."""
+        names = {shape.name for shape in self.config.shapes[1:]}
+        return [trip for trip in self.trips if trip.path in names]
+
+    @property
     def broken_images(self) -> int:
         """Number of images that tripped a wire; all of them if a tripwire for all images together tripped."""
         tripped = {trip.path for trip in self.trips}

@@ -65,7 +65,10 @@ class Spread:
 
 @dataclass
 class BrokenImage:
-    """An image that no intact pipeline would draw; `path` is relative to the run's folder, "" for all together."""
+    """An image that no intact pipeline would draw; `path` is relative to the run's folder, "" for all together.
+
+    Of a timed call at a further shape, of which no image is kept, it is the name of the shape.
+    """
 
     wire: str
     path: str

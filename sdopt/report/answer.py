@@ -1,5 +1,6 @@
 """What every report of a study begins with, as blocks: the answer, the ranking, how to use it, how far to trust it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Group
@@ -14,6 +15,7 @@ from sdopt.report.tables import effects_table, quality_table, ranking, shapes_ta
 from sdopt.report.terminal import shown
 from sdopt.statistics.changes import traced_active
 from sdopt.statistics.reproduction import published_of
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import shortened
@@ -24,18 +26,22 @@ _REASONS = 6
 
 def answer_blocks(summary: Summary) -> list[Block]:
     """Returns the answer, the ranking, why variants are not recommended, and how to use the best one."""
-    reasons = [
-        f"{row.name}: {shortened(row.because)}"
-        for row in summary.candidates
-        if row.because
-    ]
-    notes = Notes([*reasons, *summary.notes])
+    notes = Notes([*_reasons(summary.candidates), *summary.notes])
     return [
         Prose(summary.sentence, strong=True),
         ranking(summary),
         notes,
         *use_of(summary),
     ]
+
+
+def _reasons(rows: Iterable[Row]) -> list[str]:
+    """Returns why variants are not recommended; those with the same reason share a line."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if row.because:
+            names.setdefault(shortened(row.because), []).append(row.name)
+    return [f"{'; '.join(same)}: {reason}" for reason, same in names.items()]
 
 
 def use_of(summary: Summary) -> list[Block]:
@@ -70,7 +76,7 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
         or row.decision in open_or_failed
         or row.variant.trips
     ]
-    reasons = [f"{row.name}: {shortened(row.because)}" for row in lines if row.because]
+    reasons = _reasons(lines)
     left_out = f"{len(reasons) - _REASONS} more have reasons like these"
     said = [*reasons[:_REASONS], *([left_out] if len(reasons) > _REASONS else [])]
     notes: list[Block] = [Notes(said)] if said else []

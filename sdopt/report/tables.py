@@ -252,7 +252,7 @@ def metric_text(row: Row, name: str) -> str:
             return ""
         return (
             f"{variant.broken_images} of {len(variant.images)}"
-            if variant.images
+            if variant.broken_images
             else "yes"
         )
     score = row.scores.get(name)

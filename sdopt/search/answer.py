@@ -189,15 +189,41 @@ def _sentence(judgements: Judgements, entries: Sequence[SearchEntry]) -> str:
     if judgements.undecided:
         first = judgements.undecided[0]
         return unconfirmed(judgements.rows[first], judgements.baseline_of(first))
+    return (
+        f"Keep the baseline: {_none_passed(judgements, tried)}.{_not_judged(entries)}"
+    )
+
+
+def _none_passed(judgements: Judgements, tried: int) -> str:
+    """Returns that all that were judged failed, and by what the first of them did."""
     judged = len(judgements.rows)
-    none = f"{judged} of {tried} combinations were judged, and none of them is"
+    none = f"{judged} of {tried} combinations were judged, and none of them passes"
     if judged == 1:
-        none = (
-            f"one of {tried} combinations was judged, and it is not"
+        which = (
+            f"one of {tried} combinations"
             if tried > 1
-            else "the only combination is not"
+            else "the only combination that was tried"
         )
-    return f"Keep the baseline: {none} shown to be better."
+        none = f"{which} was judged, and it does not pass"
+    row = next(iter(judgements.rows.values()))
+    found = [str(row.speed or ""), f"images {row.images}" if row.images else ""]
+    return f"{none} ({row.name}: {', '.join(filter(None, found))})"
+
+
+def _not_judged(entries: Sequence[SearchEntry]) -> str:
+    """Returns how many were faster in a first look and were not judged; "" if none was."""
+    best = _fastest(entries, "not judged")
+    if best is None:
+        return ""
+    faster = [
+        entry
+        for entry in entries
+        if entry.fate == "not judged" and (entry.speedup or 0) > 1
+    ]
+    also = f"{best.name} was {_about(best)} faster in a first look"
+    if len(faster) > 1:
+        also = f"{len(faster)} more were faster in a first look, {best.name} {_about(best)}"
+    return f" Not judged: {also}; a larger budget goes on with what is left."
 
 
 def _winning(judgements: Judgements, tried: int) -> str:

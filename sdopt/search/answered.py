@@ -160,11 +160,19 @@ def _stamp(file: Path) -> str:
 
 def _revisions() -> Iterator[str]:
     """Yields which commits of repositories the hub's cache has: a repository of the same name may have others by now."""
-    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
     with suppress(OSError, RuntimeError):
+        cache = _cache_of_the_hub()
         for file in sorted(cache.glob("models--*/refs/*")):
             yield f"{file} {file.read_text(encoding='utf-8')}"
+
+
+def _cache_of_the_hub() -> Path:
+    """Returns where `huggingface_hub` keeps repositories, which takes long to import. Raises RuntimeError as Path does."""
+    own = os.environ.get
+    caches = own("XDG_CACHE_HOME", "~/.cache")
+    home = own("HF_HOME", f"{caches}/huggingface")
+    cache = own("HF_HUB_CACHE", own("HUGGINGFACE_HUB_CACHE", f"{home}/hub"))
+    return Path(os.path.expandvars(cache)).expanduser()
 
 
 def _software() -> Iterator[str]:

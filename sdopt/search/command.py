@@ -14,7 +14,7 @@ from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.forecast import foreseen
-from sdopt.hardware.probe import busy_with_other_work
+from sdopt.hardware.probe import busy_with_other_work, slowed_by_other_work
 from sdopt.locks import lock_folder
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.preparation import awaits_clip, fetch, fetch_clip
@@ -41,7 +41,7 @@ from sdopt.search.space import Space
 from sdopt.search.studies import Studies
 from sdopt.search.trials import Trials
 from sdopt.statistics.change_words import duration_text
-from sdopt.study.fingerprint import NOT_FETCHED, inputs_of, of_model
+from sdopt.study.fingerprint import changed_inputs, of_model
 from sdopt.study.plan import describe_environment
 from sdopt.study.resume import other_surroundings
 from sdopt.tracking import client
@@ -101,7 +101,9 @@ class Prepared:
     def expected_call_s(self) -> float | None:
         """Returns the seconds that are expected of a call of the baseline; None where it expects none."""
         call_s, _, _ = foreseen(self.space.variants([]), self.machine, self.context)
-        return call_s
+        if call_s is None or self.machine.device.is_cuda:
+            return call_s
+        return call_s * slowed_by_other_work()
 
 
 def prepare(
@@ -211,11 +213,9 @@ def _since(earlier: StudyResult, prepared: Prepared) -> Iterator[str]:
     row = earlier.baseline_variant
     # Else the next study fetched what a repository holds by now, beside what the earlier ones measured.
     fetch([baseline], prepared.context)
-    inputs = inputs_of(baseline, of_model)
-    for name, digest in row.inputs.items():
-        is_known = NOT_FETCHED not in (digest, inputs.get(name, digest))
-        if name != "prompts" and is_known and inputs.get(name, digest) != digest:
-            yield f"the contents of its {name}: was {digest}, now {inputs[name]}"
+    changed = changed_inputs(baseline, row.inputs, of_model)
+    for name, (digest, there) in changed.items():
+        yield f"the contents of its {name}: was {digest}, now {there}"
     count = max((image.prompt_index + 1 for image in row.images), default=0)
     if count:
         workload = replace(baseline.workload, prompt_count=count)

@@ -134,6 +134,8 @@ def _seconds(budget: str) -> int:
 def hand_out(record: SearchRecord) -> None:
     """Writes the picture of before and after, and the winner as a program, into the folder of a search.
 
+    Where everything that was judged failed, the picture shows what the first of it does to the images.
+
     Raises:
         OSError: a file cannot be written.
     """
@@ -147,21 +149,22 @@ def hand_out(record: SearchRecord) -> None:
     for name in (PICTURE, PROGRAM):
         (folder / name).unlink(missing_ok=True)
     best = record.best
-    if best is None:
+    shown = best or record.first_judged
+    if shown is None:
         return
-    judged = read_result(folder / best.study)
+    judged = read_result(folder / shown.study)
     two = replace(
         judged,
         variants=[
-            row for row in judged.variants if row.name in (judged.baseline, best.name)
+            row for row in judged.variants if row.name in (judged.baseline, shown.name)
         ],
         comparisons=[
-            edge for edge in judged.comparisons if edge.candidate == best.name
+            edge for edge in judged.comparisons if edge.candidate == shown.name
         ],
     )
-    if sheet := comparison_sheet(summary_of(two), folder / best.study, prompts=4):
+    if sheet := comparison_sheet(summary_of(two), folder / shown.study, prompts=4):
         write_atomically(folder / PICTURE, sheet)
-    if program := program_of(judged.variant(best.name)):
+    if best and (program := program_of(judged.variant(best.name))):
         if not record.winner:
             program = f"# It is not shown to be better than the baseline: {folder / TABLES} has the reasons.\n{program}"
         write_atomically(folder / PROGRAM, program.encode())
@@ -172,6 +175,8 @@ def answer_of_optimize(record: SearchRecord) -> RenderableType:
     folder, best = Path(record.folder), record.best
     parts: list[RenderableType] = [Text(f"\n{record.sentence}", style="bold")]
     parts += [Text(f"! {remark}") for remark in record.remarks]
+    if (folder / PICTURE).is_file():
+        parts.append(Text(f"Before and after: {folder / PICTURE}"))
     if best is None:
         parts += [
             Text(f"  {entry.name}: {entry.because}", style="dim")
@@ -179,8 +184,6 @@ def answer_of_optimize(record: SearchRecord) -> RenderableType:
             if entry.judged
         ]
         return Group(*parts, Text(f"Everything that was tried: {folder / PAGE}"))
-    if (folder / PICTURE).is_file():
-        parts.append(Text(f"Before and after: {folder / PICTURE}"))
     if (folder / PROGRAM).is_file():
         parts.append(Text(f"As a program: {folder / PROGRAM}. {record.program_run}\n"))
         parts.append(

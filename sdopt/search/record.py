@@ -148,6 +148,11 @@ class SearchRecord:
         return next((entry for entry in self.entries if entry.name == name), None)
 
     @property
+    def first_judged(self) -> SearchEntry | None:
+        """The first that was judged, whatever became of it."""
+        return next((entry for entry in self.entries if entry.judged), None)
+
+    @property
     def per_image(self) -> bool:
         """Whether times are shown per image, because calls of candidates make different numbers of images."""
         return any(entry.per_image for entry in self.entries)

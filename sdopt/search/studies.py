@@ -30,6 +30,7 @@ from sdopt.record.records import StudyResult
 from sdopt.search.config import SearchConfig
 from sdopt.search.record import FINAL
 from sdopt.search.space import BASELINE, Combination
+from sdopt.study.fingerprint import NOT_FETCHED, inputs_of, of_model
 from sdopt.study.resume import missing_of
 from sdopt.variant import Variant
 
@@ -157,7 +158,7 @@ class Studies:
     @property
     def calibration_images(self) -> int:
         """How many images of the baseline `calibrate` generates; 0 if the gate needs none, or a packaged file fits."""
-        run, _ = self.composed(FINAL)
+        run, baseline = self.composed(FINAL)
         rules = chain.from_iterable(run.gate.rules.values())
         in_shares = any(rule.of_seeds or rule.deviations for rule in rules)
         if run.gate.calibration or not in_shares:
@@ -167,7 +168,10 @@ class Studies:
         if (
             there
             and fit_of(
-                read_calibration(packaged), run.recorded, named=False
+                read_calibration(packaged),
+                run.recorded,
+                named=False,
+                parts=inputs_of(baseline, of_model).get("parts", ""),
             ).calibration
             is not None
         ):
@@ -261,27 +265,39 @@ class Studies:
             raise UnavailableError(
                 f"{folder}: the baseline failed: {baseline.reason}{needs}"
             )
-        self._require_one_model(folder, result)
+        self._require_same_files(folder, result)
         return result
 
-    def _require_one_model(self, folder: Path, result: StudyResult) -> None:
-        """Raises UnavailableError if a model has changed, as a repository may, since another study of the search."""
-        studies = {path.parent for path in self.folder.glob("*/result.json")}
-        others = sorted(studies - {folder})
-        if not others:
-            return
-        now = result.baseline_variant.inputs.get("model")
-        was = read_result(others[0]).baseline_variant.inputs.get("model", now)
-        if now not in (None, was):
-            raise UnavailableError(
-                f"{folder}: the contents of its model are {now}, and were {was} in {others[0].name}: it changed during the "
-                "search; begin another one with --again"
-            )
+    def _require_same_files(self, folder: Path, result: StudyResult) -> None:
+        """Checks that variants have read what those of the same names did in the other studies of the search.
+
+        A repository may have moved meanwhile: that of the model, or that of one candidate's LoRA.
+
+        Raises:
+            UnavailableError: the contents of some files have changed.
+        """
+        for file in sorted(self.folder.glob("*/result.json")):
+            if file.parent == folder:
+                continue
+            before = {row.name: row.inputs for row in read_result(file.parent).variants}
+            for row in result.variants:
+                earlier = before.get(row.name, {})
+                for what in _READ & row.inputs.keys() & earlier.keys():
+                    now, was = row.inputs[what], earlier[what]
+                    if now != was and NOT_FETCHED not in (now, was):
+                        raise UnavailableError(
+                            f"{folder}: {row.name}: the contents of its {what} are {now}, and were {was} in "
+                            f"{file.parent.name}: they changed during the search; begin another one with --again"
+                        )
 
     def composed(self, stage: str) -> tuple[RunConfig, Variant]:
         """Returns the configuration of a study without its variants, and its baseline; see `overrides`."""
         with composer_of(self.overrides(stage), self.config_dir) as composer:
             return composer.current, composer.variant(BASELINE)
+
+
+_READ = frozenset({"model", "parts", "options"})
+"""What a variant is made of, by the names of its digests: prompts and noise are others in each stage."""
 
 
 def _variants(candidates: Sequence[Combination]) -> str:

@@ -130,6 +130,8 @@ def break_even_text(level: BreakEven) -> str:
     """Returns when the start is repaid, as in "after 310 images [220, 520]"."""
     if level.within_floor:
         return "and its times differ by no more than those of two identical baselines"
+    if level.is_open:
+        return "and whether it is faster, so that this is ever repaid, is not known"
     if level.images is None:
         return "never repaid: it is no faster"
     return f"repaid after {images_text(level, ' images')}"
@@ -137,7 +139,7 @@ def break_even_text(level: BreakEven) -> str:
 
 def images_text(level: BreakEven, unit: str = "") -> str:
     """Returns after how many images the start is repaid, with its bounds; "never" where it never is."""
-    if level.within_floor:
+    if level.within_floor or level.is_open:
         return "not known"
     if level.images is None:
         return "never"

@@ -100,7 +100,7 @@ def broken_because(variant: VariantResult) -> str:
     if variant.trips:
         share = (
             f"{variant.broken_images} of {len(variant.images)} images"
-            if variant.images
+            if variant.broken_images
             else "images"
         )
         return f"{share} are broken: {wires_of(variant)}"

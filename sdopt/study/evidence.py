@@ -332,7 +332,9 @@ def hold_against_drawn(study: Study, process: VariantProcess) -> None:
             BrokenImage("non_finite", path, "pixels are NaN or infinite")
             for path in paths
         ]
-        process.row.trips = process.row.trips or broken
+        at_shapes = process.row.trips_at_shapes
+        drawn_so = [trip for trip in process.row.trips if trip not in at_shapes]
+        process.row.trips = [*(drawn_so or broken), *at_shapes]
     process.images, process.pictures = [], {}
 
 

@@ -8,7 +8,7 @@ import hashlib
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import chain
@@ -27,6 +27,8 @@ from sdopt.schema import Model
 from sdopt.variant import Variant
 
 _WEIGHTS_AND_SETTINGS = (".safetensors", ".json", ".txt", ".model", ".jinja")
+
+_PROMPTS = "prompts"
 
 NOT_FETCHED = "not fetched"
 """Stands for the digest of a model that is not here."""
@@ -53,11 +55,26 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
     if variant.workload.latents is not None:
         files["latents"] = [Path(variant.workload.latents).expanduser()]
     prompts = [*variant.prompts, *variant.pictured, *variant.negatives]
-    inputs = {"model": model(variant.model), "prompts": of_prompts(prompts)}
+    inputs = {"model": model(variant.model), _PROMPTS: of_prompts(prompts)}
     for name, paths in files.items():
         if paths:
             inputs[name] = _digest(_content(path, state_of(path)) for path in paths)
     return inputs
+
+
+def changed_inputs(
+    variant: Variant, recorded: Mapping[str, str], model: Callable[[Model], str]
+) -> dict[str, tuple[str, str]]:
+    """Returns which of the files behind a variant's recorded inputs are others now, each with both digests.
+
+    What was not fetched at one of the two times is left out, and so are prompts, which are read once.
+    """
+    changed = {}
+    for name, digest in inputs_of(variant, model).items():
+        was = recorded.get(name, digest)
+        if name != _PROMPTS and digest != was and NOT_FETCHED not in (digest, was):
+            changed[name] = (was, digest)
+    return changed
 
 
 @cache
@@ -91,9 +108,15 @@ def of_model(model: Model) -> str:
         files += [source] if source.is_file() else _read_from(source)
     if given and (beside := given.with_suffix(".yaml")).is_file():
         files.append(beside)  # which may say what the file predicts
+    return _digest_of(tuple((path, state_of(path)) for path in files))
+
+
+@lru_cache(maxsize=64)
+def _digest_of(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
+    """Returns a digest of the names and contents of files that are in these states."""
     contents: list[bytes] = []
-    for path in files:
-        contents += [path.name.encode(), _content(path, state_of(path))]
+    for path, state in files:
+        contents += [path.name.encode(), _content(path, state)]
     return _digest(contents)
 
 
@@ -172,6 +195,7 @@ def _beside(name: str, folders: Sequence[Path]) -> Path | None:
     return None
 
 
+@cache
 def _own(file: Path) -> bool:
     """Returns whether a file belongs neither to sdopt, nor to Python, nor to a library that is installed."""
     standard = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}

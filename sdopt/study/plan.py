@@ -1,5 +1,6 @@
 """Plans a study: its result before anything is measured, the machine and its software, and the disk space needed."""
 
+import json
 import os
 import platform
 import shutil
@@ -8,9 +9,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from itertools import chain
 from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 from sdopt.about import CHECKOUT, __version__
 from sdopt.contract import Contract
@@ -48,22 +51,30 @@ _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDNN_FRONTEND_ATTN_DISABLED",
     "DIFFUSERS_ATTN_BACKEND",
+    "DIFFUSERS_GGUF_CUDA_KERNELS",
     "DISABLE_ADDMM_CUDA_LT",
     "DNNL_DEFAULT_FPMATH_MODE",
     "DNNL_MAX_CPU_ISA",
     "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE",
     "FLASH_ATTENTION_TRITON_AMD_ENABLE",
+    "GOMP_CPU_AFFINITY",
+    "GOMP_SPINCOUNT",
     "HSA_OVERRIDE_GFX_VERSION",
     "KMP_AFFINITY",
     "KMP_BLOCKTIME",
     "LD_PRELOAD",
+    "MALLOC_CONF",
     "MIOPEN_FIND_ENFORCE",
     "MIOPEN_FIND_MODE",
     "MKL_CBWR",
+    "MKL_DISABLE_FAST_MM",
+    "MKL_DYNAMIC",
     "MKL_ENABLE_INSTRUCTIONS",
     "NVIDIA_TF32_OVERRIDE",
+    "OMP_DYNAMIC",
     "OMP_PLACES",
     "OMP_PROC_BIND",
+    "OMP_WAIT_POLICY",
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "ONEDNN_MAX_CPU_ISA",
     "PYTORCH_ALLOC_CONF",
@@ -75,6 +86,7 @@ _VARIABLES = (
     "PYTORCH_TUNABLEOP_ENABLED",
     "PYTORCH_TUNABLEOP_TUNING",
     "ROCBLAS_USE_HIPBLASLT",
+    "THP_MEM_ALLOC_ENABLE",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_CUBLASLT",
     "TORCH_BLAS_PREFER_HIPBLASLT",
@@ -413,10 +425,31 @@ def _cudnn(device: Device) -> dict[str, str]:
 
 
 def _version(package: str) -> str | None:
+    """Returns the version of a distribution; None if it is not installed.
+
+    A development state keeps its version while its code changes: if it was installed from a repository, the commit
+    belongs to it.
+    """
     try:
-        return version(package)
+        found = distribution(package)
     except PackageNotFoundError:
         return None
+    commit = _commit_of(found)
+    if not commit:
+        return found.version
+    return f"{found.version}{'.' if '+' in found.version else '+'}g{commit[:9]}"
+
+
+def _commit_of(installed: Distribution) -> str:
+    """Returns the commit of a repository that was installed, or whose checkout is used as it is; "" if none is told."""
+    try:
+        origin = json.loads(installed.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            folder = Path(url2pathname(urlparse(origin["url"]).path))
+            return _checkout(folder)[0] or ""
+        return str(origin.get("vcs_info", {}).get("commit_id", ""))
+    except (OSError, ValueError, LookupError, AttributeError):
+        return ""
 
 
 def _checkout(folder: Path) -> tuple[str | None, bool | None]:

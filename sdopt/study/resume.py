@@ -158,7 +158,8 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
         _measure_the_spared(old, budget)
         if more_prompts:
             # All images are drawn again, not only the new ones: a short last batch is filled up from the first prompts.
-            old.images, old.kept_images, old.quality, old.trips = [], [], {}, []
+            old.images, old.kept_images, old.quality = [], [], {}
+            old.trips = old.trips_at_shapes
             for measurement in old.measurements:
                 measurement.complete = (
                     measurement.complete and measurement.replicate != 0

@@ -8,7 +8,10 @@ from itertools import chain, product
 import numpy as np
 
 from sdopt.measure.interference import InterferenceMeter
+from sdopt.record.records import VariantResult
 from sdopt.record.samples import Call, ShapeSamples
+from sdopt.record.scores import BrokenImage
+from sdopt.schema import Shape
 from sdopt.statistics.disturbance import (
     another_may_help,
     rounds_left_out,
@@ -19,7 +22,7 @@ from sdopt.study.evidence import Inspection
 from sdopt.study.session import Session, VariantProcess
 from sdopt.study.work import batched
 from sdopt.worker.host import PipelineHost
-from sdopt.worker.protocol import TimedCall
+from sdopt.worker.protocol import SampledImage, TimedCall
 
 _SAMPLED = 6
 """Number of images of a process's timed calls that are kept, to be compared with drawn ones."""
@@ -107,7 +110,10 @@ class _Timing:
 
 def _keep_image(process: VariantProcess, shape_index: int, call: TimedCall) -> None:
     """Adds an image of a timed call to the sample of its process; each call is equally likely to be in it."""
-    if shape_index or call.image is None:
+    if call.image is None:
+        return
+    if shape_index:
+        note_broken(process.row, process.variant.shapes[shape_index], call.image)
         return
     if len(process.images) < _SAMPLED:
         process.images.append(call.image)
@@ -115,6 +121,23 @@ def _keep_image(process: VariantProcess, shape_index: int, call: TimedCall) -> N
         chosen := random.randrange(len(process.measurement.shapes[0].calls))
     ) < _SAMPLED:
         process.images[chosen] = call.image
+
+
+def note_broken(row: VariantResult, shape: Shape, image: SampledImage) -> None:
+    """Notes an image that is black or not finite, at a shape of which the quality pass makes none.
+
+    Half precision may overflow at a larger size alone.
+    """
+    if any(trip.path == shape.name for trip in row.trips):
+        return
+    wire, detail = "", ""
+    if not image.finite:
+        wire, detail = "non_finite", "pixels are NaN or infinite"
+    elif not (image.pixels.any() or row.config.random_weights):
+        wire, detail = "black", "all pixels are 0"
+    if wire:
+        where = f"{wire} at {shape.size}×{shape.size}"
+        row.trips.append(BrokenImage(where, shape.name, detail))
 
 
 class Rounds(_Timing):

@@ -29,6 +29,7 @@ from sdopt.record.records import (
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
 from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import CONTROL, Plan
+from sdopt.study.fingerprint import changed_inputs, of_model
 from sdopt.study.plan import runnable_of, warmup_calls
 from sdopt.study.progress import Progress
 from sdopt.study.resume import Missing
@@ -332,11 +333,29 @@ class Session:
             ) from error
         process.worker.ask(PipelineHost.hello)
 
+    def require_same_files(self, process: VariantProcess) -> None:
+        """Raises WorkerError if a worker has loaded other files than those that the study was planned with.
+
+        A model may be trained on under its name, and a repository of the hub may move, while a study runs: its variants
+        would be of different models.
+        """
+        try:
+            changed = changed_inputs(process.variant, process.row.inputs, of_model)
+        except OSError:
+            return  # what was removed after it was loaded
+        if changed:
+            named = " and ".join(sorted(changed))
+            problem = f"the contents of its {named} changed while the study ran"
+            raise WorkerError(
+                Status.FAILED, f"{problem}: measure again when nothing writes them"
+            )
+
     def warm_up_again(self, process: VariantProcess) -> None:
         """Brings a fresh worker of a process that was measured before to its steady state. Raises WorkerError."""
         self.start(process)
         self.progress.phase(process.row.name, "loading")
         process.worker.ask(PipelineHost.prepare)
+        self.require_same_files(process)
         self.progress.advance()
         for shape_index in self.study.shapes:
             for call in range(1 + self.study.warmup):

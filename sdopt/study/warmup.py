@@ -128,6 +128,9 @@ class Warmup:
         loaded = self._session.ask_each(
             part, "loading", lambda process: process.worker.begin(PipelineHost.prepare)
         )
+        for process, _ in loaded:
+            with self._session.noting_failure(process):
+                self._session.require_same_files(process)
         self._study.progress.advance()
         return loaded
 

@@ -1,5 +1,7 @@
 """`model=PATH`: a user's own file or folder as an option of the group `model`, wherever options are chosen."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from sdopt.config.command import CommandLine
-from sdopt.config.models import with_own_models
+from sdopt.config.models import _at_path, with_own_models
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, read_json
 from sdopt.pipelines.families import family_of, predicts_noise, settings_of
 from sdopt.pipelines.loading import load_pipeline
-from sdopt.reference import MODEL
+from sdopt.reference import MODEL, TRANSFORMER
 from sdopt.schema import Model, Scheduler, Task
 from tests.fixtures import Composers
 from tests.pipelines.single_file import original_layout
@@ -34,6 +36,12 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def of(composer: Composers, *overrides: str) -> Model:
     return composer(overrides).current.model
+
+
+def in_bfloat16(path: Path, base: str | None = None) -> bool:
+    """Whether a model at a path begins in bfloat16, unless a user says otherwise."""
+    chosen = _at_path(path, base).get("defaults", [])
+    return {"override /precision": "bf16"} in chosen
 
 
 class TestChoosing:
@@ -56,6 +64,31 @@ class TestChoosing:
         found = of(composer, f"model={MODEL}")
         assert found == Model("folder", "path", str(MODEL), size=64, guidance_scale=4.5)
         assert of(composer, f"model={MODEL}", "model.size=128").size == 128
+
+    @pytest.mark.parametrize(
+        ("stored", "begins"), [(torch.bfloat16, True), (torch.float32, False)]
+    )
+    def test_a_folder_with_a_transformer_begins_in_the_type_of_its_weights(
+        self, tmp_path: Path, stored: torch.dtype, begins: bool
+    ) -> None:
+        index = {"_class_name": "Lumina2Pipeline"}
+        (tmp_path / "model_index.json").write_text(json.dumps(index))
+        (tmp_path / "transformer").mkdir()
+        (tmp_path / "transformer" / "config.json").write_text('{"num_layers": 3}')
+        file = tmp_path / "transformer" / "model.safetensors"
+        save_file({"a.weight": torch.zeros(2, 2, dtype=stored)}, file)
+        assert in_bfloat16(tmp_path) == begins
+        assert in_bfloat16(file, str(tmp_path)) == begins
+
+    def test_a_folder_of_a_published_model_begins_as_that_one(
+        self, tmp_path: Path
+    ) -> None:
+        folder = shutil.copytree(ARCHITECTURES / "lumina2", tmp_path / "mine")
+        weights = {"a.weight": torch.zeros(2)}
+        save_file(weights, folder / "transformer" / "model.safetensors")
+        assert in_bfloat16(folder)
+        assert not in_bfloat16(TRANSFORMER)
+        assert not in_bfloat16(MODEL)
 
     def test_relative_paths_are_kept_whole_and_an_option_is_none(
         self, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -98,6 +98,32 @@ def test_one_of_other_work_is_not_applied_unless_it_is_named(
     assert said in applied.note
 
 
+def test_one_without_the_lora_of_a_baseline_is_not_applied_unless_it_is_named() -> None:
+    """Images of one style differ less: margins of the plain model would be another model's."""
+    plain = PACKAGED["emoji-25"]
+    refused = fit_of(plain, config(), named=False, parts="0123456789abcdef")
+    assert refused.calibration is None
+    assert "files of options=none (here 0123456789ab)" in refused.refusal
+    assert "as in lora=loaded" in refused.refusal
+    applied = fit_of(plain, config(), named=True, parts="0123456789abcdef")
+    assert applied.calibration == plain
+    assert "files of options=none" in applied.note
+    with_it = replace(plain, digests={**plain.digests, "parts": "0123456789abcdef"})
+    assert fit_of(with_it, config(), named=False, parts="0123456789abcdef") == Fit(
+        with_it
+    )
+    # What options read is no part of the weights, of which others never fit.
+    result = study(variant("it"))
+    result.config = config()
+    result.baseline_variant.inputs = {
+        "model": of_model(Model()),
+        "parts": "0123456789abcdef",
+    }
+    file = str(FOLDER / "emoji-25.json")
+    assert calibration_for(result, file).calibration == plain
+    assert calibration_for(result, None).calibration is None
+
+
 def test_the_command_that_measures_another_one_names_the_weights_and_the_features() -> (
     None
 ):

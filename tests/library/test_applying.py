@@ -1,6 +1,7 @@
 """Options on a pipeline that a program already has: applied, proved, taken back; what they leave of the process."""
 
 import gc
+import os
 import random
 import re
 import weakref
@@ -31,9 +32,11 @@ from sdopt.config.paths import options_of
 from sdopt.errors import ConflictError, UnavailableError, UsageError
 from sdopt.library.applying import _broken
 from sdopt.library.process import _SWITCHES, ProcessChanges
+from sdopt.measure import compilation
 from sdopt.options.attention_backends import set_default_backend
 from sdopt.options.base import Finding, Optimization, Proof, Stage
 from sdopt.reference import LORAS, MODEL, TINY_AUTOENCODER
+from sdopt.scratch import CACHES
 from tests.fixtures import packaged_pipe
 from tests.pipelines.test_hub import cache, offline  # noqa: F401
 
@@ -877,6 +880,21 @@ def test_a_traced_call_that_draws_leaves_the_generators_as_they_were(
     sdopt.prove(pipe, latents=noise, num_inference_steps=2, height=16, width=16)
     sdopt.undo(pipe)
     assert states() == drawn_so_far
+
+
+def test_a_folder_of_kept_kernels_is_the_option_s_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`compiler.keep=true` names it for the whole process, whose other modules would be compiled into it, too."""
+    for name in CACHES:
+        monkeypatch.delenv(name, raising=False)
+    changes = ProcessChanges()
+    with changes.noted():
+        compilation.keep_in(tmp_path)
+    compilation.reset()
+    assert changes.lines()[0] == f"{CACHES[0]}: None before, {tmp_path} now"
+    changes.put_back()
+    assert not {*CACHES} & os.environ.keys()
 
 
 def test_what_the_program_changes_stays() -> None:

@@ -21,6 +21,7 @@ from sdopt.pipelines.lora_files import lora_file, rank_of
 from sdopt.reference import LORAS
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import evidence, image, proved
+from tests.pipelines.test_hub import in_cache
 
 OPTIONS = ("loaded", "fused", "hotswap")
 STEPS = "workload.steps=2"
@@ -36,6 +37,16 @@ FEW_STEPS = [
 
 
 class TestFiles:
+    def test_of_a_repository_are_those_of_the_commit_that_was_measured(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its main branch may move: a program that is handed out would draw other images."""
+        folder = in_cache(tmp_path, LORAS, "somebody/styles")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        lora = Loaded(path="somebody/styles", weight_name="fxemoji.safetensors")
+        first, _ = lora.diffusers_lines
+        assert f"weight_name='fxemoji.safetensors', revision='{folder.name}'" in first
+
     @pytest.mark.parametrize("option", OPTIONS)
     def test_the_packaged_ones_fit_the_packaged_model(
         self, variant: Compose, option: str

@@ -21,7 +21,7 @@ from sdopt.pipelines.loras import reads_itself
 from sdopt.pipelines.originals import renamed
 from sdopt.pipelines.transformer_loras import Scales, converted, scales_beside
 from sdopt.worker.host import PipelineHost
-from tests.fixtures import CPU, Compose, Tiny
+from tests.fixtures import CPU, Compose, Composers, Tiny
 from tests.options.applied import Applied, far
 from tests.options.hosts import proved
 from tests.pipelines.tiny import tiny
@@ -587,6 +587,14 @@ class TestOptions:
             "model=sd35_large", "model.weights=random", *chosen[2:]
         ).conflicts(CPU)
         assert "it is for FLUX.1" in reason
+
+    def test_loras_for_few_steps_are_one_choice_in_an_experiment(
+        self, composer: Composers
+    ) -> None:
+        job = composer(["experiment=few_steps_qwen", "model.weights=random"])
+        variants = job.current.study.plan(job).variants
+        assert [each.workload.steps for each in variants] == [50, 8, 8, 4]
+        assert all(each.conflicts(CPU) == [] for each in variants)
 
     @pytest.mark.parametrize(
         ("pipeline", "most", "fitting", "wrong"),

@@ -181,6 +181,9 @@ class TestRemarks:
             "occur more than once, and differ in their noise only: line 2, line 4"
             in found
         )
+        # What a list has was written, be it nothing; an empty line of a spreadsheet was not.
+        said = self.of(written(tmp_path, "a.json", '["a", "", "b"]'))
+        assert "rows without a prompt are left out: item 2" in said
         said = self.of(written(tmp_path, "a.txt", "# mine\na\n"))
         assert "lines that begin with # are comments: line 1" in said
         many = written(tmp_path, "b.txt", "\n".join(map(str, range(100))))

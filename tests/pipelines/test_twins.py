@@ -198,6 +198,24 @@ class TestFiles:
         remarks = remarks_on_model(replace(usual, model=model))
         assert [str(said) in line for line in remarks] == [True] * (said is not None)
 
+    def test_of_a_distilled_model_beside_a_pipeline_that_guides_are_told(
+        self, tmp_path: Path, variant: Compose
+    ) -> None:
+        usual = variant("workload.steps=4", "workload.guidance_scale=1")
+        folder = shutil.copytree(ARCHITECTURES / "flux2_klein_9b", tmp_path / "base")
+        index = folder / "model_index.json"
+        index.write_text(json.dumps(read_json(index) | {"is_distilled": False}))
+
+        def remarks(name: str) -> list[str]:
+            file = str(file_of(tmp_path, name, KLEIN_9B))
+            model = Model("folder", "path", path=file, base=str(folder))
+            return remarks_on_model(replace(usual, model=model))
+
+        [line] = remarks("flux-2-klein-9b")
+        assert "its name says klein and not base" in line
+        assert not remarks("flux-2-klein-base-9b")
+        assert not remarks("dream_v2")
+
     def test_say_what_they_are_taken_for_where_nothing_tells(
         self, tmp_path: Path
     ) -> None:

@@ -1,6 +1,7 @@
 """What files of the web say of their weights beside the names: prefixes, marks of 8 bits, averages, tokenizers."""
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import AutoencoderKLQwenImage
 from safetensors.torch import save_file
 
 from sdopt.errors import UsageError
@@ -17,6 +19,7 @@ from sdopt.pipelines.loading import load_part
 from sdopt.pipelines.originals import pipeline_in, renamed
 from sdopt.pipelines.random_weights import empty_network
 from sdopt.pipelines.stored import header_of
+from sdopt.pipelines.transformer_files import _placed
 from sdopt.schema import Model
 from tests.pipelines.test_web_files import (
     Folder,
@@ -359,6 +362,53 @@ class TestTextEncoders:
         assert_same(network, own)
 
 
+class TestAutoencoders:
+    def test_of_qwen_image_are_read_by_the_names_of_its_makers(self) -> None:
+        layout = {"dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "z_dim": 4}
+        vae = AutoencoderKLQwenImage(base_dim=8, **layout)
+        tensors = wan_names(vae)
+        placed, left = _placed(tensors, "vae", vae)
+        assert not left
+        own = vae.state_dict()
+        assert placed.keys() == own.keys()
+        assert all(placed[name].equal(own[name]) for name in own)
+        further = {"loss.logvar": torch.zeros(2)}
+        assert _placed(tensors | further, "vae", vae)[1] == ["loss.logvar"]
+
+
+def wan_names(vae: Any) -> Tensors:
+    """Returns the tensors of Qwen-Image's VAE as those of Wan are named: blocks are counted through all levels."""
+    found = {}
+    for name, tensor in vae.state_dict().items():
+        there = re.sub(
+            r"up_blocks\.(\d)\.(resnets\.(\d)|upsamplers\.0)",
+            lambda at: f"upsamples.{4 * int(at[1]) + int(at[3] or 3)}",
+            name,
+        )
+        for pattern, other in _OF_WAN.items():
+            there = re.sub(pattern, other, there)
+        found[there] = tensor
+    return found
+
+
+_OF_WAN = {
+    r"^quant_conv": "conv1",
+    r"^post_quant_conv": "conv2",
+    r"down_blocks": "downsamples",
+    r"mid_block\.attentions\.0": "middle.1",
+    r"mid_block\.resnets\.0": "middle.0",
+    r"mid_block\.resnets\.1": "middle.2",
+    r"\.norm1\.": ".residual.0.",
+    r"\.conv1\.(?=weight|bias)": ".residual.2.",
+    r"\.norm2\.": ".residual.3.",
+    r"\.conv2\.": ".residual.6.",
+    r"conv_shortcut": "shortcut",
+    r"norm_out": "head.0",
+    r"conv_out": "head.2",
+    r"conv_in": "conv1",
+}
+
+
 class TestBlocks:
     def test_that_diffusers_does_not_read_are_refused_before_loading(
         self, tiny_folder: Folder, tmp_path: Path
@@ -368,6 +418,30 @@ class TestBlocks:
         gguf_file(original(tiny("flux").transformer), file, "MXFP4")
         [problem] = problems_of(file, tiny_folder("flux"))
         assert "in MXFP4, which diffusers does not read" in problem
+
+    @pytest.mark.parametrize(
+        ("name", "flat"), [("z_image", "pad_token"), ("sd3", "pos_embed")]
+    )
+    def test_may_leave_out_dimensions_of_one(
+        self, loaded: Callable[..., Any], tmp_path: Path, name: str, flat: str
+    ) -> None:
+        """As programs beside llama.cpp write them."""
+        pytest.importorskip("gguf")
+        transformer = tiny(name).transformer
+        tensors = original(transformer)
+        names = [each for each in tensors if each.endswith(flat)]
+        for each in names:
+            tensors[each] = tensors[each].squeeze(0)
+        file = tmp_path / f"{name}.gguf"
+        meant = gguf_file(tensors, file, "Q8_0")
+        whole = {each: meant[each].unsqueeze(0) for each in names}
+        expected, _ = renamed(whole, transformer)
+        found = loaded(name, file).state_dict()
+        assert len(expected) == len(names) > 0
+        assert all(
+            torch.allclose(found[each], expected[each], rtol=1e-3, atol=1e-4)
+            for each in expected
+        )
 
     def test_of_a_text_encoder_are_read_as_numbers(
         self, loaded: Callable[..., Any], tmp_path: Path

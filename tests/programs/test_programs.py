@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -353,6 +354,17 @@ def test_a_function_between_options_that_only_sdopt_has(
     variant = of(composer, *chosen)
     with pytest.raises(Unwritable, match="between options"):
         written(variant, CPU)
+
+
+def test_takes_no_more_threads_than_the_cores_that_were_measured_with(
+    composer: Composers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch takes one for each core of a machine, of which a container may have two."""
+    variant = of(composer)
+    free = replace(variant, hardware=replace(variant.hardware, threads=None))
+    assert "set_num_threads" not in written(free, CPU).text
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1000)
+    assert "torch.set_num_threads(" in written(free, CPU).text
 
 
 def test_no_image_no_program(composer: Composers) -> None:

@@ -17,7 +17,7 @@ from sdopt.quality.evaluation import EvaluationError, Evaluator, Settings
 from sdopt.quality.inputs import Pictures
 from sdopt.quality.metrics import measured_metrics
 from sdopt.record.records import StudyResult
-from sdopt.record.scores import ImageRecord
+from sdopt.record.scores import BrokenImage, ImageRecord
 from sdopt.schema import Model, Quality, Rule
 from tests.quality.conftest import noisy
 
@@ -135,6 +135,20 @@ def test_of_random_weights_only_pixels_and_latents_are_compared(
     evaluator = Evaluator(Settings.of(Quality(), Model("emoji", "random"), "cpu"))
     assert evaluator.of_variant(plain, plain) == {}
     assert set(evaluator.of_pair(plain, worse)) == {"mse", "psnr_db", "ssim"}
+
+
+def test_what_timed_calls_showed_at_a_further_size_stays(
+    result: StudyResult, plain: Pictures
+) -> None:
+    baseline = result.baseline_variant
+    baseline.images = list(plain.records)
+    workload = replace(baseline.config.workload, size=[64, 96])
+    baseline.config = replace(baseline.config, workload=workload)
+    further = BrokenImage("non_finite at 96×96", "96x96b1", "pixels are NaN")
+    baseline.trips = [BrokenImage("black", "", "of an earlier pass"), further]
+    result.variants, result.comparisons, result.redrawn = [baseline], [], {}
+    evaluation.evaluate(result, plain.folder, Settings(()), lambda _: None)
+    assert baseline.trips == [further]
 
 
 def test_networks_are_not_rounded_to_tf32(

@@ -449,12 +449,18 @@ def test_the_forecast_of_a_judgement_is_what_it_took() -> None:
     assert budget.seconds(FINAL, [faster]) == pytest.approx(266, rel=0.2)
 
 
-def test_a_judged_study_is_of_the_model_of_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("variant", "what"), [("baseline", "model"), ("it", "parts")])
+def test_a_judged_study_is_of_the_files_of_the_others(
+    tmp_path: Path, variant: str, what: str
+) -> None:
+    """A repository may move within a search: that of the model, or that of one candidate's LoRA."""
     for name, digest in (("screen-00", "earlier"), ("final", "later")):
         (tmp_path / name).mkdir()
         result, _ = run_fake(tmp_path / name, fake_study())
-        result.baseline_variant.inputs["model"] = digest
+        result.variant(variant).inputs[what] = digest
         write_result(result, tmp_path / name)
     studies: Any = SimpleNamespace(folder=tmp_path)
-    with pytest.raises(UnavailableError, match="screen-00"):
-        Studies._require_one_model(studies, tmp_path / "final", result)
+    with pytest.raises(
+        UnavailableError, match=f"{variant}: the contents of its {what}"
+    ):
+        Studies._require_same_files(studies, tmp_path / "final", result)

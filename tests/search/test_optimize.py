@@ -237,12 +237,23 @@ def test_a_changed_file_is_another_question(tmp_path: Path) -> None:
     assert not question_of([*words, "patch=mine.py:weaker"], None)
 
 
+@pytest.mark.parametrize(
+    ("variable", "below"),
+    [
+        ("HF_HUB_CACHE", ""),
+        ("HUGGINGFACE_HUB_CACHE", ""),
+        ("HF_HOME", "hub"),
+        ("XDG_CACHE_HOME", "huggingface/hub"),
+    ],
+)
 def test_another_commit_of_a_repository_is_another_question(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, below: str
 ) -> None:
     """`sdopt optimize owner/name` answered at once for weights that the cache no longer takes for its main branch."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    main = tmp_path / "models--owner--name" / "refs" / "main"
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    main = tmp_path / below / "models--owner--name" / "refs" / "main"
     main.parent.mkdir(parents=True)
     main.write_text("0" * 40)
     before = question_of(["model=owner/name"], None)

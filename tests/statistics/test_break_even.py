@@ -6,7 +6,12 @@ from sdopt.record.comparisons import BreakEven, Interval
 from sdopt.record.records import StudyResult
 from sdopt.report.notes import notes_of
 from sdopt.report.page.sections import _break_even
-from sdopt.statistics.break_even import break_even, break_even_text, uncounted
+from sdopt.statistics.break_even import (
+    break_even,
+    break_even_text,
+    images_text,
+    uncounted,
+)
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.figures import flat_figures
 from sdopt.statistics.summary import summary_of
@@ -55,10 +60,25 @@ class TestBreakEven:
     def test_a_loss_is_never_repaid(self, result: StudyResult) -> None:
         started(result, "baseline", 1.0, 2.0)
         started(result, "bfloat16", 1.0, 20.0)
-        assert (
-            break_even_text(level(result, Interval(0.9, 0.8, 1.1, 0.95)))
-            == "never repaid: it is no faster"
-        )
+        never = level(result, Interval(0.9, 0.8, 0.95, 0.95))
+        assert break_even_text(never) == "never repaid: it is no faster"
+        assert images_text(never) == "never"
+
+    @pytest.mark.parametrize(
+        "speedup", [Interval(0.9), Interval(0.9, 0.8, 1.1, 0.95)], ids=repr
+    )
+    def test_what_may_be_no_loss_is_not_said_to_be_one(
+        self, result: StudyResult, speedup: Interval
+    ) -> None:
+        started(result, "baseline", 1.0, 2.0)
+        started(result, "bfloat16", 1.0, 20.0)
+        found = level(result, speedup)
+        assert images_text(found) == "not known"
+        assert "never" not in break_even_text(found)
+
+    def test_a_gain_that_may_be_none_may_never_repay(self, result: StudyResult) -> None:
+        started(result, "baseline", 1.0, 2.0)
+        started(result, "bfloat16", 1.0, 20.0)
         perhaps = level(result, Interval(1.1, 0.9, 1.3, 0.95))
         assert perhaps.images_high is None
         assert break_even_text(perhaps).endswith(", never]")

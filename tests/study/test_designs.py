@@ -56,6 +56,19 @@ class TestPair:
             Edge(candidate.name, BASELINE, "precision=bf16, attention=math"),
         )
 
+    def test_is_named_by_what_differs_and_by_a_task_that_begins_with_a_picture(
+        self, composer: Composers
+    ) -> None:
+        found = plan(composer, "model=emoji_dit", "attention=math")
+        baseline, candidate = found.variants
+        assert candidate.name == "attention=math"
+        assert candidate.choices["scheduler"] == baseline.choices["scheduler"]
+        picture = ("task=img2img", "task.strength=0.7")
+        _, candidate = plan(composer, "attention=math", *picture).variants
+        assert candidate.name == "task=img2img(strength=0.7), attention=math"
+        found = plan(composer, "attention=math", "study.baseline=[attention:vanilla]")
+        assert found.variants[1].name == "attention=math"
+
     def test_what_a_study_records_of_the_work_is_its_baselines(
         self, composer: Composers
     ) -> None:

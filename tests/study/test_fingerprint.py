@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from sdopt.about import __version__ as sdopt_version
 from sdopt.gate.differences import changed_variables
 from sdopt.hardware.device import Device
 from sdopt.options.lora import Loaded
@@ -20,13 +21,44 @@ from sdopt.pipelines.catalog import PACKAGED
 from sdopt.schema import Model
 from sdopt.scratch import CACHES
 from sdopt.study.fingerprint import inputs_of, of_model, own_files
-from sdopt.study.plan import _PACKAGES, describe_environment
+from sdopt.study.plan import _PACKAGES, _checkout, _version, describe_environment
 from sdopt.study.resume import other_surroundings
 from sdopt.worker.machine import Machine
 from tests import sabotage
 from tests.fixtures import Compose
 from tests.sabotage import Harmless
 from tests.test_architecture import ROOT, imports_of
+
+COMMIT = "1234567890abcdef1234567890abcdef12345678"
+
+
+@pytest.mark.parametrize(
+    ("origin", "told"),
+    [
+        ("", "1.0.dev0"),
+        ('{"url": "https://host/made.whl", "archive_info": {}}', "1.0.dev0"),
+        (
+            f'{{"url": "https://host/made", "vcs_info": {{"commit_id": "{COMMIT}"}}}}',
+            "1.0.dev0+g123456789",
+        ),
+    ],
+)
+def test_a_development_state_has_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: str, told: str
+) -> None:
+    """Diffusers from its repository is `0.43.0.dev0` for weeks, whatever its code does."""
+    installed = tmp_path / "made-1.0.dev0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: made\nVersion: 1.0.dev0\n")
+    (installed / "direct_url.json").write_text(origin)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert _version("made") == told
+
+
+def test_a_checkout_that_is_used_as_it_is_has_its_commit() -> None:
+    commit, _ = _checkout(ROOT)
+    expected = f"{sdopt_version}+g{commit[:9]}" if commit else sdopt_version
+    assert _version("sdopt") == expected
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:

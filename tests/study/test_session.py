@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from PIL import Image
 
 from sdopt.errors import UsageError
 from sdopt.record.files import read_result
@@ -19,6 +20,7 @@ from sdopt.report.tables import ranking, shapes_table
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import CONTROL, Plan
+from sdopt.study.fingerprint import inputs_of, of_model
 from sdopt.study.resume import merge_resumed, missing_of
 from sdopt.tracking.contents import study_tags
 from sdopt.worker.machine import Machine
@@ -187,6 +189,23 @@ class TestInterleaved:
             len(paths) == len(set(paths)) == 5 + 1
         )  # no scores, so the control draws as well
         assert len({worker.log for worker in fakes.started}) == 6
+
+    def test_images_that_are_broken_at_a_further_shape_alone_are_told(
+        self, tmp_path: Path
+    ) -> None:
+        """Half precision may overflow at the larger size, of which the quality pass makes no image."""
+        sizes = {"workload": {"size": [32, 64]}}
+        result, _ = run_fake(
+            tmp_path, fake_study(["it"], sizes, rounds=2), Fakes(black=["it"])
+        )
+        row = result.variant("it")
+        [trip] = row.trips_at_shapes
+        assert (trip.wire, trip.path) == ("non_finite at 64×64", "64x64b1")
+        row.trips = row.trips_at_shapes  # the quality pass found nothing
+        [told] = [row for row in summary_of(result).rows if row.name == "it"]
+        assert not told.recommended
+        assert told.because == "images are broken: non_finite at 64×64"
+        assert not result.baseline_variant.trips
 
     def test_every_shape_is_called_first_warmed_up_timed_and_shown(
         self, tmp_path: Path
@@ -415,6 +434,35 @@ def test_processes_of_one_variant_that_fail_beside_each_other_are_one_failure(
     )
     assert statuses(result) == {"baseline": "ok", "it": "failed", CONTROL: "ok"}
     assert result.variant("it").reason == "failed in time_once 2"
+
+
+@pytest.mark.parametrize("variant", ["baseline", "it"])
+def test_a_variant_whose_files_change_while_the_study_runs_fails(
+    tmp_path: Path, variant: str
+) -> None:
+    """A model that is trained on under its name would be another one for each process."""
+    image = tmp_path / "image.png"
+    Image.new("RGB", (64, 64)).save(image)
+    task = {"task": {"kind": "img2img", "image": str(image)}}
+    study = fake_study(["it"], task, rounds=1, replicates=1)
+    plan, result, _ = study
+    for row, of_row in zip(
+        result.variants, [*plan.variants, plan.baseline], strict=True
+    ):
+        row.inputs = inputs_of(of_row, of_model)
+
+    def replaced(_worker: FakeWorker, name: str) -> None:
+        if name == "prepare":
+            Image.new("RGB", (64, 64), "red").save(image)
+
+    result, _ = run_fake(tmp_path, study, Fakes({variant: replaced}))
+    assert result.variant(variant).status is Status.FAILED
+    said = result.variant(variant).reason
+    assert "the contents of its image changed while the study ran" in said
+    # Without a baseline nothing is compared.
+    left = {"baseline": ("it", Status.INTERRUPTED), "it": ("baseline", Status.OK)}
+    other, status = left[variant]
+    assert result.variant(other).status is status
 
 
 class TestMemory:

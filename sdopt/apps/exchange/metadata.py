@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.apps.exchange.graphs import facts_of_graph, others_of_graph
+from sdopt.apps.exchange.graphs import facts_of_graph, is_faster, others_of_graph
 from sdopt.apps.exchange.hidden import hidden_text
 from sdopt.apps.exchange.settings import (
     number_or_word,
@@ -26,6 +26,7 @@ from sdopt.apps.exchange.settings import (
     settings_of,
 )
 from sdopt.apps.exchange.texts import json_object, text_beside, texts_of
+from sdopt.apps.exchange.wiring import Wiring, wiring_of
 from sdopt.apps.exchange.workflows import graph_of_workflow
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Origin:
         settings: by the names of `settings.SETTINGS`.
         others: what else the program says, by its own names; see `settings.others_of`.
         version: of the program, where it is told.
+        wiring: how the nodes are joined of a graph that made it.
+        batch: images of the call that made it, 1 where nobody says more.
     """
 
     program: str = ""
@@ -50,6 +53,8 @@ class Origin:
     settings: Mapping[str, str] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
+    wiring: Wiring | None = None
+    batch: int = 1
 
 
 def origin_of(image: "Image", file: Path) -> Origin:
@@ -70,8 +75,9 @@ def _of_texts(texts: "Texts") -> Origin | None:
         origin = reader(texts)
         if origin is not None:
             # Nodes of ComfyUI that save as A1111 does leave the graph in the file as well.
-            others = {**origin.others, **others_of_graph(_graph(texts))}
-            return replace(origin, others=others)
+            graph = _graph(texts)
+            others = {**origin.others, **others_of_graph(graph)}
+            return replace(origin, others=others, wiring=wiring_of(graph, is_faster))
     return None
 
 
@@ -83,7 +89,7 @@ def _of_file(text: str) -> Origin | None:
         _web_ui({"parameters": text})
         or _listed(text)
         or _of_json(json_object(text))
-        or _comfyui(graph)
+        or _of_texts(graph)
     )
 
 
@@ -120,6 +126,7 @@ def origin_from(program: str, values: Mapping[str, Any]) -> Origin:
         settings,
         _others_of(program, values),
         str(_first(named, ("version", "appversion", "swarmversion")) or ""),
+        batch=_whole(named.get("batchsize")) or 1,
     )
 
 

@@ -19,6 +19,7 @@ from sdopt.apps.exchange.settings import (
     others_apart,
     plain_key,
 )
+from sdopt.apps.exchange.wiring import LINKS
 from sdopt.errors import UsageError
 from sdopt.quality.images import read_image
 
@@ -56,9 +57,21 @@ def partners(
             f"{folders[0]} and {folders[1]}: of {len(alone)} prompts and seeds they have not as many images, as of the "
             f"seed {seed} and the prompt '{prompt}' ({counts[0]} and {counts[1]}); compare the same prompts and seeds"
         )
-    # Images of one call have one seed in some programs, which number them in order.
-    waiting = {origin: iter(pictures) for origin, pictures in others.items()}
-    return [next(waiting[picture.made_from]) for picture in first]
+    partner_of: dict[Path, ImportedPicture] = {}
+    for origin, pictures in mine.items():
+        # Images of one call have one seed in some programs, which number them in order.
+        these, those = (
+            sorted(side, key=_number) for side in (pictures, others[origin])
+        )
+        for one, other in zip(these, those, strict=True):
+            partner_of[one.file] = other
+    return [partner_of[picture.file] for picture in first]
+
+
+def _number(picture: ImportedPicture) -> list[str | int]:
+    """Returns the name of a file in which numbers count as such: 9 comes before 10, and 0009 is 9."""
+    parts = re.split(r"(\d+)", picture.file.stem)
+    return [int(part) if part.isdigit() else part for part in parts]
 
 
 def copies_in(folders: Sequence[Sequence[ImportedPicture]]) -> dict[int, int]:
@@ -181,7 +194,9 @@ def other_settings(
     for picture, partner in zip(first, second, strict=True):
         one, other = picture.origin, partner.origin
         pairs.append((_said_by(one), _said_by(other)))
-        others.append(_own_words(one, other))
+        mine, theirs = _own_words(one, other)
+        links, their_links = _links(one, other)
+        others.append(({**mine, **links}, {**theirs, **their_links}))
     return [*differing(pairs, meant), *others_apart(others, meant)]
 
 
@@ -224,6 +239,11 @@ def version_of(pictures: Sequence[ImportedPicture]) -> str:
     return versions.pop() if len(versions) == 1 and program_of(pictures) else ""
 
 
+def batch_of(pictures: Sequence[ImportedPicture]) -> int:
+    """Returns how many images the calls made that made these, at most."""
+    return max(picture.origin.batch for picture in pictures)
+
+
 def _own_words(
     one: Origin, other: Origin
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
@@ -238,6 +258,14 @@ def _own_words(
             if _OF_WEB_UIS.match(plain_key(name)):
                 names.add(name)
     return _chosen(one.others, names), _chosen(other.others, names)
+
+
+def _links(one: Origin, other: Origin) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns how two graphs of the same nodes are joined, where they are joined otherwise."""
+    if one.wiring is None or other.wiring is None:
+        return {}, {}
+    mine, theirs = one.wiring.beside(other.wiring), other.wiring.beside(one.wiring)
+    return ({LINKS: mine}, {LINKS: theirs}) if mine or theirs else ({}, {})
 
 
 def _chosen(values: Mapping[str, str], names: set[str]) -> dict[str, str]:

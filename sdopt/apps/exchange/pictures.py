@@ -175,13 +175,15 @@ class Looks(NamedTuple):
     """What an image shows, however its file is written.
 
     `size` is its width and height in pixels, `reduced` a small copy in which the same motif looks the same, `pixels` a
-    digest of all pixels; `plain` says that they have one colour, as images have that a safety checker blocked.
+    digest of all pixels; `plain` says that they have one colour, as images have that a safety checker blocked, and
+    `black_and_white` that they have these two, as masks do.
     """
 
     size: tuple[int, int]
     reduced: np.ndarray
     pixels: str
     plain: bool
+    black_and_white: bool
 
 
 @dataclass(frozen=True)
@@ -215,17 +217,24 @@ class ImportedPicture:
         pixels = read_image(self.file)
         image = Image.fromarray(pixels)
         reduced = image.resize((_SIDE, _SIDE), Image.Resampling.BOX)
+        plain = bool((pixels == pixels[0, 0]).all())
         return Looks(
             image.size,
             np.asarray(reduced, dtype=np.float64).reshape(-1),
             short_digest(pixels.tobytes()),
-            bool((pixels == pixels[0, 0]).all()),
+            plain,
+            not plain and _is_black_and_white(pixels),
         )
 
     @property
     def made_from(self) -> tuple[str | None, str, int] | None:
         """Its prompts and seed; None where the seed is not known."""
         return None if self.seed is None else (self.prompt, self.negative, self.seed)
+
+
+def _is_black_and_white(pixels: np.ndarray) -> bool:
+    grey = (pixels == pixels[..., :1]).all()
+    return bool(grey and np.isin(pixels[..., 0], (0, 255)).all())
 
 
 def read_folder(folder: Path) -> list[ImportedPicture]:
@@ -354,6 +363,8 @@ def _as_listed(origin: Origin, listed: Origin) -> Origin:
         {**origin.settings, **listed.settings},
         others,
         origin.version,
+        origin.wiring,
+        origin.batch,
     )
 
 

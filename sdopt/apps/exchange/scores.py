@@ -13,7 +13,7 @@ from typing import Any
 
 from sdopt.apps.exchange.own import settings_of_variant
 from sdopt.apps.exchange.pictures import ImportedRow, read_table
-from sdopt.apps.exchange.study import TIMES
+from sdopt.apps.exchange.times import TIMES
 from sdopt.errors import UnavailableError, UsageError, os_problem
 from sdopt.quality.by_prompt import by_prompt
 from sdopt.quality.metrics import slug
@@ -31,7 +31,9 @@ _INDEX = re.compile(r"(unnamed: \d+|index)?")
 
 
 _LESS = re.compile(
-    r"(?:^|_)(?:lpips|dists|fid|kid|cmmd|r?mse|mae|niqe|brisque|piqe|dreamsim|loss|error|distance)(?:_|$)"
+    r"(?:^|_)(?:(?:st_?)?lpips|dists|[a-z]*fid\d*k?|fd|fdd|kid|c?mmd|n?r?mse|mae|l[12]|il_?niqe|niqe|brisque|piqe|"
+    r"pieapp|dreamsim|dssim|gmsd|mdsi|nlpd|flip|delta_?e\w*|ciede\w*|wasserstein|kl|js|loss|errors?|distance|"
+    r"artifacts?|seconds|latency|time|ms)(?:_|$)"
 )
 """Words in the names of metrics of which less is better."""
 

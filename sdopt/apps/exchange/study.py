@@ -1,6 +1,7 @@
 """Makes a study of images and times of other programs, which is scored, judged and shown like sdopt's own."""
 
 import hashlib
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from sdopt.apps.exchange.formats import Format, common_format
 from sdopt.apps.exchange.pairing import (
+    batch_of,
     copies_in,
     of_other_noise,
     other_settings,
@@ -16,19 +18,17 @@ from sdopt.apps.exchange.pairing import (
     require_alike,
     version_of,
 )
-from sdopt.apps.exchange.pictures import (
-    ImportedPicture,
-    ImportedRow,
-    read_folder,
-    read_table,
-    repeated,
+from sdopt.apps.exchange.pictures import ImportedPicture, read_folder, repeated
+from sdopt.apps.exchange.settings import require_known
+from sdopt.apps.exchange.times import (
+    TimesTable,
+    measurements_of,
+    names_of_columns,
+    times_in,
+    unlike_times,
+    untold_images,
 )
-from sdopt.apps.exchange.settings import (
-    number_or_word,
-    plain_key,
-    require_known,
-    settings_of,
-)
+from sdopt.apps.exchange.wiring import LINKS
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.record.comparisons import Comparison
@@ -42,7 +42,6 @@ from sdopt.record.records import (
     StudyResult,
     VariantResult,
 )
-from sdopt.record.samples import Call, Measurement, Memory, ShapeSamples
 from sdopt.record.scores import ImageRecord
 from sdopt.schema import THRESHOLDS, Model, Protocol, Rule, Workload
 
@@ -50,8 +49,6 @@ BASELINE, AGAIN = "baseline", "baseline again"
 
 AXIS = "program"
 """The axis on which imported variants differ."""
-
-TIMES = "times.csv"
 
 IMAGES = "images"
 """The input of an imported variant: what its images hold, by which two results tell whether a baseline is the same."""
@@ -64,12 +61,12 @@ _MODEL = Model(name="images", weights="path", path=None)
 
 @dataclass(frozen=True)
 class _Side:
-    """One folder: its images in the baseline's order, and its rows of times."""
+    """One folder: its images in the baseline's order, and the times of its calls."""
 
     name: str
     folder: Path
     pictures: list[ImportedPicture]
-    times: list[ImportedRow]
+    times: TimesTable
     unlike: list[str] = field(default_factory=list)
     """Settings with which its images were made otherwise than the baseline's, in words."""
 
@@ -117,7 +114,7 @@ def import_study(
     if twice := repeated(folder.resolve() for folder in given.folders):
         raise UsageError(f"{twice}: is given twice; name each folder once")
     first = read_folder(given.baseline)
-    sides = [_Side(BASELINE, given.baseline, first, _times(given.baseline))]
+    sides = [_Side(BASELINE, given.baseline, first, times_in(given.baseline))]
     names = _names([*given.candidates])
     folders = [
         *zip(names, given.candidates, strict=True),
@@ -126,23 +123,25 @@ def import_study(
     for name, folder in folders:
         pictures = partners(first, read_folder(folder), (given.baseline, folder))
         require_alike(first, pictures)
-        times = _times(folder)
-        unlike = other_settings(first, pictures, given.changes) + _unlike_times(
-            sides[0].times, times, given.changes
+        times = times_in(folder)
+        unlike = other_settings(first, pictures, given.changes) + unlike_times(
+            sides[0].times.rows, times.rows, given.changes
         )
+        batches = batch_of(first), batch_of(pictures)
+        unlike += untold_images((sides[0].times, times), batches)
         sides.append(_Side(name, folder, pictures, times, unlike))
     require_known(given.changes, _names_beside(sides))
     if given.again is not None:
         _require_chance_alone(first, sides[-1])
     for side in sides:
-        _require_size(first[0], side)
+        _require_pictures(first[0], side)
     noise = _with_other_noise(first, given)
     copies = copies_in([side.pictures for side in sides])
     sides = [replace(side, pictures=_without(copies, side.pictures)) for side in sides]
     copied = _names_of_copies(first, copies)
     first = sides[0].pictures
     claims = _claims(sides)
-    replicates = {row.whole("replicate") or 0 for side in sides for row in side.times}
+    replicates = {number for side in sides for number in side.times.replicates}
     thresholds = {name: getattr(config.protocol, name) for name in THRESHOLDS}
     config = replace(
         config,
@@ -153,6 +152,7 @@ def import_study(
         ),
         options={"precision": {"weights": given.precision}} if given.precision else {},
     )
+    config_of = _configs(sides, config)
     rows = []
     plain: Format | None = None
     for number, side in enumerate(sides):
@@ -165,10 +165,10 @@ def import_study(
                 "control" if control else "variant",
                 {AXIS: side.name if number and not control else BASELINE},
                 [],
-                config,
+                config_of[side.name],
                 contract=given.contract if number and not control else Contract.EXACT,
                 status=Status.OK,
-                measurements=_measurements(side, sides[0]),
+                measurements=measurements_of(side.times, sides[0].times),
                 images=_copied(side, first, output, number, copied),
                 promises={AXIS: Promise(given.contract, claims)}
                 if number and not control
@@ -211,7 +211,7 @@ def _with_other_noise(
     folders = given.baseline, given.other_noise
     pictures = of_other_noise(first, read_folder(given.other_noise), folders)
     unlike = other_settings(first, pictures)
-    side = _Side("", given.other_noise, pictures, [], unlike)
+    side = _Side("", given.other_noise, pictures, TimesTable(Path()), unlike)
     _require_chance_alone(first, side)
     return side
 
@@ -243,16 +243,35 @@ def _digest(pictures: Sequence[ImportedPicture]) -> str:
     return found.hexdigest()[:16]
 
 
-def _require_size(first: ImportedPicture, side: _Side) -> None:
-    """Raises UsageError if an image is larger or smaller than the first one of the baseline."""
+def _require_pictures(first: ImportedPicture, side: _Side) -> None:
+    """Raises UsageError if a file is no finished image, or larger or smaller than the first one of the baseline."""
     size = first.looks.size
     for picture in side.pictures:
+        what = _unfinished(picture)
+        if what:
+            raise UsageError(
+                f"{picture.file}: {what}, which would count as a generated image; keep the finished ones alone in "
+                f"{side.folder}"
+            )
         other = picture.looks.size
         if other != size:
             why = f" ({', '.join(side.unlike)})" if side.unlike else ""
             raise UsageError(
                 f"{picture.file}: is {other[0]}×{other[1]}, and {first.file} {size[0]}×{size[1]}{why}; compare one size"
             )
+
+
+_BEFORE = re.compile(r"-before-[a-z-]+$")
+"""How A1111 names the copy of an image that it saves before a second pass, or before it restores faces."""
+
+
+def _unfinished(picture: ImportedPicture) -> str:
+    """Returns what a file is that programs leave beside their images; "" for an image."""
+    if picture.looks.black_and_white:
+        return "has black and white alone, as a mask or the input of a ControlNet"
+    if _BEFORE.search(picture.file.stem):
+        return "is a copy that was saved before the image was finished"
+    return ""
 
 
 def _require_chance_alone(first: Sequence[ImportedPicture], side: _Side) -> None:
@@ -288,68 +307,6 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return []
 
 
-def _times(folder: Path) -> list[ImportedRow]:
-    file = folder / TIMES
-    return read_table(file) if file.is_file() else []
-
-
-_AMOUNTS = frozenset(
-    (
-        *("batch", "batchsize", "images", "imagespercall", "n", "numimages"),
-        *("imagesperprompt", "numimagesperprompt"),
-    )
-)
-"""Columns of a table of times that tell how many images a call made: one, where nothing is said."""
-
-_OF_TIMES = _AMOUNTS | {
-    "device", "devicememorygib", "gpu", "card", "host", "hostname", "machine", "cpu", "threads", "driver", "cuda",
-    "torch", "pytorch", "width", "height", "gpus", "numgpus", "gpucount", "concurrency",
-}  # fmt: skip
-"""Columns of a table of times that tell where calls ran, and how many images each made."""
-
-
-def _unlike_times(
-    first: Sequence[ImportedRow], rows: Sequence[ImportedRow], meant: Sequence[str]
-) -> list[str]:
-    """Returns in words in which columns on machines, batches and settings two tables of times differ."""
-    allowed = {plain_key(name) for name in meant}
-    words = []
-    for name in dict.fromkeys(name for row in (*first, *rows) for name in row.values):
-        plain, settings = plain_key(name), settings_of({name: "1"})
-        if (
-            (plain not in _OF_TIMES and not settings)
-            or plain in allowed
-            or settings.keys() & {*meant}
-        ):
-            continue
-        mine, theirs = (_values_of(table, name) for table in (first, rows))
-        if plain in _AMOUNTS:
-            mine = mine or _one_image(first, theirs)
-            theirs = theirs or _one_image(rows, mine)
-        if mine and theirs and mine != theirs:
-            words.append(
-                f"{TIMES}: {name} {' and '.join(theirs)} (baseline {' and '.join(mine)})"
-            )
-    return words
-
-
-def _one_image(rows: Sequence[ImportedRow], told: Sequence[str]) -> list[str]:
-    """Returns how many images calls made whose table says nothing of it, beside one that tells one number; or []."""
-    names = {plain_key(name) for row in rows for name in row.values}
-    silent = rows and not names & _AMOUNTS
-    return ["1"] if silent and len(told) == 1 else []
-
-
-def _values_of(rows: Sequence[ImportedRow], name: str) -> list[str]:
-    """Returns the different values of a column, of which numbers are alike however they are written."""
-    values = {
-        number_or_word(row.values[name])
-        for row in rows
-        if row.values.get(name) not in (None, "")
-    }
-    return sorted(values)[:3]
-
-
 def _names_beside(sides: Sequence[_Side]) -> list[str]:
     """Returns the names that programs and tables of times give to what may differ on purpose."""
     names = [
@@ -358,83 +315,36 @@ def _names_beside(sides: Sequence[_Side]) -> list[str]:
         for picture in side.pictures
         for name in picture.origin.others
     ]
-    names += [
-        name
-        for side in sides
-        for row in side.times
-        for name in row.values
-        if plain_key(name) in _OF_TIMES
+    wired = [
+        picture for side in sides for picture in side.pictures if picture.origin.wiring
     ]
+    names += [LINKS] if wired else []
+    for side in sides:
+        names += names_of_columns(side.times.rows)
     return list(dict.fromkeys(names))
+
+
+def _configs(
+    sides: Sequence[_Side], config: RecordedConfig
+) -> dict[str, RecordedConfig]:
+    """Returns a configuration for each folder: where calls made different numbers of images, times are those of one."""
+    configs = {}
+    for side in sides:
+        workload = replace(config.workload, batch_size=side.times.images or 1)
+        configs[side.name] = replace(config, workload=workload)
+    known = {side.times.images for side in sides if side.times.rows}
+    if None in known or len(known) < 2:
+        return dict.fromkeys(configs, config)
+    return configs
 
 
 def _claims(sides: Sequence[_Side]) -> list[str]:
     """Returns what candidates are to gain: in speed and in memory, as far as every folder tells it."""
-
-    def all_tell(name: str) -> bool:
-        for side in sides:
-            numbers = [row.number(name) for row in side.times]
-            if not numbers or None in numbers:
-                return False
-        return True
-
-    tells = {"latency": "seconds", "memory": "memory_gib"}
-    return [claim for claim, name in tells.items() if all_tell(name)]
-
-
-def _measurements(side: _Side, first: _Side) -> list[Measurement]:
-    """Returns the calls of a folder's table, a process for each replicate; calls of the same image are paired."""
-    order = {key: number for number, key in enumerate(_calls(first))}
-    found: dict[int, list[tuple[int, ImportedRow]]] = {}
-    for number, (key, row) in enumerate(zip(_calls(side), side.times, strict=True)):
-        if order and key not in order:
-            raise UsageError(
-                f"{row.place}: {first.folder / TIMES} has no such call; give both the same calls"
-            )
-        found.setdefault(key[0], []).append((order.get(key, number), row))
-    if found and order and len(side.times) != len(order):
-        raise UsageError(
-            f"{side.folder / TIMES}: has {len(side.times)} calls, and {first.folder / TIMES} {len(order)}; give both "
-            "the same calls"
-        )
-    measurements = []
-    for replicate, calls in sorted(found.items()):
-        rows = [row for _, row in sorted(calls, key=lambda call: call[0])]
-        timed = [
-            Call(_positive(row, "seconds"), number) for number, row in enumerate(rows)
-        ]
-        held = [gib for row in rows if (gib := row.number("memory_gib")) is not None]
-        samples = ShapeSamples(
-            calls=timed, memory=Memory(0.0, max(held)) if held else None
-        )
-        measurements.append(
-            Measurement(replicate=replicate, shapes=[samples], complete=True)
-        )
-    return measurements
-
-
-def _calls(side: _Side) -> list[tuple[int, object, int]]:
-    """Returns what each row of a table is the time of: its replicate, its image, and its number among equal ones."""
-    found: list[tuple[int, object, int]] = []
-    counts: dict[tuple[int, object], int] = {}
-    for row in side.times:
-        image = row.text("file")
-        key = (
-            row.whole("replicate") or 0,
-            Path(image).stem if image else (row.text("prompt"), row.whole("seed")),
-        )
-        found.append((*key, counts.setdefault(key, 0)))
-        counts[key] += 1
-    return found
-
-
-def _positive(row: ImportedRow, name: str) -> float:
-    value = row.number(name)
-    if value is None or value <= 0:
-        raise UsageError(
-            f"{row.place}: {name} is {'missing' if value is None else value}; it must be above 0"
-        )
-    return value
+    claims = []
+    for claim, name in (("latency", "seconds"), ("memory", "memory_gib")):
+        if all(side.times.tells(name) for side in sides):
+            claims.append(claim)
+    return claims
 
 
 def _copied(

@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 
 from sdopt.apps.foresight.cpu import device_of
-from sdopt.apps.foresight.memory import Blueprint, blueprint, footprint
+from sdopt.apps.foresight.memory import (
+    ONLY_ALONE,
+    Blueprint,
+    blueprint,
+    footprint,
+)
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.cards import BFLOAT16, has
@@ -69,9 +74,6 @@ They are loaded into the host's memory first: on the card they would not fit yet
 _TYPES = {"fp16": "float16", "fp32": "float32"}
 """Types of what 4-bit weights are multiplied with, where it is not bfloat16."""
 
-_CLOSE = 0.975
-"""Share of a card's memory above which a call fits only while nothing else, such as a desktop, is on the card."""
-
 _ONE_BY_ONE = {"group_offload", "sequential_offload"}
 """Options that move single layers in each step."""
 
@@ -103,11 +105,7 @@ class Way:
         beside = (
             f", and {gib_text(self.host)} of the host's memory" if self.host else ""
         )
-        alone = (
-            ": nearly all of the card, so only while nothing else, such as a desktop, is on it"
-            if self.close
-            else ""
-        )
+        alone = f": {ONLY_ALONE}" if self.close else ""
         return (
             f"{' '.join(self.choices)} (likely {gib_text(self.likely)}{beside}{alone})"
         )
@@ -221,7 +219,7 @@ def _way(
     needed = footprint(variant, plan, device.is_cuda)
     if needed.verdict(sheet.memory_gib) != "fits":
         return None
-    close = needed.likely > _CLOSE * sheet.memory_gib
+    close = needed.fills(sheet.memory_gib)
     # Beside a CPU, what is not needed waits on disk.
     host = _on_host(variant, plan) if device.is_cuda else 0.0
     return Way(choices, needed.likely, host, close)

@@ -94,6 +94,15 @@ class Blueprint:
         return self.name == "transformer"
 
 
+_DESKTOP_GIB, _MISSED = 0.5, 0.025
+"""Memory of a card that a desktop takes at least, and the share of it by which predictions may miss."""
+
+ONLY_ALONE = (
+    "nearly all of the card, so only while nothing else, such as a desktop, is on it"
+)
+"""What is said of a call that fills a card: where another program needs room, it would spill or run out of memory."""
+
+
 @dataclass(frozen=True)
 class Footprint:
     """Memory of a call, in GiB.
@@ -111,6 +120,11 @@ class Footprint:
         if self.floor > memory_gib:
             return "does not fit"
         return "fits" if self.likely <= memory_gib else "tight"
+
+    def fills(self, memory_gib: float) -> bool:
+        """Returns whether what fits takes nearly all of a card, and so only while nothing else is on it."""
+        room = max(_DESKTOP_GIB, _MISSED * memory_gib)
+        return memory_gib - room < self.likely <= memory_gib
 
 
 def blueprint(variant: Variant, shape: Shape) -> Blueprint:

@@ -230,15 +230,18 @@ def siblings(option: str, sheets: Mapping[str, Sheet]) -> list[str]:
 
 def other_forms(option: str, sheets: Mapping[str, Sheet]) -> list[str]:
     """Returns cards of the same model and another form or memory, which have a name of their own."""
-    own = {
-        (name.model, name.kinds - _FORMS) for name in names_of(option, sheets[option])
-    }
+    own = _models_of(option, sheets[option])
     others = []
     for other, sheet in sheets.items():
-        names = {(name.model, name.kinds - _FORMS) for name in names_of(other, sheet)}
-        if other != option and own & names:
+        if other != option and own & _models_of(other, sheet):
             others.append(other)
     return others
+
+
+def _models_of(option: str, sheet: Sheet) -> set[tuple[str, frozenset[str]]]:
+    """Returns the models and kinds that a sheet's names tell, without forms; cards such as a TITAN have no number."""
+    names = names_of(option, sheet)
+    return {(name.model, name.kinds - _FORMS) for name in names if name.model}
 
 
 def nearest_cards(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
@@ -307,8 +310,8 @@ def other_memory_kind(option: str, sheet: Sheet) -> str:
 
 
 _SEVERAL = re.compile(
-    r"\b(?:[2-9]|1\d) ?x ?(?=nvidia|geforce|tesla|amd|radeon|[rg]tx|rx|(?:mi|[abhlptv]) ?\d)|\bx ?[2-9]\b"
-    r"|\b(?:two|dual|four|quad|eight)\b"
+    r"\b(?:[2-9]|1\d) ?x ?(?=nvidia|geforce|tesla|amd|radeon|[rg]tx|rx|(?:mi|[abhlptv]) ?\d|\d{4})|\bx ?[2-9]\b"
+    r"|\b(?:two|dual|four|quad|eight|nvlink|sli)\b"
 )
 
 _OUTSIDE = re.compile(r"\be ?gpu\b|\bexternal\b|\bthunderbolt\b|\busb ?4\b|\boculink\b")

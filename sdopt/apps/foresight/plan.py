@@ -46,6 +46,7 @@ from sdopt.apps.foresight.latency import (
     generation_of,
 )
 from sdopt.apps.foresight.memory import (
+    ONLY_ALONE,
     Blueprint,
     Footprint,
     blueprint,
@@ -618,6 +619,9 @@ def _notes(
         for made in predictions
         if made.warning
     )
+    for made in predictions:
+        if made.sheet.architecture != CPU and made.memory.fills(made.sheet.memory_gib):
+            notes.append(f"{made.card}, {made.variant}: takes {ONLY_ALONE}")
     counted: Needed = {}
     hardest: dict[str, Prediction] = {}
     for made in sorted(predictions, key=lambda made: made.memory.floor):

@@ -93,7 +93,8 @@ def latency_plot(
         return None
     x = encoding("rate:Q", title=_RATE)
     scale = {"type": "log", "nice": False, "padding": 10}
-    y = encoding("seconds:Q", title="seconds, log scale", scale=scale)
+    title = f"{key[1:-2]}th percentile in seconds, log scale"
+    y = encoding("seconds:Q", title=title, scale=scale)
     limit = mark("rule", _DOTTED, data=[{"seconds": record.limit_s}], y=y)
     most = [
         _named(each) | {"rate": each.most.estimate, "low": each.most.low, "high": each.most.high,

@@ -353,6 +353,13 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
             requests = sum(window.requests for window in windows)
             why = next((window.why for window in windows if window.why), "unknown")
             yield f"{row.name}: {failed} of {requests} requests failed, and count as late; the first: {why}"
+        refused = sum(window.rejected for window in windows)
+        if refused:
+            requests = sum(window.requests for window in windows)
+            yield (
+                f"{row.name}: {refused} of {requests} requests were refused (429 or 503), and count as late: the "
+                "highest rate is that of its limits or its queue, which may be below what its card can generate"
+            )
         sizes = sorted({size for window in windows for size in window.sizes})
         if sizes:
             named = row.asked_size not in ("", "auto")

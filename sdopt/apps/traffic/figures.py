@@ -29,7 +29,7 @@ class Window:
     attainment: float
     """Share of all requests that got their image within the limit; those that were refused or failed did not."""
     goodput: float
-    """Images within the limit a second, over the same time as `achieved`."""
+    """Images within the limit a second, over the time in which requests came: their rate times `attainment`."""
     p50_s: float | None
     p95_s: float | None
     p99_s: float | None
@@ -94,7 +94,7 @@ def window_of(
         requests=len(sent),
         achieved=len(served) / span_s,
         attainment=within / len(sent),
-        goodput=within / span_s,
+        goodput=rate * within / len(sent),
         p50_s=percentile(latencies, 50),
         p95_s=percentile(latencies, 95),
         p99_s=percentile(latencies, 99),

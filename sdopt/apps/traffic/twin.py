@@ -16,7 +16,8 @@ def unit_trace(arrivals: str, count: int, seed: int) -> np.ndarray:
 
     Args:
         arrivals: `poisson` (independent exponential gaps), `constant`, or a file with one time per line, in seconds and
-            ascending, as a server has recorded them; its mean rate is scaled to one a second.
+            ascending, as a server has recorded them. The gaps are scaled to one second on average: what is said of a
+            rate is then of requests that came at that rate, also where they are few.
         count: how many arrivals.
         seed: of the gaps.
 
@@ -25,7 +26,11 @@ def unit_trace(arrivals: str, count: int, seed: int) -> np.ndarray:
     """
     if arrivals == "poisson":
         gaps = np.random.default_rng(seed).exponential(1.0, count - 1)
-        return np.concatenate([[0.0], np.cumsum(gaps)])
+        return (
+            np.concatenate([[0.0], np.cumsum(gaps / gaps.mean())])
+            if count > 1
+            else np.zeros(1)
+        )
     if arrivals == "constant":
         return np.arange(count, dtype=float)
     path = Path(arrivals).expanduser()

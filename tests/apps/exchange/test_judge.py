@@ -496,6 +496,13 @@ class TestScores:
                 lambda rows: [{**row, "LPIPS (alex)": 0.1} for row in rows],
                 r"less is usually better: give --lower lpips \(alex\)",
             ),
+            *(
+                (
+                    lambda rows, name=name: [{**row, name: 0.1} for row in rows],
+                    f"less is usually better: give --lower {name}",
+                )
+                for name in ("fid50k", "sfid", "delta_e", "nrmse", "flip", "seconds")
+            ),
             (
                 lambda rows: [{**row, "variant": "c"} for row in rows],
                 "not in the study",

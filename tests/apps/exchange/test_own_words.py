@@ -18,7 +18,7 @@ from sdopt.apps.exchange.pictures import (
     read_table,
 )
 from sdopt.apps.exchange.scores import export
-from sdopt.apps.exchange.study import _unlike_times
+from sdopt.apps.exchange.times import unlike_times
 from sdopt.errors import UsageError
 from sdopt.gate.trust import doubts_of
 from sdopt.record.files import read_result, write_result
@@ -519,6 +519,93 @@ def test_a_guider_without_a_scale_does_not_guide(tmp_path: Path) -> None:
     assert other_settings(first, first) == []
 
 
+def joined(**links: tuple[str, int]) -> Chunks:
+    """Returns a graph with a VAE, a LoRA, a layer to skip to and a ControlNet, in which single links may be others."""
+    graph: dict[str, Any] = {
+        "1": node("CheckpointLoaderSimple", ckpt_name="m.safetensors"),
+        "2": node("VAELoader", vae_name="ft.safetensors"),
+        "3": {**lora(clip=1)},
+        "4": node("CLIPSetLastLayer", stop_at_clip_layer=-2, clip=["3", 1]),
+        "5": node("CLIPTextEncode", text="a harbour", clip=["4", 0]),
+        "6": node("CLIPTextEncode", text="fog", clip=["4", 0]),
+        "7": node("ControlNetApplyAdvanced", strength=1, positive=["5", 0], negative=["6", 0]),
+        "8": node("KSampler", seed=42, steps=9, model=["3", 0], positive=["7", 0], negative=["7", 1]),
+        "9": node("VAEDecode", samples=["8", 0], vae=["2", 0]),
+        "10": node("SaveImage", images=["9", 0]),
+    }  # fmt: skip
+    for place, source in links.items():
+        number, _, name = place.partition("_")
+        graph[number.removeprefix("n")]["inputs"][name] = [*source]
+    return {"prompt": json.dumps(graph)}
+
+
+OF_CONTROL = "ControlNetApplyAdvanced"
+
+
+@pytest.mark.parametrize(
+    ("links", "mine", "theirs"),
+    [
+        (
+            {"n9_vae": ("1", 2)},
+            ["VAEDecode.vae from VAELoader"],
+            ["VAEDecode.vae from CheckpointLoaderSimple"],
+        ),
+        (
+            {"n8_positive": ("7", 1), "n8_negative": ("7", 0)},
+            [
+                f"KSampler.negative from {OF_CONTROL} (output 1)",
+                f"KSampler.positive from {OF_CONTROL}",
+            ],
+            [
+                f"KSampler.negative from {OF_CONTROL}",
+                f"KSampler.positive from {OF_CONTROL} (output 1)",
+            ],
+        ),
+        (
+            {"n4_clip": ("1", 1)},
+            ["CLIPSetLastLayer.clip from LoraLoader (output 1)"],
+            ["CLIPSetLastLayer.clip from CheckpointLoaderSimple"],
+        ),
+        (
+            {"n6_clip": ("3", 1)},
+            ["CLIPTextEncode.clip from CLIPSetLastLayer"],
+            ["CLIPTextEncode.clip from LoraLoader (output 1)"],
+        ),
+    ],
+    ids=["the VAE", "sides of a ControlNet", "a LoRA of texts", "a layer for one text"],
+)
+def test_graphs_of_the_same_nodes_are_compared_by_their_links(
+    tmp_path: Path,
+    links: dict[str, tuple[str, int]],
+    mine: list[str],
+    theirs: list[str],
+) -> None:
+    first, second = pictures(tmp_path, joined(), joined(**links))
+    *_, said = other_settings(first, second)
+    assert said == f"links {', '.join(theirs)} (baseline {', '.join(mine)})"
+    assert other_settings(first, second, ["VAE", "links"]) == []
+
+
+def test_links_past_what_makes_calls_faster_are_the_same(tmp_path: Path) -> None:
+    graph = json.loads(joined()["prompt"])
+    graph["11"] = node("TorchCompileModel", backend="inductor", model=["3", 0])
+    graph["12"] = node("Reroute", model=["11", 0])
+    graph["8"]["inputs"]["model"] = ["12", 0]
+    graph["13"] = node("PreviewImage", images=["9", 0])
+    sides = joined(), {"prompt": json.dumps(graph)}
+    first, second = pictures(tmp_path, *sides)
+    assert other_settings(first, second) == []
+
+
+def test_a_graph_in_a_circle_or_without_an_end_says_nothing(tmp_path: Path) -> None:
+    circle = joined(n3_model=("8", 0))
+    endless = {str(n): node("A", of=[str(n + 1), 0]) for n in range(5000)}
+    endless["a"] = node("SaveImage", images=["0", 0])
+    first, second = pictures(tmp_path, circle, {"prompt": json.dumps(endless)})
+    assert first[0].origin.wiring is not None
+    assert second[0].origin.wiring is None
+
+
 def test_of_two_samplers_in_a_graph_each_is_compared(tmp_path: Path) -> None:
     def beside(steps: int) -> Chunks:
         graph = json.loads(comfy()["prompt"])
@@ -674,8 +761,8 @@ def test_what_a_call_makes_and_where_is_read_of_tables_of_times(
 
     said = [f"times.csv: {name} {value} (baseline {before or 512})"]
     first = times() if before else times(**{name: "512"})
-    assert _unlike_times(first, times(**{name: value}), ()) == said
-    assert _unlike_times(first, first, ()) == []
+    assert unlike_times(first, times(**{name: value}), ()) == said
+    assert unlike_times(first, first, ()) == []
 
 
 def test_what_is_meant_is_named_as_the_program_names_it(tmp_path: Path) -> None:
@@ -771,7 +858,7 @@ def test_what_a_run_exports_tells_models_sizes_and_loras_apart(
         "tokens of a prompt 64",
     ]
     assert [
-        word.partition(" (")[0] for word in _unlike_times(times[0], times[1], ())
+        word.partition(" (")[0] for word in unlike_times(times[0], times[1], ())
     ] == ["times.csv: device another"]
 
 

@@ -320,6 +320,18 @@ def animated(folder: Path) -> None:
     frames[0].save(folder / "00002.webp", save_all=True, append_images=frames[1:])
 
 
+def mask(folder: Path) -> None:
+    canvas = Image.new("RGB", (64, 64))
+    canvas.paste("white", (8, 8, 40, 40))
+    for side in (folder, folder.parent / "base"):
+        canvas.save(side / "00003-mask.png")
+
+
+def saved_early(folder: Path) -> None:
+    for side in (folder, folder.parent / "base"):
+        picture(3).save(side / "00003-before-highres-fix.png")
+
+
 def renumbered(folder: Path) -> None:
     for number in reversed(range(COUNT)):
         file = folder / f"{number:05d}.png"
@@ -349,6 +361,8 @@ class TestPairs:
             (grid, "grid-0000"),
             (one_grid, "256×128"),
             (animated, "3 frames"),
+            (mask, "00003-mask.png: has black and white alone"),
+            (saved_early, "saved before the image was finished"),
             (renumbered, "no image named 0000"),
         ],
     )
@@ -398,6 +412,17 @@ class TestPairs:
             assert [image.seed for image in images] == [
                 number // batch for number in range(COUNT)
             ]
+
+    def test_of_one_seed_are_in_the_order_of_their_numbers(
+        self, tmp_path: Path
+    ) -> None:
+        """As names they are in another order: 10 comes before 8, and 15 before 16."""
+        base, other = comfy(tmp_path / "base", 8, 8), comfy(tmp_path / "other", 12, 8)
+        for folder in (base, other):
+            for file in sorted(folder.iterdir()):
+                number = int(file.stem.split("_")[1])
+                file.rename(folder / f"image ({number}).png")
+        assert judged(base, other).candidates[0].images[0].file == "image (10).png"
 
     def test_what_else_is_in_a_folder_is_no_image(self, tmp_path: Path) -> None:
         base, other = plain(tmp_path / "base"), plain(tmp_path / "other")

@@ -163,6 +163,8 @@ def test_a_number_of_several_generations_is_said(name: str, told: bool) -> None:
     ("name", "said"),
     [
         ("2x RTX 3090", "one card"),
+        ("2x3090", "one card"),
+        ("RTX 3090 NVLink", "one card"),
         ("Kaggle T4 x2", "one card"),
         ("8xH100", "one card"),
         ("RTX 3090 eGPU", "pcie_gb_s=3"),
@@ -203,6 +205,7 @@ def test_other_forms_are_of_one_model() -> None:
     assert other_forms("h100", SHEETS) == ["h100_nvl", "h100_pcie"]
     assert "a2000_6gb" in other_forms("a2000", SHEETS)
     assert other_forms("rtx3060", SHEETS) == ["rtx3060_8gb"]
+    assert other_forms("titan_rtx", SHEETS) == []
 
 
 @pytest.mark.parametrize(

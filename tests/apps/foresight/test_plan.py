@@ -562,6 +562,17 @@ def test_what_fills_a_card_is_told_with_a_way_that_leaves_room(
     assert ("beside a desktop" in str(found)) == (found.roomy is not None)
 
 
+def test_what_leaves_no_room_for_a_desktop_fills_a_card() -> None:
+    """Windows shows its desktop on the card, and moves what is then too much to the host without a word."""
+    rooms = (7.6, 7.0), (7.6, 7.3), (7.6, 7.7), (94.0, 92.0)
+    filled = [Footprint(2.0, likely).fills(gib) for gib, likely in rooms]
+    assert filled == [False, True, False, True]
+    half = ("model=sd15", "precision=fp16", "hardware=rtx4060")
+    for memory_gib, told in ((3.2, True), (7.6, False)):
+        _, notes, _ = plan_of([*half, f"hardware.sheet.memory_gib={memory_gib}"])
+        assert any("such as a desktop, is on it" in note for note in notes) == told
+
+
 def test_a_version_of_pytorch_is_read_as_it_is_written() -> None:
     old, new = (
         plan(*USUAL, "hardware=rtx4090", f"plan.torch={torch}").iloc[0]

@@ -410,6 +410,15 @@ class TestTheAnswer:
             assert said == (figure is not None)
             assert (f"{name}: not measured here" in text) == (figure is None)
 
+    def test_says_that_requests_were_refused(self) -> None:
+        """A limit of requests in a minute is no capacity, and at the rate that is shown none is refused."""
+        limited = record([2.0])
+        assert "429" not in written(blocks_of(limited))
+        [replicate] = limited.rows[0].replicates
+        replicate.windows[1] = replace(replicate.windows[1], rejected=30)
+        text = written(blocks_of(limited))
+        assert "row 0: 30 of 200 requests were refused (429 or 503)" in text
+
     def test_says_that_images_were_fetched(self) -> None:
         linked = record([2.0], [4.0])
         assert "links" not in written(blocks_of(linked))
