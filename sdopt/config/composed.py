@@ -85,6 +85,7 @@ class Command:
                     cfg.hydra.sweep.dir if sweep else cfg.hydra.run.dir
                 ).expanduser()
                 _require_job(cfg.hydra, sweep, line)
+            _require_place(line, sweep)
             if sweep:
                 _require_kept(line.task)
                 _require_options(line, compositions)
@@ -248,6 +249,18 @@ def _require_options(line: CommandLine, compositions: Compositions) -> None:
 
 def _without(overrides: Sequence[str], key: str) -> list[str]:
     return [override for override in overrides if key_of(override) != key]
+
+
+def _require_place(line: CommandLine, sweep: bool) -> None:
+    """Raises UsageError if a command line names the folder of a sweep for a single run, or the other way round."""
+    mine, other = "hydra.run.dir", "hydra.sweep.dir"
+    if sweep:
+        mine, other = other, mine
+    for override in line.hydra:
+        if key_of(override) == other:
+            raise UsageError(
+                f"{override}: has no effect here; {mine}=… names the folder"
+            )
 
 
 def _require_job(hydra: DictConfig, sweep: bool, line: CommandLine) -> None:

@@ -43,6 +43,7 @@ from sdopt.pipelines.transformer_files import (
 )
 from sdopt.pipelines.weights import (
     NO_VOCABULARY,
+    PICKLED,
     Header,
     has_vocabulary,
     require_variant,
@@ -223,10 +224,27 @@ def _require_transformer(path: Path, model: Model) -> None:
 _ANY_NETWORK = ("transformer", "vae", *TEXT_ENCODERS)
 
 
+_OF_DIFFUSERS = {
+    "down_blocks.0.resnets.0.conv1.weight",
+    "encoder.down_blocks.0.resnets.0.conv1.weight",
+    "transformer_blocks.0.attn.to_q.weight",
+}
+"""Tensors of diffusers' U-Nets and ControlNets, autoencoders and transformers, in no file in the original layout."""
+
+
 def _require_original(path: Path, model: Model) -> None:
     """Raises UsageError if a file is not a Stable Diffusion model in its original layout."""
     at = f"model.path={path}"
+    if path.suffix in PICKLED:
+        raise UsageError(
+            f"{at}: a pickled file can run any code when it is loaded; sdopt reads .safetensors"
+        )
     shapes = Header.of(path, at).shapes
+    if _OF_DIFFUSERS & shapes.keys():
+        raise UsageError(
+            f"{at}: holds a single network in diffusers' names: load it into its pipeline in diffusers, save that with "
+            "save_pretrained, and give the folder"
+        )
     missing = []
     for part, starts in _ORIGINAL.items():
         if not any(name.startswith(starts) for name in shapes):

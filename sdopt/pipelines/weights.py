@@ -231,6 +231,10 @@ def _stem(library: str) -> str:
     return "diffusion_pytorch_model" if library == "diffusers" else "model"
 
 
+PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
+"""Suffixes of files that can run any code when they are loaded."""
+
+
 # ---- tokenizers ------------------------------------------------------------------------------------------------------
 
 SENTENCEPIECE = "sentencepiece.bpe.model"

@@ -717,8 +717,20 @@ def path_of(location: str | None) -> Path | None:
 
 
 def _require_near(experiment: Any, tracking: Tracking) -> None:
-    """Raises RefusedError if artifacts would lie on this machine, where users of a server do not look for them."""
-    folder = path_of(str(experiment.artifact_location))
+    """Raises RefusedError if artifacts would lie elsewhere than `tracking.artifacts` says, or than a server's users look."""
+    location, asked = (
+        str(experiment.artifact_location),
+        place_of(tracking, str(experiment.name)),
+    )
+    folder = path_of(location)
+    usual = Path(Tracking().artifacts or "").resolve()
+    is_chosen = asked is not None and Path(tracking.artifacts or "") != usual
+    if is_chosen and location.rpartition("/")[0] != asked.rpartition("/")[0]:
+        raise RefusedError(
+            f"the experiment {experiment.name!r} has its artifacts in {folder or location}, so that "
+            f"tracking.artifacts={tracking.artifacts} would have no effect: leave that out, or log to an experiment of "
+            "another name (study.name=…)"
+        )
     here = (None, "localhost", "127.0.0.1", "::1")
     if (
         folder is not None

@@ -35,6 +35,7 @@ from sdopt.tracking.client import (
     TrackingError,
     check,
     file_of,
+    is_server,
     late,
     pages,
 )
@@ -190,8 +191,8 @@ def require_mlflow() -> None:
 def require_store(tracking: Tracking, experiment: str) -> str | None:
     """Checks, before anything is measured, whether a store will take the result of an experiment.
 
-    Returns a warning, if a server does not answer now: it may when the study has ended. Raises UsageError if only the
-    user can change what is in the way.
+    Returns a warning, if a server does not answer now: it may when the study has ended; or if MLflow's own variable
+    names another store, which is not read. Raises UsageError if only the user can change what is in the way.
     """
     if tracking.kind == "none":
         return None
@@ -216,7 +217,10 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
         return f"tracking.uri={error}; measuring continues, and `sdopt sync` can log the result later"
     finally:
         end_process()
-    return None
+    named = os.environ.get("MLFLOW_TRACKING_URI", tracking.uri)
+    if tracking.uri != Tracking().uri or named == tracking.uri:
+        return None
+    return f"MLFLOW_TRACKING_URI={named}: is not read, and results go to {tracking.uri}; tracking.uri={named} uses it"
 
 
 def _require_folder(file: Path, tracking: Tracking) -> None:
@@ -244,8 +248,13 @@ def _require_address(tracking: Tracking) -> None:
 
 
 def _require_usable(tracking: Tracking) -> None:
-    """Raises UsageError for an address that names no store, and for tags of the user's that are sdopt's own."""
+    """Raises UsageError for an address that names no store, for what it would ignore, and for tags of sdopt's own."""
     _require_address(tracking)
+    if is_server(tracking) and tracking.artifacts not in (None, Tracking().artifacts):
+        raise UsageError(
+            f"tracking.artifacts={tracking.artifacts}: a tracking server keeps artifacts where it was started to; "
+            "leave it out"
+        )
     for name in tracking.tags or {}:
         if name.startswith("sdopt.") or name in (NOTE, PARENT, "mlflow.runName"):
             raise UsageError(

@@ -794,3 +794,11 @@ def test_a_preset_that_is_written_otherwise_says_how(
     (tmp_path / "experiment" / "mine.yaml").write_text(content, encoding="latin-1")
     with pytest.raises(UsageError, match=re.escape(said)):
         Command.of(CommandLine.of(["--config-dir", str(tmp_path), "experiment=mine"]))
+
+
+@pytest.mark.parametrize(
+    "words", [["-m", "precision=fp32,bf16", "hydra.run.dir=x"], ["hydra.sweep.dir=x"]]
+)
+def test_a_folder_that_would_stay_empty_is_refused(words: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"hydra\.(run|sweep)\.dir=x: has no effect"):
+        Command.of(CommandLine.of(words))

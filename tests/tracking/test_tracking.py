@@ -442,6 +442,16 @@ class TestPlaces:
         self, own: Store, copied: Copied, tmp_path: Path
     ) -> None:
         first = log_study(*copied, own.tracking)
+        elsewhere = replace(own.tracking, artifacts=str(tmp_path / "elsewhere"))
+        for request in (
+            lambda: require_store(elsewhere, "shared"),
+            lambda: log_study(*copied, elsewhere),
+        ):
+            with pytest.raises(
+                (UsageError, RefusedError),
+                match=r"tracking\.artifacts=.*elsewhere would have no effect",
+            ):
+                request()
         (own.folder / "artifacts").rename(tmp_path / "elsewhere")
         with pytest.raises(UsageError, match=r"has no result\.json"):
             download_run(first.run, own.tracking)
@@ -487,14 +497,18 @@ class TestPlaces:
     def test_a_server_elsewhere_keeps_no_artifacts_near_here(self) -> None:
         """They would lie on this machine, where its users do not look for them."""
         away, folder = "http://team:5000", "/nowhere/mlartifacts/1"
+
+        def lying(place: str) -> SimpleNamespace:
+            return SimpleNamespace(artifact_location=place)
+
         with pytest.raises(RefusedError, match="--artifacts-destination"):
-            client._require_near(folder, Tracking(uri=away))
+            client._require_near(lying(folder), Tracking(uri=away))
         for uri, place in (
             ("http://localhost:5000", folder),
             ("sqlite:///mlflow.db", folder),
             (away, "mlflow-artifacts:/1"),
         ):
-            client._require_near(place, Tracking(uri=uri))
+            client._require_near(lying(place), Tracking(uri=uri))
 
     def test_a_folder_may_have_any_name_that_a_checkout_has(
         self, copied: Copied, tmp_path: Path
@@ -543,6 +557,10 @@ class TestPlaces:
                 Tracking(tags={"sdopt.digest": "1"}),
                 r"tracking\.tags: sdopt\.digest is sdopt's own",
             ),
+            (
+                Tracking(uri="http://localhost:1", artifacts="mine"),
+                r"tracking\.artifacts=mine: .* leave it out",
+            ),
             *(
                 (Tracking(uri=uri), f"tracking.uri=.*{said}")
                 for uri, said in {
@@ -578,6 +596,20 @@ class TestPlaces:
             other.execute("CREATE TABLE mine (x)")
         with pytest.raises(UsageError, match="other tables"):
             require_store(Tracking(uri=f"sqlite:///{tmp_path}/other.db"), "shared")
+
+    def test_another_store_that_the_environment_names_is_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert require_store(Tracking(), "shared") is None
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://team:5000")
+        assert "tracking.uri=http://team:5000 uses it" in str(
+            require_store(Tracking(), "shared")
+        )
+        assert (
+            require_store(Tracking(uri=f"sqlite:///{tmp_path}/own.db"), "shared")
+            is None
+        )
 
     def test_of_two_that_logged_the_same_one_is_kept(
         self, own: Store, copied: Copied
@@ -905,7 +937,7 @@ def test_two_processes_that_log_one_run_to_a_server_log_it_once(
 
     for name, stand_in in (("_found", found), ("_created", created)):
         monkeypatch.setattr(client, name, stand_in)
-    for name in ("_experiment", "_place", "_require_near"):
+    for name in ("_experiment", "_require_near"):
         monkeypatch.setattr(client, name, lambda *_: "1")
     server = Tracking(uri="http://127.0.0.1:9")
     mine = ["tags.a = 'b'"]

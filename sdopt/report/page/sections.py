@@ -214,7 +214,7 @@ def _break_even(summary: Summary) -> Section:
         "images until repaid",
     )
     left_out = "The other variants start no more slowly than their reference, so that there is nothing to repay."
-    blocks = [Table(headings, rows), Notes([left_out])] if rows else []
+    blocks: list[Block] = [Table(headings, rows), Notes([left_out])] if rows else []
     return Section("break-even", "Break-even", blocks)
 
 
