@@ -718,14 +718,13 @@ def path_of(location: str | None) -> Path | None:
 
 def _require_near(experiment: Any, tracking: Tracking) -> None:
     """Raises RefusedError if artifacts would lie elsewhere than `tracking.artifacts` says, or than a server's users look."""
-    location, asked = (
-        str(experiment.artifact_location),
-        place_of(tracking, str(experiment.name)),
-    )
+    location = str(experiment.artifact_location)
     folder = path_of(location)
+    asked = place_of(tracking, str(experiment.name))
     usual = Path(Tracking().artifacts or "").resolve()
-    is_chosen = asked is not None and Path(tracking.artifacts or "") != usual
-    if is_chosen and location.rpartition("/")[0] != asked.rpartition("/")[0]:
+    if asked is None or Path(tracking.artifacts or "") == usual:
+        asked = location
+    if location.rpartition("/")[0] != asked.rpartition("/")[0]:
         raise RefusedError(
             f"the experiment {experiment.name!r} has its artifacts in {folder or location}, so that "
             f"tracking.artifacts={tracking.artifacts} would have no effect: leave that out, or log to an experiment of "

@@ -499,7 +499,7 @@ class TestPlaces:
         away, folder = "http://team:5000", "/nowhere/mlartifacts/1"
 
         def lying(place: str) -> SimpleNamespace:
-            return SimpleNamespace(artifact_location=place)
+            return SimpleNamespace(artifact_location=place, name="shared")
 
         with pytest.raises(RefusedError, match="--artifacts-destination"):
             client._require_near(lying(folder), Tracking(uri=away))
@@ -508,7 +508,7 @@ class TestPlaces:
             ("sqlite:///mlflow.db", folder),
             (away, "mlflow-artifacts:/1"),
         ):
-            client._require_near(lying(place), Tracking(uri=uri))
+            client._require_near(lying(place), Tracking(uri=uri, artifacts=None))
 
     def test_a_folder_may_have_any_name_that_a_checkout_has(
         self, copied: Copied, tmp_path: Path
