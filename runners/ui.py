@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
 
 def _print_pages(pages: Mapping[str, str], site: str) -> None:
     """Prints the links, the newest first: MLflow's own first page shows none of them."""
-    said = "Leaderboard of {}, by speed-up"
+    said = "Leaderboard of {}"
     for name, page in pages.items():
         print(f"{said.format(name)}: {site}/{page}", flush=True)
         said = "  {}"

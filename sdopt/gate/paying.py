@@ -121,7 +121,7 @@ def _answer(
     if gains or harms:
         why = f"is no more than the {percent(claim.floor)} by which two identical baselines differ"
     elif claim.p_gain is not None and claim.p_gain <= level:
-        why = f"could be chance: of {claims} expected gains, one is as large as this by chance too often"
+        why = f"could be chance: of {claims} gains that were looked for, one is often as large by chance alone"
     else:
         why = f"straddles a gain of {counts}: a study with more runs (protocol.replicates) would settle it"
     return None, f"{ratio} {why}"

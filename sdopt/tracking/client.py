@@ -38,9 +38,6 @@ NOTE, PARENT, DIGEST = "mlflow.note.content", "mlflow.parentRunId", "sdopt.diges
 VIEW = "sdopt"
 """The name of the shared view, in an experiment's tag and in a link to its page."""
 
-_CHARTS = ("speedup", "memory_ratio", "quality/psnr_db")
-"""Metrics of the first charts."""
-
 _SETTINGS = {
     # A server may ask to wait for an hour, and a POST that is redirected arrives as a GET.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -522,16 +519,20 @@ def _name_here(client: "MlflowClient", tracking: Tracking, name: str) -> str:
 
 
 def _experiment_tags(columns: Sequence[str]) -> dict[str, str]:
-    """Returns tags that make MLflow's UI show an experiment as a leaderboard of runs, rather than traces of agents."""
+    """Returns tags that make MLflow's UI show an experiment as a leaderboard of runs, rather than traces of agents.
+
+    The runs are sorted by the first metric among the columns; each of these metrics has a chart.
+    """
+    metrics = [column for column in columns if column.startswith("metrics.")]
     view = {
         "selectedColumns": list(columns),
-        "orderByKey": "metrics.`speedup`",
+        "orderByKey": metrics[0],
         "orderByAsc": False,
         # Charts of all other metrics follow in sections of their own.
         "compareRunSections": [
             {"uuid": VIEW, "name": "the answer", "display": True, "isReordered": True}
         ],
-        "compareRunCharts": [_bars(metric) for metric in _CHARTS],
+        "compareRunCharts": [_bars(metric.split("`")[1]) for metric in metrics],
         "isAccordionReordered": True,
     }
     return {

@@ -1,6 +1,7 @@
 """Runs the load test of a command line: composes its rows, measures them, and writes and logs what was found."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from sdopt.config.groups import data_sheets
 from sdopt.config.overrides import key_of
 from sdopt.config.tracking import tracking_of
 from sdopt.errors import ConflictError, command_line, print_problems, without_passwords
+from sdopt.forecast import foreseen
 from sdopt.locks import reserve
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.preparation import check_models, fetch, remarks_on_variants
@@ -37,6 +39,12 @@ from sdopt.worker.machine import Machine, find_machine
 from sdopt.worker.process import WorkerProcess
 
 _LOAD = "sdopt.load"
+
+_LEADERBOARD = [
+    *(f"metrics.`load/{name}`" for name in ("max_rate_per_s", "p99_s", "goodput")),
+    "params.`policy`",
+]
+"""The columns of a load test's page in MLflow, by the highest rate."""
 
 
 def run(
@@ -98,6 +106,11 @@ def run(
             )
         for line in _planned(load, rows, refused):
             say(line)
+        call_s = None
+        if load.rates is None:
+            call_s, _, _ = foreseen([plan.baseline], machine, context)
+        if load.rates is not None or call_s is not None:
+            say(_lasting(load, sum(not reasons for reasons in refused), call_s))
         if chosen.dry_run:
             return record
         measure = partial(_measure, load, rows, refused, record, machine, context, say)
@@ -136,6 +149,16 @@ def _planned(
         else "; further ones, where these do not bracket a row's highest rate"
     )
     yield f"{windows} windows, each of {load.requests} requests or more{lasting}{further}"
+
+
+def _lasting(load: LoadConfig, rows: int, call_s: float | None) -> str:
+    """Returns how long requests are sent to some rows; where rates are found first, by the baseline's call."""
+    rates, how = load.rates, ""
+    if rates is None and call_s is not None:
+        rates = [share / call_s for share in load.ladder]
+        how = f", if a row carries one image in {call_s:.3g} s, a call of the baseline by `sdopt plan`"
+    minutes = math.ceil(rows * load.sending_s(rates or ()) / 60)
+    return f"requests are sent for about {minutes} min in all{how}"
 
 
 def _measure(
@@ -226,6 +249,7 @@ def _measure_url(
     ) as composer:
         workload, model = composer.current.workload, composer.current.model
     prompts = resolve_prompts(workload, model)
+    say(_lasting(load, 1, None))
     shown = without_passwords(load.url or target.address)
     # Each window begins with the first prompt.
     most = max(load.count(rate) for rate in load.rates or (1,))
@@ -320,6 +344,7 @@ def _log(
         parameters=parameters,
         files=files,
         below=below,
+        leaderboard=_LEADERBOARD,
     )
     digest = hashlib.sha256((folder / "load.json").read_bytes()).hexdigest()[:16]
     mine = [f"tags.`{_LOAD}` = '{identity}'"]

@@ -81,6 +81,10 @@ class LoadConfig(Configured):
         """Returns how many requests are sent at a rate."""
         return max(self.requests, math.ceil((self.duration_s or 0) * rate) + 1)
 
+    def sending_s(self, rates: Sequence[float]) -> float:
+        """Returns the seconds of sending to one row at some rates, in all replicates."""
+        return self.replicates * sum(self.count(rate) / rate for rate in rates)
+
 
 @dataclass(frozen=True)
 class LoadCommand:

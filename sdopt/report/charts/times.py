@@ -65,6 +65,8 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
         return None
     names = list(dict.fromkeys(call["variant"] for call in calls))
     others = [name for name in names if name != result.baseline]
+    if (best := summary.best) is not None:
+        others.sort(key=lambda name: name != best.name)  # the answer's own at first
     unit, scale = _unit([call["seconds"] for call in calls])
     for call in calls:
         call["time"] = call["seconds"] * scale

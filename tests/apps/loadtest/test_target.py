@@ -1,8 +1,10 @@
 """Servers that want a path, a model, a key or headers of their own; and keys stay out of all that is written."""
 
 import json
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,12 @@ def test_a_key_reaches_the_server_and_no_file(
     assert path == "/openai/images/generations?api-version=1"
     assert (headers["api-key"], headers["x-team"]) == (KEY, "a b")
     assert (body["model"], body["size"], "seed" in body) == ("mine", "64x64", False)
+    query = (
+        "SELECT value FROM experiment_tags WHERE key = 'mlflow.sharedViewState.sdopt'"
+    )
+    with closing(sqlite3.connect(tmp_path / "ml.db")) as store:
+        [(view,)] = store.execute(query).fetchall()
+    assert json.loads(view)["orderByKey"] == "metrics.`load/max_rate_per_s`"
     assert not [
         file
         for file in tmp_path.rglob("*")
