@@ -333,8 +333,10 @@ def _require_lost_job(error: Exception, command: Command) -> None:
     elif (
         isinstance(error, OSError) and error.strerror
     ):  # Hydra's own OSErrors have no strerror
-        kind = UnavailableError if begun else UsageError
-        raise kind(os_problem(error, folder)) from error
+        problem = os_problem(error, folder)
+        if begun:
+            raise UnavailableError(problem) from error
+        raise UsageError(f"{command.place}: {problem}") from error
     elif begun or way_out(error):
         raise error
     else:

@@ -108,6 +108,8 @@ def optimize(
     require_plain(pipe)
     require_texts("optimize", overrides)
     prompts = as_prompts(prompts)
+    if not groups:
+        raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
     plan = plan_for(
         pipe,
         groups,

@@ -129,6 +129,10 @@ def _require_applicable(
             problems.append(
                 f'{word}: no option of {group} is named: add {group}="{chosen}"'
             )
+        elif group not in applicable:
+            problems.append(
+                f"{word}: no key of an option; sdopt.optimize takes {', '.join(sorted(applicable))}"
+            )
     if problems:
         raise UsageError(problems)
 

@@ -386,7 +386,7 @@ def _name_beside(candidate: Variant, baseline: Variant) -> str:
         return candidate.name
     task = candidate.choices["task"]
     if not is_plain("task", task):
-        changed = {"task": task} | changed
+        changed = changed | {"task": task}
     return listed(changed)
 
 

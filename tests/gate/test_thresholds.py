@@ -152,7 +152,7 @@ def test_a_gate_sets_another_one_for_a_finished_result(
     )
     shown = sdopt(tmp_path, "show", str(folder), "protocol.smallest_speedup=0.2")
     assert shown.code == 2
-    assert "sdopt gate FOLDER protocol.smallest_speedup=0.2" in shown.shown
+    assert "protocol.smallest_speedup=0.2: has no effect" in shown.shown
     refused = sdopt(tmp_path, "gate", str(folder), "protocol.rounds=9")
     assert refused.code == 2
     assert "protocol.rounds=9: has no effect on a finished result" in refused.shown

@@ -530,9 +530,14 @@ class TestSeveralNetworks:
         file = files.pop("transformer")
         parts = ",".join(f"{part}: {path}" for part, path in files.items())
         images = images_of(
-            variant_of(file, f"model.base={base}", f"model.parts={{{parts}}}")
+            variant_of(
+                file,
+                "precision=fp32",
+                f"model.base={base}",
+                f"model.parts={{{parts}}}",
+            )
         )
-        assert are_same(images, images_of(variant_of("flux")))
+        assert are_same(images, images_of(variant_of("flux", "precision=fp32")))
 
     def test_a_text_encoder_for_another_part_is_refused(
         self, tiny_folder: Folder, tmp_path: Path

@@ -158,7 +158,7 @@ def test_sync_goes_on_after_an_error_of_one_result(
 @pytest.mark.parametrize("content", ["", "{}", '{"exit_code": 2, "problems": "x"}'])
 def test_an_error_that_is_damaged(content: str, tmp_path: Path) -> None:
     (tmp_path / "error.json").write_text(content)
-    with pytest.raises(UsageError, match=r"error\.json: not a valid error\.json"):
+    with pytest.raises(UsageError, match=r"error\.json: cannot be read"):
         read_error(tmp_path)
 
 
@@ -225,9 +225,7 @@ def test_a_link_that_leads_out_is_refused_where_it_is_opened(tmp_path: Path) -> 
         log_study(
             read_result(folder), folder, Tracking(uri=f"sqlite:///{tmp_path}/never.db")
         )
-    with pytest.raises(
-        UsageError, match="not a file of that folder; of a link, as DVC makes"
-    ):
+    with pytest.raises(UsageError, match="not a file of that folder"):
         inside(folder, "outside/secret.png")
     assert not (tmp_path / "never.db").exists()
     (folder / "images" / "1.png").write_bytes(b"own")

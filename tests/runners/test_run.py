@@ -132,7 +132,7 @@ class TestMistakes:
             (["hardware.device=tpu"], "tpu"),
             (["--cfg", "job", "--multirun"], "--multirun"),
             (["hydra.run.dir=/dev/null"], "hydra.run.dir"),
-            (["-m", f"hydra.sweep.subdir={300 * 'x'}"], "hydra.sweep.subdir"),
+            (["-m", f"hydra.sweep.subdir={300 * 'x'}"], "File name too long"),
         ],
     )
     def test_that_show_when_it_begins(

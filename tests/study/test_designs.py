@@ -65,7 +65,7 @@ class TestPair:
         assert candidate.choices["scheduler"] == baseline.choices["scheduler"]
         picture = ("task=img2img", "task.strength=0.7")
         _, candidate = plan(composer, "attention=math", *picture).variants
-        assert candidate.name == "task=img2img(strength=0.7), attention=math"
+        assert candidate.name == "attention=math, task=img2img(strength=0.7)"
         found = plan(composer, "attention=math", "study.baseline=[attention:vanilla]")
         assert found.variants[1].name == "attention=math"
 
