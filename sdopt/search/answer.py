@@ -36,6 +36,8 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
             )
         else:
             fate, why = search.dropped.get(candidate.name, ("not enough runs", ""))
+            if search.unjudged is not None and candidate.name not in search.dropped:
+                why = "search.budget_s left no time to judge it"
             entries.append(
                 entry_of(candidate, fate, why, by_name.get(candidate.name, []))
             )
@@ -43,6 +45,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
     example = next(iter(search.results("screen-")), next(iter(studies), None))
     started = search.trials.started
     best = winner or undecided
+    named = None if best else _fastest(entries, "not enough runs")
     row = judgements.rows[best] if best else None
     said = (
         said_of if winner else said_of_whole
@@ -58,6 +61,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
         entries=sorted(
             entries,
             key=lambda entry: (
+                entry is not named,  # which the answer names
                 get_args(Fate).index(entry.fate),
                 -(entry.speedup or 0.0),
             ),

@@ -55,11 +55,14 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
     front if the two axes are exactly the objectives.
     """
     by_distance = _by_distance(record)
+    _, scale = _unit(record)
     across = "distance" if by_distance else "memory"
     joined = set(record.objectives) == {"latency", across}
     points: list[dict[str, Any]] = []
     for entry in record.entries:
         x = entry.distance if by_distance else entry.memory_gib
+        if x is not None and not by_distance:
+            x *= scale
         if x is None or entry.speedup is None:
             continue
         points.append(
@@ -85,13 +88,18 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
 
 
 def _by_distance(record: SearchRecord) -> bool:
-    """Returns whether the x axis is the distance of images; else it is memory."""
-    uses_distance = "distance" in record.objectives or "memory" not in record.objectives
-    return uses_distance and any(
-        entry.distance is not None
-        for entry in record.entries
-        if entry.speedup is not None
-    )
+    """Returns whether the x axis is the distance of images; else it is memory, which more candidates have."""
+    if "distance" not in record.objectives and "memory" in record.objectives:
+        return False
+    shown = [entry for entry in record.entries if entry.speedup is not None]
+    known = [entry for entry in shown if entry.distance is not None]
+    return bool(known) and 2 * len(known) >= len(shown)
+
+
+def _unit(record: SearchRecord) -> tuple[str, float]:
+    """Returns the unit of the memory axis, and how many of it are a GiB."""
+    most = max((entry.memory_gib or 0.0 for entry in record.entries), default=0.0)
+    return ("GiB", 1.0) if most >= 1 else ("MiB", 1024.0)
 
 
 def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Spec:
@@ -108,7 +116,8 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
         near = _small(points)
         scale = {"type": "symlog", "constant": near, "padding": 20, "nice": False}
         ticks = {"values": _ticks(points), "format": "~g"}
-    title = ["memory (GiB), better to the left"]
+    unit, _ = _unit(record)
+    title = [f"memory ({unit}), better to the left"]
     if distance:  # on a phone there is no room for one line
         title = [
             "how far images are from the baseline's",
