@@ -70,6 +70,26 @@ def test_what_makes_several_images_is_told_per_image() -> None:
     assert "was about 1.50×, but" in _sentence(judgements, [single])
 
 
+def test_what_failed_is_named_and_what_was_faster_goes_on() -> None:
+    failed = SimpleNamespace(name="caching=deepcache", speed="faster", images="worse")
+    judgements = cast(
+        Judgements,
+        SimpleNamespace(
+            passed=[], studies={"final": None}, undecided=[], rows={"it": failed}
+        ),
+    )
+    entries = [
+        entry("caching=spectrum", "not judged", 1),
+        entry("caching=tome", "not judged", 1),
+        replace(entry("caching=deepcache", "fail", 3), judged=True),
+    ]
+    said = _sentence(judgements, entries)
+    assert said.startswith("Keep the baseline: one of 3 combinations was judged")
+    assert "(caching=deepcache: faster, images worse)" in said
+    assert "2 more were faster in a first look, caching=spectrum about 1.50×" in said
+    assert "Not judged" not in _sentence(judgements, entries[2:])
+
+
 def test_a_run_of_a_combination_has_tags_of_its_own_work() -> None:
     record = cast(SearchRecord, SimpleNamespace(distance="mse"))
     tags = {"steps": "25", "batch": "1", "size": "64", "device": "a card"}

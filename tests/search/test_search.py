@@ -454,6 +454,17 @@ def test_the_start_has_a_column_where_it_says_something() -> None:
     assert '"images": 310.0' in json.dumps(asdict(record(COMPILED)))
 
 
+def test_the_plot_loses_no_candidate_and_has_a_unit_that_fits() -> None:
+    screened = replace(EAGER, fate="not judged", distance=None, memory_gib=0.075)
+    judged = replace(EAGER, name="compiler=inductor", memory_gib=0.08, judged=True)
+    few = record(replace(judged, distance=0.01), screened, screened)
+    spec = json.dumps(search_plot(few))
+    assert "memory (MiB)" in spec
+    assert spec.count('"name": "layout=channels_last"') == 2
+    most = record(judged, replace(screened, distance=0.02, memory_gib=2.0))
+    assert "how far images are" in json.dumps(search_plot(most))
+
+
 def test_the_line_that_loads_names_the_users_own_groups() -> None:
     found = record(replace(COMPILED, judged=True))
     assert load_line(found, COMPILED.name).endswith(
