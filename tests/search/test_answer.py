@@ -9,6 +9,7 @@ import pytest
 from sdopt.search.answer import _notes, _sentence
 from sdopt.search.command import trial_run
 from sdopt.search.judgements import Judgements
+from sdopt.search.racing import RatioStanding, Scatter
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
 from sdopt.search.run import Search
 from tests.records import reconfigure
@@ -68,6 +69,28 @@ def test_what_makes_several_images_is_told_per_image() -> None:
     said = _sentence(judgements, [replace(single, per_image=True)])
     assert "was about 1.50× per image, but" in said
     assert "was about 1.50×, but" in _sentence(judgements, [single])
+
+
+def test_of_equally_fast_ones_the_closest_is_judged_first() -> None:
+    """Two of one speed, of which a budget may judge one: 5 % is what processes differ by."""
+    noise = Scatter(0.05**2, 1)
+    losses = {"spectrum": -0.637, "deepcache": -0.61, "first_block": -0.5}
+    distances = {"spectrum": 1.1e-4, "deepcache": 8.2e-5, "first_block": 1e-5}
+    search = SimpleNamespace(
+        config=SimpleNamespace(objectives=["latency"]),
+        _races=0,
+        _standings=lambda _: {
+            name: [RatioStanding(loss, 1, noise)] for name, loss in losses.items()
+        },
+        all_findings=lambda _: {
+            name: [SimpleNamespace(losses={"distance": distance})]
+            for name, distance in distances.items()
+        },
+    )
+    order = Search._closest_first(cast(Search, search), list(losses))
+    assert order == ["deepcache", "spectrum", "first_block"]
+    search.config.objectives = ["latency", "distance"]
+    assert Search._closest_first(cast(Search, search), list(losses)) == list(losses)
 
 
 def test_what_failed_is_named_and_what_was_faster_goes_on() -> None:

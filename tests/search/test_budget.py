@@ -20,7 +20,7 @@ from sdopt.schema import Gate
 from sdopt.search import studies as of_search
 from sdopt.search.budget import Cost, SearchBudget
 from sdopt.search.config import search_file
-from sdopt.search.findings import findings_of
+from sdopt.search.findings import CandidateFinding, findings_of
 from sdopt.search.racing import RatioStanding, Scatter, Standings
 from sdopt.search.record import FINAL
 from sdopt.search.run import Search
@@ -150,6 +150,9 @@ class Simulated(Search):
             c.name: [RatioStanding(self.losses[c.name], 1 + 2 * races, self.noise_of)]
             for c in self.trials.candidates
         }
+
+    def all_findings(self, stages: Sequence[str]) -> dict[str, list[CandidateFinding]]:
+        return {}
 
     def _has_begun(self, stage: str) -> bool:
         return any(stage == begun for begun, _ in self.log)
