@@ -68,7 +68,8 @@ def main(argv: list[str]) -> int:
     try:
         while server.poll() is None and not _answers(arguments.port):
             time.sleep(_POLL_S)
-        _print_pages(pages, f"http://127.0.0.1:{arguments.port}")
+        if server.poll() is None:
+            _print_pages(pages, f"http://127.0.0.1:{arguments.port}")
         if (code := server.wait()) == 0:
             return 0
         raise UnavailableError(

@@ -224,11 +224,7 @@ def _not_judged(entries: Sequence[SearchEntry]) -> str:
     best = _fastest(entries, "not judged")
     if best is None:
         return ""
-    faster = [
-        entry
-        for entry in entries
-        if entry.fate == "not judged" and (entry.speedup or 0) > 1
-    ]
+    faster = _faster(entries, "not judged")
     also = f"{best.name} was {_about(best)} faster in a first look"
     if len(faster) > 1:
         also = f"{len(faster)} more were faster in a first look, {best.name} {_about(best)}"
@@ -264,10 +260,14 @@ def _nothing_judged(entries: Sequence[SearchEntry], tried: int) -> str:
     return f"Keep the baseline: {kept}{refused}."
 
 
-def _fastest(entries: Sequence[SearchEntry], fate: Fate) -> SearchEntry | None:
-    faster = [
+def _faster(entries: Sequence[SearchEntry], fate: Fate) -> list[SearchEntry]:
+    return [
         entry for entry in entries if entry.fate == fate and (entry.speedup or 0) > 1
     ]
+
+
+def _fastest(entries: Sequence[SearchEntry], fate: Fate) -> SearchEntry | None:
+    faster = _faster(entries, fate)
     return max(faster, key=lambda entry: entry.speedup or 0, default=None)
 
 

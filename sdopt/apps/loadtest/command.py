@@ -104,13 +104,11 @@ def run(
             raise ConflictError(
                 list(dict.fromkeys(reason for reasons in refused for reason in reasons))
             )
-        for line in _planned(load, rows, refused):
-            say(line)
         call_s = None
         if load.rates is None:
             call_s, _, _ = foreseen([plan.baseline], machine, context)
-        if load.rates is not None or call_s is not None:
-            say(_lasting(load, sum(not reasons for reasons in refused), call_s))
+        for line in _planned(load, rows, refused, call_s):
+            say(line)
         if chosen.dry_run:
             return record
         measure = partial(_measure, load, rows, refused, record, machine, context, say)
@@ -130,18 +128,19 @@ def _planned(
     load: LoadConfig,
     rows: Sequence[tuple[Variant, Serving]],
     refused: Sequence[Sequence[str]],
+    call_s: float | None,
 ) -> Iterator[str]:
-    """Yields what is served and what cannot be, a line for each row, and how much is sent."""
+    """Yields what is served and what cannot be, a line for each row, and how much is sent.
+
+    Where rates are found first, they are told by the seconds `call_s` that are expected of the baseline's call.
+    """
     for (variant, policy), reasons in zip(rows, refused, strict=True):
         verdict = (
             f"cannot be served here: {'; '.join(reasons)}" if reasons else "is served"
         )
         yield f"{variant.name}, {policy.policy}: {verdict}"
-    windows = (
-        load.replicates
-        * len(load.rates or load.ladder)
-        * sum(not reasons for reasons in refused)
-    )
+    served = sum(not reasons for reasons in refused)
+    windows = load.replicates * len(load.rates or load.ladder) * served
     lasting = f", {load.duration_s:g} s or longer" if load.duration_s else ""
     further = (
         ""
@@ -149,16 +148,20 @@ def _planned(
         else "; further ones, where these do not bracket a row's highest rate"
     )
     yield f"{windows} windows, each of {load.requests} requests or more{lasting}{further}"
-
-
-def _lasting(load: LoadConfig, rows: int, call_s: float | None) -> str:
-    """Returns how long requests are sent to some rows; where rates are found first, by the baseline's call."""
-    rates, how = load.rates, ""
-    if rates is None and call_s is not None:
+    if load.rates is not None:
+        yield _sending(load, served, load.rates)
+    elif call_s is not None:
         rates = [share / call_s for share in load.ladder]
-        how = f", if a row carries one image in {call_s:.3g} s, a call of the baseline by `sdopt plan`"
-    minutes = math.ceil(rows * load.sending_s(rates or ()) / 60)
-    return f"requests are sent for about {minutes} min in all{how}"
+        yield (
+            f"{_sending(load, served, rates)}, if a row carries one image in {call_s:.3g} s, a call of the baseline by "
+            "`sdopt plan`"
+        )
+
+
+def _sending(load: LoadConfig, rows: int, rates: Sequence[float]) -> str:
+    """Returns how long requests are sent to some rows at some rates."""
+    minutes = math.ceil(rows * load.sending_s(rates) / 60)
+    return f"requests are sent for about {minutes} min in all"
 
 
 def _measure(
@@ -249,7 +252,7 @@ def _measure_url(
     ) as composer:
         workload, model = composer.current.workload, composer.current.model
     prompts = resolve_prompts(workload, model)
-    say(_lasting(load, 1, None))
+    say(_sending(load, 1, load.rates or ()))
     shown = without_passwords(load.url or target.address)
     # Each window begins with the first prompt.
     most = max(load.count(rate) for rate in load.rates or (1,))

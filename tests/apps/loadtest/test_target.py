@@ -107,6 +107,7 @@ def test_a_key_reaches_the_server_and_no_file(
     assert KEY not in found.shown
     found = sdopt(tmp_path, "load-test", *words, "load.model=mine")
     assert found.code == 0, found.shown
+    assert "requests are sent for about 1 min in all" in found.shown
     path, headers, body = strict.asked[-1]
     assert path == "/openai/images/generations?api-version=1"
     assert (headers["api-key"], headers["x-team"]) == (KEY, "a b")
