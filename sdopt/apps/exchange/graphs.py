@@ -271,8 +271,10 @@ class _Graph:
         }
         making: dict[int, Inputs] = {}
         for name, end in self.inputs.items():
+            if name in linked:
+                continue
             before = list(self.upstream(end))
-            if name in linked or not (unknown or any(map(self.is_sampler, before))):
+            if not (unknown or any(map(self.is_sampler, before))):
                 continue
             making |= {id(inputs): inputs for inputs in before}
             if not self.is_sampler(end):
