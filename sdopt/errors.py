@@ -163,7 +163,7 @@ def without_passwords(text: str) -> str:
 
 
 _IN_QUERY = re.compile(
-    r"([?&](?:[\w.-]*(?:password|passwd|pwd|token|secret|key|signature)|sig)=)[^&\s'\"`]+",
+    r"([?&](?:[\w.-]*(?:password|passwd|pwd|token|secret|key|signature|jwt)|sig|auth|code)=)[^&\s'\"`]+",
     re.IGNORECASE,
 )
 
