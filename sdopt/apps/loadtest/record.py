@@ -56,6 +56,7 @@ class LoadRow:
         columns: what further columns of tables have, by their names, of calls without load.
         own_seeds: whether each request had a seed that no other one had.
         asked_size: the size of image that requests named; "" if they named none.
+        asked_kind: the kind of file that requests named, as in `webp`; "" if they named none.
         chosen: in words, what it chooses of the work otherwise than the baseline, as fewer steps.
         unlike: in words, what makes its work another one than the baseline's.
     """
@@ -71,8 +72,17 @@ class LoadRow:
     columns: dict[str, float | str] = field(default_factory=dict)
     own_seeds: bool = True
     asked_size: str = ""
+    asked_kind: str = ""
     chosen: list[str] = field(default_factory=list)
     unlike: list[str] = field(default_factory=list)
+
+    def came(self, key: str) -> list[str]:
+        """Returns the `sizes` or `kinds` of all its images."""
+        found: set[str] = set()
+        for replicate in self.replicates:
+            for window in replicate.windows:
+                found.update(getattr(window, key))
+        return sorted(found)
 
 
 @dataclass
@@ -217,12 +227,27 @@ def _over(values: Sequence[float], relations: Sequence[str]) -> tuple[Interval, 
 
 
 def answer_of(record: LoadRecord) -> str:
-    """Returns which row carries most, in a sentence, and before it which rows did other work."""
+    """Returns which row carries most, in a sentence, and before it which rows did other work than was meant."""
+    before = ""
     unlike = [
         f"{row.name}: {', '.join(row.unlike)}" for row in record.rows if row.unlike
     ]
-    before = f"Not the same work: {'; '.join(unlike)}. " if unlike else ""
+    if unlike:
+        before = f"Not the same work: {'; '.join(unlike)}. "
+    others = [text for row in record.rows for text in _unlike_asked(row)]
+    if others:
+        before += f"Not what was asked for: {'; '.join(others)}. "
     return f"{before}{_most(record)}"
+
+
+def _unlike_asked(row: LoadRow) -> Iterator[str]:
+    """Yields what images came instead of those that requests named."""
+    for asked, came, unit in (
+        (row.asked_size, row.came("sizes"), " pixels"),
+        (row.asked_kind, row.came("kinds"), ""),
+    ):
+        if asked not in ("", "auto") and came not in ([], [asked]):
+            yield f"{row.name}: its images are {' and '.join(came)}{unit}, although requests ask for {asked}"
 
 
 def _most(record: LoadRecord) -> str:
@@ -360,16 +385,8 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
                 f"{row.name}: {refused} of {requests} requests were refused (429 or 503), and count as late: the "
                 "highest rate is that of its limits or its queue, which may be below what its card can generate"
             )
-        sizes = sorted({size for window in windows for size in window.sizes})
-        if sizes:
-            named = row.asked_size not in ("", "auto")
-            others = any(size != row.asked_size for size in sizes)
-            asked = (
-                f", although requests ask for {row.asked_size}"
-                if named and others
-                else ""
-            )
-            yield f"{row.name}: its images have {' and '.join(sizes)} pixels{asked}"
+        if sizes := row.came("sizes"):
+            yield f"{row.name}: its images have {' and '.join(sizes)} pixels"
         most = max((window.most_images for window in windows), default=1)
         if most > 1:
             yield f"{row.name}: an answer has up to {most} images, and counts as one: per image, it costs less"

@@ -5,6 +5,7 @@ import math
 import os
 import statistics
 import subprocess
+import time
 import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from sdopt.apps.serving.config import Serving
 from sdopt.apps.serving.engine import Engine
 from sdopt.apps.serving.server import listen, serve
 from sdopt.apps.traffic.figures import Window, bracketing, window_of
-from sdopt.apps.traffic.generator import PATH, generate
+from sdopt.apps.traffic.generator import PATH, Sent, generate
 from sdopt.apps.traffic.twin import batched, highest_rate, unit_trace
 from sdopt.errors import SdoptError, UnavailableError
 from sdopt.hardware.device import Device
@@ -46,6 +47,12 @@ _ATTEMPTS = 3
 
 _PATIENCE_S = 60.0
 """The least time in which an answer is waited for."""
+
+_CLEARING = 10
+"""How many times as long as for an answer a server is waited for that still has requests which were given up."""
+
+_PAUSE_S = 1.0
+"""Between requests that ask whether it answers again."""
 
 _UNKNOWN = (400, 422)
 """How a server answers a field that it does not know."""
@@ -83,6 +90,8 @@ class LoadTest:
         self._next_seed = load.seed
         self._digests: set[int] = set()
         """Checksums of the images of a server that is only known by its address."""
+        self._unfinished = False
+        """Whether such a server may still have requests that were given up."""
         self._monitor = None if device is None else GpuMonitor(device)
 
     def run(self, candidates: Sequence[ServedRow]) -> None:
@@ -137,14 +146,17 @@ class LoadTest:
         require_image("a first request")
         row.rates = list(self._load.rates or ())
         row.own_seeds = "seed" not in target.fields
-        row.asked_size = str(target.fields.get("size") or "")
+        row.asked_size, row.asked_kind = target.asked_size, target.asked_kind
         for replicate in range(self._load.replicates):
             windows = [
                 self._window(target, rate, prompts, replicate, row, None)
                 for rate in self._shuffled(row.rates)
             ]
             row.replicates.append(Replicate(replicate, windows, []))
-            if any(window.errors == window.requests for window in windows):
+            # A balancer says 503 for a server that is gone.
+            if any(
+                window.errors + window.rejected == window.requests for window in windows
+            ):
                 try:
                     require_image("a last request")
                 except UnavailableError as error:
@@ -273,12 +285,15 @@ class LoadTest:
                 times_s.tolist(),
                 timeout_s=max(_PATIENCE_S, 20 * limit_s),
             )
+            if self._unfinished:
+                self._await_answer(row, target, prompts, schedule.timeout_s)
             before_j, meter = (
                 self._energy_j(),
                 None if worker is None else InterferenceMeter(worker),
             )
             begun_s = sum(os.times()[:4])
             sent = generate(schedule, note)
+            self._unfinished = foreign and _some_given_up(sent, schedule.timeout_s)
             found = window_of(sent, rate, limit_s, load.lag_ms / 1000, self._digests)
             found = replace(found, why=target.shown(found.why))
             if foreign:
@@ -323,6 +338,28 @@ class LoadTest:
             )
         return min(tried, key=lambda window: window.disturbed or 0)
 
+    def _await_answer(
+        self, row: LoadRow, target: Target, prompts: Sequence[str], timeout_s: float
+    ) -> None:
+        """Waits until a server answers again, since the next window would find in its queue what was given up.
+
+        Raises:
+            UnavailableError: it does not.
+        """
+        self._say(f"{row.name}: waiting until it has done what was given up")
+        until_s = time.monotonic() + _CLEARING * timeout_s
+        while time.monotonic() < until_s:
+            [sent] = generate(
+                target.schedule(prompts, self._fresh_seed(1), [0.0], timeout_s)
+            )
+            if sent.status == 200:
+                return
+            time.sleep(_PAUSE_S)
+        raise UnavailableError(
+            f"{row.name}: has given no image for {_CLEARING * timeout_s:.0f} s, since requests were given up after "
+            f"{timeout_s:g} s"
+        )
+
     def _fresh_seed(self, requests: int) -> int:
         """Returns the first seed of so many requests, whose seeds no other request has."""
         first = self._next_seed
@@ -343,6 +380,14 @@ class LoadTest:
 
     def _shuffled(self, rates: Sequence[float]) -> list[float]:
         return [float(rate) for rate in self._random.permutation(rates)]
+
+
+def _some_given_up(sent: Sequence[Sent], timeout_s: float) -> bool:
+    """Returns whether requests were given up while others were served: some servers draw for clients that have left."""
+    served = any(each.status == 200 for each in sent)
+    return served and any(
+        each.status == 0 and each.done_s - each.sent_s >= timeout_s for each in sent
+    )
 
 
 def columns_of(
