@@ -76,13 +76,21 @@ class LoadRow:
     chosen: list[str] = field(default_factory=list)
     unlike: list[str] = field(default_factory=list)
 
+    @property
+    def windows(self) -> list[Window]:
+        """Those of all replicates."""
+        return [window for each in self.replicates for window in each.windows]
+
+    @property
+    def images(self) -> int:
+        """How many images it gave."""
+        return sum(
+            window.requests - window.rejected - window.errors for window in self.windows
+        )
+
     def came(self, key: str) -> list[str]:
         """Returns the `sizes` or `kinds` of all its images."""
-        found: set[str] = set()
-        for replicate in self.replicates:
-            for window in replicate.windows:
-                found.update(getattr(window, key))
-        return sorted(found)
+        return sorted({one for window in self.windows for one in getattr(window, key)})
 
 
 @dataclass
@@ -241,7 +249,10 @@ def answer_of(record: LoadRecord) -> str:
 
 
 def _unlike_asked(row: LoadRow) -> Iterator[str]:
-    """Yields what images came instead of those that requests named."""
+    """Yields what images came instead of whole ones, and of those that requests named."""
+    cut = sum(window.cut for window in row.windows)
+    if cut:
+        yield f"{row.name}: {cut} of {row.images} images end before they are whole, and count as images all the same"
     for asked, came, unit in (
         (row.asked_size, row.came("sizes"), " pixels"),
         (row.asked_kind, row.came("kinds"), ""),
@@ -347,9 +358,7 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
     for row in record.rows:
         if row.chosen:
             yield f"{row.name} does other work by choice: {', '.join(row.chosen)}"
-        windows = [
-            window for replicate in row.replicates for window in replicate.windows
-        ]
+        windows, images = row.windows, row.images
         fetched_s = [window.link_s for window in windows if window.link_s is not None]
         if fetched_s:
             mean_s = sum(fetched_s) / len(fetched_s)
@@ -357,12 +366,6 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
                 f"{row.name} answers with links: an image counts once it is fetched, which takes {mean_s:.3g} s of its "
                 "latency"
             )
-        images = sum(
-            window.requests - window.rejected - window.errors for window in windows
-        )
-        cut = sum(window.cut for window in windows)
-        if cut:
-            yield f"{row.name}: {cut} of {images} images end before they are whole, and count as images all the same"
         repeated = sum(window.repeated for window in windows)
         if repeated:
             why = (

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from sdopt.apps.loadtest.config import LoadConfig
 from sdopt.apps.traffic.generator import PATH, SendSchedule
-from sdopt.errors import HIDDEN, UsageError, without_passwords
+from sdopt.errors import HIDDEN, UsageError, without_controls, without_passwords
 
 _ENDING = PATH.removeprefix("/v1")
 _SECRET = re.compile(
@@ -72,7 +72,7 @@ class Target:
         # The longest first: one may begin with another.
         for secret in sorted(self.secrets, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
-        return without_passwords(text)[:_SHOWN]
+        return without_controls(without_passwords(text)[:_SHOWN])
 
 
 def target_of(load: LoadConfig, url: str) -> Target:

@@ -7,6 +7,7 @@ It is a process of its own, so that neither the server nor what reads its answer
 import asyncio
 import base64
 import json
+import math
 import os
 import re
 import resource
@@ -228,10 +229,7 @@ async def _send(
         return Sent(
             scheduled_s, sent_s, done_s, 0 if status == 200 else status, said=said
         )
-    batch, queue_s, compute_s = (
-        value if isinstance(value := image.get(key), int | float) else None
-        for key in _TOLD
-    )
+    batch, queue_s, compute_s = (_number(image.get(key)) for key in _TOLD)
     return Sent(
         scheduled_s,
         sent_s,
@@ -253,8 +251,13 @@ def _images_in(content: bytes) -> list[dict[str, Any]]:
     """Returns the images of an answer, with what is told of each; [] without one."""
     try:
         return [dict(image) for image in json.loads(content)["data"]]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return []
+
+
+def _number(told: object) -> int | float | None:
+    """Returns a number that a server tells; None for what is none."""
+    return told if isinstance(told, int | float) and math.isfinite(told) else None
 
 
 def _kind_of(file: bytes | bytearray) -> str:

@@ -57,6 +57,7 @@ ODD = {
     "another server": {"url": "/a.png", "batch_size": "two", "queue_s": "none"},
     "no picture": {"b64_json": "c29ycnksIG5vIGltYWdl"},
     "a data URL": {"b64_json": "data:image/png;base64,iVBORw0KGgo="},
+    "no numbers": {"b64_json": "iVBORw0KGgo=", "batch_size": math.nan},
 }
 """What a server answers otherwise than sdopt's, by the prompt."""
 
@@ -93,6 +94,8 @@ def site() -> Iterator[str]:
         prompt = (await request.json())["prompt"]
         if prompt == "no image":
             return web.json_response({"data": []})
+        if prompt == "a deep list":
+            return web.Response(text="[" * 100_000)
         if prompt in ODD:
             return web.json_response({"data": [ODD[prompt]]})
         if prompt == "a cookie":
@@ -394,11 +397,17 @@ class TestTheGenerator:
         assert [(each.size, each.images) for each in sent] == [("64x48", 1)] * 2
 
     def test_other_servers_answer_otherwise(self, site: str) -> None:
-        prompts = ("another server", "no image", "no number")
+        prompts = (
+            "another server",
+            "no image",
+            "not a time",
+            "no numbers",
+            "a deep list",
+        )
         found = generate(
             SendSchedule(
                 site + PATH,
-                [0, 0, 0],
+                [0] * len(prompts),
                 [{"prompt": prompt} for prompt in prompts],
                 timeout_s=5,
             )
@@ -407,6 +416,8 @@ class TestTheGenerator:
             (200, 0, None),
             (0, 0, None),
             (500, 0, None),
+            (200, 0, None),
+            (0, 0, None),
         ]
 
 
