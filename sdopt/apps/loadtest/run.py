@@ -272,28 +272,21 @@ class LoadTest:
             self._say(
                 f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s"
             )
-            # Another's server may answer from a cache what it was asked for in an earlier window.
             foreign = self._device is None
-            seed = (
-                self._fresh_seed(len(times_s))
-                if foreign
-                else load.seed + replicate * len(times_s)
-            )
-            schedule = target.schedule(
-                prompts,
-                seed,
-                times_s.tolist(),
-                timeout_s=max(_PATIENCE_S, 20 * limit_s),
-            )
+            seed = load.seed + replicate * len(times_s)
+            if foreign:  # it may answer from a cache what an earlier window asked for
+                seed = self._fresh_seed(len(times_s))
+            timeout_s = max(_PATIENCE_S, 20 * limit_s)
+            schedule = target.schedule(prompts, seed, times_s.tolist(), timeout_s)
             if self._unfinished:
-                self._await_answer(row, target, prompts, schedule.timeout_s)
+                self._await_answer(row, target, prompts, timeout_s)
             before_j, meter = (
                 self._energy_j(),
                 None if worker is None else InterferenceMeter(worker),
             )
             begun_s = sum(os.times()[:4])
             sent = generate(schedule, note)
-            self._unfinished = foreign and _some_given_up(sent, schedule.timeout_s)
+            self._unfinished = foreign and _some_given_up(sent, timeout_s)
             found = window_of(sent, rate, limit_s, load.lag_ms / 1000, self._digests)
             found = replace(found, why=target.shown(found.why))
             if foreign:
