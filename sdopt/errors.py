@@ -162,6 +162,8 @@ def without_controls(text: str) -> str:
 def without_passwords(text: str) -> str:
     """Returns a text without the passwords of addresses in it: what is printed and recorded is passed on to others."""
     text = re.sub(r"(://[^:/@\s]*):[^/\s]+@", rf"\1:{HIDDEN}@", text)
+    # On the web, a name without a password is a key.
+    text = re.sub(r"(https?://)[^:/@\s]+:?@", rf"\1{HIDDEN}@", text)
     return _IN_QUERY.sub(rf"\1{HIDDEN}", text)
 
 

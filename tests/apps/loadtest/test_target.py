@@ -219,6 +219,7 @@ def test_what_would_be_recorded_or_has_no_effect_is_refused(
     [
         ("", ["load.key=LONG"]),
         ("me:p%40ss@", []),
+        ("hf_abcdefghijkl@", []),
         ("", ["load.headers={authorization: $LONG}"]),
     ],
 )
