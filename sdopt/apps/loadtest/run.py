@@ -148,20 +148,22 @@ class LoadTest:
         row.own_seeds = "seed" not in target.fields
         row.asked_size, row.asked_kind = target.asked_size, target.asked_kind
         for replicate in range(self._load.replicates):
-            windows = [
-                self._window(target, rate, prompts, replicate, row, None)
-                for rate in self._shuffled(row.rates)
-            ]
-            row.replicates.append(Replicate(replicate, windows, []))
-            # A balancer says 503 for a server that is gone.
-            if any(
-                window.errors + window.rejected == window.requests for window in windows
-            ):
-                try:
+            windows: list[Window] = []
+            try:
+                for rate in self._shuffled(row.rates):
+                    windows.append(
+                        self._window(target, rate, prompts, replicate, row, None)
+                    )
+                if _some_without_images(windows):
                     require_image("a last request")
-                except UnavailableError as error:
-                    row.reason = str(error)
-                    return
+            except UnavailableError as error:
+                row.reason = str(error)
+            if windows:
+                row.replicates.append(Replicate(replicate, windows, []))
+            if row.reason:
+                break
+        if not row.replicates:
+            raise UnavailableError(row.reason)
 
     async def _measure(self, candidate: ServedRow, number: int) -> None:
         """Serves a row, and sends it all windows of a replicate. Raises UnavailableError or KeyboardInterrupt."""
@@ -373,6 +375,11 @@ class LoadTest:
 
     def _shuffled(self, rates: Sequence[float]) -> list[float]:
         return [float(rate) for rate in self._random.permutation(rates)]
+
+
+def _some_without_images(windows: Sequence[Window]) -> bool:
+    """Returns whether a window got none: of a server that is gone, a balancer says 503."""
+    return any(each.errors + each.rejected == each.requests for each in windows)
 
 
 def _some_given_up(sent: Sequence[Sent], timeout_s: float) -> bool:

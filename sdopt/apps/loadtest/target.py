@@ -101,8 +101,8 @@ def target_of(load: LoadConfig, url: str) -> Target:
 def _in_address(url: str) -> Iterator[str]:
     """Yields the secrets of an address, also as they are sent: some servers repeat them in what they say."""
     parts = urlsplit(url)
-    if parts.username:
-        name, password = unquote(parts.username), unquote(parts.password or "")
+    if parts.username or parts.password:
+        name, password = unquote(parts.username or ""), unquote(parts.password or "")
         yield password or name
         yield base64.b64encode(f"{name}:{password}".encode()).decode()
     for name, value in parse_qsl(parts.query):

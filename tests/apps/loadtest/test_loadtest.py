@@ -144,8 +144,19 @@ class TestTheCommand:
         [row] = json.loads(path.read_text())["rows"]
         assert [len(each["windows"]) for each in row["replicates"]] == [2]
 
+    @pytest.mark.parametrize(
+        ("patience", "sent_in_all", "reason"),
+        [
+            (10, [1, 10, 1, 1, 10], ""),
+            (0, [1, 10], "row 0: has given no image for 0 s, since requests were"),
+        ],
+    )
     def test_what_was_given_up_is_not_in_the_queue_of_the_next_window(
-        self, monkeypatch: pytest.MonkeyPatch
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        patience: int,
+        sent_in_all: list[int],
+        reason: str,
     ) -> None:
         """Some servers go on with the requests of clients that have left."""
         lengths: list[int] = []
@@ -161,13 +172,18 @@ class TestTheCommand:
 
         monkeypatch.setattr("sdopt.apps.loadtest.run.generate", answered)
         monkeypatch.setattr("sdopt.apps.loadtest.run._PAUSE_S", 0)
+        monkeypatch.setattr("sdopt.apps.loadtest.run._CLEARING", patience)
         words = ["load.rates=[1,2]", "load.limit_s=1", "load.requests=10"]
         load, *_ = load_config(["url=http://h", "load.replicates=1", *words])
-        found = replace(record([2.0]), limit_s=1.0)
+        found = replace(record([]), limit_s=1.0)
         said: list[str] = []
         test = LoadTest(load, found, None, said.append)
-        test.run_url(found.rows[0], Target("http://h"), ["a red apple"])
-        assert lengths == [1, 10, 1, 1, 10]
+        [row] = found.rows
+        test.run_url(row, Target("http://h"), ["a red apple"])
+        assert lengths == sent_in_all
+        assert len(row.windows) == len(lengths) // 2, "what was measured is kept"
+        assert row.reason.startswith(reason)
+        assert bool(row.reason) == bool(reason)
         assert "row 0: waiting until it has done what was given up" in said
 
     def test_a_preset_says_first_what_cannot_be_served_here(
