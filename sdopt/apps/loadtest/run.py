@@ -123,27 +123,10 @@ class LoadTest:
     def run_url(self, row: LoadRow, target: Target, prompts: Sequence[str]) -> None:
         """Measures a server that is only known by its address. Raises UnavailableError if it gives no image."""
         # The image itself; a link costs its client another request, which counts. Some servers know no such field.
-        asked, target = (
-            target,
-            replace(target, fields={"response_format": "b64_json", **target.fields}),
+        fields = {"response_format": "b64_json", **target.fields}
+        target = self._require_image(
+            "a first request", row, replace(target, fields=fields), prompts, target
         )
-
-        def require_image(request: str) -> None:
-            nonlocal target
-            [sent] = generate(
-                target.schedule(prompts, self._fresh_seed(1), [0.0], _PATIENCE_S)
-            )
-            if sent.status in _UNKNOWN and target is not asked:
-                target = asked
-                require_image(request)
-            elif sent.status != 200:
-                raise UnavailableError(
-                    f"load.url={row.name}: {request} got no image (status {sent.status}: {target.shown(sent.said)}); "
-                    f"see whether it is up, warm, and has OpenAI's interface at {target.shown(target.address)}, and "
-                    "whether it wants more (load.model, load.key, load.headers, load.fields)"
-                )
-
-        require_image("a first request")
         row.rates = list(self._load.rates or ())
         row.own_seeds = "seed" not in target.fields
         row.asked_size, row.asked_kind = target.asked_size, target.asked_kind
@@ -155,7 +138,7 @@ class LoadTest:
                         self._window(target, rate, prompts, replicate, row, None)
                     )
                 if _some_without_images(windows):
-                    require_image("a last request")
+                    self._require_image("a last request", row, target, prompts)
             except UnavailableError as error:
                 row.reason = str(error)
             if windows:
@@ -333,6 +316,32 @@ class LoadTest:
             )
         return min(tried, key=lambda window: window.disturbed or 0)
 
+    def _require_image(
+        self,
+        request: str,
+        row: LoadRow,
+        target: Target,
+        prompts: Sequence[str],
+        otherwise: Target | None = None,
+    ) -> Target:
+        """Returns the server that gives an image: `otherwise` if it does not know a field. Raises UnavailableError."""
+        sent = self._ask(target, prompts, _PATIENCE_S)
+        if sent.status in _UNKNOWN and otherwise is not None:
+            return self._require_image(request, row, otherwise, prompts)
+        if sent.status != 200:
+            raise UnavailableError(
+                f"load.url={row.name}: {request} got no image (status {sent.status}: {target.shown(sent.said)}); "
+                f"see whether it is up, warm, and has OpenAI's interface at {target.shown(target.address)}, and "
+                "whether it wants more (load.model, load.key, load.headers, load.fields)"
+            )
+        return target
+
+    def _ask(self, target: Target, prompts: Sequence[str], timeout_s: float) -> Sent:
+        """Asks for one image."""
+        schedule = target.schedule(prompts, self._fresh_seed(1), [0.0], timeout_s)
+        [sent] = generate(schedule)
+        return sent
+
     def _await_answer(
         self, row: LoadRow, target: Target, prompts: Sequence[str], timeout_s: float
     ) -> None:
@@ -344,10 +353,7 @@ class LoadTest:
         self._say(f"{row.name}: waiting until it has done what was given up")
         until_s = time.monotonic() + _CLEARING * timeout_s
         while time.monotonic() < until_s:
-            [sent] = generate(
-                target.schedule(prompts, self._fresh_seed(1), [0.0], timeout_s)
-            )
-            if sent.status == 200:
+            if self._ask(target, prompts, timeout_s).status == 200:
                 return
             time.sleep(_PAUSE_S)
         raise UnavailableError(
