@@ -349,8 +349,25 @@ def _header_texts(record: LoadRecord) -> Sequence[str]:
         f"{_replicates_text(replicates, record.arrivals)}; {intervals}",
         f"the highest rate is that of windows this long {server}; in longer ones queues grow further",
         *([told] if disturbed else []),
+        *_out_of_order(record),
         *_remarks(record),
     ]
+
+
+def _out_of_order(record: LoadRecord) -> Iterator[str]:
+    """Yields the rows that carried a higher rate than one that they did not carry, below which theirs is looked for."""
+    for row in record.rows:
+        for replicate in row.replicates:
+            carried, missed = [0.0], [math.inf]
+            for window in replicate.windows:
+                enough = window.attainment >= record.wanted(window.requests)
+                (carried if enough else missed).append(window.rate)
+            if max(carried) > min(missed):
+                yield (
+                    f"{row.name}: too few requests were in time at {min(missed):.3g}/s, but enough at "
+                    f"{max(carried):.3g}/s: not the rate delayed them, and the highest one may be more"
+                )
+                break
 
 
 def _remarks(record: LoadRecord) -> Iterator[str]:

@@ -497,6 +497,16 @@ class TestTheAnswer:
         )
         assert answer_of(found).startswith(said)
 
+    def test_says_that_a_lower_rate_was_not_carried(self) -> None:
+        """As where a server was started anew in one window."""
+        found = record([2.0, 2.0])
+        assert "not the rate" not in written(blocks_of(found))
+        for replicate in found.rows[0].replicates:
+            replicate.windows[0] = replace(replicate.windows[0], attainment=0.5)
+            replicate.windows[1] = replace(replicate.windows[1], attainment=1.0)
+        text = written(blocks_of(found))
+        assert text.count("in time at 1.5/s, but enough at 2.5/s: not the rate") == 1
+
     def test_says_why_requests_failed(self) -> None:
         found = record([2.0])
         assert "failed" not in written(blocks_of(found))
