@@ -149,21 +149,26 @@ def shell_word(word: str) -> str:
 def print_problems(problems: Iterable[str]) -> None:
     """Prints each problem as a line on standard error."""
     for problem in problems:
-        # A file's own names, of columns or tensors, may hold what controls a terminal.
-        shown = re.sub(
-            r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda odd: ascii(odd[0])[1:-1], problem
-        )
-        print(f"sdopt: {without_passwords(shown)}", file=sys.stderr)
+        print(f"sdopt: {without_passwords(without_controls(problem))}", file=sys.stderr)
+
+
+def without_controls(text: str) -> str:
+    """Returns a text without what controls a terminal: a server's words may hold it, and a file's names of tensors."""
+    return re.sub(
+        r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda odd: ascii(odd[0])[1:-1], text
+    )
 
 
 def without_passwords(text: str) -> str:
     """Returns a text without the passwords of addresses in it: what is printed and recorded is passed on to others."""
     text = re.sub(r"(://[^:/@\s]*):[^/\s]+@", rf"\1:{HIDDEN}@", text)
+    # On the web, a name without a password is a key.
+    text = re.sub(r"(https?://)[^:/@\s]+:?@", rf"\1{HIDDEN}@", text)
     return _IN_QUERY.sub(rf"\1{HIDDEN}", text)
 
 
 _IN_QUERY = re.compile(
-    r"([?&](?:[\w.-]*(?:password|passwd|pwd|token|secret|key|signature)|sig)=)[^&\s'\"`]+",
+    r"([?&](?:[\w.-]*(?:password|passwd|pwd|token|secret|key|signature|jwt)|sig|auth|code)=)[^&\s'\"`]+",
     re.IGNORECASE,
 )
 

@@ -219,6 +219,9 @@ def test_a_printed_command_can_be_pasted(folder: str) -> None:
         "postgresql://me:secret@host/db",
         "http://me:se@cret@h",
         "x://h/db?password=secret&a",
+        "https://secret@h/v1",
+        "https://secret:@h/v1",
+        "https://h/v1?code=secret",
     ],
 )
 def test_passwords_are_not_passed_on(

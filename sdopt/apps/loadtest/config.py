@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -224,6 +225,10 @@ def _wrong_server(load: LoadConfig) -> Iterator[str]:
         yield "load.limit_s: must be given with load.url, as in load.limit_s=2"
     if not load.url.startswith(("http://", "https://")):
         yield f"load.url={load.url}: must begin with http:// or https://"
+    try:
+        urlsplit(load.url)
+    except ValueError as error:
+        yield f"load.url={load.url}: {error}"
     if "prompt" in (load.fields or {}):
         yield "load.fields.prompt: workload.prompts has the prompts; leave it out"
     if (load.fields or {}).get("n") not in (None, 1):

@@ -56,6 +56,7 @@ class LoadRow:
         columns: what further columns of tables have, by their names, of calls without load.
         own_seeds: whether each request had a seed that no other one had.
         asked_size: the size of image that requests named; "" if they named none.
+        asked_kind: the kind of file that requests named, as in `webp`; "" if they named none.
         chosen: in words, what it chooses of the work otherwise than the baseline, as fewer steps.
         unlike: in words, what makes its work another one than the baseline's.
     """
@@ -71,8 +72,25 @@ class LoadRow:
     columns: dict[str, float | str] = field(default_factory=dict)
     own_seeds: bool = True
     asked_size: str = ""
+    asked_kind: str = ""
     chosen: list[str] = field(default_factory=list)
     unlike: list[str] = field(default_factory=list)
+
+    @property
+    def windows(self) -> list[Window]:
+        """Those of all replicates."""
+        return [window for each in self.replicates for window in each.windows]
+
+    @property
+    def images(self) -> int:
+        """How many images it gave."""
+        return sum(
+            window.requests - window.rejected - window.errors for window in self.windows
+        )
+
+    def came(self, key: str) -> list[str]:
+        """Returns the `sizes` or `kinds` of all its images."""
+        return sorted({one for window in self.windows for one in getattr(window, key)})
 
 
 @dataclass
@@ -217,12 +235,30 @@ def _over(values: Sequence[float], relations: Sequence[str]) -> tuple[Interval, 
 
 
 def answer_of(record: LoadRecord) -> str:
-    """Returns which row carries most, in a sentence, and before it which rows did other work."""
+    """Returns which row carries most, in a sentence, and before it which rows did other work than was meant."""
+    before = ""
     unlike = [
         f"{row.name}: {', '.join(row.unlike)}" for row in record.rows if row.unlike
     ]
-    before = f"Not the same work: {'; '.join(unlike)}. " if unlike else ""
+    if unlike:
+        before = f"Not the same work: {'; '.join(unlike)}. "
+    others = [text for row in record.rows for text in _unlike_asked(row)]
+    if others:
+        before += f"Not what was asked for: {'; '.join(others)}. "
     return f"{before}{_most(record)}"
+
+
+def _unlike_asked(row: LoadRow) -> Iterator[str]:
+    """Yields what images came instead of whole ones, and of those that requests named."""
+    cut = sum(window.cut for window in row.windows)
+    if cut:
+        yield f"{row.name}: {cut} of {row.images} images end before they are whole, and count as images all the same"
+    for asked, came, unit in (
+        (row.asked_size, row.came("sizes"), " pixels"),
+        (row.asked_kind, row.came("kinds"), ""),
+    ):
+        if asked not in ("", "auto") and came not in ([], [asked]):
+            yield f"{row.name}: its images are {' and '.join(came)}{unit}, although requests ask for {asked}"
 
 
 def _most(record: LoadRecord) -> str:
@@ -313,8 +349,25 @@ def _header_texts(record: LoadRecord) -> Sequence[str]:
         f"{_replicates_text(replicates, record.arrivals)}; {intervals}",
         f"the highest rate is that of windows this long {server}; in longer ones queues grow further",
         *([told] if disturbed else []),
+        *_out_of_order(record),
         *_remarks(record),
     ]
+
+
+def _out_of_order(record: LoadRecord) -> Iterator[str]:
+    """Yields the rows that carried a higher rate than one that they did not carry, below which theirs is looked for."""
+    for row in record.rows:
+        for replicate in row.replicates:
+            carried, missed = [0.0], [math.inf]
+            for window in replicate.windows:
+                enough = window.attainment >= record.wanted(window.requests)
+                (carried if enough else missed).append(window.rate)
+            if max(carried) > min(missed):
+                yield (
+                    f"{row.name}: too few requests were in time at {min(missed):.3g}/s, but enough at "
+                    f"{max(carried):.3g}/s: not the rate delayed them, and the highest one may be more"
+                )
+                break
 
 
 def _remarks(record: LoadRecord) -> Iterator[str]:
@@ -322,9 +375,7 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
     for row in record.rows:
         if row.chosen:
             yield f"{row.name} does other work by choice: {', '.join(row.chosen)}"
-        windows = [
-            window for replicate in row.replicates for window in replicate.windows
-        ]
+        windows, images = row.windows, row.images
         fetched_s = [window.link_s for window in windows if window.link_s is not None]
         if fetched_s:
             mean_s = sum(fetched_s) / len(fetched_s)
@@ -332,12 +383,6 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
                 f"{row.name} answers with links: an image counts once it is fetched, which takes {mean_s:.3g} s of its "
                 "latency"
             )
-        images = sum(
-            window.requests - window.rejected - window.errors for window in windows
-        )
-        cut = sum(window.cut for window in windows)
-        if cut:
-            yield f"{row.name}: {cut} of {images} images end before they are whole, and count as images all the same"
         repeated = sum(window.repeated for window in windows)
         if repeated:
             why = (
@@ -360,16 +405,8 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
                 f"{row.name}: {refused} of {requests} requests were refused (429 or 503), and count as late: the "
                 "highest rate is that of its limits or its queue, which may be below what its card can generate"
             )
-        sizes = sorted({size for window in windows for size in window.sizes})
-        if sizes:
-            named = row.asked_size not in ("", "auto")
-            others = any(size != row.asked_size for size in sizes)
-            asked = (
-                f", although requests ask for {row.asked_size}"
-                if named and others
-                else ""
-            )
-            yield f"{row.name}: its images have {' and '.join(sizes)} pixels{asked}"
+        if sizes := row.came("sizes"):
+            yield f"{row.name}: its images have {' and '.join(sizes)} pixels"
         most = max((window.most_images for window in windows), default=1)
         if most > 1:
             yield f"{row.name}: an answer has up to {most} images, and counts as one: per image, it costs less"

@@ -5,6 +5,7 @@ import math
 import os
 import statistics
 import subprocess
+import time
 import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from sdopt.apps.serving.config import Serving
 from sdopt.apps.serving.engine import Engine
 from sdopt.apps.serving.server import listen, serve
 from sdopt.apps.traffic.figures import Window, bracketing, window_of
-from sdopt.apps.traffic.generator import PATH, generate
+from sdopt.apps.traffic.generator import PATH, Sent, generate
 from sdopt.apps.traffic.twin import batched, highest_rate, unit_trace
 from sdopt.errors import SdoptError, UnavailableError
 from sdopt.hardware.device import Device
@@ -46,6 +47,12 @@ _ATTEMPTS = 3
 
 _PATIENCE_S = 60.0
 """The least time in which an answer is waited for."""
+
+_CLEARING = 10
+"""How many times as long as for an answer a server is waited for that still has requests which were given up."""
+
+_PAUSE_S = 1.0
+"""Between requests that ask whether it answers again."""
 
 _UNKNOWN = (400, 422)
 """How a server answers a field that it does not know."""
@@ -83,6 +90,8 @@ class LoadTest:
         self._next_seed = load.seed
         self._digests: set[int] = set()
         """Checksums of the images of a server that is only known by its address."""
+        self._unfinished = False
+        """Whether such a server may still have requests that were given up."""
         self._monitor = None if device is None else GpuMonitor(device)
 
     def run(self, candidates: Sequence[ServedRow]) -> None:
@@ -114,42 +123,30 @@ class LoadTest:
     def run_url(self, row: LoadRow, target: Target, prompts: Sequence[str]) -> None:
         """Measures a server that is only known by its address. Raises UnavailableError if it gives no image."""
         # The image itself; a link costs its client another request, which counts. Some servers know no such field.
-        asked, target = (
-            target,
-            replace(target, fields={"response_format": "b64_json", **target.fields}),
+        fields = {"response_format": "b64_json", **target.fields}
+        target = self._require_image(
+            "a first request", row, replace(target, fields=fields), prompts, target
         )
-
-        def require_image(request: str) -> None:
-            nonlocal target
-            [sent] = generate(
-                target.schedule(prompts, self._fresh_seed(1), [0.0], _PATIENCE_S)
-            )
-            if sent.status in _UNKNOWN and target is not asked:
-                target = asked
-                require_image(request)
-            elif sent.status != 200:
-                raise UnavailableError(
-                    f"load.url={row.name}: {request} got no image (status {sent.status}: {target.shown(sent.said)}); "
-                    f"see whether it is up, warm, and has OpenAI's interface at {target.shown(target.address)}, and "
-                    "whether it wants more (load.model, load.key, load.headers, load.fields)"
-                )
-
-        require_image("a first request")
         row.rates = list(self._load.rates or ())
         row.own_seeds = "seed" not in target.fields
-        row.asked_size = str(target.fields.get("size") or "")
+        row.asked_size, row.asked_kind = target.asked_size, target.asked_kind
         for replicate in range(self._load.replicates):
-            windows = [
-                self._window(target, rate, prompts, replicate, row, None)
-                for rate in self._shuffled(row.rates)
-            ]
-            row.replicates.append(Replicate(replicate, windows, []))
-            if any(window.errors == window.requests for window in windows):
-                try:
-                    require_image("a last request")
-                except UnavailableError as error:
-                    row.reason = str(error)
-                    return
+            windows: list[Window] = []
+            try:
+                for rate in self._shuffled(row.rates):
+                    windows.append(
+                        self._window(target, rate, prompts, replicate, row, None)
+                    )
+                if _some_without_images(windows):
+                    self._require_image("a last request", row, target, prompts)
+            except UnavailableError as error:
+                row.reason = str(error)
+            if windows:
+                row.replicates.append(Replicate(replicate, windows, []))
+            if row.reason:
+                break
+        if not row.replicates:
+            raise UnavailableError(row.reason)
 
     async def _measure(self, candidate: ServedRow, number: int) -> None:
         """Serves a row, and sends it all windows of a replicate. Raises UnavailableError or KeyboardInterrupt."""
@@ -260,25 +257,21 @@ class LoadTest:
             self._say(
                 f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s"
             )
-            # Another's server may answer from a cache what it was asked for in an earlier window.
             foreign = self._device is None
-            seed = (
-                self._fresh_seed(len(times_s))
-                if foreign
-                else load.seed + replicate * len(times_s)
-            )
-            schedule = target.schedule(
-                prompts,
-                seed,
-                times_s.tolist(),
-                timeout_s=max(_PATIENCE_S, 20 * limit_s),
-            )
+            seed = load.seed + replicate * len(times_s)
+            if foreign:  # it may answer from a cache what an earlier window asked for
+                seed = self._fresh_seed(len(times_s))
+            timeout_s = max(_PATIENCE_S, 20 * limit_s)
+            schedule = target.schedule(prompts, seed, times_s.tolist(), timeout_s)
+            if self._unfinished:
+                self._await_answer(row, target, prompts, timeout_s)
             before_j, meter = (
                 self._energy_j(),
                 None if worker is None else InterferenceMeter(worker),
             )
             begun_s = sum(os.times()[:4])
             sent = generate(schedule, note)
+            self._unfinished = foreign and _some_given_up(sent, timeout_s)
             found = window_of(sent, rate, limit_s, load.lag_ms / 1000, self._digests)
             found = replace(found, why=target.shown(found.why))
             if foreign:
@@ -323,6 +316,51 @@ class LoadTest:
             )
         return min(tried, key=lambda window: window.disturbed or 0)
 
+    def _require_image(
+        self,
+        request: str,
+        row: LoadRow,
+        target: Target,
+        prompts: Sequence[str],
+        otherwise: Target | None = None,
+    ) -> Target:
+        """Returns the server that gives an image: `otherwise` if it does not know a field. Raises UnavailableError."""
+        sent = self._ask(target, prompts, _PATIENCE_S)
+        if sent.status in _UNKNOWN and otherwise is not None:
+            return self._require_image(request, row, otherwise, prompts)
+        if sent.status != 200:
+            raise UnavailableError(
+                f"load.url={row.name}: {request} got no image (status {sent.status}: {target.shown(sent.said)}); "
+                f"see whether it is up, warm, and has OpenAI's interface at {target.shown(target.address)}, and "
+                "whether it wants more (load.model, load.key, load.headers, load.fields)"
+            )
+        return target
+
+    def _ask(self, target: Target, prompts: Sequence[str], timeout_s: float) -> Sent:
+        """Asks for one image."""
+        schedule = target.schedule(prompts, self._fresh_seed(1), [0.0], timeout_s)
+        [sent] = generate(schedule)
+        return sent
+
+    def _await_answer(
+        self, row: LoadRow, target: Target, prompts: Sequence[str], timeout_s: float
+    ) -> None:
+        """Waits until a server answers again, since the next window would find in its queue what was given up.
+
+        Raises:
+            UnavailableError: it does not.
+        """
+        self._say(f"{row.name}: waiting until it has done what was given up")
+        until_s = time.monotonic() + _CLEARING * timeout_s
+        while time.monotonic() < until_s:
+            if self._ask(target, prompts, timeout_s).status == 200:
+                return
+            time.sleep(_PAUSE_S)
+        raise UnavailableError(
+            f"{row.name}: has given no image for {_CLEARING * timeout_s:.0f} s, since requests were given up after "
+            f"{timeout_s:g} s"
+        )
+
     def _fresh_seed(self, requests: int) -> int:
         """Returns the first seed of so many requests, whose seeds no other request has."""
         first = self._next_seed
@@ -343,6 +381,19 @@ class LoadTest:
 
     def _shuffled(self, rates: Sequence[float]) -> list[float]:
         return [float(rate) for rate in self._random.permutation(rates)]
+
+
+def _some_without_images(windows: Sequence[Window]) -> bool:
+    """Returns whether a window got none: of a server that is gone, a balancer says 503."""
+    return any(each.errors + each.rejected == each.requests for each in windows)
+
+
+def _some_given_up(sent: Sequence[Sent], timeout_s: float) -> bool:
+    """Returns whether requests were given up while others were served: some servers draw for clients that have left."""
+    served = any(each.status == 200 for each in sent)
+    return served and any(
+        each.status == 0 and each.done_s - each.sent_s >= timeout_s for each in sent
+    )
 
 
 def columns_of(

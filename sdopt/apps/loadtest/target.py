@@ -1,19 +1,24 @@
 """Where the requests of a load test go, and what each of them has beside its prompt and seed."""
 
+import base64
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from sdopt.apps.loadtest.config import LoadConfig
 from sdopt.apps.traffic.generator import PATH, SendSchedule
-from sdopt.errors import HIDDEN, UsageError, without_passwords
+from sdopt.errors import HIDDEN, UsageError, without_controls, without_passwords
 
 _ENDING = PATH.removeprefix("/v1")
-_SECRET = re.compile(r"auth|key|token|secret|cookie|passw", re.IGNORECASE)
+_SECRET = re.compile(
+    r"auth|key|token|secret|cookie|passw|pwd|cred|jwt|signature", re.IGNORECASE
+)
 """Names of headers and fields whose values nobody may read in a record."""
+_SHOWN = 300
+"""Characters of a server's words that are shown."""
 _VARIABLE = re.compile(r"\$(\w+)")
 
 
@@ -27,7 +32,20 @@ class Target:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each request; None leaves one out."""
     secrets: Sequence[str] = field(default=(), repr=False)
-    """Values from the environment, which are neither shown nor written."""
+    """Values from the environment, and of the address, which are neither shown nor written."""
+
+    @property
+    def asked_size(self) -> str:
+        """The size of image that requests name; "" if they name none."""
+        width, height = self.fields.get("width"), self.fields.get("height")
+        pair = f"{width}x{height}" if width and height else ""
+        return str(self.fields.get("size") or pair).lower()
+
+    @property
+    def asked_kind(self) -> str:
+        """The kind of file that requests name; "" if they name none."""
+        kind = str(self.fields.get("output_format") or "").lower()
+        return "jpeg" if kind == "jpg" else kind
 
     def schedule(
         self,
@@ -51,9 +69,10 @@ class Target:
 
     def shown(self, text: str) -> str:
         """Returns a server's words, or its address, without the secrets in them."""
-        for secret in self.secrets:
+        # The longest first: one may begin with another.
+        for secret in sorted(self.secrets, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
-        return without_passwords(text)
+        return without_controls(without_passwords(text)[:_SHOWN])
 
 
 def target_of(load: LoadConfig, url: str) -> Target:
@@ -75,7 +94,20 @@ def target_of(load: LoadConfig, url: str) -> Target:
         fields[name] = secrets.in_field(name, value)
     if secrets.problems:
         raise UsageError(secrets.problems)
+    secrets.values += _in_address(url)
     return Target(address_of(url), headers, fields, secrets.values)
+
+
+def _in_address(url: str) -> Iterator[str]:
+    """Yields the secrets of an address, also as they are sent: some servers repeat them in what they say."""
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        name, password = unquote(parts.username or ""), unquote(parts.password or "")
+        yield password or name
+        yield base64.b64encode(f"{name}:{password}".encode()).decode()
+    for name, value in parse_qsl(parts.query):
+        if HIDDEN in without_passwords(f"?{name}={value}"):
+            yield value
 
 
 class _Secrets:
@@ -91,18 +123,21 @@ class _Secrets:
 
     def in_field(self, name: str, value: Any) -> Any:
         """Returns a field of a request; in one that is named like a secret, with values in place of `$VARIABLE`."""
-        return (
-            self._filled("load.fields", name, value)
-            if isinstance(value, str) and _SECRET.search(name)
-            else value
-        )
+        if isinstance(value, dict):
+            return {
+                inner: self.in_field(f"{name}.{inner}", below)
+                for inner, below in value.items()
+            }
+        if isinstance(value, str) and _SECRET.search(name):
+            return self._filled("load.fields", name, value)
+        return value
 
     def _filled(self, key: str, name: str, text: str) -> str:
         variables = _VARIABLE.findall(text)
         if not variables and _SECRET.search(name):
             self.problems.append(
                 f"{key}.{name}: would be written into the record; name the environment variable that has it, "
-                f"as in '{key}={{{name}: $NAME}}', in single quotes"
+                f"as in '{{{name.rpartition('.')[2]}: $NAME}}', in single quotes"
             )
         for variable in variables:
             if not self._value(variable):

@@ -25,7 +25,7 @@ class Window:
     """Requests a second, as scheduled."""
     requests: int
     achieved: float
-    """Images a second, from the first scheduled time to the last answer."""
+    """Images a second, from the first scheduled time to the last image, or the last scheduled time if that is later."""
     attainment: float
     """Share of all requests that got their image within the limit; those that were refused or failed did not."""
     goodput: float
@@ -56,6 +56,8 @@ class Window:
     """Images that are the same as another one of the window, or of earlier ones."""
     sizes: list[str] = field(default_factory=list)
     """Sizes of the images, as in `512x768`, where their headers say it."""
+    kinds: list[str] = field(default_factory=list)
+    """Kinds of the images' files, as in `png`."""
     most_images: int = 1
     """Images of one answer at most; an answer counts as one image."""
     why: str = ""
@@ -78,7 +80,9 @@ def window_of(
     latencies = np.array([each.latency_s for each in sent])
     served = [each for each in sent if math.isfinite(each.latency_s)]
     within = int((latencies <= limit_s).sum())
-    span_s = max(max(each.done_s for each in sent) - sent[0].scheduled_s, 1e-9)
+    # What is given up ends a minute later, and says nothing of how fast the others came.
+    last_s = max([sent[-1].scheduled_s, *(each.done_s for each in served)])
+    span_s = max(last_s - sent[0].scheduled_s, 1e-9)
     lag_s = float(
         np.quantile(
             [each.sent_s - each.scheduled_s for each in sent], 0.99, method="higher"
@@ -108,6 +112,7 @@ def window_of(
         link_s=_mean([each.link_s for each in served]),
         repeated=len(digests) - len({*digests} - earlier),
         sizes=sorted({each.size for each in served if each.size}),
+        kinds=sorted({each.kind for each in served if each.kind}),
         most_images=max((each.images for each in served), default=1),
         why=f"status {failed[0].status}: {failed[0].said}" if failed else "",
         cut=sum(each.cut for each in served),

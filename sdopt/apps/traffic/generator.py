@@ -7,7 +7,9 @@ It is a process of its own, so that neither the server nor what reads its answer
 import asyncio
 import base64
 import json
+import math
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -25,15 +27,20 @@ from PIL import Image
 
 PATH = "/v1/images/generations"
 """Where servers with OpenAI's interface take requests for images."""
-_SAID = 300
-"""Bytes of an answer without an image that are kept."""
+_SAID = 2**12
+"""Bytes of an answer without an image that are kept: more than is shown, since a key that is cut is not found in it."""
 _LARGEST_IMAGE = 64 * 2**20
 """Bytes of an image behind a link that are read at most."""
-_IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8")
-"""How files of images begin: PNG, JPEG, WebP, GIF."""
-_AVIF = b"ftyp"
-"""What an AVIF has after the length of its first box."""
-_BEGIN_ENCODED = 12
+_KINDS = {
+    "png": rb"\x89PNG",
+    "jpeg": rb"\xff\xd8\xff",
+    "gif": rb"GIF8",
+    "webp": rb"RIFF....WEBP",
+    "avif": rb"....ftyp(avi[fs]|mif1)",
+    "heic": rb"....ftyphei[cx]",
+}
+"""How files of images begin; sounds and films begin with RIFF and ftyp, too."""
+_BEGIN_ENCODED = 16
 """Characters of base64 that hold the bytes by which a file is known."""
 _HEADER_ENCODED = 2**16
 """Characters of base64 that are decoded for the size of an image; a multiple of 4."""
@@ -85,6 +92,8 @@ class Sent:
     """A checksum of the image, so that answers from a cache are seen."""
     size: str = ""
     """Width and height of the image, as in `512x768`; "" where its header does not say."""
+    kind: str = ""
+    """Of the image's file: png, jpeg, …; "" without an image."""
     images: int = 0
     """Images of the answer, of which the first one is looked at; entries without one do not count."""
     cut: bool = False
@@ -175,7 +184,7 @@ async def _send(
     start_s: float,
 ) -> Sent:
     sent_s = time.perf_counter() - start_s
-    link_s, digest, size, cut = None, None, "", False
+    link_s, digest, size, cut, kind = None, None, "", False, ""
     try:
         # Elsewhere a key would be read by another.
         async with session.post(url, json=body, allow_redirects=False) as answer:
@@ -194,16 +203,19 @@ async def _send(
             there = not said
             done_s = time.perf_counter() - start_s
             link_s = done_s - answered_s
-            digest, size = zlib.crc32(file), _size_of(file)
+            digest, size, kind = zlib.crc32(file), _size_of(file), _kind_of(file)
             cut = _is_cut(file, file[-_END:], len(file))
         elif there:
             encoded = str(image["b64_json"])
             begin = _decoded(encoded, _BEGIN_ENCODED)
-            there = _is_image(begin)
+            kind = _kind_of(begin)
+            there = bool(kind)
             cut = _is_cut(begin, *_end_of(encoded))
+            # An AVIF is read whole, or not at all.
+            header = len(encoded) if kind == "avif" else _HEADER_ENCODED
             digest, size = (
                 zlib.crc32(encoded.encode()),
-                _size_of(_decoded(encoded, _HEADER_ENCODED)),
+                _size_of(_decoded(encoded, header)),
             )
     except (
         aiohttp.ClientError,
@@ -217,10 +229,7 @@ async def _send(
         return Sent(
             scheduled_s, sent_s, done_s, 0 if status == 200 else status, said=said
         )
-    batch, queue_s, compute_s = (
-        value if isinstance(value := image.get(key), int | float) else None
-        for key in _TOLD
-    )
+    batch, queue_s, compute_s = (_number(image.get(key)) for key in _TOLD)
     return Sent(
         scheduled_s,
         sent_s,
@@ -232,6 +241,7 @@ async def _send(
         link_s=link_s,
         digest=digest,
         size=size,
+        kind=kind,
         images=sum(1 for one in images if one.get("b64_json") or one.get("url")),
         cut=cut,
     )
@@ -241,13 +251,21 @@ def _images_in(content: bytes) -> list[dict[str, Any]]:
     """Returns the images of an answer, with what is told of each; [] without one."""
     try:
         return [dict(image) for image in json.loads(content)["data"]]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return []
 
 
-def _is_image(file: bytes | bytearray) -> bool:
-    """Returns whether a file begins as an image does."""
-    return file.startswith(_IMAGES) or file[4:8] == _AVIF
+def _number(told: object) -> int | float | None:
+    """Returns a number that a server tells; None for what is none."""
+    return told if isinstance(told, int | float) and math.isfinite(told) else None
+
+
+def _kind_of(file: bytes | bytearray) -> str:
+    """Returns which kind of image a file is, as it begins; "" of what is none."""
+    for kind, begin in _KINDS.items():
+        if re.match(begin, file, re.DOTALL):
+            return kind
+    return ""
 
 
 def _decoded(encoded: str, characters: int) -> bytes:
@@ -285,7 +303,13 @@ def _size_of(begins: bytes) -> str:
     try:
         with Image.open(BytesIO(begins)) as image:
             return f"{image.width}x{image.height}"
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        RuntimeError,  # of an AVIF
+        Image.DecompressionBombError,
+    ):
         return ""
 
 
@@ -301,7 +325,7 @@ async def _fetched(session: aiohttp.ClientSession, link: str) -> tuple[bytes, st
     ]  # what follows may be a key
     if link.startswith("data:image/"):
         inline = _decoded(link, len(link))
-        return inline, "" if _is_image(inline) else "a data URL that holds no image"
+        return inline, "" if _kind_of(inline) else "a data URL that holds no image"
     if parts.scheme not in ("http", "https"):
         return b"", f"a link that is not fetched: {shown}"
     without_key = aiohttp.ClientSession(
@@ -318,7 +342,7 @@ async def _fetched(session: aiohttp.ClientSession, link: str) -> tuple[bytes, st
                 )
         if answer.status != 200:
             return b"", f"a link that answers {answer.status}: {shown}"
-    said = "" if _is_image(file) else f"a link to what is no image: {shown}"
+    said = "" if _kind_of(file) else f"a link to what is no image: {shown}"
     return bytes(file), said
 
 

@@ -23,6 +23,8 @@ from sdopt.apps.loadtest.record import (
     blocks_of,
     page_table,
 )
+from sdopt.apps.loadtest.run import LoadTest
+from sdopt.apps.loadtest.target import Target
 from sdopt.apps.traffic.figures import Window, window_of
 from sdopt.apps.traffic.generator import PATH, SendSchedule, Sent, generate
 from sdopt.config.composer import composer_of
@@ -111,15 +113,16 @@ class TestTheCommand:
             in found.shown
         )
 
+    @pytest.mark.parametrize("status", [0, 503])
     def test_a_server_that_ends_is_said_and_what_was_measured_is_kept(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
     ) -> None:
         asked: list[SendSchedule] = []
 
         def answered(schedule: SendSchedule, _started: Any = None) -> list[Sent]:
             asked.append(schedule)
             return [
-                Sent(t, t, t + 0.1, 200 if len(asked) < 3 else 0, said="gone")
+                Sent(t, t, t + 0.1, 200 if len(asked) < 3 else status, said="gone")
                 for t in schedule.times_s
             ]
 
@@ -136,10 +139,52 @@ class TestTheCommand:
         assert {each.address for each in asked} == {
             "http://127.0.0.1:9/v1/images/generations"
         }
-        assert "a last request got no image (status 0: gone)" in found.shown
+        assert f"a last request got no image (status {status}: gone)" in found.shown
         [path] = tmp_path.rglob("load.json")
         [row] = json.loads(path.read_text())["rows"]
         assert [len(each["windows"]) for each in row["replicates"]] == [2]
+
+    @pytest.mark.parametrize(
+        ("patience", "sent_in_all", "reason"),
+        [
+            (10, [1, 10, 1, 1, 10], ""),
+            (0, [1, 10], "row 0: has given no image for 0 s, since requests were"),
+        ],
+    )
+    def test_what_was_given_up_is_not_in_the_queue_of_the_next_window(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        patience: int,
+        sent_in_all: list[int],
+        reason: str,
+    ) -> None:
+        """Some servers go on with the requests of clients that have left."""
+        lengths: list[int] = []
+        statuses = iter([200, 503, 200])  # a first request, and those that wait
+
+        def answered(schedule: SendSchedule, _started: Any = None) -> list[Sent]:
+            lengths.append(len(schedule.times_s))
+            if len(schedule.times_s) == 1:
+                return [Sent(0, 0, 1, next(statuses))]
+            sent = [Sent(t, t, t + 0.1, 200) for t in schedule.times_s]
+            sent[3] = replace(sent[3], status=0, done_s=sent[3].sent_s + 60)
+            return sent
+
+        monkeypatch.setattr("sdopt.apps.loadtest.run.generate", answered)
+        monkeypatch.setattr("sdopt.apps.loadtest.run._PAUSE_S", 0)
+        monkeypatch.setattr("sdopt.apps.loadtest.run._CLEARING", patience)
+        words = ["load.rates=[1,2]", "load.limit_s=1", "load.requests=10"]
+        load, *_ = load_config(["url=http://h", "load.replicates=1", *words])
+        found = replace(record([]), limit_s=1.0)
+        said: list[str] = []
+        test = LoadTest(load, found, None, said.append)
+        [row] = found.rows
+        test.run_url(row, Target("http://h"), ["a red apple"])
+        assert lengths == sent_in_all
+        assert len(row.windows) == len(lengths) // 2, "what was measured is kept"
+        assert row.reason.startswith(reason)
+        assert bool(row.reason) == bool(reason)
+        assert "row 0: waiting until it has done what was given up" in said
 
     def test_a_preset_says_first_what_cannot_be_served_here(
         self, tmp_path: Path
@@ -447,8 +492,20 @@ class TestTheAnswer:
         assert "before they are whole" not in written(blocks_of(found))
         [replicate] = found.rows[0].replicates
         replicate.windows[1] = replace(replicate.windows[1], cut=7)
+        said = (
+            "Not what was asked for: row 0: 7 of 200 images end before they are whole"
+        )
+        assert answer_of(found).startswith(said)
+
+    def test_says_that_a_lower_rate_was_not_carried(self) -> None:
+        """As where a server was started anew in one window."""
+        found = record([2.0, 2.0])
+        assert "not the rate" not in written(blocks_of(found))
+        for replicate in found.rows[0].replicates:
+            replicate.windows[0] = replace(replicate.windows[0], attainment=0.5)
+            replicate.windows[1] = replace(replicate.windows[1], attainment=1.0)
         text = written(blocks_of(found))
-        assert "row 0: 7 of 200 images end before they are whole" in text
+        assert text.count("in time at 1.5/s, but enough at 2.5/s: not the rate") == 1
 
     def test_says_why_requests_failed(self) -> None:
         found = record([2.0])
@@ -465,13 +522,23 @@ class TestTheAnswer:
         assert "pixels" not in written(blocks_of(found))
         for replicate in row.replicates:
             replicate.windows = [
-                replace(window, repeated=1, sizes=["32x32"], most_images=4)
+                replace(
+                    window,
+                    repeated=1,
+                    sizes=["32x32"],
+                    kinds=["png"],
+                    most_images=4,
+                )
                 for window in replicate.windows
             ]
-        row.asked_size, row.own_seeds = "64x64", False
+        assert "its images are png" not in written(blocks_of(found))
+        assert answer_of(found).startswith("row 0 carries")
+        row.asked_size, row.asked_kind, row.own_seeds = "64x64", "webp", False
         text = written(blocks_of(found))
+        assert answer_of(found).startswith("Not what was asked for: row 0: its images")
+        assert "its images are png, although requests ask for webp" in text
         assert "32x32 pixels, although requests ask for 64x64" in text
-        row.asked_size = "auto"
+        row.asked_size = row.asked_kind = "auto"
         assert "although requests ask" not in written(blocks_of(found))
         assert "has a seed of its own" not in text
         assert "up to 4 images" in text

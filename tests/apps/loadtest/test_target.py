@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from sdopt.apps.loadtest.config import load_config
-from sdopt.apps.loadtest.target import address_of, target_of
+from sdopt.apps.loadtest.target import Target, address_of, target_of
+from sdopt.apps.traffic.generator import generate
 from sdopt.errors import UsageError
 from tests.command import sdopt
 
 KEY = "sk-3f9c0d-not-for-logs"
+SENT_TO = ["url=http://h", "load.rates=[1]", "load.limit_s=1"]
 IMAGE = b'{"created": 1, "data": [{"b64_json": "iVBORw0KGgo="}]}'
 
 
@@ -180,6 +182,14 @@ def test_no_image_is_asked_for_twice(
             "load.fields.api_key: would be written into the record",
         ),
         (
+            ["load.fields={metadata: {api_key: abc}}"],
+            "load.fields.metadata.api_key: would be written into the record",
+        ),
+        (
+            ["load.headers={X-Credential: abc}"],
+            "load.headers.X-Credential: would be written into the record",
+        ),
+        (
             ["load.headers={x: $NO_SUCH_NAME}"],
             "load.headers.x: the environment variable NO_SUCH_NAME is not set",
         ),
@@ -197,13 +207,52 @@ def test_what_would_be_recorded_or_has_no_effect_is_refused(
     words: list[str], said: str
 ) -> None:
     def read() -> None:
-        load, *_ = load_config(
-            ["url=http://h", "load.rates=[1]", "load.limit_s=1", *words]
-        )
+        load, *_ = load_config([*SENT_TO, *words])
         target_of(load, "http://h")
 
     with pytest.raises(UsageError, match=said):
         read()
+
+
+@pytest.mark.parametrize(
+    ("site", "words"),
+    [
+        ("", ["load.key=LONG"]),
+        ("me:p%40ss@", []),
+        ("hf_abcdefghijkl@", []),
+        ("", ["load.headers={authorization: $LONG}"]),
+    ],
+)
+def test_words_that_repeat_a_secret_are_shown_without_it(
+    strict: Strict, monkeypatch: pytest.MonkeyPatch, site: str, words: list[str]
+) -> None:
+    """Only the beginning of them is shown, which has the beginning of a long key."""
+    monkeypatch.setenv("LONG", "eyJhbGciOi" + 400 * "x")
+    url = f"http://{site}127.0.0.1:{strict.server_port}/v1"
+    load, *_ = load_config([f"url={url}", "load.rates=[1]", "load.limit_s=1", *words])
+    target = target_of(load, url)
+    [sent] = generate(target.schedule(["a red apple"], 1, [0.0], 5))
+    assert sent.status == 401
+    [(_, headers, _)] = strict.asked
+    key = headers.get("Authorization") or headers["authorization"]
+    shown = target.shown(sent.said)
+    assert "wrong model, or key" in shown
+    assert key.split()[-1][:10] not in shown
+
+
+def test_no_secret_is_shown_in_part() -> None:
+    target = target_of(load_config(SENT_TO)[0], "http://h/v1?code=one&api-version=2")
+    assert target.shown("no one has version 2") == "no *** has version 2"
+    target = Target("http://h", secrets=["sk-1", "sk-1234"])
+    assert target.shown("\x1b[31msk-1234") == "\\x1b[31m***"
+
+
+def test_the_size_that_is_asked_for_has_two_spellings() -> None:
+    load, *_ = load_config(
+        [*SENT_TO, "load.fields={width: 64, height: 32, output_format: JPG}"]
+    )
+    target = target_of(load, "http://h")
+    assert (target.asked_size, target.asked_kind) == ("64x32", "jpeg")
 
 
 def test_a_key_given_by_mistake_is_not_shown(tmp_path: Path) -> None:

@@ -57,16 +57,29 @@ ODD = {
     "another server": {"url": "/a.png", "batch_size": "two", "queue_s": "none"},
     "no picture": {"b64_json": "c29ycnksIG5vIGltYWdl"},
     "a data URL": {"b64_json": "data:image/png;base64,iVBORw0KGgo="},
+    "no numbers": {"b64_json": "iVBORw0KGgo=", "batch_size": math.nan},
 }
 """What a server answers otherwise than sdopt's, by the prompt."""
 
 
-def picture(width: int, height: int) -> bytes:
-    Image.new("RGB", (width, height)).save(file := BytesIO(), "PNG")
+def picture(width: int, height: int, kind: str = "PNG") -> bytes:
+    random = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    Image.fromarray(random).save(file := BytesIO(), kind, quality=95)
     return file.getvalue()
 
 
 PICTURE = base64.b64encode(picture(64, 48)).decode()
+KINDS = {
+    "a large AVIF": picture(320, 240, "AVIF"),
+    "a damaged AVIF": picture(32, 32, "AVIF").replace(b"pitm", b"xxxx"),
+    "a WebP": picture(32, 32, "WEBP"),
+    "a sound": b"RIFF\x24\x00\x00\x00WAVEfmt ",
+    "a film": b"\x00\x00\x00\x20ftypisom",
+}
+ODD |= {
+    prompt: {"b64_json": base64.b64encode(file).decode()}
+    for prompt, file in KINDS.items()
+}
 ODD["a cut image"] = {"b64_json": PICTURE[: len(PICTURE) // 2]}
 LINKS["a cut image inline"] = f"data:image/png;base64,{PICTURE[:-20]}"
 
@@ -81,6 +94,8 @@ def site() -> Iterator[str]:
         prompt = (await request.json())["prompt"]
         if prompt == "no image":
             return web.json_response({"data": []})
+        if prompt == "a deep list":
+            return web.Response(text="[" * 100_000)
         if prompt in ODD:
             return web.json_response({"data": [ODD[prompt]]})
         if prompt == "a cookie":
@@ -335,6 +350,18 @@ class TestTheGenerator:
         assert twice[0].digest == twice[1].digest != inline.digest
         assert window_of([inline, *twice], 1.0, 5.0, 5.0).repeated == 1
 
+    def test_images_are_told_from_sounds_and_films(self, site: str) -> None:
+        bodies = [{"prompt": prompt} for prompt in KINDS]
+        found = generate(SendSchedule(site + PATH, [0.0] * 5, bodies, timeout_s=5))
+        assert [(one.status, one.kind, one.size) for one in found] == [
+            (200, "avif", "320x240"),
+            (200, "avif", ""),
+            (200, "webp", "32x32"),
+            (0, "", ""),
+            (0, "", ""),
+        ]
+        assert window_of(found, 1.0, 5.0, 5.0).kinds == ["avif", "webp"]
+
     def test_an_image_that_ends_too_early_is_told(self, site: str) -> None:
         prompts = ("a cut image", "a cut image inline", "another server", "a cookie")
         bodies = [{"prompt": prompt} for prompt in prompts]
@@ -370,11 +397,17 @@ class TestTheGenerator:
         assert [(each.size, each.images) for each in sent] == [("64x48", 1)] * 2
 
     def test_other_servers_answer_otherwise(self, site: str) -> None:
-        prompts = ("another server", "no image", "no number")
+        prompts = (
+            "another server",
+            "no image",
+            "not a time",
+            "no numbers",
+            "a deep list",
+        )
         found = generate(
             SendSchedule(
                 site + PATH,
-                [0, 0, 0],
+                [0] * len(prompts),
                 [{"prompt": prompt} for prompt in prompts],
                 timeout_s=5,
             )
@@ -383,6 +416,8 @@ class TestTheGenerator:
             (200, 0, None),
             (0, 0, None),
             (500, 0, None),
+            (200, 0, None),
+            (0, 0, None),
         ]
 
 
@@ -436,6 +471,14 @@ class TestFigures:
         assert window_of([served, busy], 10.0, 0.5, 0.02).why == ""
         found = window_of([served, busy, failed], 10.0, 0.5, 0.02)
         assert (found.errors, found.why) == (1, "status 400: not this prompt")
+
+    def test_of_a_window_do_not_wait_for_what_is_given_up(self) -> None:
+        images = sent([0.3] * 11)
+        given_up = replace(images[5], status=0, done_s=60.0)
+        found = window_of([*images[:5], given_up, *images[6:]], 10.0, 0.5, 0.02)
+        assert found.achieved == pytest.approx(10 / 1.3)
+        gone = [*images[:5], *(replace(one, status=0) for one in images[5:])]
+        assert window_of(gone, 10.0, 0.5, 0.02).achieved == pytest.approx(5)
 
     def test_of_a_window_have_what_links_take(self) -> None:
         behind_links = [replace(one, link_s=0.2) for one in sent([0.3, 0.3])]
