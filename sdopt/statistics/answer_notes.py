@@ -108,9 +108,9 @@ def _chosen_otherwise(variant: VariantResult, baseline: VariantResult) -> list[s
 
 def _judging_notes(result: StudyResult) -> Iterator[str]:
     if result.judgements:
-        intervals = (
-            "; speed follows the two-sided intervals" if _bounded(result) else ""
-        )
+        intervals = ""
+        if _bounded(result):
+            intervals = "; speed follows the two-sided intervals, which are wider than the gate's one-sided bounds"
         yield f"Images and pass or fail follow gate={result.gate}{intervals}."
         return
     if result.baseline_variant.status.failure:
