@@ -168,7 +168,7 @@ def without_passwords(text: str) -> str:
 
 
 _IN_QUERY = re.compile(
-    r"([?&](?:[\w.-]*(?:password|passwd|pwd|token|secret|key|signature|jwt)|sig|auth|code)=)[^&\s'\"`]+",
+    r"([?&](?:[\w.-]*(?:password|passwd|pwd|token|secret|key|signature|jwt)|sig|auth|code|pass)=)[^&\s'\"`]+",
     re.IGNORECASE,
 )
 

@@ -1,13 +1,15 @@
 """Models that a function of a user's file builds: `model.factory=my_file.py:make`.
 
 Like a model on the hub, such a model is unknown until it is there: before anything is measured, a process of its own
-builds it once and describes it. Each worker builds it again.
+builds it once and describes it. Each worker builds it again, and checks that it is the same one.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sdopt.errors import UsageError, with_type
 from sdopt.pipelines.catalog import PIPELINES, text_to_image
@@ -31,6 +33,9 @@ from sdopt.pipelines.parts import (
 from sdopt.pipelines.tasks import task_of
 from sdopt.schema import Model, Task
 
+if TYPE_CHECKING:
+    import torch
+
 KEY = "model.factory"
 
 
@@ -43,12 +48,14 @@ class Built:
         configs: the configurations of its networks and its scheduler that diffusers defines, by part.
         digest: of all its weights.
         left_out: what options would leave out of what the function has changed, in a line each.
+        begins: the first numbers of each of its weights.
     """
 
     class_name: str
     configs: dict[str, dict[str, Any]]
     digest: str
     left_out: tuple[str, ...] = ()
+    begins: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
 
     @property
     def size(self) -> int | None:
@@ -134,10 +141,7 @@ def describe(
     disable_progress_bar()
     disable_bar_of_weights()
     pipe = build(model, task)
-    weights = {}
-    for name, part in networks_of(pipe).items():
-        for key, weight in part.state_dict().items():
-            weights[f"{name}.{key}"] = weight
+    weights = _weights_of(pipe)
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
             raise UsageError(
@@ -148,7 +152,48 @@ def describe(
         configs_of(pipe),
         digest_of(weights)[:16],
         tuple(left_out(pipe)),
+        _begins_of(weights),
     )
+
+
+def require_same(model: Model, pipe: Pipeline) -> None:
+    """Checks that a function has built the model that it built before, if it did so for this process.
+
+    Raises:
+        UsageError: its weights are other ones.
+    """
+    described = built(model)
+    if described is None:
+        return
+    begins = _begins_of(_weights_of(pipe))
+    for name, before in described.begins.items():
+        if name not in begins or not np.allclose(
+            begins[name], before, rtol=0, atol=_ROUNDING * np.abs(before).max(initial=0)
+        ):
+            raise UsageError(
+                f"{model.origin}: builds other weights each time ({name}), so that variants would be other models: let "
+                "the function seed what it draws (torch, numpy, random), or save the pipeline once"
+            )
+
+
+_BEGIN, _ROUNDING = 16, 0.02
+"""Numbers of a weight that tell it from another one, and by which share of their largest a type or a thread may round."""
+
+
+def _begins_of(weights: Mapping[str, "torch.Tensor"]) -> dict[str, np.ndarray]:
+    begins = {}
+    for name, weight in weights.items():
+        begins[name] = weight.detach().flatten()[:_BEGIN].float().cpu().numpy()
+    return begins
+
+
+def _weights_of(pipe: Pipeline) -> dict[str, "torch.Tensor"]:
+    """Returns the weights of all networks, by the names of the networks and their own."""
+    weights = {}
+    for name, part in networks_of(pipe).items():
+        for key, weight in part.state_dict().items():
+            weights[f"{name}.{key}"] = weight
+    return weights
 
 
 def remember(model: Model, built: Built) -> None:

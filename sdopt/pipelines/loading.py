@@ -21,7 +21,7 @@ from sdopt.pipelines.catalog import (
     read_json,
     text_to_image,
 )
-from sdopt.pipelines.factory import Built, build, built
+from sdopt.pipelines.factory import Built, build, built, require_same
 from sdopt.pipelines.families import (
     guidance_from,
     name_of_folder,
@@ -495,6 +495,7 @@ _SWITCHES = ("add_watermarker", "requires_safety_checker")
 def _as_built(model: Model, task: Task, load_kwargs: dict[str, Any]) -> Pipeline:
     """Returns the pipeline that a function builds, in the type of the chosen precision."""
     pipe = build(model, task)
+    require_same(model, pipe)
     parts = {name: part for name, part in load_kwargs.items() if name != "dtype"}
     if others := sorted(parts.keys() - pipe.components.keys()):
         raise UsageError(

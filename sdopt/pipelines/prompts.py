@@ -286,7 +286,7 @@ def _texts(workload: Workload, chosen: Iterable[Prompt]) -> Iterator[tuple[str, 
 
 _PLAIN = {
     "weights": re.compile(
-        r"\([^()]*:\s*[+-]?\d*\.?\d+\s*\)|\w::|[\w)]\+\+|[\w)]--(?=[\s,.)]|$)"
+        r"\([^()]*:\s*[+-]?\d*\.?\d+\s*\)|\w::|[A-Za-z]:\d*\.\d|[\w)]\+\+|[\w)]--(?=[\s,.)]|$)"
     ),
     "networks and embeddings": re.compile(
         r"<[A-Za-z][\w-]*:[^<>]*>|\bembedding:\S+", re.IGNORECASE
@@ -298,7 +298,9 @@ _PLAIN = {
     "brackets": re.compile(r"\[[^\[\]]+\]"),
     "alternatives and variables": re.compile(r"\{[^{}]*\}|__[\w/*-]+__"),
     "keywords": re.compile(r"\b(?:BREAK|ADDCOMM|ADDBASE|ADDCOL|ADDROW)\b|\sAND\s"),
-    "options": re.compile(r"(?:^|\s)--[A-Za-z][\w-]*(?=[\s=]|$)"),
+    "options": re.compile(
+        r"(?:^|\s)(?:--[A-Za-z][\w-]*(?=[\s=]|$)|-[A-Za-z] ?\d[\d.]*(?=\s|$))"
+    ),
     "list marks": re.compile(r"^(?:[-*•]|\d+[.)]|\d{3,})\s"),
     "comments and fences": re.compile(r"^(?:[;%]|```|~~~|---)"),
     "names of files": re.compile(

@@ -122,6 +122,8 @@ class VariantResult:
     """Digests of the weights, prompts and user's code that it was measured with."""
     unlike: list[str] = field(default_factory=list)
     """Of images of another program: the settings that they name otherwise than the baseline's, in words."""
+    untold: str = ""
+    """Of images of another program: in words, which of them do not say how they were made, as their partners do."""
     made_by: str = ""
     """Of images of another program: its name, where they say it."""
     made_by_version: str = ""

@@ -121,6 +121,7 @@ def caveats_of(summary: Summary) -> Iterator[str]:
             "seeds, prompts and versions are as the folders say."
         )
         yield from _programs_note(result)
+        yield from _untold_note(result)
     sampling = sampling_text(result)
     if sampling:
         yield f"{sampling}.{_drift_text(result)}"
@@ -198,6 +199,13 @@ def _programs_note(result: StudyResult) -> Iterator[str]:
             f"Two programs: the baseline's images are by {program}, {', '.join(others)}. Programs weigh words in "
             "brackets and draw noise in ways of their own, which counts as a difference."
         )
+
+
+def _untold_note(result: StudyResult) -> Iterator[str]:
+    """Yields for each variant that the settings of some images were not compared, since one side does not tell them."""
+    for variant in result.variants:
+        if variant.untold:
+            yield f"Settings not compared: of the images of {variant.name}, {variant.untold}."
 
 
 def _floor_note(result: StudyResult) -> str:

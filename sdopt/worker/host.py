@@ -31,6 +31,7 @@ from sdopt.measure.processes import waited_s
 from sdopt.measure.stages import DENOISER, StageClock, observed
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Inputs
+from sdopt.pipelines.factory import Built, remember
 from sdopt.pipelines.family import Latents
 from sdopt.pipelines.latents import spatial
 from sdopt.pipelines.loading import call_arguments, family_of, guidance_of
@@ -63,11 +64,17 @@ if TYPE_CHECKING:
 
 
 def serve(
-    connection: Connection, variant: Variant, device: Device, log: Path, cache: Path
+    connection: Connection,
+    variant: Variant,
+    made: Built | None,
+    device: Device,
+    log: Path,
+    cache: Path,
 ) -> None:
     """Answers the requests of a `Worker`, until it closes its end of the pipe.
 
-    Sends a note before each answer: the seconds spent in calls of the pipeline.
+    Sends a note before each answer: the seconds spent in calls of the pipeline. `made` describes the model, if a
+    function builds it.
     """
     try:
         with log.open("a", encoding="utf-8", buffering=1) as stream:
@@ -85,6 +92,8 @@ def serve(
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
     os.environ |= variables(device, cache)
+    if made is not None:
+        remember(variant.model, made)
     # tqdm's default lock is a semaphore between processes, which a killed worker would leave behind.
     tqdm.set_lock(threading.RLock())
     host = PipelineHost(variant, device)

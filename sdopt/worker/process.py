@@ -14,6 +14,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from typing_extensions import override
 
 from sdopt.hardware.device import Device
+from sdopt.pipelines.factory import built
 from sdopt.record.records import Status
 from sdopt.variant import Variant
 from sdopt.worker.child import (
@@ -124,7 +125,15 @@ class WorkerProcess(ChildProcess, Worker):
         )
         cache = scratch / log.stem
         super().__init__(
-            context, serve, variant, device, log, cache, scratch=scratch, warn=warn
+            context,
+            serve,
+            variant,
+            built(variant.model),
+            device,
+            log,
+            cache,
+            scratch=scratch,
+            warn=warn,
         )
 
     @override

@@ -20,18 +20,21 @@ from sdopt.record.records import Status
 from sdopt.record.samples import Evidence
 from sdopt.schema import Model, Task
 from sdopt.worker.draws import draw_of
+from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.host import PipelineHost
-from sdopt.worker.protocol import TracedCall
+from sdopt.worker.process import WorkerProcess
+from sdopt.worker.protocol import TracedCall, WorkerError
 from tests.command import SMALL, SMOKE, refused, sdopt
 from tests.fakes import FakeWorker, fake_workers
 from tests.fixtures import CPU, Compose, Load
 
 CODE = """
+import numpy as np
 import torch
-from diffusers import StableDiffusionImg2ImgPipeline, StableDiffusionPipeline
+from diffusers import DiffusionPipeline, StableDiffusionImg2ImgPipeline, StableDiffusionPipeline
 from diffusers.models.attention_processor import AttnProcessor2_0
 
-from sdopt.reference import MODEL
+from sdopt.reference import MODEL, TRANSFORMER
 
 def steps(pipe):
     forward = pipe.unet.forward
@@ -89,6 +92,15 @@ def breaks():
 def noisy():
     pipe = make()
     pipe.unet.conv_in.bias.data[0] = float("nan")
+    return pipe
+
+def flux():
+    return DiffusionPipeline.from_pretrained(TRANSFORMER)
+
+def drawn():
+    pipe = make()
+    bias = pipe.unet.conv_in.bias.data
+    bias += torch.from_numpy(np.random.rand(len(bias)).astype("float32"))
     return pipe
 
 def other_task():
@@ -195,6 +207,35 @@ def test_a_model_that_cannot_be_built_is_an_error(code: Path) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             describe(Model("mine", "factory", factory=f"{code}/{function}"), Task())
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("drawn", "builds other weights each time .unet.conv_in.bias."),
+        ("flux", ""),
+    ],
+)
+def test_a_worker_runs_the_model_that_was_described(
+    variant: Compose, code: Path, function: str, said: str
+) -> None:
+    """What a function draws by chance differs between processes; and a worker knows what it has built."""
+    words = [f"model={code}/mine.py:{function}", "workload.size=64"]
+    if function == "flux":
+        words.append("scheduler=flow_euler")
+    chosen = variant(*words, "model.size=64", "workload.steps=1")
+    remember(chosen.model, describe(chosen.model, Task()))
+    places = code / "log", code / "scratch"
+    worker = WorkerProcess(start_fork_server(), CPU, 60, chosen, *places)
+    try:
+        if said:
+            with pytest.raises(WorkerError, match=said):
+                worker.ask(PipelineHost.prepare)
+        else:
+            worker.ask(PipelineHost.prepare)
+            assert worker.ask(PipelineHost.time_once).seconds > 0
+    finally:
+        worker.kill()
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from sdopt.apps.exchange.settings import (
 )
 from sdopt.apps.exchange.texts import json_object, text_beside, texts_of
 from sdopt.apps.exchange.wiring import Wiring, wiring_of
-from sdopt.apps.exchange.workflows import graph_of_workflow
+from sdopt.apps.exchange.workflows import graph_of_workflow, without_reroutes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -197,7 +197,9 @@ Texts = Mapping[str, str]
 def _invokeai(texts: Texts) -> Origin | None:
     values = json_object(texts.get("invokeai_metadata"))
     if values:
-        named = {_INVOKEAI.get(key, key): value for key, value in values.items()}
+        named = {}
+        for key, value in values.items():
+            named[_INVOKEAI.get(key, key)] = _without_numbers(value)
         if isinstance(named.get("clip_skip"), int):
             named["clip_skip"] += 1  # of others, 1 is the last layer
         loras = [lora.get("model") for lora in _dicts(values.get("loras"))]
@@ -209,6 +211,7 @@ def _invokeai(texts: Texts) -> Origin | None:
     image = values.get("image")
     if isinstance(image, dict):
         prompt = image.get("prompt")
+        values = {key: value for key, value in values.items() if key != "image"}
         if isinstance(prompt, list):
             prompt = (
                 prompt[0].get("prompt")
@@ -234,13 +237,15 @@ def _of_canvas(canvas: Any) -> list[Any]:
 
 
 def _without_numbers(value: Any) -> Any:
+    """Returns a value without what only one installation calls a layer or, beside its name, a model."""
     if isinstance(value, list):
         return [_without_numbers(item) for item in value]
-    if isinstance(value, dict):
-        return {
-            key: _without_numbers(item) for key, item in value.items() if key != "id"
-        }
-    return value
+    if not isinstance(value, dict):
+        return value
+    own = {"id", "key"} if "name" in value else {"id"}
+    return {
+        key: _without_numbers(item) for key, item in value.items() if key not in own
+    }
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
@@ -530,7 +535,7 @@ def _graph(texts: Texts) -> dict[str, Any]:
 
 def _graph_in(values: Mapping[str, Any]) -> dict[str, Any]:
     queued, saved = (_object(values.get(name)) for name in ("prompt", "workflow"))
-    return queued or graph_of_workflow(saved)
+    return without_reroutes(queued) or graph_of_workflow(saved)
 
 
 def _object(value: Any) -> dict[str, Any]:

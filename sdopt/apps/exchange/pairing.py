@@ -200,6 +200,25 @@ def other_settings(
     return [*differing(pairs, meant), *others_apart(others, meant)]
 
 
+def untold(first: Sequence[ImportedPicture], second: Sequence[ImportedPicture]) -> str:
+    """Returns in words which images do not say how they were made, as their partners do; "" if none."""
+    silent = baseline_silent = 0
+    for picture, partner in zip(first, second, strict=True):
+        says, other_says = bool(picture.origin.settings), bool(partner.origin.settings)
+        silent += says and not other_says
+        baseline_silent += other_says and not says
+    words = []
+    if silent:
+        words.append(
+            f"{silent} of {len(first)} do not say how they were made, as the baseline's do"
+        )
+    if baseline_silent:
+        words.append(
+            f"{baseline_silent} of {len(first)} of the baseline do not say how they were made, as these do"
+        )
+    return ", ".join(words)
+
+
 _TELL_LORAS = (
     "A1111",
     "Forge",

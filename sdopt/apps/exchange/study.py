@@ -16,6 +16,7 @@ from sdopt.apps.exchange.pairing import (
     partners,
     program_of,
     require_alike,
+    untold,
     version_of,
 )
 from sdopt.apps.exchange.pictures import ImportedPicture, read_folder, repeated
@@ -69,6 +70,8 @@ class _Side:
     times: TimesTable
     unlike: list[str] = field(default_factory=list)
     """Settings with which its images were made otherwise than the baseline's, in words."""
+    untold: str = ""
+    """Which images do not say how they were made, as their partners do, in words."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,8 @@ def import_study(
         )
         batches = batch_of(first), batch_of(pictures)
         unlike += untold_images((sides[0].times, times), batches)
-        sides.append(_Side(name, folder, pictures, times, unlike))
+        silent = untold(first, pictures)
+        sides.append(_Side(name, folder, pictures, times, unlike, silent))
     require_known(given.changes, _names_beside(sides))
     if given.again is not None:
         _require_chance_alone(first, sides[-1])
@@ -174,6 +178,7 @@ def import_study(
                 if number and not control
                 else {},
                 unlike=side.unlike,
+                untold=side.untold,
                 inputs={IMAGES: _digest(side.pictures)},
                 made_by=program_of(side.pictures),
                 made_by_version=version_of(side.pictures),
@@ -261,15 +266,15 @@ def _require_pictures(first: ImportedPicture, side: _Side) -> None:
             )
 
 
-_BEFORE = re.compile(r"-before-[a-z-]+$")
-"""How A1111 names the copy of an image that it saves before a second pass, or before it restores faces."""
+_BESIDE = re.compile(r"-(?:before-[a-z-]+|ad-before|ad-preview[\w-]*|mask-composite)$")
+"""How A1111 and ADetailer name what they save of an image before a further pass, or of the part that it is of."""
 
 
 def _unfinished(picture: ImportedPicture) -> str:
     """Returns what a file is that programs leave beside their images; "" for an image."""
     if picture.looks.black_and_white:
         return "has black and white alone, as a mask or the input of a ControlNet"
-    if _BEFORE.search(picture.file.stem):
+    if _BESIDE.search(picture.file.stem):
         return "is a copy that was saved before the image was finished"
     return ""
 

@@ -46,6 +46,13 @@ _NOTES = ("Note", "MarkdownNote")
 
 _REROUTE, _PRIMITIVE = "Reroute", "PrimitiveNode"
 
+_SET, _GET = "SetNode", "GetNode"
+"""Nodes that name a link, and those that go on from it elsewhere; the editor resolves both, as it does the others here."""
+
+_HANDING_ON = (_REROUTE, _SET)
+
+_NOT_QUEUED = (*_HANDING_ON, _GET, _PRIMITIVE)
+
 Parts = Mapping[str, Any]
 """What an editor saves of a workflow, a node or an input, by name."""
 
@@ -60,6 +67,47 @@ def graph_of_workflow(workflow: Parts) -> dict[str, Any]:
         for subgraph in _parts_in(definitions, "subgraphs"):
             subgraphs[str(subgraph.get("id"))] = subgraph
     return dict(_Scope(workflow, subgraphs).queued())
+
+
+def without_reroutes(nodes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the nodes of a queue without those that hand on what they are given, which some editors queue as well."""
+    handed_on = {}
+    for name, node in nodes.items():
+        if isinstance(node, dict) and node.get("class_type") in _HANDING_ON:
+            handed_on[str(name)] = _only_link(node.get("inputs"))
+    if not handed_on:
+        return dict(nodes)
+    left: dict[str, Any] = {}
+    for name, node in nodes.items():
+        if str(name) not in handed_on:
+            left[name] = _rewired(node, handed_on)
+    return left
+
+
+def _rewired(node: Any, handed_on: Mapping[str, Any]) -> Any:
+    """Returns a node whose links begin at those that make something."""
+    if not isinstance(node, dict) or not isinstance(node.get("inputs"), dict):
+        return node
+    inputs = {}
+    for key, value in node["inputs"].items():
+        inputs[key] = _past(handed_on, value)
+    return {**node, "inputs": inputs}
+
+
+def _only_link(inputs: Any) -> Any:
+    """Returns the link into a node that has one; None of any other."""
+    values = [*inputs.values()] if isinstance(inputs, dict) else []
+    links = [value for value in values if isinstance(value, list) and value]
+    return links[0] if len(links) == 1 else None
+
+
+def _past(handed_on: Mapping[str, Any], value: Any) -> Any:
+    """Returns a link as it is past nodes that hand it on; any other value as it is."""
+    for _ in range(len(handed_on)):
+        if not isinstance(value, list) or not value or str(value[0]) not in handed_on:
+            break
+        value = handed_on[str(value[0])]
+    return value
 
 
 def _parts_in(parts: Parts, name: str) -> list[Parts]:
@@ -236,7 +284,7 @@ class _Scope:
             inner = self.within(node)
             if inner is not None:
                 yield from inner.queued()
-            elif node.kind not in (_REROUTE, _PRIMITIVE):
+            elif node.kind not in _NOT_QUEUED:
                 yield self.prefix + number, self.node_queued(node)
 
     def within(self, node: _Node) -> "_Scope | None":
@@ -286,16 +334,25 @@ class _Scope:
             scope, stands = self.outer
             return scope, stands.link_of(link.slot)
         node = self.nodes.get(link.origin, _NO_NODE)
-        if node.mode == _BYPASSED:
-            return self, node.handed_on(link.slot)
         if node.mode == _MUTED:
             return None
         inner = self.within(node)
-        if inner is not None:
-            return inner, inner.link_out(link.slot)
-        if node.kind == _REROUTE:
-            return self, node.link_of(0)
-        return None
+        if node.mode == _BYPASSED:
+            further = self, node.handed_on(link.slot)
+        elif inner is not None:
+            further = inner, inner.link_out(link.slot)
+        elif node.kind in _HANDING_ON:
+            further = self, node.link_of(0)
+        else:
+            return self.named(node.first_value) if node.kind == _GET else None
+        return further
+
+    def named(self, name: Any) -> "tuple[_Scope, str | None] | None":
+        """Returns the link that a name stands for, here or around, and where that is; None if nothing has the name."""
+        for node in self.nodes.values():
+            if node.kind == _SET and node.runs and node.first_value == name:
+                return self, node.link_of(0)
+        return self.outer[0].named(name) if self.outer is not None else None
 
     def link_out(self, slot: Any) -> str | None:
         """Returns the link that ends in an output of a subgraph; None if none does."""

@@ -17,7 +17,7 @@ _WORDLESS = re.compile(
 )
 
 _KINDS = {
-    "maxq": r"(?<=6000 )max ?q|max ?q(?= workstation)",  # of a desktop: less power
+    "maxq": r"(?<=6000 )(?:blackwell )?max ?q|max ?q(?= workstation)",  # of a desktop: less power
     "laptop": r"laptop|mobile|notebook|max ?[qp]",
     "ti": "ti",
     "xt": "xt",
@@ -74,7 +74,7 @@ _SHARES = (
 OUT_OF_SCOPE = {
     r"^(?:apple ?)?m[1-9](?: |$)|apple|\bmac|\bmps\b|\bmetal\b": "Apple's GPUs are out of scope: hardware=cpu is a "
     "Mac's processor",
-    r"\barc\b|\bintel\b|\biris\b|\bxe\b": "Intel's GPUs are out of scope",
+    r"\barc\b|\ba(?:310|380|580|750|770)m?\b|\bb5[78]0\b|\bintel\b|\biris\b|\bxe\b": "Intel's GPUs are out of scope",
     r"\btpu|trainium|inferentia|gaudi": "accelerators that are no GPUs are out of scope",
 }
 """What sdopt neither runs on nor predicts."""
@@ -169,11 +169,12 @@ def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
     exact = [
         option
         for option, sheet in sheets.items()
-        if plain_name(text) in map(plain_name, sheet.device_names)
+        if _spaced(plain_name(text))
+        in map(_spaced, map(plain_name, sheet.device_names))
     ]
     if exact:
         return exact
-    spaced = re.sub(r"[^a-z0-9.]+", " ", text.lower()).strip()
+    spaced = _spaced(text)
     rented = [
         card
         for pattern, card in _CLOUDS.items()
@@ -189,6 +190,10 @@ def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
     if asked.memory is not None:
         return [option for option in same if has_memory(sheets[option], asked.memory)]
     return same
+
+
+def _spaced(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", " ", text.lower()).strip()
 
 
 def _is_meant(asked: CardName, name: CardName) -> bool:

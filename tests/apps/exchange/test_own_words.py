@@ -137,6 +137,12 @@ def lora(clip: float) -> dict[str, Any]:
     )
 
 
+def invokeai_2(steps: int) -> Chunks:
+    prompt = [{"prompt": "a harbour [fog]", "weight": 1.0}]
+    image = {"prompt": prompt, "steps": steps, "seed": 42, "sampler": "k_lms"}
+    return {"sd-metadata": json.dumps({"model_weights": "m", "image": image})}
+
+
 FORGE = "Version: f2.0.1v1.10.1-previous-1"
 
 
@@ -490,6 +496,7 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         comfy(ends=20),
         "last step 20 (baseline none)",
     ),
+    "InvokeAI 2": (invokeai_2(50), invokeai_2(30), "steps 30 (baseline 50)"),
 }
 
 
@@ -589,7 +596,7 @@ def test_graphs_of_the_same_nodes_are_compared_by_their_links(
 def test_links_past_what_makes_calls_faster_are_the_same(tmp_path: Path) -> None:
     graph = json.loads(joined()["prompt"])
     graph["11"] = node("TorchCompileModel", backend="inductor", model=["3", 0])
-    graph["12"] = node("Reroute", model=["11", 0])
+    graph["12"] = node("Reroute", **{"": ["11", 0]})
     graph["8"]["inputs"]["model"] = ["12", 0]
     graph["13"] = node("PreviewImage", images=["9", 0])
     sides = joined(), {"prompt": json.dumps(graph)}
@@ -710,6 +717,10 @@ def test_a_sampler_that_nobody_knows_is_compared(
             comfy(guide=node("LoRA Stacker", lora_name_1="ships", model=["1", 0])),
         ),
         (web_ui("Version: v1.9", sampler="Euler"), comfy()),
+        tuple(
+            invokeai(t5_encoder={"key": key, "hash": "blake3:ab", "name": "t5_base"})
+            for key in ("0b5d", "77aa")
+        ),
     ],
     ids=[
         *(
@@ -725,6 +736,7 @@ def test_a_sampler_that_nobody_knows_is_compared(
         "a script's scores and paths",
         *("a weight that is named", "a VAE in a program that names it otherwise"),
         *("a LoRA in a node that is not known", "A1111 and ComfyUI without a LoRA"),
+        "InvokeAI, a model's number in each installation",
     ],
 )
 def test_options_times_and_versions_are_no_difference(

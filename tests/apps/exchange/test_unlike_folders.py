@@ -21,6 +21,7 @@ from sdopt.gate.rule_context import RuleContext
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.report.answer_json import baseline_digest
+from sdopt.report.notes import notes_of
 from sdopt.statistics.summary import summary_of
 from tests.fakes import fake_study
 
@@ -206,12 +207,14 @@ class TestSettings:
         ]
 
     def test_that_one_side_does_not_tell_are_not_compared(self, tmp_path: Path) -> None:
-        assert (
-            judged(web_ui(tmp_path / "base"), plain(tmp_path / "other"))
-            .candidates[0]
-            .unlike
-            == []
-        )
+        result = judged(web_ui(tmp_path / "base"), plain(tmp_path / "other"))
+        [candidate] = result.candidates
+        assert candidate.unlike == []
+        assert [
+            note for note in notes_of(summary_of(result)) if "settings" in note.lower()
+        ] == [
+            "Settings not compared: of the images of other, 8 of 8 do not say how they were made, as the baseline's do."
+        ]
 
 
 def test_baselines_of_other_images_have_other_digests(tmp_path: Path) -> None:
@@ -327,9 +330,9 @@ def mask(folder: Path) -> None:
         canvas.save(side / "00003-mask.png")
 
 
-def saved_early(folder: Path) -> None:
+def saved_early(folder: Path, name: str = "before-highres-fix") -> None:
     for side in (folder, folder.parent / "base"):
-        picture(3).save(side / "00003-before-highres-fix.png")
+        picture(3).save(side / f"00003-{name}.png")
 
 
 def renumbered(folder: Path) -> None:
@@ -363,6 +366,10 @@ class TestPairs:
             (animated, "3 frames"),
             (mask, "00003-mask.png: has black and white alone"),
             (saved_early, "saved before the image was finished"),
+            (
+                lambda folder: saved_early(folder, "ad-before"),
+                "00003-ad-before.png: is",
+            ),
             (renumbered, "no image named 0000"),
         ],
     )

@@ -118,6 +118,20 @@ def of_steps_from_elsewhere(steps: int) -> Node:
     return {"nodes": [*content["nodes"], *further], "links": [*LINKS, *links]}
 
 
+def by_names() -> Node:
+    """Returns the same, whose guide takes the model from a node that goes on from a named link."""
+    content = workflow()
+    further = [
+        node(40, "SetNode", "base", any=("MODEL", 13), out=[("*", [])]),
+        node(41, "GetNode", "base", out=[("MODEL", [1])]),
+    ]
+    links: list[list[int | str]] = [
+        [1, 41, 0, 3, 0, "MODEL"],
+        [13, 1, 0, 40, 0, "MODEL"],
+    ]
+    return {"nodes": [*content["nodes"], *further], "links": [*LINKS[1:], *links]}
+
+
 def origin(folder: Path, content: Node) -> Origin:
     file = chunks({"workflow": json.dumps(content)})(folder)
     return origin_of(open_image(file), file)
@@ -135,7 +149,8 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    "content", [workflow(), within_a_subgraph(), of_steps_from_elsewhere(30)]
+    "content",
+    [workflow(), within_a_subgraph(), of_steps_from_elsewhere(30), by_names()],
 )
 def test_settings_stand_in_it(tmp_path: Path, content: Node) -> None:
     said = origin(tmp_path, content)

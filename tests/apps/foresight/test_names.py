@@ -74,6 +74,7 @@ MEANT = {
     "rx 7900xtx": ["rx7900_xtx"],
     "AMD Radeon RX 9060 XT": ["rx9060_xt", "rx9060_xt_8gb"],
     "TITAN X (Pascal)": ["titan_x_pascal"],
+    "NVIDIA Titan X Pascal": ["titan_x_pascal"],
     "VGA compatible controller: NVIDIA Corporation GA106 [GeForce RTX 3060 Lite Hash Rate] (rev a1)": [
         "rtx3060",
         "rtx3060_8gb",
@@ -141,6 +142,7 @@ def test_a_name_means_its_cards_and_no_others(written: str) -> None:
         ("AMD 780M", "rx7600"),
         ("980 Ti", "gtx1080_ti"),
         ("RTX PRO 6000 Max-Q", "rtx_pro_6000"),
+        ("RTX PRO 6000 Blackwell Max-Q", "rtx_pro_6000"),
         ("RTX PRO 6000 Blackwell Max-Q Workstation Edition", "rtx_pro_6000"),
     ],
 )

@@ -133,7 +133,7 @@ def test_no_image_is_asked_for_twice(
     """Else a server with a cache would answer all windows but the first from it."""
     monkeypatch.setenv("MY_KEY", KEY)
     words = [
-        f"url=http://127.0.0.1:{strict.server_port}?sig=7q-signed-q7",
+        f"url=http://127.0.0.1:{strict.server_port}?sig=7q-signed-q7&code=7q-signed-q7",
         "load.rates=[40,50]",
         "load.limit_s=5",
     ]
