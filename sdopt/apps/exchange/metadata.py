@@ -275,15 +275,17 @@ _DREAM = {
 }
 
 
+_SWITCH = re.compile(r"(?:^|\s)-(-[\w-]+|\w)(?:[ =]*([^\s-]\S*))?")
+"""A switch of early InvokeAI's command, with its value: `-s50`, `-U 2`, `--seamless`."""
+
+
 def _dream(texts: Texts) -> Origin | None:
     command = re.match(r'(?s)\s*"(.*?)"\s*(-.*)', texts.get("dream", ""))
     if command is None:
         return None
-    values = {
-        _DREAM[key]: value
-        for key, value in re.findall(r"-(\w)\s*([\w.-]+)", command[2])
-        if key in _DREAM
-    }
+    values = {}
+    for switch, value in _SWITCH.findall(command[2]):
+        values[_DREAM.get(switch, switch)] = value or "on"
     return _bracketed(values, command[1])
 
 
@@ -436,7 +438,7 @@ _ONE_LINE = re.compile(
 """The same in one line, as it is where line breaks were lost on the way."""
 
 _ENTRY = re.compile(
-    r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|\{[^{}]*\}|\[\{.*?\}\]|[^,]*)(?:,|$)'
+    r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|\{[^{}]*\}|\[\{.*?\}\]|\[[^\[\]]*\]|[^,]*)(?:,|$)'
 )
 """One of A1111's settings, as its own reader has it; that one cuts JSON at its commas."""
 
@@ -461,6 +463,8 @@ def _web_ui(texts: Texts) -> Origin | None:
         for line in (parts[2].partition("\n")[0], further):
             for key, value in _ENTRY.findall(line):
                 entries.setdefault(key.strip(), value.strip().strip('"'))
+        if calls := re.fullmatch(r"\d+x(\d+)", entries.get("Batch", "")):  # SD.Next
+            entries.setdefault("Batch size", calls[1])
         asked = {"prompt": prompt.strip(), "negative_prompt": negative.strip()}
         return origin_from(_fork(entries), {**entries, **_weights_of(entries), **asked})
     return None

@@ -33,7 +33,7 @@ _INDEX = re.compile(r"(unnamed: \d+|index)?")
 _LESS = re.compile(
     r"(?:^|_)(?:(?:st_?)?lpips|dists|[a-z]*fid\d*k?|fd|fdd|kid|c?mmd|n?r?mse|mae|l[12]|il_?niqe|niqe|brisque|piqe|"
     r"pieapp|dreamsim|dssim|gmsd|mdsi|nlpd|flip|delta_?e\w*|ciede\w*|wasserstein|kl|js|loss|errors?|distance|"
-    r"artifacts?|seconds|latency|time|ms)(?:_|$)"
+    r"artifacts?|ranks?|swd|ppl|perplexity|toxicity|nsfw|seconds|latency|time|ms)(?:_|$)"
 )
 """Words in the names of metrics of which less is better."""
 

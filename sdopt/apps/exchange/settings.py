@@ -342,7 +342,8 @@ _NOT_OF_IMAGES = frozenset((
     "showonlyfilteredimage", "blocknsfw", "usedrandomseed", "savetodiskpath", "activetags", "inactivetags",
     "generationmode", "canvasv2metadata", "aspectratio", "sidelength", "width", "height", "seed", "noiseseed",
     "positiveprompt", "prompt", "c", "text", "caption", "negativeprompt", "negative", "uc", "rawprompt",
-    "rawnegativeprompt", "loraweights", "models", "basemodel",
+    "rawnegativeprompt", "loraweights", "models", "basemodel", "profile", "personalnote", "nopreviews", "imageformat",
+    "batch", "index", "wildcardseed", "originalprompt", "usedwildcards",
 ))  # fmt: skip
 """What tells of a file, a queue or a person; and what is read by other means."""
 

@@ -501,7 +501,7 @@ class TestScores:
                     lambda rows, name=name: [{**row, name: 0.1} for row in rows],
                     f"less is usually better: give --lower {name}",
                 )
-                for name in ("fid50k", "sfid", "delta_e", "nrmse", "flip", "seconds")
+                for name in ("fid50k", "sfid", "delta_e", "nrmse", "rank", "seconds")
             ),
             (
                 lambda rows: [{**row, "variant": "c"} for row in rows],

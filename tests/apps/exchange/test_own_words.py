@@ -143,6 +143,10 @@ def invokeai_2(steps: int) -> Chunks:
     return {"sd-metadata": json.dumps({"model_weights": "m", "image": image})}
 
 
+def dream(more: str = "") -> Chunks:
+    return {"Dream": f'"a harbour [fog]" -s50 -S42 -A k_lms {more}'.strip()}
+
+
 FORGE = "Version: f2.0.1v1.10.1-previous-1"
 
 
@@ -497,6 +501,13 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         "last step 20 (baseline none)",
     ),
     "InvokeAI 2": (invokeai_2(50), invokeai_2(30), "steps 30 (baseline 50)"),
+    "InvokeAI 1, a variation": (dream(), dream("-V 7:0.2"), "V 7:0.2 (baseline none)"),
+    "InvokeAI 1, tiles": (dream(), dream("--seamless"), "-seamless on (baseline"),
+    "stable-diffusion.cpp, layers in a list": (
+        web_ui("Skip layers: [7, 8, 9], Version: stable-diffusion.cpp"),
+        web_ui("Skip layers: [7, 9, 10], Version: stable-diffusion.cpp"),
+        "Skip layers [7, 9, 10] (baseline [7, 8, 9])",
+    ),
 }
 
 
@@ -717,6 +728,18 @@ def test_a_sampler_that_nobody_knows_is_compared(
             comfy(guide=node("LoRA Stacker", lora_name_1="ships", model=["1", 0])),
         ),
         (web_ui("Version: v1.9", sampler="Euler"), comfy()),
+        (
+            draw_things(profile={"duration": 9.5, "timings": []}),
+            draw_things(profile={"duration": 3.1, "timings": []}),
+        ),
+        (
+            web_ui("Batch: 1x4, Index: 1x2, App: SD.Next"),
+            web_ui("App: SD.Next"),
+        ),
+        (
+            swarm(wildcardseed=17, personalnote="x", nopreviews=True),
+            swarm(wildcardseed=-1),
+        ),
         tuple(
             invokeai(t5_encoder={"key": key, "hash": "blake3:ab", "name": "t5_base"})
             for key in ("0b5d", "77aa")
@@ -736,6 +759,7 @@ def test_a_sampler_that_nobody_knows_is_compared(
         "a script's scores and paths",
         *("a weight that is named", "a VAE in a program that names it otherwise"),
         *("a LoRA in a node that is not known", "A1111 and ComfyUI without a LoRA"),
+        *("times of Draw Things", "a batch of SD.Next", "notes and seeds of SwarmUI"),
         "InvokeAI, a model's number in each installation",
     ],
 )
