@@ -35,6 +35,13 @@ _KINDS = {
     "quadro": "quadro(?= rtx)",  # of Turing: an RTX 4000 without it is a later card
 }
 
+_LAPTOPS = re.compile(
+    r"\b(?:legion(?! (?:t\d|tower))|zephyrus|razer blade|blade(?= 1[4-8])|katana|victus|loq|helios|thinkpad|zbook|"
+    r"xps(?= 1[3-7])|omen(?= 1[5-7])|tuf(?= (?:gaming )?[af]1[5-7])|strix(?= (?:scar|g1[5-8])))"
+    r"(?: (?:pro|slim|neo|gaming|scar))*(?: ?[a-z]?\d{1,2}[a-z]?(?![a-z0-9]| ?gb?\b))?"
+)
+"""Laptops whose names people give with the card's: the card is that of a laptop."""
+
 _MEMORY = re.compile(r"\b(\d{1,3}) ?g(?:i?b)?\b")
 
 _ROUNDING = 0.15
@@ -112,13 +119,16 @@ def parsed_name(text: str) -> CardName:
         r"\[([^\]]*\d[^\]]*)\]", name
     )  # as lspci prints the name of a chip's card
     name = re.sub(r"[^a-z0-9.]+", " ", bracketed[1] if bracketed else name)
+    name = _LAPTOPS.sub(" laptop ", name)
     name = re.sub(r"\b\d{1,2}x ?(?=[a-z]+ ?\d)", "", name)  # 8xH100
     name = re.sub(r"(?<=[a-z])(?=\d{3,4}(?!\d| ?gb))", " ", name)  # rtx4060
     name = re.sub(
         r"(\d{3,4} ?ti)(?=super\b|s\b|\d)", r"\1 ", name
     )  # 4070tisuper, 4070tis, 4060ti16g
     name = re.sub(r"(?<=[a-z0-9])(?=laptop|notebook|mobile)", " ", name)
-    name = re.sub(r"\b(\d{3,4})(ti|super|s|xtx?|gre|m|d)\b", r"\1 \2", name)  # 4060ti
+    name = re.sub(
+        r"\b(\d{3,4})(ti|super|s|xtx?|gre|m|d|ada)\b", r"\1 \2", name
+    )  # 4060ti
     of_amd = re.search(r"\b(?:amd|ati|radeon|xtx?|gre)\b", name) is not None
     name = _WORDLESS.sub(" ", name)
     memory = _MEMORY.search(name)

@@ -75,6 +75,12 @@ MEANT = {
     "AMD Radeon RX 9060 XT": ["rx9060_xt", "rx9060_xt_8gb"],
     "TITAN X (Pascal)": ["titan_x_pascal"],
     "NVIDIA Titan X Pascal": ["titan_x_pascal"],
+    "Legion 5 RTX 3070": ["rtx3070_laptop"],
+    "Lenovo Legion Pro 7i RTX 4090": ["rtx4090_laptop"],
+    "Legion Tower 5 RTX 3070": [],
+    "ROG Zephyrus G14 4060": ["rtx4060_laptop"],
+    "ROG Strix RTX 3070": ["rtx3070"],
+    "RTX6000Ada": ["rtx6000_ada"],
     "VGA compatible controller: NVIDIA Corporation GA106 [GeForce RTX 3060 Lite Hash Rate] (rev a1)": [
         "rtx3060",
         "rtx3060_8gb",
