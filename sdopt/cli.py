@@ -197,11 +197,10 @@ def _offered(before: Sequence[str], partial: str) -> list[str] | None:
         return []
     if before[0] in _OF_RESULTS and "=" not in partial:
         # The newest first; where there is none, the shell lists files.
-        words = sorted(
-            Path("outputs").glob("*/*/*/result.json"),
-            key=lambda path: path.parent.name,
-            reverse=True,
-        )
+        records = [*Path("outputs").glob("*/*/*/result.json")]
+        if before[0] == "show":
+            records += Path("outputs").glob("*/*/*/load.json")
+        words = sorted(records, key=lambda path: path.parent.name, reverse=True)
         return [
             str(path.parent) for path in words if str(path.parent).startswith(partial)
         ][:_MOST]

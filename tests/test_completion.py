@@ -56,7 +56,11 @@ def test_results_the_newest_first(
     for name in names:
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "result.json").touch()
-    assert query(monkeypatch, tmp_path, "sdopt show ") == names[::-1]
+    load = "outputs/load/pair/2026-01-03_10-00-00-0"
+    (tmp_path / load).mkdir(parents=True)
+    (tmp_path / load / "load.json").touch()
+    assert query(monkeypatch, tmp_path, "sdopt show ") == [load, *names[::-1]]
+    assert query(monkeypatch, tmp_path, "sdopt gate ") == names[::-1]
     assert query(monkeypatch, tmp_path, f"sdopt compare {names[0]}") == names[:1]
 
 

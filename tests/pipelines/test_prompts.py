@@ -194,6 +194,8 @@ class TestRemarks:
         [
             ("a (red:1.4) apple", "weights in 1 (first in line 2: (red:1.4))"),
             ("hot::2 dog", "weights"),
+            ("a cat:0.25 and a duck:0.75", "weights"),
+            ("goats grazing -s100", "options"),
             ("(a cat)++", "weights"),
             ("a [blue] fish", "brackets"),
             ("a ((blue)) fish", "parentheses"),
