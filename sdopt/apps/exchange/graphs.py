@@ -39,6 +39,9 @@ _FASTER = re.compile(
 )
 """Nodes and inputs that make calls faster or smaller, or show what happens: the option that is judged."""
 
+_OF_FILES = re.compile(r"file_?name|prefix|path|folder|caption", re.IGNORECASE)
+"""Inputs of nodes that save images which name their files."""
+
 _PASSING = ("reroute", "vaedecode", "getnode", "setnode", "")
 """Nodes without values that change nothing where they stand."""
 
@@ -273,7 +276,8 @@ class _Graph:
         for name, end in self.inputs.items():
             if name in linked:
                 continue
-            before = list(self.upstream(end))
+            shown = {key: end[key] for key in end if not _OF_FILES.search(key)}
+            before = [end, *list(self.upstream(shown))[1:]]
             if not (unknown or any(map(self.is_sampler, before))):
                 continue
             making |= {id(inputs): inputs for inputs in before}

@@ -189,6 +189,13 @@ def comfy(
     return {"prompt": json.dumps(graph)}
 
 
+def saved_as(name: str) -> Chunks:
+    graph: dict[str, Any] = json.loads(comfy()["prompt"])
+    graph["20"] = node("StringConstant", string=name)
+    graph["9"]["inputs"]["filename_prefix"] = ["20", 0]
+    return {"prompt": json.dumps(graph)}
+
+
 def guided(kind: str, **inputs: Any) -> Chunks:
     """Returns a graph whose sampler is in parts, with a guider of a kind."""
     graph: dict[str, Any] = json.loads(comfy()["prompt"])
@@ -720,6 +727,7 @@ def test_a_sampler_that_nobody_knows_is_compared(
             comfy(guide=node("PathchSageAttentionKJ", mode="auto", model=["1", 0])),
         ),
         (comfy(), comfy(prefix="b")),
+        (saved_as("run a"), saved_as("run b")),
         (script(score=0.5, path="a"), script(score=0.7, path="b")),
         (tagged("<lora:ships:1>"), tagged("<lora:ships:te=1.0:unet=1>")),
         (web_ui("VAE: ft, Version: v1.9"), web_ui(FORGE)),
@@ -756,6 +764,7 @@ def test_a_sampler_that_nobody_knows_is_compared(
         "an extension's version",
         *("two programs", "dates", "times of mflux", "ComfyUI, a compiler"),
         *("ComfyUI, another attention", "ComfyUI, what does not make the image"),
+        "ComfyUI, a file's name from a node",
         "a script's scores and paths",
         *("a weight that is named", "a VAE in a program that names it otherwise"),
         *("a LoRA in a node that is not known", "A1111 and ComfyUI without a LoRA"),
