@@ -127,8 +127,10 @@ def import_study(
         pictures = partners(first, read_folder(folder), (given.baseline, folder))
         require_alike(first, pictures)
         times = times_in(folder)
-        unlike = other_settings(first, pictures, given.changes) + unlike_times(
-            sides[0].times.rows, times.rows, given.changes
+        # What the candidates change, the baseline does not when it is made once more.
+        meant = () if folder is given.again else given.changes
+        unlike = other_settings(first, pictures, meant) + unlike_times(
+            sides[0].times.rows, times.rows, meant
         )
         batches = batch_of(first), batch_of(pictures)
         unlike += untold_images((sides[0].times, times), batches)

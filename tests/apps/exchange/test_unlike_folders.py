@@ -149,8 +149,10 @@ class TestSettings:
         self, tmp_path: Path
     ) -> None:
         base, other = web_ui(tmp_path / "base"), web_ui(tmp_path / "same")
-        with pytest.raises(UsageError, match=r"more than chance .*steps 20"):
-            judged(base, other, web_ui(tmp_path / "again", Steps="20"))
+        again = web_ui(tmp_path / "again", Steps="20")
+        for changes in ("", "steps"):  # which are the candidate's
+            with pytest.raises(UsageError, match=r"more than chance .*steps 20"):
+                judged(base, other, again, changes)
         jpeg = plain(tmp_path / "jpeg", suffix=".jpg")
         with pytest.raises(UsageError, match="files: JPEG"):
             judged(base, other, jpeg)
