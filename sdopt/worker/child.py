@@ -210,6 +210,11 @@ def _main(
 ) -> None:
     """Leaves the parent's process group, and runs `target`; the child's main function."""
     os.setsid()
+    numpy_random = sys.modules.get("numpy.random")
+    if (
+        numpy_random is not None
+    ):  # a program begins with numbers of its own, and so it is with Python's and PyTorch's
+        numpy_random.seed()
     threading.Thread(
         target=_end_with_the_parent, args=(life, scratch), daemon=True
     ).start()

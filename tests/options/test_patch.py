@@ -222,7 +222,7 @@ def test_a_worker_runs_the_model_that_was_described(
     """What a function draws by chance differs between processes; and a worker knows what it has built."""
     words = [f"model={code}/mine.py:{function}", "workload.size=64"]
     if function == "flux":
-        words.append("scheduler=flow_euler")
+        words += ["scheduler=flow_euler", "model.max_sequence_length=24"]
     chosen = variant(*words, "model.size=64", "workload.steps=1")
     remember(chosen.model, describe(chosen.model, Task()))
     places = code / "log", code / "scratch"
