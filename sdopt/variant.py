@@ -19,6 +19,7 @@ from sdopt.pipelines.loading import (
     family_of,
     guidance_of,
     name_of,
+    pipeline_of,
     sampling_problems,
 )
 from sdopt.pipelines.sampling import few_steps
@@ -216,7 +217,8 @@ class Variant:
         reasons_here = [f"model={self.model.name}: {reason}" for reason in reasons]
         if self.task.kind not in family.tasks:
             reasons_here.append(no_task(family, self.task))
-        if family.is_unet and self.model.max_sequence_length is not None:
+        known = pipeline_of(self.model)  # of a function, once that was called
+        if known and family.is_unet and self.model.max_sequence_length is not None:
             reasons_here.append(
                 f"model.max_sequence_length={self.model.max_sequence_length}: is for diffusion transformers"
             )

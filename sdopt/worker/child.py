@@ -211,9 +211,8 @@ def _main(
     """Leaves the parent's process group, and runs `target`; the child's main function."""
     os.setsid()
     numpy_random = sys.modules.get("numpy.random")
-    if (
-        numpy_random is not None
-    ):  # a program begins with numbers of its own, and so it is with Python's and PyTorch's
+    if numpy_random is not None:
+        # All children would share the numbers of the fork server, and a program has its own.
         numpy_random.seed()
     threading.Thread(
         target=_end_with_the_parent, args=(life, scratch), daemon=True
