@@ -21,6 +21,7 @@ from sdopt.pipelines.families import (
 )
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.functions import loaded
+from sdopt.pipelines.loras import lora_layers
 from sdopt.pipelines.parts import (
     Pipeline,
     casting_hook,
@@ -115,15 +116,25 @@ def _unfinished(pipe: Pipeline) -> str | None:
         return f"that cannot be called with prompts alone: {further}"
     if getattr(denoiser, "encoder_hid_proj", None) is not None:
         return "with an IP-Adapter, whose pictures sdopt does not give: return it without, or call sdopt.optimize on it"
-    for name, network in networks_of(pipe).items():
-        if moves_weights(network):
-            return f"whose {name} is moved while it runs (offloading): return it without, and choose memory=…"
-        cast = next(
-            (layer for layer, inner in network.named_modules() if casting_hook(inner)),
-            None,
+    problems = [_unfit(name, part) for name, part in networks_of(pipe).items()]
+    return next(filter(None, problems), None)
+
+
+def _unfit(name: str, network: "torch.nn.Module") -> str | None:
+    """Returns what keeps a network of a pipeline from being moved and cast; None if nothing does."""
+    if moves_weights(network):
+        return f"whose {name} is moved while it runs (offloading): return it without, and choose memory=…"
+    if lora_layers(network):
+        return (
+            f"with a LoRA beside the weights of its {name}: fuse it there (pipe.fuse_lora(), "
+            "pipe.unload_lora_weights()), or return it without, and choose lora=…"
         )
-        if layer := cast or quantized_layer(network):
-            return f"whose {name} is quantized (such as {layer}): return it without that, and choose precision or memory=…"
+    cast = next(
+        (layer for layer, inner in network.named_modules() if casting_hook(inner)),
+        None,
+    )
+    if layer := cast or quantized_layer(network):
+        return f"whose {name} is quantized (such as {layer}): return it without that, and choose precision or memory=…"
     return None
 
 

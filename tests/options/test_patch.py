@@ -288,6 +288,10 @@ def make():
         ("pipe.unet.encoder_hid_proj = pipe.vae", "with an IP-Adapter, whose pictures"),
         ("pipe.enable_sequential_cpu_offload(device='cpu')", "is moved while it runs"),
         (
+            "pipe.load_lora_weights(MODEL.with_name('loras') / 'fxemoji.safetensors')",
+            "with a LoRA beside the weights of its unet: fuse it",
+        ),
+        (
             "pipe.unet.to(torch.float8_e4m3fn)",
             "whose unet is quantized .such as conv_in",
         ),
