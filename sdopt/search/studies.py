@@ -26,7 +26,7 @@ from sdopt.launching import launch
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.record.choices import as_override, quoted
 from sdopt.record.files import read_error, read_result
-from sdopt.record.records import StudyResult
+from sdopt.record.records import StudyResult, VariantResult
 from sdopt.search.config import SearchConfig
 from sdopt.search.record import FINAL
 from sdopt.search.space import BASELINE, Combination
@@ -269,31 +269,44 @@ class Studies:
         return result
 
     def _require_same_files(self, folder: Path, result: StudyResult) -> None:
-        """Checks that variants have read what those of the same names did in the other studies of the search.
+        """Checks that variants are those of the same names in the other studies of the search, and have read the same.
 
-        A repository may have moved meanwhile: that of the model, or that of one candidate's LoRA.
+        A repository may have moved meanwhile: that of the model, or that of one candidate's LoRA. A user may have
+        edited the file of an option.
 
         Raises:
-            UnavailableError: the contents of some files have changed.
+            UnavailableError: options, or the contents of some files, have changed.
         """
         for file in sorted(self.folder.glob("*/result.json")):
             if file.parent == folder:
                 continue
-            before = {row.name: row.inputs for row in read_result(file.parent).variants}
+            before = {row.name: row for row in read_result(file.parent).variants}
             for row in result.variants:
-                earlier = before.get(row.name, {})
-                for what in _READ & row.inputs.keys() & earlier.keys():
-                    now, was = row.inputs[what], earlier[what]
-                    if now != was and NOT_FETCHED not in (now, was):
-                        raise UnavailableError(
-                            f"{folder}: {row.name}: the contents of its {what} are {now}, and were {was} in "
-                            f"{file.parent.name}: they changed during the search; begin another one with --again"
-                        )
+                earlier = before.get(row.name)
+                changed = "" if earlier is None else _changed(row, earlier)
+                if changed:
+                    raise UnavailableError(
+                        f"{folder}: {row.name}: {changed} in {file.parent.name}: they changed during the search; begin "
+                        "another one with --again"
+                    )
 
     def composed(self, stage: str) -> tuple[RunConfig, Variant]:
         """Returns the configuration of a study without its variants, and its baseline; see `overrides`."""
         with composer_of(self.overrides(stage), self.config_dir) as composer:
             return composer.current, composer.variant(BASELINE)
+
+
+def _changed(row: VariantResult, earlier: VariantResult) -> str:
+    """Returns in words what of a variant is not as it was in an earlier study; "" if nothing is."""
+    now, was = row.config.options, earlier.config.options
+    for axis in dict.fromkeys((*now, *was)):
+        if now.get(axis) != was.get(axis):
+            return f"the keys of {axis} are {now.get(axis)}, and were {was.get(axis)}"
+    for what in _READ & row.inputs.keys() & earlier.inputs.keys():
+        digests = row.inputs[what], earlier.inputs[what]
+        if digests[0] != digests[1] and NOT_FETCHED not in digests:
+            return f"the contents of its {what} are {digests[0]}, and were {digests[1]}"
+    return ""
 
 
 _READ = frozenset({"model", "parts", "options"})

@@ -452,18 +452,28 @@ def test_the_forecast_of_a_judgement_is_what_it_took() -> None:
     assert budget.seconds(FINAL, [faster]) == pytest.approx(266, rel=0.2)
 
 
-@pytest.mark.parametrize(("variant", "what"), [("baseline", "model"), ("it", "parts")])
-def test_a_judged_study_is_of_the_files_of_the_others(
-    tmp_path: Path, variant: str, what: str
+@pytest.mark.parametrize(
+    ("variant", "what", "said"),
+    [
+        ("baseline", "model", "the contents of its model are later, and were earlier"),
+        ("it", "parts", "the contents of its parts"),
+        ("it", "caching", "the keys of caching are {'interval': 'later'}, and were"),
+    ],
+)
+def test_a_judged_study_is_of_the_files_and_the_options_of_the_others(
+    tmp_path: Path, variant: str, what: str, said: str
 ) -> None:
-    """A repository may move within a search: that of the model, or that of one candidate's LoRA."""
+    """A repository may move within a search, or the file of an option of one's own be edited."""
     for name, digest in (("screen-00", "earlier"), ("final", "later")):
         (tmp_path / name).mkdir()
         result, _ = run_fake(tmp_path / name, fake_study())
-        result.variant(variant).inputs[what] = digest
+        row = result.variant(variant)
+        if what == "caching":
+            options = row.config.options | {what: {"interval": digest}}
+            row.config = replace(row.config, options=options)
+        else:
+            row.inputs[what] = digest
         write_result(result, tmp_path / name)
     studies: Any = SimpleNamespace(folder=tmp_path)
-    with pytest.raises(
-        UnavailableError, match=f"{variant}: the contents of its {what}"
-    ):
+    with pytest.raises(UnavailableError, match=f"{variant}: {said}"):
         Studies._require_same_files(studies, tmp_path / "final", result)
