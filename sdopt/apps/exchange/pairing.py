@@ -81,15 +81,48 @@ def copies_in(folders: Sequence[Sequence[ImportedPicture]]) -> dict[int, int]:
     """
     seen: dict[tuple[str, ...], int] = {}
     copies: dict[int, int] = {}
+    written_again = _written_again(folders)
     for position, partners_there in enumerate(zip(*folders, strict=True)):
         looks = [picture.looks for picture in partners_there]
         if all(look.plain for look in looks):
             continue
         pixels = tuple(look.pixels for look in looks)
         earlier = seen.setdefault(pixels, position)
+        earlier = min(earlier, written_again.get(position, earlier))
         if earlier != position:
-            copies[position] = earlier
+            copies[position] = copies.get(earlier, earlier)
     return copies
+
+
+_OF_FORMAT = 1.5
+"""Levels of 255 by which a reduced image may differ from itself in a format that loses details."""
+
+
+def _written_again(folders: Sequence[Sequence[ImportedPicture]]) -> dict[int, int]:
+    """Returns of images that lost details the earliest one that they look like in every folder."""
+    lossy = np.array(
+        [
+            any(picture.written.lossy for picture in there)
+            for there in zip(*folders, strict=True)
+        ]
+    )
+    if not lossy.any():
+        return {}
+    reduced = [
+        np.stack([picture.looks.reduced for picture in pictures])
+        for pictures in folders
+    ]
+    brightness = reduced[0].mean(axis=1)
+    earliest: dict[int, int] = {}
+    for position in range(1, len(lossy)):
+        # Images of another brightness are further apart; to compare all of thousands would take minutes.
+        near = np.abs(brightness[:position] - brightness[position]) <= _OF_FORMAT
+        like = np.flatnonzero(near & (lossy[:position] | lossy[position]))
+        for side in reduced:
+            like = like[_distances(side[position], side[like]) <= _OF_FORMAT]
+        if len(like):
+            earliest[position] = int(like[0])
+    return earliest
 
 
 _Origin = tuple[str | None, str, int] | None

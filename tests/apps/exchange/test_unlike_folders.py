@@ -504,6 +504,21 @@ class TestCopies:
         said = "3 of 8 images are copies of others in every folder, and each picture counts once: 00004.png of 00000.png"
         assert any(said in note for note in summary_of(result).notes)
 
+    def test_that_a_format_has_changed_are_copies_too(self, tmp_path: Path) -> None:
+        """A program that keeps a smaller copy beside each image; other images of its are as unlike as ever."""
+        for folder in (tmp_path / "base", tmp_path / "other"):
+            folder.mkdir()
+            for seed in range(3):
+                image = picture(seed).resize((256, 256))
+                image.save(folder / f"{seed}.jpg", quality=90)
+            image.save(folder / "2_small.jpg", quality=60)
+        [candidate] = judged(tmp_path / "base", tmp_path / "other").candidates
+        assert [(one.file, one.copies) for one in candidate.images] == [
+            ("0.jpg", []),
+            ("1.jpg", []),
+            ("2.jpg", ["2_small.jpg"]),
+        ]
+
     def test_of_one_side_alone_are_other_pairs(self, tmp_path: Path) -> None:
         base, other = plain(tmp_path / "base", [0] * COUNT), plain(tmp_path / "other")
         result = judged(base, other)
