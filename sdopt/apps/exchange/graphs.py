@@ -34,8 +34,8 @@ _MODELS = ("ckpt_name", "unet_name", "model_name", "base_ckpt_name")
 
 _FASTER = re.compile(
     r"compile|cache|sageattn|sageattention|flashatt|xformers|sdpa|attentionbackend|tomepatch|todopatch|tokenmerging|"
-    r"hypertile|tensorrt|stablefast|onediff|nunchaku|svdq|quanti|gguf|fp8|fp16|bf16|dtype|precision|offload|blockswap|"
-    r"multigpu|distorch|device|vram|tiled|preview|batchsize"
+    r"hypertile|tensorrt|stablefast|onediff|nunchaku|svdq|(?<!image)quanti|gguf|fp8|fp16|bf16|dtype|precision|offload|blockswap|"
+    r"multigpu|distorch|device|vram|tiled(?!diffusion)|preview|batchsize"
 )
 """Nodes and inputs that make calls faster or smaller, or show what happens: the option that is judged."""
 

@@ -362,7 +362,7 @@ _OF_CALLS = frozenset((
 
 _OPTIONS = re.compile(
     r"tokenmerging|ngms|skipearlycfg|padconds|fp8|fp16|bf16|lowbits|hypertile|dtype|quanti|compile|"
-    r"attention(?!scale|guidance)|teacache|cache|tiled|offload|backend|precision"
+    r"attention(?!scale|guidance|couple)|teacache|cache|tiled(?!diffusion)|offload|backend|precision"
 )
 """What makes calls faster or smaller: the option that is judged, in programs that name it."""
 

@@ -507,6 +507,21 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         comfy(ends=20),
         "last step 20 (baseline none)",
     ),
+    "A1111, tiles of the denoiser": (
+        web_ui('Tiled Diffusion: {"Method": "MultiDiffusion"}, Version: v1.9'),
+        web_ui("Version: v1.9"),
+        'Tiled Diffusion none (baseline {"method": "multidiffusion"})',
+    ),
+    "ComfyUI, tiles of the denoiser": (
+        comfy(guide=node("TiledDiffusion", method="MultiDiffusion", model=["1", 0])),
+        comfy(),
+        "TiledDiffusion none (baseline method=multidiffusion)",
+    ),
+    "ComfyUI, fewer colours": (
+        comfy(then=node("ImageQuantize", colors=16, image=["7", 0])),
+        comfy(),
+        "ImageQuantize none (baseline colors=16)",
+    ),
     "InvokeAI 2": (invokeai_2(50), invokeai_2(30), "steps 30 (baseline 50)"),
     "InvokeAI 1, a variation": (dream(), dream("-V 7:0.2"), "V 7:0.2 (baseline none)"),
     "InvokeAI 1, tiles": (dream(), dream("--seamless"), "-seamless on (baseline"),
