@@ -58,8 +58,9 @@ _PLAIN = {
 
 
 def is_faster(kind: str) -> bool:
-    """Returns whether a node of a class makes calls faster or smaller, or shows what happens."""
-    return _FASTER.search(plain_key(kind)) is not None
+    """Returns whether a node of a class makes calls faster or smaller, or shows what happens; one of LoRAs does more."""
+    plain = plain_key(kind)
+    return "lora" not in plain and _FASTER.search(plain) is not None
 
 
 def facts_of_graph(nodes: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,14 +328,16 @@ def _is_seeded(inputs: Inputs) -> bool:
     return "seed" in inputs or "noise_seed" in inputs
 
 
-_OF_LORAS = {"lora_name", "strength_model", "lora_model_strength"}
+_STRENGTHS = ("strength_model", "lora_model_strength", "lora_strength")
+
+_OF_LORAS = {"lora_name", *_STRENGTHS}
 
 
 def _loras(inputs: Inputs) -> list[str]:
     """Returns the LoRAs that a node loads, with their weights; one that is switched off loads none."""
     loras = []
     if isinstance(inputs.get("lora_name"), str) and inputs["lora_name"] != "None":
-        weight = inputs.get("strength_model", inputs.get("lora_model_strength", 1))
+        weight = next((inputs[name] for name in _STRENGTHS if name in inputs), 1)
         loras.append(f"{inputs['lora_name']}:{weight}")
     for row in inputs.values():
         if _is_lora_row(row) and row["on"]:

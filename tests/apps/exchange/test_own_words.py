@@ -189,6 +189,11 @@ def comfy(
     return {"prompt": json.dumps(graph)}
 
 
+def nunchaku_lora(weight: float) -> Chunks:
+    inputs = {"lora_name": "ships.safetensors", "lora_strength": weight}
+    return node("NunchakuFluxLoraLoader", **inputs, model=["1", 0])
+
+
 def saved_as(name: str) -> Chunks:
     graph: dict[str, Any] = json.loads(comfy()["prompt"])
     graph["20"] = node("StringConstant", string=name)
@@ -521,6 +526,16 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         comfy(then=node("ImageQuantize", colors=16, image=["7", 0])),
         comfy(),
         "ImageQuantize none (baseline colors=16)",
+    ),
+    "ComfyUI, LoRAs of Nunchaku": (
+        comfy(guide=node("NunchakuFluxLoraStack", lora_name_1="a", model=["1", 0])),
+        comfy(guide=node("NunchakuFluxLoraStack", lora_name_1="b", model=["1", 0])),
+        "NunchakuFluxLoraStack lora_name_1=b (baseline lora_name_1=a)",
+    ),
+    "ComfyUI, a LoRA of Nunchaku": (
+        comfy(guide=nunchaku_lora(0.8)),
+        comfy(guide=nunchaku_lora(0.3)),
+        "LoRA ships:0.3 (baseline ships:0.8)",
     ),
     "InvokeAI 2": (invokeai_2(50), invokeai_2(30), "steps 30 (baseline 50)"),
     "InvokeAI 1, a variation": (dream(), dream("-V 7:0.2"), "V 7:0.2 (baseline none)"),
