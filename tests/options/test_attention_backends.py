@@ -134,8 +134,8 @@ def _attended(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, *_: Any
 ) -> torch.Tensor:
     """Does what xFormers' kernel does: adds a bias to the scores."""
-    heads = (each.transpose(1, 2) for each in (query, key, value))
-    return scaled_dot_product_attention(*heads, attn_mask=bias).transpose(1, 2)
+    q, k, v = (each.transpose(1, 2) for each in (query, key, value))
+    return scaled_dot_product_attention(q, k, v, bias).transpose(1, 2)
 
 
 def _attended_in_turn(
