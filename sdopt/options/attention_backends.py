@@ -15,7 +15,12 @@ from sdopt.hardware.cards import FLASH_ATTENTION
 from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace
 from sdopt.options.attention import backend_of
 from sdopt.options.declarations import Extra
-from sdopt.pipelines.loading import family_of, published_denoiser
+from sdopt.pipelines.loading import (
+    LoadedModel,
+    family_of,
+    guidance_of,
+    published_denoiser,
+)
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
 from sdopt.schema import Model, OneOf
 
@@ -116,24 +121,32 @@ class Dispatched(Optimization):
                 f"the layers of a {name} do not ask diffusers' dispatcher: choose math, flash or mem_efficient"
             ]
         problems = _lacking(self.backend) if ctx.device.is_here else []
-        if family.encoding.masks == "always" or (
-            family.encoding.masks == "batches" and ctx.workload.batch_size > 1
-        ):
-            problems += self._masked(family.title)
-        return problems
+        return problems + self._masked(ctx, name)
 
-    def _masked(self, title: str) -> list[str]:
-        if _takes_masks(self.backend):
+    def _masked(self, ctx: Context, name: str) -> list[str]:
+        """Returns the conflict, if any, of a backend that does not mask what the transformer of this name says."""
+        family = family_of(ctx.model)
+        masks = family.encoding.masks
+        if masks == "never" or _masks_as_told(self.backend, name):
+            return []
+        comes = masks == "always" or ctx.workload.batch_size > 1
+        # One that raises an error may run where no mask comes; any other would draw other images.
+        if not (comes or _raises_at_masks(self.backend)):
+            guidance = guidance_of(ctx.model)
+            both = guidance.samples_a_call(ctx.workload.guidance(ctx.model)) > 1
+            comes = both or isinstance(ctx.model, LoadedModel)
+        if not comes:
             return []
         return [
-            f"{self.backend} takes no mask, which {title} needs here: choose attention.backend=_native_efficient"
+            f"{self.backend} takes no mask, which {family.title} needs here: choose attention.backend=_native_efficient"
         ]
 
     @override
     def fixed_for(self, model: Model) -> bool:
         """Returns whether prompts of different lengths must not be drawn in a batch, since masks come with them."""
-        return family_of(model).encoding.masks == "batches" and not _takes_masks(
-            self.backend
+        name = published_denoiser(model).get("_class_name", "")
+        return family_of(model).encoding.masks == "batches" and not _masks_as_told(
+            self.backend, name
         )
 
     @override
@@ -313,20 +326,49 @@ def _is_dispatched(name: str) -> bool:
     return False
 
 
-def _takes_masks(backend: str) -> bool:
-    """Returns whether a backend takes a mask of the texts of a batch, from its code."""
-    if backend == _FLEX:  # diffusers 0.42 masks queries where the others mask keys
+def _masks_as_told(backend: str, name: str) -> bool:
+    """Returns whether a backend masks the keys that a transformer of this name says, from the code of both.
+
+    The class must have been imported.
+    """
+    import diffusers
+
+    if not name or _raises_at_masks(backend):
         return False
+    module = sys.modules[getattr(diffusers, name).__module__]
+    code = inspect.getsource(module)
+    if backend == _FLEX:  # takes a mask of two dimensions for one of queries
+        return _OF_KEYS in code
+    if backend == "xformers":  # adds 1 for true, and nothing for false
+        return _OF_KEYS not in code
+    if "varlen" in backend and "nonzero" not in _function(backend).__code__.co_names:
+        return _OF_THE_LAST in code  # leaves out as many of the last keys
+    return True
+
+
+_OF_KEYS = "attention_mask[:, None, None, :]"
+"""How a mask of keys gets four dimensions."""
+
+_OF_THE_LAST = "attn_mask[i, :seq_len] = 1"
+"""How a mask is made in which all that is false comes last."""
+
+
+def _raises_at_masks(backend: str) -> bool:
+    """Returns whether a backend raises an error for a mask, from the texts in its code."""
+    constants = _function(backend).__code__.co_consts
+    texts = [text for text in constants if isinstance(text, str)]
+    return any(text.startswith(_NO_MASK) for text in texts)
+
+
+def _function(backend: str) -> Any:
     from diffusers.models.attention_dispatch import (
         AttentionBackendName,
         _AttentionBackendRegistry,
     )
 
-    function: Any = inspect.unwrap(
+    return inspect.unwrap(
         _AttentionBackendRegistry._backends[AttentionBackendName(backend)]
     )
-    texts = [text for text in function.__code__.co_consts if isinstance(text, str)]
-    return not any(text.startswith(_NO_MASK) for text in texts)
 
 
 def _lacking(backend: str) -> list[str]:

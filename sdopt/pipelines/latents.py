@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sdopt.pipelines.family import Latents
 
@@ -65,3 +65,38 @@ def spatial(latents: Tensor, form: Latents) -> Tensor:
     return squares.permute(0, 3, 1, 4, 2, 5).reshape(
         n, channels // 4, 2 * side, 2 * side
     )
+
+
+def size_of_latents(vae: Any) -> float | None:
+    """Returns the standard deviation of an AutoencoderKL's latents, scaled as its configuration says.
+
+    It is about 1 for pictures. None of an autoencoder that does not restore them, as one with random weights.
+    """
+    import torch
+
+    pictures = _pictures()
+    with torch.no_grad():
+        latents = vae.encode(pictures).latent_dist.mode()
+        restored = vae.decode(latents).sample
+    both = torch.stack([pictures.flatten(), restored.flatten()])
+    if not float(torch.corrcoef(both)[0, 1]) > _RESTORED:
+        return None
+    scaled = (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+    return float(scaled.std())
+
+
+_RESTORED = 0.5
+"""The correlation with pictures from which on they are restored."""
+
+
+def _pictures() -> Tensor:
+    """Draws pictures of 64×64 pixels with details of all sizes, as photographs have them."""
+    import torch
+    from torch.nn.functional import interpolate
+
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.zeros(4, 3, 64, 64)
+    for level in range(1, 6):
+        details = torch.randn(4, 3, 2**level, 2**level, generator=generator)
+        pictures += interpolate(details, size=64, mode="bilinear") / 1.7**level
+    return pictures.clamp(-1, 1)

@@ -36,7 +36,7 @@ from sdopt.pipelines.loras import (
 )
 from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
 from sdopt.pipelines.random_weights import empty_like, empty_part
-from sdopt.pipelines.transformer_loras import letters_of
+from sdopt.pipelines.transformer_loras import changed_weights, letters_of
 from sdopt.schema import Model
 
 if TYPE_CHECKING:
@@ -157,7 +157,13 @@ def _malformed(file: Path) -> list[str]:
             ]
         if not tensor.float().isfinite().all():
             return [f"holds numbers in {name} that are not finite (NaN or infinite)"]
-    if tensors_of(file) is not None and _SETTINGS in header_of_lora(file).metadata:
+    metadata = header_of_lora(file).metadata
+    if start := changed_weights(file, metadata):
+        why = f"was trained beside weights that init_lora_weights={start} changed first"
+        return [
+            f"{why}, and would be added to others: convert it to a LoRA of the published weights"
+        ]
+    if tensors_of(file) is not None and _SETTINGS in metadata:
         return [
             f"has weights of 8 bits or alphas beside {_SETTINGS}, of which diffusers would lose one: save it anew"
         ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import class_name_of, part_class, parts_in, path_of
 from sdopt.pipelines.family import family_named
+from sdopt.pipelines.latents import size_of_latents
 from sdopt.pipelines.originals import renamed
 from sdopt.pipelines.parts import kept_in_float32, quiet, shape_of
 from sdopt.pipelines.random_weights import empty_network
@@ -159,7 +160,31 @@ def _problems_of(part: str, stored: Stored, folder: Path) -> list[str]:
         return faults
     network = empty_network(folder / part, *parts_in(folder)[part])
     placed, left = _placed(stored.empty(), part, network)
-    return _faults(placed, left, network)
+    faults = _faults(placed, left, network)
+    if not faults and type(network).__name__ == "AutoencoderKL":
+        return _of_another_scale(stored, network, folder / part)
+    return faults
+
+
+def _of_another_scale(stored: Stored, network: Any, folder: Path) -> list[str]:
+    """Returns a line if a VAE's latents are not of the size for which the base scales them.
+
+    Those of FLUX.1 and of SD 3 have the same tensors, and a file does not say how its latents are scaled.
+    """
+    import torch
+
+    placed, _ = _placed(stored.tensors(), "vae", network)
+    size = size_of_latents(_filled(network, placed, folder, torch.float32))
+    if size is None or 1 / _APART < size < _APART:
+        return []
+    by = "by the scaling_factor of the base, and not of about 1"
+    return [
+        f"encodes pictures to latents of {size:.2g} {by}: it is the VAE of another family, and images would be nonsense"
+    ]
+
+
+_APART = 2.5
+"""How far the size of scaled latents may be from 1; those of FLUX.1 and SD 3 are 4.2 times apart."""
 
 
 def _faults(

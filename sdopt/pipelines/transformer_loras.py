@@ -260,6 +260,28 @@ class Scales:
 
 def scales_beside(file: Path, metadata: Mapping[str, str]) -> dict[str, Scales]:
     """Returns the scales that the header of a file says, or peft's `adapter_config.json` beside it, by network."""
+    said = _settings_of(file, metadata)
+    return {part: _scales_in(settings) for part, settings in said.items()}
+
+
+def changed_weights(file: Path, metadata: Mapping[str, str]) -> str | None:
+    """Returns the name of a start of training that took an update out of the weights first; None if it took none.
+
+    The matrices of such a LoRA are for what was left of the weights, unless it was converted when it was saved.
+    """
+    for settings in _settings_of(file, metadata).values():
+        start = str(settings.get("init_lora_weights")).lower()
+        if start.startswith(_TAKEN_OUT):
+            return start
+    return None
+
+
+_TAKEN_OUT = ("pissa", "olora", "loftq", "corda", "lora_ga")
+"""How such starts begin, as peft names them."""
+
+
+def _settings_of(file: Path, metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Returns the settings of a trainer in the header of a file or beside it, by network."""
     said: dict[str, dict[str, Any]] = {}
     if text := metadata.get("lora_adapter_metadata"):
         for key, value in json.loads(text).items():
@@ -267,7 +289,7 @@ def scales_beside(file: Path, metadata: Mapping[str, str]) -> dict[str, Scales]:
             said.setdefault(part or "transformer", {})[setting] = value
     elif (beside := settings_beside(file)) is not None:
         said["transformer"] = json.loads(beside.read_text(encoding="utf-8"))
-    return {part: _scales_in(settings) for part, settings in said.items()}
+    return said
 
 
 def _scales_in(settings: Mapping[str, Any]) -> Scales:

@@ -7,6 +7,8 @@ of them do.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from diffusers.models.attention_dispatch import (
     _AttentionBackendRegistry,
     dispatch_attention_fn,
 )
+from torch.nn.functional import scaled_dot_product_attention
 
 from sdopt.measure.trace import StageTrace, Trace
 from sdopt.options.attention_backends import (
@@ -111,26 +114,96 @@ def test_flex_attention_draws_the_same_and_counts_once_it_is_compiled(
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_is_refused_where_texts_are_masked() -> None:
-    """Fails once diffusers masks keys there; the refusal can go then."""
-    one = context_of(tiny("z_image"))
-    two = replace(one, workload=replace(one.workload, batch_size=2))
-    flex = Dispatched("flex")
-    assert flex.obstacles(one) == []
-    assert flex.fixed_for(one.model)
-    [reason] = flex.obstacles(two)
-    assert "takes no mask" in reason
-    query, key, value = torch.randn(3, 2, 16, 4, 8)
-    mask = torch.ones(2, 16, dtype=torch.bool)
-    mask[0, 8:] = False
-    right, drawn = (
-        dispatch_attention_fn(
-            query, key, value, attn_mask=mask, backend=AttentionBackendName(name)
-        )
-        for name in ("native", "flex")
+@pytest.mark.parametrize("name", ["z_image", "qwen_image", "chroma"])
+@pytest.mark.slow
+def test_flex_attention_masks_what_the_others_mask(name: str) -> None:
+    """Two prompts of different lengths: one of them is filled up, and nothing may attend to that."""
+    context = context_of(tiny(name))
+    two = replace(context, workload=replace(context.workload, batch_size=2))
+    assert Dispatched("flex").obstacles(two) == []
+    assert not Dispatched("flex").fixed_for(two.model)
+    # Z-Image fills texts up to 32 tokens or a multiple of them by itself.
+    prompts = "a red circle", "a blue house " * 12
+    plain = Applied(name, {"caching": WholeSteps()})
+    applied = Applied(name, {"attention": Dispatched("flex")})
+    images = applied.images(prompts, num_inference_steps=1)
+    assert far(images, plain.images(prompts, num_inference_steps=1)) < 1e-3
+
+
+def _attended(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, *_: Any
+) -> torch.Tensor:
+    """Does what xFormers' kernel does: adds a bias to the scores."""
+    q, k, v = (each.transpose(1, 2) for each in (query, key, value))
+    return scaled_dot_product_attention(q, k, v, bias).transpose(1, 2)
+
+
+def _attended_in_turn(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **rest: Any
+) -> torch.Tensor:
+    """Does what FlashAttention does with sequences of different lengths, which lie one after another."""
+    ends = [rest[f"cu_seqlens_{kind}"].tolist() for kind in "qk"]
+    parts = []
+    for number in range(len(ends[0]) - 1):
+        own, keys = (slice(each[number], each[number + 1]) for each in ends)
+        parts.append(_attended(q[None, own], k[None, keys], v[None, keys], None)[0])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize(
+    ("backend", "mask", "right"),
+    [
+        ("flex", [0, 0, 1, 1], True),
+        ("xformers", [1, 1, 0, 0], False),
+        ("flash_varlen", [1, 1, 0, 0], True),
+        ("flash_varlen", [0, 0, 1, 1], False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_backends_mask_other_keys_without_an_error(
+    monkeypatch: pytest.MonkeyPatch, backend: str, mask: list[int], right: bool
+) -> None:
+    """Z-Image has its mask at the end, and Qwen-Image that of the text before the image. Fails once diffusers is right."""
+    kernels = SimpleNamespace(memory_efficient_attention=_attended)
+    monkeypatch.setattr(attention_dispatch, "xops", kernels, raising=False)
+    monkeypatch.setattr(
+        attention_dispatch, "flash_attn_varlen_func", _attended_in_turn, raising=False
     )
-    assert float((right - drawn)[0, :8].abs().max()) > 0.1
-    assert float((right - drawn)[1].abs().max()) < 1e-4
+    query, key, value = torch.randn(3, 2, 16, 4, 8)
+    keys = torch.tensor([mask, [1] * 4], dtype=torch.bool).repeat_interleave(4, dim=1)
+    images = [
+        dispatch_attention_fn(
+            query,
+            key,
+            value,
+            attn_mask=keys[:, None, None, :],
+            backend=AttentionBackendName(name),
+        )
+        for name in ("native", backend)
+    ]
+    assert (float((images[0] - images[1]).abs().max()) < 1e-4) == right
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "refused"),
+    [
+        ("xformers", "z_image", True),
+        ("xformers", "qwen_image", True),
+        ("xformers", "flux", False),
+        ("flash_varlen", "z_image", False),
+        ("flash_varlen", "qwen_image", True),
+        ("sage_varlen", "qwen_image", True),
+        ("flash_varlen_hub", "qwen_image", False),
+        ("_native_flash", "qwen_image", False),
+    ],
+)
+def test_a_backend_that_masks_other_keys_is_refused_in_a_program(
+    backend: str, name: str, refused: bool
+) -> None:
+    """Its calls may be of several prompts, and no error would tell; one that takes no mask raises its own error."""
+    kind = HubKernel if backend.endswith("_hub") else Dispatched
+    reasons = kind(backend).obstacles(context_of(tiny(name)))
+    assert any("takes no mask" in reason for reason in reasons) == refused
 
 
 def test_a_kernel_of_the_hub_runs_once_its_repository_is_named() -> None:

@@ -561,6 +561,21 @@ class TestOptions:
         ).conflicts(CPU)
         assert "for which this model has no layer" in reason
 
+    @pytest.mark.parametrize(
+        ("start", "refused"), [("pissa_niter_4", 1), ("loftq", 1), ("gaussian", 0)]
+    )
+    def test_one_beside_changed_weights_is_refused(
+        self, variant_of: Tiny, tmp_path: Path, start: str, refused: int
+    ) -> None:
+        """What they lack is in the LoRA: added to the published weights, it would count twice."""
+        said = {"transformer.init_lora_weights": start, "transformer.lora_alpha": RANK}
+        tensors, _ = lora("flux", toolkit, None, LAYERS["flux"])
+        file = tmp_path / "style.safetensors"
+        save_file(tensors, file, {"lora_adapter_metadata": json.dumps(said)})
+        reasons = variant_of("flux", "lora=loaded", f"lora.path={file}").conflicts(CPU)
+        assert len(reasons) == refused
+        assert all(f"init_lora_weights={start}" in reason for reason in reasons)
+
     def test_a_lora_for_few_steps_is_for_one_family(self, variant_of: Tiny) -> None:
         [reason] = variant_of(
             "flux", "lora=lcm_sdxl", "scheduler=flow_euler"

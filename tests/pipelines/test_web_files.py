@@ -1,5 +1,6 @@
 """Transformers in files of the web: each is known by its tensors, and generates what its weights do in a folder."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from diffusers.loaders import single_file_utils
 from safetensors.torch import load_file, save_file
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.families import family_of
@@ -563,6 +565,23 @@ class TestSeveralNetworks:
             "position_embedding.weight of shape [248, 32], and the text_encoder of the base has [77, 32]"
             in problem
         )
+
+    @pytest.mark.parametrize(
+        ("scale", "refused"), [(1.0, False), (0.3611 / 1.5305, True), (4.24, True)]
+    )
+    def test_a_vae_whose_latents_are_of_another_size_is_refused(
+        self, tiny_folder: Folder, tmp_path: Path, scale: float, refused: bool
+    ) -> None:
+        """As FLUX.1's is for SD 3, and SD 3's for FLUX.1: of those, too, only a configuration says the scale."""
+        base = shutil.copytree(tiny_folder("flux"), tmp_path / "base")
+        own = PACKAGED / "emoji" / "vae"
+        config = json.loads((own / "config.json").read_text())
+        config["scaling_factor"] *= scale
+        (base / "vae" / "config.json").write_text(json.dumps(config))
+        file = save(original(tiny("flux").transformer), tmp_path / "flux.safetensors")
+        problems = problems_of(file, base, vae=str(own / WEIGHTS))
+        assert len(problems) == refused
+        assert all("the VAE of another family" in problem for problem in problems)
 
     def test_sd3_runs_without_t5(self, variant_of: Tiny, tmp_path: Path) -> None:
         whole, without = (
