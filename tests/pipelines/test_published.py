@@ -60,6 +60,17 @@ AUTOENCODERS = [
 """GiB in bfloat16."""
 
 
+SHIFTS = {
+    "flux_schnell": 1.0,
+    "sd35_large": 3.0,
+    "z_image": 6.0,
+    "z_image_turbo": 3.0,
+    "chroma": 3.0,
+    "lumina2": 6.0,
+}
+"""Shifts of sigmas that do not go by the size of images; Chroma's is that of Chroma1-HD, as its own option says."""
+
+
 def index_of(name: str) -> dict[str, list[str]]:
     index: dict[str, list[str]] = json.loads(
         (ARCHITECTURES / name / "model_index.json").read_text()
@@ -91,6 +102,13 @@ class TestArchitectures:
         self, name: str, gib: float
     ) -> None:
         assert 2 * parameters(name, "vae") / GIB == pytest.approx(gib, abs=0.001)
+
+    @pytest.mark.parametrize("name", SHIFTS)
+    def test_have_the_published_shift(self, name: str) -> None:
+        file = ARCHITECTURES / name / "scheduler" / "scheduler_config.json"
+        config = json.loads(file.read_text())
+        assert config["shift"] == SHIFTS[name]
+        assert not config.get("use_dynamic_shifting")
 
     @pytest.mark.parametrize("name", TRANSFORMERS)
     def test_have_the_parts_of_their_family_and_no_other_key(self, name: str) -> None:
