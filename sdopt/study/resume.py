@@ -201,7 +201,7 @@ def _differences(
         commit = (previous.environment.sdopt_commit or "")[:9]
         yield (
             f"it was measured by another sdopt ({previous.environment.sdopt_version} {commit}), "
-            "and cannot be continued with this one: start a new study, or resume it with that version"
+            "and cannot be continued with this one: start a new study (a search: --again), or resume it with that version"
         )
         return
     changeable = (*_CHANGEABLE, *EXTENSIONS)
