@@ -22,7 +22,7 @@ from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Spread
 from sdopt.schema import Gate, Model, Rule, Task
 from sdopt.statistics.bounds import MINIMUM_PROMPTS
-from sdopt.statistics.measures import RULED
+from sdopt.statistics.measures import is_of_images
 from sdopt.text_files import read_text
 
 FOLDER = Path(__file__).parent / "calibrations"
@@ -258,7 +258,7 @@ def remarks_on_calibration(
     rules: list[Rule] = []
     for contract in contracts:
         of_contract = gate.rules.get(contract, [])
-        rules += [rule for rule in of_contract if rule.metric not in RULED]
+        rules += [rule for rule in of_contract if is_of_images(rule.metric)]
     if 0 < prompts < MINIMUM_PROMPTS and any(map(_needs_bounds, rules)):
         yield (
             f"images are drawn of {prompts} prompts, from which gate={gate.name} decides little; "

@@ -14,7 +14,7 @@ from sdopt.gate.calibration import Fit
 from sdopt.gate.comparability import disturbances
 from sdopt.gate.differences import Difference, differences
 from sdopt.gate.judge import judgement, rulings_of
-from sdopt.gate.rule_checks import applicable, is_of_images
+from sdopt.gate.rule_checks import applicable
 from sdopt.gate.rule_context import RuleContext
 from sdopt.gate.rulings import unjudged
 from sdopt.gate.trust import trust_rulings
@@ -25,7 +25,7 @@ from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import SINCE, Judgement, Ruling, Verdict
 from sdopt.schema import Gate, Quality, Rule
 from sdopt.statistics.giving_up import at_least_slower
-from sdopt.statistics.measures import SPEEDUP
+from sdopt.statistics.measures import SPEEDUP, is_of_images
 from sdopt.statistics.ratios import LogRatio, log_speedup, speedup_drift
 
 _Sides = tuple[VariantResult, VariantResult]
@@ -112,7 +112,7 @@ def _require_waived(allowed: Sequence[Difference], waived: Collection[str]) -> N
 
 def _fits(rule: Rule, pairs_images: bool) -> bool:
     """Returns whether a rule can judge two results: memory and the largest calls were not measured side by side."""
-    if is_of_images(rule):
+    if is_of_images(rule.metric):
         return pairs_images or not family_of(rule.metric).needs_pair
     return rule.metric == SPEEDUP.name
 

@@ -20,7 +20,7 @@ from sdopt.quality.metrics import (
     measured_metrics,
 )
 from sdopt.schema import Gate, Model, Quality, Rule
-from sdopt.statistics.measures import FIRST_IMAGE, RULED
+from sdopt.statistics.measures import FIRST_IMAGE, RULED, is_of_images
 
 if TYPE_CHECKING:
     from sdopt.study.designs import Plan
@@ -48,17 +48,12 @@ def require_rules(gate: Gate) -> None:
             )
         for number, rule in enumerate(rules):
             problems_of = (
-                _problems_of_metric if is_of_images(rule) else _problems_of_ratio
+                _problems_of_metric if is_of_images(rule.metric) else _problems_of_ratio
             )
             for problem in problems_of(rule):
                 problems.append(f"gate.rules.{contract}[{number}]{problem}")
     if problems:
         raise UsageError(problems)
-
-
-def is_of_images(rule: Rule) -> bool:
-    """Returns whether a rule judges images: neither a ratio to the reference nor the time to the first image."""
-    return rule.metric not in (*RULED, FIRST_IMAGE)
 
 
 def _problems_of_ratio(rule: Rule) -> Iterator[str]:
@@ -249,7 +244,7 @@ def _unmeasured_rules(
     for contract in _contracts(plan):
         for number, rule in enumerate(gate.rules.get(contract, [])):
             is_left_out = rule.optional and rule.metric in left_out
-            if is_of_images(rule) and not is_left_out:
+            if is_of_images(rule.metric) and not is_left_out:
                 rules.setdefault(rule.metric, []).append(f"{contract}[{number}]")
     metrics: dict[str, list[str]] = {}
     for metric, places in rules.items():
@@ -269,7 +264,7 @@ def decidable(gate: Gate, quality: Quality, model: Model, images: int) -> Gate:
     measured = measured_metrics(quality, model)
 
     def decides(rule: Rule) -> bool:
-        return not is_of_images(rule) or not _unmeasured(
+        return not is_of_images(rule.metric) or not _unmeasured(
             rule.metric, measured, images, model
         )
 

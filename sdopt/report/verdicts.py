@@ -17,7 +17,12 @@ from sdopt.report.blocks import Block, Fold, Notes, Prose, Table
 from sdopt.report.columns import word
 from sdopt.report.markdown import escaped, written
 from sdopt.report.tables import ranking
-from sdopt.statistics.measures import RULED, measure_named, with_shape
+from sdopt.statistics.measures import (
+    RULED,
+    is_of_images,
+    measure_named,
+    with_shape,
+)
 from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision, decision_of
@@ -95,9 +100,9 @@ def _nothing_worse(judgements: Sequence[Judgement], open_text: str) -> str:
     """Returns that nothing failed, by what rules compared: speed-ups, images, or both."""
     metrics: set[str] = set()
     for judgement in judgements:
-        metrics.update(ruling.metric for ruling in judgement.rulings if ruling.metric)
-    compares_speed = any(map(_is_ratio, metrics))
-    of_images = [metric for metric in metrics if not _is_ratio(metric)]
+        metrics.update(ruling.metric for ruling in judgement.rulings)
+    compares_speed = any(metric.partition("/")[0] in RULED for metric in metrics)
+    of_images = list(filter(is_of_images, metrics))
     in_pairs = any(family_of(metric).needs_pair for metric in of_images)
     images = "image" if in_pairs else "score of the images"
     verb = "is shown to be" if open_text else "is"
@@ -119,11 +124,6 @@ def _nothing_worse(judgements: Sequence[Judgement], open_text: str) -> str:
     if open_text:
         clauses.append(open_text)
     return f"{'; '.join(clauses)}."
-
-
-def _is_ratio(metric: str) -> bool:
-    """Returns whether a ruling's metric is a ratio of times or memory; others are of images."""
-    return metric.partition("/")[0] in RULED
 
 
 def _counted(names: Sequence[str]) -> str:

@@ -11,15 +11,15 @@ from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.scores import Score
-from sdopt.record.verdicts import Judgement, Verdict
+from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate
 from sdopt.statistics.change_words import percent_text
 from sdopt.statistics.figures import rows_of
 from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import (
     MEMORY_RATIO,
-    RULED,
     SPEEDUP,
+    is_of_images,
     smallest_change,
     spared_growth,
 )
@@ -89,9 +89,13 @@ def findings_of(
             continue
         refusal = failed.get(row.name)
         because = broken.get(row.name, "")
-        spoiled = not because and refusal is not None and _spoils(refusal)
+        spoiled = False
         if not because and refusal is not None:
             because = "; ".join(reasons_of(refusal, result))
+            spoiled = any(
+                ruling.verdict is Verdict.FAIL and is_of_images(ruling.metric)
+                for ruling in refusal.rulings
+            )
         because = because or _memory_beyond(row, gate, result)
         finding = _finding(row, config, because, spoiled)
         # A study that ended early says nothing of a candidate that it had not come to.
@@ -99,12 +103,6 @@ def findings_of(
         if is_complete or row.status is not Status.INTERRUPTED:
             findings[row.name] = finding
     return findings
-
-
-def _spoils(judgement: Judgement) -> bool:
-    """Returns whether a rule on images failed, not only one on speed or memory."""
-    failed = [ruling for ruling in judgement.rulings if ruling.verdict is Verdict.FAIL]
-    return any(ruling.metric and ruling.metric not in RULED for ruling in failed)
 
 
 def _finding(

@@ -160,6 +160,11 @@ FIRST_IMAGE = "first_image_s"
 """The seconds from the start of loading to the end of the first call; a gate's rules may limit them."""
 
 
+def is_of_images(metric: str) -> bool:
+    """Returns whether a rule's or a ruling's metric is one of images: no ratio at some shape, and no time."""
+    return metric.partition("/")[0] not in ("", FIRST_IMAGE, *RULED)
+
+
 def smallest_change(
     measure: Measure, protocol: Protocol, reference: VariantResult
 ) -> tuple[float, str]:

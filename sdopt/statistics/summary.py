@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from sdopt.contract import Contract
 from sdopt.record.choices import difference
 from sdopt.record.records import Status, StudyResult
-from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.record.verdicts import Verdict
 from sdopt.statistics.answer_notes import notes_of
 from sdopt.statistics.figures import first_rows, rows_of
-from sdopt.statistics.measures import RULED
+from sdopt.statistics.measures import is_of_images
 from sdopt.statistics.objections import objections
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import (
@@ -200,7 +200,9 @@ def images_of(row: Row) -> Images:
     if row.judgement is None:
         return Images.NOT_JUDGED
     verdicts = {
-        ruling.verdict for ruling in row.judgement.rulings if _is_on_images(ruling)
+        ruling.verdict
+        for ruling in row.judgement.rulings
+        if is_of_images(ruling.metric)
     }
     if Verdict.FAIL in verdicts:
         return Images.WORSE
@@ -208,8 +210,3 @@ def images_of(row: Row) -> Images:
         return Images.NOT_JUDGED
     lossy = row.judgement.contract is Contract.LOSSY
     return Images.WITHIN if lossy else Images.EQUAL
-
-
-def _is_on_images(ruling: Ruling) -> bool:
-    name = ruling.metric.partition("/")[0]
-    return name != "" and name not in RULED

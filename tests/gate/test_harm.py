@@ -5,6 +5,8 @@ import pytest
 from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
+from sdopt.statistics.scale import Images
+from sdopt.statistics.summary import summary_of
 from tests.gate.test_judge import (
     PROMPTS,
     judged,
@@ -154,11 +156,15 @@ def test_loading_and_the_first_call_make_the_first_image(
     candidate = variant("it", contract="exact")
     first = candidate.measurements[0]
     first.load_s, first.shapes[0].cold_start_s = 1.0, seconds
+    result = study(candidate)
     found = verdict(
-        study(candidate), Rule("first_image_s", "at_most", limit=10), contract="exact"
+        result, Rule("first_image_s", "at_most", limit=10), contract="exact"
     )
     ruling = next(r for r in found.rulings if r.metric == "first_image_s")
     assert (ruling.verdict, ruling.estimate) == (expected, estimate)
+    result.judgements = [found]
+    row = known(summary_of(result).row("it"))
+    assert row.images is Images.NOT_JUDGED, "no rule was on them"
 
 
 class TestEvidence:
