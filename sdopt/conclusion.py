@@ -2,9 +2,9 @@
 
 import math
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -21,7 +21,7 @@ from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge, left_unjudged
 from sdopt.gate.trust import error_limit
 from sdopt.hardware.device import Device
-from sdopt.programs.running import Programs
+from sdopt.programs.running import run_program, time_limit
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import write_at_last
@@ -121,18 +121,31 @@ class Conclusion:
         if not (lacking and budget_s):
             return
         named = {variant.name: variant for variant in variants}
+        ends = time.monotonic() + min(budget_s, max(left_s, 0.0))
         try:
             with (
                 scratch_folder("programs") as scratch,
                 working(self.console, "programs") as say,
             ):
-                programs = Programs(named, device, self.folder, scratch, self.context)
-                programs.run(
-                    lacking,
-                    partial(error_limit, result),
-                    min(budget_s, max(left_s, 0.0)),
-                    say,
-                )
+                for row in lacking:
+                    seconds = time_limit(row)
+                    if row is not lacking[0]:
+                        seconds = min(seconds, ends - time.monotonic())
+                    if seconds <= 0:
+                        break  # what has none is run when the study is resumed
+                    say(row.name)
+                    number = list(named).index(row.name)
+                    row.program = run_program(
+                        row,
+                        named[row.name],
+                        device,
+                        self.folder,
+                        self.folder / "logs" / f"program-{number:02d}.log",
+                        scratch,
+                        self.context,
+                        error_limit(result, row),
+                        seconds,
+                    )
         finally:
             write_at_last(result, self.folder)
 

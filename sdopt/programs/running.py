@@ -5,8 +5,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from sdopt.programs.writer import SAVING, written
 from sdopt.record.images import open_image, scored_file
 from sdopt.record.programs import Program
 from sdopt.record.records import VariantResult
+from sdopt.statistics.break_even import first_image_s
 from sdopt.variant import Variant
 from sdopt.worker.child import ChildDiedError, ChildTimeoutError, call_apart
 from sdopt.worker.forkserver import StartContext
@@ -32,89 +32,50 @@ _TIMES = 5.0
 """How many times as long as its worker took to load and for its first call."""
 
 
-@dataclass(frozen=True)
-class Programs:
-    """Writes and runs the programs of a study's variants.
+def run_program(
+    row: VariantResult,
+    variant: Variant,
+    device: Device,
+    folder: Path,
+    log: Path,
+    scratch: Path,
+    context: StartContext,
+    limit: float,
+    seconds: float,
+) -> Program:
+    """Writes the program of a variant and runs it, in a process of its own; returns what is recorded of it.
 
-    Attributes:
-        variants: the variants, by name.
-        device: the device that they were measured on.
+    Args:
+        row: what was measured of the variant.
+        variant: the variant.
+        device: the device that it was measured on.
         folder: the study's folder, with its images.
+        log: what the process prints to.
         scratch: a folder for compilers.
-        context: starts processes.
+        context: starts the process.
+        limit: the mean squared difference up to which two images of the variant are the same.
+        seconds: that it may take.
     """
-
-    variants: Mapping[str, Variant]
-    device: Device
-    folder: Path
-    scratch: Path
-    context: StartContext
-
-    def run(
-        self,
-        rows: Sequence[VariantResult],
-        limit: Callable[[VariantResult], float],
-        budget_s: float,
-        say: Callable[[str], None],
-    ) -> None:
-        """Runs the programs of variants in turn, and records them, until the time is spent.
-
-        Args:
-            rows: the variants; the first one has its own limit of time, whatever the others may take.
-            limit: returns the mean squared difference up to which two images of a variant are the same.
-            budget_s: time for all of them, in seconds.
-            say: is told the name of each.
-        """
-        begun = time.monotonic()
-        for number, row in enumerate(rows):
-            left_s = budget_s - (time.monotonic() - begun)
-            seconds = time_limit(row) if number == 0 else min(time_limit(row), left_s)
-            if seconds <= 0:
-                return  # what has none is run when the study is resumed
-            say(row.name)
-            row.program = self._run(row, limit(row), seconds)
-
-    def _run(self, row: VariantResult, limit: float, seconds: float) -> Program:
-        first = row.image(0, 0)
-        if first is None:
-            return Program(reason="no image was made to compare its own with")
-        log = (
-            self.folder
-            / "logs"
-            / f"program-{list(self.variants).index(row.name):02d}.log"
-        )
-        variant = self.variants[row.name]
-        # What a function builds is known in this process alone.
-        arguments = (
-            variant,
-            built(variant.model),
-            self.device,
-            scored_file(self.folder, first),
-            limit,
-            log,
-            self.scratch,
-        )
-        try:
-            return call_apart(
-                self.context, program_drawn, *arguments, timeout_s=seconds
-            )
-        except ChildTimeoutError:
-            return Program(reason=f"it took longer than {seconds:.0f} s")
-        except ChildDiedError as died:
-            return Program(reason=f"its process {died}")
-        except (UsageError, OSError) as error:
-            return Program(reason=f"it could not be written or run: {error}")
+    first = row.image(0, 0)
+    if first is None:
+        return Program(reason="no image was made to compare its own with")
+    measured = scored_file(folder, first)
+    # What a function builds is known in this process alone.
+    made = built(variant.model)
+    arguments = variant, made, device, measured, limit, log, scratch
+    try:
+        return call_apart(context, program_drawn, *arguments, timeout_s=seconds)
+    except ChildTimeoutError:
+        return Program(reason=f"it took longer than {seconds:.0f} s")
+    except ChildDiedError as died:
+        return Program(reason=f"its process {died}")
+    except (UsageError, OSError) as error:
+        return Program(reason=f"it could not be written or run: {error}")
 
 
 def time_limit(row: VariantResult) -> float:
     """Returns the seconds that the program of a variant may take: its own start may be minutes of compiling."""
-    starts = [
-        measurement.load_s + measurement.shapes[0].cold_start_s
-        for measurement in row.measurements
-        if measurement.load_s is not None
-        and measurement.shapes[0].cold_start_s is not None
-    ]
-    return min(_MOST_S, max(_LEAST_S, _TIMES * max(starts, default=0.0)))
+    return min(_MOST_S, max(_LEAST_S, _TIMES * (first_image_s(row) or 0.0)))
 
 
 def program_drawn(
